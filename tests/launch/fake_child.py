@@ -25,7 +25,7 @@ from vivace.protocol.shared_memory import attach
 from vivace.supervisor.ipc import SocketClosed, child_end
 from vivace.supervisor.messages import (
     Failure,
-    Idle,
+    LiveRequests,
     Progress,
     Serving,
     Setup,
@@ -125,7 +125,9 @@ def main() -> None:
                 case Ready(epoch=1) if act == "slow-warm":
                     control.send(Warm("", 0.1))
                 case Draining() if act != "waiting":
-                    control.send(Idle())
+                    control.send(LiveRequests(3 if act == "answering" else 0))
+                    if act == "answering":
+                        note("LiveRequests")
                 case Command():
                     if act not in ("busy", "at-work"):
                         control.send(Reply(ticket=message.ticket, ok=True))

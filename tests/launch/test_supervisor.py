@@ -408,15 +408,22 @@ def test_a_stuck_engine_dumps_its_stacks_and_is_replaced(
     assert "most recent call first" in capfd.readouterr().err
 
 
-def test_a_second_signal_stops_at_once(server: Server) -> None:
+@pytest.mark.parametrize("answering", ["0", "01"])
+def test_a_second_signal_stops_at_once_and_says_what_it_cuts(
+    server: Server, caplog: pytest.LogCaptureFixture, answering: str
+) -> None:
     def stop_twice() -> None:
         stop()
-        server.wait_for("engine 0", "Draining")
+        for number in answering:
+            server.wait_for_told(f"frontend {number}", "LiveRequests")
         time.sleep(SAME_SIGNAL_SECONDS + 0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
-    code = server.run({"engine": {"0": "busy"}}, when_ready=stop_twice, drain=60.0)
+    script = {"engine": {"0": "busy"}, "frontend": dict.fromkeys(answering, "answering")}
+    code = server.run(script, frontends=2, when_ready=stop_twice, drain=60.0)
     assert code == 128 + signal.SIGINT
+    (line,) = (text for text in caplog.messages if text.startswith("SIGINT"))
+    assert line.endswith(f" {3 * len(answering)}")
 
 
 def test_a_doubled_signal_is_one_wish(server: Server) -> None:

@@ -46,7 +46,7 @@ from vivace.protocol.shared_memory import attach
 from vivace.server.app import build_app, start_site, stop_site
 from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import (
-    Idle,
+    LiveRequests,
     Serving,
     Setup,
     Started,
@@ -161,9 +161,12 @@ class FrontendChild:
         task.add_done_callback(self._tasks.discard)
 
     async def _drain(self) -> None:
-        while self._frontend.live:
+        told = None
+        while told != 0:
+            if self._frontend.live != told:
+                told = self._frontend.live
+                self._control.send(LiveRequests(told))
             await asyncio.sleep(0.02)
-        self._control.send(Idle())
 
     async def run_until_stopped(self) -> None:
         feeding = asyncio.create_task(self._mailbox.deliver(self._take))

@@ -55,8 +55,8 @@ class Child:
     """of its start, as it last said"""
     serving: bool = False
     """a frontend that accepts connections, an engine that is ready"""
-    idle: bool = False
-    """a frontend that was told to drain and has no live request"""
+    live: int | None = None
+    """requests of a frontend that was told to drain; None: it has not said yet"""
     failure: str = ""
     """the exception it reported before it died"""
     killed_because: str = ""

@@ -39,8 +39,11 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     """Supervisor -> frontends: the log has said that the server is ready; now probes may."""
 
 
-class Idle(msgspec.Struct, frozen=True, tag="idle"):
-    """Frontend -> supervisor, after `Draining`: no request of it is live, in no engine."""
+class LiveRequests(msgspec.Struct, frozen=True, tag="live_requests"):
+    """Frontend -> supervisor, after `Draining` and at every change: so many requests of it are
+    live, in any engine. No more come."""
+
+    count: int
 
 
 class FrontendGone(msgspec.Struct, frozen=True, tag="frontend_gone"):
@@ -88,4 +91,4 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
 
 ToChild = Setup | Ready | EngineDown | Command | WarmUp | Started | Draining | FrontendGone | Stop
-FromChild = Progress | StartupStages | Ready | Reply | Serving | Warm | Idle | Failure
+FromChild = Progress | StartupStages | Ready | Reply | Serving | Warm | LiveRequests | Failure

@@ -21,7 +21,7 @@ from vivace.supervisor.ipc import SocketClosed
 from vivace.supervisor.messages import (
     Failure,
     FrontendGone,
-    Idle,
+    LiveRequests,
     Progress,
     Serving,
     Setup,
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 Phase = Literal["starting", "serving", "draining", "stopping"]
 STOP_GRACE_SECONDS = 5.0
+DRAIN_REPLY_SECONDS = 1.0  # for the engine to say that it has ended what did not end in time
 SHUTDOWN_NOTICE_SECONDS = 1.0  # for the frontends to tell their clients that the server stops
 
 
@@ -72,6 +73,7 @@ class Supervisor:
         self._down_since: float | None = None
         self._deadline: float | None = None
         """when the present phase is cut short"""
+        self._drained_by = 0.0  # when the engine is to end what it still computes
         self._signals = 0
         self._code: int | None = None
 
@@ -157,8 +159,8 @@ class Supervisor:
                     self._finish_start_if_all_serve()
                 case Warm():
                     self._on_warm(message)
-                case Idle():
-                    child.idle = True
+                case LiveRequests():
+                    child.live = message.count
                     self._stop_if_unused()
                 case Reply():
                     self._on_drained(message)
@@ -322,7 +324,9 @@ class Supervisor:
         self._signals += 1
         name = signal.Signals(number).name
         if self._signals > 1 or self._phase == "starting":
-            log.warning("%s: stopping at once", name)
+            live = sum(child.live or 0 for child in self._frontends)
+            cut = f"; live requests that are cut off: {live}" if live else ""
+            log.warning("%s: stopping at once%s", name, cut)
             self._code = 128 + number
         if self._signals > 1:
             self._phase = "stopping"
@@ -337,14 +341,15 @@ class Supervisor:
     def _drain(self) -> None:
         """An engine that still starts is drained when it is ready: it has requests to resume."""
         self._phase = "draining"
-        self._deadline = time.monotonic() + self._plan.drain + 1
+        self._drained_by = time.monotonic() + self._plan.drain
+        self._deadline = self._drained_by + DRAIN_REPLY_SECONDS
         self._broadcast(Draining())
         if self._engine is not None and self._engine.serving:
             self._drain_engine(self._engine)
         self._stop_if_unused()
 
     def _drain_engine(self, engine: Child) -> None:
-        left = max(0.0, (self._deadline or 0.0) - 1 - time.monotonic())
+        left = max(0.0, self._drained_by - time.monotonic())
         frontends = [child.index for child in self._frontends if child.serving]
         drain = Drain(timeout=round(left, 1), frontends=frontends)
         self._watch.expect_reaction()
@@ -353,7 +358,7 @@ class Supervisor:
     def _stop_if_unused(self) -> None:
         """While there is no engine that serves: nobody may wait for one."""
         served = self._engine is not None and self._engine.serving
-        served = served or any(child.serving and not child.idle for child in self._frontends)
+        served = served or any(child.serving and child.live != 0 for child in self._frontends)
         if self._phase == "draining" and not served:
             log.info("Drained: no live requests")
             self._stop_frontends(STOP_GRACE_SECONDS)
