@@ -306,7 +306,7 @@ void linear(Suite& suite) {
                 for (int64_t n : {16, 75}) {
                     Layer layer(format, random, n, k);
                     if (!layer.pack(suite, pack_int8)) return false;
-                    for (int64_t rows : {1, 2, 4, 5, 13, 29})
+                    for (int64_t rows : {1, 2, 4, 5, 13, 24, 25})
                         for (bool few : {false, true})
                             if (!multiply_int8(suite, multiply.c_str(), layer, random, rows, few)) return false;
                 }
@@ -316,7 +316,7 @@ void linear(Suite& suite) {
             for (int64_t inner : {32, 96}) {
                 Layer layer(format, random, 2 * inner, 256);
                 if (!layer.pack(suite, pack_int8)) return false;
-                for (int64_t rows : {1, 2, 3, 5, 13, 29})
+                for (int64_t rows : {1, 2, 3, 5, 13, 24, 25})
                     if (!multiply_gated(suite, format.name, layer, random, rows)) return false;
             }
             return true;
