@@ -57,7 +57,7 @@ def test_sound_scripts_have_no_errors(script: str) -> None:
         (EVERY_NODE, "--nnodes 2", "--nnodes 4", "node-ranks", 10, "rank 2, 3"),
         (EVERY_NODE, "'10.0.1.2')", "'10.0.1.2' '10.0.1.3')", "node-ranks", 10, "--node-rank 2"),
         (EVERY_NODE, "--node-rank $i", "--node-rank 0", "node-ranks", 10, "10.0.1.2"),
-        (EVERY_NODE, "'10.0.1.2'", "'10.0.1.1'", "hosts-once", 7, "10.0.1.1"),
+        (EVERY_NODE, "'10.0.1.2'", "'10.0.1.1'", "hosts-apart", 7, "10.0.1.1"),
         (EVERY_NODE, "${D_IP[0]}:5000", "${D_IP[1]}:5000", "nodes-agree", 11, "not rank 0"),
         (EVERY_NODE, "${D_IP[0]}:5000", "${D_IP[$i]}:5000", "nodes-agree", 11, "10.0.1.2:5000"),
         (EVERY_NODE, "${D_IP[0]}:5000", "${D_IP[0]}:8001", "ports-apart", 11, "8001"),

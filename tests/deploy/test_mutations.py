@@ -72,7 +72,7 @@ MISTAKES = (
     M("halves", "hosts: [10.4.1.1, 10.4.1.2]", "hosts: [10.4.1.1, 10.4.0.2]", "hosts-apart",
       "other nodes"),
     # nodes of one script
-    M("every_node", "(172.30.5.11 172.30.5.12)", "(172.30.5.11 172.30.5.11)", "hosts-once",
+    M("every_node", "(172.30.5.11 172.30.5.12)", "(172.30.5.11 172.30.5.11)", "hosts-apart",
       "once", at="python3 -m"),
     M("every_node", "--node-rank $rank", "--node-rank $((rank + 1))", "node-ranks", "--nnodes"),
     M("every_node", "--dist-init-addr ${NODES[0]}:5100", "--dist-init-addr $MY_IP:5100",

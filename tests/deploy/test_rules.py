@@ -91,7 +91,6 @@ FLAG_PAIRS = {
     "unknown-flag": flags(
         {"enable-dp-atention": True}, {}, "mixed --enable-dp-atention", "enable-dp-attention"
     ),
-    "own-flag": flags({"cpu-threads": 2}, {}, "mixed --cpu-threads"),
     "flag-version": flags(
         {"enable-deepep-moe": True}, {}, "mixed --enable-deepep-moe", "--moe-a2a-backend deepep"
     ),
@@ -109,13 +108,6 @@ FLAG_PAIRS = {
         {"cuda-graph-bs": LEAVE_OUT},
         "mixed --cuda-graph-bs",
         "--cuda-graph-bs-decode",
-        target="sglang==0.5.23",
-    ),
-    "deprecated-flag": flags(
-        {"enable-dp-attention": True},
-        {"enable-dp-attention": LEAVE_OUT, "cuda-graph-bs": LEAVE_OUT},
-        "mixed --enable-dp-attention",
-        "--attn-dp-size",
         target="sglang==0.5.23",
     ),
     "flag-value": flags({"dtype": "bfloat1"}, {"dtype": "bfloat16"}, "mixed --dtype", "bfloat16"),
@@ -395,12 +387,6 @@ SEPARATION_PAIRS = {
         "decode hosts",
         "10.0.0.1",
     ),
-    "hosts-once": Pair(
-        separated(decode_role={"hosts": ["10.0.1.1", "10.0.1.1"]}),
-        separated(),
-        "decode hosts",
-        "10.0.1.1",
-    ),
     "router-prefill": routers(
         {"prefill": [["http://10.0.0.1:8000", 8998]]}, {}, "router --prefill", "2"
     ),
@@ -492,12 +478,6 @@ LOAD_PAIRS = {
         mixed(workload={"input": 2048, "output": 1024}),
         "benchmark --random-input-len",
         "4096",
-    ),
-    "workload-range": Pair(
-        mixed(workload={"input": {"low": 1024, "high": 2048}, "output": 1024}),
-        mixed(workload={"input": {"low": 2048, "high": 2048}, "output": 1024}),
-        "benchmark --random-range-ratio",
-        "--random-range-ratio 0.50",
     ),
     "range-ratio": benchmarks(
         {"random-range-ratio": LEAVE_OUT}, {}, "benchmark --random-range-ratio", "0"
@@ -942,7 +922,7 @@ def test_rules_that_lack_something_are_named_not_forgotten() -> None:
     [
         ("attn-cp-size", 2, "sglang==0.5.8", "error"),
         ("attn-cp-size", 2, "sglang==0.5.10", None),
-        ("prefill-round-robin-balance", True, "sglang==0.5.10", None),
+        ("prefill-round-robin-balance", True, "sglang==0.5.10", "note"),
         ("prefill-round-robin-balance", True, "sglang==0.5.23", "error"),
         ("enable-deepep-moe", True, "sglang==0.4.6", None),
         ("enable-deepep-moe", True, "sglang==0.5.7", "error"),
@@ -1006,6 +986,24 @@ def test_choices_and_types_are_those_of_the_version(
     assert [each.flag for each in findings] == ([f"--{flag}"] if refused else [])
 
 
+MERGED = [
+    (mixed(flags={"cpu-threads": 2}), "unknown-flag", "sglang", "error --cpu-threads"),
+    (mixed(flags={"enable-dp-attention": True}), "flag-version", "sglang==0.5.23",
+     "note --enable-dp-attention"),
+    (separated(decode_role={"hosts": ["10.0.1.1", "10.0.1.1"]}), "hosts-apart", "sglang",
+     "error hosts"),
+    (mixed(workload={"input": {"low": 1024, "high": 2048}, "output": 1024}), "range-ratio",
+     "sglang", "warning --random-range-ratio"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "rule", "target", "expected"), MERGED)
+def test_a_rule_finds_every_form_of_its_mistake(
+    made: Made, rule: str, target: str, expected: str
+) -> None:
+    assert expected in [f"{each.severity} {each.flag}" for each in found(made, rule, target)]
+
+
 @pytest.mark.parametrize(
     ("name", "target", "severity"),
     [
@@ -1051,7 +1049,7 @@ def test_flags_of_the_documents_are_errors_only_where_no_release_has_them(flag: 
     (name,) = flag
     with_it = takers("--" + name)
     assert with_it
-    names = ("unknown-flag", "own-flag", "flag-version", "flag-value", "ambiguous-flag")
+    names = ("unknown-flag", "flag-version", "flag-value", "ambiguous-flag")
     for target in ("sglang", *(f"sglang=={release}" for release in releases())):
         release = target.partition("==")[2]
         wrong = [

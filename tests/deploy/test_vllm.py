@@ -105,7 +105,7 @@ def test_vivace_is_judged_as_vivace_and_sglang_as_sglang(
     assert target("vivace", "serve", *device)[0] == "vivace"
     assert "flag-value" in target("vivace", "serve", *device, "--stream-interval", "0")[1]
     assert target("sglang", "serve", "m", "--cpu-threads", "4")[0] == "sglang"
-    assert "own-flag" in target("sglang", "serve", "m", "--cpu-threads", "4")[1]
+    assert "unknown-flag" in target("sglang", "serve", "m", "--cpu-threads", "4")[1]
     found = import_command(["sglang", "serve", "m", "--port", "1"])
     assert found.deployment.roles["mixed"].flags == {"model-path": "m", "port": 1}
 

@@ -59,35 +59,23 @@ def role_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @case_rule("hosts-apart", "error", source=PAGE)
 def hosts_apart(case: Case) -> Iterator[Issue]:
-    """Every role has its own nodes.
+    """Every role has its own nodes, and lists each of them once.
     A script that every node runs starts the first server for its address, in the foreground; the
-    second never starts. Roles of a deployment file may share a node where they divide its
-    devices."""
+    second never starts, and two ranks of a role would take the same devices. Roles of a deployment
+    file may share a node where they divide its devices."""
     owners: dict[str, list[str]] = {}
     for server in case.servers:
-        for host in dict.fromkeys(server.role.hosts):
+        for host in server.role.hosts:
             owners.setdefault(host, []).append(server.name)
     shared = {
         host: names
         for host, names in owners.items()
         if len(names) > 1 and not (case.together(host) or devices_divided(host, case))
     }
-    if shared:
-        names = next(iter(shared.values()))
-        hosts = ", ".join(repr(host) for host in shared)
+    for names in dict.fromkeys(map(tuple, shared.values())):
+        hosts = ", ".join(repr(host) for host in shared if tuple(shared[host]) == names)
         text = f"{' and '.join(names)} share nodes ({hosts}): a node runs only the first of them"
-        yield Issue("hosts", text, "use other nodes for one of them", role=names[-1])
-
-
-@server_rule("hosts-once", "error", "hosts", "list every node once", source=PAGE)
-def hosts_once(server: ServerPlan, case: Case) -> Iterator[str]:
-    """A node of a role is listed once.
-    Every entry is a node of its own with its own rank; two entries of one node would start two
-    ranks on the same devices."""
-    counts = Counter(server.role.hosts)
-    twice = [host for host, count in counts.items() if count > 1 and not case.together(host)]
-    if twice:
-        yield f"{', '.join(map(repr, twice))} is listed more than once in hosts"
+        yield Issue("hosts", text, "list every node once: use other nodes", role=names[-1])
 
 
 @server_rule("router-prefill", "error", source=PAGE, roles=("router",), assumes=("scripts",))

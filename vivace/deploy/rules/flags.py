@@ -92,14 +92,13 @@ def unknown_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Every flag exists.
     A flag that no version knows stops the start with `unrecognized arguments`. A misspelled one
     differs by a letter or two from one that is known; others may be of a release that is not."""
-    ours = server_options()
+    ours, vivace = server_options(), case.target.engine == "vivace"
     for flag in server.long_flags:
-        if case.target.engine == "vivace":
-            known, every = flag in ours, ours
-        else:
-            known, every = flag in ours or is_taken(flag), definitions()
-        if not known and flag not in RETIRED:
-            names = [*every, *RETIRED]
+        if flag in ours and not (vivace or is_taken(flag)):
+            text = f"{flag} is a flag of Vivace; SGLang has no such flag"
+            yield Issue(flag, text, "remove it", certain=True)
+        elif not (flag in ours if vivace else is_taken(flag)) and flag not in RETIRED:
+            names = [*(ours if vivace else definitions()), *RETIRED]
             near = nearest(flag, names) or " (see `vivace flags`)"
             text = f"{case.target.text} has no flag {flag}{near}"
             alike = [name for name in names if abs(len(name) - len(flag)) <= 2]
@@ -111,7 +110,8 @@ def unknown_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def flag_version(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Flags exist in the target version.
     SGLang renames and removes flags between versions. With --target an exact version is checked;
-    without it, a retired flag is a warning."""
+    without it, a retired flag is a warning. One that the version calls deprecated still works, with
+    a line in the log: a note."""
     version = case.target.version
     for flag in server.long_flags:
         retired = RETIRED.get(flag)
@@ -123,19 +123,11 @@ def flag_version(server: ServerPlan, case: Case) -> Iterator[Issue]:
             elif status(flag, version)[0] == "unknown" and (others or retired):
                 text = f"SGLang {version} does not accept {flag}{versions_that_do(others)}"
                 yield Issue(flag, text, replacement(flag, version), "error")
+            elif row is not None and row.state == "deprecated":
+                remedy = f"use {row.today}" if row.today else "remove it"
+                yield Issue(flag, f"SGLang {version} calls {flag} deprecated", remedy, "note")
         elif retired is not None and flag not in server_options():
             yield Issue(flag, f"{flag} is retired: {retired.why}", replacement(flag, version))
-
-
-@server_rule("deprecated-flag", "note", source=INVENTORY, engine="sglang")
-def deprecated_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """The target version does not call the flag deprecated.
-    It still works, with a line in the log, and a later version may refuse it."""
-    for flag in server.long_flags if case.target.version else ():
-        row = row_at(flag, case.target.version)
-        if row is not None and row.state == "deprecated":
-            text = f"SGLang {case.target.version} calls {flag} deprecated"
-            yield Issue(flag, text, f"use {row.today}" if row.today else "remove it")
 
 
 @server_rule("gone-from-latest", "note", source=INVENTORY)
@@ -223,15 +215,6 @@ def retired_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
         wrong = bool(version) and version not in versions
         severity = "error" if wrong else "note" if version else None
         yield Issue("--" + flag, f"--{flag} {value}: {known[1]}", f"use {known[0]}", severity)
-
-
-@server_rule("own-flag", "error", source=INVENTORY, engine="sglang")
-def own_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """SGLang is not given flags that only Vivace has.
-    SGLang's parser stops at a flag it does not know."""
-    for flag in server.long_flags:
-        if flag in server_options() and not is_taken(flag):
-            yield Issue(flag, f"{flag} is a flag of Vivace; SGLang has no such flag", "remove it")
 
 
 @server_rule("ascend-flag", "warning", source=FEATURES, platforms=("npu",), engine="sglang")

@@ -126,32 +126,25 @@ def workload(case: Case) -> Iterator[Issue]:
                 yield Issue(flag, text, "make both the same", role="benchmark")
 
 
-@case_rule("workload-range", "warning", source=BENCH)
-def workload_range(case: Case) -> Iterator[Issue]:
-    """--random-range-ratio is low / high of workload.input and workload.output.
+@case_rule("range-ratio", "warning", source=BENCH)
+def range_ratio(case: Case) -> Iterator[Issue]:
+    """Random benchmarks set --random-range-ratio: low / high of workload.input and workload.output.
     bench_serving has one ratio for both: lengths lie between ratio x length and length."""
-    stated = case.deployment.workload
+    stated, flag = case.deployment.workload, "--random-range-ratio"
     ranges = [] if stated is None else [("input", stated.input), ("output", stated.output)]
     for benchmark in case.benchmarks:
         ratio = benchmark.value("random-range-ratio")
         value = float(ratio) if isinstance(ratio, int | float) else 0.0
+        if benchmark.value("dataset-name") != "random":
+            continue
+        if ratio is None:
+            text = "it is not set: the default 0 draws lengths from 1, half as long on average"
+            yield Issue(flag, text, f"{flag} 1", role="benchmark")
         for name, lengths in ranges:
             expected = lengths.low / lengths.high if isinstance(lengths, Lengths) else value
-            if benchmark.value("dataset-name") == "random" and abs(expected - value) > 0.01:
-                text = f"--random-range-ratio is {value:g}, low / high of {name} is {expected:.2f}"
-                remedy = f"--random-range-ratio {expected:.2f}"
-                yield Issue("--random-range-ratio", text, remedy, role="benchmark")
-
-
-@case_rule("range-ratio", "warning", source=BENCH)
-def range_ratio(case: Case) -> Iterator[Issue]:
-    """Random benchmarks set --random-range-ratio.
-    bench_serving draws random lengths between ratio x length and length."""
-    for benchmark in case.benchmarks:
-        ratio = benchmark.value("random-range-ratio")
-        if benchmark.value("dataset-name") == "random" and ratio is None:
-            text = "it is not set: the default 0 draws lengths from 1, half as long on average"
-            yield Issue("--random-range-ratio", text, "--random-range-ratio 1", role="benchmark")
+            if abs(expected - value) > 0.01:
+                text = f"{flag} is {value:g}, low / high of {name} is {expected:.2f}"
+                yield Issue(flag, text, f"{flag} {expected:.2f}", role="benchmark")
 
 
 @case_rule("single-wave", "warning", source="implied")
