@@ -190,21 +190,21 @@ def test_what_may_work_is_no_error() -> None:
     for other, severity in ((8998, "warning"), (8997, "error")):
         entries = [["http://10.0.0.2:8000", 8999], ["http://10.0.0.1:8000", other]]
         turned = separated(router={"prefill": entries})
-        assert [each.severity for each in found(turned, "router-prefill")] == [severity]
+        assert [each.severity for each in found(turned, "router-entries")] == [severity]
     for name, severity in (("SGLANG_RETRACT_DECODE_STEPS", "warning"), ("HCCL_BUFFSIZE", "error")):
         wrong = mixed(environment={name: "5s"})
         assert [each.severity for each in found(wrong, "number-variable")] == [severity]
     decode = "python -m sglang.launch_server --model-path m --disaggregation-mode decode"
     router = "python -m sglang_router.launch_router --pd-disaggregation --decode http://a:30000"
     script = {"script": f"{decode} &\n{router} --decode http://b:30000\n"}
-    assert [each.severity for each in found(script, "router-decode")] == ["warning"]
+    assert [each.severity for each in found(script, "router-entries")] == ["warning"]
     elsewhere = {"script": f"{decode} &\n{router} --prefill http://c:30000\n"}
     assert [each.severity for each in found(elsewhere, "router-ports")] == ["warning"]
     idle = separated(
         decode={"tp-size": 16, "dp-size": 16, "nnodes": LEAVE_OUT, "node-rank": LEAVE_OUT},
         decode_role={"nodes": 1, "instances": 2},
     )
-    assert [each.severity for each in found(idle, "router-decode")] == ["warning"]
+    assert [each.severity for each in found(idle, "router-entries")] == ["warning"]
 
 
 @pytest.mark.parametrize(("first", "wrong"), [(8, False), (4, True)])

@@ -92,7 +92,7 @@ def test_one_command_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert places(["--", *command], capsys)["flag-value"] == "mixed --dtype"
     newest = ["--target", "sglang==0.5.23", "--", *command[:-2], "--cuda-graph-bs", "4"]
     assert main(newest) == 1
-    assert places(newest, capsys)["ambiguous-flag"] == "mixed --cuda-graph-bs"
+    assert places(newest, capsys)["abbreviated-flag"] == "mixed --cuda-graph-bs"
 
 
 def test_vivace_itself_is_a_target(capsys: pytest.CaptureFixture[str]) -> None:

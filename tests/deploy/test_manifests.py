@@ -379,7 +379,7 @@ def test_resources_of_dynamo_and_llmaz_start_servers() -> None:
         (DYNAMO, "--page-size=64", "--page-size=16", "handshake", 14),
         (DYNAMO, "--page-size=64", "--pagesize=64", "unknown-flag", 14),
         (LLMAZ, "--tp-size", "--tp-sise", "unknown-flag", 8),
-        (LLMAZ, '"8080"', '"80800"', "port-range", 17),
+        (LLMAZ, '"8080"', '"80800"', "limits", 17),
     ],
 )
 def test_mistakes_in_such_resources_are_found(

@@ -64,7 +64,7 @@ MISTAKES = (
     M("chat", "context-length: 16384", "context-length: 3072", "context", "4000"),
     # two halves that disagree
     M("halves", "['http://10.4.0.2:8000', 8999]", "['http://10.4.0.2:8000', 8998]",
-      "router-prefill", "same ports"),
+      "router-entries", "same ports"),
     M("halves", "RANK: '24'", "RANK: '16'", "dispatch-tokens", "=24"),
     M("halves", "HCCL_BUFFSIZE: '640'", "HCCL_BUFFSIZE: '64'", "hccl-buffer", "HCCL_BUFFSIZE="),
     M("halves", "GLOO_SOCKET_IFNAME: enp23s0", "GLOO_SOCKET_IFNAME: lo", "loopback-nodes",
@@ -137,7 +137,7 @@ MISTAKES = (
     M("split_box", "CUDA_VISIBLE_DEVICES=4,5,6,7", "CUDA_VISIBLE_DEVICES=4,5,6",
       "devices-there", "a device for each rank"),
     M("split_box", "CUDA_VISIBLE_DEVICES=4,5,6,7 \\\n", "", "devices-apart", "visible devices"),
-    M("split_box", "http://127.0.0.1:7401 9100", "http://127.0.0.1:7401 9010", "router-prefill",
+    M("split_box", "http://127.0.0.1:7401 9100", "http://127.0.0.1:7401 9010", "router-entries",
       "same ports"),
     M("split_box", "bench_serving --backend sglang --port 7400",
       "bench_serving --backend sglang --port 7404", "benchmark-port", "7400"),

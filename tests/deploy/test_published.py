@@ -31,7 +31,7 @@ FOLDER = Path(__file__).parent / "published"
 FILES = sorted(FOLDER.glob("*.yaml"))
 ERRORS = {
     "r1-a3-32c-pd-3.5k-1.5k-50ms": {"hosts-apart"},
-    "v3.2-a3-32c-pd-64k-1k-30ms": {"router-prefill"},
+    "v3.2-a3-32c-pd-64k-1k-30ms": {"router-entries"},
     "q235b-a3-24c-pd-3.5k-1.5k-50ms": {"benchmark-port"},
     "q235b-a3-8c-mix-2k-2k-100ms": {"dispatch-tokens"},
     "q235b-a3-16c-mix-2k-2k-50ms": {"draft-quantisation", "separation-halves"},

@@ -103,13 +103,6 @@ FLAG_PAIRS = {
     "abbreviated-flag": flags(
         {"moe-dense-tp": 1}, {"moe-dense-tp-size": 1}, "mixed --moe-dense-tp", "--moe-dense-tp-size"
     ),
-    "ambiguous-flag": flags(
-        {},
-        {"cuda-graph-bs": LEAVE_OUT},
-        "mixed --cuda-graph-bs",
-        "--cuda-graph-bs-decode",
-        target="sglang==0.5.23",
-    ),
     "flag-value": flags({"dtype": "bfloat1"}, {"dtype": "bfloat16"}, "mixed --dtype", "bfloat16"),
     "retired-value": flags(
         {"load-balance-method": "decode_round_robin"},
@@ -366,12 +359,8 @@ DRAFT_PAIRS = {
         {**EAGLE3, "enable-lora": True}, {"enable-lora": True}, "mixed --enable-lora"
     ),
     "graph-covers": flags({"cuda-graph-bs": [1, 2, 4, 8]}, {}, "mixed --cuda-graph-bs", "8"),
-    "graph-unused": flags(
+    "graph-sizes": flags(
         {"cuda-graph-bs": [1, 2, 4, 8, 16, 32]}, {}, "mixed --cuda-graph-bs", "32"
-    ),
-    "graph-padding": flags({"cuda-graph-bs": [8, 16]}, {}, "mixed --cuda-graph-bs", "8"),
-    "graph-on-prefill": prefills(
-        {"disable-cuda-graph": LEAVE_OUT, "cuda-graph-bs": [1, 2]}, {}, "prefill --cuda-graph-bs"
     ),
 }
 SEPARATION_PAIRS = {
@@ -387,10 +376,7 @@ SEPARATION_PAIRS = {
         "decode hosts",
         "10.0.0.1",
     ),
-    "router-prefill": routers(
-        {"prefill": [["http://10.0.0.1:8000", 8998]]}, {}, "router --prefill", "2"
-    ),
-    "router-decode": routers(
+    "router-entries": routers(
         {"decode": ["http://a:8001", "http://b:8001"]}, {}, "router --decode", "1"
     ),
     "encoder-ports": scripts(
@@ -448,7 +434,6 @@ SEPARATION_PAIRS = {
         "1",
     ),
     "devices-there": flags({"base-gpu-id": 1}, {"base-gpu-id": 0}, "mixed --base-gpu-id", "16"),
-    "port-range": flags({"port": 70000}, {}, "mixed --port", "65535"),
     "queue-ignored": decodes({"max-queued-requests": 8}, {}, "decode --max-queued-requests"),
 }
 LOAD_PAIRS = {
@@ -987,6 +972,15 @@ def test_choices_and_types_are_those_of_the_version(
 
 
 MERGED = [
+    (mixed(flags={"cuda-graph-bs": [8, 16]}), "graph-sizes", "sglang", "note --cuda-graph-bs"),
+    (separated(prefill={"disable-cuda-graph": LEAVE_OUT, "cuda-graph-bs": [1, 2]}), "graph-sizes",
+     "sglang", "note --cuda-graph-bs"),
+    (mixed(flags={"port": 70000}), "limits", "sglang", "error --port"),
+    (separated(router={"port": 0}), "limits", "sglang", "error --port"),
+    (separated(router={"prefill": [["http://10.0.0.1:8000", 8998]]}), "router-entries", "sglang",
+     "warning --prefill"),
+    (mixed(flags={"cuda-graph-bs": [1]}), "abbreviated-flag", "sglang==0.5.23",
+     "error --cuda-graph-bs"),
     (mixed(flags={"cpu-threads": 2}), "unknown-flag", "sglang", "error --cpu-threads"),
     (mixed(flags={"enable-dp-attention": True}), "flag-version", "sglang==0.5.23",
      "note --enable-dp-attention"),
@@ -1049,7 +1043,7 @@ def test_flags_of_the_documents_are_errors_only_where_no_release_has_them(flag: 
     (name,) = flag
     with_it = takers("--" + name)
     assert with_it
-    names = ("unknown-flag", "flag-version", "flag-value", "ambiguous-flag")
+    names = ("unknown-flag", "flag-version", "flag-value", "abbreviated-flag")
     for target in ("sglang", *(f"sglang=={release}" for release in releases())):
         release = target.partition("==")[2]
         wrong = [

@@ -16,6 +16,8 @@ from vivace.deploy.server_plan import ServerPlan
 
 BOOTSTRAP = 8998
 """port where a prefill server is found, if nothing is given"""
+STORE = "ASCEND_MF_STORE_URL"
+"""where the first prefill node opens the store of the ascend transport"""
 ZMQ_DELTA = 233
 """from --port to the rendezvous port that dp attention uses where none is given"""
 ZMQ_PORTS = 5
@@ -24,6 +26,7 @@ HCCL_PORTS = 16
 ADDRESS = re.compile(r"(.*):(\d{1,5})")
 PORT = re.compile(r":(\d{1,5})(?:/|$)")
 """of a URL"""
+HOST = re.compile(r"(?:\w+://)?(\[[^]]*\]|[^:/]+)")
 IN_ADDRESS = re.compile(r":(\d{1,5})\b")
 METRICS = 29000
 """port of a router's metrics, if nothing is given"""
@@ -119,6 +122,9 @@ def listeners(process: StartedServer) -> list[tuple[str, int, int]]:
     if process.kind == "prefill":
         bootstrap = flag_number(process, "disaggregation-bootstrap-port", BOOTSTRAP)
         found.append(("--disaggregation-bootstrap-port", bootstrap, 1))
+        store = process.environment.get(STORE, "")
+        if process.host and url_host(store) == process.host:
+            found.append((STORE, url_port(store), 1))
     found.append(("--nccl-port", flag_number(process, "nccl-port", 0), 1))
     meeting = rendezvous(process)
     attention = bool(flag_value(process.flags, "enable-dp-attention"))
@@ -280,6 +286,11 @@ def listens(process: StartedServer, port: int | None) -> bool:
 def url_port(url: str) -> int | None:
     found = PORT.search(url)
     return None if found is None else int(found[1])
+
+
+def url_host(url: str) -> str:
+    found = HOST.match(url)
+    return "" if found is None else found[1]
 
 
 def router_urls(value: Any) -> list[str]:

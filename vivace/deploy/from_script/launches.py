@@ -14,17 +14,26 @@ HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
 
 def reachable(launches: Sequence[Launch]) -> list[Launch]:
     """Without what comes only after a server has ended, where the same line is also reached
-    otherwise (as a router at the end of a script that every node runs). A line that comes after
-    itself on a machine with a name stays: the machine is listed twice."""
-    free = {(launch.file, launch.line) for launch in launches if not launch.behind}
-    asked = {(launch.line, launch.assumptions) for launch in launches if not launch.behind}
+    otherwise (as a router at the end of a script that every node runs). A line that only machines
+    with a name reach stays: one of them is listed twice."""
+    free: dict[tuple[str, int], list[Launch]] = {}
+    for launch in launches:
+        if not launch.behind:
+            free.setdefault((launch.file, launch.line), []).append(launch)
     return [
         each
         for each in launches
-        if not each.behind
-        or (each.file, each.line) not in free
-        or (each.assumptions and (each.line, each.assumptions) in asked)
+        if not each.behind or listed_twice(each, free.get((each.file, each.line), []))
     ]
+
+
+def listed_twice(launch: Launch, free: Sequence[Launch]) -> bool:
+    """Whether a launch that comes after a server has another reason than that its line is reached
+    in any case. A line may come after itself where a machine is asked in two ways who it is."""
+    named = [each.assumptions for each in free]
+    if launch.behind == launch.line and free:
+        return bool(launch.assumptions) and launch.assumptions in named
+    return all(named)
 
 
 def apply_assumptions(launch: Launch) -> Launch:

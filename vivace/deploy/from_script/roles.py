@@ -92,6 +92,11 @@ def flag_value(flags: Mapping[str, FlagValue], name: str) -> FlagValue:
     return None
 
 
+def model_name(path: FlagValue) -> str:
+    """The last part of a path or a repository id."""
+    return str(path).rstrip("/").rpartition("/")[2]
+
+
 def server_kind(flags: Flags) -> Kind:
     mode = flag_value(flags, "disaggregation-mode")
     if mode == "prefill":

@@ -24,6 +24,7 @@ from vivace.deploy.from_script.roles import (
     StartedServer,
     build_roles,
     flag_value,
+    model_name,
     server_kind,
     shared_environment,
     without,
@@ -363,8 +364,7 @@ def build_deployment(groups: RoleGroups, benchmarks: list[Benchmark]) -> Deploym
 def model_path(roles: Mapping[str, Role]) -> str | None:
     """What every server loads; None where they load several models."""
     paths = server_models(roles)
-    same = len({path.rstrip("/").rpartition("/")[2] for path in paths}) == 1
-    return paths[0] if same else None
+    return paths[0] if len(set(map(model_name, paths))) == 1 else None
 
 
 def server_models(roles: Mapping[str, Role]) -> list[str]:

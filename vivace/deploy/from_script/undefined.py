@@ -14,7 +14,7 @@ from vivace.deploy.schema.deployment import Flags
 REQUIRE_MODEL = ("sglang.launch_server", "sglang serve")
 ARGUMENTS = re.compile(r"\$\{?[@*]")
 """of the script itself"""
-VARIABLE = re.compile(r"<\$\{?([A-Za-z_]\w*)\}?>")
+VARIABLE = re.compile(r"<\$\{?([A-Za-z_]\w*)(?:\[[^]<>]*\])?\}?>")
 SUPPLIED = re.compile(
     r"(SLURM|PMI|OMPI|KUBERNETES|LWS|POD|JOB|HOST|MASTER|NODE|RANK|WORLD|LOCAL|HOME|USER|PWD|VC|"
     r"BASH|RANDOM|SECONDS|UID|PPID|HF|MODELSCOPE|TMPDIR|CUDA|ASCEND|VOLC|MLP|PET)(_|[A-Z]*$)"

@@ -11,6 +11,8 @@ from typing import Any
 
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.programs import DYNAMO
+from vivace.deploy.from_script.roles import node_rank
+from vivace.deploy.locations import Location
 from vivace.deploy.processes import (
     bootstrap_ports,
     devices_divided,
@@ -19,12 +21,15 @@ from vivace.deploy.processes import (
     join_ports,
     listens,
     router_urls,
+    url_host,
     url_port,
 )
 from vivace.deploy.rules.rule import PAGE, Issue, case_rule, server_rule
-from vivace.deploy.schema.deployment import KINDS
 from vivace.deploy.server_plan import ServerPlan, UnknownValue, by_value, join_names
+from vivace.errors import nearest
 
+POLICIES = ("random", "round_robin", "cache_aware", "power_of_two")
+"""of every router; later ones have more"""
 PD = "SGLang's disaggregation: handshake and router"
 TRANSFER = ("kv_cache_dtype", "dtype", "disaggregation_transfer_backend", "page_size")
 
@@ -78,22 +83,27 @@ def hosts_apart(case: Case) -> Iterator[Issue]:
         yield Issue("hosts", text, "list every node once: use other nodes", role=names[-1])
 
 
-@server_rule("router-prefill", "error", source=PAGE, roles=("router",), assumes=("scripts",))
-def router_prefill(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """The router's --prefill entries are the prefill instances and their bootstrap ports.
-    The router tells a decode server which bootstrap port its KV comes from: with another port
-    the request waits until it times out. The same ports in another order are a warning: the URLs
-    may have it too."""
-    ports, entries = bootstrap_ports(case), server.role.flags.get("prefill")
-    if not isinstance(entries, list) or not ports:
-        return
-    listed = entry_ports(entries)
-    if len(entries) != len(ports):
-        entered = f"{len(entries)} --prefill entries (bootstrap ports {join_ports(listed)})"
-        instances = f"{len(ports)} prefill instance(s) (bootstrap ports {join_ports(ports)})"
-        remedy = "one --prefill URL PORT per instance; of several nodes, the first"
-        yield Issue("--prefill", f"{entered} for {instances}", remedy)
-        return
+@server_rule("router-entries", "error", source=PAGE, roles=("router",), assumes=("scripts",))
+def router_lists(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """The router's --prefill and --decode entries are the instances and their bootstrap ports.
+    An instance that is not listed gets no requests; an entry without a server fails those it gets.
+    The router tells a decode server which bootstrap port its KV comes from: with another port the
+    request waits until it times out. The same ports in another order are a warning: the URLs may
+    have it too."""
+    ports = bootstrap_ports(case)
+    decodes = sum(each.role.instances for each in case.of("decode"))
+    for kind, count in (("prefill", len(ports)), ("decode", decodes)):
+        entries = router_entries(server, kind)
+        if entries is None or not count or len(entries) == count:
+            continue
+        text = f"{len(entries)} --{kind} entries for {count} {kind} instance(s)"
+        remedy = f"one --{kind} URL per instance; of several nodes, the first"
+        severity = "warning" if 0 < len(entries) < count else None
+        other = "--decode" if kind == "prefill" else "--prefill"
+        at = Location() if entries else case.sources.find(server.name, other)
+        yield Issue("--" + kind, text, remedy, severity, place=at)
+    entries = router_entries(server, "prefill") or []
+    listed = entry_ports(entries) if len(entries) == len(ports) else []
     for entry, one, other in zip(entries, listed, ports, strict=False):
         if one not in (None, other):
             text = f"bootstrap ports {join_ports(listed)}, but the servers have {join_ports(ports)}"
@@ -103,17 +113,14 @@ def router_prefill(server: ServerPlan, case: Case) -> Iterator[Issue]:
             break
 
 
-@server_rule("router-decode", "error", source=PAGE, roles=("router",), assumes=("scripts",))
-def router_decode(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """The router's --decode entries are the decode instances.
-    An instance that is not listed gets no requests; an entry without a server fails those it
-    gets."""
-    instances = sum(each.role.instances for each in case.of("decode"))
-    entries = server.role.flags.get("decode")
-    if isinstance(entries, list) and instances and len(entries) != instances:
-        text = f"{len(entries)} --decode entries for {instances} decode instance(s)"
-        remedy = "one --decode URL per instance; of several nodes, the first"
-        yield Issue("--decode", text, remedy, "warning" if len(entries) < instances else None)
+def router_entries(server: ServerPlan, kind: str) -> list[Any] | None:
+    """Of --prefill or --decode; none where only the other is given, which the router refuses. None
+    where servers come from elsewhere."""
+    flags = server.role.flags
+    given = flags.get(kind)
+    if given is None and (flags.get("prefill") or flags.get("decode")):
+        return None if flags.get("service-discovery") else []
+    return given if isinstance(given, list) else None
 
 
 @server_rule("router-ports", "error", source=PAGE, roles=("router",), assumes=("scripts",))
@@ -124,6 +131,7 @@ def router_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
         with suppress(UnknownValue):
             ports, urls = case.ports(kind), router_urls(server.role.flags.get(flag))
             yield from wrong_ports(urls, ports, "--" + flag, f"{kind} servers")
+            yield from follower_issues(urls, "--" + flag, case)
             for url in urls if not ports else ():
                 yield from other_kind_issues(url, kind, case)
 
@@ -143,6 +151,16 @@ def wrong_ports(urls: Sequence[str], ports: set[int], flag: str, servers: str) -
         if url_port(url) not in (None, *ports):
             text = f"{url}: {servers} listen on {', '.join(map(str, sorted(ports)))}"
             yield Issue(flag, text, "correct the port")
+
+
+def follower_issues(urls: Sequence[str], flag: str, case: Case) -> Iterator[Issue]:
+    """URLs of nodes with a rank above 0, which take no requests."""
+    for url in urls:
+        here = [each for each in case.processes if each.host == url_host(url)]
+        ranks = [node_rank(each.flags) or 0 for each in here if listens(each, url_port(url))]
+        if ranks and all(ranks):
+            text = f"{url} is node rank {ranks[0]} of its instance: only rank 0 takes requests"
+            yield Issue(flag, text, "the URL of the instance's first node", "warning")
 
 
 def other_kind_issues(url: str, kind: str, case: Case) -> Iterator[Issue]:
@@ -166,6 +184,12 @@ def router_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if case.of("prefill", "decode") and not flags.get("pd-disaggregation") and is_router:
         text = "prefill and decode servers are disaggregated, but --pd-disaggregation is not set"
         yield Issue("--pd-disaggregation", text, "--pd-disaggregation")
+    for flag in ("policy", "prefill-policy", "decode-policy"):
+        policy = str(flags.get(flag, POLICIES[0]))
+        meant = policy.lower().replace("-", "_")
+        if policy not in POLICIES and (near := nearest(meant, POLICIES, 0.8)):
+            text = f"--{flag} {policy} is not a policy of the router{near}"
+            yield Issue(f"--{flag}", text, f"one of {', '.join(POLICIES)}")
     if flags.get("mini-lb") and flags.get("policy") not in (None, "random"):
         text = f"--mini-lb ignores --policy {flags['policy']}: it picks a random pair"
         yield Issue("--policy", text, "remove --mini-lb or --policy", "note")
@@ -236,19 +260,6 @@ def draft_issues(
             text += ": what prefill drafts is not used"
             remedy, severity = "draft on decode, or nowhere", "warning"
         yield Issue(flag, text, remedy, severity, server.name)
-
-
-@server_rule("port-range", "error", source="TCP", roles=KINDS)
-def port_range(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Ports are between 1 and 65535.
-    A port number has 16 bits, and 0 means any free port, which nobody else would know."""
-    if case.target.engine == "vivace" and server.kind != "router":
-        return
-    for flag in ("port", "disaggregation-bootstrap-port"):
-        port = server.nodes[0].flags.get(flag) if server.nodes else None
-        if isinstance(port, int) and not 0 < port < 65536:
-            text = f"--{flag} must be between 1 and 65535, got {port}"
-            yield Issue("--" + flag, text, "choose another port")
 
 
 @server_rule("queue-ignored", "note", source=PD, roles=("prefill", "decode"))

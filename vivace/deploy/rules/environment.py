@@ -10,7 +10,7 @@ from vivace.config.releases.tables import latest, readers, variable_at
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.catalogue.variables import SWITCH, is_whole, known_values, nearest_variable
-from vivace.deploy.processes import url_port
+from vivace.deploy.processes import LOOPBACK, NUMERIC, STORE, url_host, url_port
 from vivace.deploy.rules.rule import GUIDE, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
 from vivace.deploy.server_plan import ServerPlan, if_known, placeholder, unknown
@@ -35,7 +35,6 @@ INVENTORY = (
 INTERFACES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 BOUND = {"npu": INTERFACES, "cuda": ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")}
 EVERY = (*INTERFACES, "NCCL_SOCKET_IFNAME")
-STORE = "ASCEND_MF_STORE_URL"
 
 
 @case_rule("unknown-variable", "warning", source=INVENTORY, once=True)
@@ -216,7 +215,7 @@ def proxy(case: Case) -> Iterator[Issue]:
 @case_rule("store-url", "error", source=GUIDE, platforms=("npu",))
 def store_url(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers use the same KV store.
-    The ascend transport needs one config store that all of them know."""
+    The ascend transport needs one config store that all of them know, on one of their nodes."""
     if not (case.of("prefill") and case.of("decode")):
         return
     backend = "disaggregation_transfer_backend"
@@ -231,6 +230,12 @@ def store_url(case: Case) -> Iterator[Issue]:
             text = f"{STORE}={url} has no port: nobody can connect to it"
             yield Issue(STORE, text, f"{example} in {STORE}", role=server.name)
     urls = sorted({if_known(partial(each.variable, STORE), "") for each in users} - {""})
+    hosts = {each.host for each in case.processes if each.kind in ("prefill", "decode")}
+    known = bool(urls) and all(each and NUMERIC.fullmatch(each) for each in hosts)
+    host = url_host(urls[0]) if known else ""
+    if len(urls) == 1 and NUMERIC.fullmatch(host) and host not in (*hosts, *LOOPBACK):
+        text = f"{STORE}: {host} is none of the nodes (if they have no other addresses)"
+        yield Issue(STORE, text, "the address of the first prefill node", "warning", users[0].name)
     if len(urls) > 1:
         text = f"{STORE} differs between servers: {', '.join(urls)}"
         remedy = "use the same on every prefill and decode node"

@@ -147,7 +147,7 @@ def gone_from_latest(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def abbreviated_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Flags are not abbreviated.
     argparse accepts the beginning of a flag as long as only one flag begins like that; the next
-    version may have two."""
+    version may have two, as 0.5.23 has --cuda-graph-bs-decode and --cuda-graph-bs-prefill."""
     if case.target.engine == "vivace":
         return
     version = case.target.version
@@ -155,25 +155,16 @@ def abbreviated_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
         kind, full = status(flag, version or latest())
         if kind == "known" or flag in USUAL or (not version and flag in definitions()):
             continue
-        if kind == "short":
+        if kind == "ambiguous" and version:
+            options = ", ".join(full)
+            text = f'SGLang {version} stops with "ambiguous option: {flag} could match {options}"'
+            yield Issue(flag, text, f"write one of {options}", "error")
+        elif kind == "short":
             text = f"{flag} abbreviates {full[0]}: it fails once another flag begins like it"
             yield Issue(flag, text, f"write {full[0]}")
         elif not version and is_taken(flag):
             text = f"{flag} is an abbreviation that SGLang {latest()} does not accept"
             yield Issue(flag, text, "write the whole flag")
-
-
-@server_rule("ambiguous-flag", "error", source=ARGPARSE, engine="sglang")
-def ambiguous_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """An abbreviated flag matches only one flag.
-    0.5.23 has --cuda-graph-bs-decode and --cuda-graph-bs-prefill, so --cuda-graph-bs is neither."""
-    version = case.target.version
-    for flag in server.long_flags if version else ():
-        kind, names = status(flag, version)
-        if kind == "ambiguous":
-            options = ", ".join(names)
-            text = f'SGLang {version} stops with "ambiguous option: {flag} could match {options}"'
-            yield Issue(flag, text, f"write one of {options}")
 
 
 @server_rule("flag-value", "error", source=INVENTORY)

@@ -8,13 +8,20 @@ from itertools import islice
 from msgspec.structs import replace
 
 from vivace.deploy.case import Case
-from vivace.deploy.from_script.roles import AskedPort, StartedServer, flag_value, node_rank
+from vivace.deploy.from_script.roles import (
+    AskedPort,
+    StartedServer,
+    flag_value,
+    model_name,
+    node_rank,
+)
 from vivace.deploy.processes import (
     EVERYWHERE,
     IN_COMPOSE,
     LOOPBACK,
     NUMERIC,
     PUBLISHING,
+    STORE,
     Instance,
     find_names,
     flag_number,
@@ -37,7 +44,7 @@ from vivace.deploy.processes import (
 from vivace.deploy.rules.rule import ARGS, Issue, Severity, case_rule
 
 AGREED = tuple(
-    """nnodes tp-size pp-size dp-size ep-size quantization dtype kv-cache-dtype page-size
+    """model-path nnodes tp-size pp-size dp-size ep-size quantization dtype kv-cache-dtype page-size
     speculative-algorithm context-length dist-init-addr""".split()
 )
 """flags that all nodes of an instance give alike"""
@@ -70,17 +77,20 @@ def node_ranks(case: Case) -> Iterator[Issue]:
     nodes have, hangs the others without an error."""
     for instance in instances(case):
         count = max(nnodes(each) for each in instance)
-        ranks = [rank for each in instance if (rank := node_rank(each.flags)) is not None]
-        if len(ranks) < len(instance):
+        known = [flag_number(each, "node-rank", 0) for each in instance]
+        ranks = [rank for rank in known if rank is not None]
+        given = [flag_value(each.flags, "node-rank") is not None for each in instance]
+        if len(ranks) < len(instance) or given == [False]:
             yield from task_issues(instance, case)
             continue
         seen: dict[int, StartedServer] = {}
-        for process, rank in zip(instance, ranks, strict=True):
+        for process, rank, told in zip(instance, ranks, given, strict=True):
             if rank in seen:
                 both = f"{where(seen[rank])} and on {where(process)}"
-                text = f"--node-rank {rank} is given on {both}: "
+                text = f"--node-rank {rank} is {'given' if told else 'the default'} on {both}: "
                 text += f"{count} nodes need the ranks 0 to {count - 1}"
-                yield issue_at(process, case, "--node-rank", text, "number the nodes from 0")
+                flag, severity = ("--node-rank", None) if told else ("--nnodes", "warning")
+                yield issue_at(process, case, flag, text, "number the nodes from 0", severity)
             elif not 0 <= rank < count:
                 text = f"--node-rank {rank} of --nnodes {count}: the ranks are 0 to {count - 1}"
                 remedy = f"--nnodes {max(ranks) + 1}, or leave the node out"
@@ -92,15 +102,17 @@ def node_ranks(case: Case) -> Iterator[Issue]:
 
 
 def missing_nodes(instance: Instance, missing: list[int], count: int, case: Case) -> Issue:
-    """An error where several nodes of the instance are there and others are not."""
+    """An error where several nodes of the instance are there and others are not; a warning where
+    the script knows its machines."""
     names = ", ".join(map(str, missing[:8])) + (" .." if len(missing) > 8 else "")
-    several = len(instance) > 1
+    several, named = len(instance) > 1, instance[0].host is not None
     started = f"{len(instance)} of them {'are' if several else 'is'} started here"
     text = f"--nnodes is {count}, but {started}: the others wait for rank {names}"
     remedy = "check the scripts of all nodes together"
     if several:
         remedy = f"--nnodes {len(instance)}, or start the others"
-    return issue_at(instance[0], case, "--nnodes", text, remedy, None if several else "note")
+    severity = None if several else "warning" if named else "note"
+    return issue_at(instance[0], case, "--nnodes", text, remedy, severity)
 
 
 def task_issues(instance: Instance, case: Case) -> Iterator[Issue]:
@@ -121,10 +133,14 @@ def nodes_agree(case: Case) -> Iterator[Issue]:
         for process in instance:
             for name in AGREED:
                 one, other = flag_value(first.flags, name), flag_value(process.flags, name)
+                path = name == "model-path"  # nodes may keep their copies in folders of their own
+                if path:
+                    one, other = model_name(one), model_name(other)
                 if one != other and "<" not in f"{one}{other}":
                     text = f"--{name} is {one} on {where(first)} and {other} on {where(process)}"
                     remedy = "the nodes of one instance need the same"
-                    yield issue_at(process, case, f"--{name}", text, remedy)
+                    severity = "warning" if path else None
+                    yield issue_at(process, case, f"--{name}", text, remedy, severity)
         meeting, host = rendezvous(first), first.host
         others = [each.host for each in instance if each is not first]
         if meeting and node_rank(first.flags) == 0 and host != meeting[0] and meeting[0] in others:
@@ -146,7 +162,7 @@ def ports_apart(case: Case) -> Iterator[Issue]:
         for flag, port, count in ports:
             for other, its, begin, length in seen:
                 apart = port >= begin + length or begin >= port + count
-                if apart or (role, flag + its) in reported:
+                if apart or flag == its == STORE or (role, flag + its) in reported:
                     continue
                 if other is not process and not same_host(process, other):
                     continue

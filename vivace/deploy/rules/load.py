@@ -9,6 +9,7 @@ from vivace.deploy.case import Case
 from vivace.deploy.from_script.undefined import REQUIRE_MODEL
 from vivace.deploy.memory.plan import fraction_for, gib, plan_role
 from vivace.deploy.memory.roofline import prompt_milliseconds, token_milliseconds
+from vivace.deploy.memory.weights import IN_PATH
 from vivace.deploy.rules.rule import ARGS, GUIDE, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import Lengths, longest
 from vivace.deploy.server_plan import DECODES, PREFILLS, ServerPlan
@@ -17,6 +18,8 @@ BENCH = "bench_serving"
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 ASCEND_FORMS = ("w8a8", "w4a8")
 """of weights that msmodelslim makes"""
+METHODS = {"fp8", "awq", "gptq"}
+"""of which none reads the weights of another"""
 ROOFLINE = "the device's peak rates: no program is faster"
 PLANNED = "computed: vivace check --memory shows the parts"
 WEIGHTS = ("model", "device")
@@ -162,12 +165,18 @@ def single_wave(case: Case) -> Iterator[Issue]:
 @server_rule("quantisation", "warning", source=PAGE)
 def quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--quantization matches model.quantization.
-    Weights of a quantized model need the flag, others must not have it."""
+    Weights of a quantized model need the flag, others must not have it. SGLang refuses another
+    method than the one in config.json, which the name of the model may tell."""
     stated, value = (case.deployment.model.quantization or "").lower(), server.value("quantization")
     plain = stated in ("bf16", "bfloat16", "fp16", "float16", "none")
     if plain and value is not None:
         text = f"the model is {stated}, but --quantization is {value}"
         yield Issue("quantization", text, "remove --quantization, or use a quantized model")
+    named = IN_PATH.findall(str(server.value("model_path") or ""))
+    method, asked = (named or [""])[-1].lower(), str(value).partition("_")[0]
+    if {method, asked} <= METHODS and method != asked and case.platform != "npu":
+        text = f"--quantization is {value}, but by its name the model has {method} weights"
+        yield Issue("quantization", text, f"remove --quantization, or --quantization {method}")
     if stated and not plain and value is None and case.platform == "npu":
         text = f"the model is {stated}, but --quantization is not set"
         yield Issue("--quantization", text, "--quantization modelslim")
@@ -270,7 +279,9 @@ def weights_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if plan is not None and plan.pool <= 0:
         static = f"{plan.fraction} of {gib(plan.usable)} is {gib(plan.usable * plan.fraction)}"
         text = f"weights take {gib(plan.total('static'))}, but {static}: nothing is left for KV"
-        remedy = "a larger --tp-size, quantized weights, or a larger --mem-fraction-static"
+        remedy = "a larger --tp-size or quantized weights"
+        if plan.total("static") < fraction_for(plan) * plan.usable:
+            remedy += ", or a larger --mem-fraction-static"
         yield Issue("mem_fraction_static", text, remedy)
 
 

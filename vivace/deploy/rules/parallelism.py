@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import GroupedAttention
 from vivace.deploy.from_script.roles import flag_value
+from vivace.deploy.processes import instances, role_name
 from vivace.deploy.rules.rule import ARGS, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.server_plan import PARTITION, ServerPlan, placeholder
 
@@ -25,6 +26,9 @@ def cards(case: Case) -> Iterator[Issue]:
     if device is None or stated is None or not case.servers:
         return
     parts = {each.name: each.role.instances * each.parallelism.devices for each in case.servers}
+    for instance in instances(case):  # its nodes may have flags of their own
+        names = [role_name(each, case) for each in instance]
+        parts = {name: parts[name] for name in parts if name not in names[1:] or name == names[0]}
     available, used = stated * device.devices_per_card, sum(parts.values())
     if used == available:
         return

@@ -8,6 +8,7 @@ from typing import Any
 
 from vivace.deploy.case import Case
 from vivace.deploy.rules.rule import ARGS, Issue, Rule, ServerCheck, server_rule
+from vivace.deploy.schema.deployment import KINDS
 from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
 WITHOUT_HYBRID_HOST_CACHE = ("0.4.6", "0.5.7", "0.5.8", "0.5.10")
@@ -143,9 +144,17 @@ def hybrid_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
                 yield Issue("mamba_scheduler_strategy", text, f"{extra}, or leave it out")
 
 
-@refused("limits", engine="sglang")
+@refused("limits", roles=KINDS)
 def limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Sizes and fractions are within their limits."""
+    """Sizes, fractions and ports are within their limits.
+    Port 0 means any free port, which nobody else would know."""
+    if case.target.engine == "vivace" and server.kind != "router":
+        return
+    for name in ("port", "disaggregation-bootstrap-port"):
+        port = server.nodes[0].flags.get(name) if server.nodes else None
+        if isinstance(port, int) and not 0 < port < 65536:
+            text = f"--{name} must be between 1 and 65535, got {port}"
+            yield Issue("--" + name, text, "choose another port")
     for name in ("tp_size", "dp_size", "pp_size", "nnodes", "ep_size"):
         with suppress(UnknownValue):
             value, flag = server.number(name), server.flag(name)

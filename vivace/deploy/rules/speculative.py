@@ -172,33 +172,22 @@ def graph_covers(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(name, text, remedy, severity)
 
 
-@server_rule("graph-unused", "note", source="implied")
-def graph_unused(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """No graph is larger than the largest batch.
-    Graphs take memory outside of mem-fraction-static."""
-    rank, graphs = server.running_per_rank, server.graphs
-    if server.decodes and rank is not None and graphs and max(graphs) > rank:
+@server_rule("graph-sizes", "note", source=ARGS, roles=("mixed", "prefill", "decode"))
+def graph_sizes(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """Captured graphs are those that batches need.
+    They take memory outside of mem-fraction-static. A batch is padded to the next captured size and
+    costs as much as one of that size; a prefill role never decodes."""
+    rank, graphs, listed = server.running_per_rank, server.graphs, server.has("cuda_graph_bs")
+    name = "cuda_graph_bs" if listed else "cuda_graph_max_bs"
+    if server.kind == "prefill" and listed and not server.has("disable_cuda_graph"):
+        text = "--cuda-graph-bs has no effect: a prefill role captures no decode graphs"
+        yield Issue(name, text, "remove it")
+    if not server.decodes or rank is None or not graphs:
+        return
+    if max(graphs) > rank:
         text = f"batches up to {max(graphs)} are captured, but a rank runs at most {rank}"
-        name = "cuda_graph_bs" if server.has("cuda_graph_bs") else "cuda_graph_max_bs"
         yield Issue(name, text, f"capture up to {rank}")
-
-
-@server_rule("graph-padding", "note", source="implied")
-def graph_padding(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Small batches have small graphs.
-    A batch is padded to the next captured size and costs as much as one of that size."""
-    graphs, rank = server.graphs, server.running_per_rank or 0
-    listed = isinstance(server.value("cuda_graph_bs"), tuple | list)
-    if server.decodes and listed and graphs and min(graphs) > 1 and rank > 1:
+    if listed and min(graphs) > 1 and rank > 1:
         batches = "every batch" if len(graphs) == 1 else "a smaller one"
         text = f"the smallest captured batch is {min(graphs)}: {batches} is padded to it"
-        yield Issue("cuda_graph_bs", text, "capture small batches too if they occur (1 2 4 ..)")
-
-
-@server_rule("graph-on-prefill", "note", source=ARGS, roles=("prefill",))
-def graph_on_prefill(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Prefill roles do not set --cuda-graph-bs.
-    The flag names sizes of decode graphs, and a prefill role never decodes."""
-    if server.has("cuda_graph_bs") and not server.has("disable_cuda_graph"):
-        text = "--cuda-graph-bs has no effect: a prefill role captures no decode graphs"
-        yield Issue("cuda_graph_bs", text, "remove it")
+        yield Issue(name, text, "capture small batches too if they occur (1 2 4 ..)")
