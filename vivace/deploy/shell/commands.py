@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from tree_sitter import Node
 
+from vivace.deploy.shell.builtins import BUILTINS, give_words, separators_in
 from vivace.deploy.shell.interpreter import MAX_LAUNCHES, Interpreter, ScriptTooLarge
 from vivace.deploy.shell.state import Launch, Placement, ScriptState, States, Value
 from vivace.deploy.shell.strings import variables_in
@@ -36,9 +37,7 @@ from vivace.deploy.shell.wrappers import (
 
 SILENT = {
     "echo",
-    "printf",
     "cd",
-    "set",
     "shopt",
     "true",
     ":",
@@ -70,6 +69,25 @@ def expand_value(node: Node | None, state: ScriptState) -> Value:
 
 
 def command(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
+    words, prefix = command_parts(node, state)
+    here = next((each for each in node.children if each.type == "herestring_redirect"), None)
+    if here is None:
+        return run(shell, node, state, words, prefix, background)
+    outer, state.given = state.given, here_string(here, state)
+    ended = run(shell, node, state, words, prefix, background)
+    for each in ended:
+        each.given = outer
+    return ended
+
+
+def here_string(node: Node, state: ScriptState) -> str | None:
+    """The text behind `<<<`, if it is known."""
+    found = known_text(expand_text(node.named_children[0], state)) if node.named_children else None
+    return None if found is None else found + "\n"
+
+
+def command_parts(node: Node, state: ScriptState) -> tuple[list[Text], dict[str, Text]]:
+    """(words, variables set for it)"""
     prefix: dict[str, Text] = {}
     words: list[Text] = []
     if node.named_child_count > MAX_WORDS:
@@ -81,12 +99,22 @@ def command(shell: Interpreter, node: Node, state: ScriptState, background: bool
                 result = expand_value(value, state)
                 prefix[source(name)] = EMPTY if isinstance(result, list) else result
         elif child.type == "command_name":
+            if prefix and is_on_own_line(child, node):
+                state.variables |= prefix
+                prefix = {}
             words += expand_words(child.named_children[0], state) if child.named_children else []
         elif child.type not in ("file_redirect", "herestring_redirect", "heredoc_redirect"):
             words += expand_words(child, state)
     if len(words) > MAX_WORDS:
         raise TextTooLong(f"a command of {len(words)} words")
-    return run(shell, node, state, words, prefix, background)
+    return words, prefix
+
+
+def is_on_own_line(name: Node, command: Node) -> bool:
+    """The grammar may take a line of assignments for the beginning of the command below it."""
+    raw, before = command.text or b"", name.prev_sibling or name
+    gap = raw[before.end_byte - command.start_byte : name.start_byte - command.start_byte]
+    return b"\n" in gap.replace(b"\\\n", b"")
 
 
 def run(
@@ -104,6 +132,9 @@ def run(
         return [state]
     if program in shell.functions:
         return call(shell, shell.functions[program], state, words[1:])
+    if program in BUILTINS:
+        BUILTINS[program](shell, state, words[1:], separators_in(prefix, state))
+        return [state]
     if program in SILENT or not words:
         return [state]
     if program in ("source", "."):
@@ -291,9 +322,7 @@ def started_file(
     for name, value in prefix.items():
         begun.assign(name, value)
         begun.exported.add(name)
-    for number, argument in enumerate(inner.words[1:10], 1):
-        begun.assign(str(number), argument)
-    begun.assign("@", list(inner.words[1:]))
+    give_words(list(inner.words[1:]), begun)
     ended = run_file(shell, begun, inner.words[0])
     if ended is None:
         if serves([display(word) for word in inner.words[1:]]):
@@ -350,19 +379,18 @@ def serves(words: Sequence[str]) -> bool:
 
 
 def call(shell: Interpreter, body: Node, state: ScriptState, arguments: list[Text]) -> States:
-    names = ("@", *map(str, range(1, 10)))
-    before = {name: state.variables.get(name) for name in names}
-    for index, argument in enumerate(arguments[:9], 1):
-        state.assign(str(index), argument)
-    state.assign("@", list(arguments))
+    before = positional_arguments(state)
+    give_words(arguments, state)
     states = caught(shell.block(body.named_children, [state]), "return")
     for each in states:
-        for name, value in before.items():
-            if value is None:
-                each.variables.pop(name, None)
-            else:
-                each.variables[name] = value
+        for name in positional_arguments(each):
+            del each.variables[name]
+        each.variables |= before
     return states
+
+
+def positional_arguments(state: ScriptState) -> dict[str, Value]:
+    return {n: value for n, value in state.variables.items() if n == "@" or n.isdecimal()}
 
 
 def caught(states: States, leaves: str) -> States:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 import msgspec
 from tree_sitter import Node
 
-from vivace.deploy.shell.commands import caught
-from vivace.deploy.shell.conditions import branches
+from vivace.deploy.shell.builtins import BUILTINS, forget, separators_in
+from vivace.deploy.shell.commands import caught, command_parts
+from vivace.deploy.shell.conditions import Branches, branches
 from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Interpreter, ScriptTooLarge
 from vivace.deploy.shell.state import Launch, ScriptState, States
-from vivace.deploy.shell.text import Text, only_unknown, text, unknown
+from vivace.deploy.shell.text import Text, only_unknown, unknown
 from vivace.deploy.shell.words import (
     EXPANSIONS,
     NotUnderstood,
@@ -27,7 +28,6 @@ Step = Callable[[ScriptState], bool]
 ENDING = re.compile(r"(?<![\w-])(wait|kill|pkill|killall|fuser|srun|ssh|break|exit|return|docker|"
                     r"kubectl|\w*(?:stop|kill|clean|shutdown|terminate)\w*)(?![\w-])")  # fmt: skip
 """in a loop's body: words that end a server, or start it elsewhere"""
-READING = re.compile(r"(?:IFS=(?:''|\"\"|' '|\" \")?\s+)?read(?:\s+-r)?((?:\s+[A-Za-z_]\w*)+)")
 SERVING = re.compile(r"launch_server|launch_router|\b(?:vivace|sglang|vllm) serve\b")
 SPREADING = ("mpirun", "srun", "ray", "pdsh", "salloc")
 CHANGING = {
@@ -151,35 +151,40 @@ def while_loop(shell: Interpreter, node: Node, state: ScriptState, background: b
         raise NotUnderstood("a loop without a condition")
     until = node.children[0].type == "until"
     if "$#" in source(condition):  # options of the script: none are given
+        forget(assigned_names(body) if state.elements("@") else [], state)
         return [state]
+    if condition.type == "list" and plain_name(condition.named_children[0]) == "read":
+        condition = condition.named_children[0]  # `|| [ -n "$line" ]`: a last line without an end
+    reads = condition.type == "command" and plain_name(condition) == "read"
+    if reads and state.given is not None:
+        return rounds(shell, node, condition, body, state, until)
+    if reads and (changes(body) or SERVING.search(source(body))):
+        read_line(shell, condition, state)
+        return run_undecided(
+            shell, node, body, [state], lambda each: read_line(shell, condition, each)
+        )
     endless = source(condition).strip() in (("false",) if until else ("true", ":", "1"))
     if endless or not changes(body):
         if not endless and only_waits(body):
             return [state]
-        if READING.fullmatch(source(condition).strip()) and SERVING.search(source(body)):
-            shell.note(node, "a loop over lines that are not known here")
         return caught(once(shell, body, [state]), "break")
     return rounds(shell, node, condition, body, state, until)
 
 
-def read_loop(shell: Interpreter, loop: Node, state: ScriptState, content: str) -> States | None:
-    """`while read NAME ..` over a known text; None for any other loop."""
-    condition, body = loop.child_by_field_name("condition"), loop.child_by_field_name("body")
-    found = READING.fullmatch(source(condition).strip()) if condition is not None else None
-    if found is None or body is None or loop.children[0].type != "while":
-        return None
-    names, lines = found[1].split(), content.splitlines()
-    if len(lines) > MAX_ITERATIONS:
-        raise ScriptTooLarge(f"line {shell.line(loop)}: a loop of {len(lines)} rounds")
-    states = [state]
-    for line in lines:
-        going = [each for each in states if each.runs]
-        words = [*line.split(None, len(names) - 1), *[""] * len(names)]
-        for each in going:
-            for name, word in zip(names, words, strict=False):
-                each.assign(name, text(word.strip()))
-        states = [*(each for each in states if not each.runs), *once(shell, body, going)]
-    return caught(states, "break")
+def plain_name(command: Node) -> str:
+    name = next((each for each in command.named_children if each.type == "command_name"), None)
+    return "" if name is None else source(name)
+
+
+def read_line(shell: Interpreter, condition: Node, state: ScriptState) -> bool:
+    words, prefix = command_parts(condition, state)
+    return BUILTINS["read"](shell, state, words[1:], separators_in(prefix, state))
+
+
+def judged(shell: Interpreter, condition: Node, state: ScriptState) -> Branches:
+    if condition.type == "command" and plain_name(condition) == "read":
+        return [(state, read_line(shell, condition, state))]
+    return branches(condition, state)
 
 
 def rounds(
@@ -190,7 +195,7 @@ def rounds(
         going = [each for each in states if each.runs]
         if not going:
             return caught(states, "break")
-        decided = [branches(condition, each) for each in going]
+        decided = [judged(shell, condition, each) for each in going]
         if any(len(found) != 1 for found in decided):
             return run_undecided(shell, node, body, states, lambda state: True)
         entering = [each for found in decided for each, value in found if value is not until]
@@ -206,9 +211,8 @@ def run_undecided(shell: Interpreter, node: Node, body: Node, states: States, st
     """How often it goes round only the machine knows."""
     shell.note(node, "a loop that is not followed to its end")
     ended = caught(repeated(shell, body, states, step), "break")
-    for name in assigned_names(body):
-        for each in ended:
-            each.assign(name, unknown(f"${name}"))
+    for each in ended:
+        forget(assigned_names(body), each)
     return ended
 
 

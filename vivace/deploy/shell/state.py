@@ -88,6 +88,8 @@ class ScriptState(msgspec.Struct):
     leaves: str = ""
     """a pending `break`, `continue` or `return`"""
     placement: Placement = Placement()
+    given: str | None = None
+    """what is still to be read on standard input, if that is known"""
     opened: Callable[[str], str | None] = no_text
     """the text of a file that the script wrote, or that lies beside it"""
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from tree_sitter import Node
 
+from vivace.deploy.shell.builtins import BUILTINS
 from vivace.deploy.shell.commands import (
     add_launch,
     command,
     expand_value,
+    here_string,
     inner_placement,
     merge_results,
 )
 from vivace.deploy.shell.conditions import Branches, branches, equality, split_by
 from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Handler, Interpreter
-from vivace.deploy.shell.loops import counted_loop, for_loop, read_loop, while_loop
+from vivace.deploy.shell.loops import counted_loop, for_loop, while_loop
 from vivace.deploy.shell.state import ScriptState, States, Value
 from vivace.deploy.shell.strings import NotUnderstood, fnmatch, integer
 from vivace.deploy.shell.text import (
@@ -30,6 +32,7 @@ from vivace.deploy.shell.words import (
     expand_text,
     expand_words,
     follow_assignment,
+    output,
     source,
 )
 from vivace.deploy.shell.wrappers import SHELLS, unwrap
@@ -235,9 +238,9 @@ def pipeline(shell: Interpreter, node: Node, state: ScriptState, background: boo
     if words[0] in ("echo", "printf", "cat") and plain_words(last)[0] in SHELLS:
         raise NotUnderstood("a script from a pipe")
     if last.type == "while_statement":
-        content = state.opened(words[1].removeprefix("./")) if words[0] == "cat" else None
-        ended = None if content is None else read_loop(shell, last, state.copy(), content)
-        return merge_results(state, ended or shell.statement(last, [state.copy()], background))
+        begun = state.copy()
+        begun.given = output(first, state) if node.named_child_count == 2 else None
+        return merge_results(state, shell.statement(last, [begun], background))
     return shell.statement(first, [state], background)
 
 
@@ -248,10 +251,8 @@ def run_redirected(shell: Interpreter, node: Node, state: ScriptState, backgroun
     if body is None:
         return [state]
     target = next((each for each in node.children if each.type == "file_redirect"), None)
-    if body.type == "while_statement":
-        content = document_in(document, state) if document else read_input(target, state)
-        ended = None if content is None else read_loop(shell, body, state, content)
-        return shell.statement(body, [state], background) if ended is None else ended
+    if body.type != "command" or plain_words(body)[0] in BUILTINS:
+        return with_input(shell, node, body, state, background)
     if document is None:
         if body.type == "command" and plain_words(body)[0] == "echo" and "> /" in source(node):
             words = [text(word) for word in source(node).split()]
@@ -270,12 +271,29 @@ def run_redirected(shell: Interpreter, node: Node, state: ScriptState, backgroun
     return shell.statement(body, [state], background)
 
 
-def read_input(redirect: Node | None, state: ScriptState) -> str | None:
-    """The text behind `<`, where the file is known."""
-    if redirect is None or "<" not in [each.type for each in redirect.children]:
-        return None
-    name = known_text(expand_text(redirect.named_children[-1], state)) or ""
-    return state.opened(name.removeprefix("./"))
+def with_input(
+    shell: Interpreter, node: Node, body: Node, state: ScriptState, background: bool
+) -> States:
+    """`while read .. done < file`, `mapfile < <(command)`, `{ .. } <<EOF`"""
+    outer = state.given
+    for each in node.children:
+        if each.type == "heredoc_redirect":
+            state.given = document_in(each, state)
+        elif each.type == "herestring_redirect":
+            state.given = here_string(each, state)
+        elif each.type == "file_redirect" and "<" in [part.type for part in each.children]:
+            state.given = read_input(each.named_children[-1], state)
+    ended = shell.statement(body, [state], background)
+    for each in ended:
+        each.given = outer
+    return ended
+
+
+def read_input(source_node: Node, state: ScriptState) -> str | None:
+    """The text behind `<`, where the file or what a command prints is known."""
+    if source_node.type == "process_substitution":
+        return output(source_node.named_children[0], state) if source_node.named_children else None
+    return state.opened((known_text(expand_text(source_node, state)) or "").removeprefix("./"))
 
 
 def plain_words(node: Node) -> list[str]:

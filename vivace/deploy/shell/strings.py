@@ -16,6 +16,11 @@ BRACES = re.compile(
     r"(?P<after>[^{}$`'\"\\]*)"
 )
 LARGEST = 1 << 63
+ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
+ESCAPED_IN_QUOTES = re.compile(r'\\([\n"$`\\])')
+BLANKS = " \t\n"
+"""IFS, if nothing is assigned to it"""
+FORMAT = re.compile(r"%(0?\d?)([sd%])")
 
 
 class NotUnderstood(Exception):
@@ -43,6 +48,65 @@ def sequence(first: str, last: str, step: str = "1") -> list[str]:
     if len(numbers) > MAX_WORDS:
         raise NotUnderstood(f"a sequence of {len(numbers)} numbers")
     return [str(number) for number in numbers]
+
+
+def fields(line: str, separators: str, count: int = 0) -> list[str]:
+    """The words that bash cuts a line into with this IFS; the last of `count` has the rest."""
+    blanks = "".join(each for each in separators if each.isspace())
+    marks, line = re.escape("".join(separators.split())), line.strip(blanks)
+    blank = f"[{blanks}]*" if blanks else ""
+    either = [f"{blank}[{marks}]{blank}"] * bool(marks) + [f"[{blanks}]+"] * bool(blanks)
+    if not either or not line or count == 1:
+        return [line] * bool(line)
+    found = re.split("|".join(either), line, maxsplit=max(0, count - 1))
+    return found if found[-1] else found[:-1]
+
+
+def formatted(words: list[str]) -> str | None:
+    """What printf makes of a format and its arguments, where it has only %s, %d and %02d."""
+    if not words:
+        return None
+    template, arguments = words[0].replace("\\n", "\n"), iter(words[1:])
+    if "\\" in template or "%" in FORMAT.sub("", template):
+        return None
+
+    def value(found: re.Match[str]) -> str:
+        if found[2] == "%":
+            return "%"
+        word = next(arguments, "")
+        return format(integer(word) or 0, found[1]) if found[2] == "d" else word
+
+    made = FORMAT.sub(value, template)
+    return None if next(arguments, None) is not None else made
+
+
+def unescape(word: str) -> str:
+    """\\x is x, and a backslash before a line's end is nothing."""
+    return ESCAPED.sub(meant, word)
+
+
+def meant(escaped: re.Match[str]) -> str:
+    return escaped[1].removeprefix("\n")
+
+
+def in_quotes(content: str) -> str:
+    """Within double quotes a backslash is one unless it stands before \\ $ ` " or a line's end."""
+    return ESCAPED_IN_QUOTES.sub(meant, content)
+
+
+PLAIN: dict[str, Callable[[str], str]] = {
+    "word": unescape,
+    "number": str,
+    "extglob_pattern": unescape,
+    "test_operator": str,
+    "variable_name": str,
+    "special_variable_name": str,
+    "raw_string": lambda quoted: quoted[1:-1],
+    "string_content": in_quotes,
+    "ansi_c_string": lambda quoted: unescape(quoted[2:-1]),
+    "heredoc_content": str,
+    "regex": str,
+}
 
 
 def alter(operators: list[str], value: str, arguments: list[str]) -> str | None:

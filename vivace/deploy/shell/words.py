@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from tree_sitter import Node
 
 from vivace.deploy.shell.state import ScriptState
 from vivace.deploy.shell.strings import (
+    PLAIN,
     NotUnderstood,
     alter,
     braces,
     combine,
+    fields,
+    formatted,
     integer,
     sequence,
 )
@@ -35,9 +37,9 @@ EXPANSIONS = ("expansion", "command_substitution", "arithmetic_expansion")
 """nodes of a string that the grammar may begin with the blank before them"""
 FROM_OUTSIDE = re.compile(r"\$\{\w+:-\}")
 """the origin of what is unset here, and empty by default"""
+STEP = re.compile(r"\+\+|--")
+ASSIGNING = re.compile(r"[-+*]?=")
 ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*](?::(\d{1,4}))?\}")
-ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
-ESCAPED_IN_QUOTES = re.compile(r'\\([\n"$`\\])')
 
 
 def to_parser(content: str) -> bytes:
@@ -70,13 +72,21 @@ def expand_words(node: Node, state: ScriptState) -> list[Text]:
         if listed is not None:
             return [text(word) for word in listed]
     if node.type in ("simple_expansion", "expansion", "command_substitution"):
-        return split(expand_text(node, state))
+        return split_words(expand_text(node, state), state)
     if node.type == "brace_expression":
         listed = braces(source(node))
         if listed is None:
             raise NotUnderstood(f"brace expansion {source(node)}")
         return [text(word) for word in listed]
     return [expand_text(node, state)]
+
+
+def split_words(value: Text, state: ScriptState) -> list[Text]:
+    """An unquoted expansion, cut by IFS."""
+    separators, plain = known_text(state.scalar("IFS") or (" ",)), known_text(value)
+    if plain is None or separators is None or not separators.strip():
+        return split(value)
+    return [text(word) for word in fields(plain, separators)]
 
 
 def array_words(node: Node, state: ScriptState) -> list[Text] | None:
@@ -150,35 +160,6 @@ def expand_pieces(node: Node, state: ScriptState, depth: int) -> Text:
     return concatenate(*parts)
 
 
-def unescape(word: str) -> str:
-    """\\x is x, and a backslash before a line's end is nothing."""
-    return ESCAPED.sub(meant, word)
-
-
-def meant(escaped: re.Match[str]) -> str:
-    return escaped[1].removeprefix("\n")
-
-
-def in_quotes(content: str) -> str:
-    """Within double quotes a backslash is one unless it stands before \\ $ ` " or a line's end."""
-    return ESCAPED_IN_QUOTES.sub(meant, content)
-
-
-PLAIN: dict[str, Callable[[str], str]] = {
-    "word": unescape,
-    "number": str,
-    "extglob_pattern": unescape,
-    "test_operator": str,
-    "variable_name": str,
-    "special_variable_name": str,
-    "raw_string": lambda quoted: quoted[1:-1],
-    "string_content": in_quotes,
-    "ansi_c_string": lambda quoted: unescape(quoted[2:-1]),
-    "heredoc_content": str,
-    "regex": str,
-}
-
-
 def variable(name: str, state: ScriptState) -> Text:
     """$name; unknown where the script never sets it."""
     if name == "#":
@@ -218,7 +199,7 @@ def expansion(node: Node, state: ScriptState, depth: int) -> Text:
         return variable(source(target), state) if plain else unknown(source(node))
     if not operators and value is not None:
         return value
-    if operators == ["#"]:
+    if inner[0].type == "#":  # not ${name#pattern}
         return length(target, value, state, source(node))
     if operators[0] in (":-", "-", ":=", "=", ":+", "+") and len(operators) == 1:
         default = expand_text(named[1], state, depth + 1) if len(named) > 1 else EMPTY
@@ -305,7 +286,7 @@ def number(node: Node, state: ScriptState, depth: int) -> int | None:
     """An integer expression; None where something in it is unknown."""
     if depth > MAX_DEPTH:
         raise NotUnderstood("expressions nested too deeply")
-    if node.type == "binary_expression":
+    if node.type == "binary_expression" and not ASSIGNING.fullmatch(operator_text(node)):
         left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
         operator = node.child_by_field_name("operator")
         if left is None or right is None or operator is None:
@@ -316,6 +297,13 @@ def number(node: Node, state: ScriptState, depth: int) -> int | None:
     if node.type == "parenthesized_expression" and node.named_child_count == 1:
         inner = node.named_child(0)
         return None if inner is None else number(inner, state, depth + 1)
+    if node.type in ("postfix_expression", "unary_expression") and STEP.search(source(node)):
+        before = number(node.named_children[0], state, depth + 1)
+        follow_assignment(node, state)
+        changed = number(node.named_children[0], state, depth + 1)
+        return before if node.type.startswith("postfix") else changed
+    if node.type in ("variable_assignment", "binary_expression") and follow_assignment(node, state):
+        return number(node.children[0], state, depth + 1)
     if node.type == "unary_expression" and node.named_child_count == 1:
         inner = node.named_child(0)
         value = None if inner is None else number(inner, state, depth + 1)
@@ -326,11 +314,15 @@ def number(node: Node, state: ScriptState, depth: int) -> int | None:
     return integer(known_text(expand_text(node, state, depth + 1)))
 
 
+def operator_text(node: Node) -> str:
+    return source(node.children[1]) if len(node.children) > 2 else ""
+
+
 def follow_assignment(node: Node, state: ScriptState) -> bool:
     """Follows i++, i+=2 and i=3 of arithmetic; False for anything else."""
     if node.type in ("postfix_expression", "unary_expression"):
         operator, target = source(node).strip(), node.named_child(0)
-        name = "" if target is None else source(target)
+        name = "" if target is None else source(target).removeprefix("$")
         step = {"++": 1, "--": -1}.get(operator.replace(name, "").strip())
         before = integer(known_text(state.scalar(name) or EMPTY))
         if step is None or before is None:
@@ -342,7 +334,7 @@ def follow_assignment(node: Node, state: ScriptState) -> bool:
     children = node.children
     name, operator = source(children[0]), source(children[1])
     value, before = number(children[-1], state, 0), integer(known_text(state.scalar(name) or EMPTY))
-    if operator not in ("=", "+=", "-=", "*=") or not name.isidentifier():
+    if not ASSIGNING.fullmatch(operator) or not name.isidentifier():
         return False
     result = value if operator == "=" else combine(operator[0], before, value)
     state.assign(name, unknown(source(node)) if result is None else text(str(result)))
@@ -350,34 +342,43 @@ def follow_assignment(node: Node, state: ScriptState) -> bool:
 
 
 def substitution(node: Node, state: ScriptState, depth: int) -> Text:
-    """$(...): `expr`, `echo` and `cat` of a known file are computed, the rest is unknown."""
+    """$(...): what is known of its output, else it is unknown."""
     command = source(node).lstrip().strip("`").removeprefix("$(").removesuffix(")")
-    origin = unknown(" ".join(command.split()))
-    inner = node.named_children
-    if len(inner) != 1 or inner[0].type != "command":
-        return origin
-    words: list[Text] = []
-    for child in inner[0].named_children:
-        if child.type == "command_name":
-            words += expand_words(child.named_children[0], state) if child.named_children else []
-        elif child.type == "variable_assignment":
-            return origin
-        else:
-            words += expand_words(child, state)
-    plain = [known_text(word) for word in words]
-    if any(word is None for word in plain):
-        return origin
-    program, *arguments = [word or "" for word in plain] or [""]
-    if program in ("echo", "printf") and not any("%" in each or "\\" in each for each in arguments):
-        return text(" ".join(arguments))
+    found = output(node.named_children[0], state) if node.named_child_count == 1 else None
+    return unknown(" ".join(command.split())) if found is None else text(found.rstrip("\n"))
+
+
+def output(node: Node, state: ScriptState) -> str | None:
+    """What `expr`, `seq`, `echo`, `printf` and `cat` of a known file print; None for others."""
+    words = plain_words(node, state)
+    if not words:
+        return None
+    program, *arguments = words
+    if program == "printf":
+        return formatted(arguments)
+    if program == "echo" and not any("\\" in each for each in arguments):
+        return " ".join(arguments) + "\n"
     if program == "cat" and len(arguments) == 1:
-        content = state.opened(arguments[0].removeprefix("./"))
-        return origin if content is None else text(content.rstrip("\n"))
+        return state.opened(arguments[0].removeprefix("./"))
     if program == "seq" and 0 < len(arguments) < 4:
         first, step = (*arguments[:1], "1") if len(arguments) < 3 else arguments[:2]
-        return text(" ".join(sequence("1" if len(arguments) == 1 else first, arguments[-1], step)))
+        return "\n".join(sequence("1" if len(arguments) == 1 else first, arguments[-1], step))
     if program == "expr" and len(arguments) == 3:
         left, operator, right = arguments
         value = combine(operator, integer(left), integer(right))
-        return origin if value is None else text(str(value))
-    return origin
+        return None if value is None else str(value)
+    return None
+
+
+def plain_words(node: Node, state: ScriptState) -> list[str]:
+    """Of a command; empty where something of it is unknown."""
+    words: list[Text] = []
+    for child in node.named_children if node.type == "command" else ():
+        if child.type == "command_name":
+            words += expand_words(child.named_children[0], state) if child.named_children else []
+        elif child.type in ("variable_assignment", "herestring_redirect"):
+            return []
+        else:
+            words += expand_words(child, state)
+    plain = [known_text(word) for word in words]
+    return [] if None in plain else [word or "" for word in plain]
