@@ -300,7 +300,7 @@ def build_server(
         environment=launch.environment,
         host=find_host(launch),
         round=launch.round,
-        script="" if launch.behind else script,
+        script="" if launch.behind or "<" in launch.placement.host else script,
         paths=launch.paths,
         tasks=launch.placement.tasks,
         contained=launch.placement.contained,
