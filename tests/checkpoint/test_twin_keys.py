@@ -33,6 +33,10 @@ TWINS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rope_theta": ({"rope_parameters": {"rope_theta": 500.0}}, {"rope_theta": 700.0}),
     "activation": ({"hidden_act": "silu"}, {"hidden_activation": "gelu"}),
     "text_config": ({"text_config": {"mlp_bias": True}}, {"mlp_bias": False}),
+    "scaling within": ({"text_config": {"rope_scaling": LINEAR}}, {"rope_scaling": YARN}),
+    "ropes within": ({"text_config": {"rope_parameters": LINEAR}}, {"rope_parameters": YARN}),
+    "ends within": ({"text_config": {"eos_token_id": 5}}, {"eos_token_id": [5, 6]}),
+    "tied within": ({"text_config": {"tie_word_embeddings": True}}, {"tie_word_embeddings": False}),
 }
 """(what counts, what has no effect beside it)"""
 BAD: dict[str, dict[str, Any]] = {
@@ -57,18 +61,19 @@ def facts(folder: Path, changes: dict[str, Any], **overrides: Any) -> ModelFacts
 
 
 def values(found: ModelFacts) -> tuple[Any, ...]:
-    return found.dtype, found.decoder
+    return found.dtype, found.decoder, found.tied, found.eos_ids
 
 
 @pytest.mark.parametrize("name", TWINS)
 def test_the_key_that_counts_is_used_and_the_other_told(name: str, tmp_path: Path) -> None:
     counts, idle = TWINS[name]
-    alone = facts(tmp_path, counts if name != "rope_type" else {"rope_parameters": LINEAR})
+    used = counts if name != "rope_type" else {"rope_parameters": LINEAR}
+    alone = facts(tmp_path, {**dict.fromkeys(idle), **used})
     both = facts(tmp_path, {**idle, **counts})
     assert values(both) == values(alone)
     assert not alone.notices and len(both.notices) == 1
-    last = [key if key != "text_config" else "mlp_bias" for key in (*counts, *idle)]
-    assert all(key in both.notices[0] for key in last) and both.notices[0].isprintable()
+    assert all(key in both.notices[0] for key in (*counts, *idle))
+    assert both.notices[0].isprintable()
 
 
 def test_keys_that_agree_are_no_news(tmp_path: Path) -> None:
@@ -84,9 +89,17 @@ def test_nonsense_is_refused_in_the_key_that_has_no_effect_too(place: str, tmp_p
         facts(tmp_path, BAD[place])
 
 
-@pytest.mark.parametrize("name", ["dtype", "rope_scaling", "activation"])
+EMPTY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "no parameters": ({"rope_scaling": LINEAR}, {"rope_parameters": {}}),
+    "no scaling": ({"rope_parameters": LINEAR}, {"rope_scaling": {}}),
+    "null": ({"rope_parameters": LINEAR}, {"rope_scaling": None}),
+}
+"""an object that is there and says nothing, beside the one that counts"""
+
+
+@pytest.mark.parametrize("name", ["dtype", "rope_scaling", "activation", *EMPTY])
 def test_transformers_reads_the_same(name: str, tmp_path: Path) -> None:
-    counts, idle = TWINS[name]
+    counts, idle = {**TWINS, **EMPTY}[name]
     theirs = make("Llama", tmp_path, max_position_embeddings=64)
     file = tmp_path / "config.json"
     saved = json.loads(file.read_text())
@@ -101,6 +114,7 @@ def test_transformers_reads_the_same(name: str, tmp_path: Path) -> None:
     ids = tokens(40)
     ours = PagedModel(load(tmp_path)).feed("a", ids, [40])
     assert abs(ours - reference(theirs, ids)).max() < 2e-4
+    assert name not in EMPTY or not read_facts(locate(str(tmp_path))).notices
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters", "torch_dtype", "dtype"])

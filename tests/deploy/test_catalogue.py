@@ -157,10 +157,16 @@ def test_a_folder_describes_a_model(
     st.sampled_from([None, 64, 128]),
     st.sampled_from([None, 1, 2, 8]),
     st.sampled_from([None, True, False]),
+    st.sampled_from([None, 4096]),
     st.booleans(),
 )
 def test_a_served_model_has_the_shapes_it_is_served_with(
-    name: str, head_dim: int | None, kv_heads: int | None, tied: bool | None, nested: bool
+    name: str,
+    head_dim: int | None,
+    kv_heads: int | None,
+    tied: bool | None,
+    context: int | None,
+    nested: bool,
 ) -> None:
     """The engine's own facts, and the check's."""
     values = {
@@ -168,9 +174,9 @@ def test_a_served_model_has_the_shapes_it_is_served_with(
         "hidden_size": 1024,
         "intermediate_size": 3072,
         "num_hidden_layers": 4,
-        "num_attention_heads": 8,
+        "num_attention_heads": 32,
         "vocab_size": 1000,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": context,
         "head_dim": head_dim,
         "num_key_value_heads": kv_heads,
         "tie_word_embeddings": tied,

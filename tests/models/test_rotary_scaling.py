@@ -154,8 +154,23 @@ def test_factors_of_a_gguf_file_divide_the_frequencies() -> None:
 
 
 def test_part_of_a_head_can_be_rotated() -> None:
-    found = loaded(build_table({"rope_theta": 100.0, "partial_rotary_factor": 0.25}, 8))
+    """Where a GGUF file says so."""
+    found = loaded(build_table({"rope_theta": 100.0, "rope_dimension_count": 16}, 8))
     assert found.shape == (8, 16)
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_a_scaling_of_a_part_of_each_head_is_refused(name: str, within: bool) -> None:
+    """transformers' code for these families fails over it; without a scaling it rotates all."""
+    part = {"partial_rotary_factor": 0.5}
+    scaling = {**SCALINGS[name], **(part if within else {})}
+    config = {"rope_scaling": scaling, **({} if within else part)}
+    if name == "default":
+        assert loaded(build_table(config, 8)).shape == (8, HEAD)
+        return
+    with pytest.raises(SourceError, match="partial_rotary_factor"):
+        build_table(config, 8)
 
 
 def test_unknown_scaling_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from vivace.checkpoint.errors import SourceError
@@ -14,9 +15,11 @@ from vivace.checkpoint.fields import (
     Number,
     OneOf,
     Text,
+    whole,
 )
 from vivace.checkpoint.source import ModelSource
-from vivace.models.rope import LARGEST_HEAD, LONGEST_CONTEXT
+from vivace.models.families import ANY_FAMILY, OPTIONAL, Family
+from vivace.models.rope import LARGEST_HEAD, LENGTH, LONGEST_CONTEXT, THETA
 
 DTYPES = ("bfloat16", "float16", "float32")
 ACTIVATIONS = {
@@ -30,6 +33,7 @@ ACTIVATIONS = {
 SLIDING = {"sliding_attention": True, "full_attention": False}
 MOST_LAYERS = 4096
 MOST_TOKENS = 1 << 24
+MOST_ENDS = 256
 
 TABLE: dict[str, FieldKind[Any]] = {
     "hidden_size": Integer(1, 1 << 20),
@@ -58,37 +62,83 @@ TABLE: dict[str, FieldKind[Any]] = {
     "torch_dtype": OneOf(
         {prefix + name: name for name in DTYPES for prefix in ("", "torch.")} | {"auto": ""}
     ),
-    "rope_local_base_freq": Number(2, 1e15),
+    "rope_theta": THETA,
+    "rope_local_base_freq": THETA,
+    "original_max_position_embeddings": LENGTH,
 }
-"""what each key of a configuration may be; `rope` has those of rotary embedding"""
+"""what each key of a configuration may be; `rope` has the objects of rotary embedding"""
 TABLE["dtype"] = TABLE["torch_dtype"]
 NEVER_NULL = frozenset(
     "rms_norm_eps hidden_act max_position_embeddings tie_word_embeddings model_type".split()
 )
 """Keys whose null says nothing: transformers fails over it, or reads another value than where the
-key is missing. Null in the others is as good as missing, there too."""
+key is missing. `families` has what null means in the others."""
+
+
+@dataclass(frozen=True)
+class EndIds:
+    """Ids that end an answer, one or a list, parted in (tokens, whatever never comes: -1, null and
+    ids outside of the vocabulary, which authors write for "none" or keep from another model)."""
+
+    vocabulary: int
+
+    @property
+    def expected(self) -> str:
+        return f"a token id below {self.vocabulary}, or a list of at most {MOST_ENDS}"
+
+    def read(self, value: Any) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+        listed = value if isinstance(value, list) else [value]
+        if len(listed) > MOST_ENDS:
+            raise ValueError
+        ids = [None if one is None else whole(one) for one in listed]
+        tokens = [one for one in ids if one is not None and 0 <= one < self.vocabulary]
+        others = [one for one in ids if one is None or not 0 <= one < self.vocabulary]
+        return tuple(dict.fromkeys(tokens)), tuple(others)
+
+
+def is_no_window(value: Any) -> bool:
+    """Authors write null, false, 0 or -1 for it."""
+    return value is None or value is False or (type(value) in (int, float) and value in (0, -1))
 
 
 class ModelFields(ConfigFields):
-    """A model's configuration; the language model's part of it where that is nested."""
+    """A model's configuration; the language model's part of it where that is nested.
 
-    def __init__(self, source: ModelSource) -> None:
+    Without the keys that transformers ignores for `family`: `whole` has them too.
+    """
+
+    def __init__(self, source: ModelSource, family: Family = ANY_FAMILY) -> None:
         self.outer = ConfigFields(source.config, source.place)
         self.nested = self.outer.inner("text_config")
         inner = self.nested.values if self.nested else {}
         within = {key: value for key, value in inner.items() if key not in source.overridden}
-        super().__init__(
-            {**source.config, **within},
-            lambda key: source.place(f"text_config.{key}" if key in within else key),
-            overridden=source.overridden,
-        )
+        values = {**source.config, **within}
 
-    def get_known(self, key: str, default: Any = None) -> Any:
-        """The value as TABLE reads it."""
-        if key in NEVER_NULL and key in self.values and self.values[key] is None:
+        def place(key: str) -> str:
+            return source.place(f"text_config.{key}" if key in within else key)
+
+        is_gguf = bool(source.spelling)
+        self.family = family.of_gguf() if is_gguf else family
+        self.unread = tuple(
+            key
+            for key in values
+            if key in OPTIONAL
+            and not self.family.reads(key)
+            and (key in source.overridden or not is_gguf)
+        )
+        self.whole = ConfigFields(values, place, overridden=source.overridden)
+        read = {key: value for key, value in values.items() if key not in self.unread}
+        super().__init__(read, place, overridden=source.overridden)
+
+    def get_known(self, key: str) -> Any:
+        """The value as TABLE reads it; what the family means by none where there is none."""
+        if self.has(key):
+            return self.need_known(key)
+        if key in NEVER_NULL and key in self.values:
             expected = TABLE[key].expected
             raise SourceError(f"{self.place(key)} is null; it must be {expected}. {self.advice}")
-        return self.get(key, TABLE[key], default)
+        meant = self.family.missing(self.values, key)
+        return None if meant is None else TABLE[key].read(meant)
 
     def need_known(self, key: str) -> Any:
         return self.need(key, TABLE[key])

@@ -74,9 +74,9 @@ def own_families() -> str:
 
 
 def windows(family: Family) -> str:
-    if not family.slides:
+    if not family.reads("sliding_window"):
         return "none"
-    if family.window_by_flag:
+    if family.reads("use_sliding_window"):
         return "where `use_sliding_window` is set"
     if family.full_every:
         return f"all layers but every {ORDINALS.get(family.full_every, f'{family.full_every}th')}"

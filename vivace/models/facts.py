@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, abbreviate, whole
+from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, abbreviate
 from vivace.checkpoint.source import ModelSource
 from vivace.models.architecture import read_architecture, unread_code
-from vivace.models.config_fields import ACTIVATIONS, SLIDING, ModelFields
-from vivace.models.families import FAMILIES, Family
+from vivace.models.config_fields import SLIDING, EndIds, ModelFields, is_no_window
+from vivace.models.families import FAMILIES
 from vivace.models.quantized import refuse_quantized
 from vivace.models.rope import (
     LARGEST_HEAD,
@@ -22,9 +22,8 @@ from vivace.models.rope import (
     rope_of_layers,
     with_scaling,
 )
-from vivace.models.twins import idle, twin_notices
+from vivace.models.twins import idle, twin_notices, unread_notices
 
-MOST_ENDS = 256
 MOST_PROJECTED = 1 << 22
 """numbers of all query heads of a layer"""
 
@@ -125,21 +124,20 @@ def read_facts(source: ModelSource) -> ModelFacts:
 
     Raises SourceError naming the bad key.
     """
-    config = ModelFields(source)
     architecture = read_architecture(source)
-    family = FAMILIES[architecture]
+    config = ModelFields(source, FAMILIES[architecture])
     refuse_quantized(config)
     if config.get("use_bidirectional_attention", Flag(), False):
         raise config.refusal("use_bidirectional_attention", "only causal attention is supported")
-    heads, kv_heads, head_dim = read_heads(config, family)
+    heads, kv_heads, head_dim = read_heads(config)
     layers, vocabulary = config.need_known("num_hidden_layers"), config.need_known("vocab_size")
-    sliding = sliding_layers(config, family, layers)
-    windows = layer_windows(config, family, sliding)
-    context = config.get_known("max_position_embeddings", 2048)
+    sliding = sliding_layers(config, layers)
+    windows = layer_windows(config, sliding)
+    context = config.get_known("max_position_embeddings")
     ends, notices = read_eos_token_ids(source, config, vocabulary)
     facts = ModelFacts(
         architecture=architecture,
-        model_type=read_model_type(config, architecture, family),
+        model_type=read_model_type(config, architecture),
         hidden_size=config.need_known("hidden_size"),
         layers=layers,
         heads=heads,
@@ -149,18 +147,19 @@ def read_facts(source: ModelSource) -> ModelFacts:
         vocabulary=vocabulary,
         context=context,
         dtype=read_dtype(config),
-        tied=config.get_known("tie_word_embeddings", family.tied),
+        tied=config.get_known("tie_word_embeddings"),
         eos_ids=ends,
         sliding_window=next((w for w in windows if w), None),
         layer_windows=windows,
         parameters=0,
-        decoder=read_decoder_facts(config, family, head_dim, context),
+        decoder=read_decoder_facts(config, head_dim, context),
         notices=(
             *source.notices,
             *unread_code(source),
             *notices,
-            *twin_notices(config, family, head_dim, context),
-            *idle_patterns(config, family, windows),
+            *twin_notices(config, head_dim, context),
+            *idle_patterns(config, windows),
+            *unread_notices(config, windows),
         ),
     )
     return replace(facts, parameters=parameter_count(facts))
@@ -172,21 +171,22 @@ def read_dtype(config: ModelFields) -> str:
     return next(filter(None, found), "bfloat16")
 
 
-def read_model_type(config: ModelFields, architecture: str, family: Family) -> str:
-    types = family.model_types
-    found = config.get_known("model_type", types[0] if types else "")
-    if types and found not in types:
+def read_model_type(config: ModelFields, architecture: str) -> str:
+    types = config.family.model_types
+    found = config.get_known("model_type") or types[0]
+    if found not in types:
         raise config.refusal("model_type", f"that of {architecture} is {' or '.join(types)}")
     return found
 
 
-def read_heads(config: ModelFields, family: Family) -> tuple[int, int, int]:
+def read_heads(config: ModelFields) -> tuple[int, int, int]:
     """(query heads, key and value heads, numbers of a head)."""
     heads, hidden = config.need_known("num_attention_heads"), config.need_known("hidden_size")
-    kv_heads = config.get_known("num_key_value_heads", heads)
+    kv_heads = config.get_known("num_key_value_heads") or heads
     if heads % kv_heads:
-        raise config.refusal("num_key_value_heads", f"it must divide the {heads} attention heads")
-    head_dim = config.get_known("head_dim", family.head_dim)
+        why = f"{kv_heads} heads of keys must divide the {heads} attention heads"
+        raise config.refusal("num_key_value_heads", why)
+    head_dim = config.get_known("head_dim")
     if head_dim is None:
         if hidden % heads:
             why = f"without head_dim it must be a multiple of the {heads} attention heads"
@@ -198,26 +198,17 @@ def read_heads(config: ModelFields, family: Family) -> tuple[int, int, int]:
     return heads, kv_heads, head_dim
 
 
-def layer_windows(
-    config: ModelFields, family: Family, sliding: list[bool]
-) -> tuple[int | None, ...]:
+def layer_windows(config: ModelFields, sliding: list[bool]) -> tuple[int | None, ...]:
     """Sliding window of each layer in tokens, None where attention is full."""
     layers = len(sliding)
     if config.get_known("use_sliding_window") is False:  # the value has no effect, whatever it is
         return (None,) * layers
-    none = is_no_window(config.values.get("sliding_window"))
+    none = "sliding_window" in config.values and is_no_window(config.values["sliding_window"])
     window = None if none else config.get_known("sliding_window")  # read if no layer slides, too
-    if not family.slides:
-        return (None,) * layers
     return tuple(window if slides else None for slides in sliding)
 
 
-def is_no_window(value: Any) -> bool:
-    """Authors write null, false, 0 or -1 for it."""
-    return value is None or value is False or (type(value) in (int, float) and value in (0, -1))
-
-
-def sliding_layers(config: ModelFields, family: Family, layers: int) -> list[bool]:
+def sliding_layers(config: ModelFields, layers: int) -> list[bool]:
     refuse_other_layers(config)
     listed = config.get_known("layer_types")
     if listed is not None and len(listed) != layers:
@@ -226,32 +217,31 @@ def sliding_layers(config: ModelFields, family: Family, layers: int) -> list[boo
                 "layer_types", f"there must be {layers} entries, one for each layer"
             )
         listed = listed[:layers]  # fewer layers than there are: to try something out
-    return list(listed) if listed is not None else unlisted_layers(config, family, layers)
+    return list(listed) if listed is not None else unlisted_layers(config, layers)
 
 
-def unlisted_layers(config: ModelFields, family: Family, layers: int) -> list[bool]:
+def unlisted_layers(config: ModelFields, layers: int) -> list[bool]:
     """Which layers slide where `layer_types` does not say it."""
-    if family.window_by_flag:
-        first = config.get_known("max_window_layers", layers)
-        wanted = config.get_known("use_sliding_window", False)
+    if config.family.reads("use_sliding_window"):
+        first = config.get_known("max_window_layers")
+        wanted = config.get_known("use_sliding_window")
         return [wanted and index >= first for index in range(layers)]
-    every = config.get_known("sliding_window_pattern", family.full_every)
+    every = config.get_known("sliding_window_pattern") or config.family.full_every
     return [not every or (index + 1) % every != 0 for index in range(layers)]
 
 
-def idle_patterns(
-    config: ModelFields, family: Family, windows: tuple[int | None, ...]
-) -> Iterator[str]:
+def idle_patterns(config: ModelFields, windows: tuple[int | None, ...]) -> Iterator[str]:
     """A notice where `layer_types` counts, and an older key says something else."""
-    otherwise = layer_windows(config, family, unlisted_layers(config, family, len(windows)))
-    key = "max_window_layers" if family.window_by_flag else "sliding_window_pattern"
+    otherwise = layer_windows(config, unlisted_layers(config, len(windows)))
+    by_flag = config.family.reads("use_sliding_window")
+    key = "max_window_layers" if by_flag else "sliding_window_pattern"
     if config.has("layer_types") and config.has(key) and otherwise != windows:
         yield idle(config, "layer_types", config, key)
 
 
 def refuse_other_layers(config: ModelFields) -> None:
     """Layers that are no attention: the model is as it should be, and is not supported."""
-    listed = config.values.get("layer_types")
+    listed = config.whole.values.get("layer_types")
     for kind in listed if isinstance(listed, list) else ():
         if isinstance(kind, str) and kind not in SLIDING:
             raise SourceError(
@@ -260,40 +250,37 @@ def refuse_other_layers(config: ModelFields) -> None:
             )
 
 
-def read_decoder_facts(
-    config: ModelFields, family: Family, head_dim: int, context: int
-) -> DecoderFacts:
-    rope, local_rope = read_ropes(config, family, head_dim, context)
-    key, default = family.activation
-    activation = config.get_known(key, ACTIVATIONS[default])
-    scalar = config.get_known("query_pre_attn_scalar") if family.gemma else None
+def read_decoder_facts(config: ModelFields, head_dim: int, context: int) -> DecoderFacts:
+    rope, local_rope = read_ropes(config, head_dim, context)
     return DecoderFacts(
-        norm_eps=config.get_known("rms_norm_eps", 1e-6),
-        activation=activation,
-        attention_bias=config.get_known("attention_bias", False),
-        mlp_bias=config.get_known("mlp_bias", False),
+        norm_eps=config.get_known("rms_norm_eps"),
+        activation=config.get_known(config.family.activation),
+        attention_bias=bool(config.get_known("attention_bias")),
+        mlp_bias=bool(config.get_known("mlp_bias")),
         rope=rope,
         local_rope=local_rope,
-        query_scale=(scalar or head_dim) ** -0.5,
-        score_cap=config.get_known("attn_logit_softcapping") if family.gemma else None,
-        logit_cap=config.get_known("final_logit_softcapping") if family.gemma else None,
+        query_scale=(config.get_known("query_pre_attn_scalar") or head_dim) ** -0.5,
+        score_cap=config.get_known("attn_logit_softcapping"),
+        logit_cap=config.get_known("final_logit_softcapping"),
     )
 
 
-def read_ropes(
-    config: ModelFields, family: Family, head_dim: int, context: int
-) -> tuple[Rope, Rope]:
+def read_ropes(config: ModelFields, head_dim: int, context: int) -> tuple[Rope, Rope]:
     """(of layers that attend fully, of those with a window), from either spelling."""
     nested = rope_by_layer(config)
-    if nested is not None and not family.local_rope:
+    by_layer = config.family.reads("rope_local_base_freq")
+    if nested is not None and not by_layer:
         raise config.refusal("rope_parameters", "all layers of this architecture turn alike")
+    if nested is None and by_layer and config.values.get("rope_parameters"):
+        why = "it must have one object for full_attention and one for sliding_attention"
+        raise config.refusal("rope_parameters", why)
     full = None
     if nested is not None:
         full = with_scaling(config, rope_of_layers(nested, "full_attention"))
-    rope = read_rope(config, head_dim, context, full, family.rope_theta)
-    if not family.local_rope:
+    rope = read_rope(config, head_dim, context, full, config.family.defaults["rope_theta"])
+    if not by_layer:
         return rope, rope
-    base = config.get_known("rope_local_base_freq", Rope.theta)
+    base = config.get_known("rope_local_base_freq")
     if nested is None:
         return rope, Rope(theta=base, rotated=rope.rotated)
     local = rope_of_layers(nested, "sliding_attention")
@@ -306,10 +293,11 @@ def read_eos_token_ids(
     """(generation_config.json's ends, or else those of the configuration; notices of those that
     no model can say)."""
     generation = ConfigFields(source.generation_config, source.generation_place, CORRECT)
+    kind = EndIds(vocabulary)
     found: list[tuple[int, ...]] = []
     notices: list[str] = []
     for fields in (generation, config):
-        ids, others = fields.get("eos_token_id", EndIds(vocabulary), ((), ()))
+        ids, others = fields.get("eos_token_id", kind, ((), ()))
         found.append(ids)
         if others:
             shown_ids = ", ".join("null" if one is None else abbreviate(one) for one in others[:8])
@@ -317,28 +305,9 @@ def read_eos_token_ids(
                 f"{fields.place('eos_token_id')} has what is no token of the {vocabulary} in the "
                 f"vocabulary ({shown_ids}): it has no effect"
             )
-    return found[0] or found[1], tuple(notices)
-
-
-@dataclass(frozen=True)
-class EndIds:
-    """Ids that end an answer, one or a list, parted in (tokens, whatever never comes: -1, null and
-    ids outside of the vocabulary, which authors write for "none" or keep from another model)."""
-
-    vocabulary: int
-
-    @property
-    def expected(self) -> str:
-        return f"a token id below {self.vocabulary}, or a list of at most {MOST_ENDS}"
-
-    def read(self, value: Any) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-        listed = value if isinstance(value, list) else [value]
-        if len(listed) > MOST_ENDS:
-            raise ValueError
-        ids = [None if one is None else whole(one) for one in listed]
-        tokens = [one for one in ids if one is not None and 0 <= one < self.vocabulary]
-        others = [one for one in ids if one is None or not 0 <= one < self.vocabulary]
-        return tuple(dict.fromkeys(tokens)), tuple(others)
+    meant, _ = kind.read(config.family.missing(config.values, "eos_token_id"))
+    given = config.has("eos_token_id")
+    return found[0] or (found[1] if given else meant), tuple(notices)
 
 
 def parameter_count(facts: ModelFacts) -> int:

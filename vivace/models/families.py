@@ -2,49 +2,137 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 from msgspec.structs import replace
+
+NULL_SAYS_NONE = frozenset(
+    "num_key_value_heads sliding_window attn_logit_softcapping final_logit_softcapping "
+    "eos_token_id".split()
+)
+"""Keys whose null turns something off. Null in others is as good as missing."""
+MISSING_IN_GGUF: dict[str, Any] = {
+    **dict.fromkeys((*NULL_SAYS_NONE, "query_pre_attn_scalar")),
+    "max_position_embeddings": 2048,
+}
+"""what those keys mean in a GGUF file, which names what it wants otherwise"""
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
     """`model_types`: those of one architecture, the first where none is given.
 
-    `head_dim`: None = hidden size / heads. `slides`: whether `sliding_window` means anything.
-    `window_by_flag`: layers from `max_window_layers` on slide, if `use_sliding_window` says so.
+    `defaults`: the optional keys that transformers reads for this family, and what each means in a
+    config.json without it (a test compares them with transformers' classes). `num_key_value_heads`
+    None = all heads, `head_dim` None = hidden size / heads, `query_pre_attn_scalar` None = head.
     `full_every`: every n-th layer attends fully (0: none).
     """
 
     model_types: tuple[str, ...] = ()
-    head_dim: int | None = None
-    tied: bool = False
-    activation: tuple[str, str] = ("hidden_act", "silu")
-    """its key, and the one that is meant when there is none"""
-    slides: bool = True
-    window_by_flag: bool = False
+    defaults: dict[str, Any] = {}
     full_every: int = 0
-    local_rope: bool = False
-    """layers with a window turn with a frequency of their own"""
-    rope_theta: float = 10000.0
-    """of layers that attend fully, where the configuration has none"""
-    gemma: bool = False
-    """queries are scaled by a number of their own, and scores and logits may be capped"""
+
+    def reads(self, key: str) -> bool:
+        return key in self.defaults
+
+    def missing(self, values: Mapping[str, Any], key: str) -> Any:
+        """What is meant where `values` have nothing for a key."""
+        return None if key in NULL_SAYS_NONE and key in values else self.defaults.get(key)
+
+    @property
+    def activation(self) -> str:
+        """the key of the MLP's"""
+        return "hidden_activation" if self.reads("hidden_activation") else "hidden_act"
+
+    def of_gguf(self) -> Family:
+        """The same where the configuration is a GGUF file's."""
+        meant = {key: MISSING_IN_GGUF.get(key, value) for key, value in self.defaults.items()}
+        return replace(self, defaults=meant)
 
 
-_GELU = ("hidden_activation", "gelu_pytorch_tanh")
-_GEMMA = Family(head_dim=256, tied=True, activation=_GELU, gemma=True)
+_DECODER: dict[str, Any] = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+}
+_LLAMA: dict[str, Any] = {
+    **_DECODER,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+    "original_max_position_embeddings": None,
+}
+_QWEN2: dict[str, Any] = {
+    **_LLAMA,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "eos_token_id": None,
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+_GEMMA: dict[str, Any] = {
+    **_DECODER,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "eos_token_id": 1,
+    "attention_bias": False,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "layer_types": None,
+}
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(model_types=("llama",), slides=False),
-    "MistralForCausalLM": Family(model_types=("mistral",)),
-    "Qwen2ForCausalLM": Family(model_types=("qwen2",), window_by_flag=True),
-    "Qwen3ForCausalLM": Family(model_types=("qwen3",), head_dim=128, window_by_flag=True),
-    "Gemma2ForCausalLM": replace(_GEMMA, model_types=("gemma2",), full_every=2),
-    "Gemma3ForCausalLM": replace(
-        _GEMMA,
+    "LlamaForCausalLM": Family(
+        model_types=("llama",),
+        defaults={**_LLAMA, "attention_bias": False, "mlp_bias": False},
+    ),
+    "MistralForCausalLM": Family(
+        model_types=("mistral",),
+        defaults={
+            **_LLAMA,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+            "layer_types": None,
+        },
+    ),
+    "Qwen2ForCausalLM": Family(model_types=("qwen2",), defaults=_QWEN2),
+    "Qwen3ForCausalLM": Family(
+        model_types=("qwen3",), defaults={**_QWEN2, "head_dim": 128, "attention_bias": False}
+    ),
+    "Gemma2ForCausalLM": Family(
+        model_types=("gemma2",),
+        full_every=2,
+        defaults={
+            **_GEMMA,
+            "max_position_embeddings": 8192,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "original_max_position_embeddings": None,
+        },
+    ),
+    "Gemma3ForCausalLM": Family(
         model_types=("gemma3_text", "gemma3"),
         full_every=6,
-        local_rope=True,
-        rope_theta=1e6,
+        defaults={
+            **_GEMMA,
+            "max_position_embeddings": 131072,
+            "final_logit_softcapping": None,
+            "sliding_window_pattern": 6,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+        },
     ),
 }
 """architectures that Vivace has written"""
+OPTIONAL = frozenset(key for family in FAMILIES.values() for key in family.defaults)
+"""keys that some family reads"""
+ANY_FAMILY = Family(defaults=dict.fromkeys(OPTIONAL))
+"""where transformers' code reads the configuration"""

@@ -19,6 +19,9 @@ LENGTH = Integer(2, LONGEST_CONTEXT)
 FACTOR = Number(1, 1e6)
 THETA = Number(2, 1e15)
 POSITIVE = Number(1e-3, 1e6)
+PART = "partial_rotary_factor"
+ORIGINAL = "original_max_position_embeddings"
+READ_ORIGINAL = ("llama3", "yarn", "longrope")
 KINDS = OneOf(
     {
         "default": "default",
@@ -88,7 +91,7 @@ def read_rope(
     `own`: the model's `rope_theta` is of other layers."""
     given = given or next(iter(rope_objects(config)), ConfigFields({}, config.place))
     kind = given.get("rope_type", KINDS, given.get("type", KINDS, "default"))
-    rotated = read_rotary_dim(config, given, head_dim)
+    rotated = read_rotary_dim(config, given, head_dim, kind)
     if kind == "dynamic" and rotated < 4:
         raise given.refusal("rope_type", "dynamic scaling needs 4 rotated numbers for each head")
     reader = SCALINGS.get(kind)
@@ -105,19 +108,23 @@ def read_theta(config: ConfigFields, given: ConfigFields, default: float) -> flo
     return found[0] if found else default
 
 
-def read_rotary_dim(config: ConfigFields, given: ConfigFields, head_dim: int) -> int:
-    whole = Integer(2, head_dim)
-    if config.has("rope_dimension_count"):  # a GGUF file's
-        where, key = config, "rope_dimension_count"
-        rotated = config.need(key, whole)
-    else:
-        key = "partial_rotary_factor"
-        where = given if given.has(key) else config
-        rotated = int(head_dim * where.get(key, Number(0, 1), 1.0))
-    if rotated % 2 or rotated < 2:
+def read_rotary_dim(config: ConfigFields, given: ConfigFields, head_dim: int, kind: str) -> int:
+    """A GGUF file's `rope_dimension_count`, or else the whole head."""
+    rotated = config.get("rope_dimension_count", Integer(2, head_dim), head_dim)
+    if rotated % 2:
         why = f"{rotated} of the {head_dim} numbers of a head would be rotated, not an even count"
-        raise where.refusal(key, why)
+        raise config.refusal("rope_dimension_count", why)
+    for where in idle_parts(given, config):
+        if kind != "default":
+            why = f"where rope_type is {kind!r} there is no model that rotates a part of its heads"
+            raise where.refusal(PART, why)
     return rotated
+
+
+def idle_parts(*places: ConfigFields) -> list[ConfigFields]:
+    """Those with a `partial_rotary_factor`: transformers' code for our families rotates whole
+    heads, and fails where a scaling is for less."""
+    return [where for where in places if where.get(PART, Number(0, 1), 1.0) != 1.0]
 
 
 @dataclass(frozen=True)
@@ -130,9 +137,11 @@ class ScalingInput:
     context: int
 
     def original(self) -> float:
-        """The context the model was trained with before it was stretched."""
-        key = "original_max_position_embeddings"
-        return float(self.given.get(key, LENGTH, self.config.get(key, LENGTH, self.context)))
+        """The context the model was trained with before it was stretched. What the configuration
+        says counts before what its rotary embedding does, as in transformers."""
+        return float(
+            self.config.get(ORIGINAL, LENGTH, self.given.get(ORIGINAL, LENGTH, self.context))
+        )
 
     def factors(self, key: str) -> list[float]:
         return list(self.given.need(key, ListOf(POSITIVE, self.pairs, self.pairs)))
@@ -146,7 +155,7 @@ def linear(source: ScalingInput) -> Scaling:
 
 
 def dynamic(source: ScalingInput) -> Scaling:
-    return {"factor": source.given.need("factor", FACTOR), "original": source.original()}
+    return {"factor": source.given.need("factor", FACTOR), "original": float(source.context)}
 
 
 def given_factors(source: ScalingInput) -> Scaling:

@@ -1,4 +1,5 @@
-"""Keys of a configuration that say one thing twice: which counts, told where they differ.
+"""Keys of a configuration that have no effect: of two that say one thing one, and those that the
+family does not read. Told where they would change the model.
 
 The other one is read like the one that counts, so nonsense is refused in both.
 """
@@ -8,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vivace.checkpoint.fields import ConfigFields, FieldKind, Number, abbreviate
-from vivace.models.config_fields import TABLE, ModelFields
-from vivace.models.families import Family
+from vivace.checkpoint.fields import ConfigFields, FieldKind, Number, Object, abbreviate
+from vivace.models.config_fields import TABLE, EndIds, ModelFields, is_no_window
 from vivace.models.rope import (
     KINDS,
     LENGTH,
+    ORIGINAL,
+    PART,
+    READ_ORIGINAL,
     THETA,
+    idle_parts,
     read_rope,
     rope_by_layer,
     rope_objects,
@@ -22,23 +26,14 @@ from vivace.models.rope import (
     with_scaling,
 )
 
-ROPE_KEYS: dict[str, FieldKind[Any]] = {
-    "rope_theta": THETA,
-    "partial_rotary_factor": Number(0, 1),
-    "original_max_position_embeddings": LENGTH,
-}
-"""what may stand within `rope_parameters` or beside it"""
-OWN_MEANING = ("model_type", "tie_word_embeddings")
+OWN_MEANING = ("model_type",)
 """keys that mean the whole model at the top, and its language model in `text_config`"""
 
 
-def twin_notices(config: ModelFields, family: Family, head_dim: int, context: int) -> Iterator[str]:
+def twin_notices(config: ModelFields, head_dim: int, context: int) -> Iterator[str]:
     """A notice for each key that has no effect because another says something else. Raises
     SourceError for one that is not what it may be."""
     yield from twin_dtypes(config)
-    used = family.activation[0]
-    for other in {"hidden_act", "hidden_activation"} - {used}:
-        yield from differing(config, used, config, other, TABLE[used])
     if rope_by_layer(config) is not None:
         yield from twin_ropes_by_layer(config, head_dim, context)
     else:
@@ -56,12 +51,15 @@ def twin_ropes(config: ModelFields, head_dim: int, context: int) -> Iterator[str
     objects = rope_objects(config)
     for given in objects[:1]:
         yield from differing(given, "rope_type", given, "type", KINDS)
-        for key, kind in ROPE_KEYS.items():
-            yield from differing(given, key, config, key, kind)
+        yield from differing(given, "rope_theta", config, "rope_theta", THETA)
+        yield from differing(config, ORIGINAL, given, ORIGINAL, LENGTH)
     ropes = [read_rope(config, head_dim, context, given) for given in objects]
     if len(ropes) > 1 and ropes[0] != ropes[1]:
         first, second = config.spelled("rope_scaling", "rope_parameters")
         yield idle(config, first, config, second)
+    used = objects[0] if objects else ConfigFields({}, config.place)
+    kind = ropes[0].kind if ropes else "default"
+    yield from idle_rope_keys((used, config), kind, context)
 
 
 def twin_ropes_by_layer(config: ModelFields, head_dim: int, context: int) -> Iterator[str]:
@@ -76,6 +74,20 @@ def twin_ropes_by_layer(config: ModelFields, head_dim: int, context: int) -> Ite
     before = read_rope(config, head_dim, context, full)
     if before.scaling and before != read_rope(config, head_dim, context, scaled):
         yield idle(config, "rope_scaling", nested, "full_attention")
+    for given in (scaled, local):
+        kind = read_rope(config, head_dim, context, given).kind
+        yield from idle_rope_keys((given,), kind, context)
+    yield from idle_rope_keys((config,), "default", context)
+
+
+def idle_rope_keys(places: tuple[ConfigFields, ...], kind: str, context: int) -> Iterator[str]:
+    """A notice for each key that a rotary embedding of this kind does not read."""
+    for where in idle_parts(*places):
+        yield f"{describe(where, PART)}: it has no effect, whole heads are rotated"
+    for where in places:
+        read = kind in READ_ORIGINAL or where.get(ORIGINAL, LENGTH, context) == context
+        if not read:
+            yield f"{describe(where, ORIGINAL)}: it has no effect where rope_type is {kind!r}"
 
 
 def twins_of_the_text_config(config: ModelFields) -> Iterator[str]:
@@ -83,11 +95,45 @@ def twins_of_the_text_config(config: ModelFields) -> Iterator[str]:
     inner = config.nested
     if inner is None:
         return
-    for key, kind in {**TABLE, **ROPE_KEYS}.items():
-        if key not in OWN_MEANING:
+    for key, kind in {
+        **TABLE,
+        PART: Number(0, 1),
+        **dict.fromkeys(("rope_scaling", "rope_parameters"), Object()),
+        "eos_token_id": EndIds(config.need_known("vocab_size")),
+    }.items():
+        if key not in (*OWN_MEANING, *config.unread):
             pair = (inner, config.outer)
             first, second = pair[::-1] if key in config.overridden else pair
             yield from differing(first, key, second, key, kind)
+
+
+def unread_notices(config: ModelFields, windows: tuple[int | None, ...]) -> Iterator[str]:
+    """A notice for each key that the family does not read and that would change something."""
+    for key in filter(config.whole.has, config.unread):
+        if key == "sliding_window" and is_no_window(config.whole.values[key]):
+            continue
+        value = config.whole.need(key, TABLE[key])
+        if not says_the_same(config, key, value, any(windows)):
+            family = config.family.model_types[0]
+            yield f"{describe(config.whole, key)}: it has no effect on a model of type {family}"
+
+
+def says_the_same(config: ModelFields, key: str, value: Any, slides: bool) -> bool:
+    """Whether the model would be the same if a key that is not read were. `slides`: some layer has
+    a window; a length of one that no layer has is told elsewhere."""
+    if key in ("attention_bias", "mlp_bias"):
+        return not value
+    if key == "use_sliding_window":
+        return value or not slides
+    if key == "max_window_layers":
+        return not slides
+    if key == "sliding_window_pattern":
+        return not slides or value == config.family.full_every
+    if key == "layer_types":
+        return not any(value)
+    if key in ("hidden_act", "hidden_activation"):
+        return value == config.get_known(config.family.activation)
+    return False
 
 
 def differing(
@@ -100,7 +146,9 @@ def differing(
 
 
 def idle(used: ConfigFields, key: str, other: ConfigFields, other_key: str) -> str:
-    return (
-        f"{other.place(other_key)} is {abbreviate(other.values.get(other_key))}: it has no effect, "
-        f"because {used.place(key)} says {abbreviate(used.values.get(key))}"
-    )
+    said = abbreviate(used.values.get(key))
+    return f"{describe(other, other_key)}: it has no effect, because {used.place(key)} says {said}"
+
+
+def describe(where: ConfigFields, key: str) -> str:
+    return f"{where.place(key)} is {abbreviate(where.values.get(key))}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -209,7 +210,7 @@ def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "
     missing or cannot be."""
     inner = Shapes(config, title).inner("text_config")
     values = Shapes({**config, **inner.values} if inner else config, title)
-    family = find_family(config)
+    meant = partial(find_family(config).missing, values.values)
     layers = values.size("num_hidden_layers")
     experts = parse_experts(values)
     dense, dense_width = parse_dense(values, layers) if experts else (layers, "intermediate_size")
@@ -220,9 +221,9 @@ def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "
         layers=layers,
         hidden=values.size("hidden_size"),
         vocabulary=values.size("vocab_size"),
-        context=values.size("max_position_embeddings", 2048),
-        tied=values.get("tie_word_embeddings", Flag(), family.tied),
-        attention=parse_attention(values, family, layers),
+        context=values.size("max_position_embeddings", meant("max_position_embeddings") or 2048),
+        tied=values.get("tie_word_embeddings", Flag(), meant("tie_word_embeddings") or False),
+        attention=parse_attention(values, meant, layers),
         dense_layers=dense,
         dense_width=values.size(dense_width) if dense else 0,
         experts=experts,
@@ -278,7 +279,8 @@ class Shapes(ConfigFields):
         return self.get(key, Integer(0, MOST), 0)
 
 
-def parse_attention(values: Shapes, family: Family, layers: int) -> Attention:
+def parse_attention(values: Shapes, meant: Callable[[str], Any], layers: int) -> Attention:
+    """`meant`: what the family means by a key that is missing."""
     heads = values.size("num_attention_heads")
     if values.count("kv_lora_rank"):
         return LatentAttention(
@@ -306,11 +308,11 @@ def parse_attention(values: Shapes, family: Family, layers: int) -> Attention:
     hidden = values.size("hidden_size")
     if heads > hidden:
         raise values.refusal("num_attention_heads", f"hidden_size is only {hidden}")
-    head_dim = values.size("head_dim", family.head_dim or hidden // heads)
+    head_dim = values.size("head_dim", meant("head_dim") or hidden // heads)
     gated = values.get("attn_output_gate", Flag(), False)
     return GroupedAttention(
         heads=heads,
-        kv_heads=values.size("num_key_value_heads", heads),
+        kv_heads=values.size("num_key_value_heads", meant("num_key_value_heads") or heads),
         head_dim=head_dim,
         value_dim=values.size("v_head_dim", head_dim),
         gated=gated or values.values.get("model_type") == "qwen3_next",

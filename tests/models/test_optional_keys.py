@@ -1,0 +1,204 @@
+"""Keys of config.json that may be missing, and keys that a family does not read: each means what
+it means to transformers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from paged_model import PagedModel, load
+from toy_models import make, reference, tokens
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.source import locate
+from vivace.models.config_fields import ACTIVATIONS, SLIDING, TABLE
+from vivace.models.facts import ModelFacts, read_facts
+from vivace.models.families import FAMILIES
+
+KINDS = {
+    "LlamaForCausalLM": "Llama",
+    "MistralForCausalLM": "Mistral",
+    "Qwen2ForCausalLM": "Qwen2",
+    "Qwen3ForCausalLM": "Qwen3",
+    "Gemma2ForCausalLM": "Gemma2",
+    "Gemma3ForCausalLM": "Gemma3Text",
+}
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 80,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+    "vocab_size": 96,
+}
+"""what no family goes without"""
+CODE_ONLY = {
+    *("head_dim", "layer_types", "sliding_window_pattern"),
+    *("rope_theta", "rope_local_base_freq", "original_max_position_embeddings"),
+}
+"""keys that transformers reads, and that are no fields of its classes"""
+UNUSED = {("Gemma3ForCausalLM", "attn_logit_softcapping")}
+"""fields that transformers' code for the model does not use"""
+
+
+@pytest.fixture(autouse=True)
+def operations() -> None:
+    """Once: what is computed does not depend on the kernels."""
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_table_has_the_defaults_of_transformers_classes(architecture: str) -> None:
+    theirs = getattr(transformers, f"{KINDS[architecture]}Config")
+    known = {one.name: one.default for one in fields(theirs)}
+    wanted = {
+        key: known[key]
+        for key in (*TABLE, "eos_token_id")
+        if key in known and key not in (*SIZES, "model_type", "dtype")
+        if (architecture, key) not in UNUSED
+    }
+    found = FAMILIES[architecture].defaults
+    assert {key: found[key] for key in wanted} == wanted
+    assert found.keys() - wanted.keys() <= CODE_ONLY
+
+
+def minimal(folder: Path, architecture: str, **more: Any) -> None:
+    kind = FAMILIES[architecture].model_types[0]
+    config = {"architectures": [architecture], "model_type": kind, **SIZES, **more}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def facts(folder: Path) -> ModelFacts:
+    return read_facts(locate(str(folder), load_format="dummy"))
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_config_of_sizes_only_means_what_it_does_to_transformers(
+    architecture: str, tmp_path: Path
+) -> None:
+    minimal(tmp_path, architecture)
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    found = facts(tmp_path)
+    decoder = found.decoder
+    assert decoder is not None and not found.notices
+    ends = [] if theirs.eos_token_id is None else [theirs.eos_token_id]
+    window = getattr(theirs, "sliding_window", None)
+    alike = ["sliding_attention" if architecture.startswith("Mistral") else "full_attention"]
+    types = getattr(theirs, "layer_types", None) or alike * found.layers
+    assert found.layer_windows == tuple(window if SLIDING[kind] else None for kind in types)
+    assert (found.kv_heads, found.context) == (
+        theirs.num_key_value_heads,
+        theirs.max_position_embeddings,
+    )
+    assert (found.tied, list(found.eos_ids)) == (theirs.tie_word_embeddings, ends)
+    wanted_head = getattr(theirs, "head_dim", None) or 128 // 32
+    assert found.head_dim == wanted_head
+    ropes = theirs.rope_parameters
+    bases = [ropes.get(key, ropes)["rope_theta"] for key in ("full_attention", "sliding_attention")]
+    assert [decoder.rope.theta, decoder.local_rope.theta] == bases
+    activation = getattr(theirs, "hidden_activation", None) or theirs.hidden_act
+    assert decoder.activation == ACTIVATIONS[activation]
+    assert decoder.norm_eps == theirs.rms_norm_eps
+    scalar = getattr(theirs, "query_pre_attn_scalar", wanted_head)
+    assert decoder.query_scale == pytest.approx(scalar**-0.5)
+    assert decoder.score_cap == getattr(theirs, "attn_logit_softcapping", None)
+    assert decoder.logit_cap == getattr(theirs, "final_logit_softcapping", None)
+
+
+@pytest.mark.parametrize("key", SIZES)
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_size_that_is_missing_is_named(architecture: str, key: str, tmp_path: Path) -> None:
+    for none in ({}, {key: None}):
+        minimal(tmp_path, architecture)
+        file = tmp_path / "config.json"
+        saved = json.loads(file.read_text())
+        del saved[key]
+        file.write_text(json.dumps({**saved, **none}))
+        with pytest.raises(SourceError, match=rf"config\.json: {key} ") as caught:
+            facts(tmp_path)
+        assert str(tmp_path) in str(caught.value) and str(caught.value).isprintable()
+
+
+CHANGES: dict[str, Any] = {
+    "num_key_value_heads": 3,
+    "head_dim": 32,
+    "rms_norm_eps": 0.05,
+    "rope_theta": 50.0,
+    "rope_local_base_freq": 50.0,
+    "partial_rotary_factor": 0.5,
+    "hidden_act": "gelu",
+    "hidden_activation": "gelu",
+    "attention_bias": True,
+    "mlp_bias": True,
+    "query_pre_attn_scalar": 3,
+    "attn_logit_softcapping": 0.5,
+    "final_logit_softcapping": 0.5,
+    "sliding_window": 5,
+    "use_sliding_window": False,
+    "max_window_layers": 2,
+    "sliding_window_pattern": 3,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+}
+"""a value of each key that changes the model where the key is read"""
+WINDOWS: dict[str, dict[str, Any]] = {
+    "Qwen2": {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1},
+    "Qwen3": {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1},
+    "Llama": {},
+}
+
+
+QUIET = ("use_sliding_window", "max_window_layers", "sliding_window_pattern")
+"""keys that say nothing about a model without windows"""
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
+ORIGINAL = "original_max_position_embeddings"
+
+
+def compare(folder: Path, dropped: tuple[str, ...], changes: dict[str, Any]) -> tuple[str, ...]:
+    """Both read the same config.json, and give the same logits; returns our notices."""
+    file = folder / "config.json"
+    saved = json.loads(file.read_text())
+    kept = {key: saved[key] for key in saved if key not in dropped}
+    file.write_text(json.dumps({**kept, **changes}))
+    theirs = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    ids = tokens(24)
+    found = PagedModel(load(folder)).feed("a", ids, [24])
+    torch.testing.assert_close(found, reference(theirs, ids), rtol=1e-4, atol=2e-4)
+    return facts(folder).notices
+
+
+@pytest.mark.parametrize("key", CHANGES)
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_each_key_means_what_it_does_to_transformers(
+    architecture: str, key: str, tmp_path: Path
+) -> None:
+    kind, change = KINDS[architecture], {key: CHANGES[key]}
+    base = {"head_dim": 16, **WINDOWS.get(kind, {"sliding_window": 7})}
+    make(kind, tmp_path, **{**base, **(change if key != "layer_types" else {})})
+    notices = compare(tmp_path, ("layer_types", "rope_parameters"), change)
+    told = [line for line in notices if f" {key} is " in line]
+    unread = not FAMILIES[architecture].reads(key)
+    assert len(told) == (unread and not (kind == "Llama" and key in QUIET))
+
+
+@pytest.mark.parametrize("place", ["outer", "inner", "both"])
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_length_before_stretching_counts_where_transformers_reads_it(
+    architecture: str, place: str, tmp_path: Path
+) -> None:
+    kind = KINDS[architecture]
+    make(kind, tmp_path, head_dim=16)
+    scaling = {**YARN, **({ORIGINAL: 40} if place != "outer" else {})}
+    notices = compare(
+        tmp_path,
+        ("rope_parameters",),
+        {"rope_scaling": scaling, **({ORIGINAL: 20} if place != "inner" else {})},
+    )
+    told = [line for line in notices if f"{ORIGINAL} is " in line]
+    unread = not FAMILIES[architecture].reads(ORIGINAL)
+    assert len(told) == len(notices) == (place == "both" or (unread and place == "outer"))
