@@ -382,7 +382,7 @@ def test_generate_and_leaving_early() -> None:
 def test_control() -> None:
     async def scenario() -> None:
         edge = Edge()
-        asking = asyncio.ensure_future(edge.frontend.control(FlushCache()))
+        asking = asyncio.ensure_future(edge.frontend.commands.run(FlushCache()))
         await asyncio.sleep(0)
         command = edge.sent[-1]
         assert isinstance(command, Command)
@@ -390,13 +390,13 @@ def test_control() -> None:
         edge.frontend.feed(Reply(ticket=command.ticket, ok=True))
         assert (await asking).ok
         with pytest.raises(EngineUnavailable, match="answer"):
-            await edge.frontend.control(FlushCache(), timeout=0.01)
-        asking = asyncio.ensure_future(edge.frontend.control(FlushCache()))
+            await edge.frontend.commands.run(FlushCache(), timeout=0.01)
+        asking = asyncio.ensure_future(edge.frontend.commands.run(FlushCache()))
         await asyncio.sleep(0)
         edge.frontend.feed(EngineDown(reason="killed", restarting=False))
         assert "killed" in (await asking).message
         with pytest.raises(EngineUnavailable, match="down"):
-            await edge.frontend.control(FlushCache())
+            await edge.frontend.commands.run(FlushCache())
 
     asyncio.run(scenario())
 

@@ -15,6 +15,7 @@ from server_kit import Answer, Running, ScriptedEngine, ask, events, make_tokeni
 
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.server.app import stop_site
+from vivace.server.context import CONTEXT
 
 SLOW = """{% set ns = namespace(n=0) %}{% for _ in range(1000) %}{% for _ in range(100) %}
 {%- set ns.n = ns.n + 1 %}{% endfor %}{% endfor %}x"""
@@ -53,7 +54,7 @@ def test_conversations_in_and_before_the_template_process(path: str, body: dict)
         ThreadPoolExecutor(40) as pool,
     ):
         asked = [pool.submit(ask, server, path, body) for _ in range(40)]
-        server.until(lambda: len(server.frontend.engine.intake._unsent) > 20)
+        server.until(lambda: len(server.app[CONTEXT].pending) > 20)
         before = len(server.engine.requests)
         answers = drain(server, asked)
         assert len(answers) > 20 and all(refused(answer) for answer in answers)
@@ -85,7 +86,7 @@ def test_texts_in_the_tokenizers_threads(prompts: Any) -> None:
             for path, field in paths.items()
             for _ in range(3)
         ]
-        server.until(lambda: len(server.frontend.engine.intake._unsent) == len(asked))
+        server.until(lambda: len(server.app[CONTEXT].pending) == len(asked))
         try:
             answers = drain(server, asked)
         finally:
@@ -117,7 +118,7 @@ def status(sock: socket.socket) -> int:
 def test_bodies_that_arrive(path: bytes, rest: bytes) -> None:
     with running_server() as server:
         arriving = connect(server, HEAD % path, rest, b'{"text": ')
-        server.until(lambda: bool(server.frontend.engine.intake._unsent))
+        server.until(lambda: len(server.app[CONTEXT].pending) > 0)
         begun = time.monotonic()
         server.call(server.frontend.drain)
         with closing(arriving):

@@ -1,27 +1,34 @@
-"""What the edge knows of the engine: whether there is one, what has not reached it yet, what it was
-asked, and what killed one before."""
+"""What a frontend knows of the engine: whether there is one and gets on, the commands it was sent,
+and what killed one before."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from hashlib import blake2b
 
 import msgspec
 
-from vivace.frontend.errors import BadRequest
-from vivace.protocol.messages import KEY_SHIFT, Reply, Request
-
-_CURRENT: ContextVar[asyncio.Timeout | None] = ContextVar("unsent", default=None)
+from vivace.frontend.errors import EngineUnavailable
+from vivace.protocol.heartbeat import EngineProgress
+from vivace.protocol.messages import (
+    KEY_SHIFT,
+    Command,
+    FlushCache,
+    GetState,
+    Reply,
+    Request,
+    ToEngine,
+)
 
 
 class EngineStatus:
     """Changed by the frontend on its loop; anybody there may wait for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: EngineProgress | None = None) -> None:
+        self.progress = progress
+        """of the engine, where that is another process"""
         self.status = "starting"
         """ "starting" (or restarting), "ready", "draining" or "down" """
         self.warming_up = False
@@ -30,9 +37,17 @@ class EngineStatus:
         """It takes messages."""
         self.down_because = ""
         """Why there will be none any more."""
-        self.intake = Intake()
-        self._draining = False
+        self.on_drain: Callable[[], object] = lambda: None
+        """called once nothing new is taken: what it has not heard of is to be ended"""
+        self.draining = False
         self._settled = asyncio.Event()
+
+    @property
+    def stall(self) -> str:
+        """Why it makes no progress though it has work; "" while all is well.
+
+        It may get over that by itself, so requests are still taken."""
+        return self.progress.stall() if self.progress is not None and self.up else ""
 
     async def settled(self) -> None:
         """Returns when `status` is not "starting"; who asked first goes on first."""
@@ -41,19 +56,19 @@ class EngineStatus:
 
     def ready(self) -> None:
         self.up, self.down_because = True, ""
-        self._change("draining" if self._draining else "ready")
+        self._change("draining" if self.draining else "ready")
 
     def drain(self) -> None:
-        """Nothing new is taken, whatever comes, and what it has not heard of is ended."""
-        self._draining = True
+        """Nothing new is taken, whatever comes."""
+        self.draining = True
         self._change("down" if self.down_because else "draining")
-        self.intake.close()
+        self.on_drain()
 
     def restarting(self) -> None:
         """It has died, and another one starts."""
         self.up = False
         if not self.down_because:
-            self._change("draining" if self._draining else "starting")
+            self._change("draining" if self.draining else "starting")
 
     def down(self, reason: str) -> None:
         """It has died, or did not start, and that was the last one."""
@@ -68,77 +83,48 @@ class EngineStatus:
             self._settled.set()
 
 
-class Intake:
-    """Wherever a request is before it is sent to an engine (its body arrives, it waits for an
-    engine that starts, for the template process or for the tokenizer), it is ended there."""
+class EngineCommands:
+    """Control commands; those that the engine has not answered yet are kept by their tickets."""
 
-    def __init__(self) -> None:
-        self._closed = False
-        self._unsent: set[asyncio.Timeout] = set()
-
-    @asynccontextmanager
-    async def admit(self) -> AsyncIterator[None]:
-        """Around everything that a task does for a request. BadRequest 503 once nothing is taken
-        any more, and when that comes about before `sent`."""
-        if self._closed:
-            raise refusal()
-        unsent = asyncio.timeout(None)
-        try:
-            async with unsent:
-                self._unsent.add(unsent)
-                _CURRENT.set(unsent)
-                try:
-                    yield
-                finally:
-                    self._unsent.discard(unsent)
-        except TimeoutError:
-            if unsent.expired():
-                raise refusal() from None
-            raise
-
-    def sent(self) -> None:
-        """An engine hears of what this task does: now it is seen through."""
-        if (unsent := _CURRENT.get()) is not None:
-            self._unsent.discard(unsent)
-
-    def close(self) -> None:
-        """Take nothing more, and end what is not sent."""
-        self._closed = True
-        unsent, self._unsent = self._unsent, set()
-        for request in unsent:
-            request.reschedule(0.0)
-
-
-def refusal() -> BadRequest:
-    return BadRequest("", "the server is shutting down", 503, retry_after=5.0)
-
-
-class PendingCommands:
-    """Control commands that the engine has not answered yet, by ticket."""
-
-    def __init__(self, frontend: int) -> None:
+    def __init__(
+        self, frontend: int, engine: EngineStatus, send: Callable[[ToEngine], None]
+    ) -> None:
+        self._engine = engine
+        self._send = send
         self._tickets = itertools.count((frontend << KEY_SHIFT) + 1)
-        self._answered: dict[int, Callable[[Reply], object]] = {}
+        self._pending: dict[int, Callable[[Reply], object]] = {}
 
-    def add(self, answered: Callable[[Reply], object]) -> int:
-        """The ticket of a command whose answer goes to `answered`."""
+    async def run(self, body: FlushCache | GetState, timeout: float = 10.0) -> Reply:
+        """One control command. Raises EngineUnavailable when no answer comes within `timeout`."""
+        if not self._engine.up:
+            raise EngineUnavailable(f"the engine is {self._engine.status}")
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        ticket = self.send(body, lambda reply: answer.done() or answer.set_result(reply))
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            reason = self._engine.stall or f"the engine did not answer within {timeout:g} s"
+            raise EngineUnavailable(reason) from None
+        finally:
+            self._pending.pop(ticket, None)
+
+    def send(self, body: FlushCache | GetState, on_reply: Callable[[Reply], object]) -> int:
+        """Without waiting; `on_reply` is called from `Frontend.feed`. Returns the ticket."""
         ticket = next(self._tickets)
-        self._answered[ticket] = answered
+        self._pending[ticket] = on_reply
+        self._send(Command(ticket=ticket, body=body))
         return ticket
 
-    def drop(self, ticket: int) -> None:
-        """Nobody waits for the answer any more."""
-        self._answered.pop(ticket, None)
-
     def answer(self, reply: Reply) -> None:
-        if answered := self._answered.pop(reply.ticket, None):
-            answered(reply)
+        if on_reply := self._pending.pop(reply.ticket, None):
+            on_reply(reply)
 
     def fail(self, reason: str) -> None:
         """There will be no answers."""
-        pending, self._answered = self._answered, {}
-        for ticket, answered in pending.items():
-            answered(Reply(ticket=ticket, ok=False, message=reason))
+        pending, self._pending = self._pending, {}
+        for ticket, on_reply in pending.items():
+            on_reply(Reply(ticket=ticket, ok=False, message=reason))
 
 
 MEMORY_SECONDS = 600.0

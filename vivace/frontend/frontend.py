@@ -3,7 +3,6 @@ them when the engine goes away. Lives in the HTTP process, on one asyncio loop."
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import math
@@ -14,8 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Unpack
 
-from vivace.frontend.engine_status import CrashingRequests, EngineStatus, PendingCommands
-from vivace.frontend.errors import BadRequest, EngineUnavailable
+from vivace.frontend.engine_status import CrashingRequests, EngineCommands, EngineStatus
+from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import CURRENT_BEGIN
 from vivace.frontend.request_output import QueueSink, RequestOutput, Sink
 from vivace.frontend.request_state import MissingDelta, RequestOptions, RequestState
@@ -31,14 +30,11 @@ from vivace.protocol.messages import (
     MAX_RID_CHARACTERS,
     Cancel,
     Capacity,
-    Command,
     Delta,
     Deltas,
     Draining,
     EngineDown,
     Finish,
-    FlushCache,
-    GetState,
     LastRequest,
     LogprobOptions,
     Ready,
@@ -84,7 +80,6 @@ class Frontend:
         self._configured = served
         self._send = send
         self._clock = clock
-        self.progress = progress
         self._crashing: CrashingRequests | None = None  # none has killed an engine
         self._aborts: deque[Cancel] = deque(maxlen=MAX_ABORTS)
         self._index = index
@@ -93,9 +88,9 @@ class Frontend:
         self.accepted = 0
         """HTTP requests to generate, from their body to the end of their answer"""
         self._rids: dict[str, int] = {}
-        self._commands = PendingCommands(index)
         self._pool = TokenizerPool(threads, release)
-        self.engine = EngineStatus()
+        self.engine = EngineStatus(progress)
+        self.commands = EngineCommands(index, self.engine, send)
         self._epoch: int | None = None
 
     # -- state -----------------------------------------------------------------------------------
@@ -104,13 +99,6 @@ class Frontend:
     def status(self) -> str:
         """ "starting" (or restarting), "ready", "draining" or "down"."""
         return self.engine.status
-
-    @property
-    def stall(self) -> str:
-        """Why the engine makes no progress though it has work; "" while all is well.
-
-        It may get over that by itself, so requests are still taken."""
-        return self.progress.stall() if self.progress is not None and self.engine.up else ""
 
     @property
     def live(self) -> int:
@@ -211,7 +199,6 @@ class Frontend:
         state = RequestState(request, sink, self.tokenizer, self._clock)
         self._states[request.key] = state
         self._rids[request.rid] = request.key
-        self.engine.intake.sent()
         self._send(request)
 
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
@@ -252,27 +239,6 @@ class Frontend:
             if state.request.rid.startswith(prefix):
                 self._end(state, ABORTED)
 
-    async def control(self, body: FlushCache | GetState, timeout: float = 10.0) -> Reply:
-        """One control command. Raises EngineUnavailable when no answer comes within `timeout`."""
-        if not self.engine.up:
-            raise EngineUnavailable(f"the engine is {self.status}")
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        ticket = self.command(body, lambda reply: answer.done() or answer.set_result(reply))
-        try:
-            async with asyncio.timeout(timeout):
-                return await answer
-        except TimeoutError:
-            reason = self.stall or f"the engine did not answer within {timeout:g} s"
-            raise EngineUnavailable(reason) from None
-        finally:
-            self._commands.drop(ticket)
-
-    def command(self, body: FlushCache | GetState, answered: Callable[[Reply], object]) -> int:
-        """Send a control command; `answered` is called from `feed`. Returns the ticket."""
-        ticket = self._commands.add(answered)
-        self._send(Command(ticket=ticket, body=body))
-        return ticket
-
     # -- out -------------------------------------------------------------------------------------
 
     def feed(self, message: ToFrontend) -> None:
@@ -281,7 +247,7 @@ class Frontend:
             if message.epoch == self._epoch:
                 self._deliver(message.deltas)
         elif isinstance(message, Reply):
-            self._commands.answer(message)
+            self.commands.answer(message)
         elif isinstance(message, Ready):
             self._engine_ready(message)
         elif isinstance(message, EngineDown):
@@ -353,7 +319,7 @@ class Frontend:
         else:
             self.engine.down(message.reason)
         self._epoch = None
-        self._commands.fail(f"the engine died: {message.reason}")
+        self.commands.fail(f"the engine died: {message.reason}")
         for key in message.refused:
             if (state := self._states.get(key)) is not None:
                 log.error("request %s has killed the engine again: refused", state.request.rid)

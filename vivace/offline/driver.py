@@ -113,7 +113,7 @@ class Driver:
         """Run a control command to its reply."""
         self.require_alive()
         replies: list[Reply] = []
-        self._frontend.command(body, replies.append)
+        self._frontend.commands.send(body, replies.append)
         while not replies:
             self.step()
         return replies[0]

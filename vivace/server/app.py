@@ -13,7 +13,7 @@ from vivace.config.config import Config
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.server.access import Access, BrowserPolicy, Keys
-from vivace.server.context import CONTEXT, BodyBudget, Context, StartQueue
+from vivace.server.context import CONTEXT, BodyBudget, Context, PendingRequests, StartQueue
 from vivace.server.http import (
     AccessLog,
     Connection,
@@ -83,6 +83,7 @@ def make_app(
         request_log=request_log or make_request_log(settings),
         bodies=BodyBudget(max(settings.bodies_limit, settings.body_limit)),
         start_queue=StartQueue(frontend.engine, settings.start_queue_limit),
+        pending=PendingRequests(frontend.engine),
         document=document(routes, [access for access in Access if keys.needed_for(access)]),
     )
     prefixes = ("", settings.root_path) if settings.root_path else ("",)

@@ -11,7 +11,6 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
-from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput, Sink
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 from vivace.requests.limits import LOGPROBS
@@ -74,10 +73,11 @@ def check_logprobs(requests: Iterable[Request]) -> None:
         )
 
 
-def start(frontend: Frontend, requests: Sequence[Request], sinks: Iterable[Sink]) -> Work[None]:
+def start(context: Context, requests: Sequence[Request], sinks: Iterable[Sink]) -> Work[None]:
     """Send requests to the engine; `sinks` are where their outputs go."""
     for request, sink in zip(requests, sinks, strict=True):
-        frontend.start(request, sink)
+        context.frontend.start(request, sink)
+        context.pending.sent()
         yield
 
 
@@ -158,7 +158,7 @@ async def complete(
     collector = Collector(len(requests))
     try:
         sinks = map(collector.sink, range(len(requests)))
-        await context.slicer.run(start(context.frontend, requests, sinks))
+        await context.slicer.run(start(context, requests, sinks))
         await collector.done
     except BaseException:
         context.frontend.cancel([request.key for request in requests])
@@ -203,7 +203,7 @@ async def stream(
             events.add_sink(encode if quiet else with_log(context, request, encode))
             for request, encode in zip(requests, encoders, strict=True)
         ]
-        await context.slicer.run(start(context.frontend, requests, sinks))
+        await context.slicer.run(start(context, requests, sinks))
         http_error = finish_error((await events.first()).finish)
         if http_error is not None:
             raise http_error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -73,6 +75,57 @@ class StartQueue:
             await self._engine.settled()
         finally:
             self.waiting -= 1
+
+
+_CURRENT: ContextVar[asyncio.Timeout | None] = ContextVar("pending", default=None)
+
+
+class PendingRequests:
+    """Wherever a request is before it is sent to an engine (its body arrives, it waits for an
+    engine that starts, for the template process or for the tokenizer), it is ended there when the
+    server drains: only frontends know of it."""
+
+    def __init__(self, engine: EngineStatus) -> None:
+        self._engine = engine
+        self._requests: set[asyncio.Timeout] = set()
+        engine.on_drain = self._end
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @asynccontextmanager
+    async def admit(self) -> AsyncIterator[None]:
+        """Around everything that a task does for a request. BadRequest 503 once nothing is taken
+        any more, and when that comes about before `sent`."""
+        if self._engine.draining:
+            raise shutting_down()
+        request = asyncio.timeout(None)
+        try:
+            async with request:
+                self._requests.add(request)
+                _CURRENT.set(request)
+                try:
+                    yield
+                finally:
+                    self._requests.discard(request)
+        except TimeoutError:
+            if request.expired():
+                raise shutting_down() from None
+            raise
+
+    def sent(self) -> None:
+        """An engine hears of what this task does: now it is seen through."""
+        if (request := _CURRENT.get()) is not None:
+            self._requests.discard(request)
+
+    def _end(self) -> None:
+        pending, self._requests = self._requests, set()
+        for request in pending:
+            request.reschedule(0.0)
+
+
+def shutting_down() -> BadRequest:
+    return BadRequest("", "the server is shutting down", 503, retry_after=5.0)
 
 
 # -- memory for bodies: slow ones give way when there is no room for others -----------------------
@@ -189,6 +242,7 @@ class Context:
     request_log: RequestLog
     bodies: BodyBudget
     start_queue: StartQueue
+    pending: PendingRequests
     document: bytes = b""
     """The OpenAPI document."""
     probe: Probe = field(default_factory=Probe)
@@ -222,7 +276,7 @@ class Context:
     def require_progress(self) -> None:
         """Refuse with 503 also while the engine does not get on with its work."""
         self.require_ready()
-        stall = self.frontend.stall
+        stall = self.frontend.engine.stall
         if stall:
             raise HTTPError(503, stall, retry_after=2.0)
 
@@ -243,7 +297,7 @@ class Context:
         """One control command; HTTPError 503 when the engine is down or does not answer in time."""
         self.require_progress()
         try:
-            return await self.frontend.control(body, timeout=self.settings.control_timeout)
+            return await self.frontend.commands.run(body, timeout=self.settings.control_timeout)
         except (EngineUnavailable, TimeoutError) as error:
             raise HTTPError(503, f"the engine did not answer: {error}", retry_after=1.0) from None
 

@@ -47,13 +47,13 @@ async def probe_engine(context: Context) -> None:
             while not (
                 own.done() or frontend.last_token_time >= began or steps(frontend) > step + 1
             ):
-                if frontend.stall:
+                if frontend.engine.stall:
                     raise TimeoutError
                 await asyncio.wait([own], timeout=_LOOK)
             if own.done():
                 await own
     except TimeoutError:
-        stall, progress = frontend.stall, frontend.progress
+        stall, progress = frontend.engine.stall, frontend.engine.progress
         if not stall and progress is not None and progress.computes():
             return  # a single step takes longer than that
         reason = stall or f"the engine produced no token within {timeout:g} s"
@@ -86,7 +86,8 @@ async def ask_for_token(context: Context, arrival: float) -> None:
 
 def steps(frontend: Frontend) -> int:
     """How many the engine has begun, where somebody counts them."""
-    return frontend.progress.steps() if frontend.progress is not None else 0
+    progress = frontend.engine.progress
+    return progress.steps() if progress is not None else 0
 
 
 def probe_token(context: Context) -> int:

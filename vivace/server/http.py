@@ -245,7 +245,7 @@ def bind(context: Context, route: Route) -> Handle:
             return await route.handler(context, request, Body())
         if route.body_limit != FULL:
             return await answer(request)
-        async with context.frontend.engine.intake.admit():
+        async with context.pending.admit():
             return await answer(request)
 
     async def answer(request: web.Request) -> web.StreamResponse:
