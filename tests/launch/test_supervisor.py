@@ -329,7 +329,7 @@ def test_processes_that_cannot_be_started_now_are_started_later(
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return spawn(kind, *rest, **more)
 
-    monkeypatch.setattr("vivace.supervisor.supervisor.spawn", refuse_twice)
+    monkeypatch.setattr("vivace.supervisor.plan.spawn", refuse_twice)
 
     def kill_and_stop() -> None:
         pids = (line.split()[2] for line in server.events() if line.startswith(f"{role} 0 "))
@@ -340,6 +340,22 @@ def test_processes_that_cannot_be_started_now_are_started_later(
 
     assert server.run({}, when_ready=kill_and_stop) == 0
     assert caplog.text.count("can be started: Resource temporarily unavailable") == 2
+
+
+@pytest.mark.parametrize("warm_up", [True, False])
+def test_an_engine_that_is_ready_before_the_first_frontend(
+    server: Server, monkeypatch: pytest.MonkeyPatch, warm_up: bool
+) -> None:
+    """The start is complete with a frontend, not without any."""
+
+    def refuse_until_ready(kind: Role, *rest: Any, **more: Any) -> Child:
+        if kind == "frontend" and not server.stages:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return spawn(kind, *rest, **more)
+
+    monkeypatch.setattr("vivace.supervisor.plan.spawn", refuse_until_ready)
+    assert server.run({}, warm_up=warm_up, when_ready=stop) == 0
+    assert "Started" in str(server.events())
 
 
 def test_frontends_that_never_come_to_serve_end_the_server(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from vivace.observability.timeline import Stage
 from vivace.protocol.engine_socket import EngineSocket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory
-from vivace.supervisor.child import Advice, Command, process_command
+from vivace.supervisor.child import Advice, Child, Command, Role, process_command, spawn
 from vivace.supervisor.messages import Setup
 
+log = logging.getLogger(__name__)
+
+SPAWN_RETRY_SECONDS = 1.0
 WARMING_UP = "Warming up"
 """the supervisor's own stage of a start; the others are the engine's"""
 
@@ -42,6 +46,15 @@ class Plan:
     tick: float = 0.5
     piped: bool = False
     """whether what children print comes to us (`Hooks.write`)"""
+
+    def spawn(self, role: Role, setup: Setup) -> Child | None:
+        """Start a child; None when none can be started now, to be tried again a while later."""
+        try:
+            return spawn(role, self.command, *setup.descriptors(), piped=self.piped)
+        except OSError as error:
+            seconds = f"{SPAWN_RETRY_SECONDS:g} s"
+            log.error("no %s can be started: %s; trying again in %s", role, error.strerror, seconds)
+            return None
 
     def engine_setup(self, epoch: int) -> Setup:
         listening, memory = self.engine.listening, self.memory.descriptor

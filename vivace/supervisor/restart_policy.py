@@ -68,10 +68,9 @@ class FrontendStarts:
     """Which frontends are to be started, and when. Times are seconds."""
 
     def __init__(self, frontends: int, backoff: Backoff) -> None:
-        """`frontends` with the first indexes run already."""
         self._backoff = backoff
-        self._next_index = frontends
-        self._due: list[tuple[float, int]] = []
+        self._next_index = 0
+        self._due = [(0.0, place) for place in range(frontends)]
         """(when, place)"""
         self._failed = 0
 

@@ -16,7 +16,8 @@ from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
 from vivace.protocol.messages import KEY_SHIFT, Command, Drain, Draining, EngineDown, Ready, Reply
 from vivace.supervisor import signals
-from vivace.supervisor.child import FAILED, Child, Role, spawn
+from vivace.supervisor.child import FAILED, Child
+from vivace.supervisor.frontends import Frontends
 from vivace.supervisor.ipc import SocketClosed
 from vivace.supervisor.messages import (
     Failure,
@@ -32,9 +33,9 @@ from vivace.supervisor.messages import (
     WarmUp,
 )
 from vivace.supervisor.output import Outputs
-from vivace.supervisor.plan import WARMING_UP, Hooks, Plan
-from vivace.supervisor.restart_policy import Backoff, CrashAttribution, CrashBudget, FrontendStarts
-from vivace.supervisor.watch import EngineWatch, FrontendWatch, Watchdog
+from vivace.supervisor.plan import SPAWN_RETRY_SECONDS, WARMING_UP, Hooks, Plan
+from vivace.supervisor.restart_policy import CrashAttribution, CrashBudget
+from vivace.supervisor.watch import EngineWatch, Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -56,18 +57,15 @@ class Supervisor:
         self._phase: Phase = "starting"
         self._epoch = 0
         self._engine: Child | None = None
-        self._frontends: list[Child] = []
+        self._frontends = Frontends(plan)
         self._ready: Ready | None = None
         self._warm_up_sent = False
         self._budget = CrashBudget(plan.crashes, plan.crash_window)
         self._attribution = CrashAttribution(self._budget)
-        backoff = Backoff(plan.crashes, plan.crash_window)
-        self._frontend_starts = FrontendStarts(plan.frontends, backoff)
         self._engine_due: float | None = None  # when to try again to start the engine
         self._heartbeat = EngineHeartbeat(plan.memory.engine)
         watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
         self._watch = EngineWatch(EngineProgress(plan.memory), watchdog)
-        self._frontend_watch = FrontendWatch(plan.memory)
         self._selector = selectors.DefaultSelector()
         self._outputs = Outputs(self._selector, hooks.write)
         self._down_since: float | None = None
@@ -81,9 +79,8 @@ class Supervisor:
         with signals.handle_signals(self._selector, self._on_signal):
             try:
                 self._start_engine(self._first_engine)
-                for index in range(self._plan.frontends):
-                    self._start_frontend(index, place=index)
-                while self._phase != "stopping" or self._engine or self._frontends:
+                self._start_frontends(time.monotonic())
+                while self._phase != "stopping" or self._children():
                     for key, _ in self._selector.select(self._plan.tick):
                         key.data()
                     self._tick(time.monotonic())
@@ -97,40 +94,27 @@ class Supervisor:
         setup = self._plan.engine_setup(self._epoch)
         self._watch.restart(time.monotonic())
         self._heartbeat.begin()  # what the last engine died of is not this one's doing
-        try:
-            engine = engine or self._spawn("engine", setup)
-        except OSError as error:
-            self._engine_due = self._after_failed_spawn("engine", error)
-            return
-        self._engine_due = None
-        self._engine = self._begin(engine, setup)
+        engine = engine or self._plan.spawn("engine", setup)
+        self._engine = engine
+        if engine is None:
+            self._engine_due = time.monotonic() + SPAWN_RETRY_SECONDS
+        else:
+            self._engine_due = None
+            self._begin(engine, setup)
 
-    def _start_frontend(self, index: int, place: int) -> None:
-        setup = self._plan.frontend_setup(index, place)
-        try:
-            child = self._spawn("frontend", setup)
-        except OSError as error:
-            self._frontend_starts.add(place, self._after_failed_spawn("frontend", error))
-            return
-        self._begin(child, setup)
-        if self._ready is not None:  # before it serves: its first client finds an engine
-            child.control.send(self._ready)
-        if self._phase == "serving":
-            child.control.send(Started())
-        self._frontends.append(child)
+    def _start_frontends(self, now: float) -> None:
+        for child, setup in self._frontends.start_due(now):
+            self._begin(child, setup)
+            self._warm_up_sent = False  # whoever was warming up may be the dead one
+            if self._ready is not None:  # before it serves: its first client finds an engine
+                child.control.send(self._ready)
+            if self._phase == "serving":
+                child.control.send(Started())
 
-    def _spawn(self, role: Role, setup: Setup) -> Child:
-        return spawn(role, self._plan.command, *setup.descriptors(), piped=self._plan.piped)
-
-    def _after_failed_spawn(self, role: str, error: OSError) -> float:  # when to try again
-        log.error("no %s can be started: %s; trying again in 1 s", role, error.strerror)
-        return time.monotonic() + 1.0
-
-    def _begin(self, child: Child, setup: Setup) -> Child:
+    def _begin(self, child: Child, setup: Setup) -> None:
         self._selector.register(child.control, selectors.EVENT_READ, lambda: self._listen(child))
         self._outputs.follow(child)
         child.begin(setup)
-        return child
 
     def _listen(self, child: Child) -> None:
         try:
@@ -152,8 +136,7 @@ class Supervisor:
                 case Ready():
                     self._engine_is_ready(child, message)
                 case Serving():
-                    child.serving = True
-                    self._frontend_starts.record_serving()
+                    self._frontends.on_serving(child)
                     if self._phase == "draining":
                         child.control.send(Draining())
                     self._finish_start_if_all_serve()
@@ -178,7 +161,7 @@ class Supervisor:
         engine.serving = True
         self._ready = ready
         self._watch.restart(time.monotonic())
-        self._broadcast(ready)
+        self._frontends.broadcast(ready)
         if self._down_since is not None:
             away = time.monotonic() - self._down_since
             log.info("The engine is back after %.1f s; live requests go on", away)
@@ -190,12 +173,12 @@ class Supervisor:
     def _finish_start_if_all_serve(self) -> None:
         """Once engine and frontends are there: warm up, then say that the server is ready."""
         loaded = self._phase == "starting" and self._ready is not None
-        if not loaded or not all(child.serving for child in self._frontends):
+        if not loaded or not self._frontends.all_serve:
             return
         if self._plan.warm_up and not self._warm_up_sent:
             self._warm_up_sent = True
             self._hooks.progress(WARMING_UP, 0.0)
-            self._frontends[0].control.send(WarmUp())
+            self._frontends.children[0].control.send(WarmUp())
         elif not self._plan.warm_up:
             self._complete_start()
 
@@ -209,7 +192,7 @@ class Supervisor:
         assert self._ready is not None
         self._phase = "serving"
         self._hooks.ready()
-        self._broadcast(Started())
+        self._frontends.broadcast(Started())
         self._hooks.show(self._ready.capacity)
 
     # -- deaths -----------------------------------------------------------------------------------
@@ -224,7 +207,6 @@ class Supervisor:
             self._engine_died(child, cause)
         else:
             self._frontends.remove(child)
-            self._frontend_watch.on_exit(child)
             self._frontend_died(child, cause)
 
     def _engine_died(self, engine: Child, cause: str) -> None:
@@ -246,7 +228,7 @@ class Supervisor:
         now = time.monotonic()
         step, spans = self._heartbeat.fatal_spans()
         decision = self._attribution.record_death(step, spans, now)
-        self._broadcast(decision.engine_down(cause))
+        self._frontends.broadcast(decision.engine_down(cause))
         if not decision.restart:
             self._fail(f"the engine died: {cause}. {self._budget.exhausted_note()}")
             return
@@ -269,33 +251,15 @@ class Supervisor:
             log.error("The %s died while draining: %s", child.name, cause)
         elif changed := self._plan.changed_files():
             self._fail(f"the {child.name} died: {cause}. {changed}")
+        elif self._frontends.replace(child, cause):
+            self._start_frontends(time.monotonic())
         else:
-            self._replace_frontend(child, cause)
-
-    def _replace_frontend(self, child: Child, cause: str) -> None:
-        """As long as those that are started come to serve."""
-        now = time.monotonic()
-        wait = self._frontend_starts.record_death(child.place, child.serving, now)
-        if self._frontend_starts.hopeless and not any(one.serving for one in self._frontends):
             self._fail(f"{child.name} died: {cause}. No frontend can be started any more")
-            return
-        when = f"in {wait:.0f} s" if wait else "now"
-        log.error("The %s died: %s. Another one is started %s", child.name, cause, when)
-        self._start_due(now)
-
-    def _start_due(self, now: float) -> None:
-        for index, place in self._frontend_starts.take_due(now):
-            self._start_frontend(index, place)
-            self._warm_up_sent = False  # whoever was warming up may be the dead one
-
-    def _broadcast(self, message: Ready | EngineDown | Started | Draining | Stop) -> None:
-        for frontend in self._frontends:
-            frontend.control.send(message)
 
     def _fail(self, reason: str, code: int = FAILED, *, told: str = "") -> None:
         log.error("The server stops: %s", reason)
         self._code = code
-        self._broadcast(EngineDown(reason=told or reason, restarting=False))
+        self._frontends.broadcast(EngineDown(reason=told or reason, restarting=False))
         self._stop_frontends(SHUTDOWN_NOTICE_SECONDS)
 
     # -- time -------------------------------------------------------------------------------------
@@ -303,11 +267,11 @@ class Supervisor:
     def _tick(self, now: float) -> None:
         if self._engine is not None and self._engine.serving:
             self._watch.check(self._engine, now, draining=self._phase == "draining")
-        self._frontend_watch.check(self._frontends, now)
+        self._frontends.check(now)
         if self._engine_due is not None and now >= self._engine_due and self._phase != "stopping":
             self._start_engine()
         if self._phase in ("starting", "serving"):
-            self._start_due(now)
+            self._start_frontends(now)
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             if self._phase == "draining":
@@ -315,7 +279,7 @@ class Supervisor:
                 self._stop_frontends(SHUTDOWN_NOTICE_SECONDS)
             else:
                 self._kill_everything()
-        if self._phase == "stopping" and not self._frontends:
+        if self._phase == "stopping" and not self._frontends.children:
             self._stop_engine(now)
 
     # -- the end ----------------------------------------------------------------------------------
@@ -324,7 +288,7 @@ class Supervisor:
         self._signals += 1
         name = signal.Signals(number).name
         if self._signals > 1 or self._phase == "starting":
-            live = sum(child.live or 0 for child in self._frontends)
+            live = sum(child.live or 0 for child in self._frontends.children)
             cut = f"; live requests that are cut off: {live}" if live else ""
             log.warning("%s: stopping at once%s", name, cut)
             self._code = 128 + number
@@ -332,7 +296,7 @@ class Supervisor:
             self._phase = "stopping"
             self._kill_everything()
         elif self._phase == "starting":
-            self._broadcast(Draining())
+            self._frontends.broadcast(Draining())
             self._stop_frontends(SHUTDOWN_NOTICE_SECONDS)
         elif self._phase == "serving":
             log.info("%s: draining requests (send again to exit immediately)", name)
@@ -343,23 +307,21 @@ class Supervisor:
         self._phase = "draining"
         self._drained_by = time.monotonic() + self._plan.drain
         self._deadline = self._drained_by + DRAIN_REPLY_SECONDS
-        self._broadcast(Draining())
+        self._frontends.broadcast(Draining())
         if self._engine is not None and self._engine.serving:
             self._drain_engine(self._engine)
         self._stop_if_unused()
 
     def _drain_engine(self, engine: Child) -> None:
         left = max(0.0, self._drained_by - time.monotonic())
-        frontends = [child.index for child in self._frontends if child.serving]
-        drain = Drain(timeout=round(left, 1), frontends=frontends)
+        drain = Drain(timeout=round(left, 1), frontends=self._frontends.indexes)
         self._watch.expect_reaction()
         engine.control.send(Command(ticket=SUPERVISOR << KEY_SHIFT, body=drain))
 
     def _stop_if_unused(self) -> None:
         """While there is no engine that serves: nobody may wait for one."""
         served = self._engine is not None and self._engine.serving
-        served = served or any(child.serving and child.live != 0 for child in self._frontends)
-        if self._phase == "draining" and not served:
+        if self._phase == "draining" and not served and not self._frontends.busy:
             log.info("Drained: no live requests")
             self._stop_frontends(STOP_GRACE_SECONDS)
 
@@ -372,7 +334,7 @@ class Supervisor:
         """First the frontends, so that the last tokens reach the clients; then the engine."""
         self._phase = "stopping"
         self._plan.listener.close()  # who comes when the last frontend has closed it is refused
-        self._broadcast(Stop(grace=grace))
+        self._frontends.broadcast(Stop(grace=grace))
         self._deadline = time.monotonic() + grace + 2
         for child in self._children():
             if not child.serving:
@@ -385,7 +347,7 @@ class Supervisor:
             self._deadline = now + STOP_GRACE_SECONDS
 
     def _children(self) -> list[Child]:
-        return [*self._frontends, *([self._engine] if self._engine else [])]
+        return [*self._frontends.children, *([self._engine] if self._engine else [])]
 
     def _kill_everything(self) -> None:
         for child in self._children():
