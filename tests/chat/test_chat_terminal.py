@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from chat_kit import Handler, serving
 
-from vivace.chat.interrupts import felt_signals
+from vivace.chat.interrupts import wake_on_signals
 
 PATIENCE = 60.0
 
@@ -207,7 +207,7 @@ def test_a_signal_that_comes_just_before_a_wait_is_felt() -> None:
     begin = time.monotonic()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        with felt_signals(), pytest.raises(KeyboardInterrupt):
+        with wake_on_signals(), pytest.raises(KeyboardInterrupt):
             go.set()
             time.sleep(PATIENCE)
     finally:

@@ -1,4 +1,4 @@
-"""Signals that are felt however the main thread waits."""
+"""Signals that are handled at once however the main thread waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from vivace.echo import ENDING
 
-FELT = {signal.SIGINT, *ENDING}
+WAKE_SIGNALS = {signal.SIGINT, *ENDING}
 WAKING = signal.SIGURG
 """ignored by default, and by everybody here"""
 WAKING_SECONDS = (0.02, 0.1, 0.5)
@@ -19,10 +19,10 @@ WAKING_SECONDS = (0.02, 0.1, 0.5)
 
 
 @contextlib.contextmanager
-def felt_signals() -> Iterator[None]:
+def wake_on_signals() -> Iterator[None]:
     """Python's handlers of signals run although the main thread, which is the caller, has just
     begun to wait: for a key, for an answer. Otherwise a signal that arrives between its last look
-    and the wait is felt when the wait is over, and Ctrl-C seems lost."""
+    and the wait is handled when the wait is over, and Ctrl-C seems lost."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     main = threading.main_thread().ident or 0
@@ -30,13 +30,13 @@ def felt_signals() -> Iterator[None]:
     def wake() -> None:
         with os.fdopen(reader, "rb", buffering=0) as signals:
             while numbers := signals.read(64):
-                for pause in WAKING_SECONDS if FELT & {*numbers} else ():
+                for pause in WAKING_SECONDS if WAKE_SIGNALS & {*numbers} else ():
                     time.sleep(pause)
                     signal.pthread_kill(main, WAKING)
 
     before = signal.signal(WAKING, lambda number, frame: None)
     descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=wake, name="felt signals", daemon=True).start()
+    threading.Thread(target=wake, name="signal wake-up", daemon=True).start()
     try:
         yield
     finally:

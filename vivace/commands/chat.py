@@ -13,7 +13,7 @@ from vivace.arguments import ArgumentParser, http_address, utf8_text
 from vivace.chat.backend import SETTINGS, Backend, ChatError, read_setting
 from vivace.chat.commands import TYPING
 from vivace.chat.conversation import Conversation
-from vivace.chat.interrupts import felt_signals
+from vivace.chat.interrupts import wake_on_signals
 from vivace.chat.lines import LARGEST_INPUT, History, Lines, edit_lines, read_line
 from vivace.chat.remote import RemoteBackend
 from vivace.chat.screen import screen_for
@@ -44,7 +44,7 @@ def talk(arguments: argparse.Namespace) -> int:
     settings = parse_settings(arguments)
     console = make_console(sys.stderr)
     question = read_question(arguments.prompt)
-    with felt_signals():
+    with wake_on_signals():
         return converse(arguments, console, settings, question)
 
 

@@ -26,10 +26,10 @@ def model_name(options: Options, context: ResolveContext) -> Iterator[Change]:
 
 
 def dtype(options: Options, context: ResolveContext) -> Iterator[Change]:
-    asked = options.model.dtype
-    if asked in DTYPE_NAMES:
-        yield "dtype", DTYPE_NAMES[asked], f"{asked} is another name for it"
-    if asked != "auto":
+    value = options.model.dtype
+    if value in DTYPE_NAMES:
+        yield "dtype", DTYPE_NAMES[value], f"{value} is another name for it"
+    if value != "auto":
         return
     best, why = fastest_type(options, context)
     if context.facts.dtype == "float32" and "float32" in context.platform.dtypes:
@@ -89,12 +89,12 @@ def why_no_kernels(options: Options, context: ResolveContext) -> str | None:
 
 def why_float_activations(options: Options, context: ResolveContext) -> str | None:
     """Why activations cannot be int8; None where they can."""
-    asked = options.quantization.quantization
+    quantization = options.quantization.quantization
     if context.source.format != "gguf":
         stored_as = context.source.format
         return f"only GGUF blocks are multiplied with int8, and this is a {stored_as} model"
-    if asked not in (None, "gguf"):
-        return f"--quantization {asked} says what activations are"
+    if quantization not in (None, "gguf"):
+        return f"--quantization {quantization} says what activations are"
     if options.runtime.disable_cpu_kernels or not context.platform.cpu_kernels:
         return "only the native CPU kernels multiply blocks with int8"
     kinds = [stored.kind for stored in context.source.stored if stored.in_layers]
@@ -105,16 +105,16 @@ def why_float_activations(options: Options, context: ResolveContext) -> str | No
 
 
 def kv_type(options: Options, context: ResolveContext) -> Iterator[Change]:
-    asked = options.memory.kv_cache_dtype
+    kv_cache_dtype = options.memory.kv_cache_dtype
     if (
-        asked == "auto"
+        kv_cache_dtype == "auto"
         and options.model.dtype == "float16"
         and not options.runtime.disable_cpu_kernels
     ):
         yield "kv_cache_dtype", "float32", "the kernels keep KV in float32, bfloat16 or int8"
-    elif asked == "auto":
+    elif kv_cache_dtype == "auto":
         yield "kv_cache_dtype", options.model.dtype, "follows --dtype"
-    if asked == "bf16":
+    if kv_cache_dtype == "bf16":
         yield "kv_cache_dtype", "bfloat16", "bf16 is another name for it"
 
 
@@ -156,9 +156,9 @@ def rows(options: Options, context: ResolveContext) -> Iterator[Change]:
 
 def conservativeness(options: Options, context: ResolveContext) -> Iterator[Change]:
     """Admission expects ratio times conservativeness of what running requests may still produce."""
-    asked = options.schedule.schedule_conservativeness
+    value = options.schedule.schedule_conservativeness
     ratio = float(options.environment.get(INITIAL_RATIO) or DEFAULT_RATIO)
-    if ratio > 0 and asked * ratio > 1:
+    if ratio > 0 and value * ratio > 1:
         yield "schedule_conservativeness", 1 / ratio, "no request needs more than all of its output"
 
 
@@ -199,16 +199,16 @@ def seed(options: Options, context: ResolveContext) -> Iterator[Change]:
 
 
 def threads(options: Options, context: ResolveContext) -> Iterator[Change]:
-    asked, cores = options.runtime.cpu_threads, context.platform.cores
-    if asked is None or asked > cores:
-        slower = "; more threads than cores wait for each other" if asked else ""
+    cpu_threads, cores = options.runtime.cpu_threads, context.platform.cores
+    if cpu_threads is None or cpu_threads > cores:
+        slower = "; more threads than cores wait for each other" if cpu_threads else ""
         yield "cpu_threads", cores, f"the cores this process may use{slower}"
 
 
 def watchdogs(options: Options, context: ResolveContext) -> Iterator[Change]:
     for name, least in LEAST_WATCHDOG.items():
-        asked = getattr(options.runtime, name)
-        if asked and asked < least:
+        timeout = getattr(options.runtime, name)
+        if timeout and timeout < least:
             yield name, least, "a sound engine may compute one step for so long; 0 switches it off"
 
 

@@ -12,7 +12,7 @@ from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.programs import default_port
-from vivace.deploy.from_script.roles import AskedPort, StartedServer
+from vivace.deploy.from_script.roles import StartedServer, TargetPort
 from vivace.deploy.locations import Sources
 from vivace.deploy.schema.deployment import Benchmark, Deployment, Targets, Workload, longest
 from vivace.deploy.schema.nodes import expand_nodes
@@ -87,7 +87,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     sources: Sources = Sources()
     launches: tuple[StartedServer, ...] = ()
     """processes as scripts start them; empty for a deployment file"""
-    asked: tuple[AskedPort, ...] = ()
+    target_ports: tuple[TargetPort, ...] = ()
     shared: frozenset[str] = frozenset()
     """networks in which something else runs too"""
 

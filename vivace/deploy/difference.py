@@ -169,9 +169,9 @@ def start_changes(server: ServerPlan, old: str, new: str, facts: StartFacts) -> 
         if key in before or (flag is None and row.name not in given):
             continue
         typed = "--" + given[row.name] if row.name in given else str(flag)
-        asked = f" {display(flags[given[row.name]])}" if row.name in given else ""
+        value = f" {display(flags[given[row.name]])}" if row.name in given else ""
         becomes = in_flags(row.formula, names) or display(row.value)
-        yield Change("rewritten", typed, f"{typed}{asked} becomes {becomes}")
+        yield Change("rewritten", typed, f"{typed}{value} becomes {becomes}")
 
 
 def possible_changes(server: ServerPlan, old: str, new: str, facts: StartFacts) -> Iterator[Change]:

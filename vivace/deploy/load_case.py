@@ -136,7 +136,7 @@ def build_case(loaded: LoadedDeployment, overrides: Overrides) -> Case:
         remarks=loaded.remarks,
         sources=loaded.sources,
         launches=loaded.started,
-        asked=loaded.asked,
+        target_ports=loaded.target_ports,
         shared=loaded.shared,
     )
 

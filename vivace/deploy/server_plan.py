@@ -137,8 +137,8 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
     @property
     def caches_prefixes(self) -> bool:
         """Whether prompts that begin alike share their KV."""
-        asked = self.prefills or self.role.flags.get("disaggregation-decode-enable-radix-cache")
-        return bool(asked) and not self.has("disable_radix_cache")
+        enabled = self.prefills or self.role.flags.get("disaggregation-decode-enable-radix-cache")
+        return bool(enabled) and not self.has("disable_radix_cache")
 
     @property
     def max_total_tokens(self) -> int | None:
@@ -312,8 +312,8 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         """Of the fused kernel: 1, or 2, which combines dispatch and experts; 0 without it."""
         if self.expert_mode != "fused":
             return 0
-        asked = self.role.flags.get("fuseep-mode") or self.variable(FUSED_MODE) or 1
-        return 2 if str(asked) == "2" else 1
+        mode = self.role.flags.get("fuseep-mode") or self.variable(FUSED_MODE) or 1
+        return 2 if str(mode) == "2" else 1
 
     @property
     def graphs(self) -> tuple[int, ...]:

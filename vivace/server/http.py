@@ -166,7 +166,7 @@ async def end_connection(request: web.Request, response: web.StreamResponse) -> 
 
 # -- one line for each request, in uvicorn's form ------------------------------------------------
 
-PROBES = frozenset({"/health", "/health_generate", "/ready", "/metrics"})
+PROBE_PATHS = frozenset({"/health", "/health_generate", "/ready", "/metrics"})
 """asked every few seconds by whatever looks after the server"""
 access_log = logging.getLogger("vivace.access")
 
@@ -193,7 +193,7 @@ def is_left_out(request: web.BaseRequest, status: int) -> bool:
     if request.raw_path.startswith(context.settings.access_log_excluded):
         return True
     resource = request.match_info.route.resource
-    if resource is None or resource.canonical not in PROBES:
+    if resource is None or resource.canonical not in PROBE_PATHS:
         return False
     return status == 200 or (status == 503 and context.status == "starting")
 

@@ -10,7 +10,7 @@ import msgspec
 
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.programs import DYNAMO, VLLM
-from vivace.deploy.from_script.roles import AskedPort, StartedServer, flag_value
+from vivace.deploy.from_script.roles import StartedServer, TargetPort, flag_value
 from vivace.deploy.locations import Location
 from vivace.deploy.shell.reader import ScriptError
 
@@ -42,7 +42,7 @@ class Container(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
     """under which others find it; `closed`: and under no others"""
     closed: bool = False
-    asked: tuple[AskedPort, ...] = ()
+    target_ports: tuple[TargetPort, ...] = ()
     labels: dict[str, str] = {}
     ports: dict[str, int] = {}
     """by name"""
@@ -89,8 +89,8 @@ def split_words(value: str, place: Location) -> list[str]:
 def in_container(within: Container, server: StartedServer, program: str) -> StartedServer:
     """The server, with what its container says of it."""
     ours = program not in VLLM
-    asked = flag_value(server.flags, "port") is not None
-    known = (ours and program not in DYNAMO) or asked  # vLLM's default is another
+    chosen = flag_value(server.flags, "port") is not None
+    known = (ours and program not in DYNAMO) or chosen  # vLLM's default is another
     return msgspec.structs.replace(
         server,
         devices=within.devices if ours else 0,  # Ray spreads vLLM's ranks

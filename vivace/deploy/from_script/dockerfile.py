@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from vivace.deploy.from_script.asked_ports import URL
 from vivace.deploy.from_script.container import Container, image_release, split_words, to_script
 from vivace.deploy.from_script.flags import Remark
-from vivace.deploy.from_script.roles import AskedPort
+from vivace.deploy.from_script.roles import TargetPort
+from vivace.deploy.from_script.target_ports import URL
 from vivace.deploy.locations import Location
 from vivace.deploy.shell.reader import ScriptError
 from vivace.deploy.shell.wrappers import program_of_image
@@ -58,7 +58,7 @@ class ImageStage(msgspec.Struct):
     own: bool = False
     """whether it says what is started, and did not only take it over"""
     remarks: list[Remark] = []
-    asked: tuple[AskedPort, ...] = ()
+    target_ports: tuple[TargetPort, ...] = ()
     """by its health check"""
 
 
@@ -201,7 +201,7 @@ def read_command(stage: ImageStage, rest: str, place: Location, outer: Mapping[s
 
 def read_check(stage: ImageStage, rest: str, place: Location, outer: Mapping[str, str]) -> None:
     ports = dict.fromkeys(map(int, URL.findall(rest)))
-    stage.asked = tuple(AskedPort("the HEALTHCHECK", port, (), place) for port in ports)
+    stage.target_ports = tuple(TargetPort("the HEALTHCHECK", port, (), place) for port in ports)
 
 
 READERS = {
@@ -249,7 +249,9 @@ def container(stage: ImageStage, file: str) -> Container:
         remarks=(*stage.remarks, *unset(stage, parts)),
         release=image_release(stage.image),
         network=network,
-        asked=tuple(msgspec.structs.replace(each, networks=(network,)) for each in stage.asked),
+        target_ports=tuple(
+            msgspec.structs.replace(each, networks=(network,)) for each in stage.target_ports
+        ),
         local=True,
     )
 

@@ -41,9 +41,11 @@ def apply_assumptions(launch: Launch) -> Launch:
     it: `--dist-init-addr $MY_IP:5000` differs from node to node."""
     words, environment = list(launch.words), dict(launch.environment)
     for each in launch.assumptions:
-        asked = f"<{each.origin}>"
-        words = [word.replace(asked, each.value) for word in words]
-        environment = {name: text.replace(asked, each.value) for name, text in environment.items()}
+        placeholder = f"<{each.origin}>"
+        words = [word.replace(placeholder, each.value) for word in words]
+        environment = {
+            name: text.replace(placeholder, each.value) for name, text in environment.items()
+        }
     words = [mark_placeholders(word) for word in join_placeholders(words)]
     environment = {name: mark_placeholders(text) for name, text in environment.items()}
     return msgspec.structs.replace(launch, words=tuple(words), environment=environment)

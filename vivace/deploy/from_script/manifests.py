@@ -8,12 +8,6 @@ from typing import Any
 
 import yaml
 
-from vivace.deploy.from_script.asked_ports import (
-    checked_ports,
-    named_ports,
-    probed_ports,
-    with_services,
-)
 from vivace.deploy.from_script.compose import (
     as_list,
     find_machine,
@@ -36,6 +30,12 @@ from vivace.deploy.from_script.custom_resources import (
     node_words,
 )
 from vivace.deploy.from_script.flags import Remark
+from vivace.deploy.from_script.target_ports import (
+    checked_ports,
+    named_ports,
+    probed_ports,
+    with_services,
+)
 from vivace.deploy.from_script.undefined import undefined_in_pod
 from vivace.deploy.from_script.yaml_nodes import child, documents, plain
 from vivace.deploy.locations import Location
@@ -185,7 +185,7 @@ def of_pod(
                 network=network,
                 alone=alone,
                 names=(name,) if name else (),
-                asked=tuple(probed_ports(file, node, ports, network)),
+                target_ports=tuple(probed_ports(file, node, ports, network)),
                 labels=labels,
                 ports=ports,
             )
@@ -263,7 +263,7 @@ def of_service(file: str, name: yaml.Node, node: yaml.Node, follow: Follow) -> I
             names=service_names(str(name.value), content) if contained else (),
             closed=not any(content.get(key) for key in RESOLVING),
             published=tuple(service_ports(content)) if contained else (),
-            asked=tuple(checked_ports("the healthcheck", file, test, network)),
+            target_ports=tuple(checked_ports("the healthcheck", file, test, network)),
             machine=find_machine(file, content),
             host=str(content.get("x-host") or ""),
             remarks=tuple(map(not_read, found.notes)),

@@ -27,11 +27,11 @@ PER_NODE = frozenset(
 """options in which the nodes of one role may differ from script to script"""
 
 
-class AskedPort(msgspec.Struct, frozen=True):
-    """A port where somebody expects the server of these networks: `asker` is a probe or a
+class TargetPort(msgspec.Struct, frozen=True):
+    """A port where somebody expects the server of these networks: `client` is a probe or a
     Service; `outside`: it comes to the address of the pod, not from within the container."""
 
-    asker: str
+    client: str
     port: int
     networks: tuple[str, ...]
     place: Location
@@ -44,7 +44,7 @@ class StartedServer(msgspec.Struct, frozen=True):
     `place`: the command, the same for all rounds of a loop, which `round` counts; `host`: the
     machine, where it is known; `script` and `paths`: what the same script starts on one path runs
     on one machine; `tasks`: how many processes `srun` makes of it; `contained`: its network is its
-    container's own; `asked`: conditions that only the machine can decide."""
+    container's own; `conditions`: of its launch, which only the machine can decide."""
 
     place: Location
     kind: Kind
@@ -61,7 +61,7 @@ class StartedServer(msgspec.Struct, frozen=True):
     contained: bool = False
     devices: int = 0
     """that its container is given; 0: unknown"""
-    asked: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
     network: str = ""
     """the same for what shares addresses and ports, where a file says it"""
     names: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class LoadedDeployment(msgspec.Struct, frozen=True):
     sources: Sources = Sources()
     started: tuple[StartedServer, ...] = ()
     """processes as scripts start them; empty for a deployment file"""
-    asked: tuple[AskedPort, ...] = ()
+    target_ports: tuple[TargetPort, ...] = ()
     shared: frozenset[str] = frozenset()
     """networks in which something else runs too"""
 
@@ -244,7 +244,7 @@ def on_known_hosts(group: list[StartedServer], groups: RoleGroups) -> list[Start
     for each in group:
         kept = found.setdefault((each.place, each.round), each)
         if kept is not each and (kept.flags, kept.environment) != (each.flags, each.environment):
-            condition = next((asked for asked in kept.asked if asked), "")
+            condition = next((each for each in kept.conditions if each), "")
             groups.chosen.append((kept, condition))
     return list(found.values())
 

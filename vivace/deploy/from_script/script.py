@@ -18,10 +18,10 @@ from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.launches import apply_assumptions, find_host, reachable
 from vivace.deploy.from_script.programs import VLLM, Invocation, invocation, other_engine
 from vivace.deploy.from_script.roles import (
-    AskedPort,
     LoadedDeployment,
     RoleGroups,
     StartedServer,
+    TargetPort,
     build_roles,
     flag_value,
     model_name,
@@ -93,7 +93,7 @@ class DeploymentBuilder(msgspec.Struct):
     unset: list[str] = []
     remarks: list[Remark] = []
     texts: dict[str, str] = {}
-    asked: list[AskedPort] = []
+    target_ports: list[TargetPort] = []
     shared: set[str] = set()
     """networks in which something else runs too"""
     releases: list[str] = []
@@ -157,7 +157,7 @@ def collect_text(
         found.texts |= each.files
         for remark in each.remarks:
             found.place_remark(remark, each.place)
-        found.asked += each.asked
+        found.target_ports += each.target_ports
         if not each.alone:
             found.shared.add(each.network)
         if each.release in releases():
@@ -241,8 +241,10 @@ def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
     if found.benchmarks:
         places["benchmark"] = tuple(found.benchmarks)
     sources = Sources(found.texts, places)
-    remarks, asked, shared = tuple(found.remarks), tuple(found.asked), frozenset(found.shared)
-    return LoadedDeployment(deployment, remarks, file, sources, started, asked, shared)
+    remarks, ports = tuple(found.remarks), tuple(found.target_ports)
+    return LoadedDeployment(
+        deployment, remarks, file, sources, started, ports, frozenset(found.shared)
+    )
 
 
 def wrapped_invocation(words: Sequence[str]) -> Invocation | None:
@@ -286,11 +288,11 @@ def preparation_line(words: Sequence[str]) -> str:
 def build_server(
     called: Invocation, launch: Launch, place: Location, script: str, found: DeploymentBuilder
 ) -> StartedServer:
-    asked = called
+    written = called
     if called.program in VLLM:
         called = from_vllm(called, launch, place, found)
     read = parse_flags(called.words, called.part)
-    for remark in (*read.remarks, *missing_model(asked, read.flags, launch_text(place, found))):
+    for remark in (*read.remarks, *missing_model(written, read.flags, launch_text(place, found))):
         found.place_remark(remark, place)
     return StartedServer(
         place=place,
@@ -305,7 +307,7 @@ def build_server(
         tasks=launch.placement.tasks,
         contained=launch.placement.contained,
         published=launch.placement.published,
-        asked=tuple(each.origin for each in launch.assumptions),
+        conditions=tuple(each.origin for each in launch.assumptions),
         again=next_flags(launch),
     )
 

@@ -165,10 +165,10 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
 
 def concurrent_requests(server: ServerPlan, load: RequestLoad) -> int | None:
     """Concurrent requests of one attention group: the smaller of limit and load."""
-    asked = None
+    per_rank = None
     if load.concurrency is not None:
-        asked = -(-load.concurrency // (server.role.instances * server.parallelism.dp))
-    limits = [count for count in (server.running_per_rank, asked) if count is not None]
+        per_rank = -(-load.concurrency // (server.role.instances * server.parallelism.dp))
+    limits = [count for count in (server.running_per_rank, per_rank) if count is not None]
     return min(limits) if limits else None
 
 

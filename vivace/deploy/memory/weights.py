@@ -50,14 +50,14 @@ def weight_precision(
 ) -> tuple[str, bool]:
     """(the precision of the weights, whether anything says so): as stated, from the path, from
     --quantization, from the model's config.json; else a guess."""
-    asked, path = server.value("quantization"), str(server.value("model_path") or "")
+    quantization, path = server.value("quantization"), str(server.value("model_path") or "")
     in_path = IN_PATH.findall(path)
-    for said in (stated, in_path[-1] if in_path else None, asked):
+    for said in (stated, in_path[-1] if in_path else None, quantization):
         name = precision_named(str(said or ""))
         if name:
             return name, True
-    if asked is not None:
-        return (MODELSLIM if asked == "modelslim" else "bf16"), False
+    if quantization is not None:
+        return (MODELSLIM if quantization == "modelslim" else "bf16"), False
     native = precision_named(model.precision) if model is not None else ""
     return native or "bf16", bool(native)
 

@@ -248,9 +248,9 @@ def backend_platform(server: ServerPlan, case: Case) -> Iterator[Issue]:
             text = f"--{flag} {value} needs an Ascend device, and this is {case.platform}"
             remedy = f"remove --{flag}, or choose another ({ELSEWHERE.get(name, 'see --help')})"
             yield Issue("--" + flag, text, remedy)
-    asked, known = str(server.value("device")), DEVICES.get(case.platform, ())
-    if known and asked in ACCELERATORS and asked not in known:
-        text = f"--device {asked}, but the hardware is {case.platform}"
+    device, known = str(server.value("device")), DEVICES.get(case.platform, ())
+    if known and device in ACCELERATORS and device not in known:
+        text = f"--device {device}, but the hardware is {case.platform}"
         yield Issue("device", text, f"--device {known[0]}, or other hardware")
 
 

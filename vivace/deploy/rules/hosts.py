@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.roles import (
-    AskedPort,
     StartedServer,
+    TargetPort,
     flag_value,
     model_name,
     node_rank,
@@ -230,24 +230,24 @@ def port_answered(case: Case) -> Iterator[Issue]:
     connections that are refused. Both come to the pod's address, where a server on 127.0.0.1 (the
     default of SGLang and Vivace) does not listen. Where something else runs beside the server, it
     may be that which answers: a warning."""
-    reported: set[AskedPort] = set()
-    for asked in case.asked:
-        key = AskedPort(asked.asker, asked.port, (), asked.place)
-        found = [each for each in case.launches if each.network in asked.networks]
+    reported: set[TargetPort] = set()
+    for target in case.target_ports:
+        key = TargetPort(target.client, target.port, (), target.place)
+        found = [each for each in case.launches if each.network in target.networks]
         ports = [open_ports(each) for each in found]
         known = [port for each in ports if each is not None for port in each]
-        within = asked.outside and all(map(listens_within, found))
-        if not found or None in ports or key in reported or (asked.port in known and not within):
+        within = target.outside and all(map(listens_within, found))
+        if not found or None in ports or key in reported or (target.port in known and not within):
             continue
         reported.add(key)
         listed = ", ".join(map(str, sorted(set(known))[:8]))
-        text = f"{asked.asker} asks port {asked.port}, but the server listens on {listed}"
-        remedy = f"port {known[0]} there, or --port {asked.port}"
-        if asked.port in known:
-            text = f"{asked.asker} asks the pod's address, but the server listens on 127.0.0.1 only"
-            remedy = "--host 0.0.0.0"
-        severity = "warning" if case.shared & set(asked.networks) else None
-        yield Issue("port", text, remedy, severity, place=asked.place)
+        text = f"{target.client} asks port {target.port}, but the server listens on {listed}"
+        remedy = f"port {known[0]} there, or --port {target.port}"
+        if target.port in known:
+            only = "the server listens on 127.0.0.1 only"
+            text, remedy = f"{target.client} asks the pod's address, but {only}", "--host 0.0.0.0"
+        severity = "warning" if case.shared & set(target.networks) else None
+        yield Issue("port", text, remedy, severity, place=target.place)
 
 
 @case_rule("meeting-host", "warning", source="torch.distributed's TCPStore; DNS of Kubernetes")

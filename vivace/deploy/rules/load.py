@@ -173,8 +173,8 @@ def quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = f"the model is {stated}, but --quantization is {value}"
         yield Issue("quantization", text, "remove --quantization, or use a quantized model")
     named = IN_PATH.findall(str(server.value("model_path") or ""))
-    method, asked = (named or [""])[-1].lower(), str(value).partition("_")[0]
-    if {method, asked} <= METHODS and method != asked and case.platform != "npu":
+    method, value_method = (named or [""])[-1].lower(), str(value).partition("_")[0]
+    if {method, value_method} <= METHODS and method != value_method and case.platform != "npu":
         text = f"--quantization is {value}, but by its name the model has {method} weights"
         yield Issue("quantization", text, f"remove --quantization, or --quantization {method}")
     if stated and not plain and value is None and case.platform == "npu":

@@ -26,9 +26,9 @@ def rewrite(name: str, *about: str, **facts: Any) -> Callable[[ServerCheck], Rul
 @rewrite("becomes-ep", "ep_size")
 def expert_ranks(server: ServerPlan, case: Case) -> Iterator[str]:
     """--ep-size equals --tp-size with an all-to-all backend."""
-    asked, ep = server.number("ep_size") or 1, server.parallelism.ep
-    if ep != asked and server.has("ep_size"):
-        yield f"ep {asked} becomes {ep}: {server.value('moe_a2a_backend')} uses all tp ranks"
+    ep_size, ep = server.number("ep_size") or 1, server.parallelism.ep
+    if ep != ep_size and server.has("ep_size"):
+        yield f"ep {ep_size} becomes {ep}: {server.value('moe_a2a_backend')} uses all tp ranks"
 
 
 @rewrite("becomes-dp-attention", "enable_dp_attention", since="0.5.2", until="0.5.21")
@@ -51,9 +51,9 @@ def chunk_by_dp(server: ServerPlan, case: Case) -> Iterator[str]:
 def conservativeness(server: ServerPlan, case: Case) -> Iterator[str]:
     """dp attention multiplies --schedule-conservativeness by 0.3."""
     given = server.value("schedule_conservativeness")
-    asked = given if isinstance(given, int | float) else 1.0
-    if server.parallelism.dp_attention and asked:
-        text = f"--schedule-conservativeness {asked} becomes {round(asked * 0.3, 3)}: dp attention"
+    value = given if isinstance(given, int | float) else 1.0
+    if server.parallelism.dp_attention and value:
+        text = f"--schedule-conservativeness {value} becomes {round(value * 0.3, 3)}: dp attention"
         yield text + " multiplies it by 0.3"
 
 
@@ -91,8 +91,8 @@ def pipeline_overlap(server: ServerPlan, case: Case) -> Iterator[str]:
 def decode_cache(server: ServerPlan, case: Case) -> Iterator[str]:
     """Decode servers have no prefix cache.
     From 0.5.11 on --disaggregation-decode-enable-radix-cache keeps it."""
-    asked = server.caches_prefixes or server.has("disable_radix_cache")
-    if server.kind == "decode" and not asked:
+    chosen = server.caches_prefixes or server.has("disable_radix_cache")
+    if server.kind == "decode" and not chosen:
         yield "the prefix cache is turned off: decode servers have none"
 
 

@@ -222,7 +222,7 @@ def own_program(inner: WrappedCommand) -> list[Text]:
 
 
 def merge_results(state: ScriptState, ended: States) -> States:
-    """What an inner shell launched and what it asked count; its variables do not."""
+    """What an inner shell launched and its assumptions count; its variables do not."""
     found: States = []
     for each in ended:
         outer = state.copy()
@@ -283,8 +283,8 @@ def inner_placement(inner: WrappedCommand, before: Placement) -> Placement:
         return msgspec.structs.replace(before, tasks=int(tasks[0][:6]))
     if inner.name.split(" ")[-1] in ("run", "exec") and inner.wrapper.apart:
         shared = any(known_text(each) == "host" for each in inner.given("--net", "--network"))
-        asked = [published_ports(display(each)) for each in inner.given("-p", "--publish")]
-        found = () if shared else tuple(each for each in asked if each is not None)
+        ports = [published_ports(display(each)) for each in inner.given("-p", "--publish")]
+        found = () if shared else tuple(each for each in ports if each is not None)
         return msgspec.structs.replace(before, contained=not shared, published=found)
     return before
 

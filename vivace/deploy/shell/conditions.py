@@ -116,17 +116,17 @@ def compare(operator: str, left: str, right: str, origin: str) -> bool:
 
 def equality(left: Text, right: Text, equal: bool, state: ScriptState, origin: str) -> Branches:
     """An unknown against a known text: one state where it is that text, one where it is not."""
-    asked, value = only_unknown(left), known_text(right)
-    if asked is None or value is None:
-        asked, value = only_unknown(right), known_text(left)
-    if asked is None or value is None:
+    variable, value = only_unknown(left), known_text(right)
+    if variable is None or value is None:
+        variable, value = only_unknown(right), known_text(left)
+    if variable is None or value is None:
         return split_by(origin, state)
-    decided = state.assumed(asked, value)
+    decided = state.assumed(variable, value)
     if decided is not None:
         return [(state, decided is equal)]
     same, other = state.copy(), state.copy()
-    same.assumptions = (*same.assumptions, Assumption(asked.origin, value))
-    other.differs = other.differs | {(asked.origin, value)}
+    same.assumptions = (*same.assumptions, Assumption(variable.origin, value))
+    other.differs = other.differs | {(variable.origin, value)}
     return [(same, equal), (other, not equal)]
 
 

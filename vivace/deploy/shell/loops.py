@@ -53,9 +53,9 @@ def for_loop(shell: Interpreter, node: Node, state: ScriptState, background: boo
     if len(values) > MAX_ITERATIONS:
         raise ScriptTooLarge(f"line {shell.line(node)}: a loop of {len(values)} rounds")
     states = [state]
-    if len(values) == 1 and is_list(node) and (asked := only_unknown(values[0])) is not None:
+    if len(values) == 1 and is_list(node) and (variable := only_unknown(values[0])) is not None:
         state.assign(source(name), values[0])
-        word = unknown(f"the next of {asked.origin}")
+        word = unknown(f"the next of {variable.origin}")
         return caught(
             repeated(shell, body, states, lambda each: take(source(name), word, each)), "break"
         )
@@ -87,10 +87,10 @@ def repeated(shell: Interpreter, body: Node, states: States, step: Step) -> Stat
     ended = once(shell, body, [each.copy() for each in states])
     if len(ended) != 1 or len(states) != 1 or not ended[0].runs or ENDING.search(source(body)):
         return ended
-    (count, asked), (after,) = (len(before[0][0]), before[0][1]), ended
+    (count, assumptions), (after,) = (len(before[0][0]), before[0][1]), ended
     following = after.copy()
     following.launches = list(before[0][0])
-    if after.assumptions != asked or not step(following):
+    if after.assumptions != assumptions or not step(following):
         return ended
     second = once(shell, body, [following])
     if len(second) == 1 and len(second[0].launches) == len(after.launches):

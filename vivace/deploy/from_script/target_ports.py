@@ -9,11 +9,11 @@ import msgspec
 import yaml
 
 from vivace.deploy.from_script.container import Container
-from vivace.deploy.from_script.roles import AskedPort
+from vivace.deploy.from_script.roles import TargetPort
 from vivace.deploy.from_script.yaml_nodes import child, plain
 from vivace.deploy.locations import Location
 
-PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+PROBE_FIELDS = ("startupProbe", "readinessProbe", "livenessProbe")
 REQUESTS = ("httpGet", "tcpSocket", "grpc")
 URL = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):(\d{1,5})(?!\d)")
 CONTROLLED = ("kubernetes.io/", "x-k8s.io/")
@@ -33,35 +33,35 @@ def named_ports(containers: Sequence[yaml.Node]) -> dict[str, int]:
 
 def probed_ports(
     file: str, container: yaml.Node, ports: Mapping[str, int], network: str
-) -> Iterator[AskedPort]:
+) -> Iterator[TargetPort]:
     """Of a container's probes."""
-    for probe in PROBES:
+    for probe in PROBE_FIELDS:
         for request in REQUESTS:
             node = child(container, probe, request, "port")
             elsewhere = child(container, probe, request, "host") is not None
             number = port_number(plain(node), ports)
             if node is not None and number is not None and not elsewhere:
-                yield asked(f"the {probe}", number, node, file, network, outside=True)
+                yield target_port(f"the {probe}", number, node, file, network, outside=True)
         yield from checked_ports(
             f"the {probe}", file, child(container, probe, "exec", "command"), network
         )
 
 
 def checked_ports(
-    asker: str, file: str, command: yaml.Node | None, network: str
-) -> Iterator[AskedPort]:
+    client: str, file: str, command: yaml.Node | None, network: str
+) -> Iterator[TargetPort]:
     """Of the URLs in a command that asks the container itself."""
     parts = command.value if isinstance(command, yaml.SequenceNode) else [command]
     for part in (each for each in parts if isinstance(each, yaml.ScalarNode)):
         for number in dict.fromkeys(map(int, URL.findall(str(part.value)))):
-            yield asked(asker, number, part, file, network)
+            yield target_port(client, number, part, file, network)
 
 
-def asked(
-    asker: str, port: int, node: yaml.Node, file: str, *networks: str, outside: bool = False
-) -> AskedPort:
+def target_port(
+    client: str, port: int, node: yaml.Node, file: str, *networks: str, outside: bool = False
+) -> TargetPort:
     line = node.start_mark.line + 1
-    return AskedPort(asker, port, networks, Location(file, line, line), outside)
+    return TargetPort(client, port, networks, Location(file, line, line), outside)
 
 
 def port_number(value: object, names: Mapping[str, int]) -> int | None:
@@ -77,7 +77,7 @@ def with_services(
 ) -> list[Container]:
     """The containers, with the names of the Services that select them; the first has the ports
     of all of them."""
-    ports: list[AskedPort] = []
+    ports: list[TargetPort] = []
     for document in documents:
         if plain(child(document, "kind")) != "Service":
             continue
@@ -91,7 +91,9 @@ def with_services(
             for each in containers
         ]
         ports += service_ports(file, document, name, chosen)
-    first = [msgspec.structs.replace(containers[0], asked=(*containers[0].asked, *ports))]
+    first = [
+        msgspec.structs.replace(containers[0], target_ports=(*containers[0].target_ports, *ports))
+    ]
     return [*first, *containers[1:]]
 
 
@@ -107,7 +109,7 @@ def selects(selector: Mapping[object, object], labels: Mapping[str, str]) -> boo
 
 def service_ports(
     file: str, document: yaml.Node, name: str, chosen: Sequence[Container]
-) -> Iterator[AskedPort]:
+) -> Iterator[TargetPort]:
     """Of a headless Service nobody takes the ports."""
     listed = child(document, "spec", "ports")
     if not chosen or plain(child(document, "spec", "clusterIP")) == "None":
@@ -119,4 +121,4 @@ def service_ports(
         node = child(entry, "port") if target is None else target
         number = port_number(plain(node), names)
         if node is not None and number is not None:
-            yield asked(f"Service {name}", number, node, file, *networks, outside=True)
+            yield target_port(f"Service {name}", number, node, file, *networks, outside=True)
