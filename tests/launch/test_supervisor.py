@@ -262,8 +262,8 @@ def test_what_read_other_files_while_it_started_does_not_serve(
 
 def test_a_dead_frontend_is_replaced_under_a_new_index(server: Server) -> None:
     def wait_and_stop() -> None:
-        server.wait_for("frontend 2 ", "FrontendGone", "Ready 0")
-        time.sleep(0.2)
+        server.wait_for("FrontendGone")
+        server.wait_for_told("frontend 2", "Started")
         stop()
 
     assert server.run({"frontend": {"1": "kill"}}, frontends=2, when_ready=wait_and_stop) == 0
@@ -275,8 +275,8 @@ def test_a_replaced_frontend_knows_the_engine_before_it_serves(server: Server) -
     def kill_and_stop() -> None:
         pids = (line.split()[2] for line in server.events() if line.startswith("frontend 0 "))
         os.kill(int(next(pids)), signal.SIGKILL)
-        server.wait_for("frontend 1 ", "FrontendGone")
-        time.sleep(0.5)
+        server.wait_for("FrontendGone")
+        server.wait_for_told("frontend 1", "Started")
         stop()
 
     script = {"frontend": {"1": "hear-first"}}

@@ -155,7 +155,7 @@ def test_a_connection_made_before_the_end_gets_its_answer(sent: int) -> None:
         server.until(lambda: bool(http.connections))
         server.call(server.frontend.drain)
         stopped = asyncio.run_coroutine_threadsafe(stop_site(server.runner), server.loop)
-        time.sleep(0.1)
+        server.until(lambda: not server.runner.sites)
         with pytest.raises(ConnectionRefusedError):
             connect(server)
         assert not stopped.done()

@@ -11,6 +11,8 @@ from contextlib import closing
 import pytest
 from server_kit import Running, ScriptedEngine, running_server
 
+from vivace.server.context import CONTEXT
+
 SOON = 1.0
 """seconds; the engine takes five for an answer"""
 ROUTES = {
@@ -98,7 +100,7 @@ def test_who_is_gone_is_aborted(how: str, stream: bool, asked: bool) -> None:
         sock = send(server, "/generate", stream=stream)
         server.until(lambda: bool(engine.requests))
         if not asked:
-            time.sleep(0.3)
+            server.until(lambda: server.frontend.last_token_time > 0)
         if how == "close after closing its side":
             sock.shutdown(socket.SHUT_WR)
         if how == "reset":
@@ -125,8 +127,8 @@ def test_who_cannot_be_told_from_who_is_gone_is_not_awaited(version: str, missin
     engine = ScriptedEngine(silent=True)
     with running_server(engine=engine) as server:
         sock = send(server, "/generate", stream=False, version=version, missing=missing)
-        server.until(lambda: bool(engine.requests) or bool(missing))
-        time.sleep(0.1)
+        pending = server.app[CONTEXT].pending
+        server.until(lambda: bool(pending if missing else engine.requests))
         sock.shutdown(socket.SHUT_WR)
         assert read_to_the_end(sock) == b""
         server.until(lambda: len(engine.cancelled) == len(engine.requests))

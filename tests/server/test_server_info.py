@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,6 +19,7 @@ import vivace
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
 from vivace.protocol.messages import Finish, Request
 from vivace.protocol.shared_memory import new_descriptor, reserve
+from vivace.server import context
 from vivace.server.openapi import document
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
@@ -140,7 +140,9 @@ def test_an_engine_that_computes_long_prompts_is_healthy(most_live: int) -> None
         server.frontend.served = replace(server.frontend.served, max_live=most_live)
         heartbeat.step(1, 512, 60.0, [])
         asked = pool.submit(ask, server, "/health_generate", method="GET")
-        time.sleep(0.3)  # it is asked, and waits
+        probe = server.app[context.CONTEXT].probe
+        server.until(lambda: probe._question is not None)
+        server.call(lambda: None)  # a turn of the loop later it has begun, and waits
         for number in (2, 3):
             assert not asked.done(), "the step may have been nearly over when the question came"
             heartbeat.step(number, 512, 60.0, [])

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import json
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,7 +67,9 @@ def garbage() -> Iterator[list[Any]]:
 def find(server: Running, garbage: list[Any]) -> set[str]:
     """Frames and our own objects among the garbage, and large bytes that others hold."""
     server.until(lambda: not server.frontend._states)
-    time.sleep(0.1)  # the connections end a few turns of the loop later
+    http = server.runner.server
+    assert http is not None
+    server.until(lambda: not http.connections)
     gc.set_debug(gc.DEBUG_SAVEALL)
     gc.collect()
     gc.set_debug(0)
