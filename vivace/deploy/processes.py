@@ -94,6 +94,9 @@ def instances(case: Case) -> list[Instance]:
         for each in members:
             address = str(flag_value(each.flags, "dist-init-addr") or "")
             by_address.setdefault(address, []).append(each)
+        for address in [name for name, group in by_address.items() if len(group) > size]:
+            for each in by_address.pop(address):
+                by_address.setdefault(f"{address} {each.stops}", []).append(each)
         whole = all(len(each) == size for each in by_address.values())
         found += [members] if len(members) <= size and not whole else by_address.values()
     return [each for each in found if max(nnodes(one) for one in each) > 1]
@@ -168,7 +171,7 @@ def open_ports(process: StartedServer) -> list[int] | None:
 
 def same_host(one: StartedServer, other: StartedServer) -> bool:
     """Whether both listen on one machine, as far as their addresses or their script say so."""
-    if one.contained or other.contained:
+    if one.contained or other.contained or one.stops != other.stops:
         return False
     hosts = one.host or listen_address(one), other.host or listen_address(other)
     if hosts[0] and hosts[0] == hosts[1] and (hosts[0] not in LOOPBACK or one.instance):

@@ -71,9 +71,13 @@ class StartedServer(msgspec.Struct, frozen=True):
     """ports of the machine that lead to its container: the first, and how many from it on"""
     again: Flags = {}
     """what it has in the next round of a loop without a known end"""
+    stops: tuple[int, int] = (0, 0)
+    """how often its script ended servers before: those with other counts run at other times"""
 
     def runs_with(self, other: StartedServer) -> bool:
         """Whether both run on the same machine at the same time."""
+        if self.stops != other.stops:
+            return False
         if self.host is not None or other.host is not None:
             return self.host == other.host
         return (

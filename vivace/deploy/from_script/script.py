@@ -304,6 +304,7 @@ def build_server(
         round=launch.round,
         script="" if launch.behind or "<" in launch.placement.host else script,
         paths=launch.paths,
+        stops=launch.stops,
         tasks=launch.placement.tasks,
         contained=launch.placement.contained,
         published=launch.placement.published,

@@ -30,21 +30,13 @@ from vivace.deploy.shell.wrappers import (
     SHELL,
     TASKS,
     WrappedCommand,
+    ends_servers,
     program_of_image,
     published_ports,
     unwrap,
 )
 
-SILENT = {
-    "echo",
-    "cd",
-    "shopt",
-    "true",
-    ":",
-    "sleep",
-    "wait",
-    "mkdir",
-}
+SILENT = frozenset("echo cd shopt true : sleep wait mkdir".split())
 """commands without effect on later launches"""
 SERVERS = ("launch_server", "launch_router", "vivace serve", "sglang serve", "api_server")
 """commands that do not return"""
@@ -126,6 +118,8 @@ def run(
     background: bool,
 ) -> States:
     program = known_text(words[0]) if words else ""
+    if ends_servers(words):
+        state.stops = {**state.stops, (host := state.placement.host): state.stopped(host) + 1}
     if program in ("break", "continue", "return", "exit"):
         state.ended = state.ended or program == "exit"
         state.leaves = "" if program == "exit" else program
@@ -169,6 +163,7 @@ def add_launch(
         end=shell.above + node.end_point[0] + 1,
         round=sum((each.line, each.file) == (line, shell.file) for each in state.launches),
         placement=state.placement,
+        stops=(state.stopped(""), state.stopped(state.placement.host)),
     )
     state.launches.append(launch)
     if not background and serves(plain):
@@ -226,7 +221,7 @@ def merge_results(state: ScriptState, ended: States) -> States:
     found: States = []
     for each in ended:
         outer = state.copy()
-        outer.launches, outer.serving = each.launches, each.serving
+        outer.launches, outer.serving, outer.stops = each.launches, each.serving, each.stops
         outer.assumptions, outer.differs = each.assumptions, each.differs
         found.append(outer)
     return found

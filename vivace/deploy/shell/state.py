@@ -54,6 +54,8 @@ class Launch(msgspec.Struct, frozen=True):
     paths: tuple[int, ...] = ()
     """the paths through the script that come by it: what shares none never runs together"""
     placement: Placement = Placement()
+    stops: tuple[int, int] = (0, 0)
+    """how often the script ended servers before, where it runs and on this machine"""
     again: tuple[str, ...] = ()
     """its words in the next round of a loop without a known end, which starts it beside this"""
 
@@ -88,6 +90,8 @@ class ScriptState(msgspec.Struct):
     leaves: str = ""
     """a pending `break`, `continue` or `return`"""
     placement: Placement = Placement()
+    stops: dict[str, int] = {}
+    """how often servers were ended, by the host that `ssh` names"""
     given: str | None = None
     """what is still to be read on standard input, if that is known"""
     opened: Callable[[str], str | None] = no_text
@@ -117,6 +121,9 @@ class ScriptState(msgspec.Struct):
         self.variables.pop(name, None)
         self.exported.discard(name)
         self.unset.add(name)
+
+    def stopped(self, host: str) -> int:
+        return self.stops.get(host, 0)
 
     def scalar(self, name: str) -> Text | None:
         """$name; of an array its first element. None: never set here."""

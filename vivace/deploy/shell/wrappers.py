@@ -232,6 +232,23 @@ def published_ports(text: str) -> tuple[int, int] | None:
     return found and (int(found[1]), int(found[2] or found[1]) - int(found[1]) + 1)
 
 
+ENDING = re.compile(
+    r"wait|fuser|[\w-]*(?:stop|kill|clean|shutdown|terminate|teardown)[\w-]*(?:\.sh)?"
+)
+ENDING_WORDS = ("rm", "down", "delete", "quit")
+CONTROLLING = frozenset("docker podman kubectl ray tmux screen systemctl service source .".split())
+
+
+def ends_servers(words: Sequence[Text]) -> bool:
+    """Whether a command may end what the script started: kill, `docker rm`, `bash stop.sh`."""
+    first, *rest = [(known_text(word) or "").rpartition("/")[2] for word in words[:4]] or [""]
+    if "-0" in rest:  # it only asks
+        return False
+    named = [first, *(rest if first in CONTROLLING or first in SHELLS else ())]
+    controlled = first in CONTROLLING and not {*ENDING_WORDS}.isdisjoint(rest)
+    return controlled or any(map(ENDING.fullmatch, named))
+
+
 IMAGES = (
     ("vllm-openai", ("vllm", "serve")),
     ("text-generation-inference", ("text-generation-launcher",)),
