@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FEW = 8
 """choices that are listed whole"""
+MAX_DIGITS = 4000
+"""of a number that Python reads"""
 
 
 INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -28,6 +30,8 @@ def whole_number(text: str) -> int:
     """In ASCII digits; int() takes other scripts' and `1_000` too. Raises ValueError."""
     if not INTEGER.fullmatch(text.strip()):
         raise ValueError(f"{text!r} is not a whole number")
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"{text[:20]}.. is too large: {len(text)} digits")
     return int(text)
 
 

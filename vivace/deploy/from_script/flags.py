@@ -14,6 +14,8 @@ from vivace.deploy.catalogue.flags import ServerFlag, tables
 from vivace.deploy.from_script.programs import Part
 from vivace.deploy.schema.deployment import Flags, FlagValue, Scalar
 
+MAX_SHOWN = 200
+"""characters of a value"""
 UNKNOWN = re.compile(r"<.+>", re.DOTALL)
 """what only the machine or the reader knows: it may be words, or none"""
 NUMBER = re.compile(r"-(\d|\.\d)")
@@ -172,7 +174,7 @@ def same_flag(name: str, flags: Flags, part: Part) -> str | None:
 def display(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(display(each) for each in value)
-    return "given" if value is True else str(value)
+    return "given" if value is True else str(value)[:MAX_SHOWN]
 
 
 def scalar(text: str) -> Scalar:

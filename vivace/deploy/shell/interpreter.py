@@ -50,6 +50,8 @@ class Interpreter(msgspec.Struct):
     """files that it sources"""
     file: str = ""
     above: int = 0
+    reading: tuple[str, ...] = ()
+    """the files that are being read, the outermost first"""
     _statements: int = 0
     _depth: int = 0
     _nested: int = 0
@@ -59,7 +61,7 @@ class Interpreter(msgspec.Struct):
 
     def block(self, statements: Sequence[Node], states: States) -> States:
         """Statements in order; a `&` after one puts it into the background."""
-        for node in statements:
+        for node in (each for each in statements if each.type != "comment"):
             behind = node.next_sibling
             background = behind is not None and behind.type == "&"
             going = [state for state in states if state.runs]
@@ -105,12 +107,15 @@ class Interpreter(msgspec.Struct):
         self._nested += len(content)
         if self._nested > MAX_NESTED:
             raise ScriptTooLarge(f"line {above + 1}: more than {MAX_NESTED >> 20} MiB of scripts")
-        before = self.file, self.above
+        if file in self.reading:
+            raise NotUnderstood(f"{file} is read again while it is read")
+        before = self.file, self.above, self.reading
         self.file, self.above = file or self.file, above
+        self.reading = (*self.reading, *[file][: bool(file)])
         try:
             return self.block(self.parse(content).named_children, [state])
         finally:
-            self.file, self.above = before
+            self.file, self.above, self.reading = before
 
     def opened(self, name: str) -> str | None:
         """The text of a file that the script wrote, or that lies beside it; None: neither."""
