@@ -63,6 +63,11 @@ def run(words: list[str]) -> int:
         return import_module("vivace.completion").main(words, os.environ)
     if words[0] not in HANDLERS:
         return unknown_word("vivace", "command", words[0], COMMANDS)
+    if words[0] == "serve":
+        from vivace.supervisor.signals import stop_on_signals
+
+        with stop_on_signals("vivace serve"):
+            return HANDLERS.get("serve")(words[1:])
     if words[0] not in ONE_PROCESS:
         return HANDLERS.get(words[0])(words[1:])
     work = one_line_without_memory()(HANDLERS.get(words[0]))

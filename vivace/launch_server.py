@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from vivace.commands.serve import main as launch_main
+from vivace.supervisor.signals import stop_on_signals
+
+PROGRAM = "python -m vivace.launch_server"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = sys.argv[1:] if argv is None else argv
-    return launch_main(arguments, program="python -m vivace.launch_server")
+    with stop_on_signals(PROGRAM):
+        from vivace.commands.serve import main as launch_main  # takes long to import
+
+        return launch_main(sys.argv[1:] if argv is None else argv, program=PROGRAM)
 
 
 if __name__ == "__main__":

@@ -442,6 +442,15 @@ def test_a_second_signal_stops_at_once_and_says_what_it_cuts(
     assert line.endswith(f" {3 * len(answering)}")
 
 
+def test_sigquit_waits_for_no_request(server: Server) -> None:
+    def quit_at_once() -> None:
+        os.kill(os.getpid(), signal.SIGQUIT)
+
+    script = {"engine": {"0": "busy"}, "frontend": {"0": "answering"}}
+    code = server.run(script, when_ready=quit_at_once, drain=600.0)
+    assert code == 128 + signal.SIGQUIT
+
+
 def test_a_doubled_signal_is_one_wish(server: Server) -> None:
     def stop_doubly() -> None:
         stop()

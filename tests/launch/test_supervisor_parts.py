@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from vivace.commands.serve import configure
+from vivace.config.child_process import STOPPING
 from vivace.config.config import Config
 from vivace.config.parsing import parse
 from vivace.config.values import size_text
@@ -39,7 +40,7 @@ from vivace.supervisor.child import Child, describe_exit, process_command, spawn
 from vivace.supervisor.ipc import SocketClosed, child_end, supervisor_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
 from vivace.supervisor.restart_policy import Backoff, CrashAttribution, CrashBudget, RestartDecision
-from vivace.supervisor.signals import STOPPING, handle_signals
+from vivace.supervisor.signals import handle_signals
 from vivace.supervisor.watch import PAUSE_SECONDS, Watchdog
 
 CAPACITY = Capacity(

@@ -11,6 +11,8 @@ from pathlib import Path
 from vivace.config.process_environment import KEYS_OF_THE_SERVER
 from vivace.errors import CannotStart
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Terminals and systemd send them to every process of the group; only the first one decides."""
 PR_SET_PDEATHSIG = 1
 SOURCES = Path(__file__).resolve().parents[2]
 

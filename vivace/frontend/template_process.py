@@ -27,7 +27,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from vivace.config.child_process import die_with
+from vivace.config.child_process import STOPPING, die_with
 from vivace.frontend.render_process import (
     LENGTH,
     LoadResult,
@@ -170,7 +170,7 @@ def main() -> None:
 def obey_the_frontend_only() -> None:
     """Ctrl-C and systemd signal every process of the group. The timer's signal must kill, even
     when whoever started the server ignores or blocks it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})

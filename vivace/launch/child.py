@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from vivace.config.child_process import die_with
+from vivace.config.child_process import STOPPING, die_with
 from vivace.errors import CANNOT_START, CannotStart, is_out_of_memory
 from vivace.launch.prefetch import load_torch_library
 from vivace.observability import log as log_lines
@@ -107,9 +107,9 @@ def first_message(control: MessageSocket[ToChild], timeline: Timeline) -> Setup:
 
 def leave_signals_to_the_supervisor() -> None:
     """Ctrl-C and systemd signal every process of the group; only the supervisor decides."""
-    for number in (stopping := (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)  # the supervisor held them back
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the supervisor held them back
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 

@@ -9,11 +9,52 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from vivace.config.child_process import STOPPING
 
 log = logging.getLogger(__name__)
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+AT_ONCE = signal.SIGQUIT
+"""of STOPPING: no request is waited for"""
 SAME_SIGNAL_SECONDS = 0.3
 """Wrappers such as `timeout` signal a process and then its group: that is one wish, not two."""
+
+
+class StoppedBySignal(BaseException):
+    """Like KeyboardInterrupt, of any stopping signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def stop_on_signals(program: str) -> Iterator[None]:
+    """Inside, a stopping signal ends the work with one line and SystemExit of 128 + its number.
+
+    For the time before a supervisor handles them. Even SIGTERM needs it: the first process of a
+    container ignores what it has no handler for."""
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        for one in before:  # what is left to do is short
+            signal.signal(one, signal.SIG_IGN)
+        raise StoppedBySignal(number)
+
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number in not_ignored():
+            before[number] = signal.signal(number, on_signal)
+        yield
+    except StoppedBySignal as stop:
+        from vivace.terminal import print_wrapped
+
+        name = signal.Signals(stop.number).name
+        print_wrapped(f"{program}: {name}: stopped before the server was ready")
+        raise SystemExit(128 + stop.number) from None
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 @contextlib.contextmanager
@@ -38,6 +79,7 @@ def handle_signals(
                 ignored_until = now + SAME_SIGNAL_SECONDS
                 handler(number)
 
+    tell_ignored()
     before = {number: signal.signal(number, lambda *_: None) for number in not_ignored()}
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     selector.register(reader, selectors.EVENT_READ, on_signal)
@@ -64,12 +106,18 @@ def block_signals() -> Iterator[None]:
 
 
 def not_ignored() -> list[signal.Signals]:
-    """Those of STOPPING that may stop this process; says which may not."""
-    ignored = [number for number in STOPPING if signal.getsignal(number) is signal.SIG_IGN]
-    ignored = [number for number in ignored if number is not signal.SIGTERM]
+    """Those of STOPPING that may stop this process."""
+    return [
+        number
+        for number in STOPPING
+        if number is signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+
+
+def tell_ignored() -> None:
+    ignored = [number.name for number in STOPPING if number not in not_ignored()]
     if ignored:
         log.info(
             "%s: ignored here, as in the process that started this one; SIGTERM stops the server",
-            " and ".join(number.name for number in ignored),
+            " and ".join(ignored),
         )
-    return [number for number in STOPPING if number not in ignored]

@@ -287,12 +287,13 @@ class Supervisor:
     def _on_signal(self, number: int) -> None:
         self._signals += 1
         name = signal.Signals(number).name
-        if self._signals > 1 or self._phase == "starting":
+        at_once = self._signals > 1 or number == signals.AT_ONCE
+        if at_once or self._phase == "starting":
             live = sum(child.live or 0 for child in self._frontends.children)
             cut = f"; live requests that are cut off: {live}" if live else ""
             log.warning("%s: stopping at once%s", name, cut)
             self._code = 128 + number
-        if self._signals > 1:
+        if at_once:
             self._phase = "stopping"
             self._kill_everything()
         elif self._phase == "starting":

@@ -1,0 +1,86 @@
+"""Signals before a supervisor is there: in the imports, and while the configuration is read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from vivace.config.child_process import STOPPING
+
+STALLS = """
+import runpy, sys, time
+class Stall:
+    def find_spec(self, name, path=None, target=None):
+        if name == {stage!r}:
+            print("stalls", flush=True)
+            time.sleep(600)
+sys.meta_path.insert(0, Stall())
+sys.argv = {words!r}
+runpy.run_module({door!r}, run_name="__main__", alter_sys=True)
+"""
+IMPORTS, CONFIGURED = "vivace.commands.serve", "vivace.launch.preflight"
+"""modules: the first import, the one behind the options, when an engine's process runs"""
+
+
+def start(stage: str, door: str, words: list[str]) -> subprocess.Popen[str]:
+    """A server in a group of its own that has come to the import of `stage` and stays there."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", STALLS.format(stage=stage, door=door, words=["x", *words])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == "stalls\n"
+    return server
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("stage", [IMPORTS, CONFIGURED])
+def test_one_line_and_the_code_of_the_signal(stage: str, number: signal.Signals) -> None:
+    """Also when the signal comes twice, as from `timeout`; nobody is left behind."""
+    server = start(stage, "vivace", ["serve"])
+    server.send_signal(number)
+    server.send_signal(number)
+    _, said = server.communicate(timeout=60)
+    assert server.returncode == 128 + number
+    (line,) = said.splitlines()
+    assert number.name in line
+    deadline = time.monotonic() + 10
+    while group_lives(server.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_sglangs_command_ends_so_too() -> None:
+    server = start(IMPORTS, "vivace.launch_server", [])
+    server.send_signal(signal.SIGTERM)
+    _, said = server.communicate(timeout=60)
+    assert server.returncode == 128 + signal.SIGTERM
+    assert len(said.splitlines()) == 1
+
+
+def test_what_the_parent_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        server = start(IMPORTS, "vivace", ["serve"])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    server.send_signal(signal.SIGHUP)
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=60)
+    assert server.returncode == 128 + signal.SIGTERM
