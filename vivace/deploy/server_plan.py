@@ -15,6 +15,7 @@ from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import parse_value
 from vivace.deploy.catalogue.flags import ServerFlag
 from vivace.deploy.from_script.flags import find_option
+from vivace.deploy.from_script.programs import DYNAMO, DYNAMO_FLAGS
 from vivace.deploy.schema.deployment import FlagValue, Kind, Role
 from vivace.deploy.schema.nodes import RoleNode
 
@@ -182,8 +183,11 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def long_flags(self) -> list[str]:
-        """With their dashes, without those that were typed with a single one."""
-        return ["--" + flag for flag in self.role.flags if not flag.startswith("-")]
+        """With their dashes, without those that were typed with a single one, and those that only
+        the program in front of the engine has."""
+        flags = ["--" + flag for flag in self.role.flags if not flag.startswith("-")]
+        own = DYNAMO_FLAGS if self.role.program in DYNAMO else ()
+        return [flag for flag in flags if flag not in own]
 
     def variable(self, name: str) -> str:
         """Raises UnknownValue."""

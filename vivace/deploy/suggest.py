@@ -18,6 +18,7 @@ from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.from_script.flags import find_option
 from vivace.deploy.memory import buffers
+from vivace.deploy.memory.defaults import default_chunk
 from vivace.deploy.memory.plan import MemoryPlan, gib, plan_role
 from vivace.deploy.memory.roofline import prompt_milliseconds
 from vivace.deploy.memory.windows import USUAL_PREFILL, buffer_variable, windows
@@ -37,7 +38,9 @@ PLAIN_STEPS = ((2, 1), (4, 2), (16, 4), (256, 8), (512, 16), (ENDLESS, 32))
 """(up to this batch, step between captured sizes), as SGLang chooses them"""
 LARGEST_PREFILL = {"npu": 32768}
 """tokens of an instance at once, as published configurations have them; elsewhere SGLang's own"""
-SMALLEST_PREFILL = 1024
+SMALLEST_PREFILL = 4096
+"""tokens of a group at once, or SGLang's own where that is less: smaller parts of a prompt keep the
+device waiting for the memory that they save"""
 MAX_RUNNING = 4096
 """of an instance, where no load is stated"""
 RESERVE = 12 * GIB
@@ -205,8 +208,9 @@ def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterat
         prompts //= 2
     size = min(whole, max(limit, USUAL_PREFILL))
     yield size
-    while size > SMALLEST_PREFILL:
-        size = -(-size // 2 // page) * page
+    least = min(SMALLEST_PREFILL, default_chunk(case)) // server.parallelism.attention_dp
+    while size > least:
+        size = max(least, -(-size // 2 // page) * page)
         yield size
 
 

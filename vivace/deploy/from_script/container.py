@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -18,6 +19,8 @@ MAX_CONTAINERS = 128
 """of a file"""
 MAX_SPLIT = 1 << 16
 """characters: shlex takes time with the square of a word's length"""
+SHELLS = ("sh", "bash", "zsh", "dash")
+USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 IMAGE = re.compile(r"(?:^|/)sglang:v?(\d+\.\d+\.\d+(?:rc\d+|\.post\d+)?)(?![\w.])")
 
 
@@ -58,6 +61,24 @@ class Container(msgspec.Struct, frozen=True):
 
 def not_read(text: str) -> Remark:
     return Remark("not-understood", "", text)
+
+
+def first_containers(found: Iterable[Container]) -> list[Container]:
+    """As many as are read; the last of them says where there are more."""
+    kept = list(islice(found, MAX_CONTAINERS + 1))
+    if len(kept) > MAX_CONTAINERS:
+        last = kept[MAX_CONTAINERS - 1]
+        more = not_read(f"more than {MAX_CONTAINERS} containers: those behind this are not read")
+        kept[-2:] = [msgspec.structs.replace(last, remarks=(*last.remarks, more))]
+    return kept
+
+
+def unread_variables(words: Sequence[str], names: Iterable[str]) -> Iterator[Remark]:
+    """`$NAME` in a list of words that starts no shell."""
+    if not any(word.rpartition("/")[2] in SHELLS for word in words[:2]):
+        for name in names:
+            text = f"${name} in a list: no shell is there to put its value in its place"
+            yield Remark("variable-from-outside", "$" + name, text, severity="warning")
 
 
 def image_release(image: str) -> str:

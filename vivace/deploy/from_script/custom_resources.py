@@ -12,7 +12,6 @@ import yaml
 
 from vivace.deploy.from_script.yaml_nodes import child, plain
 
-MAX_NODES = 64
 TEMPLATED = re.compile(r"\{\{-?\s*\.?([\w.]+)\s*-?\}\}")
 BACKENDS = {
     "sglang": ("python3", "-m", "sglang.launch_server", "--model-path", "<modelClaim>"),
@@ -44,9 +43,10 @@ def given_words(content: Mapping[str, Any], more: Sequence[str]) -> list[str]:
 
 
 def count_nodes(service: yaml.Node) -> int | None:
-    """Of each replica of a service of Dynamo."""
+    """Of each replica of a service of Dynamo, or of a role that is a LeaderWorkerSet."""
     count = plain(child(service, "multinode", "nodeCount"))
-    return min(max(count, 1), MAX_NODES) if isinstance(count, int) else None
+    count = plain(child(service, "leaderWorkerSet", "size")) if count is None else count
+    return max(count, 1) if isinstance(count, int) else None
 
 
 def node_words(pod: int, nodes: int) -> list[str]:

@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from vivace.deploy.from_script.container import Container, image_release, split_words, to_script
+from vivace.deploy.from_script.container import (
+    USED,
+    Container,
+    image_release,
+    split_words,
+    to_script,
+    unread_variables,
+)
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.roles import TargetPort
 from vivace.deploy.from_script.target_ports import URL
@@ -30,9 +37,7 @@ DIRECTIVE = re.compile(r"#\s*escape\s*=\s*`\s*", re.IGNORECASE)
 HEREDOC = re.compile(r"(?<!\S)\d*<<-?[\"']?([A-Za-z_]\w*)")
 """a word of its own, as BuildKit reads it: no here-string, no shift of a number"""
 VARIABLE = re.compile(r"\\\$|\$(?:\{([A-Za-z_]\w*)(?::([-+])([^{}]*))?\}|([A-Za-z_]\w*))")
-USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 WITH_HEREDOCS = ("RUN", "COPY", "ADD")
-SHELLS = ("sh", "bash", "zsh", "dash")
 
 
 class ImageCommand(msgspec.Struct, frozen=True):
@@ -264,16 +269,12 @@ def unset(stage: ImageStage, parts: list[ImageCommand]) -> Iterator[Remark]:
     """What is there only while the image is built, and variables where no shell reads them."""
     for part in parts:
         used = dict.fromkeys(USED.findall(part.text or " ".join(part.words)))
-        shell = bool(part.text) or any(word.rpartition("/")[2] in SHELLS for word in part.words)
-        unread = not shell and any(USED.match(word) for word in part.words)
-        for name in used:
-            if name in stage.arguments and name not in stage.environment:
-                text = f"${name} is an ARG, which is gone when the container runs: ENV keeps it"
-            elif unread:
-                text = f"${name} in a list: no shell is there to put its value in its place"
-            else:
-                continue
+        gone = [each for each in used if each in stage.arguments.keys() - stage.environment.keys()]
+        for name in gone:
+            text = f"${name} is an ARG, which is gone when the container runs: ENV keeps it"
             yield Remark("variable-from-outside", "$" + name, text, severity="warning")
+        if any(USED.match(word) for word in part.words):
+            yield from unread_variables(part.words, (each for each in used if each not in gone))
 
 
 def expand(text: str, known: Mapping[str, str], place: Location) -> str:

@@ -73,6 +73,11 @@ def find_option(name: str) -> ServerFlag | None:
     return next(iter(begun.values())) if len(begun) == 1 else None
 
 
+def canonical(name: str) -> str:
+    option = find_option(name)
+    return name if option is None else option.name
+
+
 def parse_flags(words: Sequence[str], part: Part) -> ParsedFlags:
     """The flags in the order they first appear; of equal ones the last counts, as in argparse."""
     read = ParsedFlags()

@@ -16,12 +16,14 @@ from vivace.deploy.from_script.compose import (
     service_ports,
 )
 from vivace.deploy.from_script.container import (
-    MAX_CONTAINERS,
+    USED,
     Container,
+    first_containers,
     image_release,
     not_read,
     shell_words,
     to_script,
+    unread_variables,
 )
 from vivace.deploy.from_script.custom_resources import (
     count_nodes,
@@ -50,6 +52,8 @@ from vivace.deploy.shell.wrappers import program_of_image
 IN_COMMAND = re.compile(r"\$\$|\$\(([A-Za-z_]\w*)\)")
 RANKS = ("pod-index", "worker-index", "completion-index")
 """ends of labels that number the pods of a set"""
+GROUPED = "leaderworkerset"
+"""what a resource says whose pods are those of a LeaderWorkerSet, as a role of a RoleBasedGroup"""
 LWS = ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
 """what a LeaderWorkerSet's controller sets in each of its containers"""
 OF_SERVICES = re.compile(r"_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)$")
@@ -58,16 +62,14 @@ DEVICE = re.compile(r"nvidia\.com/gpu|amd\.com/gpu|huawei\.com/Ascend\w+")
 """resources that are whole devices; others are parts of them, as nvidia.com/gpumem"""
 RESOLVING = ("extra_hosts", "links", "external_links", "networks", "dns", "network_mode")
 """of a service: what may give others names"""
-MAX_PODS = 64
-"""of one set that are looked at"""
 
 
 def containers_in(file: str, content: str, follow: Follow = no_file) -> list[Container]:
     """Of a compose file, or of every document of manifests. Raises ScriptError."""
     try:
         nodes = list(documents(content))
-        found = [each for node in nodes for each in of_document(file, node, follow)]
-        found = with_services(file, nodes, found[:MAX_CONTAINERS]) if found else []
+        found = first_containers(each for node in nodes for each in of_document(file, node, follow))
+        found = with_services(file, nodes, found) if found else []
     except yaml.MarkedYAMLError as error:
         template = "; it is a template: check what `helm template` makes of it"
         hint = template if "{{" in content else ""
@@ -89,21 +91,25 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
     name = str(plain(child(node, "metadata", "name")) or "")
     if group is not None:
         size = count_pods(plain(child(group, "size")))
+        policy = plain(child(node, "spec", "networkConfig", "subdomainPolicy"))
+        domain = f"{name}-0" if policy == "UniquePerReplica" else name
         workers = child(group, "workerTemplate", "spec")
         leaders = child(group, "leaderTemplate", "spec") or workers
         for pod in range(size):
             template = child(group, "leaderTemplate" if pod == 0 else "workerTemplate")
             labels = read_labels(template or child(group, "workerTemplate"))
             spec = workers if pod else leaders
-            own = f"{name}-0" + f"-{pod}" * (pod > 0) + f".{name}" if name else ""
+            own = f"{name}-0" + f"-{pod}" * (pod > 0) + f".{domain}" if name else ""
             yield from of_pod(file, spec, pod, size, labels, own, grouped=True)
         return
     ordered = plain(child(node, "kind")) == "StatefulSet"
     domain = str(plain(child(node, "spec", "serviceName")) or "")
+    wrapped = GROUPED in str(plain(node)).lower()
     for template, size, labels, nodes in pods_in(node):
         for pod in range(size * nodes):
             own = f"{name}-{pod}" + (f".{domain}" if domain else "") if ordered and name else ""
-            yield from of_pod(file, template, pod, size, labels, own, more=node_words(pod, nodes))
+            more, group = node_words(pod, nodes), nodes if wrapped else size
+            yield from of_pod(file, template, pod, group, labels, own, wrapped, more)
 
 
 def read_labels(node: yaml.Node | None) -> dict[str, str]:
@@ -139,7 +145,7 @@ def pods_in(document: yaml.Node) -> Iterator[Pods]:
 
 
 def count_pods(value: Any) -> int:
-    return min(max(value, 1), MAX_PODS) if isinstance(value, int) else 1
+    return max(value, 1) if isinstance(value, int) else 1
 
 
 def of_pod(
@@ -165,8 +171,8 @@ def of_pod(
         content = plain(node)
         if not isinstance(content, Mapping):
             continue
-        variables = {"LWS_GROUP_SIZE": str(size), "LWS_WORKER_INDEX": str(pod)}
-        own = pod_variables(content.get("env"), pod)
+        variables = {"LWS_GROUP_SIZE": str(size), "LWS_WORKER_INDEX": str(pod % size)}
+        own = pod_variables(content.get("env"), pod % size if grouped else pod)
         given = [word for key in ("command", "args") for word in as_words(content.get(key))]
         given = given_words(content, more) if loose else given
         words = [expand_variables(word, {**variables, **own}) for word in given]
@@ -200,6 +206,8 @@ def pod_remarks(
         return
     for name in undefined_names(words, content.get("env"), defined):
         yield undefined_in_pod(name, defined)
+    used = dict.fromkeys(USED.findall(" ".join(words)))
+    yield from unread_variables(words, (name for name in used if name in defined))
 
 
 def undefined_names(words: list[str], env: Any, defined: Sequence[str]) -> tuple[str, ...]:

@@ -7,10 +7,18 @@ from typing import Literal
 
 import msgspec
 
+from vivace.deploy.files import packaged_path
+from vivace.files import read_file
+
 Part = Literal["server", "router", "benchmark"]
 SERVERS = ("sglang.launch_server", "vivace.launch_server", "vivace serve", "sglang serve")
 DYNAMO = ("dynamo.sglang", "dynamo.sglang.worker", "dynamo.sglang.decode_worker")
 """Dynamo's workers of SGLang: they take SGLang's flags beside their own, and no requests by HTTP"""
+TABLES = msgspec.json.decode(
+    read_file(packaged_path("catalogue/programs.json"), 1 << 16), type=dict[str, dict[str, str]]
+)
+DYNAMO_FLAGS = frozenset(TABLES["dynamo"])
+"""of theirs alone (Dynamo's reference of its SGLang backend, and DynamoRuntimeConfig)"""
 VLLM = ("vllm serve", "vllm.entrypoints.openai.api_server")
 """servers of vLLM, whose flags are translated"""
 ROUTERS = (
@@ -29,28 +37,7 @@ PORTS = {
 }
 """of the programs that have another one, or none (the first two went with 0.5.2)"""
 BENCHMARKS = ("sglang.bench_serving", "vivace.bench_serving", "vivace bench serving")
-OTHERS = {
-    "text-generation-launcher": "text-generation-inference",
-    "text-embeddings-router": "text-embeddings-inference",
-    "llama-server": "llama.cpp",
-    "llama-cli": "llama.cpp",
-    "llama_cpp.server": "llama.cpp",
-    "ollama serve": "Ollama",
-    "ollama run": "Ollama",
-    "lmdeploy serve": "LMDeploy",
-    "trtllm-serve": "TensorRT-LLM",
-    "mindieservice_daemon": "MindIE",
-    "lightllm.server.api_server": "LightLLM",
-    "mlc_llm serve": "MLC",
-    "mlx_lm.server": "MLX",
-    "tritonserver": "Triton",
-    "aphrodite run": "Aphrodite",
-    "xinference-local": "Xinference",
-    "fastchat.serve.model_worker": "FastChat",
-    "dynamo.vllm": "Dynamo",
-    "dynamo.trtllm": "Dynamo",
-    "dynamo.frontend": "Dynamo",
-}
+OTHERS = TABLES["others"]
 """programs of engines that are not read"""
 PARTS: dict[str, Part] = {
     **dict.fromkeys((*SERVERS, *VLLM), "server"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from vivace.deploy.from_script.flags import Remark, find_option
+from vivace.deploy.from_script.flags import Remark, canonical, find_option
 from vivace.deploy.locations import Location, Sources
 from vivace.deploy.schema.deployment import (
     Deployment,
@@ -191,11 +191,6 @@ def signature(started: StartedServer) -> tuple[Any, ...]:
         name: str(value) for name, value in started.flags.items() if canonical(name) not in PER_NODE
     }
     return started.kind, started.program, tuple(sorted(kept.items()))
-
-
-def canonical(name: str) -> str:
-    option = find_option(name)
-    return name if option is None else option.name
 
 
 def build_role(group: list[StartedServer]) -> Role:

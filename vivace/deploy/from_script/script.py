@@ -11,6 +11,7 @@ import msgspec
 
 from vivace.config.releases.tables import releases
 from vivace.deploy.files import read_beside
+from vivace.deploy.from_script.config_file import with_config
 from vivace.deploy.from_script.container import Container, in_container
 from vivace.deploy.from_script.flags import Remark, parse_flags
 from vivace.deploy.from_script.formats import read_containers
@@ -206,6 +207,9 @@ def collect(
             found.benchmarks.setdefault(place, build_benchmark(called, launch, place, found))
         else:
             machine = name if within is None else within.machine
+            called, unread = with_config(called, follow, found.texts)
+            if unread:
+                found.remark("not-understood", "--config", unread, place)
             server = build_server(called, launch, place, machine, found)
             if within is not None:
                 server = in_container(within, server, called.program)

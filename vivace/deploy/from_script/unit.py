@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from vivace.deploy.files import file_name
-from vivace.deploy.from_script.container import MAX_CONTAINERS, Container, split_words, to_script
+from vivace.deploy.from_script.container import Container, first_containers, split_words, to_script
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.locations import Location
 from vivace.deploy.shell.interpreter import Follow
@@ -43,7 +43,7 @@ def services_in(file: str, content: str, follow: Follow) -> list[Container]:
         elif name in (*NOT_READ, "EnvironmentFile") and value:
             text = f"{name}={value[:120]} is not read: what it sets is unknown"
             remarks.append(Remark("not-understood", "", text, file, place.line, place.end))
-    return [
+    return first_containers(
         Container(
             script=to_script(variables | from_files, []) + command(value, place),
             place=place,
@@ -53,8 +53,8 @@ def services_in(file: str, content: str, follow: Follow) -> list[Container]:
             remarks=tuple(remarks),
             files=files,
         )
-        for index, (value, place) in enumerate(started[:MAX_CONTAINERS])
-    ]
+        for index, (value, place) in enumerate(started)
+    )
 
 
 def settings(file: str, content: str) -> Iterator[tuple[str, str, str, Location]]:

@@ -12,65 +12,21 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from vivace.config.releases.tables import flags_at, latest
+from vivace.deploy.files import packaged_path
 from vivace.deploy.from_script.flags import groups
+from vivace.files import read_file
 
+LARGEST = 1 << 16
+"""bytes of the file"""
 SERVER = "sglang.launch_server"
 DEFAULTS = {"--port": "8000", "--host": "0.0.0.0"}
 """that are others in SGLang"""
-SAME = {
-    "model": "model-path",
-    "tokenizer": "tokenizer-path",
-    "tokenizer-mode": "tokenizer-mode",
-    "trust-remote-code": "trust-remote-code",
-    "dtype": "dtype",
-    "revision": "revision",
-    "seed": "random-seed",
-    "max-model-len": "context-length",
-    "host": "host",
-    "port": "port",
-    "api-key": "api-key",
-    "served-model-name": "served-model-name",
-    "download-dir": "download-dir",
-    "load-format": "load-format",
-    "skip-tokenizer-init": "skip-tokenizer-init",
-    "chat-template": "chat-template",
-    "stream-interval": "stream-interval",
-    "root-path": "fastapi-root-path",
-    "ssl-keyfile": "ssl-keyfile",
-    "ssl-certfile": "ssl-certfile",
-    "uvicorn-log-level": "log-level-http",
-    "quantization": "quantization",
-    "kv-cache-dtype": "kv-cache-dtype",
-    "block-size": "page-size",
-    "tensor-parallel-size": "tp-size",
-    "pipeline-parallel-size": "pp-size",
-    "nnodes": "nnodes",
-    "node-rank": "node-rank",
-    "cpu-offload-gb": "cpu-offload-gb",
-    "disable-custom-all-reduce": "disable-custom-all-reduce",
-    "enable-lora": "enable-lora",
-    "max-lora-rank": "max-lora-rank",
-    "max-loras": "max-loras-per-batch",
-    "lora-modules": "lora-paths",
-    "enforce-eager": "disable-cuda-graph",
-    "no-enable-prefix-caching": "disable-radix-cache",
-    "no-async-scheduling": "disable-overlap-schedule",
-    "enable-log-requests": "log-requests",
-    "reasoning-parser": "reasoning-parser",
-    "tool-call-parser": "tool-call-parser",
-}
+TABLES = msgspec.json.decode(
+    read_file(packaged_path("catalogue/vllm.json"), LARGEST), type=dict[str, dict[str, str]]
+)
+SAME = TABLES["same"]
 """flag of vLLM -> the one of SGLang with the same values"""
-SHORT = {
-    "-tp": "tensor-parallel-size",
-    "-pp": "pipeline-parallel-size",
-    "-dp": "data-parallel-size",
-    "-ep": "enable-expert-parallel",
-    "-q": "quantization",
-    "-n": "nnodes",
-    "-r": "node-rank",
-    "-sc": "speculative-config",
-    "-cc": "compilation-config",
-}
+SHORT = TABLES["short"]
 VALUES = {("kv-cache-dtype", "fp8"): "fp8_e4m3", ("quantization", "ascend"): "modelslim"}
 """(flag, value of vLLM or vllm-ascend) -> SGLang's name of it"""
 USUAL = frozenset(
@@ -78,18 +34,7 @@ USUAL = frozenset(
     disable-log-requests no-enable-log-requests disable-log-stats""".split()
 )
 """what SGLang does anyway"""
-NEAREST = {
-    "gpu-memory-utilization": "--mem-fraction-static counts weights and KV cache alone: "
-    "take a smaller value",
-    "max-num-batched-tokens": "--chunked-prefill-size, which counts prompts alone",
-    "data-parallel-size": "--dp-size, with --enable-dp-attention for mixtures of experts",
-    "speculative-config": "--speculative-algorithm and its flags",
-    "kv-transfer-config": "--disaggregation-mode and its flags",
-    "cudagraph-capture-sizes": "--cuda-graph-bs, which counts requests, not tokens",
-    "limit-mm-per-prompt": "--limit-mm-data-per-request",
-    "enable-dbo": "--enable-two-batch-overlap",
-    "enable-eplb": "--enable-eplb and its flags",
-}
+NEAREST = TABLES["nearest"]
 """flag of vLLM -> what comes nearest and is not the same"""
 
 
