@@ -47,7 +47,13 @@ def examples(count: int) -> settings:
         deadline=None,
         database=None,
         phases=[Phase.explicit, Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck.__members__.values()),
+        suppress_health_check=[
+            HealthCheck.data_too_large,
+            HealthCheck.filter_too_much,
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.large_base_example,
+            HealthCheck.too_slow,
+        ],
     )
 
 
