@@ -418,6 +418,16 @@ def test_nothing_is_said_of_a_server_that_answers(
     assert told == []
 
 
+def test_a_server_without_the_model_that_is_named_says_which_it_has(server: str) -> None:
+    told: list[str] = []
+    listed = RemoteBackend(server, None, None, told.append).describe().split()[0]
+    for model, lines in ((listed, 0), ("nobody/nothing", 1)):
+        backend = RemoteBackend(server, None, model, told.append)
+        assert list(backend.answer([{"role": "user", "content": "hello"}], {}))
+        assert len(told) == lines
+    assert listed in told[0] and "nobody/nothing" in told[0]
+
+
 NO_ADDRESSES = [
     "",
     "ftp://x",

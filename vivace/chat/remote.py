@@ -109,17 +109,26 @@ class RemoteBackend:
                 raise ChatError(f"{self._url} sends what is no answer: {error}") from None
 
     def _contact(self) -> None:
-        """Raises ChatError when nobody is there. What is answered does not matter yet."""
-        with contextlib.suppress(ErrorStatus), self._response("GET", "/v1/models", CONTACT_SECONDS):
-            pass
+        """Raises ChatError when nobody is there; tells of a server that lists other models only,
+        for many a server answers with the one it has, whatever name it is given."""
+        with contextlib.suppress(ErrorStatus):
+            models = self._models()
+            if models and self._model not in models:
+                self._tell(f"{self._url} lists no {self._model}, but {', '.join(models[:3])}")
 
     def _first_model(self) -> str:
+        for model in self._models():
+            return model
+        raise ChatError(f"{self._url}: /v1/models lists no model; use --model")
+
+    def _models(self) -> list[str]:
+        """The names that the server lists; none if what it answers is no list."""
         with self._response("GET", "/v1/models", CONTACT_SECONDS) as response:
             data = response.read(LARGEST_LIST)
         try:
-            return str(json.loads(data)["data"][0]["id"])
-        except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-            raise ChatError(f"{self._url}: /v1/models lists no model; use --model") from None
+            return [str(model["id"]) for model in json.loads(data)["data"]]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return []
 
     @contextlib.contextmanager
     def _response(

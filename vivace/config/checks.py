@@ -105,7 +105,7 @@ def of_the_model(options: Options, context: ResolveContext) -> list[str]:
     return list(context.facts.notices)
 
 
-def ranges(options: Options, context: ResolveContext) -> list[str]:
+def ranges(options: Options) -> list[str]:
     for option in all_options():
         value = option_value(options, option)
         if option.name not in RANGES or value is None:
@@ -124,7 +124,7 @@ def ranges(options: Options, context: ResolveContext) -> list[str]:
     return []
 
 
-def names(options: Options, context: ResolveContext) -> list[str]:
+def names(options: Options) -> list[str]:
     name = options.model.served_model_name
     if name is not None and (":" in name or not name):
         raise ConfigError(
@@ -156,7 +156,7 @@ def context_length(options: Options, context: ResolveContext) -> list[str]:
     return [f"--context-length {asked} is above the model's {limit}: answers may degrade"]
 
 
-def chunk_and_page(options: Options, context: ResolveContext) -> list[str]:
+def chunk_and_page(options: Options) -> list[str]:
     chunk, page = options.schedule.chunked_prefill_size, options.memory.page_size
     if chunk is not None and page is not None and chunk > 0 and chunk % page:
         raise ConfigError(
@@ -166,7 +166,7 @@ def chunk_and_page(options: Options, context: ResolveContext) -> list[str]:
     return []
 
 
-def priorities(options: Options, context: ResolveContext) -> list[str]:
+def priorities(options: Options) -> list[str]:
     schedule = options.schedule
     if schedule.enable_priority_scheduling and schedule.schedule_policy not in (
         "fcfs",
@@ -180,7 +180,7 @@ def priorities(options: Options, context: ResolveContext) -> list[str]:
     return []
 
 
-def exposure(options: Options, context: ResolveContext) -> list[str]:
+def exposure(options: Options) -> list[str]:
     """A server that others can reach needs a key, or somebody who says that it needs none."""
     http = options.http
     name, _, port = http.host.rpartition(":")
@@ -196,7 +196,7 @@ def exposure(options: Options, context: ResolveContext) -> list[str]:
     return [f"--insecure: everybody who reaches {http.host} may use this server without a key"]
 
 
-def origins(options: Options, context: ResolveContext) -> list[str]:
+def origins(options: Options) -> list[str]:
     """--allowed-origins: scheme, name and port, as browsers write them."""
     for origin in options.http.allowed_origins or ():
         if origin != "*" and (reason := why_no_origin(origin)):
@@ -213,7 +213,7 @@ def why_no_origin(text: str) -> str | None:
     return "ports go up to 65535" if int(parts[3] or 0) > 65535 else None
 
 
-def hosts(options: Options, context: ResolveContext) -> list[str]:
+def hosts(options: Options) -> list[str]:
     """--allowed-hosts: names alone, to which a Host header without its port is compared."""
     for host in options.http.allowed_hosts or ():
         if host != "*" and not is_name(host):
@@ -339,17 +339,14 @@ def retractions(options: Options, context: ResolveContext) -> list[str]:
     return []
 
 
+OPTION_CHECKS: list[Callable[[Options], list[str]]] = [ranges, names, origins, hosts]
+"""of single values, whatever the model and the machine"""
+PAIR_CHECKS: list[Callable[[Options], list[str]]] = [chunk_and_page, priorities, exposure]
+"""of values beside each other"""
 CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     of_the_model,
     availability,
-    ranges,
-    names,
     context_length,
-    chunk_and_page,
-    priorities,
-    exposure,
-    origins,
-    hosts,
     formats,
     retractions,
 ]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from vivace.checkpoint.source import ModelSource
-from vivace.config.checks import CHECKS, FINAL_CHECKS
+from vivace.config.checks import CHECKS, FINAL_CHECKS, OPTION_CHECKS, PAIR_CHECKS
 from vivace.config.config import (
     Config,
     Options,
@@ -33,6 +33,8 @@ def resolve(
     """Settle every setting. Raises ConfigError with what is wrong and what to do."""
     context = ResolveContext(source=source, facts=facts, platform=platform)
     notices = list(options.notices)
+    for check in OPTION_CHECKS + PAIR_CHECKS:
+        notices += check(options)
     for check in CHECKS:
         notices += check(options, context)
     rewrites = list(options.rewrites)

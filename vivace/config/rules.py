@@ -143,7 +143,7 @@ def chunk(options: Options, context: ResolveContext) -> Iterator[Change]:
         yield (
             "chunked_prefill_size",
             max(page, size // page * page),
-            "full speed, and newcomers wait only briefly; less while others decode",
+            "full speed, and newcomers wait only briefly; less beside other requests",
         )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
-from vivace.config import checks
-from vivace.config.config import Options, ResolveContext, with_values
+from vivace.config.checks import OPTION_CHECKS, PAIR_CHECKS
+from vivace.config.config import Options, with_values
 from vivace.config.errors import ConfigError
 from vivace.config.process_environment import KEYS_OF_THE_SERVER
 from vivace.config.secret import Secret
@@ -16,10 +16,6 @@ from vivace.deploy.from_script.flags import find_option
 from vivace.deploy.schema.deployment import FlagValue
 from vivace.deploy.server_plan import ServerPlan, placeholder
 
-OF_ONE = (checks.ranges, checks.names, checks.origins, checks.hosts)
-OF_SEVERAL = (checks.chunk_and_page, checks.priorities, checks.exposure)
-NOWHERE = cast("ResolveContext", None)
-"""these checks look at the options alone"""
 UNKNOWN_KEY = Secret("a key that is not read here")
 
 
@@ -27,8 +23,8 @@ def why_refused_alone(option: ServerFlag, value: FlagValue) -> str:
     """Why Vivace refuses a value, whatever else is given; empty if it takes it."""
     try:
         options = with_values(Options(), {option.name: parse_value(option, value)})
-        for check in OF_ONE:
-            check(options, NOWHERE)
+        for check in OPTION_CHECKS:
+            check(options)
     except ConfigError as error:
         return str(error)
     return ""
@@ -44,8 +40,8 @@ def why_refused_together(server: ServerPlan) -> Iterator[str]:
     if "api_key_file" in values or server.environment.get(KEYS_OF_THE_SERVER[0]):
         values["api_key"] = UNKNOWN_KEY
     made = with_values(Options(), values)
-    for check in OF_SEVERAL:
+    for check in PAIR_CHECKS:
         try:
-            check(made, NOWHERE)
+            check(made)
         except ConfigError as error:
             yield str(error)
