@@ -13,18 +13,20 @@ from typing import IO
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 """signals after which nobody else would switch the echo on again"""
-LOCAL = 3
-"""where the local modes stand in what `tcgetattr` returns"""
-
+LOCAL, CHARACTERS = 3, 6
+"""where the local modes and the control characters stand in what `tcgetattr` returns"""
 
 Modes = list[int | list[bytes | int]]
 """of a terminal, as termios has them"""
+Handler = Callable[[int, FrameType | None], object]
+"""of a signal"""
 
 
 @contextlib.contextmanager
-def echo_off(stream: IO[str]) -> Iterator[None]:
+def echo_off(stream: IO[str], *, keep_end: bool = False) -> Iterator[None]:
     """The terminal that `stream` leads to shows nothing typed while the block runs, and keeps it
-    for who reads next. Anything but a terminal in the foreground is left alone."""
+    for who reads next. Anything but a terminal in the foreground is left alone. `keep_end`: Ctrl-D
+    too, for a line editor, which otherwise gets it as another key."""
     terminal, before = -1, []
     with contextlib.suppress(OSError, ValueError, termios.error):
         terminal = stream.fileno()
@@ -34,6 +36,9 @@ def echo_off(stream: IO[str]) -> Iterator[None]:
         return
     silent = [*before]
     silent[LOCAL] &= ~termios.ECHO
+    if keep_end:
+        silent[CHARACTERS] = [*before[CHARACTERS]]
+        silent[CHARACTERS][termios.VEOF] = bytes([os.fpathconf(terminal, "PC_VDISABLE")])
     with restored_by_signals(terminal, before, lambda: set_modes(terminal, silent)):
         set_modes(terminal, silent)
         try:
@@ -55,9 +60,15 @@ def set_modes(terminal: int, modes: Modes) -> None:
 
 
 @contextlib.contextmanager
-def restored_by_signals(terminal: int, modes: Modes, go_on: Callable[[], None]) -> Iterator[None]:
+def restored_by_signals(
+    terminal: int,
+    modes: Modes,
+    go_on: Callable[[], None],
+    interrupt: Handler = signal.default_int_handler,
+) -> Iterator[None]:
     """Signals that end or stop this process set `modes` before they do: not every shell has modes
-    of its own. `go_on` is called when it goes on, in the foreground or not; it may raise."""
+    of its own. `go_on` is called when it goes on, in the foreground or not; it may raise.
+    `interrupt` handles SIGINT, unless somebody else does."""
 
     def restore(number: int, frame: FrameType | None) -> None:
         set_modes(terminal, modes)
@@ -66,12 +77,14 @@ def restored_by_signals(terminal: int, modes: Modes, go_on: Callable[[], None]) 
         signal.signal(number, restore)  # it was stopped, and goes on
 
     is_main = threading.current_thread() is threading.main_thread()
-    handlers = {**dict.fromkeys(ENDING, restore), signal.SIGCONT: lambda *_: go_on()}
-    numbers = [n for n in handlers if is_main and signal.getsignal(n) is signal.SIG_DFL]
-    for number in numbers:
+    handlers: dict[int, Handler] = dict.fromkeys(ENDING, restore)
+    handlers |= {signal.SIGCONT: lambda *_: go_on(), signal.SIGINT: interrupt}
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    before = {n: was for n in handlers if is_main and (was := signal.getsignal(n)) in usual}
+    for number in before:
         signal.signal(number, handlers[number])
     try:
         yield
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        for number, was in before.items():
+            signal.signal(number, was)

@@ -61,8 +61,19 @@ class Sitting:
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
 
+    def stopped_in_background(self) -> None:
+        """Once the shell knows: bash wakes none that stops just as it brings it back."""
+        self.type("jobs\r")
+        while "topped" not in (found := self.wait_for(r"jobs\r.*?[$#] ")):
+            assert "chat" in found
+            self.type("jobs\r")
+
     def echoes(self) -> bool:
         return bool(termios.tcgetattr(self._terminal)[3] & termios.ECHO)
+
+    def ends_input(self) -> bool:
+        """Whether the terminal knows Ctrl-D."""
+        return termios.tcgetattr(self._terminal)[6][termios.VEOF] == b"\x04"
 
     def leave(self) -> int:
         deadline = time.monotonic() + PATIENCE
@@ -239,6 +250,7 @@ def test_a_stopped_chat_leaves_the_terminal_to_the_shell_and_goes_on(
         if background:
             chat.type("bg\r")
             chat.wait_for(r"chat.*[$#] ")
+            chat.stopped_in_background()
         chat.type("fg\r")
         chat.wait_for(f">>> {typed}")
     chat.type("i\r")
@@ -246,6 +258,117 @@ def test_a_stopped_chat_leaves_the_terminal_to_the_shell_and_goes_on(
     assert Handler.seen[-1]["messages"][-1]["content"] == "hi"
     chat.type("/bye\r")
     chat.wait_for(r"[$#] ")
+
+
+OUTDATED = """
+import os
+import signal
+
+look = os.tcgetpgrp
+
+
+def look_and_be_brought_back(terminal):
+    found = look(terminal)
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    os.tcsetpgrp(terminal, os.getpgrp())
+    signal.signal(signal.SIGTTOU, before)
+    return found
+
+
+os.tcgetpgrp = look_and_be_brought_back
+"""
+"""a shell that brings this process to the foreground just when it has looked whether it is there"""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_chat_does_not_stop_where_it_has_the_terminal(
+    sitting: Sit, shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OUTDATED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    chat = sitting(shell=shell)
+    chat.wait_for(">>> ")
+    chat.type("\x1a")
+    chat.wait_for(r"Stopped.*[$#] ")
+    chat.type("bg\r")
+    chat.wait_for(r"chat.*[$#] ")
+    chat.stopped_in_background()
+    chat.type("fg\r")
+    chat.wait_for(">>> ")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_an_answer_that_ends_in_the_background_leaves_the_terminal_to_the_shell(
+    sitting: Sit, shell: str
+) -> None:
+    Handler.go_on.clear()
+    chat = sitting(shell=shell)
+    chat.wait_for(">>> ")
+    chat.type("paced\r")
+    chat.wait_for("First")
+    chat.type("\x1a")
+    chat.wait_for(r"Stopped.*[$#] ")
+    chat.type("bg\r")
+    chat.wait_for(r"chat.*[$#] ")
+    Handler.go_on.set()
+    chat.stopped_in_background()
+    chat.type("fg\r")
+    chat.wait_for(r">>> ")
+    chat.type("/bye\r")
+    chat.wait_for(r"bye.*[$#] ")
+    chat.type("stty -a\r")
+    modes = chat.wait_for(r"echoke.*[$#] ")
+    assert not re.search(r"-(echo|icanon|icrnl|isig)\b", modes)
+
+
+@pytest.mark.parametrize("beside", [signal.SIGINT, signal.SIGURG])
+def test_signals_that_come_together_are_all_felt(sitting: Sit, beside: signal.Signals) -> None:
+    """One that raises must not meet another on its way: Python's `input` breaks."""
+    chat = sitting()
+    chat.wait_for(">>> ")
+    chat.type("typed")
+    chat.wait_for("typed")
+    os.kill(chat.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, chat.process.pid, os.WSTOPPED)
+    for number in (beside, signal.SIGCONT):
+        os.kill(chat.process.pid, number)
+    chat.wait_for(">>> ")
+    if beside is not signal.SIGINT:
+        chat.wait_for("typed")
+    chat.type("more\r")
+    chat.wait_for(r"7 tokens.*>>> ")
+    expected = "more" if beside is signal.SIGINT else "typedmore"
+    assert Handler.seen[-1]["messages"][-1]["content"] == expected
+    chat.type("/bye\r")
+    assert chat.leave() == 0
+
+
+@pytest.mark.parametrize("typed", ["\x04", "hi\r\x04", "\x04\x04\x04"])
+def test_ctrl_d_during_an_answer_leaves_the_chat_but_not_the_shell(
+    sitting: Sit, typed: str
+) -> None:
+    Handler.go_on.clear()
+    chat = sitting(shell=SHELLS[0])
+    chat.wait_for(">>> ")
+    chat.type("paced\r")
+    chat.wait_for("First")
+    chat.type(typed)
+    Handler.go_on.set()
+    chat.wait_for("second")
+    if "hi" in typed:
+        chat.wait_for("7 tokens")
+    chat.wait_for(r">>> [^>]*[$#] ")
+    chat.type("echo still $((40 + 2))\r")
+    chat.wait_for("still 42")
+
+
+def test_ctrl_d_during_the_only_answer_is_as_ever(sitting: Sit) -> None:
+    """Nobody here reads it, and the shell would end."""
+    chat = sitting("slow")
+    chat.wait_for("Wait")
+    assert chat.ends_input()
+    chat.type("\x03")
+    assert chat.leave() == 130
 
 
 def test_pasted_lines_are_one_message(sitting: Sit) -> None:

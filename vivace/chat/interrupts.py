@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import termios
 import threading
 import time
 from collections.abc import Iterator
 
 from vivace.echo import ENDING
 
-WAKE_SIGNALS = {signal.SIGINT, *ENDING}
+WAKE_SIGNALS = {signal.SIGINT, signal.SIGCONT, *ENDING}
 WAKING = signal.SIGURG
 """ignored by default, and by everybody here"""
 WAKING_SECONDS = (0.02, 0.1, 0.5)
@@ -28,6 +30,8 @@ def wake_on_signals() -> Iterator[None]:
     main = threading.main_thread().ident or 0
 
     def wake() -> None:
+        # The main thread gets them, as it decides when it does.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with os.fdopen(reader, "rb", buffering=0) as signals:
             while numbers := signals.read(64):
                 for pause in WAKING_SECONDS if WAKE_SIGNALS & {*numbers} else ():
@@ -43,3 +47,16 @@ def wake_on_signals() -> Iterator[None]:
         signal.set_wakeup_fd(descriptor)
         os.close(writer)  # the thread ends
         signal.signal(WAKING, before)
+
+
+def wait_for_foreground(terminal: int) -> None:
+    """Where it is in the background, this process is stopped until it is not. The kernel looks and
+    stops at once: a shell that brings it to the foreground meanwhile would find it stopped there.
+    """
+    waits = os.isatty(terminal)
+    while waits:
+        try:
+            termios.tcdrain(terminal)
+            waits = False
+        except termios.error as error:  # another one: nobody would make it go on
+            waits = error.args[0] == errno.EINTR

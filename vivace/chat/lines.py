@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import os
@@ -10,12 +11,13 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import BinaryIO, TextIO
 
 from vivace.chat.backend import ChatError
-from vivace.chat.interrupts import WAKING
+from vivace.chat.interrupts import WAKING, wait_for_foreground
 from vivace.chat.screen import drop_controls
-from vivace.echo import is_in_foreground, restored_by_signals
+from vivace.echo import ENDING, restored_by_signals
 from vivace.files import open_own_file
 
 MOST_ENTRIES = 1000
@@ -25,6 +27,7 @@ LARGEST_FILE = 16 << 20
 """bytes that are read of a history, at its end"""
 LARGEST_INPUT = 16 << 20
 """characters of a message"""
+PROMPT, NEXT_PROMPT = ">>> ", "... "
 FENCE = '"""'
 
 
@@ -40,7 +43,7 @@ class Lines:
     def read(self) -> str:
         """The next message, of one or of several lines. Raises EOFError, KeyboardInterrupt, and
         ChatError for one that is too long."""
-        line = self._ask(">>> ")
+        line = self._ask(PROMPT)
         text = (
             self._read_fenced(line)
             if line.lstrip().startswith(FENCE)
@@ -64,7 +67,7 @@ class Lines:
         lines, length = [first], len(first)
         with contextlib.suppress(EOFError):  # the end of the input ends the message too
             while not ends(lines[-1]):
-                lines.append(self._ask("... "))
+                lines.append(self._ask(NEXT_PROMPT))
                 length += len("\n") + len(lines[-1])
                 check_length(length)
         return lines
@@ -83,11 +86,14 @@ def read_line(prompt: str) -> str:
     try:
         return read_edited(prompt, sys.stdin.fileno())
     except EOFError:
+        if prompt == PROMPT:  # whoever pressed Ctrl-D again during an answer means no shell
+            with contextlib.suppress(termios.error):
+                termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
         print(file=sys.stdout if sys.stdout.isatty() else sys.stderr)  # Ctrl-D ends no line
         raise
 
 
-LATER = (signal.SIGINT, signal.SIGCONT, WAKING)
+LATER = (signal.SIGINT, signal.SIGCONT, WAKING, *ENDING)
 """signals that wait while `input` ends by an exception of a handler: another one breaks it"""
 
 
@@ -100,23 +106,36 @@ def read_edited(prompt: str, terminal: int) -> str:
     draws its line again: it begins anew with what was typed."""
 
     def go_on() -> None:
-        if not is_in_foreground(terminal):
-            os.kill(os.getpid(), signal.SIGTTIN)  # stopped until it can read
-        signal.pthread_sigmask(signal.SIG_BLOCK, LATER)
+        wait_for_foreground(terminal)
+        hold_signals()
         raise Resumption(line_buffer())
 
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(Resumption):
+            hold_signals()
+        signal.default_int_handler(number, frame)
+
     typed = ""
-    modes = termios.tcgetattr(terminal)
     while True:
+        wait_for_foreground(terminal)  # its modes are the shell's till then
+        modes = termios.tcgetattr(terminal)
         try:
-            with restored_by_signals(terminal, modes, go_on), begun_with(typed):
+            with restored_by_signals(terminal, modes, go_on, interrupt), begun_with(typed):
                 if sys.stdout.isatty():
                     return input(prompt)
                 print(prompt, end="", file=sys.stderr, flush=True)
                 return input()
         except Resumption as resumed:
             typed = str(resumed)
+        finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, LATER)
+
+
+def hold_signals() -> None:
+    """For a handler that is about to raise: signals that came with its own are handled now, others
+    when they are let in again."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, LATER)
+    _thread.interrupt_main(WAKING)  # the handlers that still have to run do so behind this call
 
 
 def line_buffer() -> str:

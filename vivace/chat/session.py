@@ -80,7 +80,7 @@ class Session:
             self._conversation.take_back()
 
     def _answer(self, *, quiet: bool) -> PartialAnswer:
-        with echo_off(sys.stdout):
+        with echo_off(sys.stdout, keep_end=not quiet and sys.stdin.isatty()):
             return self._show_answer(quiet=quiet)
 
     def _show_answer(self, *, quiet: bool) -> PartialAnswer:
