@@ -13,9 +13,10 @@ from every_isa import each_isa, load_kernels, needs_kernels
 from torch import Tensor
 
 from vivace.errors import CannotStart
+from vivace.platforms.cpu.allocator import keep_freed_blocks
 from vivace.platforms.cpu.graphs import CpuGraphs
 from vivace.platforms.cpu.library import StaleKernels
-from vivace.platforms.cpu.native import ALIGNMENT, Arena, Kernels, NoKernels
+from vivace.platforms.cpu.native import ALIGNMENT, LARGE_RESULT, Arena, Kernels, NoKernels
 from vivace.platforms.cpu.native_table import native_ops
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.ops.table import Ops
@@ -117,6 +118,29 @@ def test_a_small_buffer_does_not_take_a_large_one():
     del large
     assert arena.empty((16,), torch.float32).data_ptr() != address
     assert arena.empty((6_000,), torch.float32).data_ptr() == address
+
+
+@needs_kernels
+def test_large_results_of_a_growing_batch_share_their_memory():
+    keep_freed_blocks()  # as an engine does
+    kernels, addresses, small = load_kernels(None), set(), []
+    for rows in range(11, 28):
+        logits = kernels.empty(rows, 49_152)
+        assert logits.shape == (rows, 49_152)
+        addresses.add(logits.data_ptr())
+        del logits
+        small += [torch.empty(count) for count in range(2_000, 2_400)]  # settle where it was
+    assert len(addresses) == 2, "one block of up to 4 MiB, one of up to 8"
+
+
+@needs_kernels
+def test_trim_gives_back_what_is_kept_for_large_results():
+    kernels = load_kernels(None)
+    held, free = (kernels.empty(LARGE_RESULT, dtype=torch.uint8).fill_(7) for _ in range(2))
+    del free
+    kernels.trim()
+    assert not kernels.empty(LARGE_RESULT, dtype=torch.uint8).any(), "new pages"
+    assert (held == 7).all(), "a result that somebody holds stays"
 
 
 @needs_kernels

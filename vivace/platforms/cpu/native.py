@@ -13,6 +13,7 @@ once a step, before any kernel does. The checks raise ValueError that begins wit
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
 import weakref
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ F32, I64 = torch.float32, torch.int64
 SPIN_MICROSECONDS = 60
 """an idle worker looks so long for the next operation before it sleeps"""
 ALIGNMENT = 64
+"""bytes"""
+LARGE_RESULT = 128 << 10
 """bytes"""
 
 Words = Callable[..., None]
@@ -65,6 +68,7 @@ class Kernels:
         """threads there are: a container's limit may be lower"""
         self.isa: str = self._library.vv_isa(self._context).decode()
         self._graph: Graph | None = None
+        self._results = Arena()
 
     @property
     def below(self) -> str | None:
@@ -105,10 +109,21 @@ class Kernels:
         return number
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A buffer for a result: torch's while running, the graph's own while capturing."""
-        if self._graph is None:
+        """A buffer for a result: the graph's own while capturing. While running torch's, or, from
+        LARGE_RESULT on, one that is kept for later results: on malloc's heap small blocks settle in
+        the hole that a large one leaves, and a batch that grows would leave one hole for each of
+        its sizes (50 MiB of logits for 32 rows of 49,152)."""
+        if self._graph is not None:
+            return self._graph.arena.empty(shape, dtype)
+        nbytes = prod(shape) * dtype.itemsize
+        if nbytes < LARGE_RESULT:
             return torch.empty(shape, dtype=dtype)
-        return self._graph.arena.empty(shape, dtype)
+        whole = self._results.empty((1 << (nbytes - 1).bit_length(),), torch.uint8)
+        return whole[:nbytes].view(dtype).view(shape)
+
+    def trim(self) -> None:
+        """Give back the memory that is kept for large results."""
+        self._results = Arena()
 
     @property
     def capturing(self) -> bool:
@@ -165,8 +180,8 @@ class Graph:
 
 
 class Arena:
-    """Buffers of captured steps. A buffer goes back when the last tensor on it is gone, so that
-    the next operation of the same capture may use it again, as it will when replayed.
+    """Buffers of results. A buffer goes back when the last tensor on it is gone, so that the next
+    operation of the same capture may use it again, as it will when replayed.
 
     Graphs may share an arena when they never run at the same time.
     """
@@ -190,9 +205,18 @@ class Arena:
             del self._free[next(i for i, block in enumerate(self._free) if block is smallest)]
             return smallest
         self.nbytes += size
-        raw = np.zeros(size + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        return raw[start : start + size]
+        return new_block(size)
+
+
+def new_block(size: int) -> np.ndarray:
+    """uint8[size] of zeros, aligned. A large one is a mapping of its own, with memory for what was
+    touched, and goes back to the system with the last view of it."""
+    if size >= LARGE_RESULT:
+        mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(mapped, np.uint8)
+    raw = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
 
 
 def running_threads() -> int:

@@ -71,6 +71,7 @@ class NativePlatform:
         return cpu.memory()[1]
 
     def trim(self) -> None:
+        self._kernels.trim()
         return_freed_blocks()
 
 
