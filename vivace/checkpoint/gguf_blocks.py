@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import quants
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import constants, quants
 from torch import Tensor
+
+from vivace.checkpoint.gguf_types import GGML_QUANT_SIZES, GGMLQuantizationType
 
 ELEMENTS_AT_ONCE = 1 << 15
 """Decoded by one call. Stays in the cache, and torch starts no threads of its own for so few:
@@ -29,7 +30,8 @@ def decode_blocks(data: np.ndarray, kind: GGMLQuantizationType, dtype: torch.dty
     """
     decode = DECODERS.get(kind)
     if decode is None:
-        return torch.from_numpy(np.array(quants.dequantize(data, kind), dtype=np.float32)).to(dtype)
+        theirs = constants.GGMLQuantizationType(kind)
+        return torch.from_numpy(np.array(quants.dequantize(data, theirs), np.float32)).to(dtype)
     return in_threads(decode, data, kind, dtype).view(data.shape[0], -1)
 
 

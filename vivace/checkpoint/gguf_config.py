@@ -6,11 +6,10 @@ names the file's own keys by what `read_gguf_config` tells it.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from math import prod
 from typing import Any
-
-import numpy as np
 
 from vivace.checkpoint.fields import abbreviate
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
@@ -264,7 +263,7 @@ def frequency_factors(file: GGUFFile) -> list[float]:
     entry = file.tensors["rope_freqs.weight"]
     if entry.type.name != "F32" or len(entry.shape) != 1 or entry.shape[0] > MOST_FACTORS:
         raise GGUFError(f"{file.path}: rope_freqs.weight is no F32 vector of a head's length")
-    return [float(value) for value in file.data("rope_freqs.weight").view(np.float32)]
+    return [float(factor) for factor in file.data("rope_freqs.weight").cast("f")]
 
 
 def read_family_config(facts: Metadata) -> Config:
@@ -317,7 +316,11 @@ def read_sampling_defaults(facts: Metadata) -> Config:
 
 def as_written(value: Any) -> Any:
     """The number somebody wrote that became a float32: 0.95, not 0.949999988079071."""
-    return float(str(np.float32(value))) if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    stored = ctypes.c_float(value).value
+    written = (float(f"{stored:.{digits}g}") for digits in range(1, 10))
+    return next((number for number in written if ctypes.c_float(number).value == stored), stored)
 
 
 def unnamed_split_rule(file: GGUFFile) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Reading a GGUF file's header: metadata and where each tensor lies.
 
-Torch-free and untrusting: every count, length and offset is checked against the file before it is
-used. Format: ggml's gguf.md, versions 2 and 3, little endian.
+Free of torch and numpy, and untrusting: every count, length and offset is checked against the file
+before it is used. Format: ggml's gguf.md, versions 2 and 3, little endian.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from vivace.checkpoint.fields import abbreviate
+from vivace.checkpoint.gguf_types import GGML_QUANT_SIZES, GGMLQuantizationType
 from vivace.checkpoint.json_files import FETCH_LFS, LFS_POINTER
 from vivace.errors import CannotStart
 
@@ -91,10 +89,10 @@ class GGUFFile:
             )
         return value
 
-    def data(self, name: str) -> np.ndarray:
-        """The raw bytes of a tensor, uint8[nbytes], a view on the file."""
+    def data(self, name: str) -> memoryview:
+        """The raw bytes of a tensor, a view on the file."""
         entry = self.tensors[name]
-        return np.frombuffer(self._map, np.uint8, entry.nbytes, entry.offset)
+        return memoryview(self._map)[entry.offset : entry.offset + entry.nbytes]
 
 
 def instead(begin: bytes) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from math import prod
 from typing import Protocol
 
+import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 from vivace.checkpoint.gguf_blocks import decode_blocks
 from vivace.checkpoint.gguf_file import GGUFFile
+from vivace.checkpoint.gguf_types import GGMLQuantizationType
 from vivace.checkpoint.weights import CheckpointError
 from vivace.platforms.blocks import KEPT
 from vivace.platforms.ops.stored import StoredBlocks
@@ -116,13 +117,17 @@ class GGUFWeights:
         entry = self._file.tensors[self._stored[name]]
         if entry.type.name.lower() not in KEPT or len(entry.shape) != 2:
             return self.read(name)
-        rows = self._file.data(entry.name).reshape(entry.shape[0], -1)
+        rows = self._bytes(entry.name).reshape(entry.shape[0], -1)
         blocks = StoredBlocks(entry.type.name.lower(), rows, entry.shape[1])
         heads = self._interleaved_heads(name)
         if heads is None:
             return blocks
         order = unpermute(torch.arange(entry.shape[0]), heads)
         return blocks.rows(order.numpy())
+
+    def _bytes(self, stored: str) -> np.ndarray:
+        """uint8[bytes], a view on the file"""
+        return np.frombuffer(self._file.data(stored), np.uint8)
 
     def _interleaved_heads(self, name: str) -> int | None:
         """Heads of a tensor whose rows llama.cpp reordered; None where it did not."""
@@ -134,7 +139,7 @@ class GGUFWeights:
 
     def _decode(self, stored: str) -> Tensor:
         entry = self._file.tensors[stored]
-        data = self._file.data(stored)
+        data = self._bytes(stored)
         plain = PLAIN.get(entry.type)
         if plain is not None:
             return torch.from_numpy(data.copy()).view(plain).reshape(entry.shape)

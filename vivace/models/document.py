@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from vivace.checkpoint.gguf_blocks import decode_blocks
 from vivace.checkpoint.gguf_config import ARCHITECTURES as GGUF
 from vivace.checkpoint.gguf_config import SLIDING_LLAMA
+from vivace.checkpoint.gguf_types import GGML_QUANT_SIZES, GGMLQuantizationType
 from vivace.models.families import FAMILIES, Family
 from vivace.models.registry import ARCHITECTURES
 from vivace.models.transformers_support import ModelSupport, read_support
