@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from safetensors.torch import save_file
 
@@ -46,8 +47,8 @@ def converted(file: Path) -> dict[str, torch.Tensor]:
     """The file's tensors under transformers' names, decoded by gguf, renamed here."""
     found, opened = {}, GGUFFile(file)
     for entry in opened.tensors.values():
-        rows = opened.data(entry.name)
-        value = dequantize(rows.reshape(*entry.shape[:-1], -1), entry.type)
+        rows = np.frombuffer(opened.data(entry.name), np.uint8)
+        value = dequantize(rows.reshape(*entry.shape[:-1], -1), GGMLQuantizationType(entry.type))
         value = np.array(value, dtype=np.float32).reshape(entry.shape)
         stem = entry.name.removesuffix(".weight")
         if stem.startswith("blk."):

@@ -87,7 +87,11 @@ class TokenizerPool:
         end = len(text)
         if end > max(limit, LONG_CHARACTERS):
             end = await self._beginning(tokenizer, text, limit)
-        return await self._long.run(end, self._encode_long, tokenizer, text[:end], special)
+        ids = await self._long.run(end, self._encode_long, tokenizer, text[:end], special)
+        if end == len(text) or len(ids) > limit:
+            return ids
+        # The pieces had many tokens more than the same text without cuts.
+        return await self._long.run(len(text), self._encode_long, tokenizer, text, special)
 
     def _encode_long(self, tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
         try:
