@@ -35,7 +35,7 @@ CANARY = {
     "stream": True,
 }
 PATIENCE = aiohttp.ClientTimeout(total=600)
-DRAIN_SECONDS = 120.0
+DRAIN_SECONDS = 20.0
 """for answers that are still coming when the last request was sent"""
 
 
