@@ -35,7 +35,17 @@ class Served:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(tree)}
+    """The modules are the tree's, not those of the folder that one stands in."""
+    return {**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+
+
+def check_tree(tree: Path) -> None:
+    command = [sys.executable, "-c", "import vivace; print(vivace.__file__)"]
+    found = subprocess.run(
+        command, env=environment(tree), check=True, capture_output=True, text=True
+    )
+    if not Path(found.stdout.strip()).is_relative_to(tree):
+        raise SystemExit(f"{tree}: would measure {found.stdout.strip()}")
 
 
 def cpu_seconds(pid: int) -> float:
@@ -97,6 +107,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=31700)
     args = parser.parse_args()
     trees = {"new": args.new.resolve(), "old": args.old.resolve()}
+    for tree in trees.values():
+        check_tree(tree)
     throughput: list[float] = []
     cpu: list[float] = []
     for number in range(args.rounds):

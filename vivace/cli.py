@@ -17,7 +17,12 @@ from vivace.errors import (
     is_of_output,
     one_line_without_memory,
 )
-from vivace.terminal import escape_what_has_no_code, forget_wrong_sizes, open_closed_streams
+from vivace.terminal import (
+    escape_what_has_no_code,
+    forget_wrong_sizes,
+    open_closed_streams,
+    outlive_reader,
+)
 
 ONE_PROCESS = ("bench", "chat", "doctor")
 """commands that may load a model themselves"""
@@ -28,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     open_closed_streams()
+    if words[:1] != ["chat"]:  # whose whole work is to be read
+        outlive_reader()
     forget_wrong_sizes(os.environ)
     codecs.register_error("vivace-escape", escape_what_has_no_code)
     for stream in (sys.stdout, sys.stderr):
@@ -41,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output (`| head`) has gone; nothing more can be said to it.
+        # The reader of a chat (`| head`) has gone; nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

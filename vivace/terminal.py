@@ -3,10 +3,11 @@ file (one message, one line: for grep)."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterable, MutableMapping
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +28,35 @@ def open_closed_streams() -> None:
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
+
+
+class OutlivesReader(io.FileIO):
+    """A descriptor for output that is written on into nothing when its reader has gone (`| head`):
+    what a command does beside printing, and its exit code, do not depend on who reads."""
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return len(memoryview(data).cast("B"))
+
+
+def outlive_reader() -> None:
+    """Standard output of this process goes on without its reader."""
+    stdout = sys.stdout
+    if stdout is not sys.__stdout__ or not isinstance(stdout, io.TextIOWrapper) or stdout.isatty():
+        return
+    stdout.flush()
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(OutlivesReader(stdout.fileno(), "w", closefd=False)),
+        encoding=stdout.encoding,
+        errors=stdout.errors,
+        line_buffering=stdout.line_buffering,
+        write_through=stdout.write_through,
+    )
 
 
 def forget_wrong_sizes(environment: MutableMapping[str, str]) -> None:

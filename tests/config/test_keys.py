@@ -16,6 +16,7 @@ from vivace.config.errors import ConfigError
 from vivace.config.parsing import parse
 from vivace.config.process_environment import GIVE_A_KEY, KEY_VARIABLES, client_key
 from vivace.config.serialize import decode, encode, public
+from vivace.launch.process_list import hide
 
 CLIENTS = "# ours\n  one-key  \n\ntwo-key\n#three\n"
 
@@ -108,26 +109,41 @@ from pathlib import Path
 from vivace.launch.process_list import hide
 before = Path("/proc/self/cmdline").read_bytes()
 assert b"sesame" in before
-assert hide(["sesame", "geheim"])
+assert hide(["SESAME", "geheim"])
 for name in ("cmdline", "environ"):
     shown = Path("/proc/self/" + name).read_bytes().replace(b"keep=sesameseed", b"")
     assert b"sesame" not in shown and b"geheim" not in shown, shown
     assert b"******" in shown
 after = Path("/proc/self/cmdline").read_bytes()
 assert len(after) == len(before)
-assert b"keep=sesameseed" in after and sys.argv[2] == "sesame"
+assert b"keep=sesameseed" in after and sys.argv[2] == "SESAME"
 assert b"PATH=" in Path("/proc/self/environ").read_bytes()
 """
 
 
-def test_the_list_of_processes_shows_stars() -> None:
-    words = ["--api-key", "sesame", "--admin-api-key=geheim", "keep=sesameseed"]
+@pytest.mark.parametrize("first", ["sesame", "sesame==", "a=sesame", "=sesame="], ids=range(4))
+def test_the_list_of_processes_shows_stars(first: str) -> None:
+    """Keys in base64 end with the sign that parts a flag from its value."""
+    words = ["--api-key", first, "--admin-api-key=geheim", "keep=sesameseed", f"--api-key={first}"]
     command = [sys.executable, "-", *words]
-    environment = {**os.environ, "VIVACE_API_KEY": "sesame"}
+    environment = {**os.environ, "VIVACE_API_KEY": first}
     done = subprocess.run(
-        command, env=environment, input=HIDING, timeout=60, capture_output=True, text=True
+        command,
+        env=environment,
+        input=HIDING.replace("SESAME", first),
+        timeout=60,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_key_within_an_argument_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all that shows one is understood: what is left is looked for, whatever it is part of."""
+    shown = Path("/proc/self/cmdline").read_bytes().split(b"\0")
+    longest = max(shown, key=len).decode()
+    monkeypatch.setattr("vivace.launch.process_list.blank", lambda *_: None)
+    assert not hide([longest[1:-1]]) and hide(["nowhere-at-all-in-it"])
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,18 @@ def test_a_reader_that_left_is_no_error(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_a_verdict_and_a_file_do_not_depend_on_who_reads(tmp_path: Path) -> None:
+    launch, report = tmp_path / "launch.sh", tmp_path / "report.html"
+    launch.write_text("python -m sglang.launch_server --model-path m --port 99999\n")
+    words = ["check", str(launch), "--html", str(report)]
+    command = [sys.executable, "-m", "vivace", *words]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"") and report.exists()
+
+
 @pytest.mark.parametrize("word", ELSEWHERE)
 def test_words_of_other_programs_lead_on(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert word not in COMMANDS and exit_code([word, "llama3"]) == 2

@@ -442,12 +442,24 @@ def test_a_second_signal_stops_at_once_and_says_what_it_cuts(
     assert line.endswith(f" {3 * len(answering)}")
 
 
-def test_sigquit_waits_for_no_request(server: Server) -> None:
+def test_sigquit_waits_for_no_request(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     def quit_at_once() -> None:
         os.kill(os.getpid(), signal.SIGQUIT)
 
     script = {"engine": {"0": "busy"}, "frontend": {"0": "answering"}}
     code = server.run(script, when_ready=quit_at_once, drain=600.0)
+    assert code == 128 + signal.SIGQUIT
+    (line,) = (text for text in caplog.messages if text.startswith("SIGQUIT"))
+    assert "; " in line  # what is cut off
+
+
+def test_sigquit_is_heard_right_behind_another_signal(server: Server) -> None:
+    def stop_and_quit() -> None:
+        stop()
+        os.kill(os.getpid(), signal.SIGQUIT)
+
+    script = {"engine": {"0": "busy"}, "frontend": {"0": "answering"}}
+    code = server.run(script, when_ready=stop_and_quit, drain=600.0)
     assert code == 128 + signal.SIGQUIT
 
 

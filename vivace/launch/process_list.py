@@ -8,6 +8,8 @@ from pathlib import Path
 
 ARG_START, ARG_END, ENV_START, ENV_END = 47, 48, 49, 50
 """fields of /proc/self/stat, counted from 0 (proc_pid_stat(5))"""
+SOME_LENGTH = 8
+"""bytes"""
 
 
 def hide(secrets: Iterable[str]) -> bool:
@@ -27,20 +29,25 @@ def hide(secrets: Iterable[str]) -> bool:
         shown = Path("/proc/self/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError, IndexError):
         return False
-    return not any(argument_value(argument) in words for argument in shown)
+    return not any(shows(argument, word) for argument in shown for word in words)
 
 
 def blank(start: int, end: int, words: list[bytes]) -> None:
-    """Between two addresses: whole arguments, and what follows the first `=` of one."""
+    """Between two addresses: whole arguments, and what follows a `=` up to the end of one."""
     if not 0 < start < end:
         return
     place = start
     for argument in ctypes.string_at(start, end - start).split(b"\0"):
-        value = argument_value(argument)
-        if value in words:
-            ctypes.memset(place + len(argument) - len(value), ord("*"), len(value))
+        size = max((len(word) for word in words if is_value(argument, word)), default=0)
+        ctypes.memset(place + len(argument) - size, ord("*"), size)
         place += len(argument) + 1
 
 
-def argument_value(argument: bytes) -> bytes:
-    return argument.partition(b"=")[2] if b"=" in argument else argument
+def is_value(argument: bytes, word: bytes) -> bool:
+    """A word may have a `=` itself: keys in base64 end with them."""
+    return argument == word or argument.endswith(b"=" + word)
+
+
+def shows(argument: bytes, word: bytes) -> bool:
+    """Wherever a key of some length stands; a short one may be part of any other word."""
+    return is_value(argument, word) or (len(word) >= SOME_LENGTH and word in argument)

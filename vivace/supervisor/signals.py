@@ -31,7 +31,8 @@ class StoppedBySignal(BaseException):
 
 @contextlib.contextmanager
 def stop_on_signals(program: str) -> Iterator[None]:
-    """Inside, a stopping signal ends the work with one line and SystemExit of 128 + its number.
+    """Inside, a stopping signal ends the work with one line and SystemExit of 128 + its number;
+    the others are ignored from then on.
 
     For the time before a supervisor handles them. Even SIGTERM needs it: the first process of a
     container ignores what it has no handler for."""
@@ -49,6 +50,7 @@ def stop_on_signals(program: str) -> Iterator[None]:
     except StoppedBySignal as stop:
         from vivace.terminal import print_wrapped
 
+        before.clear()  # to the end of the process: a second signal would be its exit status
         name = signal.Signals(stop.number).name
         print_wrapped(f"{program}: {name}: stopped before the server was ready")
         raise SystemExit(128 + stop.number) from None
@@ -62,7 +64,7 @@ def handle_signals(
     selector: selectors.BaseSelector, handler: Callable[[int], None]
 ) -> Iterator[None]:
     """While inside, the stopping signals call `handler(number)` from the selector's turn, once for
-    those that come together.
+    those that come together; AT_ONCE is heard behind any other.
 
     The data of the registered key is a function without arguments, as for all keys here. What the
     parent had this process ignore (nohup SIGHUP, a shell SIGINT of its background jobs) stays
@@ -70,13 +72,14 @@ def handle_signals(
     reader, writer = socket.socketpair()
     for end in (reader, writer):
         end.setblocking(False)
-    ignored_until = 0.0
+    ignored_until, last = 0.0, 0
 
     def on_signal() -> None:
-        nonlocal ignored_until
+        nonlocal ignored_until, last
         for number in reader.recv(64):
-            if (now := time.monotonic()) >= ignored_until:
-                ignored_until = now + SAME_SIGNAL_SECONDS
+            now = time.monotonic()
+            if now >= ignored_until or (number == AT_ONCE and last != AT_ONCE):
+                ignored_until, last = now + SAME_SIGNAL_SECONDS, number
                 handler(number)
 
     tell_ignored()

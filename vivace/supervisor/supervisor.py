@@ -289,9 +289,7 @@ class Supervisor:
         name = signal.Signals(number).name
         at_once = self._signals > 1 or number == signals.AT_ONCE
         if at_once or self._phase == "starting":
-            live = sum(child.live or 0 for child in self._frontends.children)
-            cut = f"; live requests that are cut off: {live}" if live else ""
-            log.warning("%s: stopping at once%s", name, cut)
+            log.warning("%s: stopping at once%s", name, self._cut_off())
             self._code = 128 + number
         if at_once:
             self._phase = "stopping"
@@ -302,6 +300,13 @@ class Supervisor:
         elif self._phase == "serving":
             log.info("%s: draining requests (send again to exit immediately)", name)
             self._drain()
+
+    def _cut_off(self) -> str:
+        """Frontends count their live requests from the drain on; while they serve nobody knows."""
+        if self._phase == "serving":
+            return "; requests that still run are cut off"
+        live = sum(child.live or 0 for child in self._frontends.children)
+        return f"; live requests that are cut off: {live}" if live else ""
 
     def _drain(self) -> None:
         """An engine that still starts is drained when it is ready: it has requests to resume."""

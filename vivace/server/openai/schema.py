@@ -72,6 +72,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ebnf: Any = None
     json_schema: Any = None
     structural_tag: Any = None
+    grammar: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
     stop_regex: Any = None
     lora_path: Any = None
     session_id: Any = None
@@ -163,6 +169,12 @@ REFUSED: dict[str, str] = {
     "ebnf": NO_GRAMMAR,
     "json_schema": NO_GRAMMAR,
     "structural_tag": NO_GRAMMAR,
+    "grammar": NO_GRAMMAR,  # llama.cpp's name, and vLLM's
+    "guided_json": NO_GRAMMAR,
+    "guided_regex": NO_GRAMMAR,
+    "guided_choice": NO_GRAMMAR,
+    "guided_grammar": NO_GRAMMAR,
+    "structured_outputs": NO_GRAMMAR,
     "stop_regex": NO_STOP_REGEX,
     "lora_path": native.NO_LORA,
     "session_id": native.NO_SESSIONS,
