@@ -56,10 +56,6 @@ def test_names_of_hosts_that_are_left_open_still_tell_them_apart() -> None:
         ("your first ip:your port", "<your first ip>:<your port>"),
         ("http://your ip:8000", "http://<your ip>:8000"),
         ("tcp://x.x.x.x:24669", "tcp://<x.x.x.x>:24669"),
-        ("xxx", "<xxx>"),
-        ("XXXX", "<XXXX>"),
-        ("xx", "xx"),
-        ("xxx.py", "xxx.py"),
         ("<your ip>", "<your ip>"),
         ("{host}", "{host}"),
         ("/xxx/model", "/xxx/model"),
@@ -69,11 +65,3 @@ def test_names_of_hosts_that_are_left_open_still_tell_them_apart() -> None:
 )
 def test_forms_of_what_is_left_open(written: str, read: str) -> None:
     assert mark_placeholders(written) == read
-
-
-@pytest.mark.parametrize("name", ["ASCEND_USE_FIA", "HCCL_BUFFSIZE", "SGLANG_SET_CPU_AFFINITY"])
-def test_variables_that_are_left_open_have_no_value(name: str) -> None:
-    script = f"export {name}=xxx\n{SERVER} --model-path m --port xxxx --dtype xxx\n"
-    case = build_case(import_scripts([("start.sh", script)]), Overrides())
-    rules = {each.rule for each in judge(case).findings}
-    assert rules.isdisjoint({"variable-value", "number-variable", "flag-value"})

@@ -12,9 +12,9 @@ PLACEHOLDER = re.compile(
 )
 WRITTEN = re.compile(
     r"""(?<![\w<])your(?: [A-Za-z]\w*)+|\{[A-Za-z]\w*(?: \w+)+\}"""
-    + (r"""|(?<![\w.<])[xX]{1,3}(?:\.[xX]{1,3}){3}(?![\w.])|(?<=:)[xX]{2,5}$|^[xX]{3,}$""")
+    + (r"""|(?<![\w.<])[xX]{1,3}(?:\.[xX]{1,3}){3}(?![\w.])|(?<=:)[xX]{2,5}$""")
 )
-"""other ways to leave something to the reader: `your ip1`, `{weights path}`, `x.x.x.x:xxxx`, xxx"""
+"""other ways to leave something to the reader: `your ip1`, `{weights path}`, `x.x.x.x:xxxx`"""
 OPEN = re.compile(r"(?:(?<![\w<])your|\{[A-Za-z]\w*)(?: [A-Za-z]\w*)*$")
 """what the next word may go on with"""
 TOKEN = re.compile(r"Vx([0-9a-f]+)xV")
