@@ -25,6 +25,7 @@ from vivace.deploy.report.github import github_lines
 from vivace.deploy.report.machine import json_report
 from vivace.deploy.report.page import page
 from vivace.deploy.report.sarif import sarif_log
+from vivace.deploy.rules.disaggregation import TRANSFER
 from vivace.deploy.rules.judge import CaseResult, judge
 from vivace.deploy.schema.deployment import Deployment, DeploymentError
 from vivace.deploy.schema.files import parse_deployment
@@ -75,6 +76,14 @@ def deployments(draw: st.DrawFn) -> Deployment | None:
 
 def make_case(deployment: Deployment) -> Case:
     return build_case(LoadedDeployment(deployment, (), "drawn.yaml"), Overrides())
+
+
+@pytest.mark.parametrize("value", [[], [["a"]], 0.5, True, ""], ids=repr)
+def test_halves_are_compared_whatever_their_values_are(value: Any) -> None:
+    deployment = parse_deployment(separated(), "made")
+    for name in TRANSFER:
+        deployment.roles["decode"].flags[name.replace("_", "-")] = value
+    judge(make_case(deployment))
 
 
 @settings(max_examples=150, deadline=None)

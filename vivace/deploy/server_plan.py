@@ -356,7 +356,8 @@ def by_value(
     found: dict[Any, list[ServerPlan]] = {}
     for server in servers:
         with suppress(UnknownValue):
-            found.setdefault(value(server), []).append(server)
+            key = value(server)
+            found.setdefault(str(key) if isinstance(key, list) else key, []).append(server)
     return found
 
 
