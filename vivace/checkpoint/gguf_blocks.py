@@ -23,6 +23,14 @@ its threads and ours together would be more than there are cores."""
 ELEMENTS_PER_TASK = 1 << 19
 
 
+def known_to_gguf(kind: GGMLQuantizationType) -> constants.GGMLQuantizationType:
+    """The package's own member; raises NotImplementedError where the installed one is older."""
+    try:
+        return constants.GGMLQuantizationType(kind)
+    except ValueError:
+        raise NotImplementedError(f"the installed package gguf does not know {kind.name}") from None
+
+
 def decode_blocks(data: np.ndarray, kind: GGMLQuantizationType, dtype: torch.dtype) -> Tensor:
     """uint8[rows, bytes] -> [rows, numbers] of `dtype`.
 
@@ -30,7 +38,7 @@ def decode_blocks(data: np.ndarray, kind: GGMLQuantizationType, dtype: torch.dty
     """
     decode = DECODERS.get(kind)
     if decode is None:
-        theirs = constants.GGMLQuantizationType(kind)
+        theirs = known_to_gguf(kind)
         return torch.from_numpy(np.array(quants.dequantize(data, theirs), np.float32)).to(dtype)
     return in_threads(decode, data, kind, dtype).view(data.shape[0], -1)
 

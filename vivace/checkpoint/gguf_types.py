@@ -1,6 +1,6 @@
 """Types of tensors in a GGUF file: ggml's numbers, and the blocks they are stored in.
 
-The package gguf has the same table, and brings numpy and much else with it: 24 MiB in each process
+The package gguf has the same table, and brings numpy and much else with it: 14 MiB in each process
 that only reads a header.
 """
 
