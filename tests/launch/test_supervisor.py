@@ -13,12 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vivace.config.child_process import STOPPING
 from vivace.errors import CANNOT_START
 from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.messages import Capacity
@@ -63,17 +65,23 @@ class Server:
             **settings,
         )
 
+        signaler = threading.Thread(target=when_ready or str, daemon=True)
+
         def show(capacity: Capacity) -> None:
             self.ready.append(capacity)
-            if when_ready is not None:
-                threading.Thread(target=when_ready, daemon=True).start()
+            signaler.start()
 
         hooks = Hooks(
             progress=lambda stage, _: self.stages.append(stage),
             ready=lambda: self.say_ready(),
             show=show,
         )
-        return Supervisor(plan, hooks).run()
+        with late_signals_end_nothing():
+            try:
+                return Supervisor(plan, hooks).run()
+            finally:
+                if signaler.ident is not None:
+                    signaler.join(timeout=60)
 
     def say_ready(self) -> None:
         """What the log says then."""
@@ -119,6 +127,18 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+@contextmanager
+def late_signals_end_nothing() -> Iterator[None]:
+    """On a busy machine a signal of `when_ready` may come when the supervisor handles them no more:
+    without a handler it would end the process that tests."""
+    before = {number: signal.signal(number, lambda *_: None) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def stop() -> None:
