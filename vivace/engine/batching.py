@@ -75,7 +75,7 @@ class Batching:
                 if self._add_decodes(step):
                     self._add_chunks(step, now, admit, short)
             else:  # chunks while nobody decodes; else a step for those who do between two chunks
-                chunks_due = not table.decoding or not self._decodes_due
+                chunks_due = not table.decoding or self._decodes_due <= 0
                 if chunks_due:
                     self._add_chunks(step, now, admit)
                 if not step and self._add_decodes(step) and not step and not chunks_due:
@@ -140,10 +140,11 @@ class Batching:
         """True while prompts need so little that a few tokens of each decode step will do.
 
         A step of a few tokens takes little longer than one of one (weights are read once), so a
-        stream beside short prompts hardly pauses; with a step of their own it waits for two.
+        stream beside short prompts hardly pauses; with a step of their own it waits for two. The
+        step behind a chunk is not shared: it ends a pause that is long enough.
         """
         table, left = self._table, _SHORT_PROMPTS
-        due = self._dynamic_chunk.enabled and self._decodes_due <= 1 and not self._settings.mixed
+        due = self._dynamic_chunk.enabled and self._decodes_due <= 0 and not self._settings.mixed
         some = table.prefilling or (table.rows.free and len(table.waiting))
         if not (due and some and table.decoding):
             return False
@@ -170,8 +171,8 @@ class Batching:
             elif admission.open:
                 self._admit(step, sequence, budget, admission, now)
         waiting.remove(admission.dequeued)
-        if not step or self._dynamic_chunk.enabled:
-            self._decodes_due = self._settings.continuous_decode_steps
+        if not step or self._dynamic_chunk.enabled:  # a step that is shared is one for streams, too
+            self._decodes_due = self._settings.continuous_decode_steps - short
 
     def _budget(self, decodes: int, short: bool) -> Budget:
         """What chunks may take beside so many decode tokens."""
