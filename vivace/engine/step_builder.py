@@ -209,11 +209,17 @@ class DynamicChunk:
     def observe(self, chunk: int, decodes: int, seconds: float) -> None:
         """A step with `chunk` prompt tokens and `decodes` decode tokens took `seconds`."""
         if decodes:
-            share = seconds * decodes / (chunk + decodes)
-            alone = min(self._decode_step(), seconds) if chunk else seconds
-            self._decodes.append(max(share, alone))
+            self._decodes.append(self._without_chunk(chunk, decodes, seconds))
         if chunk >= MIN_CHUNK:
             self._learn(seconds / (chunk + decodes))
+
+    def _without_chunk(self, chunk: int, decodes: int, seconds: float) -> float:
+        """What is left of a step beyond its prompt tokens, and not less than steps took before."""
+        if not chunk:
+            return seconds
+        token = self._token
+        left = seconds * decodes / (chunk + decodes) if token is None else seconds - chunk * token
+        return max(left, min(self._decode_step(), seconds))
 
     def _learn(self, token: float) -> None:
         """Slower counts at once, faster by and by: a chunk too short harms nobody."""
