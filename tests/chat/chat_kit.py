@@ -59,7 +59,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.startswith("/hostile"):
             self._send(200, json.dumps({"data": [{"id": f"toy{STEERING}"}]}).encode())
             return
-        self._send(200, json.dumps({"data": [{"id": "toy"}]}).encode())
+        name = "m\n" * 100_000 if self.path.startswith("/endless") else "toy"
+        self._send(200, json.dumps({"data": [{"id": name}]}).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

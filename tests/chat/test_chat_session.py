@@ -321,6 +321,7 @@ def controls(text: str) -> list[str]:
     return [c for c in text if c != "\n" and (c < " " or "\x7f" <= c <= "\x9f")]
 
 
+@pytest.mark.parametrize("words", [[], ["--model", "other"]])
 @pytest.mark.parametrize(
     "question",
     [
@@ -334,13 +335,30 @@ def controls(text: str) -> list[str]:
     ],
 )
 def test_no_word_of_a_server_steers_the_terminal(
-    server: str, question: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: str,
+    question: str,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Nor does the name of its model, whether that is taken or another one was asked for."""
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{question}\n"))
-    main(["--url", f"{server}/hostile"])
+    main(["--url", f"{server}/hostile", *words])
     seen = capsys.readouterr()
-    assert "toy[2J]52;c;AAAA31m at " in seen.err.replace("\n", " ")
+    assert "toy\\x1b[2J" in seen.err
     assert controls(seen.err) == controls(seen.out) == []
+
+
+@pytest.mark.parametrize("words", [[], ["--model", "other"]])
+def test_a_name_without_end_is_shortened(
+    server: str,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    assert main(["--url", f"{server}/endless", *words]) == 0
+    assert "left out" in (told := capsys.readouterr().err) and len(told) < 10_000
 
 
 DEEP = "[" * 100_000

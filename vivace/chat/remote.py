@@ -15,6 +15,7 @@ import msgspec
 from vivace.chat.backend import NO_LIMIT, Answering, ChatError, Message, Settings, TextChunk
 from vivace.config.process_environment import GIVE_A_KEY
 from vivace.errors import why_no_answer
+from vivace.terminal import shown
 
 ANSWER_SECONDS = 600.0
 """for each part of an answer; the first one waits for a whole prompt"""
@@ -85,7 +86,7 @@ class RemoteBackend:
         self._model = model or self._first_model()
 
     def describe(self) -> str:
-        return f"{self._model} at {self._url}"
+        return f"{shown(self._model)} at {self._url}"
 
     def answer(self, messages: list[Message], settings: Settings) -> Answering:
         given = dict(settings)
@@ -114,7 +115,9 @@ class RemoteBackend:
         with contextlib.suppress(ErrorStatus):
             models = self._models()
             if models and self._model not in models:
-                self._tell(f"{self._url} lists no {self._model}, but {', '.join(models[:3])}")
+                self._tell(
+                    f"{self._url} lists no {self._model}, but {shown(', '.join(models[:3]))}"
+                )
 
     def _first_model(self) -> str:
         for model in self._models():

@@ -177,3 +177,8 @@ def drop_controls(text: str) -> str:
     """Text without what would steer the terminal, or stop the program that writes it: a server or
     a model said it."""
     return STEERING.sub("", text)
+
+
+def print_note(console: Console, text: str, *, style: str = "dim") -> None:
+    """Print what is no answer: words of ours, in which a server's may be."""
+    console.print(drop_controls(text), style=style, markup=False)

@@ -12,7 +12,7 @@ from vivace.chat.backend import Backend, ChatError
 from vivace.chat.commands import Commands, Leave
 from vivace.chat.conversation import Conversation
 from vivace.chat.lines import Lines
-from vivace.chat.screen import Screen, drop_controls
+from vivace.chat.screen import Screen, print_note
 from vivace.echo import echo_off
 
 
@@ -108,11 +108,11 @@ class Session:
 
     def _tell(self, text: str) -> None:
         if text:
-            self._console.print(drop_controls(text), style="dim", markup=False)
+            print_note(self._console, text)
 
     def _complain(self, text: str) -> None:
         self._failures += 1
-        self._console.print(drop_controls(text), style="red", markup=False)
+        print_note(self._console, text, style="red")
 
 
 class PartialAnswer:

@@ -6,6 +6,7 @@ import argparse
 import io
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Console
 
@@ -16,7 +17,7 @@ from vivace.chat.conversation import Conversation
 from vivace.chat.interrupts import wake_on_signals
 from vivace.chat.lines import LARGEST_INPUT, History, Lines, edit_lines, read_line
 from vivace.chat.remote import RemoteBackend
-from vivace.chat.screen import screen_for
+from vivace.chat.screen import print_note, screen_for
 from vivace.chat.session import Session
 from vivace.config.process_environment import KEY_VARIABLES, client_key, state_folder
 from vivace.errors import FAILED, CannotStart, exit_code
@@ -99,9 +100,7 @@ def open_backend(arguments: argparse.Namespace, console: Console) -> Backend:
     }  # fmt: skip
     given = [flag for flag, value in remote.items() if value is not None]
 
-    def tell(text: str) -> None:
-        console.print(text, style="dim", markup=False)
-
+    tell = partial(print_note, console)
     if not arguments.local and arguments.model_path is None:
         key = client_key(arguments.api_key)
         return RemoteBackend(arguments.url or DEFAULT_URL, key, arguments.model, tell)
@@ -133,9 +132,7 @@ def open_history(arguments: argparse.Namespace, console: Console) -> History | N
     folder = None if arguments.no_history else state_folder()
     if folder is None:
         return None
-    return History(
-        folder / "chat_history", lambda text: console.print(text, style="dim", markup=False)
-    )
+    return History(folder / "chat_history", partial(print_note, console))
 
 
 def parser() -> argparse.ArgumentParser:
