@@ -531,6 +531,26 @@ def test_an_engine_that_dies_while_draining_is_replaced_if_needed(
     assert ("Command" in server.told("engine 1")) == waits
 
 
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_frontend_that_dies_while_draining_ends_its_requests(
+    server: Server, caplog: pytest.LogCaptureFixture, answers: bool
+) -> None:
+    """Nobody can answer them any more: the log says how many, and the exit code that it failed."""
+
+    def kill_frontend() -> None:
+        stop()
+        server.wait_for("LiveRequests" if answers else "Draining")
+        time.sleep(0.2)  # until that is read
+        frontend = next(line for line in server.events() if line.startswith("frontend 0"))
+        os.kill(int(frontend.split()[2]), signal.SIGKILL)
+
+    script = {"engine": {"0": "busy"}, "frontend": {"0": "answering"} if answers else {}}
+    code = server.run(script, when_ready=kill_frontend, drain=2.0)
+    assert code == (1 if answers else 0)
+    (line,) = (text for text in caplog.messages if "frontend 0 died" in text)
+    assert line.endswith(": 3") == answers
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_stop_while_an_engine_starts_again(server: Server, waits: bool) -> None:
     """It is waited for, and drained when it is ready, if a frontend has requests for it."""

@@ -10,6 +10,7 @@ import logging
 import selectors
 import signal
 import time
+from collections.abc import Iterable
 from typing import Literal
 
 from vivace.protocol.channel import SUPERVISOR
@@ -248,7 +249,9 @@ class Supervisor:
         if self._engine is not None:
             self._engine.control.send(FrontendGone(child.index))
         if self._phase == "draining":
-            log.error("The %s died while draining: %s", child.name, cause)
+            log.error("The %s died while draining: %s%s", child.name, cause, cut_off([child]))
+            if child.serving and child.live != 0:
+                self._code = FAILED
         elif changed := self._plan.changed_files():
             self._fail(f"the {child.name} died: {cause}. {changed}")
         elif self._frontends.replace(child, cause):
@@ -305,8 +308,7 @@ class Supervisor:
         """Frontends count their live requests from the drain on; while they serve nobody knows."""
         if self._phase == "serving":
             return "; requests that still run are cut off"
-        live = sum(child.live or 0 for child in self._frontends.children)
-        return f"; live requests that are cut off: {live}" if live else ""
+        return cut_off(self._frontends.children)
 
     def _drain(self) -> None:
         """An engine that still starts is drained when it is ready: it has requests to resume."""
@@ -361,3 +363,9 @@ class Supervisor:
         for child in self._children():
             child.process.wait()
             self._outputs.finish(child)
+
+
+def cut_off(frontends: Iterable[Child]) -> str:
+    """How many requests these had at last, as far as they have said."""
+    live = sum(child.live or 0 for child in frontends)
+    return f"; live requests that are cut off: {live}" if live else ""
