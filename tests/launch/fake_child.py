@@ -68,8 +68,11 @@ def main() -> None:
             time.sleep(0.02)
         control.send(Failure("ValueError: no such tensor"))
         sys.exit(1)
-    if act == "slow-start":
-        time.sleep(2.0)
+    if act == "start-when-drained":
+        while " Draining" not in events.read_text():
+            time.sleep(0.02)
+    if act == "never-start":
+        threading.Event().wait()
     if act == "fail-start":
         control.send(Failure("ValueError: no such tensor"))
         sys.exit(1)
