@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +22,12 @@ pytestmark = needs_kernels
 each_isa = pytest.mark.parametrize("isa", TESTED or [None])
 ROWS = [1, 2, 3, 5, 12, 13, 29, 96, 97, 130]
 """around every limit of linear_vnni.inc"""
+KERNELS = Path(__file__).parents[2] / "vivace" / "platforms" / "cpu" / "kernels"
+LIMIT = re.compile(r"\b(?:FEW_ROWS|ROWS_AS_STORED|TILE_ROWS|MAX_ROWS) = (\d+)")
+LIMITS = {
+    int(rows) for file in KERNELS.glob("linear*.inc") for rows in LIMIT.findall(file.read_text())
+}
+"""numbers of rows beyond which a product takes another path, on any instruction set"""
 
 
 def random_weight(outputs: int, inputs: int, *, int8_activations: bool) -> Int8Rows:
@@ -135,6 +144,18 @@ def test_the_emulation_has_the_bits_of_the_instructions(rows: int) -> None:
 @each_isa
 def test_every_set_of_this_cpu_passes_the_check_at_start(isa: str) -> None:
     assert wrong_product(load_kernels(isa)) is None
+
+
+@pytest.mark.parametrize("limit", sorted(LIMITS))
+def test_the_check_at_start_takes_each_path(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one kind, products of more rows than `limit` are wrong."""
+    right = NativeLinears.linear
+
+    def wrong_beyond(self: NativeLinears, x: Tensor, *rest: Any) -> Tensor:
+        return right(self, x, *rest) + (len(x) > limit)
+
+    monkeypatch.setattr(NativeLinears, "linear", wrong_beyond)
+    assert wrong_product(load_kernels(None)) is not None
 
 
 def test_a_wrong_set_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
