@@ -58,12 +58,19 @@ def stream_tokens(server: RunningServer, seed: int, count: int) -> list[int]:
     return tokens
 
 
+def wait_for_running(server: RunningServer, wanted: int) -> None:
+    deadline = time.monotonic() + 20
+    while server.json("/server_info")["internal_states"][0]["num_running_reqs"] != wanted:
+        assert time.monotonic() < deadline, server.text()
+        time.sleep(0.02)
+
+
 def test_a_killed_engine_is_replaced_and_streams_go_on(
     server: RunningServer, vocabulary: int
 ) -> None:
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(stream_tokens, server, seed, 150) for seed in range(6)]
-        time.sleep(0.7)
+        wait_for_running(server, 6)
         first = server.children()["engine"]
         os.kill(first, signal.SIGKILL)
         got = [answer.result(60) for answer in answers]
@@ -124,7 +131,7 @@ def test_a_stopped_engine_shows_in_health_and_goes_on(
                 assert health() == (200, 200), "nothing is to be done"
             answers = [pool.submit(stream_tokens, server, seed, 100) for seed in range(4)]
             if not resting:
-                time.sleep(0.5)
+                wait_for_running(server, 4)
                 os.kill(engine, signal.SIGSTOP)
             wait_for_health(503)
             begun = time.monotonic()
@@ -145,7 +152,7 @@ def test_a_killed_frontend_is_replaced_and_its_requests_end(
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         lost = pool.submit(stream_tokens, server, 1, 100_000)
-        time.sleep(0.5)
+        wait_for_running(server, 1)
         os.kill(server.children()["frontend"], signal.SIGKILL)
         with pytest.raises(OSError):
             lost.result(60)
@@ -166,19 +173,13 @@ def test_half_closed_connections(server: RunningServer, vocabulary: int) -> None
         sock.shutdown(socket.SHUT_WR)
         return sock
 
-    def wait_for_running(wanted: int) -> None:
-        deadline = time.monotonic() + 3
-        while server.json("/server_info")["internal_states"][0]["num_running_reqs"] != wanted:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
     with send(50) as sock:
         answer = b"".join(iter(lambda: sock.recv(1 << 16), b"")).rpartition(b"\r\n\r\n")[2]
     assert json.loads(answer)["output_ids"] == expected(3, 50, vocabulary)
     with send(100_000) as sock:
         assert sock.recv(100).startswith(b"HTTP/1.1 100 Continue")
-        wait_for_running(1)
-    wait_for_running(0)
+        wait_for_running(server, 1)
+    wait_for_running(server, 0)
 
 
 def test_no_orphans(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_sigterm_drains_a_running_stream(tmp_path: Path, vocabulary: int) -> Non
         server.wait_ready()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(stream_tokens, server, 3, 200)
-            time.sleep(0.5)
+            wait_for_running(server, 1)
             server.signal()
             server.wait_for("draining requests")
             time.sleep(0.2)
@@ -218,7 +219,7 @@ def test_sigterm_after_the_death_of_an_engine(
         server.wait_ready()
         with ThreadPoolExecutor(8) as pool:
             running = [pool.submit(stream_tokens, server, seed, 150) for seed in range(8)]
-            time.sleep(0.7)
+            wait_for_running(server, 8)
             os.kill(server.children()["engine"], signal.SIGKILL)
             time.sleep(pause)
             server.signal()
@@ -332,7 +333,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=endless)
         thread.start()
-        time.sleep(0.5)
+        wait_for_running(server, 1)
         server.signal(signal.SIGINT)
         server.wait_for("draining requests")
         time.sleep(0.5)
