@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import runpy
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -267,7 +268,7 @@ def test_a_full_disk_is_one_line(words: list[str], monkeypatch: pytest.MonkeyPat
     ("command", "code"),
     [
         ("vivace list", 0),
-        ("vivace doctor --json", 0),
+        ("vivace doctor --json --port {free}", 0),
         ("vivace bench serving --port 9 --tokenizer /nope", 2),
         ("vivace serve --model-path /nope", 2),
         ("vivace.launch_server --model-path /nope", 2),
@@ -276,6 +277,9 @@ def test_a_full_disk_is_one_line(words: list[str], monkeypatch: pytest.MonkeyPat
 def test_a_closed_standard_stream_is_no_error(command: str, code: int, closed: str) -> None:
     """What a service manager or `>&-` closes is /dev/null to every command: nothing else gets its
     number, nobody meets None."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        command = command.format(free=sock.getsockname()[1])
     words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", *command.split()]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
