@@ -71,7 +71,7 @@ def test_shapes_add_up_to_the_published_size(name: str) -> None:
         ("zai-org/GLM-4.5-Air", "glm-4.5-air"),
         ("zai-org/GLM-4.6-FP8", "glm-4.6"),
         ("zai-org/GLM-5.1", "glm-5"),
-        ("/data/Kimi-K2-Instruct-0905", "kimi-k2"),
+        ("/data/Kimi-K2-Instruct-0905", "kimi-k2-instruct-0905"),
         ("moonshotai/Kimi-K2.5", "kimi-k2.5"),
         ("Qwen/Qwen3.6-35B-A3B", "qwen3.5-35b-a3b"),
         ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b"),

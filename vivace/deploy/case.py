@@ -10,13 +10,14 @@ import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import Device
+from vivace.deploy.catalogue.models import names_release
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.programs import default_port
 from vivace.deploy.from_script.roles import StartedServer, TargetPort
 from vivace.deploy.locations import Sources
 from vivace.deploy.schema.deployment import Benchmark, Deployment, Targets, Workload, longest
 from vivace.deploy.schema.nodes import expand_nodes
-from vivace.deploy.server_plan import ServerPlan, UnknownValue
+from vivace.deploy.server_plan import ServerPlan, UnknownValue, unknown
 from vivace.deploy.startup import StartFacts
 from vivace.deploy.target import Target
 
@@ -129,12 +130,16 @@ class Case(msgspec.Struct, frozen=True, dict=True):
         return tuple(server for server in self.all if server.kind in kinds)
 
     def ports(self, *kinds: str) -> set[int]:
-        """On which roles of these kinds answer requests."""
-        found = {
-            (each.number("port") if each.has("port") else None) or default_port(each.role.program)
+        """On which the first nodes of these kinds answer requests. Raises UnknownValue."""
+        first = [
+            (node.flags.get("port") or default_port(each.role.program))
             for each in self.of(*kinds)
-        }
-        return found - {0}
+            for node in each.nodes
+            if node.rank == 0
+        ]
+        if any(map(unknown, first)):
+            raise UnknownValue("--port")
+        return {port for port in first if isinstance(port, int) and port}
 
     @cached_property
     def servers(self) -> tuple[ServerPlan, ...]:
@@ -158,6 +163,12 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     def start_facts(self) -> StartFacts:
         generation = "" if self.device is None else self.device.generation
         return StartFacts(self.platform, generation, self.model)
+
+    @property
+    def later_release(self) -> bool:
+        """Whether the model is one of the catalogue, and its name a release with a date."""
+        stated = self.deployment.model
+        return stated.config is None and names_release(stated.name or stated.path or "")
 
     @property
     def known_model(self) -> Architecture:

@@ -49,13 +49,29 @@ VARIANTS = frozenset(
 def names_exactly(path: str) -> bool:
     """Whether the last part of a path or a repository id is a model's name, at most with words
     that leave its shapes as they are."""
+    words = words_beside(path)
+    return words is not None and all(word in VARIANTS or word.isdecimal() for word in words)
+
+
+def names_release(path: str) -> bool:
+    """Whether a date follows the model's name: of the same shapes, but maybe a longer context."""
+    return any(word.isdecimal() and len(word) >= 4 for word in words_beside(path) or ())
+
+
+def words_beside(path: str) -> list[str] | None:
+    """What the last part of a path has beside a model's name; None if it has no such name."""
     text = re.sub(r"[\s_]+", "-", path.rstrip("/").rpartition("/")[2].lower())
     known = guess_model(text)
     if known is None:
-        return False
+        return None
     longest = max((each for each in (known.name, *known.aliases) if each in text), key=len)
-    rest = re.split(r"[-.]", text.replace(longest, "", 1))
-    return all(word in VARIANTS or word.isdecimal() or not word for word in rest)
+    return [word for word in re.split(r"[-.]", text.replace(longest, "", 1)) if word]
+
+
+def exact_model(path: str) -> str | None:
+    """The title of the model that a path names exactly."""
+    known = guess_model(path) if names_exactly(path) else None
+    return known and known.title
 
 
 def guess_model(path: str) -> KnownModel | None:

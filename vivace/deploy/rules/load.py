@@ -63,8 +63,10 @@ def context_model(server: ServerPlan, case: Case) -> Iterator[Issue]:
     limit, most = server.number("context_length"), case.known_model.context
     if limit is not None and limit > most and not server.enabled(LONGER):
         text = f"{limit} exceeds the model's {most}: refused without {LONGER}=1"
-        remedy = f"--context-length {most}, or a model with rope scaling"
-        yield Issue("context_length", text, remedy)
+        remedy, severity = f"--context-length {most}, or a model with rope scaling", None
+        if case.later_release:
+            text, severity = f"{text} (if its later release has no longer one)", "warning"
+        yield Issue("context_length", text, remedy, severity)
 
 
 @server_rule("admission", "note", source=PAGE, roles=DECODES)
