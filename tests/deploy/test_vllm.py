@@ -43,8 +43,20 @@ def test_flags_of_the_same_meaning_are_translated(typed: str, words: str) -> Non
 
 def test_each_data_parallel_rank_of_vllm_has_its_own_limit() -> None:
     found = translate(shlex.split("-dp 4 --max-num-seqs 16"))
-    assert found.words == ["--max-running-requests", "64"]
-    assert [flag for flag, _ in found.left] == ["--data-parallel-size 4"]
+    assert found.words == ["--dp-size", "4", "--max-running-requests", "64"]
+    assert found.left == []
+
+
+def test_data_parallel_ranks_with_experts_are_those_of_dp_attention() -> None:
+    """vLLM counts ranks of both kinds, SGLang's --tp-size all of them: vllm-ascend's documented
+    DeepSeek on 16 dies is no server of 4."""
+    typed = "m -tp 4 -dp 4 -ep --data-parallel-size-local 2 --data-parallel-start-rank 2"
+    found = translate(
+        f"{typed} --data-parallel-address 10.0.0.1 --data-parallel-rpc-port 13".split()
+    )
+    words = "--model-path m --tp-size 16 --dp-size 4 --enable-dp-attention --ep-size 16"
+    nodes = "--nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.1:13"
+    assert found.words == f"{words} {nodes}".split() and found.left == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +132,10 @@ def test_words_behind_a_switch_of_sglang_are_stray() -> None:
     [
         ("-tp=8 -q=fp8", "--tp-size 8 --quantization fp8"),
         ("-tp 8 -ep", "--tp-size 8 --ep-size 8"),
-        ("-tp=8 -dp=2 --enable-expert-parallel", "--tp-size 8"),
+        (
+            "-tp=8 -dp=2 --enable-expert-parallel",
+            "--tp-size 16 --dp-size 2 --enable-dp-attention --ep-size 16",
+        ),
     ],
 )
 def test_short_flags_and_ranks_of_experts(typed: str, words: str) -> None:

@@ -109,10 +109,47 @@ def translate_running(name: str, values: list[str], given: Given, found: Transla
 def translate_experts(name: str, values: list[str], given: Given, found: Translation) -> None:
     """vLLM spreads experts over all ranks of both kinds, SGLang over those of --tp-size, which
     counts the data-parallel ones too."""
-    if given.get("data-parallel-size", ["1"]) != ["1"]:
-        found.left.append(("--" + name, "--ep-size, once --tp-size and --dp-size are chosen"))
+    found.add(name, "ep-size", [str(all_ranks(given))])
+
+
+def all_ranks(given: Given) -> int:
+    """What --tp-size of SGLang counts: with expert parallelism also the data-parallel ranks, which
+    are those of dp attention."""
+    tp, dp = ranks(given, "tensor-parallel-size"), ranks(given, "data-parallel-size")
+    return tp * dp if "enable-expert-parallel" in given else tp
+
+
+def translate_tensors(name: str, values: list[str], given: Given, found: Translation) -> None:
+    found.add(name, "tp-size", [str(all_ranks(given))] if "<" not in str(values) else values)
+
+
+def translate_replicas(name: str, values: list[str], given: Given, found: Translation) -> None:
+    """Ranks of dp attention, with expert parallelism; else whole replicas."""
+    found.add(name, "dp-size", values)
+    if "enable-expert-parallel" in given and values != ["1"]:
+        found.words.append("--enable-dp-attention")
+        if "tensor-parallel-size" not in given:
+            translate_tensors("tensor-parallel-size", [], given, found)
+
+
+def translate_local(name: str, values: list[str], given: Given, found: Translation) -> None:
+    """Of several nodes, vLLM says how many replicas are here, and which is the first of them."""
+    here, total = ranks(given, name), ranks(given, "data-parallel-size")
+    if not 0 < here < total:
         return
-    found.add(name, "ep-size", given.get("tensor-parallel-size", ["1"])[:1])
+    port = (given.get("data-parallel-rpc-port") or ["29550"])[0]
+    found.add(name, "nnodes", [str(-(-total // here))])
+    rank = (given.get("data-parallel-start-rank") or ["0"])[0]
+    if rank.isdecimal() and len(rank) < 6:
+        found.add("data-parallel-start-rank", "node-rank", [str(int(rank) // here)])
+    for address in given.get("data-parallel-address", []):
+        found.add("data-parallel-address", "dist-init-addr", [f"{address}:{port}"])
+
+
+def part_of_nodes(name: str, values: list[str], given: Given, found: Translation) -> None:
+    """--data-parallel-size-local takes it along."""
+    if "data-parallel-size-local" not in given:
+        found.left.append((" ".join(["--" + name, *values])[:80], "--nnodes and its flags"))
 
 
 def translate_address(name: str, values: list[str], given: Given, found: Translation) -> None:
@@ -132,6 +169,12 @@ def disable_chunks(name: str, values: list[str], given: Given, found: Translatio
 
 SPECIAL: dict[str, Callable[[str, list[str], Given, Translation], None]] = {
     "max-num-seqs": translate_running,
+    "tensor-parallel-size": translate_tensors,
+    "data-parallel-size": translate_replicas,
+    "data-parallel-size-local": translate_local,
+    "data-parallel-address": part_of_nodes,
+    "data-parallel-rpc-port": part_of_nodes,
+    "data-parallel-start-rank": part_of_nodes,
     "enable-expert-parallel": translate_experts,
     "master-addr": translate_address,
     "master-port": skip_port,
