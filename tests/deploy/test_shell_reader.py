@@ -208,13 +208,22 @@ def test_what_is_not_understood_is_said_with_its_line(script: str, line: int, wo
     [
         ("a\n" * MAX_BYTES, "bytes"),
         ("for i in 1 2; do " * 60 + "a" + "; done" * 60, "statements|commands|nested"),
-        ("\n".join(f"if [ -f {i} ]; then x{i}=1; fi" for i in range(20)), "branches"),
+        ("\n".join(f"[ `hostname` = {i} ] && x{i}=1" for i in range(200)), "branches"),
         ("f() { f; }; f", "nested"),
     ],
 )
 def test_a_script_that_explodes_is_refused(script: str, words: str) -> None:
     with pytest.raises(ScriptError, match=words):
         read_script(script)
+
+
+def test_many_optional_settings_leave_the_server() -> None:
+    """As entry points of containers have them: read as if all were given, and said so."""
+    options = "A=\n" + "\n".join(f'[ -n "$V{i}" ] && A="$A --v{i} $V{i}"' for i in range(20))
+    reading = read_script(f"{options}\nserve $A\n")
+    assert len({each.words for each in reading.launches}) <= 128
+    assert all(each.words[:3] == ("serve", "--v0", "<$V0>") for each in reading.launches[:1])
+    assert any("branches" in note.text for note in reading.notes)
 
 
 FRAGMENTS = st.sampled_from(

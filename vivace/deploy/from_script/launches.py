@@ -9,8 +9,6 @@ import msgspec
 from vivace.deploy.shell.placeholders import join_placeholders, mark_placeholders
 from vivace.deploy.shell.state import Launch
 
-HOST_SOURCES = ("hostname", "ip ", "ifconfig", "HOSTNAME", "POD_IP", "HOST_IP")
-
 
 def reachable(launches: Sequence[Launch]) -> list[Launch]:
     """Without what comes only after a server has ended, where the same line is also reached
@@ -55,8 +53,5 @@ def find_host(launch: Launch) -> str | None:
     """The machine that `ssh` or the script's comparisons select for this launch."""
     if launch.placement.host:
         return None if "<" in launch.placement.host else launch.placement.host
-    for assumption in launch.assumptions:
-        if any(word in assumption.origin for word in HOST_SOURCES):
-            host = mark_placeholders(assumption.value)
-            return None if host[:2].lower() == "<x" else host
-    return None
+    host = mark_placeholders(launch.machine)
+    return None if not host or host[:2].lower() == "<x" else host

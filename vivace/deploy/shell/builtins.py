@@ -36,7 +36,11 @@ def read(shell: Interpreter, state: ScriptState, words: list[Text], separators: 
     if state.given is None:
         forget([*names, array], state)
         return True
-    line, newline, state.given = state.given.partition("\n")
+    end = delimiter(words)
+    if end is None:
+        forget([*names, array], state)
+        return True
+    line, newline, state.given = state.given.partition(end or "\0")
     if array:
         state.assign(array, [text(word) for word in fields(line, separators)])
         return bool(newline or line)
@@ -45,6 +49,16 @@ def read(shell: Interpreter, state: ScriptState, words: list[Text], separators: 
     for name, word in zip(names, found, strict=False):
         state.assign(name, text(word))
     return bool(newline or line)
+
+
+def delimiter(words: list[Text]) -> str | None:
+    """-d of read: a line ends there; empty: at the end of the text. None: unknown."""
+    for word, value in zip(words, [*words[1:], EMPTY], strict=True):
+        option = known_text(word) or ""
+        if option.startswith("-") and option.endswith("d"):
+            given = known_text(value)
+            return given and given[0] if given is not None else None
+    return "\n"
 
 
 def read_lines(shell: Interpreter, state: ScriptState, words: list[Text], separators: str) -> bool:

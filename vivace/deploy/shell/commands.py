@@ -9,7 +9,7 @@ from tree_sitter import Node
 
 from vivace.deploy.shell.builtins import BUILTINS, give_words, separators_in
 from vivace.deploy.shell.interpreter import MAX_LAUNCHES, Interpreter, ScriptTooLarge
-from vivace.deploy.shell.state import Launch, Placement, ScriptState, States, Value
+from vivace.deploy.shell.state import Launch, Placement, ScriptState, States, Value, stretch
 from vivace.deploy.shell.strings import variables_in
 from vivace.deploy.shell.text import (
     EMPTY,
@@ -201,7 +201,10 @@ def run_wrapped(
         for name, value in prefix.items():
             begun.assign(name, value)
             begun.exported.add(name)
+        before, rows = len(begun.launches), node.end_point[0] - first_row(node)
         ended = shell.nested(script, shell.above + first_row(node), begun)
+        if script.strip().count("\n") < rows:
+            stretch(ended, before, shell.above + node.end_point[0] + 1)
     if inner.name == "eval":
         return ended
     return detach(merge_results(state, ended), state.serving, background)

@@ -8,7 +8,7 @@ import msgspec
 from tree_sitter import Node
 
 from vivace.deploy.shell.placeholders import show_placeholders
-from vivace.deploy.shell.state import Note, ScriptState, States
+from vivace.deploy.shell.state import NAMES, Note, ScriptState, States
 from vivace.deploy.shell.text import TextTooLong
 from vivace.deploy.shell.words import NotUnderstood, line_number, source
 
@@ -70,8 +70,22 @@ class Interpreter(msgspec.Struct):
                 return states
             states = [*resting, *self.statement(node, going, background)]
             if len(states) > MAX_STATES:
+                states = self.fewer(node, states)
+            if len(states) > MAX_STATES:
                 raise ScriptTooLarge(f"line {self.line(node)}: more than {MAX_STATES} branches")
         return states
+
+    def fewer(self, node: Node, states: States) -> States:
+        """Of paths on one machine that started the same, the first: where conditions were true."""
+        kept: dict[object, ScriptState] = {}
+        for state in states:
+            named = [each for each in state.assumptions if NAMES.search(each.origin)]
+            started = [launch.line for launch in state.launches]
+            kept.setdefault((*named, *started, state.ended, state.leaves), state)
+        self.note(
+            node, f"more than {MAX_STATES} branches: conditions are read as if they were true"
+        )
+        return list(kept.values())
 
     def statement(self, node: Node, states: States, background: bool = False) -> States:
         self._statements += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
@@ -14,6 +16,7 @@ from vivace.deploy.shell.words import line_number, to_parser
 from vivace.errors import CannotStart
 
 MAX_BYTES = 1 << 20
+NODES = re.compile(r"--nnodes(?!\w)")
 
 
 class ScriptError(CannotStart):
@@ -84,17 +87,28 @@ def find_missing(root: Node) -> list[Note]:
 
 
 def unique(states: list[ScriptState]) -> tuple[Launch, ...]:
-    """One launch for a command that several branches have in common."""
+    """One launch for a command that several branches have in common; one for each machine where
+    all of them are named, and it is one of several nodes."""
     found: dict[tuple[object, ...], Launch] = {}
+    alike: dict[tuple[object, ...], set[str]] = {}
+    for state in states:
+        for launch in state.launches:
+            alike.setdefault(identity(launch), set()).add(launch.machine)
     for path, state in enumerate(states):
         for launch in state.launches:
-            place = launch.file, launch.line, launch.round, launch.behind
-            key = (*place, launch.words, tuple(launch.environment.items()))
+            key = identity(launch)
+            if "" not in alike[key] and any(map(NODES.match, launch.words)):
+                key = (*key, launch.machine)
             before = found.get(key)
             kept = launch.assumptions if before is None else common(before, launch)
             paths = (path,) if before is None else (*before.paths, path)
             found[key] = msgspec.structs.replace(launch, assumptions=kept, paths=paths)
     return tuple(sorted(found.values(), key=lambda launch: launch.line))
+
+
+def identity(launch: Launch) -> tuple[object, ...]:
+    place = launch.file, launch.line, launch.round, launch.behind
+    return (*place, launch.words, tuple(launch.environment.items()))
 
 
 def common(first: Launch, second: Launch) -> tuple[Assumption, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import msgspec
@@ -10,6 +11,10 @@ from vivace.deploy.shell.text import Text, Unknown, display
 
 Value = Text | list[Text]
 """of a variable; a list is an array"""
+
+
+NAMES = re.compile(r"hostname|ip |ifconfig|HOSTNAME|POD_IP|HOST_IP")
+"""what asks a machine who it is"""
 
 
 class Assumption(msgspec.Struct, frozen=True):
@@ -58,6 +63,12 @@ class Launch(msgspec.Struct, frozen=True):
     """how often the script ended servers before, where it runs and on this machine"""
     again: tuple[str, ...] = ()
     """its words in the next round of a loop without a known end, which starts it beside this"""
+
+    @property
+    def machine(self) -> str:
+        """The name or address of the machine that its branch is for; empty if it asks for none."""
+        asked = (each.value for each in self.assumptions if NAMES.search(each.origin))
+        return next(asked, "")
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -162,3 +173,10 @@ class ScriptState(msgspec.Struct):
 
 
 States = list[ScriptState]
+
+
+def stretch(states: States, since: int, end: int) -> None:
+    """Of a text in quotes whose lines are joined: what it starts stands on all of them."""
+    for each in states:
+        own = [msgspec.structs.replace(launch, end=end) for launch in each.launches[since:]]
+        each.launches[since:] = own
