@@ -165,8 +165,8 @@ def collect_text(
             found.releases.append(each.release)
         elif each.release:
             text = f"the image is of SGLang {each.release}, which is not known"
-            near = nearest(each.release, releases(), 0.75)
-            found.remark("unknown-release", "image", text + near, each.place)
+            text += nearest(each.release, releases(), 0.75)
+            found.remark("unknown-release", "image", text, each.place)
     found.texts[name] = content
 
 
@@ -199,7 +199,8 @@ def collect(
             )
         called = invocation(launch.words) or wrapped_invocation(launch.words)
         if called is None:
-            if other_command(launch, place, found) and within is not None:
+            whole = within is not None and within.script.endswith(shlex.join(launch.words) + "\n")
+            if other_command(launch, place, found, whole) and within is not None:
                 found.shared.add(within.network)
             continue
         found.unset += launch.unset
@@ -237,7 +238,7 @@ def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
     if deployment.model.path is None and len(models := server_models(groups.roles)) > 1:
         text = f"servers of several models ({', '.join(models)}): what needs one is not checked"
         found.remark("not-understood", "--model-path", text, started[0].place)
-    deployment.prepare = list(dict.fromkeys(line for line in found.prepare if line))
+    deployment.prepare = list(dict.fromkeys(filter(None, found.prepare)))
     deployment.unset = sorted(set(found.unset))
     places = {
         role: tuple(each.place for each in members) for role, members in groups.started.items()
@@ -259,11 +260,14 @@ def wrapped_invocation(words: Sequence[str]) -> Invocation | None:
     return next((each for each in found if each is not None), None)
 
 
-def other_command(launch: Launch, place: Location, found: DeploymentBuilder) -> bool:
+def other_command(launch: Launch, place: Location, found: DeploymentBuilder, whole: bool) -> bool:
     """A line of preparation, a server started in a way that is not understood, or nothing of a
-    deployment's. Whether it may listen on a port."""
+    deployment's. Whether it may listen on a port. `whole`: it is all that a container is given."""
     line, program = " ".join(launch.words), launch.words[0].rsplit("/", 1)[-1]
-    if launch.words[0].startswith("--"):
+    if whole and program.startswith("-"):
+        text = f"what runs is the image's own program, which is not known: {line[:80]}"
+        found.remark("not-understood", "", text, place)
+    elif launch.words[0].startswith("--"):
         text = f"{line[:80]!r} is a command of its own: the line above lacks its backslash"
         found.remark("broken-line", launch.words[0], text, place)
     elif engine := other_engine(launch.words):

@@ -13,6 +13,7 @@ from vivace.deploy.locations import Location
 from vivace.deploy.shell.interpreter import Follow
 from vivace.deploy.shell.reader import ScriptError
 from vivace.deploy.shell.strings import variables_in
+from vivace.errors import nearest
 
 MAX_SETTINGS = 4096
 SETTING = re.compile(r"\s*([A-Za-z]\w*)\s*=\s*(.*)", re.DOTALL)
@@ -20,6 +21,7 @@ PREFIXES = "@-:+!|"
 VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_]\w*)\}|\$([A-Za-z_]\w*)")
 SPECIFIER = re.compile(r"%(.)")
 NOT_READ = ("LoadCredential", "PassEnvironment")
+READ = ("Environment", "ExecStart", "EnvironmentFile", *NOT_READ)
 
 
 def services_in(file: str, content: str, follow: Follow) -> list[Container]:
@@ -31,7 +33,13 @@ def services_in(file: str, content: str, follow: Follow) -> list[Container]:
     for section, name, value, place in settings(file, content):
         if section != "Service":
             continue
-        if name == "Environment":
+        if not name:
+            text = f"{value[:80]!r} belongs to no setting: the line above lacks its backslash"
+            remarks.append(Remark("broken-line", "", text, file, place.line, place.end))
+        elif name not in READ and (near := nearest(name, READ, 0.9)):
+            text = f"{name} is no setting, systemd ignores it{near}"
+            remarks.append(Remark("not-understood", "", text, file, place.line, place.end))
+        elif name == "Environment":
             variables.update(assignments(value, place)) if value else variables.clear()
         elif name == "ExecStart":
             started.append((value, place)) if value else started.clear()
@@ -58,8 +66,8 @@ def services_in(file: str, content: str, follow: Follow) -> list[Container]:
 
 
 def settings(file: str, content: str) -> Iterator[tuple[str, str, str, Location]]:
-    """(section, name, value, its lines); a backslash at the end joins lines, comments between them
-    are left out."""
+    """(section, name, value, its lines); no name for what is no setting. A backslash at the end
+    joins lines, comments between them are left out."""
     section, parts, start, count = "", list[str](), 0, 0
     for number, line in enumerate([*content.splitlines(), ""], 1):
         if line.lstrip().startswith(("#", ";")):
@@ -76,6 +84,8 @@ def settings(file: str, content: str) -> Iterator[tuple[str, str, str, Location]
             if count > MAX_SETTINGS:
                 raise ScriptError(f"{file}: line {number}: more than {MAX_SETTINGS} settings")
             yield section, found[1], found[2].strip(), Location(file, start, number)
+        elif whole:
+            yield section, "", whole, Location(file, start, number)
 
 
 def open_file(value: str, follow: Follow) -> tuple[str, str] | None:

@@ -251,6 +251,8 @@ def ends_servers(words: Sequence[Text]) -> bool:
 
 IMAGES = (
     ("vllm-openai", ("vllm", "serve")),
+    ("sgl-model-gateway", ("python", "-m", "sglang_router.launch_router")),
+    ("sglang-router", ("python", "-m", "sglang_router.launch_router")),
     ("text-generation-inference", ("text-generation-launcher",)),
     ("text-embeddings-inference", ("text-embeddings-router",)),
     ("llama.cpp", ("llama-server",)),
