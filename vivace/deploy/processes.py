@@ -192,6 +192,11 @@ def find_names(process: StartedServer, numeric: bool) -> list[str]:
     return [each for each in known if (NUMERIC.fullmatch(each) is not None) is numeric]
 
 
+def is_address(host: str) -> bool:
+    """Whether a server may listen there; what is not known may be one."""
+    return NUMERIC.fullmatch(host) is not None or not re.search(r"[\s,;/:]", host) or "<" in host
+
+
 def leads_to(host: str, name: str) -> bool:
     """`node-0.set` leads to `node-0.set`, and so does `node-0.set.space.svc`; a short name leads to
     all that begin with it, and the other way round."""
@@ -266,16 +271,50 @@ def bootstrap_ports(case: Case) -> list[Any]:
     ]
 
 
-def entry_ports(entries: list[Any]) -> list[Any]:
-    """The bootstrap port of each --prefill entry of a router; None where it names none."""
-    return [each[1] if isinstance(each, list) and len(each) > 1 else None for each in entries]
+def router_entries(server: ServerPlan, kind: str) -> list[Any] | None:
+    """Of --prefill or --decode; none where only the other is given, which the router refuses. None
+    where servers come from elsewhere."""
+    flags = server.role.flags
+    given = flags.get(kind)
+    if given is None and (flags.get("prefill") or flags.get("decode")):
+        return None if flags.get("service-discovery") else []
+    return given if isinstance(given, list) else None
 
 
-def entry_place(case: Case, router: ServerPlan, entry: Any) -> Location:
-    """Of an entry's URL; of the flag where it is not written out."""
-    url = case.sources.find(router.name, str(entry[0]))
-    written = url != case.sources.role_place(router.name)
-    return url if written else case.sources.find(router.name, "--prefill")
+def entry_ports(entries: list[Any], case: Case) -> list[Any]:
+    """The bootstrap port of each --prefill entry of a router. Where it names none, decode servers
+    take that of their own flag; None where that, or one of the servers', is not known."""
+    own = {flag_number(each, "disaggregation-bootstrap-port", BOOTSTRAP)
+           for each in case.processes if each.kind == "decode"}  # fmt: skip
+    known = len(own) == 1 and all(isinstance(port, int) for port in bootstrap_ports(case))
+    default = own.pop() if known else None
+    return [each[1] if isinstance(each, list) and len(each) > 1 else default for each in entries]
+
+
+def unreached(urls: list[str], router: str, case: Case, *kinds: str) -> list[str]:
+    """URLs with the host of none of these servers, where all have addresses that are known; with
+    that of a container itself, where none of them shares its network."""
+    servers = [each for each in case.processes if each.kind in kinds]
+    hosts = {each.host for each in servers}
+    known = bool(hosts) and all(each and NUMERIC.fullmatch(each) for each in hosts)
+    own = [each for each in case.processes if role_name(each, case) == router]
+    networks = {each.network for each in servers}
+    apart = bool(own) and all(each.contained and each.network not in networks for each in own)
+    alone = apart and "" not in networks
+    found = [(url, url_host(url)) for url in urls]
+    return [
+        url
+        for url, host in found
+        if (host in LOOPBACK and alone)
+        or (host not in (*hosts, *LOOPBACK) and known and NUMERIC.fullmatch(host))
+    ]
+
+
+def entry_place(case: Case, server: ServerPlan, flag: str, url: str) -> Location:
+    """Of one URL of many; of the flag where it is not written out."""
+    found = case.sources.find(server.name, url)
+    written = found != case.sources.role_place(server.name)
+    return found if written else case.sources.find(server.name, flag)
 
 
 def join_ports(ports: list[Any]) -> str:

@@ -14,6 +14,7 @@ from vivace.config.errors import ConfigError
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import parse_value
 from vivace.deploy.catalogue.flags import ServerFlag
+from vivace.deploy.catalogue.models import exact_model
 from vivace.deploy.from_script.flags import find_option
 from vivace.deploy.from_script.programs import DYNAMO, DYNAMO_FLAGS
 from vivace.deploy.schema.deployment import FlagValue, Kind, Role
@@ -251,6 +252,12 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         backends = [self.value(name) for name in ATTENTION_BACKENDS]
         sizes = [PAGES[each] for each in backends if each in PAGES]
         return max(sizes) if sizes else 1 if any(backends) else None
+
+    def handed_over(self, name: str, platform: str) -> Any:
+        """What prefill and decode have in common: an option's value; the model, if it is sure."""
+        if name == "model_path":
+            return exact_model(str(self.value(name)))
+        return self.page_size(platform) if name == "page_size" else self.value(name)
 
     def page_tokens(self, platform: str, otherwise: int = 1) -> int:
         """To round by: `page_size`, and `otherwise` where it is not known."""

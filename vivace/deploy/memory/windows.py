@@ -20,11 +20,13 @@ USUAL_PREFILL = 16384
 
 
 class Window(msgspec.Struct, frozen=True):
-    """`size` in bytes; `why` names what it is made of."""
+    """`size` in bytes; `why` names what it is made of; `unsure`: prompts of an unknown length may
+    not fill it."""
 
     name: str
     size: int
     why: str
+    unsure: bool = False
 
 
 def buffer_variable(server: ServerPlan) -> str:
@@ -81,5 +83,5 @@ def windows(server: ServerPlan, case: Case) -> list[Window]:
         each = min(tokens, rounds.tokens) if rounds else tokens
         size = buffers.normal(model, each, rounds.count if rounds else 1)
         why = f"{each} tokens to {model.experts.chosen} experts each"
-        found.append(Window("normal", size, why))
+        found.append(Window("normal", size, why, unsure=case.load.input is None))
     return found

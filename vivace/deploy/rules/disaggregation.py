@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from operator import attrgetter
-from typing import Any
 
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.programs import DYNAMO
@@ -20,7 +20,9 @@ from vivace.deploy.processes import (
     entry_ports,
     join_ports,
     listens,
+    router_entries,
     router_urls,
+    unreached,
     url_host,
     url_port,
 )
@@ -31,14 +33,13 @@ from vivace.errors import nearest
 POLICIES = ("random", "round_robin", "cache_aware", "power_of_two")
 """of every router; later ones have more"""
 PD = "SGLang's disaggregation: handshake and router"
-TRANSFER = ("kv_cache_dtype", "dtype", "disaggregation_transfer_backend", "page_size")
+TRANSFER = "model_path kv_cache_dtype dtype disaggregation_transfer_backend page_size".split()
 
 
 @case_rule("separation-halves", "error", source=PAGE, assumes=("scripts",))
 def prefill_and_decode(case: Case) -> Iterator[Issue]:
     """Prefill and decode servers exist together.
-    A server of one mode serves nothing without servers of the other. Scripts may be only one half
-    of a deployment; a deployment file is the whole."""
+    A server of one mode serves nothing without the other; scripts may be only one half of both."""
     prefill, decode = case.of("prefill"), case.of("decode")
     if bool(prefill) == bool(decode):
         return
@@ -53,8 +54,7 @@ def prefill_and_decode(case: Case) -> Iterator[Issue]:
 @server_rule("role-mode", "error", source=PAGE, roles=("mixed", "prefill", "decode"))
 def role_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--disaggregation-mode matches the kind of the role.
-    The flag decides what the server does. One of the wrong mode starts, and the router's
-    requests to it fail."""
+    A server of the wrong mode starts, and the router's requests to it fail."""
     mode = server.value("disaggregation_mode")
     kind = "mixed" if mode in (None, "null") else mode
     if kind != server.kind:
@@ -87,11 +87,9 @@ def hosts_apart(case: Case) -> Iterator[Issue]:
 def router_lists(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The router's --prefill and --decode entries are the instances and their bootstrap ports.
     An instance that is not listed gets no requests; an entry without a server fails those it gets.
-    The router tells a decode server which bootstrap port its KV comes from: with another port the
-    request waits until it times out. The same ports in another order are a warning: the URLs may
-    have it too."""
-    ports = bootstrap_ports(case)
-    decodes = sum(each.role.instances for each in case.of("decode"))
+    With another bootstrap port a decode server waits for KV until it times out. The same ports in
+    another order are a warning: the URLs may have it too."""
+    ports, decodes = bootstrap_ports(case), sum(each.role.instances for each in case.of("decode"))
     for kind, count in (("prefill", len(ports)), ("decode", decodes)):
         entries = router_entries(server, kind)
         if entries is None or not count or len(entries) == count:
@@ -103,24 +101,15 @@ def router_lists(server: ServerPlan, case: Case) -> Iterator[Issue]:
         at = Location() if entries else case.sources.find(server.name, other)
         yield Issue("--" + kind, text, remedy, severity, place=at)
     entries = router_entries(server, "prefill") or []
-    listed = entry_ports(entries) if len(entries) == len(ports) else []
+    listed = entry_ports(entries, case) if len(entries) == len(ports) else []
     for entry, one, other in zip(entries, listed, ports, strict=False):
         if one not in (None, other):
             text = f"bootstrap ports {join_ports(listed)}, but the servers have {join_ports(ports)}"
-            remedy, at = "use the same ports in the same order", entry_place(case, server, entry)
             turned = Counter(map(str, listed)) == Counter(map(str, ports))
+            remedy, url = "use the same ports in the same order", router_urls([entry])[0]
+            at = entry_place(case, server, "--prefill", url)
             yield Issue("--prefill", text, remedy, "warning" if turned else None, place=at)
             break
-
-
-def router_entries(server: ServerPlan, kind: str) -> list[Any] | None:
-    """Of --prefill or --decode; none where only the other is given, which the router refuses. None
-    where servers come from elsewhere."""
-    flags = server.role.flags
-    given = flags.get(kind)
-    if given is None and (flags.get("prefill") or flags.get("decode")):
-        return None if flags.get("service-discovery") else []
-    return given if isinstance(given, list) else None
 
 
 @server_rule("router-ports", "error", source=PAGE, roles=("router",), assumes=("scripts",))
@@ -130,8 +119,12 @@ def router_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
     for flag, kind in (("prefill", "prefill"), ("decode", "decode"), ("worker-urls", "mixed")):
         with suppress(UnknownValue):
             ports, urls = case.ports(kind), router_urls(server.role.flags.get(flag))
-            yield from wrong_ports(urls, ports, "--" + flag, f"{kind} servers")
+            at = partial(entry_place, case, server, "--" + flag)
+            yield from wrong_ports(urls, ports, "--" + flag, f"{kind} servers", at)
             yield from follower_issues(urls, "--" + flag, case)
+            for url in unreached(urls, server.name, case, kind):
+                text = f"{url}: no {kind} server has this address (if it has no other)"
+                yield Issue("--" + flag, text, "the address of a server", "warning", place=at(url))
             for url in urls if not ports else ():
                 yield from other_kind_issues(url, kind, case)
 
@@ -142,15 +135,18 @@ def encoder_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Images are sent to each of them; where none listens, their requests fail."""
     given = server.value("encoder_urls")
     urls = [str(url) for url in (given if isinstance(given, list | tuple) else [given])]
-    yield from wrong_ports(urls, case.ports("encoder"), server.flag("encoder_urls"), "encoders")
+    at = partial(entry_place, case, server, flag := server.flag("encoder_urls"))
+    yield from wrong_ports(urls, case.ports("encoder"), flag, "encoders", at)
 
 
-def wrong_ports(urls: Sequence[str], ports: set[int], flag: str, servers: str) -> Iterator[Issue]:
+def wrong_ports(
+    urls: Sequence[str], ports: set[int], flag: str, servers: str, at: Callable[[str], Location]
+) -> Iterator[Issue]:
     """URLs at which none of the servers listens, where there are any."""
     for url in urls if ports else ():
         if url_port(url) not in (None, *ports):
             text = f"{url}: {servers} listen on {', '.join(map(str, sorted(ports)))}"
-            yield Issue(flag, text, "correct the port")
+            yield Issue(flag, text, "correct the port", place=at(url))
 
 
 def follower_issues(urls: Sequence[str], flag: str, case: Case) -> Iterator[Issue]:
@@ -211,10 +207,7 @@ def handshake(case: Case) -> Iterator[Issue]:
     Page size and KV type are compared at the handshake; another transport cannot connect, and KV of
     another --dtype is read wrong. A --dtype of auto may be the same: that is a warning."""
     for name in TRANSFER:
-
-        def value(server: ServerPlan, name: str = name) -> Any:
-            return server.page_size(case.platform) if name == "page_size" else server.value(name)
-
+        value = partial(ServerPlan.handed_over, name=name, platform=case.platform)
         prefills, decodes = by_value(case.of("prefill"), value), by_value(case.of("decode"), value)
         for one, other in product(prefills, decodes):
             if one == other or None in (one, other):

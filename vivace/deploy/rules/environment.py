@@ -10,7 +10,7 @@ from vivace.config.releases.tables import latest, readers, variable_at
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.catalogue.variables import SWITCH, is_whole, known_values, nearest_variable
-from vivace.deploy.processes import LOOPBACK, NUMERIC, STORE, url_host, url_port
+from vivace.deploy.processes import STORE, unreached, url_host, url_port
 from vivace.deploy.rules.rule import GUIDE, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.schema.deployment import KINDS
 from vivace.deploy.server_plan import ServerPlan, if_known, placeholder, unknown
@@ -194,8 +194,7 @@ def loopback_nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @server_rule("interface-named", "warning", source=GUIDE, platforms=("npu",))
 def interface_named(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Instances of several nodes set their network interface.
-    HCCL and gloo take the first interface they find; on a node with several it may be the
-    management network."""
+    HCCL and gloo take the first interface they find, which may be the management network's."""
     for name in INTERFACES if server.role.nodes > 1 else ():
         if not any(node.environment.get(name) for node in server.nodes):
             text = f"{name} is not set: the first interface is used, which may be a slow one"
@@ -230,11 +229,8 @@ def store_url(case: Case) -> Iterator[Issue]:
             text = f"{STORE}={url} has no port: nobody can connect to it"
             yield Issue(STORE, text, f"{example} in {STORE}", role=server.name)
     urls = sorted({if_known(partial(each.variable, STORE), "") for each in users} - {""})
-    hosts = {each.host for each in case.processes if each.kind in ("prefill", "decode")}
-    known = bool(urls) and all(each and NUMERIC.fullmatch(each) for each in hosts)
-    host = url_host(urls[0]) if known else ""
-    if len(urls) == 1 and NUMERIC.fullmatch(host) and host not in (*hosts, *LOOPBACK):
-        text = f"{STORE}: {host} is none of the nodes (if they have no other addresses)"
+    if len(urls) == 1 and unreached(urls, "", case, "prefill", "decode"):
+        text = f"{STORE}: {url_host(urls[0])} is none of the nodes (if they have no other address)"
         yield Issue(STORE, text, "the address of the first prefill node", "warning", users[0].name)
     if len(urls) > 1:
         text = f"{STORE} differs between servers: {', '.join(urls)}"

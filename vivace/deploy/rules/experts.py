@@ -109,7 +109,10 @@ def hccl_buffer(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if need > size:
             use = f"the {window.name} buffer for {window.why}"
             text = f"{size} MB{default} are too few: {use} takes {need} MB"
-            yield Issue(name, text, f"export {name}={buffers.suggest_size(window.size)}")
+            text += " (if prompts fill a step)" * window.unsure
+            remedy = f"export {name}={buffers.suggest_size(window.size)}"
+            remedy += "; to be sure: --input (workload)" * window.unsure
+            yield Issue(name, text, remedy, "warning" if window.unsure else None)
 
 
 @server_rule("hccl-waste", "note", source=OPERATORS, needs=("model",), platforms=("npu",))

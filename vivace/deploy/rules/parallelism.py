@@ -133,9 +133,9 @@ def running_divides(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @server_rule("heads", "error", source=CONFIG, needs=("model",))
 def heads(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The number of attention heads is a multiple of the ranks of a group (attention-tp).
-    Each rank computes whole heads, and all ranks compute as many."""
+    Each rank computes whole heads, and all ranks compute as many; on CPUs SGLang pads them."""
     count, ranks = case.known_model.attention.heads, server.parallelism.attention_tp
-    if count % ranks:
+    if count % ranks and case.platform != "cpu":
         text = f"{count} attention heads cannot be divided by {ranks} ranks"
         yield Issue("tp_size", text, f"choose tp and dp so that tp/dp divides {count}")
 

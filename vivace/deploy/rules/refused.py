@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from vivace.deploy.case import Case
+from vivace.deploy.processes import is_address
 from vivace.deploy.rules.rule import ARGS, Issue, Rule, ServerCheck, server_rule
 from vivace.deploy.schema.deployment import KINDS
 from vivace.deploy.server_plan import ServerPlan, UnknownValue
@@ -155,7 +156,11 @@ def limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if isinstance(port, int) and not 0 < port < 65536:
             text = f"--{name} must be between 1 and 65535, got {port}"
             yield Issue("--" + name, text, "choose another port")
-    for name in ("tp_size", "dp_size", "pp_size", "nnodes", "ep_size"):
+    for node in server.nodes:
+        if not is_address(host := str(node.flags.get("host", ""))):
+            text = f"--host {host} is no address or name: a server listens on one, at --port"
+            yield Issue("--host", text, "the address alone, as 0.0.0.0")
+    for name in ("tp_size", "dp_size", "pp_size", "nnodes", "ep_size", "page_size"):
         with suppress(UnknownValue):
             value, flag = server.number(name), server.flag(name)
             if value is not None and value < 1:
