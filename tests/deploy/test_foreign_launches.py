@@ -100,6 +100,7 @@ def test_sound_launches_stay_without_findings(text: str, name: str) -> None:
         (COMPOSE, "compose.yaml", "lmsysorg/sgl-model-gateway", "own/front", "not-understood", 10),
         (UNIT, "a.service", "Environment=", "Enviroment=", "not-understood", 2),
         (UNIT, "a.service", "--tp-size 2 \\", "--tp-size 2", "broken-line", 5),
+        (UNIT, "a.service", "Environment=", "Environment ", "not-understood", 2),
     ],
 )  # fmt: skip
 def test_a_mistake_is_found_at_its_line(
@@ -113,7 +114,23 @@ def test_a_mistake_is_found_at_its_line(
 
 def test_flags_for_an_image_that_is_not_known_lack_no_backslash() -> None:
     found = findings(COMPOSE.replace("lmsysorg/sgl-model-gateway", "own/front"), "compose.yaml")
+    more = "  metrics: {image: prom/prometheus, command: --config.file=/etc/prometheus.yml}\n"
+    found += findings(COMPOSE + more, "compose.yaml")
     assert "broken-line" not in {each.rule for each in found}
+
+
+@pytest.mark.parametrize("host", ["::", "[::]", "fe80::1%eth0", "gpu-1.lan", "<HOST>", "0.0.0.0"])
+def test_addresses_and_names_are_hosts(host: str) -> None:
+    assert findings(f"{SERVER} m --host '{host}'\n") == []
+
+
+def test_a_node_has_other_addresses_than_ssh_is_given() -> None:
+    """The URLs of the network between the nodes, none of which any file tells."""
+    assert findings(PAIR.replace("ssh 10.7.1.", "ssh 192.168.1.")) == []
+    told = PAIR.replace("http://10.7.", "http://10.9.").replace("--host 10.7.1.1", "--host 0.0.0.0")
+    told = told.replace("--host 10.7.1.2", "--host 0.0.0.0")
+    told = told.replace("--host 10.7.2.1", "--host 0.0.0.0")
+    assert findings(told) == []
 
 
 @pytest.mark.parametrize(

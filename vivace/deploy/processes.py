@@ -194,7 +194,8 @@ def find_names(process: StartedServer, numeric: bool) -> list[str]:
 
 def is_address(host: str) -> bool:
     """Whether a server may listen there; what is not known may be one."""
-    return NUMERIC.fullmatch(host) is not None or not re.search(r"[\s,;/:]", host) or "<" in host
+    bare = host.partition("%")[0]  # fe80::1%eth0
+    return NUMERIC.fullmatch(bare) is not None or not re.search(r"[\s,;/:]", host) or "<" in host
 
 
 def leads_to(host: str, name: str) -> bool:
@@ -291,23 +292,23 @@ def entry_ports(entries: list[Any], case: Case) -> list[Any]:
     return [each[1] if isinstance(each, list) and len(each) > 1 else default for each in entries]
 
 
-def unreached(urls: list[str], router: str, case: Case, *kinds: str) -> list[str]:
-    """URLs with the host of none of these servers, where all have addresses that are known; with
-    that of a container itself, where none of them shares its network."""
+def unreached(urls: list[str], router: ServerPlan | None, case: Case, *kinds: str) -> Iterator[str]:
+    """URLs with the host of none of these servers, where all have addresses that are known, and
+    these are what they listen on or another URL has one; with that of the router's own container,
+    whose network none of them is in."""
     servers = [each for each in case.processes if each.kind in kinds]
-    hosts = {each.host for each in servers}
-    known = bool(hosts) and all(each and NUMERIC.fullmatch(each) for each in hosts)
-    own = [each for each in case.processes if role_name(each, case) == router]
-    networks = {each.network for each in servers}
-    apart = bool(own) and all(each.contained and each.network not in networks for each in own)
-    alone = apart and "" not in networks
-    found = [(url, url_host(url)) for url in urls]
-    return [
-        url
-        for url, host in found
-        if (host in LOOPBACK and alone)
-        or (host not in (*hosts, *LOOPBACK) and known and NUMERIC.fullmatch(host))
-    ]
+    names = [find_names(each, numeric=True) for each in servers]
+    hosts = {name for found in names for name in found}
+    told = all(map(listen_address, servers)) or any(url_host(url) in hosts for url in urls)
+    own = [each for each in case.processes if router and role_name(each, case) == router.name]
+    networks = {"", *(each.network for each in own)}
+    inside = bool(own) and all(each.contained for each in own)
+    apart = inside and not any(each.network in networks for each in servers)
+    for url in urls if servers else ():
+        host = url_host(url)
+        strange = NUMERIC.fullmatch(host) is not None and host not in (*hosts, *LOOPBACK)
+        if (strange and all(names) and (told or router is None)) or (host in LOOPBACK and apart):
+            yield url
 
 
 def entry_place(case: Case, server: ServerPlan, flag: str, url: str) -> Location:

@@ -264,7 +264,7 @@ def other_command(launch: Launch, place: Location, found: DeploymentBuilder, who
     """A line of preparation, a server started in a way that is not understood, or nothing of a
     deployment's. Whether it may listen on a port. `whole`: it is all that a container is given."""
     line, program = " ".join(launch.words), launch.words[0].rsplit("/", 1)[-1]
-    if whole and program.startswith("-"):
+    if whole and launch.words[0].startswith("-"):
         text = f"what runs is the image's own program, which is not known: {line[:80]}"
         found.remark("not-understood", "", text, place)
     elif launch.words[0].startswith("--"):

@@ -34,8 +34,9 @@ def services_in(file: str, content: str, follow: Follow) -> list[Container]:
         if section != "Service":
             continue
         if not name:
-            text = f"{value[:80]!r} belongs to no setting: the line above lacks its backslash"
-            remarks.append(Remark("broken-line", "", text, file, place.line, place.end))
+            text = f"{value[:80]!r} belongs to no setting: systemd ignores it"
+            rule = "broken-line" if value.startswith("-") else "not-understood"
+            remarks.append(Remark(rule, "", text, file, place.line, place.end))
         elif name not in READ and (near := nearest(name, READ, 0.9)):
             text = f"{name} is no setting, systemd ignores it{near}"
             remarks.append(Remark("not-understood", "", text, file, place.line, place.end))

@@ -122,7 +122,7 @@ def router_ports(server: ServerPlan, case: Case) -> Iterator[Issue]:
             at = partial(entry_place, case, server, "--" + flag)
             yield from wrong_ports(urls, ports, "--" + flag, f"{kind} servers", at)
             yield from follower_issues(urls, "--" + flag, case)
-            for url in unreached(urls, server.name, case, kind):
+            for url in unreached(urls, server, case, kind):
                 text = f"{url}: no {kind} server has this address (if it has no other)"
                 yield Issue("--" + flag, text, "the address of a server", "warning", place=at(url))
             for url in urls if not ports else ():

@@ -229,7 +229,7 @@ def store_url(case: Case) -> Iterator[Issue]:
             text = f"{STORE}={url} has no port: nobody can connect to it"
             yield Issue(STORE, text, f"{example} in {STORE}", role=server.name)
     urls = sorted({if_known(partial(each.variable, STORE), "") for each in users} - {""})
-    if len(urls) == 1 and unreached(urls, "", case, "prefill", "decode"):
+    if len(urls) == 1 and [*unreached(urls, None, case, "prefill", "decode")]:
         text = f"{STORE}: {url_host(urls[0])} is none of the nodes (if they have no other address)"
         yield Issue(STORE, text, "the address of the first prefill node", "warning", users[0].name)
     if len(urls) > 1:
