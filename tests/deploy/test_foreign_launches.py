@@ -9,6 +9,7 @@ import pytest
 
 from vivace.deploy.from_script.script import import_scripts
 from vivace.deploy.load_case import Overrides, build_case, open_files
+from vivace.deploy.render.kubernetes import render_kubernetes
 from vivace.deploy.rules.judge import Finding, judge
 
 PUBLISHED = Path(__file__).parent / "published"
@@ -178,3 +179,13 @@ def test_read_takes_a_here_document_up_to_its_delimiter() -> None:
     script = f"read -r -d '' ARGS <<'A' || true\n--tp-size 8\n--port 9\nA\n{SERVER} m $ARGS\n"
     flags = import_scripts([("a.sh", script)]).deployment.roles["mixed"].flags
     assert flags == {"model-path": "m", "tp-size": 8, "port": 9}
+
+
+def test_pods_number_their_own_devices_and_reach_one_another() -> None:
+    """Servers of one box: in a pod neither its device 3 nor its loopback addresses are there."""
+    launch = BOXES.replace("--host 127.0.0.1", "--base-gpu-id 0")
+    files = render_kubernetes(build_case(import_scripts([("a.sh", launch)]), Overrides()))
+    text = "".join(files.values())
+    assert "VISIBLE_DEVICES" not in text and "--base-gpu-id" not in text
+    assert "127.0.0.1:3000" not in text
+    assert all(f"http://mixed-{rank}:{30000 + rank}" in text for rank in range(4))

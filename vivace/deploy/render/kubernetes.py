@@ -11,7 +11,7 @@ import msgspec
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import find_option
-from vivace.deploy.processes import BOOTSTRAP
+from vivace.deploy.processes import BOOTSTRAP, VISIBLE
 from vivace.deploy.render.blocks import dump_yaml
 from vivace.deploy.render.process import Process, list_processes, port_number
 from vivace.deploy.render.resources import ASCEND_FILES, NodeShare, node_shares
@@ -69,16 +69,20 @@ class Manifests:
 
     def addresses(self, processes: Sequence[Process]) -> dict[str, str]:
         """Host of the deployment -> name of the service in front of its instance; of servers that
-        share a host, the first."""
+        share a host, the first. Without hosts, all share one: loopback addresses with ports."""
         found: dict[str, str] = {}
         for name, role in self.deployment.roles.items():
             mine = [process for process in processes if process.role == name]
             leaders = [process for process in mine if process.rank == 0]
             whole = self.one_set([generic(leader, {}, "") for leader in leaders])
             for process in mine:
+                title = self.title(leaders[process.instance], whole)
                 if process.host is not None:
-                    title = self.title(leaders[process.instance], whole)
                     found.setdefault(process.host, service_name(title, role.nodes))
+                    continue
+                to = f"{service_name(title, role.nodes)}:{process.port}"
+                for own in OWN:
+                    found.setdefault(f"{own}:{process.port}", to)
         return found
 
     def entry_service(self, processes: Sequence[Process]) -> str:
@@ -214,6 +218,10 @@ def generic(process: Process, moved: dict[str, str], entry: str) -> Process:
     beside the servers calls their service, `entry`."""
     words, waiting = list[str](), ""
     for word in process.words:
+        option = find_option(word[2:]) if word.startswith("--") else None
+        if "base_gpu_id" in (waiting, option and option.name):
+            waiting = "" if option is None else option.name
+            continue  # a pod's devices are its own, from 0 on
         if waiting == "node_rank" and process.nodes > 1:
             words.append("<$LWS_WORKER_INDEX>")
         elif waiting == "host" and process.kind != "benchmark":
@@ -224,11 +232,14 @@ def generic(process: Process, moved: dict[str, str], entry: str) -> Process:
             words.append(f"<$LWS_LEADER_ADDRESS>:{word.rpartition(':')[2]}")
         else:
             words.append(with_services(word, moved))
-        option = find_option(word[2:]) if word.startswith("--") else None
         waiting = "" if option is None else option.name
     if process.kind not in ("benchmark", "router") and process.value("host") is None:
         words += ["--host", "<$POD_IP>"]  # by default nobody outside of the pod is answered
-    environment = {name: with_services(value, moved) for name, value in process.environment.items()}
+    environment = {
+        name: with_services(value, moved)
+        for name, value in process.environment.items()
+        if name not in VISIBLE
+    }
     return msgspec.structs.replace(process, words=tuple(words), environment=environment, host=None)
 
 
