@@ -85,12 +85,15 @@ def write_gguf(
     vocabulary: int = 40,
     sampling: dict[str, float] | None = None,
     ends: dict[str, int] | None = None,
+    name: str | None = None,
 ) -> Path:
     """A file with every kind of metadata value; all matrices Q8_0."""
     writer = gguf.GGUFWriter(str(file), architecture)
-    for name, value in (sampling or {}).items():
+    if name is not None:
+        writer.add_name(name)
+    for key, value in (sampling or {}).items():
         add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
-        add(f"general.sampling.{name}", value)  # type: ignore[arg-type]
+        add(f"general.sampling.{key}", value)  # type: ignore[arg-type]
     writer.add_block_count(1)
     writer.add_context_length(64)
     writer.add_embedding_length(32)
@@ -104,8 +107,8 @@ def write_gguf(
     writer.add_uint64("a.large", 1 << 40)
     writer.add_token_list([f"<{i}>" for i in range(vocabulary)])
     writer.add_token_scores([float(-i) for i in range(vocabulary)])
-    for name, token in (ends or {"eos": 2}).items():
-        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
+    for key, token in (ends or {"eos": 2}).items():
+        writer.add_uint32(f"tokenizer.ggml.{key}_token_id", token)
     random = np.random.default_rng(0)
     layer = {"attn_norm": (32,), "ffn_norm": (32,), "attn_q": (32, 32), "attn_k": (16, 32),
              "attn_v": (16, 32), "attn_output": (32, 32), "ffn_gate": (32, 32),

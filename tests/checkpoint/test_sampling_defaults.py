@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from checkpoint_files import write_gguf, write_single
 
-from vivace.checkpoint.source import SourceError
+from vivace.checkpoint.gguf_config import CARDS
+from vivace.checkpoint.source import SourceError, embedded_file
 from vivace.config.parsing import from_arguments
 from vivace.frontend.served_model import sampling_defaults, served_model
 from vivace.frontend.validation import build_sampling
@@ -39,6 +40,19 @@ def test_the_embedded_model_is_used_as_its_card_says() -> None:
     sampling, told = request({}, preferred_sampling_params={"temperature": 0.7})
     assert (sampling.temperature, sampling.top_p) == (0.7, 0.9)
     assert told.startswith("temperature 0.7 (--preferred-sampling-params); top_p 0.9 (the card")
+
+
+def test_a_card_goes_with_the_model_not_with_how_it_was_named(tmp_path: Path) -> None:
+    (tmp_path / "copy.gguf").symlink_to(embedded_file())
+    for path in (embedded_file(), embedded_file().parent, tmp_path / "copy.gguf", tmp_path):
+        sampling, told = request({}, model_path=str(path))
+        assert (sampling.temperature, sampling.top_p, told) == (0.2, 0.9, request({})[1])
+    (name,) = CARDS
+    other = write_gguf(tmp_path / "requantized.gguf", name=name)
+    assert request({}, model_path=str(other))[0].temperature == 0.2
+    said = write_gguf(tmp_path / "own.gguf", name=name, sampling={"temp": 0.6})
+    sampling, told = request({}, model_path=str(said))
+    assert (sampling.temperature, sampling.top_p) == (0.6, 1.0) and "general.sampling" in told
 
 
 def test_generation_config(tmp_path: Path) -> None:

