@@ -9,7 +9,10 @@ import pytest
 from vivace.config.config import all_options
 from vivace.config.help import help_text
 from vivace.config.option import Support
-from vivace.config.parsing import parse
+from vivace.config.parsing import from_arguments, parse
+from vivace.config.table import flag_table
+from vivace.launch.configure import configure
+from vivace.worker.build import DEFAULT_CAPTURE
 
 FLAG = re.compile(r"(?<![\w`-])--[a-z0-9-]+")
 
@@ -27,6 +30,31 @@ def test_help_shows_what_works_and_help_all_the_rest() -> None:
     much = shown(help_text("vivace serve", "cpu", everything=True, width=100))
     assert works <= little and not (every - works) & little
     assert every <= much
+
+
+def test_a_flag_that_computes_its_default_says_so() -> None:
+    """Numbers and choices; a path or a name that is not given is none."""
+    silent = [
+        row.flags
+        for row in flag_table("cpu", works="cpu")
+        if (row.option.choices or row.option.shape in ("int", "float", "list of int"))
+        and not row.default
+        and not re.search(r"(?i)\bdefault|\bunset", row.option.help)
+    ]
+    assert silent == []
+
+
+def test_the_defaults_in_words_are_those_in_effect() -> None:
+    config = configure(from_arguments())
+    effective = {
+        "max_running_requests": config.schedule.max_running_requests,
+        "chunked_prefill_size": config.schedule.chunked_prefill_size,
+        "page_size": config.memory.page_size,
+        "cuda_graph_max_bs": DEFAULT_CAPTURE,
+    }
+    helps = {option.name: option.help for option in all_options()}
+    for name, value in effective.items():
+        assert f"default: {value}" in helps[name]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 300])

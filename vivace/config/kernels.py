@@ -43,7 +43,8 @@ class QuantizationOptions:
     quantization: str | None = option(
         help="Weights in int8: w8a8_int8 (activations too), w8a16 (they stay floats); what is not "
         "int8 in the checkpoint becomes it while loading. gguf: blocks as stored (recognized by "
-        "itself). unquant: int8 of the checkpoint becomes floats. The head is left as it is.",
+        "itself). unquant: int8 of the checkpoint becomes floats. The head is left as it is. "
+        "Default: as the checkpoint is.",
         choices=["gguf", "unquant", "w8a8_int8", "w8a16", *QUANTIZATIONS],
         values=dict.fromkeys(QUANTIZATIONS, NO_QUANTIZATION),
     )

@@ -19,9 +19,11 @@ class MemoryOptions:
     )
     max_total_tokens: int | None = option(
         help="KV pool in tokens, as far as memory goes (--mem-fraction-static, or else 0.8). "
-        "Cached prefixes may fill it."
+        "Cached prefixes may fill it. Default: what --mem-fraction-static has room for."
     )
-    page_size: int | None = option(help="Tokens per KV page; prefix hits are whole pages.")
+    page_size: int | None = option(
+        help="Tokens per KV page, default: 16; prefix hits are whole pages."
+    )
     disable_radix_cache: bool = option(False, "No prefix reuse between requests.")
     radix_eviction_policy: str = option(
         "lru",

@@ -35,7 +35,8 @@ class LoggingOptions:
         "text", "Format of the request lines.", choices=["text", "json"]
     )
     log_requests_target: tuple[str, ...] | None = option(
-        help="Where those lines go: stdout (the log), and directories that get a requests.log."
+        help="Where those lines go: stdout (the log, the default), and directories that get a "
+        "requests.log."
     )
     decode_log_interval: int = option(40, "Decode steps between two statistics lines.")
     enable_request_time_stats_logging: bool = option(
@@ -56,13 +57,13 @@ class LoggingOptions:
         help="Labels accepted from that header.", cpu=NO_LABELS
     )
     bucket_time_to_first_token: tuple[float, ...] | None = option(
-        help="Histogram bounds of the time to the first token, in seconds."
+        help="Histogram bounds of the time to the first token, in seconds; default: SGLang's."
     )
     bucket_inter_token_latency: tuple[float, ...] | None = option(
-        help="Histogram bounds of the time between tokens, in seconds."
+        help="Histogram bounds of the time between tokens, in seconds; default: SGLang's."
     )
     bucket_e2e_request_latency: tuple[float, ...] | None = option(
-        help="Histogram bounds of a request's whole time, in seconds."
+        help="Histogram bounds of a request's whole time, in seconds; default: SGLang's."
     )
     collect_tokens_histogram: bool = option(
         False,

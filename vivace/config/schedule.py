@@ -10,15 +10,18 @@ from vivace.config.unavailable import PIPELINE
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    max_running_requests: int | None = option(help="Maximum number of sequences that run at once.")
+    max_running_requests: int | None = option(
+        help="Maximum number of sequences that run at once; default: 256 on the CPU."
+    )
     prefill_max_requests: int | None = option(
-        help="Maximum number of requests whose prompts share a step."
+        help="Maximum number of requests whose prompts share a step; default: no limit."
     )
     max_queued_requests: int | None = option(
-        help="Maximum number of waiting requests; more are answered with 503."
+        help="Maximum number of waiting requests, default: no limit; more are answered with 503."
     )
     chunked_prefill_size: int | None = option(
-        help="Prompt tokens of one step; longer prompts continue later. -1: never cut."
+        help="Prompt tokens of one step, default: 1024 on the CPU; longer prompts continue later. "
+        "-1: never cut."
     )
     chunked_prefill_stall_target: float = option(
         50.0,
