@@ -74,16 +74,15 @@ def render_text(rows: Iterable[FlagRow], platform: str | None = None) -> str:
         default = f" [{row.default}]" if row.default else ""
         lines.append(f"  {row.flags}{default}")
         lines.append(f"      {row.option.help}")
-        lines += [f"      {name}: {text}" for name, text in told_states(row, platform)]
-    if platform is None:
-        lines += ["", *(f"{name}: {state.text()}" for name, state in ABSENT.items())]
+        lines += [f"      {name}: {text}" for name, text in told_states(row)]
+    absent = [name for name in ABSENT if platform in (None, name)]
+    if absent:
+        lines += ["", *(f"{name}: {ABSENT[name].text()}" for name in absent)]
     return "\n".join(lines).lstrip("\n")
 
 
-def told_states(row: FlagRow, platform: str | None) -> list[tuple[str, str]]:
-    """(platform, state): with all platforms, those that are absent as a whole are said once."""
-    if platform is not None:
-        return list(row.states.items())
+def told_states(row: FlagRow) -> list[tuple[str, str]]:
+    """(platform, state), but for platforms that are absent as a whole, which are said once."""
     absent = {name: state.text() for name, state in ABSENT.items()}
     return [(name, text) for name, text in row.states.items() if absent.get(name) != text]
 
