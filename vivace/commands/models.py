@@ -24,6 +24,7 @@ from vivace.hub.cached import (
     CachedModel,
     cached_models,
     embedded_model,
+    removable,
     remove,
 )
 from vivace.hub.fetch import fetch, select_hub
@@ -178,12 +179,13 @@ def remove_models(argv: Sequence[str]) -> int:
 
 
 def remove_all(cache: Path, names: Sequence[str], *, ask: bool) -> int:
-    if ask and not sys.stdin.isatty():
-        raise CannotStart("there is no terminal to ask on; --yes deletes without asking")
     for name in names:
         if name in (EMBEDDED_NAME, EMBEDDED_TITLE):
             package = PACKAGE.partition("==")[0]
             raise HubError(f"{name!r} comes as a package: pip uninstall {package} removes it")
+        removable(cache, name)
+        if ask and not sys.stdin.isatty():
+            raise CannotStart("there is no terminal to ask on; --yes deletes without asking")
         if ask and not is_confirmed(f"Delete {name} from {cache}? [y/N] "):
             tell(f"{name} stays")
             continue

@@ -121,8 +121,8 @@ def embedded_model() -> list[CachedModel]:
     ]
 
 
-def remove(cache: Path, repo_id: str) -> CachedModel:
-    """Delete a model with all its revisions. HubError when it is not there."""
+def removable(cache: Path, repo_id: str) -> CachedModel:
+    """What `remove` would delete. HubError when it is not there."""
     whole = repo_id.partition(":")[0]
     if whole != repo_id and is_repo_id(whole):
         raise HubError(f"models are removed with all their files: `vivace rm {whole}`")
@@ -133,6 +133,12 @@ def remove(cache: Path, repo_id: str) -> CachedModel:
         raise HubError(f"there is no model {repo_id} in {cache}; `vivace list` shows what there is")
     if found.folder.is_symlink():
         raise HubError(f"{found.folder} is a link to another place; remove it there")
+    return found
+
+
+def remove(cache: Path, repo_id: str) -> CachedModel:
+    """Delete a model with all its revisions. HubError when it is not there."""
+    found = removable(cache, repo_id)
     shutil.rmtree(found.folder)
     locks = cache / ".locks" / found.folder.name
     shutil.rmtree(locks, ignore_errors=True)
