@@ -66,13 +66,13 @@ IDLE_SAMPLING_KEYS = {
 
 
 @dataclass(frozen=True)
-class ModelCard:
+class SamplingAdvice:
     origin: str
     sampling: dict[str, float]
 
 
 CARDS = {
-    "Smollm2 135M 8k Lc100K Mix1 Ep2": ModelCard(
+    "Smollm2 135M 8k Lc100K Mix1 Ep2": SamplingAdvice(
         "the card of SmolLM2-135M-Instruct", {"temperature": 0.2, "top_p": 0.9}
     )
 }
@@ -330,7 +330,7 @@ def read_sampling_defaults(facts: Metadata) -> Config:
     return {key: as_written(value) for key, value in found.items()}
 
 
-def sampling_of_card(file: GGUFFile) -> ModelCard | None:
+def sampling_of_card(file: GGUFFile) -> SamplingAdvice | None:
     """What the model's card recommends, where the file, whatever its name, says nothing itself."""
     if any(name in file.metadata for name in SAMPLING_KEYS.values()):
         return None
