@@ -212,6 +212,20 @@ def test_layers_with_a_window_do_not_take_the_base_of_the_others(
     assert decoder.rope.theta in (1e6, 7e5)
 
 
-def test_attention_in_both_directions_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="use_bidirectional_attention"):
-        facts(tmp_path, {"use_bidirectional_attention": True})
+@pytest.mark.parametrize(
+    ("key", "causal"), [("use_bidirectional_attention", False), ("is_causal", True)]
+)
+def test_attention_in_both_directions_is_refused(key: str, causal: bool, tmp_path: Path) -> None:
+    """transformers reads the second one for every family: models of embeddings have it."""
+    for value in (causal, None):
+        assert facts(tmp_path, {key: value}).decoder
+    with pytest.raises(SourceError, match=rf"config\.json: {key} "):
+        facts(tmp_path, {key: not causal})
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Gemma3Text"])
+def test_the_older_spelling_has_no_objects_for_kinds_of_layers(kind: str, tmp_path: Path) -> None:
+    make(kind, tmp_path)
+    scaling = {"full_attention": {"rope_type": "linear", "factor": 2.0}}
+    with pytest.raises(SourceError, match=r"rope_scaling is"):
+        read_facts(locate(str(tmp_path), overrides={"rope_scaling": scaling}))

@@ -127,8 +127,7 @@ def read_facts(source: ModelSource) -> ModelFacts:
     architecture = read_architecture(source)
     config = ModelFields(source, FAMILIES[architecture])
     refuse_quantized(config)
-    if config.get("use_bidirectional_attention", Flag(), False):
-        raise config.refusal("use_bidirectional_attention", "only causal attention is supported")
+    refuse_bidirectional(config)
     heads, kv_heads, head_dim = read_heads(config)
     layers, vocabulary = config.need_known("num_hidden_layers"), config.need_known("vocab_size")
     sliding = sliding_layers(config, layers)
@@ -163,6 +162,13 @@ def read_facts(source: ModelSource) -> ModelFacts:
         ),
     )
     return replace(facts, parameters=parameter_count(facts))
+
+
+def refuse_bidirectional(config: ModelFields) -> None:
+    """Two keys make every token see those behind it, as models of embeddings want."""
+    for key, causal in (("use_bidirectional_attention", False), ("is_causal", True)):
+        if config.get(key, Flag(), causal) is not causal:
+            raise config.refusal(key, "only causal attention is supported")
 
 
 def read_dtype(config: ModelFields) -> str:

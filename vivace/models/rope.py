@@ -21,6 +21,7 @@ THETA = Number(2, 1e15)
 POSITIVE = Number(1e-3, 1e6)
 PART = "partial_rotary_factor"
 ORIGINAL = "original_max_position_embeddings"
+KINDS_OF_LAYERS = ("full_attention", "sliding_attention")
 READ_ORIGINAL = ("llama3", "yarn", "longrope")
 KINDS = OneOf(
     {
@@ -54,10 +55,12 @@ def rope_objects(config: ConfigFields) -> list[ConfigFields]:
 
 
 def rope_by_layer(config: ConfigFields) -> ConfigFields | None:
-    """`rope_parameters`, where each kind of layer has its own."""
-    nested = config.inner("rope_parameters")
-    kinds = ("full_attention", "sliding_attention")
-    return nested if nested is not None and any(map(nested.has, kinds)) else None
+    """`rope_parameters`, where each kind of layer has its own. Raises SourceError where
+    `rope_scaling` has, as transformers fails over it."""
+    older, nested = config.inner("rope_scaling"), config.inner("rope_parameters")
+    if older is not None and any(map(older.has, KINDS_OF_LAYERS)):
+        raise config.refusal("rope_scaling", "there one object is for all layers")
+    return nested if nested is not None and any(map(nested.has, KINDS_OF_LAYERS)) else None
 
 
 def rope_of_layers(nested: ConfigFields, kind: str) -> ConfigFields:
