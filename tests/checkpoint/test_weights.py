@@ -100,6 +100,7 @@ def test_left_over_tensors(tmp_path: Path) -> None:
 def test_what_may_be_left_over(tmp_path: Path) -> None:
     """Computed buffers of old checkpoints, and a tied head that was saved all the same."""
     found = {**tensors(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    found["lm_head.weight"] = found["model.embed_tokens.weight"].clone()
     weights = opened(write_single(tmp_path, found, tie_word_embeddings=True))
     for name, shape in shapes().items():
         if name != "lm_head.weight":
@@ -162,3 +163,31 @@ def test_dummy_weights_depend_on_seed_and_name(tmp_path: Path) -> None:
     assert not torch.equal(other.take("a.weight", shape), first.take("a.weight", shape))
     assert first.take("model.norm.weight", (8,)).eq(1).all()
     first.finish()
+
+
+def tied_with(head: torch.Tensor, folder: Path) -> Path:
+    return write_single(folder, {**tensors(), "lm_head.weight": head}, tie_word_embeddings=True)
+
+
+@pytest.mark.parametrize("change", ["number", "type", "rows"])
+def test_an_output_layer_of_its_own_counts_and_is_told(
+    change: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the configuration says that it is the embedding; transformers does not tie them."""
+    embedding = tensors()["model.embed_tokens.weight"]
+    head = {"number": embedding.clone(), "type": embedding.half(), "rows": embedding[:-1].clone()}
+    head["number"][-1, -1] += 1
+    weights = opened(tied_with(head[change], tmp_path))
+    assert not weights.tied
+    (record,) = caplog.records
+    assert "tie_word_embeddings" in record.getMessage() and str(tmp_path) in record.getMessage()
+    if change == "number":
+        assert torch.equal(weights.take("lm_head.weight", (40, 32)), head[change])
+    source = locate(str(tmp_path), overrides={"tie_word_embeddings": True})
+    assert open_weights(source, read_facts(source), seed=0, progress=lambda stage, part: None).tied
+    assert len(caplog.records) == 1
+
+
+def test_a_copy_of_the_embedding_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    copy = tensors()["model.embed_tokens.weight"].clone()
+    assert opened(tied_with(copy, tmp_path)).tied and not caplog.records

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from paged_model import PagedModel, load
+from safetensors.torch import load_file
 from toy_models import make, reference, tokens
 
 from vivace.checkpoint.source import SourceError, locate
@@ -106,6 +107,24 @@ def test_overrides_change_the_model(tmp_path: Path) -> None:
     ids = tokens(20)
     changed = PagedModel(theta).feed("a", ids, [20])
     assert not torch.allclose(changed, PagedModel(load(tmp_path)).feed("a", ids, [20]))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "Gemma2", "Gemma3Text"])
+def test_a_tied_model_with_a_head_of_its_own_is_what_transformers_makes_of_it(
+    kind: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.safetensors"
+    make(kind, tmp_path, tie_word_embeddings=False, head_dim=16)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    tensors = load_file(file)
+    assert not torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    ids = tokens(20)
+    found = PagedModel(load(tmp_path)).feed("a", ids, [20])
+    torch.testing.assert_close(found, reference(theirs, ids), rtol=1e-4, atol=2e-4)
 
 
 def test_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ class DummyWeights:
 
     int8 = False
 
-    def __init__(self, seed: int, progress: ReportProgress) -> None:
+    def __init__(self, seed: int, progress: ReportProgress, *, tied: bool) -> None:
+        self.tied = tied
         self._seed = seed
         self._progress = progress
 

@@ -16,7 +16,7 @@ ReportProgress = Callable[[str, float], None]
 STAGE = "Loading weights"
 IGNORABLE = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 """buffers that old checkpoints carry and that are computed, not read"""
-OUTPUT = "lm_head.weight"
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class CheckpointError(CannotStart):
@@ -49,11 +49,15 @@ class TensorReader(Protocol):
 
 
 class TrackedWeights:
-    """Hands out tensors with their shape checked, and knows which nobody asked for."""
+    """Hands out tensors with their shape checked, and knows which nobody asked for.
+
+    `tied`: the output layer is the embedding; a copy of it that the files have is left out.
+    """
 
     def __init__(self, reader: TensorReader, *, tied: bool, progress: ReportProgress) -> None:
         self._reader = reader
         self.int8 = reader.int8
+        self.tied = tied
         self._names = set(reader.names())
         self._unused = {name for name in self._names if not ignorable(name, tied)}
         self._progress = progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -44,9 +45,9 @@ def load_model(
 
     Raises CheckpointError for bad weights.
     """
-    model = build_model(facts, positions)
     matrices = matrix_dtype or dtype
     weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
+    model = build_model(replace(facts, tied=weights.tied), positions)
     scheme = select_scheme(quantization, weights.int8)
     quantized = partial(
         select_quant_method,
