@@ -35,8 +35,14 @@ def test_ranks_are_counted_in_every_way(step: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", ["$((i++))", "$(( i++ ))", "$((++i - 1))", "$(((i += 1) - 1))"])
 def test_arithmetic_changes_what_it_computes_with(rank: str, tmp_path: Path) -> None:
-    script = f'{HOSTS}  ssh $ip "{RANKED} {rank}" &\ndone\n'
+    script = f'{HOSTS}  rank={rank}\n  ssh $ip "{RANKED} $rank" &\ndone\n'
     assert started(script, tmp_path) == [("n1", 0), ("n2", 1)]
+
+
+def test_a_command_in_the_background_changes_no_variable(tmp_path: Path) -> None:
+    """bash computes its words in a shell of its own: both nodes get rank 0."""
+    script = f'{HOSTS}  ssh $ip "{RANKED} $((i++))" &\ndone\n'
+    assert started(script, tmp_path) == [("n1", 0), ("n2", 0)]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 from vivace.deploy.shell.interpreter import Interpreter
 from vivace.deploy.shell.state import ScriptState
-from vivace.deploy.shell.strings import BLANKS, fields, formatted, integer
+from vivace.deploy.shell.strings import BLANKS, NotUnderstood, fields, formatted, integer
 from vivace.deploy.shell.text import EMPTY, MAX_WORDS, Text, known_text, text, unknown
 from vivace.deploy.shell.words import follow_assignment
 
@@ -15,45 +16,48 @@ Builtin = Callable[[Interpreter, ScriptState, list[Text], str], bool]
 """bool: whether it succeeds; str: IFS"""
 VALUED = {"read": "adinNptu", "mapfile": "dnOsuCc"}
 """letters of their options that have a value"""
+PARTLY = frozenset("nNu")
+"""letters of `read` that have it take another part of its input than a line"""
 ASSIGNED = re.compile(r"\W*([A-Za-z_]\w*)")
 
 
-def parse_names(program: str, words: list[Text]) -> tuple[list[str], str]:
-    """(names of variables, of an array) in the words of read and mapfile."""
-    names, array, waiting = list[str](), "", ""
+def parse_names(program: str, words: list[Text]) -> tuple[list[str], str, set[str]]:
+    """(names of variables, of an array, letters of options) in the words of read and mapfile."""
+    names, array, waiting, letters = list[str](), "", "", set[str]()
     for word in (known_text(each) or "" for each in words):
         if waiting:
             array, waiting = (word if waiting == "a" else array), ""
         elif word.startswith("-"):
             waiting = word[-1] if word[-1] in VALUED[program] else ""
+            letters |= {*word[1:]}
         elif word.isidentifier():
             names.append(word)
-    return names, array
+    return names, array, letters
 
 
 def read(shell: Interpreter, state: ScriptState, words: list[Text], separators: str) -> bool:
-    names, array = parse_names("read", words)
-    if state.given is None:
-        forget([*names, array], state)
-        return True
+    names, array, letters = parse_names("read", words)
     end = delimiter(words)
-    if end is None:
-        forget([*names, array], state)
-        return True
-    line, newline, state.given = state.given.partition(end or "\0")
+    line, newline, rest = (state.given or "").partition(end or "\0")
+    partly = end is None or letters & PARTLY or ("\\" in line and "r" not in letters)
+    if state.given is None or partly:
+        forget([*(names or ["REPLY"]), array], state)
+        if state.given is None:
+            return True
+        raise NotUnderstood("what `read` takes of its input")
+    state.given = rest
     if array:
         state.assign(array, [text(word) for word in fields(line, separators)])
         return bool(newline or line)
-    names = names or ["REPLY"]
-    found = [*fields(line, separators, len(names)), *[""] * len(names)]
-    for name, word in zip(names, found, strict=False):
+    found = [*(fields(line, separators, len(names)) if names else [line]), *[""] * len(names)]
+    for name, word in zip(names or ["REPLY"], found, strict=False):
         state.assign(name, text(word))
     return bool(newline or line)
 
 
 def delimiter(words: list[Text]) -> str | None:
     """-d of read: a line ends there; empty: at the end of the text. None: unknown."""
-    for word, value in zip(words, [*words[1:], EMPTY], strict=True):
+    for word, value in pairwise([*words, EMPTY]):
         option = known_text(word) or ""
         if option.startswith("-") and option.endswith("d"):
             given = known_text(value)
@@ -63,12 +67,12 @@ def delimiter(words: list[Text]) -> str | None:
 
 def read_lines(shell: Interpreter, state: ScriptState, words: list[Text], separators: str) -> bool:
     """mapfile"""
-    names, _ = parse_names("mapfile", words)
-    if state.given is None or any(known_text(each) == "-d" for each in words):
-        forget(names or ["MAPFILE"], state)
-    else:
-        lines = state.given.splitlines()[:MAX_WORDS]
-        state.assign((names or ["MAPFILE"])[0], [text(line) for line in lines])
+    names, _, letters = parse_names("mapfile", words)
+    lines = (state.given or "").splitlines(keepends="t" not in letters)[:MAX_WORDS]
+    name = (names or ["MAPFILE"])[0]
+    state.assign(name, [text(line) for line in lines])
+    if state.given is None or letters & {*VALUED["mapfile"]}:
+        forget([name], state)
     return True
 
 
@@ -103,9 +107,10 @@ def print_into(shell: Interpreter, state: ScriptState, words: list[Text], separa
 
 def set_words(shell: Interpreter, state: ScriptState, words: list[Text], separators: str) -> bool:
     """set -- a b: what is unknown may be several words."""
-    first = known_text(words[0]) if words else "-"
-    if first == "--" or first is None or first[:1] not in ("-", "+"):
-        given = words[first == "--" :]
+    plain = [known_text(each) for each in words]
+    options = bool(plain and plain[0] and plain[0][0] in "-+")
+    if words and not (options and "--" not in plain):
+        given = words[plain.index("--") + 1 :] if options else words
         give_words(given, state)
         if None in map(known_text, given):
             forget([name for name in state.variables if name.isdecimal()], state)
@@ -115,7 +120,7 @@ def set_words(shell: Interpreter, state: ScriptState, words: list[Text], separat
 def shift(shell: Interpreter, state: ScriptState, words: list[Text], separators: str) -> bool:
     count, given = integer(known_text(words[0])) if words else 1, state.elements("@")
     if given is not None and count is not None:
-        give_words(given[max(0, count) :], state)
+        give_words(given[max(0, count) if count <= len(given) else 0 :], state)
     else:
         forget([name for name in state.variables if name == "@" or name.isdecimal()], state)
     return True

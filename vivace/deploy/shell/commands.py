@@ -9,7 +9,15 @@ from tree_sitter import Node
 
 from vivace.deploy.shell.builtins import BUILTINS, give_words, separators_in
 from vivace.deploy.shell.interpreter import MAX_LAUNCHES, Interpreter, ScriptTooLarge
-from vivace.deploy.shell.state import Launch, Placement, ScriptState, States, Value, stretch
+from vivace.deploy.shell.state import (
+    Launch,
+    Placement,
+    ScriptState,
+    States,
+    Value,
+    merge_results,
+    stretch,
+)
 from vivace.deploy.shell.strings import variables_in
 from vivace.deploy.shell.text import (
     EMPTY,
@@ -217,17 +225,6 @@ def own_program(inner: WrappedCommand) -> list[Text]:
         return given
     first = known_text(inner.words[0]) if inner.words else None
     return [text(word) for word in program_of_image(display(inner.arguments[0]), first)]
-
-
-def merge_results(state: ScriptState, ended: States) -> States:
-    """What an inner shell launched and its assumptions count; its variables do not."""
-    found: States = []
-    for each in ended:
-        outer = state.copy()
-        outer.launches, outer.serving, outer.stops = each.launches, each.serving, each.stops
-        outer.assumptions, outer.differs = each.assumptions, each.differs
-        found.append(outer)
-    return found
 
 
 def detach(states: States, serving: int, background: bool) -> States:

@@ -8,7 +8,7 @@ import msgspec
 from tree_sitter import Node
 
 from vivace.deploy.shell.placeholders import show_placeholders
-from vivace.deploy.shell.state import NAMES, Note, ScriptState, States
+from vivace.deploy.shell.state import NAMES, Note, ScriptState, States, merge_results
 from vivace.deploy.shell.text import TextTooLong
 from vivace.deploy.shell.words import NotUnderstood, line_number, source
 
@@ -102,11 +102,12 @@ class Interpreter(msgspec.Struct):
             )
         found: States = []
         for state in states:
-            serving = state.serving
             try:
-                after = work(self, node, state, background)
-                for each in after if background else ():
-                    each.serving, each.ended, each.leaves = serving, False, ""
+                after = work(self, node, state.copy() if background else state, background)
+                if background:  # in a shell of its own
+                    after = merge_results(state, after)
+                    for each in after:
+                        each.serving = state.serving
                 found += after
             except NotUnderstood as error:
                 self.note(node, f"not understood: {error}")

@@ -13,7 +13,7 @@ from vivace.deploy.shell.commands import caught, command_parts
 from vivace.deploy.shell.conditions import Branches, branches
 from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Interpreter, ScriptTooLarge
 from vivace.deploy.shell.state import Launch, ScriptState, States
-from vivace.deploy.shell.text import Text, only_unknown, unknown
+from vivace.deploy.shell.text import Text, known_text, only_unknown, unknown
 from vivace.deploy.shell.words import (
     EXPANSIONS,
     NotUnderstood,
@@ -37,6 +37,8 @@ CHANGING = {
     "for_statement",
     "case_statement",
 }
+STEPPED = re.compile(r"\$\(\([^()]*(?:\+\+|--|[^=<>!]=[^=])")
+"""arithmetic that assigns"""
 WAITS = ("sleep", "curl", "nc", "echo", "printf", "wait", "date", "grep", "kill", ":", "ps", "tail")
 """commands of loops that only wait"""
 
@@ -151,7 +153,10 @@ def while_loop(shell: Interpreter, node: Node, state: ScriptState, background: b
         raise NotUnderstood("a loop without a condition")
     until = node.children[0].type == "until"
     if "$#" in source(condition):  # options of the script: none are given
-        forget(assigned_names(body) if state.elements("@") else [], state)
+        given = state.elements("@")
+        if given and None not in map(known_text, given):
+            return rounds(shell, node, condition, body, state, until)
+        forget(assigned_names(body) if given else [], state)
         return [state]
     if condition.type == "list" and plain_name(condition.named_children[0]) == "read":
         condition = condition.named_children[0]  # `|| [ -n "$line" ]`: a last line without an end
@@ -224,16 +229,24 @@ def assigned_names(body: Node) -> list[str]:
         name = node.child_by_field_name("name") if node.type == "variable_assignment" else None
         if name is not None and name.type == "variable_name":
             found.append(source(name))
+        if is_assigning(node):
+            found += re.findall(r"(?<![\w$-])[A-Za-z_]\w*", source(node))[1:]
         waiting += node.named_children
     return found
 
 
 def changes(body: Node) -> bool:
     return any(
-        child.type in CHANGING or child.type.endswith("_expression")
+        child.type in CHANGING or child.type.endswith("_expression") or is_assigning(child)
         or (child.type == "compound_statement" and source(child).startswith("(("))
         for child in body.named_children
-    )  # fmt: skip
+    ) or bool(STEPPED.search(source(body)))  # fmt: skip
+
+
+def is_assigning(node: Node) -> bool:
+    """A builtin that does."""
+    name = plain_name(node) if node.type == "command" else ""
+    return name in BUILTINS and (name != "printf" or " -v " in source(node))
 
 
 def only_waits(body: Node) -> bool:

@@ -180,3 +180,14 @@ def stretch(states: States, since: int, end: int) -> None:
     for each in states:
         own = [msgspec.structs.replace(launch, end=end) for launch in each.launches[since:]]
         each.launches[since:] = own
+
+
+def merge_results(state: ScriptState, ended: States) -> States:
+    """What an inner shell launched and its assumptions count; its variables do not."""
+    found: States = []
+    for each in ended:
+        outer = state.copy()
+        outer.launches, outer.serving, outer.stops = each.launches, each.serving, each.stops
+        outer.assumptions, outer.differs = each.assumptions, each.differs
+        found.append(outer)
+    return found

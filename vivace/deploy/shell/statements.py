@@ -11,12 +11,11 @@ from vivace.deploy.shell.commands import (
     expand_value,
     here_string,
     inner_placement,
-    merge_results,
 )
 from vivace.deploy.shell.conditions import Branches, branches, equality, split_by
 from vivace.deploy.shell.interpreter import MAX_ITERATIONS, Handler, Interpreter
-from vivace.deploy.shell.loops import counted_loop, for_loop, while_loop
-from vivace.deploy.shell.state import ScriptState, States, Value
+from vivace.deploy.shell.loops import SERVING, counted_loop, for_loop, while_loop
+from vivace.deploy.shell.state import ScriptState, States, Value, merge_results
 from vivace.deploy.shell.strings import NotUnderstood, fnmatch, integer
 from vivace.deploy.shell.text import (
     EMPTY,
@@ -36,6 +35,9 @@ from vivace.deploy.shell.words import (
     source,
 )
 from vivace.deploy.shell.wrappers import SHELLS, unwrap
+
+PASSING = frozenset("tee grep egrep awk sed cat head tail less wc sort".split())
+"""ends of pipelines that start nothing, whatever they name"""
 
 
 def skip(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
@@ -229,7 +231,8 @@ def chain(shell: Interpreter, node: Node, state: ScriptState, background: bool) 
 
 
 def pipeline(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
-    """`server | tee log`: the first command counts; `echo value | tee /sys/..` is preparation."""
+    """`server | tee log`: the first command counts, and the last where it reads lines or starts a
+    server; `echo value | tee /sys/..` is preparation."""
     first, last = node.named_children[0], node.named_children[-1]
     words = plain_words(node)
     if words[0] in ("echo", "printf") and "tee" in source(last):
@@ -237,10 +240,12 @@ def pipeline(shell: Interpreter, node: Node, state: ScriptState, background: boo
         return add_launch(shell, node, state, shell_words, {}, background)
     if words[0] in ("echo", "printf", "cat") and plain_words(last)[0] in SHELLS:
         raise NotUnderstood("a script from a pipe")
-    if last.type == "while_statement":
-        begun = state.copy()
-        begun.given = output(first, state) if node.named_child_count == 2 else None
-        return merge_results(state, shell.statement(last, [begun], background))
+    reads = last.type == "while_statement"
+    if reads or (SERVING.search(source(last)) and plain_words(last)[0] not in PASSING):
+        states = [state.copy()] if reads else shell.statement(first, [state.copy()], background)
+        for each in states:
+            each.given = output(first, state) if node.named_child_count == 2 else None
+        return merge_results(state, shell.statement(last, states, background))
     return shell.statement(first, [state], background)
 
 

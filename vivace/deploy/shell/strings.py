@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from operator import add, eq, ge, gt, le, lt, mul, ne, sub
+from collections.abc import Callable, Sequence
+from operator import add, and_, eq, ge, gt, invert, le, lt, mul, ne, neg, not_, or_, pos, sub, xor
 
 MAX_WORDS = 4096
 """of a sequence"""
@@ -63,10 +63,12 @@ def fields(line: str, separators: str, count: int = 0) -> list[str]:
 
 
 def formatted(words: list[str]) -> str | None:
-    """What printf makes of a format and its arguments, where it has only %s, %d and %02d."""
+    """What printf makes of a format and its arguments, where it has only %s, %d and %02d. The
+    format is used again while there are arguments."""
     if not words:
         return None
     template, arguments = words[0].replace("\\n", "\n"), iter(words[1:])
+    taken = sum(found[2] != "%" for found in FORMAT.finditer(template))
     if "\\" in template or "%" in FORMAT.sub("", template):
         return None
 
@@ -74,10 +76,16 @@ def formatted(words: list[str]) -> str | None:
         if found[2] == "%":
             return "%"
         word = next(arguments, "")
-        return format(integer(word) or 0, found[1]) if found[2] == "d" else word
+        number = arithmetic_literal(word) if found[2] == "d" else 0
+        if number is None:
+            raise ValueError
+        return format(number, found[1]) if found[2] == "d" else word.rjust(int(found[1] or 0))
 
-    made = FORMAT.sub(value, template)
-    return None if next(arguments, None) is not None else made
+    rounds = max(1, -(-len(words[1:]) // taken)) if taken else 1
+    try:
+        return "".join(FORMAT.sub(value, template) for _ in range(rounds))
+    except ValueError:  # no number
+        return None
 
 
 def unescape(word: str) -> str:
@@ -128,6 +136,14 @@ def alter(operators: list[str], value: str, arguments: list[str]) -> str | None:
     return None
 
 
+def part_of_list(arguments: Sequence[str | None], first: int) -> slice | None:
+    """Of ${A[@]:from:count}, whose elements are counted from `first` on; None if not known."""
+    start, count = integer((*arguments, None)[0]), integer((*arguments, str(MAX_WORDS))[1])
+    if start is None or count is None or start < first or count < 0:
+        return None
+    return slice(start - first, start - first + count)
+
+
 def trim(operator: str, value: str, pattern: str) -> str | None:
     """Without the shortest or longest beginning (#) or end (%) that `pattern` matches."""
     if set("?[\\") & set(pattern) or pattern.count("*") > 1:
@@ -155,9 +171,13 @@ def divide(a: int, b: int) -> int:
     return quotient if (a < 0) == (b < 0) else -quotient
 
 
+UNARY: dict[str, Callable[[int], int | bool]] = {"-": neg, "+": pos, "!": not_, "~": invert}
 BINARY: dict[str, Callable[[int, int], int | bool]] = {
     "+": add, "-": sub, "*": mul, "/": divide, "%": lambda a, b: a - b * divide(a, b),
-    "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge,
+    "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge, "&": and_, "|": or_, "^": xor,
+    "<<": lambda a, b: a << b if 0 <= b < 64 else LARGEST,
+    ">>": lambda a, b: a >> b if 0 <= b < 64 else LARGEST,
+    "**": lambda a, b: a**b if 0 <= b < 64 else LARGEST,
     "&&": lambda a, b: bool(a and b), "||": lambda a, b: bool(a or b),
 }  # fmt: skip
 
@@ -175,6 +195,17 @@ def integer(value: str | None) -> int | None:
         return None
     try:
         return int(value.strip() or "0")
+    except ValueError:
+        return None
+
+
+def arithmetic_literal(value: str | None) -> int | None:
+    """A number within $((..)): 010 is 8, and 0x10 is 16."""
+    digits = (value or "").strip().lstrip("+-")
+    if value is None or digits[:1] != "0" or not 1 < len(digits) < 20:
+        return integer(value)
+    try:
+        return int(value, 16 if digits[1] in "xX" else 8)
     except ValueError:
         return None
 

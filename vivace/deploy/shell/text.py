@@ -103,3 +103,16 @@ def split(value: Text) -> list[Text]:
             words.append(open_word or EMPTY)
             open_word = None
     return words if open_word is None else [*words, open_word]
+
+
+def with_default(operator: str, value: Text | None, default: Text) -> Text:
+    """A variable that the script never sets counts as unset, so its default is used."""
+    if operator in (":+", "+"):
+        return EMPTY if value is None or (value == EMPTY and operator == ":+") else default
+    if value is None or (value == EMPTY and operator.startswith(":")):
+        return default
+    return value
+
+
+def join_elements(elements: list[Text]) -> list[Text]:
+    return [part for element in elements for part in (text(" "), element)][1:]

@@ -9,13 +9,16 @@ from tree_sitter import Node
 from vivace.deploy.shell.state import ScriptState
 from vivace.deploy.shell.strings import (
     PLAIN,
+    UNARY,
     NotUnderstood,
     alter,
+    arithmetic_literal,
     braces,
     combine,
     fields,
     formatted,
     integer,
+    part_of_list,
     sequence,
 )
 from vivace.deploy.shell.text import (
@@ -23,23 +26,27 @@ from vivace.deploy.shell.text import (
     Text,
     Unknown,
     concatenate,
+    join_elements,
     known_text,
     split,
     text,
     unknown,
+    with_default,
 )
 
 MAX_DEPTH = 200
 """nested expressions"""
 ALL = ("@", "*")
+DEFAULTS = (":-", "-", ":=", "=", ":+", "+")
 BLANK_BEFORE = re.compile(r"\s+(?=[$`])")
 EXPANSIONS = ("expansion", "command_substitution", "arithmetic_expansion")
 """nodes of a string that the grammar may begin with the blank before them"""
 FROM_OUTSIDE = re.compile(r"\$\{\w+:-\}")
 """the origin of what is unset here, and empty by default"""
-STEP = re.compile(r"\+\+|--")
-ASSIGNING = re.compile(r"[-+*]?=")
-ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*](?::(\d{1,4}))?\}")
+ECHO = re.compile(r"-[neE]+")
+STEPS = {"++": 1, "--": -1}
+ASSIGNING = re.compile(r"(?:[-+*/%&|^]|<<|>>)?=")
+ARGUMENTS = ("$@", "$*", "${@}", "${*}")
 
 
 def to_parser(content: str) -> bytes:
@@ -97,23 +104,39 @@ def array_words(node: Node, state: ScriptState) -> list[Text] | None:
         if child is None or source(node) != f'"{source(child)}"':
             return None
         inner = child
-    given = ARGUMENTS.fullmatch(source(inner))
-    if given is not None:
-        return (state.elements("@") or [])[max(0, int(given[1] or 1) - 1) :]
-    if inner.type != "expansion":
+    if source(inner) in ARGUMENTS:
+        return state.elements("@") or []
+    if inner.type != "expansion" or inner.children[1].type == "#":
         return None
-    subscript = next((child for child in inner.children if child.type == "subscript"), None)
-    if subscript is None or subscript_index(subscript) not in ALL:
+    target = next(each for each in inner.children[1:] if each.is_named or each.type == "}")
+    index = source(target) if target.type == "special_variable_name" else subscript_index(target)
+    if index not in ALL:
         return None
-    operators = [child.type for child in inner.children if not child.is_named]
-    elements = state.elements(subscript_name(subscript))
+    elements = state.elements("@" if target.type != "subscript" else subscript_name(target))
     if elements is None:
-        return [unknown(source(inner))] if "#" not in operators else None
-    if "#" in operators:
-        return None
-    if "!" in operators:
+        return [unknown(source(inner))] if target.type == "subscript" else []
+    if inner.children[1].type == "!":
         return [text(str(index)) for index in range(len(elements))]
-    return list(elements)
+    return altered_words(inner, target, elements, state)
+
+
+def altered_words(
+    node: Node, target: Node, elements: list[Text], state: ScriptState
+) -> list[Text] | None:
+    """Of "${A[@]:1}", "${A[@]%.x}" and the like; None for a default that is used."""
+    operators = [each.type for each in node.children[2:-1] if not each.is_named]
+    if not operators or operators[0] in DEFAULTS:
+        return list(elements) if elements and "+" not in "".join(operators) else None
+    arguments = [known_text(expand_text(each, state)) for each in node.named_children[1:]]
+    if operators[0] == ":":
+        part = part_of_list(arguments, first=int(target.type != "subscript"))
+        return [unknown(source(node))] if part is None else elements[part]
+    plain = [each for each in arguments if each is not None]
+    changed = (
+        alter(operators, word, plain) if word is not None and plain == arguments else None
+        for word in map(known_text, elements)
+    )
+    return [unknown(source(node)) if each is None else text(each) for each in changed]
 
 
 def expand_text(node: Node, state: ScriptState, depth: int = 0) -> Text:
@@ -201,7 +224,7 @@ def expansion(node: Node, state: ScriptState, depth: int) -> Text:
         return value
     if inner[0].type == "#":  # not ${name#pattern}
         return length(target, value, state, source(node))
-    if operators[0] in (":-", "-", ":=", "=", ":+", "+") and len(operators) == 1:
+    if operators[0] in DEFAULTS and len(operators) == 1:
         default = expand_text(named[1], state, depth + 1) if len(named) > 1 else EMPTY
         found = with_default(operators[0], value, default)
         outside = plain and value is None and found == EMPTY and not operators[0].endswith("+")
@@ -212,15 +235,6 @@ def expansion(node: Node, state: ScriptState, depth: int) -> Text:
         return unknown(source(node))
     changed = alter(operators, plain, [each or "" for each in arguments])
     return unknown(source(node)) if changed is None else text(changed)
-
-
-def with_default(operator: str, value: Text | None, default: Text) -> Text:
-    """A variable that the script never sets counts as unset, so its default is used."""
-    if operator in (":+", "+"):
-        return EMPTY if value is None or (value == EMPTY and operator == ":+") else default
-    if value is None or (value == EMPTY and operator.startswith(":")):
-        return default
-    return value
 
 
 def from_outside(name: str, state: ScriptState) -> Text:
@@ -264,10 +278,6 @@ def element(subscript: Node, state: ScriptState, depth: int) -> Text | None:
     return EMPTY
 
 
-def join_elements(elements: list[Text]) -> list[Text]:
-    return [part for element in elements for part in (text(" "), element)][1:]
-
-
 def length(target: Node, value: Text | None, state: ScriptState, origin: str) -> Text:
     if target.type == "subscript" and subscript_index(target) in ALL:
         elements = state.elements(subscript_name(target))
@@ -277,8 +287,9 @@ def length(target: Node, value: Text | None, state: ScriptState, origin: str) ->
 
 
 def arithmetic(node: Node, state: ScriptState) -> Text:
-    inner = next((child for child in node.named_children), None)
-    value = None if inner is None else number(inner, state, 0)
+    value = None
+    for inner in node.named_children:  # `i++, j`: the last one counts
+        value = number(inner, state, 0)
     return unknown(source(node)) if value is None else text(str(value))
 
 
@@ -287,45 +298,43 @@ def number(node: Node, state: ScriptState, depth: int) -> int | None:
     if depth > MAX_DEPTH:
         raise NotUnderstood("expressions nested too deeply")
     if node.type == "binary_expression" and not ASSIGNING.fullmatch(operator_text(node)):
-        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-        operator = node.child_by_field_name("operator")
-        if left is None or right is None or operator is None:
-            return None
-        return combine(
-            source(operator), number(left, state, depth + 1), number(right, state, depth + 1)
-        )
+        left, *_, right = (number(each, state, depth + 1) for each in node.named_children)
+        return combine(operator_text(node), left, right)
     if node.type == "parenthesized_expression" and node.named_child_count == 1:
         inner = node.named_child(0)
         return None if inner is None else number(inner, state, depth + 1)
-    if node.type in ("postfix_expression", "unary_expression") and STEP.search(source(node)):
+    if operator_text(node) in STEPS:
         before = number(node.named_children[0], state, depth + 1)
-        follow_assignment(node, state)
+        if not follow_assignment(node, state) and before is not None:
+            raise NotUnderstood(f"arithmetic {source(node)}")
         changed = number(node.named_children[0], state, depth + 1)
         return before if node.type.startswith("postfix") else changed
     if node.type in ("variable_assignment", "binary_expression") and follow_assignment(node, state):
         return number(node.children[0], state, depth + 1)
-    if node.type == "unary_expression" and node.named_child_count == 1:
-        inner = node.named_child(0)
-        value = None if inner is None else number(inner, state, depth + 1)
-        return None if value is None else -value if source(node).startswith("-") else value
+    if node.type == "unary_expression" and operator_text(node) in UNARY:
+        value = number(node.named_children[0], state, depth + 1)
+        return None if value is None else int(UNARY[operator_text(node)](value))
+    if node.type == "ternary_expression" and node.named_child_count == 3:
+        value = number(node.named_children[0], state, depth + 1)
+        chosen = node.named_children[1 if value else 2]
+        return None if value is None else number(chosen, state, depth + 1)
     if node.type in ("word", "variable_name") and not source(node).lstrip("-").isdigit():
         value = state.scalar(source(node))
-        return None if value is None else integer(known_text(value))
-    return integer(known_text(expand_text(node, state, depth + 1)))
+        return None if value is None else arithmetic_literal(known_text(value))
+    return arithmetic_literal(known_text(expand_text(node, state, depth + 1)))
 
 
 def operator_text(node: Node) -> str:
-    return source(node.children[1]) if len(node.children) > 2 else ""
+    return next((source(child) for child in node.children if not child.is_named), "")
 
 
 def follow_assignment(node: Node, state: ScriptState) -> bool:
     """Follows i++, i+=2 and i=3 of arithmetic; False for anything else."""
     if node.type in ("postfix_expression", "unary_expression"):
-        operator, target = source(node).strip(), node.named_child(0)
-        name = "" if target is None else source(target).removeprefix("$")
-        step = {"++": 1, "--": -1}.get(operator.replace(name, "").strip())
-        before = integer(known_text(state.scalar(name) or EMPTY))
-        if step is None or before is None:
+        name = source(node.named_children[0]).removeprefix("$")
+        step = STEPS.get(operator_text(node))
+        before = arithmetic_literal(known_text(state.scalar(name) or EMPTY))
+        if step is None or before is None or not name.isidentifier():
             return False
         state.assign(name, text(str(before + step)))
         return True
@@ -333,11 +342,12 @@ def follow_assignment(node: Node, state: ScriptState) -> bool:
         return False
     children = node.children
     name, operator = source(children[0]), source(children[1])
-    value, before = number(children[-1], state, 0), integer(known_text(state.scalar(name) or EMPTY))
     if not ASSIGNING.fullmatch(operator) or not name.isidentifier():
         return False
-    result = value if operator == "=" else combine(operator[0], before, value)
-    state.assign(name, unknown(source(node)) if result is None else text(str(result)))
+    value, before = number(children[-1], state, 0), state.scalar(name) or EMPTY
+    if operator != "=":
+        value = combine(operator[:-1], arithmetic_literal(known_text(before)), value)
+    state.assign(name, unknown(source(node)) if value is None else text(str(value)))
     return True
 
 
@@ -357,7 +367,9 @@ def output(node: Node, state: ScriptState) -> str | None:
     if program == "printf":
         return formatted(arguments)
     if program == "echo" and not any("\\" in each for each in arguments):
-        return " ".join(arguments) + "\n"
+        count = next((at for at, each in enumerate(arguments) if not ECHO.fullmatch(each)), 0)
+        end = "" if any("n" in each for each in arguments[:count]) else "\n"
+        return " ".join(arguments[count:]) + end
     if program == "cat" and len(arguments) == 1:
         return state.opened(arguments[0].removeprefix("./"))
     if program == "seq" and 0 < len(arguments) < 4:
