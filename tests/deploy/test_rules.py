@@ -1053,3 +1053,9 @@ def test_flags_of_the_documents_are_errors_only_where_no_release_has_them(flag: 
             if each.flag == "--" + name and each.severity == "error"
         ]
         assert bool(wrong) == bool(release and release not in with_it), target
+
+
+def test_a_role_that_lists_a_node_twice_is_told_of_itself_alone() -> None:
+    (finding,) = found(separated(prefill_role={"hosts": ["10.0.0.1"] * 2}), "hosts-apart")
+    assert finding.role == "prefill"
+    assert "'10.0.0.1'" in finding.text and "prefill" not in finding.text

@@ -72,14 +72,14 @@ def hosts_apart(case: Case) -> Iterator[Issue]:
     for server in case.servers:
         for host in server.role.hosts:
             owners.setdefault(host, []).append(server.name)
-    shared = {
-        host: names
-        for host, names in owners.items()
-        if len(names) > 1 and not (case.together(host) or devices_divided(host, case))
-    }
-    for names in dict.fromkeys(map(tuple, shared.values())):
-        hosts = ", ".join(repr(host) for host in shared if tuple(shared[host]) == names)
-        text = f"{' and '.join(names)} share nodes ({hosts}): a node runs only the first of them"
+    shared: dict[tuple[str, ...], list[str]] = {}
+    for host, names in owners.items():
+        if len(names) > 1 and not (case.together(host) or devices_divided(host, case)):
+            shared.setdefault(tuple(names), []).append(repr(host))
+    for names, hosts in shared.items():
+        several = f"{' and '.join(dict.fromkeys(names))} share nodes"
+        what = several if len({*names}) > 1 else "nodes are listed more than once"
+        text = f"{what} ({', '.join(hosts)}): a node runs only the first of them"
         yield Issue("hosts", text, "list every node once: use other nodes", role=names[-1])
 
 
