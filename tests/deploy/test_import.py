@@ -102,6 +102,12 @@ def test_words_that_are_lost_are_told() -> None:
     assert [remark.rule for remark in read.remarks] == ["stray-word", "flag-given-twice"]
 
 
+def test_a_long_value_is_told_with_a_sign_that_it_goes_on() -> None:
+    long = "a" * 300
+    (remark,) = parse_flags(["--port", long, "--port", long + "b"], "server").remarks
+    assert remark.text.count("a..") == 2 and len(remark.text) < 600
+
+
 VALUES = st.one_of(
     st.just(True),
     st.integers(-5, 1 << 40),

@@ -179,7 +179,8 @@ def same_flag(name: str, flags: Flags, part: Part) -> str | None:
 def display(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(display(each) for each in value)
-    return "given" if value is True else str(value)[:MAX_SHOWN]
+    shown = "given" if value is True else str(value)
+    return shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + ".."
 
 
 def scalar(text: str) -> Scalar:
