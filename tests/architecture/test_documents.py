@@ -90,3 +90,22 @@ def test_the_example_of_a_rule_is_one() -> None:
     own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     own |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     assert {node.id for node in names} - own <= {*vars(environment), *dir(builtins)}
+
+
+def test_the_glossary_names_what_there_is() -> None:
+    """The first column: names and files of today."""
+    files = [path for path in (ROOT / "vivace").rglob("*.*") if "__pycache__" not in path.parts]
+    texts = [path.read_text() for path in files if path.suffix in (".py", ".inc", ".h", ".cpp")]
+    there = {word for text in texts for word in re.findall(r"\w+", text)}
+    there |= {part for path in files for part in path.relative_to(ROOT).parts}
+    rows = re.findall(r"^\| ([^|]+) \|", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    named = {word for row in rows for word in re.findall(r"[\w.]*\w", row.replace("/", " "))}
+    gone = [word for word in named if not {*re.findall(r"\w+", word.removesuffix(".py"))} <= there]
+    assert len(rows) > 200 and not [word for word in gone if word not in there]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_there_are_as_many_rules_as_pages_say(page: Path) -> None:
+    count = re.search(r"^(\d+) rules\.$", (DOCS / "rules.md").read_text(), re.MULTILINE)
+    said = re.findall(r"more than (\d+)\s+rules", prose(page))
+    assert count is not None and all(int(number) < int(count[1]) for number in said)
