@@ -1,4 +1,5 @@
-"""Signals before a supervisor is there: in the imports, and while the configuration is read."""
+"""Signals before a supervisor is there: in the imports, and while the configuration is read; and
+when it has gone."""
 
 from __future__ import annotations
 
@@ -84,3 +85,23 @@ def test_what_the_parent_ignores_stays_ignored() -> None:
     server.send_signal(signal.SIGTERM)
     server.communicate(timeout=60)
     assert server.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_that_come_late_do_not_change_how_it_ended(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever presses Ctrl-C again when everything is drained, as long as the process is there."""
+    monkeypatch.setenv("VIVACE_EXECUTOR", "oracle")
+    words = ["-m", "vivace", "serve", "--port", "0", "--log-level", "info"]
+    server = subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert server.stdout is not None
+    assert any(line.strip().endswith("ready to roll!") for line in server.stdout)
+    server.send_signal(number)
+    assert any("Drained" in line for line in server.stdout)
+    while server.poll() is None:  # without a pause: none of its last milliseconds is left out
+        server.send_signal(number)
+        time.sleep(0.001)
+    assert server.returncode in (0, 128 + number)  # the latter where ending took its time

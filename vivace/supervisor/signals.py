@@ -56,7 +56,8 @@ def stop_on_signals(program: str) -> Iterator[None]:
         raise SystemExit(128 + stop.number) from None
     finally:
         for number, old in before.items():
-            signal.signal(number, old)
+            if signal.getsignal(number) is on_signal:  # `handle_signals` may have others ignored
+                signal.signal(number, old)
 
 
 @contextlib.contextmanager
@@ -64,7 +65,8 @@ def handle_signals(
     selector: selectors.BaseSelector, handler: Callable[[int], None]
 ) -> Iterator[None]:
     """While inside, the stopping signals call `handler(number)` from the selector's turn, once for
-    those that come together; AT_ONCE is heard behind any other.
+    those that come together; AT_ONCE is heard behind any other. Once one was handled they are
+    ignored to the end of the process, which one that comes late would make its exit status.
 
     The data of the registered key is a function without arguments, as for all keys here. What the
     parent had this process ignore (nohup SIGHUP, a shell SIGINT of its background jobs) stays
@@ -91,7 +93,7 @@ def handle_signals(
     finally:
         signal.set_wakeup_fd(wakeup)
         for number, old in before.items():
-            signal.signal(number, old)
+            signal.signal(number, signal.SIG_IGN if last else old)
         selector.unregister(reader)
         reader.close()
         writer.close()
