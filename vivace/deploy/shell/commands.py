@@ -44,7 +44,7 @@ from vivace.deploy.shell.wrappers import (
     unwrap,
 )
 
-SILENT = frozenset("echo cd shopt true : sleep wait mkdir".split())
+SILENT = frozenset("echo cd shopt true false : sleep wait mkdir".split())
 """commands without effect on later launches"""
 SERVERS = ("launch_server", "launch_router", "vivace serve", "sglang serve", "api_server")
 """commands that do not return"""

@@ -52,6 +52,8 @@ def for_loop(shell: Interpreter, node: Node, state: ScriptState, background: boo
         for child in node.children_by_field_name("value")
         for word in expand_words(child, state)
     ]
+    if "in" not in [child.type for child in node.children]:
+        values = state.elements("@") or []
     if len(values) > MAX_ITERATIONS:
         raise ScriptTooLarge(f"line {shell.line(node)}: a loop of {len(values)} rounds")
     states = [state]

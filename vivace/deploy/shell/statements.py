@@ -213,21 +213,26 @@ def function(shell: Interpreter, node: Node, state: ScriptState, background: boo
 
 
 def chain(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
-    """a && b, a || b: tests are evaluated, commands are assumed to succeed."""
+    """a && b, a || b"""
     first, second = node.named_children[0], node.named_children[-1]
-    succeeds = any(child.type == "&&" for child in node.children)
-    if first.type in ("test_command", "negated_command"):
-        found: States = []
-        for branch, value in branches(first, state):
-            found += shell.block([second], [branch]) if value is succeeds else [branch]
-        return found
-    states = shell.statement(first, [state])
-    return (
-        shell.statement(second, [w for w in states if w.runs], background)
-        + [w for w in states if not w.runs]
-        if succeeds
-        else states
-    )
+    found: States = []
+    for after, value in outcomes(shell, first, state):
+        goes_on = after.runs and value is ("&&" in [each.type for each in node.children])
+        found += shell.statement(second, [after], background) if goes_on else [after]
+    return found
+
+
+def outcomes(shell: Interpreter, node: Node, state: ScriptState) -> Branches:
+    """(state, whether it succeeds): tests are evaluated, commands are assumed to succeed."""
+    if node.type in ("test_command", "negated_command"):
+        return branches(node, state)
+    if node.type != "list":
+        return [(after, source(node) != "false") for after in shell.statement(node, [state])]
+    found: Branches = []
+    for after, value in outcomes(shell, node.named_children[0], state):
+        goes_on = after.runs and value is ("&&" in [each.type for each in node.children])
+        found += outcomes(shell, node.named_children[-1], after) if goes_on else [(after, value)]
+    return found
 
 
 def pipeline(shell: Interpreter, node: Node, state: ScriptState, background: bool) -> States:
