@@ -15,10 +15,10 @@ TOLD = """python() {
     shift 2
     local line
     printf -v line '[%s]' "$@"
-    printf '%s\\n' "$line"
+    printf '%s\\0' "$line"
 }
 """
-"""what a server is started with, each in one line"""
+"""what a server is started with, each ended by a NUL"""
 SCRIPTS = r"""
 A=(a b c d); for h in "${A[@]:1}"; do SRV $h & done
 A=(a b c d); for h in ${A[@]:1:2}; do SRV $h & done
@@ -84,6 +84,7 @@ read -n 1 c <<< "xyz"; SRV $c
 read x <<< "a\\b"; SRV "$x"
 read -r x <<< "a\\b"; SRV "$x"
 read -r -d '' T <<< $'a\nb'; SRV "$T"
+SRV $'a\tb' $'\x41\102\u00e9' $'it\'s \\ \q "x"' a$'\n'b
 IFS=, read -r a b c <<< "x,,z"; SRV "$a" "$b" "$c"
 IFS=, read -ra A <<< "x,y,z,"; SRV "${A[@]}" ${#A[@]}
 mapfile -t A < <(printf "%s\n" a b); SRV "${A[@]}" ${#A[@]}
@@ -107,5 +108,5 @@ def test_what_is_known_is_what_bash_does(script: str, tmp_path: Path) -> None:
     launches = [each.words[3:] for each in reading.launches if each.words[0] == "python"]
     if not reading.notes and all(map(known, launches)):
         started = sorted("".join(f"[{word}]" for word in words) for words in launches)
-        assert started == sorted(done.stdout.splitlines())
+        assert started == sorted(done.stdout.split("\0")[:-1])
     assert launches or reading.notes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import pairwise
 
 from vivace.deploy.shell.interpreter import Interpreter
 from vivace.deploy.shell.state import ScriptState
@@ -57,7 +56,7 @@ def read(shell: Interpreter, state: ScriptState, words: list[Text], separators: 
 
 def delimiter(words: list[Text]) -> str | None:
     """-d of read: a line ends there; empty: at the end of the text. None: unknown."""
-    for word, value in pairwise([*words, EMPTY]):
+    for word, value in zip(words, [*words[1:], EMPTY], strict=False):
         option = known_text(word) or ""
         if option.startswith("-") and option.endswith("d"):
             given = known_text(value)

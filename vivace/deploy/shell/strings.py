@@ -18,6 +18,12 @@ BRACES = re.compile(
 LARGEST = 1 << 63
 ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
 ESCAPED_IN_QUOTES = re.compile(r'\\([\n"$`\\])')
+ANSI_C = re.compile(
+    r"\\(?:(?P<octal>[0-7]{1,3})"
+    r"|(?P<hexadecimal>x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8})|.)",
+    re.DOTALL,
+)
+LETTERS = dict(zip("abeEfnrtv\\'\"?", "\a\b\x1b\x1b\f\n\r\t\v\\'\"?", strict=True))
 BLANKS = " \t\n"
 """IFS, if nothing is assigned to it"""
 FORMAT = re.compile(r"%(0?\d?)([sd%])")
@@ -97,6 +103,16 @@ def meant(escaped: re.Match[str]) -> str:
     return escaped[1].removeprefix("\n")
 
 
+def ansi_c(escaped: re.Match[str]) -> str:
+    """What an escape of $'...' stands for; those that bash does not know stay as they are."""
+    digits = escaped[0][2:]
+    if escaped["octal"]:
+        return chr(int(escaped["octal"], 8) & 0xFF)
+    if escaped["hexadecimal"]:
+        return chr(min(int(digits, 16), 0x10FFFF))
+    return LETTERS.get(escaped[0][1:], escaped[0])
+
+
 def in_quotes(content: str) -> str:
     """Within double quotes a backslash is one unless it stands before \\ $ ` " or a line's end."""
     return ESCAPED_IN_QUOTES.sub(meant, content)
@@ -111,7 +127,7 @@ PLAIN: dict[str, Callable[[str], str]] = {
     "special_variable_name": str,
     "raw_string": lambda quoted: quoted[1:-1],
     "string_content": in_quotes,
-    "ansi_c_string": lambda quoted: unescape(quoted[2:-1]),
+    "ansi_c_string": lambda quoted: ANSI_C.sub(ansi_c, quoted[2:-1]),
     "heredoc_content": str,
     "regex": str,
 }
