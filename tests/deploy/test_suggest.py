@@ -22,6 +22,7 @@ from vivace.deploy.suggest import (
     captured_sizes,
     changes,
     find_unresolved,
+    prefill_sizes,
     suggest,
     with_suggestions,
 )
@@ -183,6 +184,16 @@ def test_the_target_takes_what_is_suggested(target: str) -> None:
     before = {(each.rule, each.flag) for each in find_unresolved(it, [])}
     after = {(each.rule, each.flag) for each in find_unresolved(it, suggest(it))}
     assert after <= before
+
+
+@pytest.mark.parametrize("dp", [32, 64, 1000, 10**20])
+def test_many_groups_leave_a_prefill_of_whole_pages(dp: int) -> None:
+    """Also where a group's share of the smallest prefill is less than a page."""
+    flags = {"tp-size": dp, "dp-size": dp, "chunked-prefill-size": LEAVE_OUT}
+    found = case(bare(flags))
+    sizes = [size for server in found.servers for size in prefill_sizes(found, server, None)]
+    assert sizes and sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
+    suggest(found)
 
 
 def test_a_rate_and_targets_say_how_many_run_at_once() -> None:

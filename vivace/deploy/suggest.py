@@ -209,7 +209,7 @@ def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterat
     size = min(whole, max(limit, USUAL_PREFILL))
     yield size
     least = min(SMALLEST_PREFILL, default_chunk(case)) // server.parallelism.attention_dp
-    while size > least:
+    while size > max(least, page):  # a part is whole pages
         size = max(least, -(-size // 2 // page) * page)
         yield size
 
