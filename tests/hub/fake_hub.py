@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import sys
@@ -34,7 +35,11 @@ class FakeHub:
     said: dict[str, object] = field(default_factory=dict)
     """what stands in the answer about a model or of its files instead"""
     failing: dict[str, int] = field(default_factory=dict)
-    """files, or "tree", that are answered with this status"""
+    """files, "about" or "tree", that are answered with this status"""
+    headers: dict[str, str] = field(default_factory=dict)
+    """of those answers"""
+    encodings: dict[str, str] = field(default_factory=dict)
+    """how files, or "about", come: gzip, or another word"""
     refusal: dict[str, str] = field(default_factory=dict)
     """headers of a 403 that answers every question about a model"""
     most: int = 1 << 60
@@ -125,8 +130,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send(404, b'{"error": "no"}', {"X-Error-Code": "RevisionNotFound"})
         elif "about" in self.hub.endless:
             self.without_end(b" " * (1 if "slow" in self.hub.endless else 1 << 16), {})
-        elif kind in self.hub.failing:
-            self.send(self.hub.failing[kind], b"", {})
+        elif (kind or "about") in self.hub.failing:
+            self.send(self.hub.failing[kind or "about"], b"", self.hub.headers)
         elif kind == "tree":
             self.send_json([tree_entry(name, data) for name, data in files.items()])
         else:
@@ -135,14 +140,14 @@ class Handler(BaseHTTPRequestHandler):
             for key, value in self.hub.said.items():
                 for place in (described, *siblings):
                     place.update({key: value} if key in place else {})
-            self.send_json(described)
+            self.send_json(described, self.hub.encodings.get("about", ""))
 
     def file(self, name: str, files: dict[str, bytes], *, body: bool) -> None:
         if name not in files:
             self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
         if name in self.hub.failing:
-            self.send(self.hub.failing[name], b"", {}, body=body)
+            self.send(self.hub.failing[name], b"", self.hub.headers, body=body)
             return
         data = files[name]
         etag = self.hub.etag or (sha256(data) if is_large(name) else git_blob(data))
@@ -160,6 +165,9 @@ class Handler(BaseHTTPRequestHandler):
         if body and end - begin > self.hub.most:
             self.send(400, b"", {})
             return
+        if self.command == "GET" and name in self.hub.encodings:
+            data, asked = self.encode(data, self.hub.encodings[name], headers), ""
+            begin, end = 0, len(data)
         if asked:
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
         self.send(
@@ -185,8 +193,13 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(block)
                 time.sleep(0.01 if len(block) == 1 else 0)
 
-    def send_json(self, value: object) -> None:
-        self.send(200, json.dumps(value).encode(), {"X-Repo-Commit": COMMIT})
+    def send_json(self, value: object, encoding: str = "") -> None:
+        headers = {"X-Repo-Commit": COMMIT}
+        self.send(200, self.encode(json.dumps(value).encode(), encoding, headers), headers)
+
+    def encode(self, data: bytes, encoding: str, headers: dict[str, str]) -> bytes:
+        headers |= {"Content-Encoding": encoding} if encoding else {}
+        return gzip.compress(data) if encoding == "gzip" else data
 
     def send(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import io
 import json
 import os
@@ -29,7 +30,7 @@ from vivace.doctor import serving as probes
 from vivace.doctor.diagnosis import ProbeOptions
 from vivace.doctor.system import System
 from vivace.hub import fetch as fetching
-from vivace.hub import huggingface, large_files
+from vivace.hub import guard, huggingface, large_files
 from vivace.hub.cached import cached_models, remove
 from vivace.hub.fetch import fetch
 from vivace.hub.huggingface import HuggingFace
@@ -373,6 +374,32 @@ def test_a_listing_of_a_byte_now_and_then_is_given_up(
     monkeypatch.setattr(huggingface, "LISTING_SECONDS", 0.3)
     hub.endless |= {"about", "slow"}
     with pytest.raises(HubError, match="end"):
+        pull(hub, tmp_path)
+
+
+def test_what_is_encoded_is_counted_decoded(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "LARGEST_LISTING", 300_000)
+    hub.encodings["about"] = "gzip"
+    hub.said["id"] = " " * 20_000_000  # 20 KB with gzip
+    with pytest.raises(HubError, match="300,000"):
+        pull(hub, tmp_path)
+    pieces = list(guard.decoded(iter([gzip.compress(bytes(1 << 24))])))
+    assert max(map(len, pieces)) <= guard.BLOCK and sum(map(len, pieces)) == 1 << 24
+
+
+def test_what_is_encoded_is_decoded(hub: FakeHub, tmp_path: Path) -> None:
+    hub.encodings = {"about": "gzip", "config.json": "gzip"}
+    assert (pull(hub, tmp_path) / "config.json").read_bytes() == MODEL["config.json"]
+
+
+@pytest.mark.parametrize("what", ["about", "config.json"])
+def test_an_encoding_that_nobody_asked_for_is_refused(
+    hub: FakeHub, tmp_path: Path, what: str
+) -> None:
+    hub.encodings[what] = "br"
+    with pytest.raises(HubError, match="br"):
         pull(hub, tmp_path)
 
 
