@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -375,6 +376,64 @@ def test_a_listing_of_a_byte_now_and_then_is_given_up(
     hub.endless |= {"about", "slow"}
     with pytest.raises(HubError, match="end"):
         pull(hub, tmp_path)
+
+
+WAITS = {
+    "at-once": {"Retry-After": "99999"},
+    "leading-zeros": {"Retry-After": "0" * 40 + "99999"},
+    "endless": {"Retry-After": "9" * 5000},
+    "reset": {"RateLimit": '"resolvers";r=0;t=99999', "Retry-After": "1"},
+}
+
+
+@pytest.mark.parametrize("headers", WAITS.values(), ids=WAITS)
+@pytest.mark.parametrize("what", ["about", "config.json", "model.safetensors"])
+def test_a_hub_has_nobody_wait_for_long(
+    hub: FakeHub,
+    tmp_path: Path,
+    what: str,
+    headers: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hub.failing[what] = 429
+    hub.headers = headers
+    assert main(["pull", "org/toy", "--download-dir", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "429" in said and "hours" in said and "HF_TOKEN" in said
+
+
+def test_waits_add_up(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is short enough."""
+    slept: list[float] = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", slept.append)
+    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: sum(slept)))
+    hub.failing["model.safetensors"] = 429
+    hub.headers = {"Retry-After": "25"}
+    with pytest.raises(HubError, match="429"):
+        pull(hub, tmp_path)
+    assert len(slept) == 2
+    hub.failing.clear()
+    assert (pull(hub, tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("what", ["about", "config.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    ("status", "words"), [(401, "HF_TOKEN"), (403, "HF_TOKEN"), (503, "later"), (418, "418")]
+)
+def test_a_refusal_says_what_helps(
+    hub: FakeHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    status: int,
+    words: str,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    hub.failing[what] = status
+    hub.headers = {"X-Error-Message": "Invalid credentials in Authorization header"}
+    with pytest.raises(HubError, match=words) as told:
+        pull(hub, tmp_path)
+    assert "http://" not in str(told.value)
 
 
 def test_what_is_encoded_is_counted_decoded(

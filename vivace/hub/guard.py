@@ -1,13 +1,16 @@
-"""What answers of a hub may be. huggingface_hub makes file names of their ETags and writes as many
-bytes as come, so both are looked at before it gets them: its HTTP client calls us for each."""
+"""What answers of a hub may be. huggingface_hub makes file names of their ETags, writes as many
+bytes as come, and waits for as long as they say, so all of it is looked at before the library gets
+them: its HTTP client calls us for each."""
 
 from __future__ import annotations
 
 import importlib
+import re
 import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 from vivace.hub.listing import HubError
@@ -18,12 +21,16 @@ ENCODING = "content-encoding"
 GZIP = ("gzip", "x-gzip")
 BLOCK = 1 << 18
 """bytes that are decoded at once"""
+LONGEST_WAIT = 60.0
+"""seconds that a hub may have us wait, all waits of one fetch together"""
+RESET = re.compile(r"r\s*=\s*(\d+)\s*;\s*t\s*=\s*(\d+)")
+"""of the header `ratelimit`: how many requests are left, and seconds until there are new ones"""
 
 
 @contextmanager
 def response_limits(most: int, seconds: float | None = None) -> Iterator[None]:
     """In this block an answer of a hub may have `most` bytes when it is decoded, take so long until
-    it is whole.
+    it is whole, and have us wait for LONGEST_WAIT.
 
     What asks the hub raises HubError otherwise."""
     from huggingface_hub import get_session, set_client_factory
@@ -32,11 +39,13 @@ def response_limits(most: int, seconds: float | None = None) -> Iterator[None]:
     requests = list(usual.event_hooks["request"])
     http: Any = importlib.import_module(type(usual).__module__.partition(".")[0])
     counted = counting_stream(http.SyncByteStream)
+    waits = Waits()
     active = True
 
     def check(response: Any) -> None:
         if not active:
             return
+        waits.add(response)
         is_encoded = False
         if response.request.method == "HEAD":
             check_names(response.headers)
@@ -122,3 +131,73 @@ def counting_stream(stream: type) -> type:
             self._inner.close()
 
     return LimitedStream
+
+
+class Waits:
+    """How long a hub has us wait: several threads may wait at once."""
+
+    def __init__(self) -> None:
+        self._seconds, self._end = 0.0, 0.0
+
+    def add(self, response: Any) -> None:
+        """Raises HubError when what an answer asks for is too long, with those before."""
+        now, seconds = time.monotonic(), asked_wait(response)
+        if not seconds:  # of another thread: what was too long is raised where it was asked for
+            return
+        begin = max(now, self._end)
+        self._end = max(begin, now + seconds)
+        self._seconds += self._end - begin
+        if self._seconds > LONGEST_WAIT:
+            raise HubError(f"{refusal(response)}; what has come is kept")
+
+
+def refusal(response: Any) -> str:
+    """What the hub answered instead of what it was asked for, and what helps: a line."""
+    status, seconds = response.status_code, asked_wait(response)
+    known = status in HTTPStatus.__members__.values()
+    said = f"the hub answers {status} {HTTPStatus(status).phrase if known else ''}".strip()
+    if status == HTTPStatus.UNAUTHORIZED:
+        return (
+            f"{said}: it wants a key, or another one: set HF_TOKEN to one that may read this model "
+            "(`hf auth login` keeps one)"
+        )
+    if status == HTTPStatus.FORBIDDEN:
+        return (
+            f"{said}: set HF_TOKEN to a key of an account that may read this model, or ask for "
+            "access on its page"
+        )
+    if not is_passing(status):
+        return said
+    when = f"wants to be asked again {later(seconds)}" if seconds else "may answer again soon"
+    help = f"fetch it again {'then' if seconds else 'later'}"
+    often = ", or set HF_TOKEN: accounts may ask more often"
+    return f"{said} and {when}: {help}{often if status == HTTPStatus.TOO_MANY_REQUESTS else ''}"
+
+
+def is_passing(status: int) -> bool:
+    """Whether the same request may succeed later, as the library sees it."""
+    return status >= 500 or status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+
+
+def asked_wait(response: Any) -> float:
+    """Seconds that an answer wants us to wait (`_http_backoff_base` of the library), 0 for none."""
+    if not is_passing(response.status_code):
+        return 0.0
+    said = [response.headers.get("retry-after", "").strip()]
+    reset = RESET.search(response.headers.get("ratelimit", ""))
+    if reset and not number(reset[1]):
+        said.append(reset[2])
+    return max(map(number, said))
+
+
+def number(digits: str) -> float:
+    """0 for what is none; of thousands of digits Python makes no int."""
+    return float(digits.lstrip("0")[:9] or 0) if digits.isdecimal() else 0.0
+
+
+def later(seconds: float) -> str:
+    """`in 28 hours`: rounded up."""
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds > 2 * size:
+            return f"in {-(-int(seconds) // size):,} {unit}"
+    return f"in {int(seconds)} seconds"

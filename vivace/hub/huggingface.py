@@ -19,7 +19,7 @@ from typing import Any
 from vivace.checkpoint.hub_cache import COMMIT, DEFAULT_REVISION, is_revision
 from vivace.config.environment import switched_on
 from vivace.files import write_own_file
-from vivace.hub.guard import response_limits
+from vivace.hub.guard import refusal, response_limits
 from vivace.hub.large_files import fetch_resumable
 from vivace.hub.listing import HubError, Listing, RepoFile
 
@@ -166,7 +166,12 @@ def readable_errors(
     except errors.HFValidationError:
         raise HubError(f"{repo_id!r} is not a name of a model: a name is org/name") from None
     except errors.HfHubHTTPError as error:
-        raise HubError(f"{repo_id}: the hub answers: {first_line(error)}") from None
+        raise refused(repo_id, error) from None
+    except errors.LocalEntryNotFoundError as error:  # the library asked, and was refused or cut off
+        why = error.__cause__
+        if isinstance(why, errors.HfHubHTTPError):
+            raise refused(repo_id, why) from None
+        raise HubError(no_network(repo_id, endpoint, why or error)) from None
     except UnicodeEncodeError as error:
         raise HubError(
             f"{repo_id}: the hub cannot be asked ({first_line(error)}): is HF_TOKEN, or the key of "
@@ -181,6 +186,12 @@ def readable_errors(
         raise local_error(repo_id, error) or HubError(
             no_network(repo_id, endpoint, error)
         ) from None
+
+
+def refused(repo_id: str, error: Any) -> HubError:
+    """Of the library's HfHubHTTPError; a hub may say more than a status."""
+    more = f" ({first_line(error.server_message)})" if error.server_message else ""
+    return HubError(f"{repo_id}: {refusal(error.response)}{more}")
 
 
 def local_error(repo_id: str, error: Exception) -> HubError | None:
@@ -210,7 +221,7 @@ def is_of_this_machine(error: Exception) -> bool:
     return type(error) in (MemoryError, RuntimeError)
 
 
-def no_network(repo_id: str, endpoint: str | None, error: Exception) -> str:
+def no_network(repo_id: str, endpoint: str | None, error: BaseException) -> str:
     doubt = " Is HF_ENDPOINT, which names that address, right?" if endpoint else ""
     return (
         f"{repo_id} could not be fetched from {endpoint or USUAL_ENDPOINT} "
@@ -220,7 +231,7 @@ def no_network(repo_id: str, endpoint: str | None, error: Exception) -> str:
     )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException | str) -> str:
     lines = str(error).strip().splitlines()
     # Words of the hub stand in it, which must not steer a terminal.
     words = "".join(c if c.isprintable() else " " for c in lines[0][:300]) if lines else ""
