@@ -6,7 +6,9 @@ import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +17,9 @@ from terminal import ProcessOnTerminal
 
 from vivace.commands.doctor import apply_fixes, count_text, diagnose, main, parser, probes_for
 from vivace.doctor import devices, linux, network, serving
+from vivace.doctor import port as port_module
 from vivace.doctor.diagnosis import Diagnosis, ProbeOptions, State
+from vivace.doctor.serving import NEWEST_PYTHON, OLDEST_PYTHON
 from vivace.doctor.system import System
 from vivace.platforms.cpu.library import StaleKernels, load_library
 
@@ -45,6 +49,8 @@ class Made(System):
     names: tuple[str, ...] = ("10.0.0.7",)
     taken: tuple[int, ...] = ()
     owners: dict[int, str] = field(default_factory=dict)
+    ours: tuple[int, ...] = ()
+    """ports where Vivace answers"""
     kernels: str | None = "avx2"
     """the instruction set; None: they were not built"""
     kernels_stale: bool = False
@@ -67,6 +73,9 @@ class Made(System):
 
     def port_owner(self, port: int) -> str:
         return self.owners.get(port, "")
+
+    def is_vivace(self, port: int) -> bool:
+        return port in self.ours
 
     def isa(self) -> str:
         if self.kernels is None:
@@ -240,10 +249,10 @@ def test_nvidia(tmp_path: Path) -> None:
     ("changes", "more", "name", "state", "says"),
     [
         ({}, {"packages": {}}, "torch", "error", "pip install torch==2.13.0"),
-        ({}, {"packages": {"torch": "2.6.1+cpu"}}, "torch", "error", "needs 2.7 to 2.15"),
+        ({}, {"packages": {"torch": "2.6.1+cpu"}}, "torch", "error", "2.7 and 2.13 to 2.15"),
         ({}, {"packages": {"torch": "2.7.0"}}, "torch", "ok", "2.7.0"),
         ({}, {"packages": {"torch": "3.0.0a1"}}, "torch", "note", "3.0.0a1"),
-        ({}, {"packages": {"torch": "2.12.1"}}, "torch", "note", "without 2.8 to 2.12"),
+        ({}, {"packages": {"torch": "2.12.1"}}, "torch", "note", "2.7 and 2.13 to 2.15"),
         ({}, {"kernels": None}, "kernels", "warning", "no C++ compiler"),
         ({}, {"kernels_stale": True}, "kernels", "error", "make kernels"),
         ({}, {"kernels": "neon"}, "kernels", "ok", "neon runs (A CPU"),
@@ -259,6 +268,7 @@ def test_nvidia(tmp_path: Path) -> None:
         ),
         ({}, {"environment": {"HF_HUB_CACHE": "/" + "a" * 300}}, "models", "warning", "too long"),
         ({}, {"taken": (30000,)}, "ports", "error", "30000 taken"),
+        ({}, {"taken": (30000,), "ours": (30000,)}, "ports", "note", "Vivace"),
     ],
 )
 def test_what_every_server_needs(
@@ -277,14 +287,9 @@ def test_what_every_server_needs(
 
 def test_the_releases_are_those_of_the_page() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
-    bounds = (
-        *(serving.OLDEST_PYTHON, serving.NEWEST_PYTHON),
-        *(serving.OLDEST_TORCH, serving.NEWEST_TORCH),
-    )
-    oldest, newest, first, last = (f"{major}.{minor}" for major, minor in bounds)
-    assert f"Python {oldest} and {newest}; torch {first} to {last}." in page.read_text()
-    below, above = (f"{major}.{minor}" for major, minor in serving.UNTESTED_TORCH)
-    assert f"Not run: torch {below} to {above}," in page.read_text()
+    pythons = (serving.range_text(each, each) for each in (OLDEST_PYTHON, NEWEST_PYTHON))
+    torches = (serving.range_text(*each) for each in serving.TESTED_TORCH)
+    assert f"Python {' and '.join(pythons)}; torch {' and '.join(torches)}." in page.read_text()
 
 
 def test_clusters_settings_are_for_nodes_of_clusters(tmp_path: Path) -> None:
@@ -319,7 +324,8 @@ def test_a_laptop_fits_on_a_screen(columns: int) -> None:
         (("ok", "ok"), "0 problems, 2 ok"),
         (("error", "unknown", "ok"), "1 problem, 1 unknown, 1 ok"),
         (("unknown", "unknown"), "0 problems, 2 unknown, 0 ok"),
-        (("warning", "note", "error"), "3 problems, 0 ok"),
+        (("warning", "note", "error"), "2 problems, 1 note, 0 ok"),
+        (("note", "note", "ok"), "0 problems, 2 notes, 1 ok"),
     ],
 )
 def test_what_no_probe_can_tell_is_counted_apart(states: tuple[State, ...], text: str) -> None:
@@ -343,6 +349,44 @@ def test_the_command_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None
     assert f"{port} taken by process {os.getpid()} (" in found["ports"]["found"]
     assert found["torch"]["state"] == "ok"
     assert main(["--all", "--port", "70000"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (b"HTTP/1.1 503 Service Unavailable\r\nServer: vivace\r\n\r\n", 0),
+        (b"HTTP/1.1 200 OK\r\nServer: nginx\r\nX-Server: vivace\r\n\r\nServer: vivace\r\n", 1),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", 1),
+        (b"x" * 100_000, 1),
+        (b"", 1),
+        (None, 1),
+    ],
+)
+def test_a_vivace_that_runs_is_nothing_to_mend(
+    answer: bytes | None,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """None: whoever listens never answers."""
+    monkeypatch.setattr(port_module, "ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as clients:
+
+        def serve() -> None:
+            client = clients.enter_context(server.accept()[0])
+            client.recv(4096)
+            if answer is not None:
+                with suppress(OSError):
+                    client.sendall(answer)
+                client.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        number = server.getsockname()[1]
+        assert main(["--json", "--port", str(number)]) == code
+        thread.join(10)
+    (found,) = (each for each in json.loads(capsys.readouterr().out) if each["name"] == "ports")
+    assert found["state"] == ("error" if code else "note") and str(number) in found["found"]
 
 
 def test_a_deployment_says_what_to_look_at(

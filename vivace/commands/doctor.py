@@ -173,8 +173,10 @@ def show(found: Sequence[Diagnosis], *, everything: bool) -> None:
 
 
 def count_text(found: Sequence[Diagnosis]) -> str:
-    """What a probe could not tell is no problem, and not ok either."""
-    fine, unknown = (sum(each.state == state for each in found) for state in ("ok", "unknown"))
-    count = len(found) - fine - unknown
-    problems = f"{count} {'problem' if count == 1 else 'problems'}"
-    return ", ".join([problems, *([f"{unknown} unknown"] if unknown else []), f"{fine} ok"])
+    """Notes, and what a probe could not tell, are no problems, and not ok either."""
+    counts = {state: sum(each.state == state for each in found) for state in STATES}
+    problems, notes = counts["error"] + counts["warning"], counts["note"]
+    parts = [f"{problems} {'problem' if problems == 1 else 'problems'}"]
+    parts += [f"{notes} {'note' if notes == 1 else 'notes'}"] if notes else []
+    parts += [f"{counts['unknown']} unknown"] if counts["unknown"] else []
+    return ", ".join([*parts, f"{counts['ok']} ok"])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from vivace.config.option import no_effect, not_available, option
 from vivace.config.secret import Secret
 
+SERVER = "vivace"
+"""The Server header: not which HTTP library runs here, nor its version."""
 NO_TLS = not_available("TLS is not supported yet", "put a TLS proxy in front")
 
 

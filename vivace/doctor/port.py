@@ -1,13 +1,22 @@
-"""Who has a port: its process, where the system lets us see that."""
+"""Who has a port: its process, where the system lets us see that, and whether it is Vivace."""
 
 from __future__ import annotations
 
 import contextlib
+import socket
 import textwrap
+import time
 from pathlib import Path
+
+from vivace.config.http import SERVER
 
 MAX_COMMAND = 120
 """characters of a command line that are shown"""
+ANSWER_SECONDS = 2.0
+"""for the head of an answer"""
+ASKED = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+LARGEST_HEAD = 1 << 14
+"""bytes"""
 
 
 def port_owner(port: int) -> str:
@@ -47,3 +56,22 @@ def has_socket(process: Path, wanted: set[str]) -> bool:
                 if str(descriptor.readlink()) in wanted:
                     return True
     return False
+
+
+def is_vivace(port: int) -> bool:
+    """Whether a server of Vivace answers at `port` of this machine, whatever it answers: one that
+    is not ready or wants a key says who it is, too."""
+    head, until = b"", time.monotonic() + ANSWER_SECONDS
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), ANSWER_SECONDS) as connection,
+    ):
+        connection.sendall(ASKED)
+        while b"\r\n\r\n" not in head and len(head) < LARGEST_HEAD:
+            connection.settimeout(max(until - time.monotonic(), 0.001))
+            block = connection.recv(LARGEST_HEAD)
+            if not block or time.monotonic() > until:
+                return False
+            head += block
+    lines = head.partition(b"\r\n\r\n")[0].lower().split(b"\r\n")
+    return f"server: {SERVER}".encode() in lines

@@ -18,10 +18,8 @@ from vivace.platforms.cpu.library import BUILD_COMMAND, StaleKernels
 GIB = 1 << 30
 OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 12)
-OLDEST_TORCH = (2, 7)
-NEWEST_TORCH = (2, 15)
-UNTESTED_TORCH = ((2, 8), (2, 12))
-"""minor releases that Vivace is tested with, but for the range between (docs/compatibility.md)"""
+TESTED_TORCH = (((2, 7), (2, 7)), ((2, 13), (2, 15)))
+"""first and last minor releases of each range that Vivace is tested with (docs/compatibility.md)"""
 INSTALL_TORCH = "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 PROCESS_BYTES = 600 << 20
 """bytes of all processes besides weights and KV; measured at rest: half of that"""
@@ -54,23 +52,25 @@ def torch(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
         )
         return
     number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    oldest, newest, *between = (
-        f"{major}.{minor}" for major, minor in (OLDEST_TORCH, NEWEST_TORCH, *UNTESTED_TORCH)
-    )
-    tested = f"{oldest} to {newest} without {' to '.join(between)}"
-    if number < OLDEST_TORCH:
+    tested = " and ".join(range_text(*each) for each in TESTED_TORCH)
+    if number < TESTED_TORCH[0][0]:
         yield Diagnosis(
             name="torch",
             state="error",
             found=version,
-            why=f"Vivace needs {oldest} to {newest}",
+            why=f"it is too old: Vivace is tested with {tested}",
             mend=INSTALL_TORCH,
         )
-    elif number > NEWEST_TORCH or UNTESTED_TORCH[0] <= number <= UNTESTED_TORCH[1]:
-        why = f"Vivace is tested with {tested}"
+    elif not any(first <= number <= last for first, last in TESTED_TORCH):
+        why = f"Vivace is not tested with it, but with {tested}"
         yield Diagnosis(name="torch", state="note", found=version, why=why)
     else:
         yield Diagnosis(name="torch", state="ok", found=f"{version} (tested: {tested})")
+
+
+def range_text(first: tuple[int, ...], last: tuple[int, ...]) -> str:
+    """`2.13 to 2.15`"""
+    return " to ".join(f"{major}.{minor}" for major, minor in dict.fromkeys((first, last)))
 
 
 def kernels(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
@@ -141,19 +141,31 @@ def models(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
 
 
 def port(system: System, options: ProbeOptions) -> Iterator[Diagnosis]:
+    """A server of ours that runs is nothing to mend."""
     taken = [number for number in options.ports if system.listens(number)]
-    if taken:
-        owners = {number: system.port_owner(number) for number in taken}
-        listed = ", ".join(f"{n} taken" + (f" by {by}" if by else "") for n, by in owners.items())
-        who = f"stop who has it: ss -ltnp 'sport = :{taken[0]}'"
+    ours = [number for number in taken if system.is_vivace(number)]
+    owners = {number: system.port_owner(number) for number in taken}
+    others = {number: by for number, by in owners.items() if number not in ours}
+    if others:
+        listed = ", ".join(f"{n} taken" + (f" by {by}" if by else "") for n, by in others.items())
+        who = f"stop who has it: ss -ltnp 'sport = :{next(iter(others))}'"
         yield Diagnosis(
             name="ports",
             state="error",
             found=listed,
             why="a server stops with `port is in use`",
-            mend="vivace serve --port NUMBER, or " + ("stop it" if all(owners.values()) else who),
+            mend="vivace serve --port NUMBER, or " + ("stop it" if all(others.values()) else who),
         )
-    else:
+    for number in ours:
+        by = f", {owners[number]}" if owners[number] else ""
+        yield Diagnosis(
+            name="ports",
+            state="note",
+            found=f"{number}: a Vivace server answers there{by}",
+            why="another one needs another port",
+            mend="vivace serve --port NUMBER",
+        )
+    if not taken:
         yield Diagnosis(
             name="ports", state="ok", found=f"{', '.join(map(str, options.ports))} free"
         )

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from vivace.checkpoint.source import SourceError, embedded_file
-from vivace.doctor.port import port_owner
+from vivace.doctor.port import is_vivace, port_owner
 from vivace.platforms.cpu.library import best_isa
 
 TIMEOUT_SECONDS = 10
@@ -72,6 +72,10 @@ class System:
     def port_owner(self, port: int) -> str:
         """`process 4711 (python -m http.server)`, or "" when that cannot be found out."""
         return port_owner(port)
+
+    def is_vivace(self, port: int) -> bool:
+        """Whether a server of Vivace answers at the port."""
+        return is_vivace(port)
 
     def isa(self) -> str:
         """The instruction set that the native kernels run with. Raises NoKernels,

@@ -14,6 +14,7 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.web_protocol import RequestHandler
 
+from vivace.config.http import SERVER
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import CURRENT_BEGIN, CURRENT_CLIENT, discard
 from vivace.frontend.frontend import Frontend
@@ -32,8 +33,6 @@ log = logging.getLogger("vivace.server")
 
 HTTP2 = "PRI/Upgrade"
 """in aiohttp's words about a client that begins with HTTP/2"""
-SERVER = "vivace"
-"""The Server header: not which HTTP library runs here, nor its version."""
 
 
 class Connection(RequestHandler):
