@@ -413,9 +413,35 @@ def test_the_command_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     words = ["import", *scripts, "-o", str(again), "--hardware", "a3", "--cards", "32"]
     assert main(words) == 0
     assert load(again).roles.keys() == load(spec).roles.keys()
-    assert main(words) == 2
-    assert "--force" in capsys.readouterr().err
     assert main(["render", str(tmp_path / "none.yaml"), "--to", "ray"]) == 2
+
+
+def test_what_somebody_changed_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By both commands, before anything is written; what is as it would be written is nothing to
+    ask about, and a folder is none to write over."""
+    spec, out, again = tmp_path / "deployment.yaml", tmp_path / "out", tmp_path / "again.yaml"
+    spec.write_text(to_yaml(made("separated")))
+    render = ["render", str(spec), "--to", "shell", "-o", str(out)]
+    assert main(render) == 0
+    script, other = sorted(out.glob("*.sh"))[:2]
+    read = ["import", str(script), "-o", str(again)]
+    assert main(read) == 0
+    for words, edited in ((render, script), (read, again)):
+        written = edited.read_text()
+        assert main(words) == 0
+        edited.write_text(written + "# mine\n")
+        other.unlink()
+        capsys.readouterr()
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert edited.name in said and "--force" in said
+        assert edited.read_text().endswith("# mine\n") and not other.exists()
+        assert main([*words, "--force"]) == 0
+        assert edited.read_text() == written
+        assert main(render) == 0
+    capsys.readouterr()
+    assert main([*read[:-1], str(out)]) == 2
+    assert "--force" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["schema", "hardware", "models"])

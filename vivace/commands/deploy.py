@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from vivace.arguments import ArgumentParser, named_path
 from vivace.deploy.load_case import (
@@ -17,7 +18,7 @@ from vivace.deploy.load_case import (
 )
 from vivace.deploy.schema.deployment import Deployment
 from vivace.errors import CANNOT_START, CannotStart, exit_code
-from vivace.files import check_folder, write_file, write_own_file
+from vivace.files import check_folder, read_file, write_file, write_own_file
 from vivace.terminal import print_wrapped, shown
 
 TARGETS = ("shell", "systemd", "compose", "kubernetes", "ray")
@@ -47,13 +48,14 @@ def parser() -> argparse.ArgumentParser:
     reading.add_argument("--cards", type=int, metavar="N")
     reading.add_argument("--model", metavar="NAME", help="`vivace deploy models` lists names")
     reading.add_argument("--quantization", metavar="FORM", help="of the weights: w8a8, w4a8")
-    reading.add_argument("--force", action="store_true", help="write over an existing file")
+    reading.add_argument("--force", action="store_true", help="write over a file that differs")
     rendering = commands.add_parser("render", help="a deployment -> what starts it")
     rendering.add_argument("files", nargs="+", type=named_path, metavar="FILE")
     rendering.add_argument("--to", choices=TARGETS, required=True)
     rendering.add_argument(
         "-o", "--output", type=named_path, metavar="FOLDER", help="default: stdout"
     )
+    rendering.add_argument("--force", action="store_true", help="write over files that differ")
     rendering.add_argument("--engine", choices=("vivace", "sglang"), help="programs to start")
     commands.add_parser("schema", help="the JSON schema of a deployment file")
     commands.add_parser("hardware", help="known devices")
@@ -82,11 +84,31 @@ def import_scripts(chosen: argparse.Namespace) -> int:
     if chosen.output is None:
         print(text, end="")
         return 0
-    if chosen.output.exists() and not chosen.force:
-        raise CannotStart(f"{chosen.output} exists; --force writes over it")
+    if not chosen.force:
+        refuse_other_content({chosen.output: text})
     write_file(chosen.output, text)
     print_wrapped(f"written: {chosen.output}")
     return 0
+
+
+def refuse_other_content(contents: Mapping[Path, str]) -> None:
+    """Raises CannotStart where writing would lose what somebody has changed in a file."""
+    others = [path for path, text in contents.items() if has_other_content(path, text.encode())]
+    if others:
+        shown_names = ", ".join(map(str, others[:3]))
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        them, differ = ("it", "differs") if len(others) == 1 else ("them", "differ")
+        raise CannotStart(
+            f"{shown_names}{more}: there already, and {differ} from what would be written; "
+            f"--force writes over {them}"
+        )
+
+
+def has_other_content(path: Path, content: bytes) -> bool:
+    """Of folders, pipes and devices there is nothing to lose: `write_file` says what they are."""
+    if not path.is_file():
+        return False
+    return path.stat().st_size != len(content) or read_file(path, len(content)) != content
 
 
 def print_remarks(loaded: LoadedDeployment, deployment: Deployment) -> None:
@@ -112,11 +134,13 @@ def render(chosen: argparse.Namespace) -> int:
             print(f"# ==> {name} <==\n{content}")
         return 0
     check_folder(chosen.output, new=True)
+    contents = {chosen.output / name: content for name, content in files.items()}
+    if not chosen.force:
+        refuse_other_content(contents)
     chosen.output.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        path = chosen.output / name
+    for path, content in contents.items():
         write_own_file(path, content)
-        if name.endswith(".sh"):
+        if path.suffix == ".sh":
             path.chmod(0o755)
         print_wrapped(f"written: {path}")
     return 0
