@@ -18,3 +18,5 @@ def test_the_examples_run(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Paris" in done.stdout
+    stages = re.findall(r"^.*: \d+%$", done.stdout, re.MULTILINE)
+    assert stages and len(stages) == len({*stages})
