@@ -58,9 +58,9 @@ def main(words: list[str], environment: Mapping[str, str]) -> int:
         if found:
             print("\n".join(found))
         return 0
-    shell = words[1] if len(words) > 1 else Path(environment.get("SHELL", "")).name
-    if shell not in SCRIPTS or len(words) > 2:
-        problem = f"no completion for {shell!r}" if shell else "which shell?"
+    shell = " ".join(words[1:]) or Path(environment.get("SHELL", "")).name
+    if shell not in SCRIPTS:
+        problem = f"there is none for {shell!r}" if shell else "$SHELL does not say which shell"
         print(f"vivace {words[0]}: {problem}; name one of {', '.join(SCRIPTS)}", file=sys.stderr)
         return CANNOT_START
     if words[0] == "--show-completion":

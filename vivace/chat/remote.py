@@ -115,9 +115,8 @@ class RemoteBackend:
         with contextlib.suppress(ErrorStatus):
             models = self._models()
             if models and self._model not in models:
-                self._tell(
-                    f"{self._url} lists no {self._model}, but {shown(', '.join(models[:3]))}"
-                )
+                others = shown(", ".join(models[:3]))
+                self._tell(f"{self._url} does not list {self._model}; it lists {others}")
 
     def _first_model(self) -> str:
         for model in self._models():

@@ -82,7 +82,8 @@ def retired_lines(search: str) -> Iterator[str]:
     for name in retired_flags(search):
         flag = RETIRED[name]
         words = " ".join(flag.today).format(tp="TP_SIZE")
-        yield f"{name} is taken for {words or 'nothing'}: {flag.why}"
+        effect = f"is taken for {words}" if words else "has no effect"
+        yield f"{name} {effect}: {flag.why}"
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
