@@ -1,17 +1,17 @@
-"""Vivace: an engine for serving large language models. Importing it loads nothing heavy."""
+"""Vivace: an engine for serving large language models. Importing it loads nothing, so that Ctrl-C
+at a command's first moment meets `__main__`, which is ready for it."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-from vivace.version import __version__
-
+TYPE_CHECKING = False  # as `typing` has it
 if TYPE_CHECKING:
     from vivace.api import Engine
     from vivace.config.errors import ConfigError
     from vivace.errors import CannotStart
     from vivace.frontend.errors import BadRequest, EngineUnavailable, NotSupported
+    from vivace.version import __version__
 
 HOMES = {
     "BadRequest": "frontend.errors",
@@ -20,6 +20,7 @@ HOMES = {
     "Engine": "api",
     "EngineUnavailable": "frontend.errors",
     "NotSupported": "frontend.errors",
+    "__version__": "version",
 }
 """name -> the module that has it"""
 

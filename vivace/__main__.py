@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from vivace.cli import main
+try:
+    from vivace.cli import main
+except KeyboardInterrupt:  # Ctrl-C before `main` could see it
+    sys.exit(130)
 
 if __name__ == "__main__":
     sys.exit(main())

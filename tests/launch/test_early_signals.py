@@ -75,6 +75,23 @@ def test_sglangs_command_ends_so_too() -> None:
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.parametrize("stage", ["vivace.cli", "vivace.commands.chat"])
+@pytest.mark.parametrize("words", [["chat"], ["chat", "--help"]])
+def test_ctrl_c_in_the_imports_of_a_command_ends_it_silently(stage: str, words: list[str]) -> None:
+    program = start(stage, "vivace", words)
+    program.send_signal(signal.SIGINT)
+    _, said = program.communicate(timeout=60)
+    assert (program.returncode, said) == (130, "")
+
+
+def test_importing_vivace_imports_nothing() -> None:
+    """What it did would end with a traceback at Ctrl-C."""
+    names = "print(*{*sys.modules} - old)"
+    code = f"import __future__, sys, importlib; old = {{*sys.modules}}; import vivace; {names}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "vivace\n"
+
+
 def test_what_the_parent_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
