@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
-from config_kit import resolved
+from config_kit import PLATFORM, SOURCE, resolved
+from toy_config import LLAMA
 
 from vivace.config.checks import NEEDED
-from vivace.config.config import all_options
+from vivace.config.config import Config, all_options
 from vivace.config.errors import ConfigError
 from vivace.config.option import PLATFORMS, Support
+from vivace.config.parsing import parse
+from vivace.config.resolution import resolve
 from vivace.config.serialize import decode, encode, public
 from vivace.models.config_fields import TABLE
+from vivace.models.facts import read_facts
 
 WORKING = """
 model_path tokenizer_path tokenizer_worker_num skip_tokenizer_init dtype context_length
@@ -187,6 +194,51 @@ def test_longer_context_on_request() -> None:
     )
     assert config.model.context_length == 1000
     assert any("degrade" in notice for notice in config.notices)
+
+
+def stretched(changes: dict[str, Any], *argv: str) -> Config:
+    source = replace(SOURCE, config={**LLAMA, **changes})
+    return resolve(parse(argv, {}), source, read_facts(source), PLATFORM)
+
+
+ORIGINAL = {"original_max_position_embeddings": 128}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        ({"type": "linear", "factor": 4.0}, 2048),
+        ({"rope_type": "linear", "factor": 2}, 1024),
+        ({"type": "dynamic", "factor": 2.5}, 1280),
+        ({"type": "linear", "factor": 4.0, **ORIGINAL}, 512),
+        ({"type": "linear", "factor": 1.0}, 512),
+        ({"rope_type": "yarn", "factor": 4.0}, 512),
+        ({"rope_type": "llama3", "factor": 4.0, **LLAMA3}, 512),
+    ],
+)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_a_scaling_that_may_be_for_more_is_said(
+    key: str, scaling: dict[str, Any], longest: int
+) -> None:
+    """`longest` is what SGLang 0.5.10 takes for the context (`get_context_length`): here it is
+    served to who asks for it, and nobody else."""
+    config = stretched({key: scaling})
+    assert config.model.context_length == 512
+    said = [line for line in config.notices if f"--context-length {longest}" in line]
+    assert len(said) == (longest > 512) and all(f"{key}.factor" in line for line in said)
+    asked = stretched({key: scaling}, "--context-length", str(longest))
+    assert asked.model.context_length == asked.facts.context == longest
+    assert not any("--context-length" in line for line in asked.notices)
+    with pytest.raises(ConfigError, match="--context-length"):
+        stretched({key: scaling}, "--context-length", str(longest + 1))
+
+
+def test_gemma3s_context_is_behind_its_scaling() -> None:
+    changes = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    config = stretched({**changes, "rope_scaling": scaling})
+    assert config.facts.stretch is None and config.model.context_length == 512
 
 
 def test_a_context_has_room_for_a_prompt_and_a_token() -> None:

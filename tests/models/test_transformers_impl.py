@@ -130,6 +130,17 @@ def test_rotary_embeddings_that_grow_are_served_as_far_as_they_do_not(
     assert "serves 32 of 128 tokens" in facts.notices[0]
 
 
+@pytest.mark.parametrize(("kind", "longest"), [("linear", 512), ("dynamic", None)])
+def test_a_scaling_that_may_be_for_more_is_known(
+    kind: str, longest: int | None, tmp_path: Path
+) -> None:
+    """Of 128 tokens; not where transformers' code stretches all sequences of a step at once."""
+    make("Llama", tmp_path)
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+    stretch = traced(locate(str(tmp_path), overrides={"rope_parameters": rope})).stretch
+    assert (stretch and stretch.longest) == longest
+
+
 def test_masks_are_read_or_refused() -> None:
     def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
         return k <= q

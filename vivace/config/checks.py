@@ -145,8 +145,18 @@ def names(options: Options) -> list[str]:
 
 
 def context_length(options: Options, context: ResolveContext) -> list[str]:
-    asked, limit = options.model.context_length, context.facts.context
-    if asked is None or asked <= limit:
+    asked, limit, stretch = (
+        options.model.context_length,
+        context.facts.context,
+        context.facts.stretch,
+    )
+    if asked is None and stretch is not None:
+        return [
+            f"{stretch.place} is {stretch.factor:g} ({stretch.kind}), and nothing says whether the "
+            f"model's {limit} tokens are its context before that or after it: {limit} are served. "
+            f"Where its card promises {stretch.longest}: --context-length {stretch.longest}"
+        ]
+    if asked is None or asked <= (limit if stretch is None else stretch.longest):
         return []
     if not switched_on(options.environment, LONGER):
         raise ConfigError(

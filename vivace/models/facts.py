@@ -17,7 +17,9 @@ from vivace.models.quantized import refuse_quantized
 from vivace.models.rope import (
     LARGEST_HEAD,
     Rope,
+    Stretch,
     read_rope,
+    read_stretch,
     rope_by_layer,
     rope_of_layers,
     with_scaling,
@@ -112,6 +114,8 @@ class ModelFacts:
     """for transformers' code, where that runs the model"""
     notices: tuple[str, ...] = ()
     """what the user should know about values that have no effect"""
+    stretch: Stretch | None = None
+    """where more than `context` may be what the model was trained for"""
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Keys and values of one token over all layers."""
@@ -134,9 +138,10 @@ def read_facts(source: ModelSource) -> ModelFacts:
     windows = layer_windows(config, sliding)
     context = config.get_known("max_position_embeddings")
     ends, notices = read_eos_token_ids(source, config, vocabulary)
+    model_type = read_model_type(config, architecture)
     facts = ModelFacts(
         architecture=architecture,
-        model_type=read_model_type(config, architecture),
+        model_type=model_type,
         hidden_size=config.need_known("hidden_size"),
         layers=layers,
         heads=heads,
@@ -152,6 +157,7 @@ def read_facts(source: ModelSource) -> ModelFacts:
         layer_windows=windows,
         parameters=0,
         decoder=read_decoder_facts(config, head_dim, context),
+        stretch=read_stretch(config, context, model_type),
         notices=(
             *source.notices,
             *unread_code(source),

@@ -21,6 +21,11 @@ THETA = Number(2, 1e15)
 POSITIVE = Number(1e-3, 1e6)
 PART = "partial_rotary_factor"
 ORIGINAL = "original_max_position_embeddings"
+STRETCHING = ("linear", "dynamic")
+"""kinds whose `max_position_embeddings` is the length before the factor for some authors (vicuna's
+16k models), and the length behind it for others (deepseek-coder)"""
+COUNTED = ("gemma3", "gemma3_text")
+"""model types whose authors mean the length behind it"""
 KINDS_OF_LAYERS = ("full_attention", "sliding_attention")
 READ_ORIGINAL = ("llama3", "yarn", "longrope")
 KINDS = OneOf(
@@ -46,6 +51,35 @@ class Rope:
     theta: float = 10000.0
     rotated: int
     scaling: dict[str, float | bool | list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """A scaling that may be for more than the configuration's context: `longest` tokens. `place`:
+    that of its factor, for messages."""
+
+    place: str
+    kind: str
+    factor: float
+    longest: int
+
+
+def read_stretch(
+    config: ConfigFields, context: int, model_type: str, kinds: tuple[str, ...] = STRETCHING
+) -> Stretch | None:
+    """Where the configuration does not say what the context was before. SGLang multiplies it by the
+    factor there (`get_context_length`), which makes four times too much of deepseek-coder's."""
+    given = next(iter(rope_objects(config)), None)
+    if given is None or model_type in COUNTED or config.has(ORIGINAL) or given.has(ORIGINAL):
+        return None
+    kind = given.values.get("rope_type") or given.values.get("type")
+    if kind not in kinds or not given.has("factor"):
+        return None
+    factor = given.need("factor", FACTOR)
+    longest = min(int(factor * context), LONGEST_CONTEXT)
+    if longest <= context:
+        return None
+    return Stretch(place=given.place("factor"), kind=str(kind), factor=factor, longest=longest)
 
 
 def rope_objects(config: ConfigFields) -> list[ConfigFields]:

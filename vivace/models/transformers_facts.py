@@ -19,6 +19,7 @@ from vivace.models.facts import (
     read_eos_token_ids,
 )
 from vivace.models.quantized import refuse_quantized
+from vivace.models.rope import read_stretch
 from vivace.models.twins import twin_dtypes
 
 PACKAGE = "transformers"
@@ -57,9 +58,10 @@ def traced_facts(source: ModelSource, traced: TracedModel) -> ModelFacts:
     config = ModelFields(source)
     windows = tuple(one.window for one in traced.attention)
     ends, notices = read_eos_token_ids(source, config, traced.vocabulary)
+    model_type = config.need_known("model_type")
     return ModelFacts(
         architecture=read_architecture(source),
-        model_type=config.need_known("model_type"),
+        model_type=model_type,
         hidden_size=traced.hidden_size,
         layers=len(traced.attention),
         heads=max(one.heads for one in traced.attention),
@@ -76,6 +78,8 @@ def traced_facts(source: ModelSource, traced: TracedModel) -> ModelFacts:
         parameters=traced.parameters,
         attention=traced.attention,
         config=source.config,
+        # transformers' dynamic scaling grows for all sequences at once (`longest_exact`).
+        stretch=read_stretch(config, traced.context, model_type, ("linear",)),
         notices=(
             *source.notices,
             *unread_code(source),
