@@ -136,7 +136,9 @@ def render(chosen: argparse.Namespace) -> int:
     check_folder(chosen.output, new=True)
     contents = {chosen.output / name: content for name, content in files.items()}
     if not chosen.force:
-        refuse_other_content(contents)
+        # --force would not help with a link, which is never followed (`write_own_file` says so).
+        own = {path: text for path, text in contents.items() if not path.is_symlink()}
+        refuse_other_content(own)
     chosen.output.mkdir(parents=True, exist_ok=True)
     for path, content in contents.items():
         write_own_file(path, content)
