@@ -17,6 +17,7 @@ from vivace.deploy.catalogue.flags import FILE, flags_json
 from vivace.deploy.document import DOCS, pages
 from vivace.deploy.files import packaged_path
 from vivace.deploy.from_script.flags import Remark
+from vivace.deploy.rules.combinations import COMBINATION_RULES
 from vivace.deploy.rules.judge import RULES, Finding, judge
 from vivace.deploy.startup import rewrites_at
 
@@ -711,6 +712,7 @@ def test_every_module_with_rules_is_in_the_list() -> None:
     decorated = re.compile(r"^@\w*(?:rule|refused|rewrite)\(", re.M)
     counts = {file.stem: len(decorated.findall(file.read_text())) for file in folder.glob("*.py")}
     counts["flags"] += len(OF_REMARKS)
+    counts["combinations"] = len(COMBINATION_RULES)
     found = Counter(rule.check.__module__.rpartition(".")[2] for rule in RULES)
     assert {name: count for name, count in counts.items() if count} == found
 

@@ -253,13 +253,3 @@ def draft_issues(
             text += ": what prefill drafts is not used"
             remedy, severity = "draft on decode, or nowhere", "warning"
         yield Issue(flag, text, remedy, severity, server.name)
-
-
-@server_rule("queue-ignored", "note", source=PD, roles=("prefill", "decode"))
-def queue_ignored(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Prefill and decode servers do not set --max-queued-requests.
-    Their queues are those of the handshake and the transfer, which the flag does not limit."""
-    if server.has("max_queued_requests"):
-        text = "--max-queued-requests is ignored with prefill/decode disaggregation"
-        remedy = "set limits at the router: --max-concurrent-requests, --queue-size"
-        yield Issue("max_queued_requests", text, remedy)

@@ -136,15 +136,6 @@ def task_queue(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("TASK_QUEUE_ENABLE", text, f"export TASK_QUEUE_ENABLE={best}", severity)
 
 
-@server_rule("nz-layout", "error", source=GUIDE, platforms=("npu",))
-def nz_layout(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """SGLANG_USE_FIA_NZ is used with SGLANG_NPU_USE_MLAPO.
-    Only the fused operator writes KV in the NZ layout."""
-    if server.enabled("SGLANG_USE_FIA_NZ") and not server.enabled("SGLANG_NPU_USE_MLAPO"):
-        text = "SGLANG_USE_FIA_NZ=1 needs SGLANG_NPU_USE_MLAPO=1, which writes KV in that layout"
-        yield Issue("SGLANG_USE_FIA_NZ", text, "export SGLANG_NPU_USE_MLAPO=1")
-
-
 @server_rule("skip-all-gather", "error", source=GUIDE)
 def skip_all_gather(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLANG_SCHEDULER_SKIP_ALL_GATHER is used on evenly loaded decode servers.

@@ -151,19 +151,6 @@ def long_rounds(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(ROUND, text, f"export {ROUND}={-(-tokens // rounds.tokens)}")
 
 
-@server_rule("deepep-mode", "warning", source=GUIDE, roles=("prefill", "decode"))
-def deepep_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """--deepep-mode suits the role.
-    normal is for many tokens and cannot be captured in graphs; low_latency is for few tokens."""
-    role_mode, flag = (server.kind, server.expert_mode), server.flag("deepep_mode")
-    if role_mode == ("prefill", "low_latency"):
-        text = "--deepep-mode low_latency on a prefill role: its kernels are for few tokens"
-        yield Issue(flag, text, "--deepep-mode normal")
-    if role_mode == ("decode", "normal"):
-        text = "--deepep-mode normal on a decode role turns decode graphs off"
-        yield Issue(flag, text, "--deepep-mode low_latency")
-
-
 @server_rule("fused-mode", "note", source=ARGS, engine="sglang", platforms=("npu",))
 def fused_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--moe-a2a-backend ascend_fuseep has SGLANG_NPU_FUSED_MOE_MODE.
@@ -175,12 +162,3 @@ def fused_mode(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = f'{FUSED_MODE} is not set: {stops} with "Wrong value of fuse_mode=None"'
         severity = "error" if version else None
         yield Issue(FUSED_MODE, text, f"export {FUSED_MODE}=1 (2 with modelslim weights)", severity)
-
-
-@server_rule("fused-mode-quantised", "error", source=GUIDE, platforms=("npu",))
-def fused_mode_quantized(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """SGLANG_NPU_FUSED_MOE_MODE=2 is used with quantized weights.
-    DISPATCH_FFN_COMBINE supports modelslim weights only."""
-    if server.variable(FUSED_MODE) == "2" and server.value("quantization") != "modelslim":
-        text = f"{FUSED_MODE}=2 needs --quantization modelslim"
-        yield Issue(FUSED_MODE, text, f"export {FUSED_MODE}=1")

@@ -19,7 +19,7 @@ from vivace.terminal import shorten
 
 MODULES = tuple(
     import_module(f"vivace.deploy.rules.{name}")
-    for name in """flags refused parallelism experts speculative
+    for name in """flags refused combinations parallelism experts speculative
     disaggregation hosts load environment rewrites""".split()
 )
 

@@ -22,34 +22,6 @@ def refused(name: str, *about: str, **facts: Any) -> Callable[[ServerCheck], Rul
     return server_rule(name, "error", *about, source=f"{ARGS}, 0.5.10", reason=reason, **facts)
 
 
-@refused("host-cache", "enable_hierarchical_cache", "remove one of them", since="0.5.7")
-def host_cache(server: ServerPlan, case: Case) -> Iterator[str]:
-    """--enable-hierarchical-cache is used with the prefix cache."""
-    if server.has("enable_hierarchical_cache") and server.has("disable_radix_cache"):
-        yield "--enable-hierarchical-cache needs the prefix cache; --disable-radix-cache is set"
-
-
-@refused("multi-item-scoring", since="0.5.7")
-def multi_item_scoring(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Multi-item scoring runs without prefix cache and chunked prefill."""
-    if not server.has("multi_item_scoring_delimiter"):
-        return
-    flag = server.flag("multi_item_scoring_delimiter")
-    if not server.has("disable_radix_cache"):
-        yield Issue(flag, "multi-item scoring needs --disable-radix-cache", "--disable-radix-cache")
-    if server.number("chunked_prefill_size") != -1:
-        text = "multi-item scoring needs --chunked-prefill-size -1"
-        yield Issue(flag, text, "--chunked-prefill-size -1")
-
-
-@refused("priority-policy", "schedule_policy", "use fcfs", since="0.5.3", engine="sglang")
-def priority_policy(server: ServerPlan, case: Case) -> Iterator[str]:
-    """--enable-priority-scheduling is used with a policy that supports it."""
-    policy = server.value("schedule_policy")
-    if server.has("enable_priority_scheduling") and policy not in ("fcfs", "lof"):
-        yield f"--enable-priority-scheduling cannot be used with --schedule-policy {policy}"
-
-
 @refused("chunk-pages", engine="sglang")
 def chunk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """--chunked-prefill-size, divided by dp with dp attention, is a multiple of the page size.
@@ -65,13 +37,6 @@ def chunk_pages(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("chunked_prefill_size", text, f"use {max(1, chunk // size) * size}")
 
 
-@refused("tokenizer-batches", "enable_tokenizer_batch_encode", "remove one of them", since="0.5.7")
-def tokenizer_batches(server: ServerPlan, case: Case) -> Iterator[str]:
-    """Only one kind of tokenizer batching is enabled."""
-    if server.has("enable_tokenizer_batch_encode") and server.has("enable_dynamic_batch_tokenizer"):
-        yield "it cannot be used with --enable-dynamic-batch-tokenizer"
-
-
 @refused(
     "served-name", "served_model_name", "use a name without a colon", since="0.5.7", engine="sglang"
 )
@@ -80,22 +45,6 @@ def served_name(server: ServerPlan, case: Case) -> Iterator[str]:
     name = server.value("served_model_name")
     if isinstance(name, str) and ":" in name:
         yield f"--served-model-name {name}: a colon introduces the name of a LoRA adapter"
-
-
-@refused("tls-files", since="0.5.9")
-def tls_files(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """TLS has both a key and a certificate."""
-    key, certificate = server.has("ssl_keyfile"), server.has("ssl_certfile")
-    if key != certificate:
-        flag = server.flag("ssl_keyfile" if key else "ssl_certfile")
-        yield Issue(flag, "TLS needs both --ssl-keyfile and --ssl-certfile", "set both or neither")
-
-
-@refused("metrics-folder", "export_metrics_to_file", "set the directory", since="0.5.7")
-def metrics_folder(server: ServerPlan, case: Case) -> Iterator[str]:
-    """Exported metrics have a directory."""
-    if server.has("export_metrics_to_file") and not server.has("export_metrics_to_file_dir"):
-        yield "--export-metrics-to-file needs --export-metrics-to-file-dir"
 
 
 @refused("topk-pages", "speculative_eagle_topk", "--speculative-eagle-topk 1")

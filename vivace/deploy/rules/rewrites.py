@@ -57,14 +57,6 @@ def conservativeness(server: ServerPlan, case: Case) -> Iterator[str]:
         yield text + " multiplies it by 0.3"
 
 
-@rewrite("becomes-ascend", "attention_backend", platforms=("npu",), since=ASCEND_BACKEND)
-def ascend_defaults(server: ServerPlan, case: Case) -> Iterator[str]:
-    """Ascend has one attention backend."""
-    backend = server.value("attention_backend")
-    if server.has("attention_backend") and backend != "ascend":
-        yield f"--attention-backend {backend} becomes ascend: Ascend supports no other"
-
-
 @rewrite("becomes-draft-limits")
 def draft_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Speculation limits running requests and turns mixed chunks off."""
@@ -87,57 +79,12 @@ def pipeline_overlap(server: ServerPlan, case: Case) -> Iterator[str]:
         yield "overlap scheduling is turned off: the pipeline overlaps micro-batches instead"
 
 
-@rewrite("becomes-no-prefix-cache", "disaggregation_mode")
-def decode_cache(server: ServerPlan, case: Case) -> Iterator[str]:
-    """Decode servers have no prefix cache.
-    From 0.5.11 on --disaggregation-decode-enable-radix-cache keeps it."""
-    chosen = server.caches_prefixes or server.has("disable_radix_cache")
-    if server.kind == "decode" and not chosen:
-        yield "the prefix cache is turned off: decode servers have none"
-
-
-@rewrite("becomes-no-graphs", "disaggregation_mode")
-def prefill_graphs(server: ServerPlan, case: Case) -> Iterator[str]:
-    """Prefill servers capture no decode graphs."""
-    captured = server.has("enable_piecewise_cuda_graph") or server.has("disable_cuda_graph")
-    if server.kind == "prefill" and not captured:
-        yield "decode graphs are turned off: the role only prefills"
-
-
-@rewrite("becomes-eager", "deepep_mode")
-def normal_graphs(server: ServerPlan, case: Case) -> Iterator[str]:
-    """--deepep-mode normal cannot be captured in graphs."""
-    normal = server.expert_mode == "normal"
-    if normal and server.decodes and not server.has("disable_cuda_graph"):
-        yield "decode graphs are turned off: --deepep-mode normal cannot be captured"
-
-
-@rewrite("becomes-static-experts", since="0.4.7")
-def expert_balance(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Expert load balancing sets the recorder mode and the dispatch algorithm."""
-    if server.has("enable_eplb"):
-        yield Issue("enable_eplb", "the expert recorder mode becomes stat: load balancing reads it")
-    moved = server.has("init_expert_location")
-    redundant = moved or server.number("ep_num_redundant_experts")
-    if redundant and not server.has("ep_dispatch_algorithm"):
-        name = "init_expert_location" if moved else "ep_num_redundant_experts"
-        yield Issue(name, "--ep-dispatch-algorithm becomes static: expert locations are set")
-
-
 @rewrite("becomes-unfused", "disable_shared_experts_fusion")
 def shared_fusion(server: ServerPlan, case: Case) -> Iterator[str]:
     """Shared experts are not fused with expert parallelism or on Ascend."""
     spread = server.parallelism.ep > 1 or case.platform == "npu"
     if server.has("disable_shared_experts_fusion") and spread:
         yield "it has no effect: fusion is off anyway with several expert ranks and on Ascend"
-
-
-@rewrite("becomes-fcfs", "schedule_policy")
-def prefix_order(server: ServerPlan, case: Case) -> Iterator[str]:
-    """Scheduling by cached prefix needs the prefix cache."""
-    policy = server.value("schedule_policy")
-    if policy in ("lpm", "dfs-weight") and server.has("disable_radix_cache"):
-        yield f"--schedule-policy {policy} works like fcfs: the prefix cache is off"
 
 
 @rewrite("becomes-no-symmetric", "enable_symm_mem")
