@@ -80,7 +80,7 @@ def test_each_names_its_source() -> None:
     "name", "rtx-3090 rtx-4090 rtx-5090 l4 l40s a100 h100 h200 b200 gb200 mi300x".split()
 )
 def test_a_small_model_fits_on_every_gpu(name: str) -> None:
-    flags = {"model-path": "Qwen/Qwen3-30B-A3B-FP8", "tp": "4"}
+    flags = {"model-path": "Qwen/Qwen3-30B-A3B-FP8", "tp": "4", "ep": "4"}
     server = {"program": "python -m sglang.launch_server", "flags": flags}
     found = verdict({"servers": [server]}, name, 4)
     assert [each.text for each in found.findings if each.severity == "error"] == []

@@ -33,6 +33,7 @@ EAGLE3 = {
     "speculative-num-draft-tokens": 4,
 }
 NEXTN = {**EAGLE3, "speculative-algorithm": "NEXTN", "speculative-draft-model-path": LEAVE_OUT}
+CUDA = {"device": "cuda", "attention-backend": "fa3", "model-path": "MiniMaxAI/MiniMax-M2.5"}
 Made = dict[str, Any]
 SERVER = "python -m sglang.launch_server --model-path m"
 CHECKED = f"FROM a\nHEALTHCHECK CMD curl -f localhost:{{}}/health\nCMD {SERVER} --port 8000\n"
@@ -230,6 +231,21 @@ LAYOUT_PAIRS = {
     "kv-copies": flags({"dp-size": 2}, {"dp-size": 4}, "mixed --tp-size", "2"),
     "experts": flags(
         {"tp-size": 12, "dp-size": 12, "max-running-requests": 252}, {}, "mixed --ep-size", "128"
+    ),
+    "weight-blocks": Pair(
+        mixed(
+            model={"name": "minimax-m2.5"},
+            hardware={"device": "h200", "cards": 8},
+            flags={**CUDA, "tp-size": 8, "dp-size": 8, "moe-a2a-backend": LEAVE_OUT},
+        ),
+        mixed(
+            model={"name": "minimax-m2.5"},
+            hardware={"device": "h200", "cards": 8},
+            flags={**CUDA, "tp-size": 8, "dp-size": 8, "moe-a2a-backend": "deepep"},
+        ),
+        "mixed --tp-size",
+        "192",
+        "128",
     ),
     "ep-divides-tp": flags(
         {"moe-a2a-backend": LEAVE_OUT, "ep-size": 3},

@@ -215,7 +215,7 @@ def load_model(model: Model, file: str) -> Architecture | None:
                 f"model.name {model.name!r} is not known{near} (`vivace deploy models` lists them; "
                 "model.config takes the path of a config.json)"
             )
-        return known_architecture(known)
+        return known_architecture(known, model.path or model.name)
     if model.path is None:
         return None
     config = below(model.path, "config.json")
@@ -225,4 +225,4 @@ def load_model(model: Model, file: str) -> Architecture | None:
         except ValueError:
             return None
     known = guess_model(model.path)
-    return None if known is None else known_architecture(known)
+    return None if known is None else known_architecture(known, model.path)

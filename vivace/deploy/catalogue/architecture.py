@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, Integer, ListOf
+from vivace.deploy.catalogue.stored_weights import StoredBlocks, parse_blocks, parse_precision
 from vivace.models.families import FAMILIES, Family
 
 MOST = 1 << 27
@@ -169,6 +170,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     sliding: GroupedAttention | None = None
     sliding_layers: int = 0
     precision: str = "bf16"
+    blocks: StoredBlocks = StoredBlocks()
     name: str = ""
     """the first of its config.json's `architectures`"""
 
@@ -236,6 +238,7 @@ def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "
         sliding=sliding,
         sliding_layers=sliding_layers,
         precision=parse_precision(values.values),
+        blocks=parse_blocks(values.values),
         name=first_architecture(config),
     )
 
@@ -249,19 +252,6 @@ def first_architecture(config: Mapping[str, Any]) -> str:
     listed = config.get("architectures")
     name = listed[0] if isinstance(listed, list) and listed else ""
     return name if isinstance(name, str) else ""
-
-
-def parse_precision(config: Mapping[str, Any]) -> str:
-    """quant_method, with its bits where they differ within one method."""
-    found = config.get("quantization_config")
-    if not isinstance(found, Mapping):
-        return "bf16"
-    if config.get("expert_dtype") == "fp4":
-        return "fp8_fp4"
-    method, bits = str(found.get("quant_method", "unknown")), found.get("bits")
-    if method == "compressed-tensors" and "'num_bits': 4" in str(found):
-        return "int4"
-    return f"int{bits}" if method in ("awq", "gptq") and isinstance(bits, int) else method
 
 
 class Shapes(ConfigFields):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture, parse_architecture
+from vivace.deploy.catalogue.stored_weights import StoredBlocks
 from vivace.deploy.files import below, is_folder, packaged_path
 from vivace.files import read_file
 
@@ -17,13 +18,15 @@ LARGEST = 1 << 20
 
 
 class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`config`: the keys of its config.json that shapes follow from."""
+    """`config`: the keys of its config.json that shapes follow from; `fp8`: who publishes it in
+    FP8 with blocks of 128 x 128 weights, too."""
 
     name: str
     title: str
     aliases: tuple[str, ...]
     config: dict[str, Any]
     source: str
+    fp8: str = ""
 
 
 @cache
@@ -86,8 +89,14 @@ def guess_model(path: str) -> KnownModel | None:
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def known_architecture(model: KnownModel) -> Architecture:
-    return parse_architecture(model.config, model.title)
+def known_architecture(model: KnownModel, path: str = "") -> Architecture:
+    """As it is published; where the path names its release in FP8, with the blocks of that."""
+    found = parse_architecture(model.config, model.title)
+    owner, _, name = path.lower().rstrip("/").rpartition("/")
+    if not model.fp8 or not re.search(r"[-_.]fp8$", name):
+        return found
+    blocks = StoredBlocks(128, 128, certain=owner.rpartition("/")[2] == model.fp8.lower())
+    return msgspec.structs.replace(found, blocks=blocks)
 
 
 def read_architecture(path: str) -> Architecture:

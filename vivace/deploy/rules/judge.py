@@ -75,6 +75,18 @@ ASSUMPTIONS = {
         remedy="--quantization bf16, fp8, w8a8 .. (model.quantization)",
         is_open=precision_is_open,
     ),
+    "blocks": RuleAssumption(
+        meaning="weights in FP8 have the blocks of the release that the path resembles",
+        text=lambda rule, case: "the weights have the blocks of the model's own release in FP8",
+        remedy="--model DIR, or model.config with its config.json",
+        is_open=lambda case, role: case.model is not None and not case.model.blocks.certain,
+    ),
+    "gpu": RuleAssumption(
+        meaning="the device is a GPU of NVIDIA before Blackwell: others may pad weights",
+        text=lambda rule, case: "the device pads no weights",
+        remedy="--hardware NAME",
+        is_open=lambda case, role: case.device is None or case.platform == "hip",
+    ),
     "scripts": RuleAssumption(
         meaning="no other script belongs to the deployment",
         text=lambda rule, case: "no other script belongs to the deployment",

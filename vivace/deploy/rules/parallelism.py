@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.architecture import GroupedAttention
 from vivace.deploy.from_script.roles import flag_value
+from vivace.deploy.memory.weights import dense_ranks, weight_precision
 from vivace.deploy.processes import instances, role_name
 from vivace.deploy.rules.rule import ARGS, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.server_plan import PARTITION, ServerPlan, placeholder
 
 PP_INDICES = "SGLang's get_pp_indices and make_layers"
 CONFIG = "the model's config.json"
+BLOCKS = "SGLang's fp8.py, 0.4.6 to 0.5.23"
+SHARING = {"enable-ep-moe", "moe-dp-size", "moe-data-parallel-size"}
+"""flags that share experts in another way"""
 CATALOGUE = "hardware catalogue"
 CP_GUIDE = "SGLang 0.5.10; parameter guide"
 
@@ -164,6 +168,33 @@ def experts(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = f"{count} experts cannot be divided by ep {server.parallelism.ep}"
         remedy = f"choose an ep that divides {count}, or add --ep-num-redundant-experts"
         yield Issue("ep_size", text, remedy)
+
+
+@server_rule("weight-blocks", "error", source=BLOCKS, needs=("model",), assumes=("blocks", "gpu"))
+def weight_blocks(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """Ranks share the blocks of FP8 weights evenly.
+    A block, of 128 x 128 weights mostly, has one scale. SGLang stops where the parts of an MLP or
+    an expert are not whole blocks; experts are padded with flashinfer_trtllm, Blackwell's
+    default."""
+    model, layout, quantization = case.known_model, server.parallelism, server.value("quantization")
+    precision = weight_precision(server, case.deployment.model.quantization, model)[0]
+    if precision != "fp8" or quantization not in (None, "fp8") or case.platform in ("cpu", "npu"):
+        return
+    runner = server.value("moe_runner_backend")
+    padded = "trtllm" in str(runner) or (runner == "auto" and case.start_facts.on("sm100"))
+    shared = [("an MLP", model.dense_width, dense_ranks(server))] if model.dense_layers else []
+    if model.experts and not padded and not SHARING & server.role.flags.keys():
+        shared.append(("an expert", model.experts.width, max(1, layout.tp // layout.ep)))
+    for what, width, ranks in shared:
+        fits = [each for each in range(1, ranks + 1) if model.blocks.divide(width, each)]
+        if ranks not in fits:
+            part = f"{what} of {width} on {ranks} ranks is {width / ranks:g} each"
+            text = f"{part}, no multiple of the block's {model.blocks.rows}"
+            best = max((each for each in fits if ranks % each == 0), default=1)
+            remedy = (
+                f"--ep-size {layout.tp // best}" if what == "an expert" else f"--tp-size {best}"
+            )
+            yield Issue("tp_size", text, remedy)
 
 
 @server_rule("ep-divides-tp", "error", "ep_size", "choose an ep that divides tp", source=ARGS)
