@@ -23,7 +23,6 @@ ALIKE, ALMOST = 0.75, 0.9
 """shares of equal letters from which a name is offered, and from which one is taken for another"""
 BUILT_IN = {"SGLANG_ENABLE_SPEC_V2": "what it turned on is always on since 0.5.14"}
 """variables that a version may lack without a loss"""
-ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
 SKIP_ALL_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 BALANCED = ("round_robin", "decode_round_robin", "auto", "follow_bootstrap_room")
 ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
@@ -109,16 +108,6 @@ def variable_value(case: Case) -> Iterator[Issue]:
         if text and known and "<" not in text and text not in known:
             said = f"{name}={value} is not one of {', '.join(known)}{nearest(text, known)}"
             yield Issue(name, said, "correct the value", role=role)
-
-
-@server_rule("allocator-segments", "note", source=GUIDE, platforms=("npu",))
-def allocator_segments(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """The memory allocator uses expandable segments.
-    Otherwise memory between the static part and activations fragments, and large prompts run out of
-    memory."""
-    if not server.variable(ALLOCATOR):
-        text = f"{ALLOCATOR} is not set: memory fragments between segments of different sizes"
-        yield Issue(ALLOCATOR, text, f"export {ALLOCATOR}=expandable_segments:True")
 
 
 @server_rule("task-queue", "note", source=GUIDE, platforms=("npu",), roles=("prefill", "decode"))

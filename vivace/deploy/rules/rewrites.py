@@ -31,13 +31,6 @@ def expert_ranks(server: ServerPlan, case: Case) -> Iterator[str]:
         yield f"ep {ep_size} becomes {ep}: {server.value('moe_a2a_backend')} uses all tp ranks"
 
 
-@rewrite("becomes-dp-attention", "enable_dp_attention", since="0.5.2", until="0.5.21")
-def single_dp(server: ServerPlan, case: Case) -> Iterator[str]:
-    """--enable-dp-attention is used with --dp-size above 1."""
-    if server.parallelism.dp == 1 and server.has("enable_dp_attention"):
-        yield "--enable-dp-attention is turned off: dp is 1"
-
-
 @rewrite("becomes-chunk", "chunked_prefill_size")
 def chunk_by_dp(server: ServerPlan, case: Case) -> Iterator[str]:
     """dp attention divides --chunked-prefill-size."""
@@ -70,13 +63,6 @@ def draft_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if not overlapped and not server.has("disable_overlap_schedule"):
         text = "overlap scheduling is turned off: with speculation it needs SGLANG_ENABLE_SPEC_V2=1"
         yield Issue("speculative_algorithm", text)
-
-
-@rewrite("becomes-no-overlap", "pp_size", since="0.4.6.post4")
-def pipeline_overlap(server: ServerPlan, case: Case) -> Iterator[str]:
-    """Pipeline parallelism turns overlap scheduling off."""
-    if server.parallelism.pp > 1 and not server.has("disable_overlap_schedule"):
-        yield "overlap scheduling is turned off: the pipeline overlaps micro-batches instead"
 
 
 @rewrite("becomes-unfused", "disable_shared_experts_fusion")
