@@ -182,19 +182,18 @@ def weight_blocks(server: ServerPlan, case: Case) -> Iterator[Issue]:
         return
     runner = server.value("moe_runner_backend")
     padded = "trtllm" in str(runner) or (runner == "auto" and case.start_facts.on("sm100"))
-    shared = [("an MLP", model.dense_width, dense_ranks(server))] if model.dense_layers else []
-    if model.experts and not padded and not SHARING & server.role.flags.keys():
-        shared.append(("an expert", model.experts.width, max(1, layout.tp // layout.ep)))
-    for what, width, ranks in shared:
-        fits = [each for each in range(1, ranks + 1) if model.blocks.divide(width, each)]
-        if ranks not in fits:
+    shared = [("an MLP", model.dense_width, dense_ranks(server), 0)] if model.dense_layers else []
+    if (routed := model.experts) and not padded and not SHARING & server.role.flags.keys():
+        shared.append(("an expert", routed.width, max(1, layout.tp // layout.ep), routed.count))
+    for what, width, ranks, count in shared:
+        if not model.blocks.divide(width, ranks):
             part = f"{what} of {width} on {ranks} ranks is {width / ranks:g} each"
-            text = f"{part}, no multiple of the block's {model.blocks.rows}"
-            best = max((each for each in fits if ranks % each == 0), default=1)
-            remedy = (
-                f"--ep-size {layout.tp // best}" if what == "an expert" else f"--tp-size {best}"
-            )
-            yield Issue("tp_size", text, remedy)
+            fits = [
+                each for each in range(1, ranks) if ranks % each == count % (ranks // each) == 0
+            ]
+            best = max((each for each in fits if model.blocks.divide(width, each)), default=1)
+            remedy = f"--ep-size {layout.tp // best}" if count else f"--tp-size {best}"
+            yield Issue("tp_size", f"{part}, no multiple of {model.blocks.rows}, a block", remedy)
 
 
 @server_rule("ep-divides-tp", "error", "ep_size", "choose an ep that divides tp", source=ARGS)
