@@ -113,6 +113,24 @@ def test_a_mistake_is_found_at_its_line(
     assert all(each.remedy for each in found)
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "before"),
+    [
+        (UNIT, "a.service", "-AWQ \\"),
+        (UNIT, "a.service", "--tp-size 2 \\"),
+        (UNIT.replace("launch_server ", "launch_server \\\n  "), "a.service", "launch_server \\"),
+        (f"{SERVER} m \\\n --port 80\n".replace("launch_server ", "launch_server \\\n "), "a.sh",
+         "launch_server \\"),
+    ],
+)  # fmt: skip
+def test_what_follows_from_a_lost_backslash_is_not_told_beside_it(
+    text: str, name: str, before: str
+) -> None:
+    assert before in text
+    found = findings(text.replace(before, before[:-2]), name)
+    assert {each.rule for each in found} == {"broken-line"}
+
+
 def test_flags_for_an_image_that_is_not_known_lack_no_backslash() -> None:
     found = findings(COMPOSE.replace("lmsysorg/sgl-model-gateway", "own/front"), "compose.yaml")
     more = "  metrics: {image: prom/prometheus, command: --config.file=/etc/prometheus.yml}\n"

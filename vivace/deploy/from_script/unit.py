@@ -37,6 +37,11 @@ def services_in(file: str, content: str, follow: Follow) -> list[Container]:
             text = f"{value[:80]!r} belongs to no setting: systemd ignores it"
             rule = "broken-line" if value.startswith("-") else "not-understood"
             remarks.append(Remark(rule, "", text, file, place.line, place.end))
+            if rule == "broken-line" and started and started[-1][1].end + 1 == place.line:
+                started[-1] = (
+                    f"{started[-1][0]} {value}",
+                    Location(file, started[-1][1].line, place.end),
+                )
         elif name not in READ and (near := nearest(name, READ, 0.9)):
             text = f"{name} is no setting, systemd ignores it{near}"
             remarks.append(Remark("not-understood", "", text, file, place.line, place.end))
