@@ -131,6 +131,30 @@ def test_what_follows_from_a_lost_backslash_is_not_told_beside_it(
     assert {each.rule for each in found} == {"broken-line"}
 
 
+RANKED = (
+    "{}python -m sglang.launch_server --model-path m --tp 16 --dist-init-addr a:5000 --nnodes 2 "
+    "--node-rank $RANK\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "severity"),
+    [
+        # The name decides only a variable: every other machine comes by, with an argument.
+        ('RANK=${1:-0}\nif [ "$(hostname)" = a ]; then export X=1; fi\n', "note"),
+        ('if [ "$(hostname)" = a ]; then RANK=0; else RANK=1; fi\n', "note"),
+        ('if [ "$(hostname)" = a ]; then RANK=0; else exit 1; fi\n', "warning"),
+        ('if [ "$(hostname)" = a ]; then RANK=0; fi\n', "warning"),
+    ],
+)
+def test_a_script_that_runs_on_machines_without_a_name_lacks_no_node(
+    before: str, severity: str
+) -> None:
+    result = judge(build_case(import_scripts([("a.sh", RANKED.format(before))]), Overrides()))
+    found = [each.severity for each in result.findings if each.rule == "node-ranks"]
+    assert found == [severity]
+
+
 def test_flags_for_an_image_that_is_not_known_lack_no_backslash() -> None:
     found = findings(COMPOSE.replace("lmsysorg/sgl-model-gateway", "own/front"), "compose.yaml")
     more = "  metrics: {image: prom/prometheus, command: --config.file=/etc/prometheus.yml}\n"

@@ -73,6 +73,8 @@ class StartedServer(msgspec.Struct, frozen=True):
     """what it has in the next round of a loop without a known end"""
     stops: tuple[int, int] = (0, 0)
     """how often its script ended servers before: those with other counts run at other times"""
+    elsewhere: bool = False
+    """whether it is started with a node's rank on machines, too, that its script does not name"""
 
     def runs_with(self, other: StartedServer) -> bool:
         """Whether both run on the same machine at the same time."""
@@ -238,7 +240,9 @@ def on_known_hosts(group: list[StartedServer], groups: RoleGroups) -> list[Start
     machine it does not know. Without any, one for each place in the scripts and round of a loop."""
     known = [each for each in group if each.host is not None]
     if known:
-        return known
+        others = [each for each in group if each.host is None]
+        more = any(node_rank(each.flags) is not None for each in others)
+        return [msgspec.structs.replace(each, elsewhere=more) for each in known]
     found: dict[tuple[Location, int], StartedServer] = {}
     for each in group:
         kept = found.setdefault((each.place, each.round), each)

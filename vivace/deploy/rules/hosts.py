@@ -103,7 +103,7 @@ def node_ranks(case: Case) -> Iterator[Issue]:
 
 def missing_nodes(instance: Instance, missing: list[int], count: int, case: Case) -> Issue:
     """An error where several nodes of the instance are there and others are not; a warning where
-    the script knows its machines."""
+    the script knows its machines, a note where it runs on others too."""
     names = ", ".join(map(str, missing[:8])) + (" .." if len(missing) > 8 else "")
     several, named = len(instance) > 1, instance[0].host is not None
     started = f"{len(instance)} of them {'are' if several else 'is'} started here"
@@ -112,6 +112,7 @@ def missing_nodes(instance: Instance, missing: list[int], count: int, case: Case
     if several:
         remedy = f"--nnodes {len(instance)}, or start the others"
     severity = None if several else "warning" if named else "note"
+    severity = "note" if any(each.elsewhere for each in instance) else severity
     return issue_at(instance[0], case, "--nnodes", text, remedy, severity)
 
 
