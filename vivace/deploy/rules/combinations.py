@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,19 +16,20 @@ from vivace.files import read_file
 
 LARGEST = 1 << 16
 """bytes of the file"""
-PROPERTIES = ("kind", "expert_mode", "caches_prefixes")
+PROPERTIES = ("kind", "expert_mode", "caches_prefixes", "external_draft")
 """of ServerPlan, which conditions may ask for beside options and variables"""
+NAMED = re.compile(r"\{(\w+)\}")
 Wanted = dict[str, bool | tuple[str, ...]]
 """name of an option, a variable or a property -> true: given or on; or its values"""
 
 
 class Combination(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is said where all of `when` holds and nothing of `unless`; `{}` in the text is the value
-    of the flag."""
+    """What is said where all of `when` holds and nothing of `unless`; `{name}` in it is a value."""
 
     flag: str
     text: str
     remedy: str = ""
+    severity: Severity | None = None
     when: Wanted = {}
     unless: Wanted = {}
 
@@ -35,8 +37,10 @@ class Combination(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raises UnknownValue."""
         found = all(holds(server, *each) for each in self.when.items())
         if found and not any(holds(server, *each) for each in self.unless.items()):
-            value = find_value(server, self.flag) if "{" in self.text else None
-            yield Issue(self.flag, self.text.format(value), self.remedy)
+            names = NAMED.findall(self.text + self.remedy)
+            values = {name: find_value(server, name) for name in names}
+            text, remedy = self.text.format_map(values), self.remedy.format_map(values)
+            yield Issue(self.flag, text, remedy, self.severity)
 
 
 class CombinationRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,6 @@ BLOCKS = "SGLang's fp8.py, 0.4.6 to 0.5.23"
 SHARING = {"enable-ep-moe", "moe-dp-size", "moe-data-parallel-size"}
 """flags that share experts in another way"""
 CATALOGUE = "hardware catalogue"
-CP_GUIDE = "SGLang 0.5.10; parameter guide"
 
 
 @case_rule("cards", "error", source=f"{PAGE}; {CATALOGUE}", needs=("cards",))
@@ -214,29 +213,6 @@ def dense_tp(server: ServerPlan, case: Case) -> Iterator[str]:
         yield f"--moe-dense-tp-size must be 1, or from 0.5.13 on tp ({tp}), got {size}"
 
 
-@server_rule("dp-lm-head", "error", source=ARGS)
-def dp_lm_head(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """--enable-dp-lm-head is used with dp attention.
-    _handle_data_parallelism asserts dp attention; with dp 1 it silently resets the flag."""
-    name, text = "enable_dp_lm_head", "--enable-dp-lm-head needs --enable-dp-attention"
-    used = server.has(name) and not server.parallelism.dp_attention
-    if used and server.parallelism.dp == 1:
-        yield Issue(name, f"{text}: with dp 1 it is silently ignored", "remove it", "warning")
-    elif used:
-        yield Issue(name, text, "--enable-dp-attention")
-
-
-@server_rule("pipeline", "error", source=ARGS)
-def pipeline(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Pipeline parallelism is used without speculation and mixed chunks.
-    pp > 1 refuses both and turns overlap scheduling off."""
-    for name in ("speculative_algorithm", "enable_mixed_chunk"):
-        if server.parallelism.pp > 1 and server.has(name):
-            flag = server.flag(name)
-            text = f"{flag} cannot be used with --pp-size {server.parallelism.pp}"
-            yield Issue(flag, text, f"remove {flag} or --pp-size")
-
-
 @server_rule("pipeline-partition", "error", source=PP_INDICES)
 def pipeline_partition(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """SGLANG_PP_LAYER_PARTITION has a number for each pipeline rank.
@@ -259,14 +235,3 @@ def pipeline_layers(server: ServerPlan, case: Case) -> Iterator[Issue]:
     elif (counts := server.stage_layers) and len(counts) == pp and sum(counts) != layers:
         text = f"{PARTITION} has {sum(counts)} layers, the model {layers}"
         yield Issue(PARTITION, text, f"numbers with the sum {layers}")
-
-
-@server_rule("context-parallel", "note", source=CP_GUIDE, platforms=("npu",), since="0.5.10")
-def context_parallel(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Context parallelism sets its degree, --attn-cp-size.
-    In 0.5.8 it spans the whole tp group; from 0.5.10 on the degree comes only from the flag,
-    whose default is 1."""
-    name, layout = "enable_nsa_prefill_context_parallel", server.parallelism
-    if server.has(name) and layout.cp == 1:
-        text = "--attn-cp-size is 1: from 0.5.10 on, context parallelism then has no effect"
-        yield Issue(name, text, f"--attn-cp-size {layout.tp}")

@@ -10,41 +10,12 @@ from vivace.deploy.memory.plan import concurrent_requests
 from vivace.deploy.rules.rule import ARGS, GUIDE, Issue, server_rule
 from vivace.deploy.server_plan import ServerPlan, if_known
 
-EAGLE3 = "SGLang; every published EAGLE3 configuration but one marks it"
 GRAPHS = f"{GUIDE}, --cuda-graph-max-bs; 29 of 30 published configurations"
 MTP = "SGLang 0.5.10: multi_layer_eagle_worker_v2.py"
-V2 = "SGLANG_ENABLE_SPEC_V2"
-LAST_V2 = "0.5.13.post1"
-"""from the next release on speculation always overlaps"""
 WITH_ADAPTERS = ("EAGLE", "EAGLE3", "DFLASH", "DSPARK")
 ADAPTED_DRAFTS = "0.5.19"  # from here on some algorithms draft beside LoRA
 PLAN_STREAM, RAGGED = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM", "SGLANG_RAGGED_VERIFY_MODE"
 UNPUBLISHED_LORA = "experimental_sgl_trtllm"
-
-
-@server_rule("spec-v2", "error", source=GUIDE, engine="sglang", until=LAST_V2)
-def spec_v2(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """SGLANG_ENABLE_SPEC_V2 is used with --speculative-eagle-topk 1.
-    The overlapped speculative worker verifies a chain of drafts, not a tree."""
-    topk = server.number("speculative_eagle_topk")
-    speculates = server.enabled(V2) and server.has("speculative_algorithm")
-    if speculates and topk is not None and topk > 1:
-        text = f"{V2}=1 does not support --speculative-eagle-topk {topk}: only 1 works"
-        yield Issue("speculative_eagle_topk", text, f"--speculative-eagle-topk 1, or unset {V2}")
-
-
-@server_rule("draft-quantisation", "error", source=EAGLE3, platforms=("npu",))
-def draft_quantization(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """An unquantized draft model is declared as unquantized.
-    The draft model inherits --quantization of the target model otherwise."""
-    inherits = server.external_draft and server.value("quantization") == "modelslim"
-    if inherits and not server.has("speculative_draft_model_quantization"):
-        text = "the draft model inherits modelslim: its plain weights are read as quantized ones"
-        remedy, severity = "--speculative-draft-model-quantization unquant", None
-        if server.enabled("DISABLE_EAGLE3_QUANT"):
-            text += "; DISABLE_EAGLE3_QUANT, which published scripts set, is read by no release"
-            severity = "note"
-        yield Issue("quantization", text, remedy, severity)
 
 
 @server_rule("draft-tokens", "warning", source=ARGS)
