@@ -41,7 +41,7 @@ from vivace.files import FileTooLarge, PathName, read_file
 from vivace.terminal import print_wrapped
 
 SPECS = (".yaml", ".yml")
-MANIFEST = re.compile(rb"^(?:\xef\xbb\xbf)?(?:apiVersion|services)[ \t]*:", re.MULTILINE)
+MANIFEST = re.compile(rb"^(?:\xef\xbb\xbf)?(?:apiVersion|services|run)[ \t]*:", re.MULTILINE)
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ def refuse_elsewhere(file: str, model: Model) -> None:
 
 
 def is_spec(path: str, raw: bytes | None) -> bool:
-    """Whether it is a deployment: YAML that is neither a compose file nor Kubernetes manifests.
+    """Whether it is a deployment: YAML that is no compose file, manifest or task of SkyPilot.
     `raw`: of what has no name that would say so."""
     if raw is not None:
         from vivace.deploy.from_script.formats import is_yaml

@@ -1,4 +1,4 @@
-"""Kubernetes manifests and docker-compose files -> the commands of their containers."""
+"""Kubernetes manifests, docker-compose files, SkyPilot tasks -> the commands they start."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from vivace.deploy.from_script.custom_resources import (
     node_words,
 )
 from vivace.deploy.from_script.flags import Remark
+from vivace.deploy.from_script.sky_task import of_task
 from vivace.deploy.from_script.target_ports import (
     checked_ports,
     named_ports,
@@ -86,6 +87,9 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
     if services is not None and child(node, "apiVersion") is None:
         for name, service in services.value if isinstance(services, yaml.MappingNode) else []:
             yield from of_service(file, name, service, follow)
+        return
+    if child(node, "run") is not None:
+        yield from of_task(file, node)
         return
     group = child(node, "spec", "leaderWorkerTemplate")
     name = str(plain(child(node, "metadata", "name")) or "")

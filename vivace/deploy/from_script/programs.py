@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -39,6 +40,8 @@ PORTS = {
 BENCHMARKS = ("sglang.bench_serving", "vivace.bench_serving", "vivace bench serving")
 OTHERS = TABLES["others"]
 """programs of engines that are not read"""
+LIKE_OTHERS = re.compile(r"(?!(?:sglang|vivace|vllm)\b)(\w+)\..*\b(?:launch|api)_server")
+"""modules of engines that nobody here knows"""
 PARTS: dict[str, Part] = {
     **dict.fromkeys((*SERVERS, *VLLM), "server"),
     **dict.fromkeys(ROUTERS, "router"),
@@ -72,7 +75,9 @@ def other_engine(words: Sequence[str]) -> str:
     """The engine of a server that is not read; empty for any other command."""
     name = words[0].rsplit("/", 1)[-1]
     if is_python(name) and "-m" in words[1:-1]:
-        return OTHERS.get(words[words.index("-m") + 1], "")
+        module = words[words.index("-m") + 1]
+        similar = LIKE_OTHERS.fullmatch(module)
+        return OTHERS.get(module, similar[1] if similar else "")
     return OTHERS.get(name) or OTHERS.get(" ".join((name, *words[1:2])), "")
 
 
