@@ -23,8 +23,6 @@ ALIKE, ALMOST = 0.75, 0.9
 """shares of equal letters from which a name is offered, and from which one is taken for another"""
 BUILT_IN = {"SGLANG_ENABLE_SPEC_V2": "what it turned on is always on since 0.5.14"}
 """variables that a version may lack without a loss"""
-SKIP_ALL_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
-BALANCED = ("round_robin", "decode_round_robin", "auto", "follow_bootstrap_room")
 ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
 HOME = re.compile(r"^/(?:mnt|home|data\d*|root|Users)/")
 OWN_ADDRESSES = ("127.0.0.1", "0.0.0.0", "2.2.2.2")
@@ -123,21 +121,6 @@ def task_queue(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = f"TASK_QUEUE_ENABLE {current}; {best} is best for {server.kind}{reason}"
         severity = "warning" if captured and value == "2" else None
         yield Issue("TASK_QUEUE_ENABLE", text, f"export TASK_QUEUE_ENABLE={best}", severity)
-
-
-@server_rule("skip-all-gather", "error", source=GUIDE)
-def skip_all_gather(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """SGLANG_SCHEDULER_SKIP_ALL_GATHER is used on evenly loaded decode servers.
-    Without the all-gather, ranks do not tell one another what they run."""
-    if not server.enabled(SKIP_ALL_GATHER):
-        return
-    method = str(server.value("load_balance_method"))
-    if server.kind != "decode":
-        text = f"{SKIP_ALL_GATHER}=1 on a role that prefills: ranks no longer run the same step"
-        yield Issue(SKIP_ALL_GATHER, text, "set it on decode roles only")
-    elif method not in BALANCED:
-        text = f"{SKIP_ALL_GATHER}=1 needs an even load, but --load-balance-method is {method}"
-        yield Issue(SKIP_ALL_GATHER, text, "--load-balance-method round_robin")
 
 
 @server_rule("hard-coded", "note", source=PAGE, roles=KINDS)

@@ -65,21 +65,6 @@ def draft_limits(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("speculative_algorithm", text)
 
 
-@rewrite("becomes-unfused", "disable_shared_experts_fusion")
-def shared_fusion(server: ServerPlan, case: Case) -> Iterator[str]:
-    """Shared experts are not fused with expert parallelism or on Ascend."""
-    spread = server.parallelism.ep > 1 or case.platform == "npu"
-    if server.has("disable_shared_experts_fusion") and spread:
-        yield "it has no effect: fusion is off anyway with several expert ranks and on Ascend"
-
-
-@rewrite("becomes-no-symmetric", "enable_symm_mem")
-def symmetric_memory(server: ServerPlan, case: Case) -> Iterator[str]:
-    """--enable-symm-mem is used on CUDA."""
-    if server.has("enable_symm_mem") and case.platform not in ("", "cuda"):
-        yield "--enable-symm-mem is ignored: it is for CUDA"
-
-
 @rewrite("becomes-sparse-pages", "page_size", platforms=("cuda",), since="0.5.3")
 def sparse_attention(server: ServerPlan, case: Case) -> Iterator[str]:
     """Sparse attention on CUDA uses pages of 64 tokens."""
@@ -101,20 +86,6 @@ def ascend_sizes(server: ServerPlan, case: Case) -> Iterator[Issue]:
         size, tp = graph_default(server, case, device), server.parallelism.tp
         text = f"--cuda-graph-max-bs becomes {size}: {device.memory_gib:g} GiB of memory, tp {tp}"
         yield Issue("cuda_graph_max_bs", text)
-
-
-@rewrite("becomes-hicache-layout")
-def hicache_layout(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """The memory layout of the host cache suits its I/O backend."""
-    flag = "hicache_mem_layout"
-    layout = str(server.value(flag)) if server.has(flag) else ""
-    if layout == "layer_first" and server.value("hicache_storage_backend") == "mooncake":
-        yield Issue(flag, "--hicache-mem-layout layer_first is changed: mooncake cannot use it")
-    if server.has("enable_hierarchical_cache") and layout.startswith("page_first"):
-        io = server.value("hicache_io_backend")
-        if io in ("kernel", "direct") and (layout == "page_first") == (io == "direct"):
-            text = f"--hicache-mem-layout {layout} is changed for --hicache-io-backend {io}"
-            yield Issue(flag, text)
 
 
 @rewrite("becomes-other")

@@ -68,21 +68,6 @@ def multi_layer_mtp(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("speculative_num_steps", text, remedy)
 
 
-@server_rule("ngram", "error", source=ARGS)
-def ngram(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """N-gram speculation runs on CUDA without dp attention.
-    On Ascend it is experimental."""
-    if server.speculative_algorithm != "NGRAM":
-        return
-    if case.platform not in ("", "cuda", "hip"):
-        text = f"NGRAM speculation needs CUDA, and this is {case.platform}"
-        severity = "warning" if case.platform == "npu" else "error"
-        yield Issue("speculative_algorithm", text, "use EAGLE3 or NEXTN", severity)
-    if server.parallelism.dp_attention:
-        text = "NGRAM speculation does not support --enable-dp-attention"
-        yield Issue("enable_dp_attention", text, "remove one of them")
-
-
 @server_rule("adapter-drafts", "warning", source=ARGS)
 def adapter_drafts(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """LoRA is used without speculative decoding, or with NGRAM.
