@@ -74,6 +74,21 @@ def test_quantized_weights_fit(line: str, hardware: str, cards: int) -> None:
     assert judge(command(words, hardware=hardware, cards=cards)).errors == 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "own", "least"),
+    [
+        ("deepseek-ai/DeepSeek-V3.1 --tp 32 --dp 32 --enable-dp-attention --nnodes 4", True, True),
+        ("deepseek-ai/DeepSeek-V3.1 --tp 4", True, False),
+        ("deepseek-ai/DeepSeek-V3.1 --tp 4 --mem-fraction-static 0.8", False, False),
+    ],
+)
+def test_a_share_that_sglang_chooses_is_told_as_its_own(flags: str, own: bool, least: bool) -> None:
+    found = judge(command(f"python -m sglang.launch_server --model-path {flags}", hardware="h100"))
+    (finding,) = [each for each in found.findings if each.rule == "weights-fit"]
+    assert ("own --mem-fraction-static" in finding.text) is own
+    assert ("formula" in finding.text) is least
+
+
 def test_an_unknown_precision_makes_a_warning() -> None:
     line = "python -m sglang.launch_server --model-path {} --quantization {} --tp 2 --device npu"
     line = line.format("/w/DeepSeek-R1", "modelslim")

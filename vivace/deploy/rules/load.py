@@ -280,6 +280,9 @@ def weights_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
     plan = plan_role(case, server)
     if plan is not None and plan.pool <= 0:
         static = f"{plan.fraction} of {gib(plan.usable)} is {gib(plan.usable * plan.fraction)}"
+        if not plan.chosen:
+            least = "" if plan.fraction else ", whose formula gives 0 or less here"
+            static += f" (SGLang's own --mem-fraction-static{least})"
         text = f"weights take {gib(plan.total('static'))}, but {static}: nothing is left for KV"
         remedy = "a larger --tp-size or quantized weights"
         if plan.total("static") < fraction_for(plan) * plan.usable:
