@@ -36,6 +36,8 @@ def errors(script: str) -> list[Finding]:
         ("lmdeploy serve api_server m --tp 2", "LMDeploy"),
         ("python3 -m lightllm.server.api_server --tp 8", "LightLLM"),
         ("python3 -m dynamo.trtllm --model-path m", "Dynamo"),
+        ("python -m sgl_jax.launch_server --model-path m --tp-size 4", "SGL-JAX"),
+        ("python -m nobody_knows.entrypoints.api_server --model m", "nobody_knows"),
     ],
 )
 def test_other_engines_are_named_in_one_line(command: str, engine: str) -> None:
@@ -251,3 +253,67 @@ def test_conditions_take_what_is_empty_by_default_as_empty() -> None:
     )
     assert [each.flags["model-path"] for each in found.started] == ["/own"]
     assert found.remarks == ()
+
+
+TASK = f"""\
+resources:
+  accelerators: H100:8
+  image_id: docker:lmsysorg/sglang:v0.5.10-cu126
+num_nodes: 2
+envs:
+  MODEL: Qwen/Qwen3-8B
+  TOKEN:
+setup: |
+  cd /opt
+  pip install sglang
+run: |
+  HEAD=$(echo "$SKYPILOT_NODE_IPS" | head -n1)
+  {SERVER.removesuffix("m")}$MODEL --api-key $TOKEN \\
+    --nnodes $SKYPILOT_NUM_NODES --node-rank $SKYPILOT_NODE_RANK \\
+    --tp 16 --dist-init-addr $HEAD:5000
+"""
+
+
+def test_a_task_of_skypilot_is_read_as_what_its_nodes_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = read(TASK, "task.yaml")
+    assert [each.flags["node-rank"] for each in found.started] == [0, 1]
+    assert {each.flags["model-path"] for each in found.started} == {"Qwen/Qwen3-8B"}
+    assert found.deployment.engine == "sglang==0.5.10"
+    assert {each.rule for each in found.remarks} <= {"left-out"}
+    file = tmp_path / "task.yaml"
+    file.write_text(TASK)
+    assert main([str(file)]) == 0
+    file.write_text(TASK.replace("--tp 16", "--tpp 16"))
+    assert main([str(file)]) == 1
+    assert f"{file}:15" in capsys.readouterr().out
+
+
+ROUTED = "python -m sglang_router.launch_server --model-path Qwen/Qwen3-8B --host 0.0.0.0 "
+
+
+def test_a_router_with_workers_of_its_own_is_read_as_both() -> None:
+    found = read(f"{ROUTED} --port 8000 --dp-size 2 --tp 4 --router-policy random\n")
+    one, other, router = found.started
+    assert (router.kind, router.flags["port"], router.flags["policy"]) == ("router", 8000, "random")
+    assert [each.flags["port"] for each in (one, other)] == [31000, 31001]
+    assert [each.flags["base-gpu-id"] for each in (one, other)] == [0, 4]
+    assert not {"dp-size", "router-policy"} & one.flags.keys()
+    assert router.flags["worker-urls"] == ["http://127.0.0.1:31000", "http://127.0.0.1:31001"]
+    assert judge(build_case(found, Overrides(hardware="h100"))).errors == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        ("--dp-size 4 --tp 4", "devices-there"),  # 16 devices, and a node has 8
+        ("--dp-size 2 --tp-sise 4", "unknown-flag"),
+        ("--dp $DP --tp 3", "heads"),
+        ("--router-policy cache_awere", "router-mode"),
+        ("--router-dp-worker-base-port 30000", "ports-apart"),
+    ],
+)
+def test_mistakes_in_both_are_found(flags: str, rule: str) -> None:
+    made = build_case(read(f"{ROUTED} --port 30000 {flags}\n"), Overrides(hardware="h100"))
+    assert rule in {each.rule for each in judge(made).findings if each.severity == "error"}

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from vivace.deploy.from_script.router_workers import started_by
 from vivace.deploy.shell.placeholders import join_placeholders, mark_placeholders
 from vivace.deploy.shell.state import Launch
+
+
+def commands(launches: Sequence[Launch]) -> list[Launch]:
+    """What is started, each as a command of its own."""
+    found = list(map(apply_assumptions, reachable(launches)))
+    cut = {(each.file, each.line): each for each in found if each.words[0].startswith("--")}
+    return [made for each in found for made in started_by(rejoined(each, cut))]
+
+
+def rejoined(launch: Launch, cut: Mapping[tuple[str, int], Launch]) -> Launch:
+    """With the lines behind it that a lost backslash cut off: what follows from that is not told
+    beside it."""
+    more = cut.get((launch.file, launch.end + 1))
+    if more is None or launch.words[0].startswith("--"):
+        return launch
+    words = (*launch.words, *more.words)
+    return rejoined(msgspec.structs.replace(launch, words=words, end=more.end), cut)
 
 
 def reachable(launches: Sequence[Launch]) -> list[Launch]:

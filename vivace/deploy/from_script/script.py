@@ -16,7 +16,7 @@ from vivace.deploy.from_script.container import Container, in_container
 from vivace.deploy.from_script.flags import Remark, parse_flags
 from vivace.deploy.from_script.formats import read_containers
 from vivace.deploy.from_script.isolated import read_isolated
-from vivace.deploy.from_script.launches import apply_assumptions, find_host, reachable
+from vivace.deploy.from_script.launches import commands, find_host
 from vivace.deploy.from_script.programs import VLLM, Invocation, invocation, other_engine
 from vivace.deploy.from_script.roles import (
     LoadedDeployment,
@@ -186,11 +186,7 @@ def collect(
     for note in reading.notes:
         place = within.place if within else Location(note.file or name, note.line)
         found.remark("not-understood", "", note.text, place)
-    launches = list(map(apply_assumptions, reachable(reading.launches)))
-    cut = {(each.file, each.line): each for each in launches if each.words[0].startswith("--")}
-    for launch in launches:
-        if launch.words[0][:2] != "--":
-            launch = rejoined(launch, cut)
+    for launch in commands(reading.launches):
         place = Location(launch.file or name, launch.line, launch.end)
         if within is not None:
             place = place if launch.file else within.place
@@ -221,16 +217,6 @@ def collect(
             found.servers.append(server)
             for remark in undefined_variables(server, called.words, reading.variables):
                 found.place_remark(remark, server.place)
-
-
-def rejoined(launch: Launch, cut: Mapping[tuple[str, int], Launch]) -> Launch:
-    """With the lines behind it that a lost backslash cut off: what follows from that is not told
-    beside it."""
-    more = cut.get((launch.file, launch.end + 1))
-    if more is None:
-        return launch
-    words = (*launch.words, *more.words)
-    return rejoined(msgspec.structs.replace(launch, words=words, end=more.end), cut)
 
 
 def finish_import(found: DeploymentBuilder, file: str) -> LoadedDeployment:
