@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, Integer, ListOf
-from vivace.deploy.catalogue.stored_weights import StoredBlocks, parse_blocks, parse_precision
+from vivace.deploy.catalogue.stored_weights import ScaleBlocks, parse_blocks, parse_precision
 from vivace.models.families import FAMILIES, Family
 
 MOST = 1 << 27
@@ -170,7 +170,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     sliding: GroupedAttention | None = None
     sliding_layers: int = 0
     precision: str = "bf16"
-    blocks: StoredBlocks = StoredBlocks()
+    blocks: ScaleBlocks = ScaleBlocks()
     name: str = ""
     """the first of its config.json's `architectures`"""
 

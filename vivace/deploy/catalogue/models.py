@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from vivace.deploy.catalogue.architecture import Architecture, parse_architecture
-from vivace.deploy.catalogue.stored_weights import StoredBlocks
+from vivace.deploy.catalogue.stored_weights import ScaleBlocks
 from vivace.deploy.files import below, is_folder, packaged_path
 from vivace.files import read_file
 
@@ -95,7 +95,7 @@ def known_architecture(model: KnownModel, path: str = "") -> Architecture:
     owner, _, name = path.lower().rstrip("/").rpartition("/")
     if not model.fp8 or not re.search(r"[-_.]fp8$", name):
         return found
-    blocks = StoredBlocks(128, 128, certain=owner.rpartition("/")[2] == model.fp8.lower())
+    blocks = ScaleBlocks(128, 128, certain=owner.rpartition("/")[2] == model.fp8.lower())
     return msgspec.structs.replace(found, blocks=blocks)
 
 

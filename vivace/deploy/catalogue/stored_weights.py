@@ -12,7 +12,7 @@ MLP = re.compile(r"experts|(?:gate|up|gate_up|down)_proj")
 """parts of names of layers in an MLP"""
 
 
-class StoredBlocks(msgspec.Struct, frozen=True):
+class ScaleBlocks(msgspec.Struct, frozen=True):
     """Rows and columns of a block of FP8 weights with one scale, 1: none; `certain`: not only
     concluded from the name of the checkpoint."""
 
@@ -38,13 +38,13 @@ def parse_precision(config: Mapping[str, Any]) -> str:
     return f"int{bits}" if method in ("awq", "gptq") and isinstance(bits, int) else method
 
 
-def parse_blocks(config: Mapping[str, Any]) -> StoredBlocks:
+def parse_blocks(config: Mapping[str, Any]) -> ScaleBlocks:
     """No blocks where some layers of an MLP are not converted."""
     found = config.get("quantization_config")
     if not isinstance(found, Mapping) or found.get("quant_method") != "fp8":
-        return StoredBlocks()
+        return ScaleBlocks()
     plain = (found.get(key) for key in ("modules_to_not_convert", "ignored_layers"))
     match found.get("weight_block_size"):
         case [int(rows), int(columns)] if min(rows, columns) > 0 and not MLP.search(str([*plain])):
-            return StoredBlocks(rows, columns)
-    return StoredBlocks()
+            return ScaleBlocks(rows, columns)
+    return ScaleBlocks()
