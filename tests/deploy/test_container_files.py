@@ -180,6 +180,7 @@ def test_a_script_that_is_copied_is_read(tmp_path: Path) -> None:
         ("FROM a\nCMD " + "[" * 100_000, "no server"),
         ("FROM a\nENV A='x\n", "line 2: No closing quotation"),
         ("[Service]\n" + "ExecStart=a\n" * 10_000, "more than 4096 settings"),
+        ("[Service]\nExecStart=a\n" + "-a\n" * 10_000, "more than 4096 settings"),
         ("[Service]\nExecStart=a 'b\n", "line 2: No closing quotation"),
         ("[Service]\nExecStart=" + "\\\n" * 400_000, "no server"),
         (f"[Service]\nEnvironment=A;id=1\nExecStart={SERVER}; touch x; $(touch y) `touch z`", ""),

@@ -10,6 +10,9 @@ from vivace.deploy.from_script.router_workers import started_by
 from vivace.deploy.shell.placeholders import join_placeholders, mark_placeholders
 from vivace.deploy.shell.state import Launch
 
+MAX_WORDS = 4096
+"""of a command with the lines behind it"""
+
 
 def commands(launches: Sequence[Launch]) -> list[Launch]:
     """What is started, each as a command of its own."""
@@ -21,11 +24,10 @@ def commands(launches: Sequence[Launch]) -> list[Launch]:
 def rejoined(launch: Launch, cut: Mapping[tuple[str, int], Launch]) -> Launch:
     """With the lines behind it that a lost backslash cut off: what follows from that is not told
     beside it."""
-    more = cut.get((launch.file, launch.end + 1))
-    if more is None or launch.words[0].startswith("--"):
-        return launch
-    words = (*launch.words, *more.words)
-    return rejoined(msgspec.structs.replace(launch, words=words, end=more.end), cut)
+    words, end = list(launch.words), launch.end
+    while not words[0].startswith("--") and (more := cut.get((launch.file, end + 1))):
+        words, end = [*words, *more.words][:MAX_WORDS], more.end
+    return msgspec.structs.replace(launch, words=tuple(words), end=end)
 
 
 def reachable(launches: Sequence[Launch]) -> list[Launch]:

@@ -16,6 +16,8 @@ from vivace.deploy.shell.strings import variables_in
 from vivace.errors import nearest
 
 MAX_SETTINGS = 4096
+MAX_REJOINED = 1 << 14
+"""characters"""
 SETTING = re.compile(r"\s*([A-Za-z]\w*)\s*=\s*(.*)", re.DOTALL)
 PREFIXES = "@-:+!|"
 VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_]\w*)\}|\$([A-Za-z_]\w*)")
@@ -37,11 +39,8 @@ def services_in(file: str, content: str, follow: Follow) -> list[Container]:
             text = f"{value[:80]!r} belongs to no setting: systemd ignores it"
             rule = "broken-line" if value.startswith("-") else "not-understood"
             remarks.append(Remark(rule, "", text, file, place.line, place.end))
-            if rule == "broken-line" and started and started[-1][1].end + 1 == place.line:
-                started[-1] = (
-                    f"{started[-1][0]} {value}",
-                    Location(file, started[-1][1].line, place.end),
-                )
+            if rule == "broken-line" and started:
+                started[-1] = rejoined(started[-1], value, place)
         elif name not in READ and (near := nearest(name, READ, 0.9)):
             text = f"{name} is no setting, systemd ignores it{near}"
             remarks.append(Remark("not-understood", "", text, file, place.line, place.end))
@@ -71,6 +70,14 @@ def services_in(file: str, content: str, follow: Follow) -> list[Container]:
     )
 
 
+def rejoined(started: tuple[str, Location], value: str, place: Location) -> tuple[str, Location]:
+    """With the line behind it that a lost backslash cut off."""
+    before, own = started
+    if own.end + 1 != place.line or len(before) > MAX_REJOINED:
+        return started
+    return f"{before} {value}", Location(own.file, own.line, place.end)
+
+
 def settings(file: str, content: str) -> Iterator[tuple[str, str, str, Location]]:
     """(section, name, value, its lines); no name for what is no setting. A backslash at the end
     joins lines, comments between them are left out."""
@@ -85,13 +92,13 @@ def settings(file: str, content: str) -> Iterator[tuple[str, str, str, Location]
         whole, parts = " ".join([*parts, line]).strip(), []
         if whole.startswith("[") and whole.endswith("]"):
             section = whole[1:-1]
-        elif found := SETTING.fullmatch(whole):
+        elif whole:
             count += 1
             if count > MAX_SETTINGS:
                 raise ScriptError(f"{file}: line {number}: more than {MAX_SETTINGS} settings")
-            yield section, found[1], found[2].strip(), Location(file, start, number)
-        elif whole:
-            yield section, "", whole, Location(file, start, number)
+            found = SETTING.fullmatch(whole)
+            name, value = (found[1], found[2].strip()) if found else ("", whole)
+            yield section, name, value, Location(file, start, number)
 
 
 def open_file(value: str, follow: Follow) -> tuple[str, str] | None:
