@@ -46,6 +46,7 @@ def blocks(line: str, hardware: str | None = "h200", **overrides: Any) -> list[F
         ("MiniMaxAI/MiniMax-M2.5 --tp 8", ["--ep-size 2"]),
         ("Qwen/Qwen3-30B-A3B-FP8 --tp 4", ["--ep-size 2"]),
         (f"Qwen/Qwen3-0.6B-FP8 {NODES}", ["--tp-size 8"]),
+        (f"Qwen/Qwen3-0.6B-FP8 --tp {1 << 60}", ["--tp-size 8"]),
         (f"deepseek-ai/DeepSeek-V3 {NODES}", []),
         (f"deepseek-ai/DeepSeek-V3 {MANY}", ["--tp-size 16", "--ep-size 2"]),
         (f"deepseek-ai/DeepSeek-V3 {MANY} --moe-dense-tp-size 1 --ep-size 32", []),

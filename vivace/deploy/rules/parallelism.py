@@ -15,6 +15,8 @@ from vivace.deploy.server_plan import PARTITION, ServerPlan, placeholder
 PP_INDICES = "SGLang's get_pp_indices and make_layers"
 CONFIG = "the model's config.json"
 BLOCKS = "SGLang's fp8.py, 0.4.6 to 0.5.23"
+MOST_RANKS = 1024
+"""of which a remedy tries fewer"""
 SHARING = {"enable-ep-moe", "moe-dp-size", "moe-data-parallel-size"}
 """flags that share experts in another way"""
 CATALOGUE = "hardware catalogue"
@@ -187,9 +189,8 @@ def weight_blocks(server: ServerPlan, case: Case) -> Iterator[Issue]:
     for what, width, ranks, count in shared:
         if not model.blocks.divide(width, ranks):
             part = f"{what} of {width} on {ranks} ranks is {width / ranks:g} each"
-            fits = [
-                each for each in range(1, ranks) if ranks % each == count % (ranks // each) == 0
-            ]
+            fewer = range(1, min(ranks, MOST_RANKS))
+            fits = [each for each in fewer if ranks % each == count % (ranks // each) == 0]
             best = max((each for each in fits if model.blocks.divide(width, each)), default=1)
             remedy = f"--ep-size {layout.tp // best}" if count else f"--tp-size {best}"
             yield Issue("tp_size", f"{part}, no multiple of {model.blocks.rows}, a block", remedy)
