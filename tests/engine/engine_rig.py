@@ -11,7 +11,13 @@ import msgspec
 
 from vivace.engine.executor import CompletedStep, InProcessExecutor
 from vivace.engine.loop import Loop
-from vivace.engine.oracle import Faults, OracleWorker, oracle_answer
+from vivace.engine.oracle import (
+    Faults,
+    OracleWorker,
+    oracle_answer,
+    oracle_token,
+    splitmix64,
+)
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
 from vivace.frontend.request_state import PromptRows
@@ -89,7 +95,16 @@ class OracleExecutor(InProcessExecutor):
     checked."""
 
     def __init__(self, capacity: Capacity, eos_rate: float, faults: Faults) -> None:
-        super().__init__(OracleWorker(capacity, VOCABULARY, eos_rate=eos_rate, faults=faults))
+        worker = OracleWorker(
+            capacity, VOCABULARY, eos_rate=eos_rate, faults=faults, draft=scripted_draft
+        )
+        super().__init__(worker)
+
+
+def scripted_draft(seed: int, position: int) -> int:
+    """Two of three times what the oracle draws there, if no stop id is masked or drawn early."""
+    right = splitmix64(seed ^ (position << 20)) % 3
+    return oracle_token(seed, position, VOCABULARY) if right else position % VOCABULARY
 
 
 class LateExecutor(OracleExecutor):

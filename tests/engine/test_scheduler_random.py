@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from vivace.engine.oracle import Faults
 from vivace.engine.schedule_policy import ORDERS
 from vivace.engine.settings import EngineSettings
 from vivace.kv.prefix_tree import EVICTIONS
@@ -17,10 +18,13 @@ STEMS = ([5] * 24, list(range(10, 34)))
 
 @st.composite
 def engine_settings(draw: st.DrawFn) -> EngineSettings:
+    depth = draw(st.sampled_from([1, 2, 3]))
     return EngineSettings(
         eos_ids=(EOS,),
         rows=draw(st.sampled_from([1, 2, 4, 8])),
-        depth=draw(st.sampled_from([1, 2, 3])),
+        depth=depth,
+        sequence_depth=draw(st.sampled_from([None, *range(1, depth + 1)])),
+        num_speculative_tokens=draw(st.sampled_from([0, 0, 1, 2, 3, 4, 5, 6, 7])),
         chunk=draw(st.sampled_from([None, 1, 5, 16, 64])),
         max_prefill_tokens=draw(st.sampled_from([8, 1000])),
         prefill_max_requests=draw(st.sampled_from([None, 1])),
@@ -52,6 +56,7 @@ def rigs(draw: st.DrawFn) -> Rig:
         context=draw(st.sampled_from([24, 60])),
         eos_rate=draw(st.sampled_from([0.0, 0.1])),
         late=draw(st.booleans()),
+        faults=Faults(shorten_rate=draw(st.sampled_from([0.0, 0.0, 0.3]))),
         cache_share=draw(st.sampled_from([None, 0, 24 // page_size])),
     )
 

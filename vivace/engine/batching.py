@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from vivace.engine.result_processor import OutputQueue
-from vivace.engine.schedule_policy import preemptable, retraction_order
+from vivace.engine.retraction import Retraction
 from vivace.engine.sequence import Sequence, State
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
@@ -56,83 +56,110 @@ class Batching:
         self._estimate = estimate
         self._dynamic_chunk = dynamic_chunk
         self._outputs = outputs
-        self._stats = stats
         self._decodes_due = 0
         """decode steps before the next look at prompts; without --enable-mixed-chunk"""
-        self._decodes_until_retraction = settings.retract_every
+        self._retraction = Retraction(settings, table, estimate, stats)
 
-    def compose(self, number: int, now: float, idle: bool) -> StepBuilder | None:
+    def compose(self, number: int, now: float, slots: int) -> StepBuilder | None:
         """The next step; None when there is nothing to do, or steps in flight must be committed
-        first."""
+        first. `slots`: how many may go out before one comes back; `depth` when none is out."""
+        idle = slots == self._settings.depth
         table = self._table
         table.prune()
-        if self._must_drain(idle):
+        if self._retraction.must_drain(idle):
             return None
         admit, short = True, self._prompts_are_short()
         while True:
             step = StepBuilder(number)
             if short or self._settings.mixed:  # a token for everybody, then chunks
-                if self._add_decodes(step):
+                if self._add_decodes(step, slots):
                     self._add_chunks(step, now, admit, short)
             else:  # chunks while nobody decodes; else a step for those who do between two chunks
                 chunks_due = not table.decoding or self._decodes_due <= 0
                 if chunks_due:
                     self._add_chunks(step, now, admit)
-                if not step and self._add_decodes(step) and not step and not chunks_due:
+                if not step and self._add_decodes(step, slots) and not step and not chunks_due:
                     self._add_chunks(step, now, admit)  # who decodes has planned its last token
             table.step_planned()
             if step:
                 return step
-            if not idle or not self._retract():
+            if not idle or not self._retraction.free_pages():
                 return None
             # Whoever stays makes a step before anybody is admitted again: that is progress.
             admit = False
 
     # --- decode -----------------------------------------------------------------------------
 
-    def _add_decodes(self, step: StepBuilder) -> bool:
-        """A token for every decoding sequence that has not planned its last one.
+    def _add_decodes(self, step: StepBuilder, slots: int) -> bool:
+        """A span for every decoding sequence that has not planned its last token, or for the
+        cohort whose turn it is.
 
         False when pages are short: then nobody decodes before somebody has been retracted.
         """
-        decoding = self._table.decoding
+        decoding = self._next_cohort(slots)
         at_limit = [
             sequence for sequence in decoding if sequence.scheduled_len >= sequence.page_limit
         ]
         if at_limit:
             growing = [s for s in at_limit if s.scheduled_len < s.max_len - 1]
-            if len(growing) > self._pages.leases.available:
+            if not self._grow(step, growing):
                 return False
-            self._grow(step, growing)
             if len(growing) < len(at_limit):
                 decoding = [s for s in decoding if s.scheduled_len < s.max_len - 1]
         if decoding:
-            step.add_decodes(decoding.copy())
+            step.add_decodes(decoding, self._decode_counts(decoding))
             self._estimate.decay()
             self._decodes_due -= 1
-            self._decodes_until_retraction -= 1
+            self._retraction.decode_steps += 1
             if self._table.clients.several:
                 self._table.clients.charge_each(decoding)
         return True
 
-    def _grow(self, step: StepBuilder, growing: list[Sequence]) -> None:
-        """More pages for each of them, taken in one piece; small pages come several at a time."""
-        size, leases = self._pages.page_size, self._pages.leases
-        wanted = -(-_GROWTH // size) * len(growing)
-        plenty = wanted <= leases.available // 2
-        supply = leases.take(wanted if plenty else len(growing))
-        stride = _GROWTH if plenty else 1
-        for sequence in growing:
-            assert sequence.lease is not None
-            held = sequence.lease.pages
-            goal = min(sequence.scheduled_len // stride * stride + stride, sequence.max_len)
-            count = -(-goal // size) - len(held)
-            pages = supply[-count:]
-            del supply[-count:]
-            held += pages
-            sequence.page_limit = min(len(held) * size, sequence.max_len - 1)
-            step.grants.append((sequence.row, pages))
-        leases.put_back(supply)
+    def _next_cohort(self, slots: int) -> list[Sequence]:
+        """Who may decode in the next of `slots` plans that may go out before one comes back: all,
+        or where few plans may mention one sequence an equal part, and they go to the end."""
+        table, depth = self._table, self._settings.depth
+        limit = self._settings.sequence_depth or depth
+        if limit >= depth:
+            return table.decoding.copy()
+        growing = [s for s in table.decoding if s.scheduled_len < s.max_len - 1]
+        open_spans = sum(limit - s.in_flight for s in growing if s.in_flight < limit)
+        cohort = [s for s in growing if s.in_flight < limit][: -(-open_spans // slots)]
+        chosen = set(map(id, cohort))
+        table.decoding = [s for s in table.decoding if id(s) not in chosen] + cohort
+        return cohort
+
+    def _decode_counts(self, decoding: list[Sequence]) -> list[int]:
+        """The last known token of each, and as many drafts as it may draw and pages allow."""
+        most, pages = 1 + self._pages.drafts, self._pages
+        if most == 1:
+            return [1] * len(decoding)
+        return [
+            min(most, s.max_len - 1 - s.scheduled_len, pages.room(s) - s.scheduled_len)
+            for s in decoding
+        ]
+
+    def _grow(self, step: StepBuilder, growing: list[Sequence]) -> bool:
+        """More pages for each of them, taken in one piece: while pages are plenty several at a
+        time, while they are short for no drafts. False: too few even for a token each."""
+        pages, leases = self._pages, self._pages.leases
+        needs = [pages.missing(sequence, pages.drafts, _GROWTH) for sequence in growing]
+        if sum(needs) > leases.available // 2:
+            needs = [pages.missing(sequence, pages.drafts, 1) for sequence in growing]
+        if sum(needs) > leases.available:
+            needs = [pages.missing(sequence, 0, 1) for sequence in growing]
+        if sum(needs) > leases.available:
+            return False
+        supply = leases.take(sum(needs))
+        for sequence, count in zip(growing, needs, strict=True):
+            if count:
+                assert sequence.lease is not None
+                granted = supply[-count:]
+                del supply[-count:]
+                sequence.lease.pages += granted
+                pages.update_limit(sequence)
+                step.grants.append((sequence.row, granted))
+        return True
 
     # --- chunks -----------------------------------------------------------------------------
 
@@ -161,7 +188,7 @@ class Batching:
     def _add_chunks(self, step: StepBuilder, now: float, admit: bool, short: bool = False) -> None:
         """Go on with prompts that have begun, and admit newcomers while the budget lasts."""
         waiting = self._table.waiting
-        budget = self._budget(len(step.decodes), short)
+        budget = self._budget(sum(step.decode_counts), short)
         admission = Admission(admit and len(waiting) > 0 and self._table.rows.free > 0)
         for sequence in self._prompts(admission.open):
             if not budget.open:
@@ -279,13 +306,8 @@ class Batching:
         if budget.chunk is None and step.chunks and remaining > budget.prefill:
             return False
         promised = running_demand + step.reserved
-        return self._affordable(sequence, promised) and self._pages.coverable(sequence, 1) >= 1
-
-    def _affordable(self, sequence: Sequence, promised: int) -> bool:
-        """Does the estimate allow a sequence that has its lease? Alone it always may run."""
-        if not self._table.prefilling and not self._table.decoding:
-            return True
-        return self._estimate.newcomer_demand(sequence) <= self._pages.available_tokens - promised
+        affordable = self._estimate.affords(sequence, promised, self._table)
+        return affordable and self._pages.coverable(sequence, 1) >= 1
 
     def _start(self, step: StepBuilder, sequence: Sequence, budget: Budget, now: float) -> None:
         """A row and the first chunk for a sequence that has its lease."""
@@ -298,89 +320,6 @@ class Batching:
         self._add_chunk(step, sequence, budget)
         taken = available - self._pages.available_tokens
         step.reserved += max(0, self._estimate.newcomer_demand(sequence) - taken)
-
-    # --- preemption and retraction ----------------------------------------------------------
-
-    def _must_drain(self, idle: bool) -> bool:
-        """Retract whom a test or a request of higher priority asks for, once nothing is in
-        flight."""
-        victims = self._choose_victims()
-        if self._settings.retract_every and self._decodes_until_retraction <= 0:
-            running = retraction_order(self._table.running())
-            victims = victims or running[: max(0, len(running) - 1)][:1]
-        if not victims:
-            return False
-        if not idle:
-            return True
-        self._decodes_until_retraction = self._settings.retract_every
-        self._retract_all(victims)
-        return False
-
-    def _choose_victims(self) -> list[Sequence]:
-        """Who makes place for the next newcomer: when priority demands it, or when others hold
-        more than their share and its client does not."""
-        table, clients, settings = self._table, self._table.clients, self._settings
-        if not len(table.waiting) or not (settings.priorities or clients.several):
-            return []
-        running = table.running()
-        for head in clients.heads(table.waiting.in_order):
-            candidates: list[Sequence] = []
-            if settings.priorities:
-                candidates = preemptable(head, running, settings.preemption_threshold)
-            if clients.several:
-                candidates += [s for s in clients.preemptable(head, running) if s not in candidates]
-            if candidates and not self._fits_now(head):
-                victims = self._fewest(head, candidates)
-                if victims:
-                    return victims
-        return []
-
-    def _fits_now(self, head: Sequence) -> bool:
-        demand = self._estimate.running_demand(self._table.prefilling, self._table.decoding)
-        self._pages.lease_prefix(head)
-        fits = self._table.rows.free > 0 and self._affordable(head, demand)
-        self._pages.release(head)
-        return fits
-
-    def _fewest(self, head: Sequence, candidates: list[Sequence]) -> list[Sequence]:
-        """The fewest of the candidates whose going lets `head` in; none when all do not do."""
-        leases, running = self._pages.leases, self._table.running()
-        for count in range(1, len(candidates) + 1):
-            victims = candidates[:count]
-            freed = leases.count_freed([s.lease for s in victims if s.lease is not None])
-            free = (leases.available + freed) * leases.page_size
-            demand = self._estimate.running_demand([], [s for s in running if s not in victims])
-            if self._estimate.newcomer_demand(head) <= free - demand or count == len(running):
-                return victims
-        return []
-
-    def _retract(self) -> bool:
-        """Pages ran out: retract until the rest can go on for a while. One always stays."""
-        order = retraction_order(self._table.running())
-        if len(order) < 2:
-            return False
-        victims: list[Sequence] = []
-        free = self._pages.available_tokens
-        while len(order) > 1:
-            needed = sum(
-                min(s.max_len - s.scheduled_len, self._settings.retract_steps) for s in order
-            )
-            if victims and free >= needed:
-                break
-            victim = order.pop(0)
-            assert victim.lease is not None
-            own = len(victim.lease.pages) - victim.lease.shared
-            free += own * self._pages.page_size
-            victims.append(victim)
-        self._retract_all(victims)
-        self._estimate.on_retraction(order)
-        return True
-
-    def _retract_all(self, victims: list[Sequence]) -> None:
-        for victim in victims:
-            self._table.retract(victim)
-            self._stats.record_retraction(victim)
-        self._table.prune()
 
 
 def _nobody(client: int) -> list[Sequence]:

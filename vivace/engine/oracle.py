@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vivace.protocol.messages import Capacity, LogprobOptions, PromptLogprobs, TokenLogprob
@@ -18,6 +19,11 @@ from vivace.protocol.step import Join, StepPlan, StepResult
 
 _MASK = (1 << 64) - 1
 _UNWRITTEN = -1
+_REFUSED = -2
+"""what a draft that was refused leaves behind"""
+
+Draft = Callable[[int, int], int]
+"""(seed of a request, position) -> the token that a drafter proposes there"""
 
 
 def splitmix64(value: int) -> int:
@@ -100,6 +106,8 @@ class Faults:
     """The n-th step with spans that is run (from 0) raises, once."""
     bad_keys: set[int] = field(default_factory=set[int])
     """These requests' spans come back in `StepResult.bad`."""
+    shorten_rate: float = 0.0
+    """Share of the spans that come back with less than was planned, down to nothing."""
 
 
 class _Row:
@@ -136,7 +144,10 @@ class OracleWorker:
         eos_rate: float = 0.0,
         faults: Faults | None = None,
         step_seconds: float = 0.0,
+        draft: Draft | None = None,
     ) -> None:
+        """`draft`: proposes the tokens that a decode span has behind the known one."""
+        self._draft = draft
         self.capacity = capacity
         self.vocabulary = vocabulary
         self.seed = seed
@@ -224,24 +235,59 @@ class OracleWorker:
                 raise InjectedFault(f"request {key} was told to fail")
 
     def _run_span(self, result: StepResult, index: int, row: _Row, count: int) -> None:
-        start, end = row.position, row.position + count
-        if count < 1 or end > len(row.tokens):
+        start, known = row.position, len(row.tokens)
+        end = min(start + count, known)
+        if count < 1 or end == start or (end < start + count and self._draft is None):
             raise OracleMismatch(
-                f"request {row.join.key}: span {start}..{end} of {len(row.tokens)} known tokens"
+                f"request {row.join.key}: span {start}..{start + count} of {known} known tokens"
             )
         self._check_prefix(row, start)
+        if start + count > len(row.slots):
+            raise OracleMismatch(
+                f"request {row.join.key}: position {start + count - 1} has no slot "
+                f"({len(row.slots)} granted)"
+            )
         if row.join.key in self.faults.bad_keys:
             result.bad[index] = "logits contain NaN"
             result.advanced.append(0)
             result.tokens.append([])
             return
+        drafts = self._draft_tokens(row, start + count - end)
+        if self._is_short(row, result.number):
+            end -= splitmix64(result.number ^ row.join.key) % (end - start) + 1
+            drafts = []
         self._write(row, start, end)
-        result.advanced.append(count)
         if row.join.logprobs is not None:
             scored = self._prompt_logprobs(row, start, end)
             if scored:
                 result.prompt_logprobs[index] = [scored]
-        result.tokens.append(self._draw(result, index, row) if end == len(row.tokens) else [])
+        drawn = self._verify(result, index, row, drafts) if end == known else []
+        result.advanced.append(row.position - start)
+        result.tokens.append(drawn)
+        for slot in row.slots[row.position : start + count]:
+            self._memory[slot] = _REFUSED
+
+    def _is_short(self, row: _Row, number: int) -> bool:
+        word = splitmix64(splitmix64(number) ^ row.join.key)
+        return word < self.faults.shorten_rate * 2.0**64
+
+    def _draft_tokens(self, row: _Row, count: int) -> list[int]:
+        """What is proposed for the next `count` positions behind the known ones, before any of
+        them is drawn."""
+        if self._draft is None:
+            return []
+        join, known = row.join, len(row.tokens)
+        return [self._draft(join.sampling.seed, known + ahead) for ahead in range(count)]
+
+    def _verify(self, result: StepResult, index: int, row: _Row, drafts: list[int]) -> list[int]:
+        """Draw the token behind every draft that was itself what is drawn, and one more."""
+        drawn = self._draw(result, index, row)
+        for draft in drafts:
+            if draft != drawn[-1]:
+                break
+            self._write(row, row.position, row.position + 1)
+            drawn += self._draw(result, index, row)
+        return drawn
 
     def _check_prefix(self, row: _Row, length: int) -> None:
         memory = self._memory
@@ -254,10 +300,6 @@ class OracleWorker:
         self.tokens_checked += length
 
     def _write(self, row: _Row, start: int, end: int) -> None:
-        if end > len(row.slots):
-            raise OracleMismatch(
-                f"request {row.join.key}: position {end - 1} has no slot ({len(row.slots)} granted)"
-            )
         for position in range(start, end):
             self._memory[row.slots[position]] = row.extend(row.tokens[position])
         row.position = end
@@ -274,7 +316,8 @@ class OracleWorker:
             masked=len(row.tokens) - join.prompt < join.sampling.min_new_tokens,
         )
         if join.logprobs is not None:
-            result.logprobs[index] = [oracle_logprob(token, len(row.tokens), join.logprobs)]
+            scored = oracle_logprob(token, len(row.tokens), join.logprobs)
+            result.logprobs.setdefault(index, []).append(scored)
         row.tokens.append(token)
         return [token]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from vivace.engine.sequence import Sequence, State
 from vivace.engine.sequence_table import RequestLimits, SequenceTable
@@ -13,6 +14,32 @@ from vivace.protocol.messages import FINISH_ABORT, Delta, Finish, Request
 from vivace.protocol.step import StepResult
 
 logger = logging.getLogger("vivace.engine")
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """Tokens of a step, as metrics count them."""
+
+    total: int = 0
+    first: int = 0
+    """of requests that metrics count, those that had no token before them"""
+    moments: list[float] = field(default_factory=list[float])
+    """when the token before each of the others came"""
+
+    @property
+    def counted(self) -> int:
+        return self.first + len(self.moments)
+
+    def add(self, tokens: int, before: float | None, sequence: Sequence, now: float) -> None:
+        """`before`: when the sequence drew its last token; None: these follow its prompt. Of those
+        that come at once each took an equal part of the time."""
+        self.total += tokens
+        if not sequence.log_metrics:
+            return
+        if before is None:
+            self.first += tokens
+        else:
+            self.moments += [now - (now - before) / tokens] * tokens
 
 
 class ResultProcessor:
@@ -28,72 +55,76 @@ class ResultProcessor:
             sequence.has_bad_numbers = True
             if sequence.state is State.RUNNING:
                 self._outputs.fail_numbers(sequence, message)
-        counted, first = self._process_chunks(step, result, now)
-        moments, following = self._process_decodes(step, result, now)
-        self._stats.record_tokens(first + following, counted + len(moments), moments, now)
+        drawn = _Drawn()
+        for index, (sequence, count) in enumerate(zip(step.chunks, step.counts, strict=True)):
+            self._table.advance(sequence, count, result.advanced[index])
+            if sequence.state is State.RUNNING:
+                self._process_span(sequence, result, index, drawn, now)
+        self._process_decodes(step, result, drawn, now)
+        self._stats.record_tokens(drawn.total, drawn.counted, drawn.moments, now)
         if step.decodes:
             self._stats.record_decode(result.captured, now)
 
-    def _process_chunks(
-        self, step: InFlightStep, result: StepResult, now: float
-    ) -> tuple[int, int]:
-        """Spans that may be longer than a token.
-
-        Returns how many tokens were drawn: those that metrics count, and all.
-        """
-        counted = total = 0
-        for index, sequence in enumerate(step.chunks):
-            sequence.computed_len += result.advanced[index]
-            if sequence.state is not State.RUNNING:
-                continue
-            try:
-                drawn = result.tokens[index]
-                if scored := result.prompt_logprobs.get(index):
-                    self._outputs.deltas += sequence.prompt_deltas(scored)
+    def _process_span(
+        self, sequence: Sequence, result: StepResult, index: int, drawn: _Drawn, now: float
+    ) -> None:
+        """Whatever a span may have brought."""
+        tokens = result.tokens[index]
+        try:
+            if scored := result.prompt_logprobs.get(index):
+                self._outputs.deltas += sequence.prompt_deltas(scored)
+            pending = sequence.key in self._table.prefill_pending
+            if pending:
                 self._table.pages.publish(sequence)
-                if drawn:
-                    total += len(drawn)
-                    counted += len(drawn) if sequence.log_metrics else 0
-                    self._table.prefill_done(sequence)
-                    sequence.last_token_time = now
-                    if not sequence.first_token_time:
-                        self._stats.record_first_token(sequence, now)
-                    self._accept(sequence, drawn, result, index)
-            except Exception as error:
-                self._outputs.fail(sequence, error)
-        return counted, total
+            if not tokens:
+                return
+            drawn.add(len(tokens), None if pending else sequence.last_token_time, sequence, now)
+            sequence.last_token_time = now
+            self._table.prefill_done(sequence)
+            self._table.clients.charge(sequence.client, len(tokens) - 1)
+            if not sequence.first_token_time:
+                self._stats.record_first_token(sequence, now)
+            self._accept(sequence, tokens, result, index)
+        except Exception as error:
+            self._outputs.fail(sequence, error)
 
     def _process_decodes(
-        self, step: InFlightStep, result: StepResult, now: float
-    ) -> tuple[list[float], int]:
-        """The hot path. Returns how many tokens were drawn, and for those that metrics count when
-        their sequences drew the one before."""
-        moments: list[float] = []
-        total = 0
+        self, step: InFlightStep, result: StepResult, drawn: _Drawn, now: float
+    ) -> None:
+        """The hot path."""
         first = len(step.chunks)
+        moments, alone = drawn.moments, 0
         running, deltas = State.RUNNING, self._outputs.deltas
-        spans = zip(step.decodes, result.advanced[first:], result.tokens[first:], strict=True)
-        for index, (sequence, advanced, drawn) in enumerate(spans, first):
-            sequence.computed_len += advanced
+        columns = step.decodes, step.decode_counts, result.advanced[first:], result.tokens[first:]
+        for index, (sequence, count, advanced, tokens) in enumerate(
+            zip(*columns, strict=True), first
+        ):
+            if advanced == count:
+                sequence.in_flight -= 1
+                sequence.computed_len += advanced
+            else:
+                self._table.advance(sequence, count, advanced)
             if sequence.state is not running:
                 continue
-            total += 1
+            if not sequence.steady or len(tokens) != 1:
+                self._process_span(sequence, result, index, drawn, now)
+                continue
+            alone += 1
             if sequence.log_metrics:
                 moments.append(sequence.last_token_time)
             sequence.last_token_time = now
             try:
-                tokens = sequence.tokens
-                length = len(tokens) + 1
-                ends = drawn[0] in sequence.ending_ids or length >= sequence.max_len
-                if ends or sequence.has_logprobs:
-                    self._accept(sequence, drawn, result, index)
+                known = sequence.tokens
+                length = len(known) + 1
+                if tokens[0] in sequence.ending_ids or length >= sequence.max_len:
+                    self._accept(sequence, tokens, result, index)
                     continue
-                tokens += drawn
+                known += tokens
                 if length >= sequence.next_delta_len:
-                    deltas.append(sequence.next_delta(drawn, length))
+                    deltas.append(sequence.next_delta(tokens, length))
             except Exception as error:
                 self._outputs.fail(sequence, error)
-        return moments, total
+        drawn.total += alone
 
     def _accept(self, sequence: Sequence, drawn: list[int], result: StepResult, index: int) -> None:
         """Append what was drawn; send a delta when it is time, or the end."""

@@ -64,7 +64,7 @@ class Scheduler:
         order = ORDERS.get(settings.policy)(self._leases, settings.seed)
         self._table = SequenceTable(
             Rows(rows),
-            Pages(self._leases),
+            Pages(self._leases, settings.num_speculative_tokens),
             WaitingQueue(order, settings.max_queued),
             Clients(rows, capacity.pages, capacity.page_size),
         )
@@ -179,17 +179,18 @@ class Scheduler:
             return None
         now = self._clock()
         self._expire(now)
+        slots = self.settings.depth - len(self._in_flight)
         if not self._bisection.groups:
-            step = self._batching.compose(self._next_step, now, idle)
+            step = self._batching.compose(self._next_step, now, slots)
         elif idle:
-            step = self._suspects() or self._batching.compose(self._next_step, now, idle)
+            step = self._suspects() or self._batching.compose(self._next_step, now, slots)
         else:
             return None
         if step is None:
             return self._compact(now) if idle and not self._table.holds_memory else None
         self._next_step += 1
         self._in_flight[step.number] = InFlightStep(
-            step.chunks, step.counts, step.decodes, step.suspects, now
+            step.chunks, step.counts, step.decodes, step.decode_counts, step.suspects, now
         )
         self._stats.record_step(step, now)
         return step.plan(self._table.take_rows_to_free())
@@ -197,8 +198,9 @@ class Scheduler:
     def _suspects(self) -> StepBuilder:
         """The same work that failed before, for fewer sequences; empty when all have passed."""
         step = StepBuilder(self._next_step, suspects=True)
-        for sequence, count in self._bisection.next():
-            step.add_chunk(sequence, count, [])
+        for sequence, count in self._bisection.next():  # drafts are gone since
+            left = sequence.prefill_len - sequence.scheduled_len
+            step.add_chunk(sequence, min(count, left), [])
         self._table.step_planned()
         return step
 
@@ -225,12 +227,12 @@ class Scheduler:
         step = self._in_flight.pop(plan.number)
         now = self._clock()
         self._processor.process(step, result, now)
-        self._table.step_committed(plan.number)
+        self._table.step_committed()
         if step.suspects:
             self._bisection.passed()
         else:  # a step begins when it is planned, or when the step before it is committed
             seconds = now - max(step.planned, self._last_commit)
-            self._dynamic_chunk.observe(sum(step.counts), len(step.decodes), seconds)
+            self._dynamic_chunk.observe(sum(step.counts), sum(step.decode_counts), seconds)
         self._last_commit = now
 
     def fail(self, plan: StepPlan, error: Exception) -> None:
@@ -247,7 +249,7 @@ class Scheduler:
         step = self._in_flight[plan.number]
         spans = step.spans()
         self._in_flight.clear()
-        self._table.rejoin(self._next_step - 1)
+        self._table.rejoin()
         offender = self._bisection.failed(spans, step.suspects)
         logger.error("step %d with %d sequences failed: %r", plan.number, len(spans), error)
         if offender is not None and offender.state is State.RUNNING:

@@ -31,10 +31,12 @@ class State(enum.Enum):
 class Sequence:
     """Only scheduler, table and batching write it. Positions count prompt and output together.
 
-    `computed_len <= scheduled_len`: positions with confirmed KV, and with KV once every step in
-    flight has run. Until `prefill_len` (all that was known when it got a row) spans are chunks;
-    behind it each span is one token and draws the next one, so `scheduled_len + 1` tokens are known
-    once every step in flight has run.
+    `computed_len <= scheduled_len`: positions with confirmed KV, and the most that have KV once
+    every step in flight has run: what was computed, and all that is planned. A step may come back
+    with less than was planned (a draft was refused), and then the difference is taken back. Until
+    `prefill_len` (all that was known when it got a row) spans are chunks; behind it a span is the
+    last known token with its drafts, and draws at least the next one. So `scheduled_len + 1` is
+    also the most tokens that are known once every step in flight has run.
     """
 
     __slots__ = (
@@ -46,9 +48,9 @@ class Sequence:
         "first_token_time",
         "has_bad_numbers",
         "has_logprobs",
+        "in_flight",
         "joined",
         "key",
-        "last_step",
         "last_token_time",
         "lease",
         "log_metrics",
@@ -71,6 +73,7 @@ class Sequence:
         "seq_no",
         "start_time",
         "state",
+        "steady",
         "stop_ids",
         "tokens",
     )
@@ -128,10 +131,13 @@ class Sequence:
         self.prefill_len = 0
         self.page_limit = 0
         """a decode span at `scheduled_len >= page_limit` needs a page first, or is not planned"""
+        self.steady = False
+        """all tokens that were known when it got its row are computed, and those that it draws are
+        sent without log-probabilities"""
         self.has_bad_numbers = False
         """its numbers went bad: nothing of it may stay in the cache"""
-        self.last_step = -1
-        """number of the last step with a span of this sequence"""
+        self.in_flight = 0
+        """steps in flight with a span of this sequence"""
         self.prefix = b""
         """all known tokens, packed for the prefix tree; current while it waits or prefills"""
 

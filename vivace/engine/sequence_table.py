@@ -23,8 +23,9 @@ from vivace.protocol.messages import (
 class SequenceTable:
     """Every change of a sequence's state happens here.
 
-    `prefilling`: running, and known tokens are still to be planned. `decoding`: running, one token
-    per step. `prefill_pending`: running, and known tokens are still to be computed (a superset of
+    `prefilling`: running, and known tokens are still to be planned. `decoding`: running, a span of
+    the last known token per step; who was planned longest ago comes first where they take turns.
+    `prefill_pending`: running, and known tokens are still to be computed (a superset of
     `prefilling`). `finished_in_flight`: ended, but a step in flight computes them, so what they
     hold must stay.
     """
@@ -41,8 +42,6 @@ class SequenceTable:
         self.finished_in_flight: list[Sequence] = []
         self.rows_to_free: list[int] = []
         """rows that the worker has to empty with the next plan"""
-        self._last_committed = -1
-        """number of the last step whose result is processed"""
         self._stale = False
         """`prefilling` or `decoding` lists sequences that stopped running"""
 
@@ -70,7 +69,7 @@ class SequenceTable:
         self.rows.take(sequence)
         self.clients.row_taken(sequence.client)
         sequence.state = State.RUNNING
-        sequence.joined = False
+        sequence.joined = sequence.steady = False
         sequence.prefill_len = len(sequence.tokens)
         sequence.start_time = sequence.start_time or now
         self.pages.update_limit(sequence)
@@ -87,6 +86,19 @@ class SequenceTable:
     def prefill_done(self, sequence: Sequence) -> None:
         """All tokens that were known when the sequence got its row are computed."""
         self.prefill_pending.pop(sequence.key, None)
+        sequence.steady = not sequence.has_logprobs
+
+    def advance(self, sequence: Sequence, planned: int, advanced: int) -> None:
+        """A step in flight has computed `advanced` of its `planned` tokens of the sequence."""
+        sequence.in_flight -= 1
+        sequence.computed_len += advanced
+        if advanced == planned:
+            return
+        sequence.scheduled_len -= planned - advanced
+        behind = sequence.scheduled_len < sequence.prefill_len
+        if behind and sequence.state is State.RUNNING and sequence in self.decoding:
+            self.decoding.remove(sequence)
+            self.prefilling.append(sequence)
 
     def retract(self, sequence: Sequence) -> None:
         """A running sequence that is in no step in flight waits again; nothing it knows is lost."""
@@ -108,35 +120,34 @@ class SequenceTable:
         sequence.state = State.ENDED
         self._stale = True
         self.prefill_pending.pop(sequence.key, None)
-        if sequence.last_step > self._last_committed:
+        if sequence.in_flight:
             self.finished_in_flight.append(sequence)
         else:
             self._release(sequence)
 
-    def step_committed(self, number: int) -> None:
-        """The result of step `number` is processed: release who waited for it."""
-        self._last_committed = number
+    def step_committed(self) -> None:
+        """The result of a step is processed: release who waited for it."""
         if not self.finished_in_flight:
             return
         for sequence in self.finished_in_flight:
-            if sequence.last_step <= number:
+            if not sequence.in_flight:
                 self._release(sequence)
-        self.finished_in_flight = [s for s in self.finished_in_flight if s.last_step > number]
+        self.finished_in_flight = [s for s in self.finished_in_flight if s.in_flight]
 
     def take_rows_to_free(self) -> list[int]:
         rows, self.rows_to_free = self.rows_to_free, []
         return rows
 
-    def rejoin(self, number: int) -> None:
-        """The executor emptied its rows: all that run join again where their KV ends.
-
-        `number`: no step up to this one is in flight any more.
-        """
-        self.step_committed(number)
-        self.rows_to_free = []
+    def rejoin(self) -> None:
+        """The executor emptied its rows, and nothing is in flight any more: all that run join again
+        where their KV ends."""
         running = self.running()
+        for sequence in running + self.finished_in_flight:
+            sequence.in_flight = 0
+        self.step_committed()
+        self.rows_to_free = []
         for sequence in running:
-            sequence.joined = False
+            sequence.joined = sequence.steady = False
             sequence.scheduled_len = sequence.computed_len
             sequence.prefill_len = len(sequence.tokens)
             self.pages.update_limit(sequence)
@@ -197,11 +208,15 @@ class Rows:
 
 
 class Pages:
-    """KV pages of sequences. `count` is positions to be covered behind `scheduled_len`."""
+    """KV pages of sequences. `count` is positions to be covered behind `scheduled_len`.
 
-    def __init__(self, leases: Leases) -> None:
+    `drafts`: tokens that a decode span may have behind the known one.
+    """
+
+    def __init__(self, leases: Leases, drafts: int = 0) -> None:
         self.leases = leases
         self.page_size = leases.page_size
+        self.drafts = drafts
 
     @property
     def available_tokens(self) -> int:
@@ -231,9 +246,21 @@ class Pages:
         return pages
 
     def update_limit(self, sequence: Sequence) -> None:
+        room, last = self.room(sequence), sequence.max_len - 1
+        sequence.page_limit = last if room >= last else room - self.drafts
+
+    def room(self, sequence: Sequence) -> int:
+        """Positions that its pages have a place for."""
         assert sequence.lease is not None
-        room = len(sequence.lease.pages) * self.page_size
-        sequence.page_limit = min(room, sequence.max_len - 1)
+        return len(sequence.lease.pages) * self.page_size
+
+    def missing(self, sequence: Sequence, drafts: int, stride: int) -> int:
+        """Pages without which a decode span with so many drafts has no place, up to the next
+        multiple of `stride` positions."""
+        assert sequence.lease is not None
+        last = sequence.scheduled_len + drafts
+        goal = min(last // stride * stride + stride, sequence.max_len)
+        return max(0, -(-goal // self.page_size) - len(sequence.lease.pages))
 
     def publish(self, sequence: Sequence) -> None:
         """Let others use the whole pages computed so far, while the sequence runs on."""

@@ -21,6 +21,12 @@ class EngineSettings:
     """sequences that run at once"""
     depth: int = 2
     """plans in flight"""
+    sequence_depth: int | None = None
+    """plans in flight that may mention one sequence when another token is planned for it; None =
+    all of them. 2 plans ahead of tokens nobody knows yet; 1 leaves a pipeline no token to wait
+    for, and its stages take turns with cohorts of the sequences"""
+    num_speculative_tokens: int = 0
+    """draft tokens that a decode span may carry behind the known one"""
     eos_ids: tuple[int, ...] = ()
 
     chunk: int | None = 8192

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from vivace.engine.sequence import Sequence
+from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.step import Join, StepPlan
@@ -35,13 +36,15 @@ _MAX_SLOWER = 4
 
 @dataclass(slots=True)
 class StepBuilder:
-    """A step while it is composed, in columns: chunks of prompts, then single decode tokens."""
+    """A step while it is composed, in columns: chunks of prompts, then decode spans."""
 
     number: int
     chunks: list[Sequence] = field(default_factory=list[Sequence])
     counts: list[int] = field(default_factory=list[int])
     """parallel to `chunks`"""
     decodes: list[Sequence] = field(default_factory=list[Sequence])
+    decode_counts: list[int] = field(default_factory=list[int])
+    """parallel to `decodes`: the last known token and its drafts"""
     joins: list[Join] = field(default_factory=list[Join])
     grants: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
     admitted: int = 0
@@ -67,24 +70,23 @@ class StepBuilder:
         elif pages:
             self.grants.append((sequence.row, pages))
         sequence.scheduled_len += count
-        sequence.last_step = self.number
+        sequence.in_flight += 1
         self.chunks.append(sequence)
         self.counts.append(count)
 
-    def add_decodes(self, sequences: list[Sequence]) -> None:
-        """One token for each sequence; the list is kept."""
-        number = self.number
-        for sequence in sequences:
-            sequence.scheduled_len += 1
-            sequence.last_step = number
-        self.decodes = sequences
+    def add_decodes(self, sequences: list[Sequence], counts: list[int]) -> None:
+        """A token and its drafts for each sequence; the lists are kept."""
+        for sequence, count in zip(sequences, counts, strict=True):
+            sequence.scheduled_len += count
+            sequence.in_flight += 1
+        self.decodes, self.decode_counts = sequences, counts
 
     def plan(self, rows_to_free: list[int]) -> StepPlan:
         decodes = self.decodes
         return StepPlan(
             number=self.number,
             rows=[sequence.row for sequence in self.chunks] + [s.row for s in decodes],
-            counts=self.counts + [1] * len(decodes),
+            counts=self.counts + self.decode_counts,
             joins=self.joins,
             leaves=rows_to_free,
             grants=self.grants,
@@ -98,6 +100,7 @@ class InFlightStep:
     chunks: list[Sequence]
     counts: list[int]
     decodes: list[Sequence]
+    decode_counts: list[int]
     suspects: bool
     planned: float
     """when, in seconds"""
@@ -105,7 +108,7 @@ class InFlightStep:
     def spans(self) -> list[tuple[Sequence, int]]:
         return [
             *zip(self.chunks, self.counts, strict=True),
-            *((sequence, 1) for sequence in self.decodes),
+            *zip(self.decodes, self.decode_counts, strict=True),
         ]
 
 
@@ -292,3 +295,10 @@ class NewTokenEstimate:
         known = len(sequence.tokens)
         output = min(sequence.max_len - known, self._clip)
         return known - sequence.computed_len + output + self._page_size
+
+    def affords(self, sequence: Sequence, promised: int, table: SequenceTable) -> bool:
+        """May a sequence that has its lease run beside those that were `promised` so many tokens?
+        Alone it always may."""
+        if not table.prefilling and not table.decoding:
+            return True
+        return self.newcomer_demand(sequence) <= table.pages.available_tokens - promised

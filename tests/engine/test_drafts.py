@@ -1,0 +1,134 @@
+"""Decode spans that carry drafts, and steps that come back with less than was planned."""
+
+from __future__ import annotations
+
+import pytest
+from engine_rig import EOS, VOCABULARY, Rig
+
+from vivace.engine.oracle import Faults, OracleWorker, oracle_token
+from vivace.engine.settings import EngineSettings
+from vivace.protocol.messages import LogprobOptions
+from vivace.protocol.step import StepPlan, StepResult
+
+
+def rig_with(drafts: int, **options: object) -> Rig:
+    depth = options.pop("depth", 1)
+    settings = EngineSettings(
+        eos_ids=(EOS,), depth=depth, num_speculative_tokens=drafts, prefix_cache=False
+    )
+    return Rig(settings, **options)  # type: ignore[arg-type]
+
+
+def counted(rig: Rig) -> list[StepPlan]:
+    """Every plan that is submitted from now on."""
+    plans: list[StepPlan] = []
+    submit = rig.executor.submit
+
+    def spy(plan: StepPlan):  # type: ignore[no-untyped-def]
+        plans.append(plan)
+        return submit(plan)
+
+    rig.executor.submit = spy  # type: ignore[method-assign]
+    return plans
+
+
+def draft_with(rig: Rig, draft) -> None:  # type: ignore[no-untyped-def]
+    worker = rig.executor._worker
+    assert isinstance(worker, OracleWorker)
+    worker._draft = draft
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("drafts", range(8))
+def test_the_same_tokens_in_fewer_steps(drafts: int, depth: int, late: bool) -> None:
+    rig = rig_with(drafts, depth=depth, late=late, eos_rate=0.02)
+    draft_with(rig, lambda seed, position: oracle_token(seed, position, VOCABULARY))
+    plans = counted(rig)
+    for key in range(4):
+        rig.send(key, [key, 1, 2], 40 + key, ignore_eos=key == 0)
+    rig.run()
+    rig.at_rest()
+    for key in rig.answers:
+        rig.check(key)
+    longest = max(len(answer.tokens) for answer in rig.answers.values())
+    if depth == 1:  # with more in flight the last plans may be for nothing
+        assert len(plans) <= longest if not drafts else len(plans) < longest / 2 + 8
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_hostile_drafter_changes_nothing_but_the_speed(depth: int) -> None:
+    rig = rig_with(5, depth=depth)
+    draft_with(rig, lambda seed, position: (oracle_token(seed, position, VOCABULARY) + 1) % 97)
+    rig.send(0, [1, 2, 3], 30, ignore_eos=True, logprobs=LogprobOptions(start=0))
+    rig.run()
+    rig.check(0)
+    assert [scored.token for scored in rig.answers[0].logprobs] == rig.answers[0].tokens
+    assert all(delta.tokens == delta.tokens[:1] for delta in rig.answers[0].deltas)
+
+
+def test_drafts_take_no_page_that_a_sequence_needs() -> None:
+    """While pages are short there are fewer drafts, not more retractions."""
+    rig = rig_with(7, pages=12, page_size=4, rows=4)
+    plain = rig_with(0, pages=12, page_size=4, rows=4)
+    for one in (rig, plain):
+        for key in range(4):
+            one.send(key, [key], 11, ignore_eos=True)
+        one.run()
+        for key in one.answers:
+            one.check(key)
+    assert rig.scheduler._stats.counters["num_retracted_requests_total"] == 0
+    assert plain.scheduler._stats.counters["num_retracted_requests_total"] == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_came_back_short_is_planned_again(depth: int) -> None:
+    """Prompts and single tokens, too, down to spans that did not run at all."""
+    rig = rig_with(0, depth=depth, faults=Faults(shorten_rate=0.5))
+    for key in range(3):
+        rig.send(
+            key, [*range(key, 20)], 20, ignore_eos=True, logprobs=LogprobOptions(start=key - 1)
+        )
+    rig.run()
+    rig.at_rest()
+    for key in rig.answers:
+        rig.check(key)
+        assert rig.answers[key].request.logprobs is not None
+        scored = [entry.token for entry in rig.answers[key].prompt_logprobs or []]
+        assert scored == (rig.answers[key].request.tokens[max(0, key - 1) :] if key else [])
+
+
+def test_a_failed_step_is_tried_again_without_its_drafts() -> None:
+    rig = rig_with(6, faults=Faults(raise_on_steps={3, 5}, raise_on_keys={9}))
+    for key in (1, 2, 9):
+        rig.send(key, [key], 30, ignore_eos=True)
+    rig.run()
+    rig.at_rest()
+    assert rig.answers[9].finish is not None and rig.answers[9].finish.status == 500
+    rig.check(1)
+    rig.check(2)
+
+
+def test_tokens_that_come_at_once_share_the_time_between_them() -> None:
+    rig = rig_with(3)
+    draft_with(rig, lambda seed, position: oracle_token(seed, position, VOCABULARY))
+    rig.send(0, [1], 9, ignore_eos=True)
+    rig.run()
+    histogram = rig.scheduler.state().metrics.histograms["inter_token_latency_seconds"]
+    steps = [delta.tokens for delta in rig.answers[0].deltas]
+    assert [len(tokens) for tokens in steps] == [1, 4, 4]
+    assert histogram.counts[-1] == 8
+    times = rig.answers[0].times
+    assert histogram.total == pytest.approx(times[-1] - times[0])
+
+
+def test_a_span_without_a_token_ends_nothing() -> None:
+    """What StepResult allows: nothing advanced, nothing drawn."""
+    rig = rig_with(0)
+    rig.send(0, [1, 2], 3, ignore_eos=True)
+    rig.step(2)
+    plan = rig.scheduler.plan(idle=True)
+    assert plan is not None and plan.counts == [1]
+    rig.scheduler.commit(plan, StepResult(number=plan.number, advanced=[0], tokens=[[]]))
+    again = rig.scheduler.plan(idle=True)
+    assert again is not None and (again.rows, again.counts) == (plan.rows, [1])
