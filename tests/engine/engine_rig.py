@@ -9,7 +9,7 @@ from math import inf
 
 import msgspec
 
-from vivace.engine.executor import CompletedStep, InProcessExecutor
+from vivace.engine.executor import CompletedStep, InProcessExecutor, PendingStep
 from vivace.engine.loop import Loop
 from vivace.engine.oracle import (
     Faults,
@@ -226,7 +226,7 @@ class Rig:
                 elif isinstance(message, Reply):
                     self.replies.append(message)
 
-    def _take_time(self, plan: StepPlan) -> CompletedStep:
+    def _take_time(self, plan: StepPlan) -> PendingStep:
         self.clock.now += self._cost(plan) if self._cost else 0.0
         return self._submit(plan)
 

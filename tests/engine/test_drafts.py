@@ -11,8 +11,7 @@ from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.step import StepPlan, StepResult
 
 
-def rig_with(drafts: int, **options: object) -> Rig:
-    depth = options.pop("depth", 1)
+def rig_with(drafts: int, *, depth: int = 1, **options: object) -> Rig:
     settings = EngineSettings(
         eos_ids=(EOS,), depth=depth, num_speculative_tokens=drafts, prefix_cache=False
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from engine_rig import EOS, Rig, VirtualClock
 
-from vivace.engine.executor import CompletedStep
+from vivace.engine.executor import PendingStep
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.step import StepPlan, StepResult
 
@@ -44,7 +44,7 @@ class Pipeline:
 
 
 class PipelineStep:
-    def __init__(self, step: CompletedStep, end: float, clock: VirtualClock) -> None:
+    def __init__(self, step: PendingStep, end: float, clock: VirtualClock) -> None:
         self._step, self._end, self._clock = step, end, clock
 
     def result(self) -> StepResult:

@@ -15,7 +15,7 @@ from vivace.platforms.cpu.native import Kernels, NoKernels
 from vivace.platforms.cpu.native_ops import NativeSampling
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling, invert, mask_excluded
 from vivace.protocol.messages import LogprobOptions, SamplingParams
-from vivace.sampling.sampler import Histories, Sampler, SamplingRows, splitmix64, uniforms
+from vivace.sampling.sampler import Entries, Histories, Sampler, SamplingRows, splitmix64, uniforms
 
 VOCABULARY = 50
 
@@ -63,9 +63,13 @@ class Table:
 
     def draw(self, rows=None, **settings):
         rows = self.rows if rows is None else np.asarray(rows)
-        history = Histories(tokens=self.tokens, known=self.known, prompt=self.prompt)
+        history = Histories(tokens=self.tokens, prompt=self.prompt)
         return Sampler(self.ops, **settings).sample(
-            self.logits[rows].clone(), rows, self.columns, self.options, history
+            self.logits[rows].clone(),
+            Entries(rows, self.known[rows]),
+            self.columns,
+            self.options,
+            history,
         )
 
     def expected_logits(self, row, params, stop_ids=()):

@@ -33,9 +33,26 @@ BAD_NUMBERS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Where tokens are drawn. A row has several entries where drafts stand behind what it knows:
+    each sees the tokens before its own position as history, drafts too."""
+
+    rows: np.ndarray
+    """[n] int64"""
+    positions: np.ndarray
+    """[n] int64: of the token that is drawn"""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, chosen: np.ndarray) -> Entries:
+        return Entries(self.rows[chosen], self.positions[chosen])
+
+
 @dataclass(kw_only=True, slots=True)
 class SamplerOutput:
-    """What a batch drew. n entries, in the order of the rows given."""
+    """What a batch drew, for each of n entries."""
 
     tokens: np.ndarray
     """[n] int64, always inside the vocabulary; meaningless where `bad`"""
@@ -55,45 +72,43 @@ class Sampler:
     def sample(
         self,
         logits: Tensor,
-        rows: np.ndarray,
+        entries: Entries,
         columns: SamplingRows,
         options: dict[int, LogprobOptions],
         history: Histories,
     ) -> SamplerOutput:
-        """`logits[n, V]` float32 (overwritten) of `rows[n]`; the token drawn stands at
-        position history.known[row]."""
-        wanted = int(np.bitwise_or.reduce(columns.features[rows])) if len(rows) else 0
+        """`logits[n, V]` float32 (overwritten) of n entries."""
+        wanted = int(np.bitwise_or.reduce(columns.features[entries.rows])) if len(entries) else 0
         if wanted & (PENALIZED | MINIMUM | BIASED):
-            adjust(self._ops, logits, rows, columns, history)
+            adjust(self._ops, logits, entries, columns, history)
         tokens, bad = self._ops.argmax(logits)
         output = SamplerOutput(tokens=tokens, bad=bad)
         if output.bad is not None:
             logits[torch.from_numpy(output.bad)] = 0.0
         if wanted & SAMPLED:
-            self._sample_entries(logits, output.tokens, rows, columns, history)
+            self._sample_entries(logits, output.tokens, entries, columns)
         if wanted & SCORED:
-            self._score(logits, output, rows, columns, options)
+            self._score(logits, output, entries.rows, columns, options)
         return output
 
     def _sample_entries(
         self,
         logits: Tensor,
         tokens: np.ndarray,
-        rows: np.ndarray,
+        entries: Entries,
         columns: SamplingRows,
-        history: Histories,
     ) -> None:
         """Replace the best token by a drawn one in the entries that sample."""
-        entries = np.flatnonzero(columns.features[rows] & SAMPLED)
-        picked = rows[entries]
+        sampled = np.flatnonzero(columns.features[entries.rows] & SAMPLED)
+        picked = entries.rows[sampled]
         batch = SamplingBatch(
             temperature=columns.temperature[picked],
             top_k=columns.top_k[picked],
             top_p=columns.top_p[picked],
             min_p=columns.min_p[picked],
-            uniform=uniforms(columns.seed[picked], history.known[picked]),
+            uniform=uniforms(columns.seed[picked], entries.positions[sampled]),
         )
-        tokens[entries] = self._ops.sample(logits, entries, batch)
+        tokens[sampled] = self._ops.sample(logits, sampled, batch)
 
     def _score(
         self,
@@ -122,64 +137,62 @@ class Histories:
     """The tokens of the rows that draw. All arrays are indexed by row, not by batch entry."""
 
     tokens: np.ndarray
-    """[rows, context + 1] int32"""
-    known: np.ndarray
-    """[rows]: how many of them are known"""
+    """[rows, context + 1] int32, or more where drafts stand behind them"""
     prompt: np.ndarray
-    """[rows]: how many of those are prompt"""
+    """[rows]: how many of them are prompt"""
 
 
 def adjust(
     ops: SamplingOps,
     logits: Tensor,
-    rows: np.ndarray,
+    entries: Entries,
     columns: SamplingRows,
     history: Histories,
 ) -> None:
-    """Apply, in place, to logits[n, V] of `rows[n]`: penalties, then minimum length, then bias."""
-    features = columns.features[rows]
+    """Apply, in place, to logits[n, V] of n entries: penalties, then minimum length, then bias."""
+    features = columns.features[entries.rows]
     wanted = int(np.bitwise_or.reduce(features))
     if wanted & PENALIZED:
-        entries = np.flatnonzero(features & PENALIZED)
-        _penalize(ops, logits, entries, rows, columns, history)
+        _penalize(ops, logits, np.flatnonzero(features & PENALIZED), entries, columns, history)
     if wanted & MINIMUM:
-        _mask_stops(logits, np.flatnonzero(features & MINIMUM), rows, columns, history)
+        _mask_stops(logits, np.flatnonzero(features & MINIMUM), entries, columns, history)
     if wanted & BIASED:
-        _add_bias(logits, np.flatnonzero(features & BIASED), rows, columns)
+        _add_bias(logits, np.flatnonzero(features & BIASED), entries.rows, columns)
 
 
 def _penalize(
     ops: SamplingOps,
     logits: Tensor,
-    entries: np.ndarray,
-    rows: np.ndarray,
+    penalized: np.ndarray,
+    entries: Entries,
     columns: SamplingRows,
     history: Histories,
 ) -> None:
-    picked = rows[entries]
+    picked = entries.rows[penalized]
     penalties = Penalties(
         rows=picked,
         prompt=history.prompt[picked],
-        known=history.known[picked],
+        known=entries.positions[penalized],
         frequency=columns.frequency[picked],
         presence=columns.presence[picked],
         repetition=columns.repetition[picked],
         tokens=history.tokens,
     )
-    ops.apply_penalties(logits, entries, penalties)
+    ops.apply_penalties(logits, penalized, penalties)
 
 
 def _mask_stops(
     logits: Tensor,
-    entries: np.ndarray,
-    rows: np.ndarray,
+    limited: np.ndarray,
+    entries: Entries,
     columns: SamplingRows,
     history: Histories,
 ) -> None:
     """Stop ids cannot be drawn while a row has fewer output tokens than its minimum."""
-    drawn = history.known[rows[entries]] - history.prompt[rows[entries]]
-    for entry in entries[drawn < columns.minimum[rows[entries]]].tolist():
-        ids = columns.stop_ids[int(rows[entry])]
+    rows = entries.rows[limited]
+    drawn = entries.positions[limited] - history.prompt[rows]
+    for entry in limited[drawn < columns.minimum[rows]].tolist():
+        ids = columns.stop_ids[int(entries.rows[entry])]
         logits[entry, torch.from_numpy(ids[ids < logits.shape[1]])] = -torch.inf
 
 

@@ -14,6 +14,7 @@ from vivace.models.loading import ReportProgress, load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import GraphRecorder, Platform, PlatformSettings, load_platform
 from vivace.protocol.messages import Capacity, Rewrite
+from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.kv_memory import PagedKV, bytes_per_token
 from vivace.worker.model_runner import (
     CapturedRunner,
@@ -143,10 +144,11 @@ class Captures:
     rewrites: tuple[Rewrite, ...] = ()
     """sizes that were asked for and are not captured"""
 
-    @property
-    def tokens(self) -> int:
-        """of a step with prompts that is replayed"""
-        return 0 if self.exact else min(REPLAYED_TOKENS, max(self.sizes, default=0))
+    def tokens(self, recorder: GraphRecorder | None) -> int:
+        """Of a step with prompts that is replayed."""
+        if recorder is None or self.exact:
+            return 0
+        return min(REPLAYED_TOKENS, max(self.sizes, default=0))
 
 
 def choose_captures(config: Config, rows: int) -> Captures:
@@ -187,30 +189,30 @@ def assemble(
     report: ReportProgress = lambda stage, fraction: None,
     original_logprobs: bool = False,
     rewrites: Sequence[Rewrite] = (),
+    drafter: Drafter = NO_DRAFTS,
 ) -> Worker:
     """A worker around a model of `dtype`, KV in `kv_dtype` if given. `rewrites`: made before."""
     kv = PagedKV(layers, size.pages, page_size, kv_dtype or dtype, platform.device())
-    rows = RowStates(size.rows, size.context, page_size, size.pages)
+    rows = RowStates(size.rows, size.context, page_size, size.pages, drafter.width)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
     recorder = platform.recorder() if captures.sizes else None
-    inputs = StepInputs(rows, step_tokens, kv.empty_page, captures.tokens if recorder else 0)
+    inputs = StepInputs(rows, step_tokens, kv.empty_page, captures.tokens(recorder), drafter)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
-    capacity = Capacity(
-        pages=size.pages,
-        page_size=page_size,
-        rows=size.rows,
-        context=size.context,
-        vocabulary=vocabulary,
-        weight_bytes=weight_bytes,
-        kv_bytes=kv.nbytes,
-        cache_share=size.cache_share if kv.lazy else None,
-        graph_bytes=runner.nbytes,
-        available_bytes=platform.available_bytes(),
-        rewrites=(*rewrites, *size.rewrites, *captures.rewrites),
-        instructions=platform.instructions,
-    )
     return Worker(
-        capacity=capacity,
+        capacity=Capacity(
+            pages=size.pages,
+            page_size=page_size,
+            rows=size.rows,
+            context=size.context,
+            vocabulary=vocabulary,
+            weight_bytes=weight_bytes,
+            kv_bytes=kv.nbytes,
+            cache_share=size.cache_share if kv.lazy else None,
+            graph_bytes=runner.nbytes,
+            available_bytes=platform.available_bytes(),
+            rewrites=(*rewrites, *size.rewrites, *captures.rewrites),
+            instructions=platform.instructions,
+        ),
         rows=rows,
         kv=kv,
         attention=attention,

@@ -16,7 +16,7 @@ from vivace.platforms.ops.sampling import SamplingOps
 from vivace.platforms.platform import GraphRecorder, StepGraph
 from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
 from vivace.sampling.logprobs import score_prompt
-from vivace.sampling.sampler import BAD_NUMBERS, Histories, Sampler
+from vivace.sampling.sampler import BAD_NUMBERS, Entries, Histories, Sampler
 from vivace.worker.rows import RowStates, Spans, StepInput, StepInputs
 
 SCORE_ELEMENTS = 1 << 23
@@ -138,13 +138,17 @@ class StepOutput:
     """What the spans of a step produced. Indices are span indices."""
 
     drawn: np.ndarray
-    """[n] spans that drew a token"""
+    """[n]: the span of each token that was drawn; its tokens follow each other"""
+    entries: Entries
+    """[n]: their rows and positions"""
     tokens: np.ndarray
     """[n] int64"""
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[PromptLogprobs]] = field(default_factory=dict)
     bad: dict[int, str] = field(default_factory=dict)
     """spans whose numbers went wrong; they drew nothing and did not move on"""
+    bad_tokens: np.ndarray | None = None
+    """[T] bool: tokens whose hidden states are no numbers; None: there are none"""
 
 
 class SamplingHead:
@@ -167,45 +171,56 @@ class SamplingHead:
 
     def sample(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
         """hidden[T, n] of the step -> StepOutput. Changes no row."""
-        bad = self._bad_spans(spans, hidden)
-        final = spans.final if bad is None else spans.final[~bad[spans.final]]
-        output = self._draw(step, spans, hidden, final)
+        bad_tokens = self._ops.bad_tokens(hidden)
+        bad = None if bad_tokens is None else _bad_spans(spans, bad_tokens)
+        output = self._draw(step, spans, hidden, bad, bad_tokens)
+        output.bad_tokens = bad_tokens
         if bad is not None:
             output.bad.update(dict.fromkeys(np.flatnonzero(bad).tolist(), BAD_NUMBERS))
         if self._rows.logprobs:
             self._score_prompts(spans, hidden, output)
         return output
 
-    def _bad_spans(self, spans: Spans, hidden: Tensor) -> np.ndarray | None:
-        """[S] bool: spans with a token that is no number any more; None when there is none.
-
-        What a token stored in the KV memory reaches its own hidden state (it attends to itself),
-        so this also finds bad keys and values, in the middle of a prompt too.
-        """
-        bad = self._ops.bad_tokens(hidden)
-        return None if bad is None else np.logical_or.reduceat(bad, spans.starts[:-1])
-
-    def _draw(self, step: StepInput, spans: Spans, hidden: Tensor, final: np.ndarray) -> StepOutput:
+    def _draw(
+        self,
+        step: StepInput,
+        spans: Spans,
+        hidden: Tensor,
+        bad: np.ndarray | None,
+        bad_tokens: np.ndarray | None,
+    ) -> StepOutput:
+        """`bad`: [S] bool, spans that draw nothing; `bad_tokens`: [T] bool."""
+        states = self._rows
+        kept = np.arange(len(spans.final)) if bad is None else np.flatnonzero(~bad[spans.final])
+        final = spans.final[kept]
+        entries = Entries(spans.rows[final], spans.positions[kept])
         if not len(final):
-            return StepOutput(drawn=final, tokens=np.empty(0, np.int64))
-        states, rows = self._rows, spans.rows[final]
-        history = Histories(tokens=states.tokens, known=states.known, prompt=states.prompt)
+            return StepOutput(drawn=final, entries=entries, tokens=np.empty(0, np.int64))
         draws = self._sampler.sample(
-            self._model.lm_head(_last_tokens(step, spans, hidden, final)),
-            rows,
+            self._model.lm_head(_wanted_tokens(step, spans, hidden, kept)),
+            entries,
             states.sampling,
             states.logprobs,
-            history,
+            Histories(tokens=states.tokens, prompt=states.prompt),
         )
-        logprobs = {int(final[entry]): [one] for entry, one in draws.logprobs.items()}
-        if draws.bad is None:
-            return StepOutput(drawn=final, tokens=draws.tokens, logprobs=logprobs)
-        wrong = final[draws.bad].tolist()
+        logprobs: dict[int, list[TokenLogprob]] = {}
+        if spans.drafts is None and draws.bad is None:
+            logprobs = {int(final[entry]): [one] for entry, one in draws.logprobs.items()}
+            return StepOutput(drawn=final, entries=entries, tokens=draws.tokens, logprobs=logprobs)
+        wrong = np.zeros(len(final), np.bool_) if draws.bad is None else draws.bad
+        if bad_tokens is not None:
+            wrong = wrong | bad_tokens[spans.last[kept]]
+        stays = accepted(entries, draws.tokens, wrong, states.tokens)
+        for entry in np.flatnonzero(stays).tolist():
+            if entry in draws.logprobs:
+                logprobs.setdefault(int(final[entry]), []).append(draws.logprobs[entry])
+        first = _firsts(entries)
         return StepOutput(
-            drawn=final[~draws.bad],
-            tokens=draws.tokens[~draws.bad],
-            logprobs={span: one for span, one in logprobs.items() if span not in wrong},
-            bad=dict.fromkeys(wrong, BAD_NUMBERS),
+            drawn=final[stays],
+            entries=entries.select(stays),
+            tokens=draws.tokens[stays],
+            logprobs=logprobs,
+            bad=dict.fromkeys(final[first & wrong].tolist(), BAD_NUMBERS),
         )
 
     def _score_prompts(self, spans: Spans, hidden: Tensor, output: StepOutput) -> None:
@@ -236,10 +251,46 @@ class SamplingHead:
         return scored
 
 
-def _last_tokens(step: StepInput, spans: Spans, hidden: Tensor, final: np.ndarray) -> Tensor:
-    """hidden[n] of the last token of each final span; no copy when that is every token."""
-    if len(final) == hidden.shape[0]:
+def _bad_spans(spans: Spans, bad_tokens: np.ndarray) -> np.ndarray:
+    """[S] bool: spans with a known token that is no number any more, from [T] bool.
+
+    What a token stored in the KV memory reaches its own hidden state (it attends to itself), so
+    this also finds bad keys and values, in the middle of a prompt too. Drafts do not count: those
+    behind which nothing can be drawn are refused.
+    """
+    if spans.drafts is not None:
+        places = np.arange(len(bad_tokens))
+        drafts_from = np.repeat(spans.starts[1:] - spans.drafts, spans.counts)
+        bad_tokens = bad_tokens & (places < drafts_from)
+    return np.logical_or.reduceat(bad_tokens, spans.starts[:-1])
+
+
+def _wanted_tokens(step: StepInput, spans: Spans, hidden: Tensor, kept: np.ndarray) -> Tensor:
+    """hidden[n] of the tokens whose logits are wanted; no copy when that is every token."""
+    if len(kept) == hidden.shape[0]:
         return hidden
-    if len(final) == len(step.logits_indices):
+    if len(kept) == len(step.logits_indices):
         return hidden.index_select(0, step.logits_indices)
-    return hidden.index_select(0, torch.from_numpy(spans.starts[final + 1] - 1))
+    return hidden.index_select(0, torch.from_numpy(spans.last[kept]))
+
+
+def _firsts(entries: Entries) -> np.ndarray:
+    """[n] bool: the first entry of each row; those of a row follow each other."""
+    first = np.ones(len(entries), np.bool_)
+    first[1:] = entries.rows[1:] != entries.rows[:-1]
+    return first
+
+
+def accepted(
+    entries: Entries, drawn: np.ndarray, wrong: np.ndarray, tokens: np.ndarray
+) -> np.ndarray:
+    """[n] bool: which of the `drawn[n]` tokens stand. The first of a row does, unless its numbers
+    are `wrong[n]`; each other one where the draft before it, in tokens[rows, ...], was itself the
+    token that was drawn there."""
+    stays = ~wrong
+    follows = ~_firsts(entries)
+    at = np.flatnonzero(follows)
+    stays[at] &= drawn[at - 1] == tokens[entries.rows[at], entries.positions[at] - 1]
+    for entry in at.tolist():
+        stays[entry] &= stays[entry - 1]
+    return stays

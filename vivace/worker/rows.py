@@ -17,7 +17,8 @@ from torch import Tensor
 from vivace.platforms.attention import AttentionBackend, HostStep
 from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.step import Join, StepPlan
-from vivace.sampling.sampler import SamplingRows
+from vivace.sampling.sampler import Entries, SamplingRows
+from vivace.worker.drafter import NO_DRAFTS, Drafter
 
 
 class PlanError(ValueError):
@@ -27,17 +28,21 @@ class PlanError(ValueError):
 class RowStates:
     """Fixed row state for `rows` sequences of up to `context` tokens.
 
-    `tokens[rows, context + 1]`: everything known; `known`, `computed`, `prompt`: [rows] lengths;
-    `pages[rows, max_pages]`, `page_counts[rows]`: where the KV is. Big arrays are zero pages of
-    the operating system until a row uses them.
+    `tokens[rows, context + 1]`: everything known, and up to `drafts` more that a drafter proposes
+    for the step under way; `known`, `computed`, `prompt`: [rows] lengths; `pages[rows, max_pages]`,
+    `page_counts[rows]`: where the KV is. Big arrays are zero pages of the operating system until a
+    row uses them.
     """
 
-    def __init__(self, rows: int, context: int, page_size: int, pages: int) -> None:
+    def __init__(
+        self, rows: int, context: int, page_size: int, pages: int, drafts: int = 0
+    ) -> None:
         self.rows = rows
+        self.drafts = drafts
         self.context = context
         self.page_size = page_size
         self.pool_pages = pages
-        self.tokens = np.zeros((rows, context + 1), np.int32)
+        self.tokens = np.zeros((rows, context + 1 + drafts), np.int32)
         self.known = np.zeros(rows, np.int64)
         self.computed = np.zeros(rows, np.int64)
         self.prompt = np.zeros(rows, np.int64)
@@ -66,20 +71,23 @@ class RowStates:
 
     def check_spans(self, rows: np.ndarray, counts: np.ndarray, ends: np.ndarray) -> None:
         """PlanError unless every span, `counts` tokens up to `ends`, lies within what its row knows
-        and has pages for. A row that nobody joined knows nothing."""
-        reach = np.minimum(self.known[rows], self.page_counts[rows] * self.page_size)
+        (and drafts behind that) and has pages for. A row that nobody joined knows nothing."""
+        known = self.known[rows]
+        reach = known + self.drafts * (known > 0) if self.drafts else known
+        reach = np.minimum(reach, self.page_counts[rows] * self.page_size)
         np.minimum(reach, self.context, out=reach)
         wrong = (ends > reach) | (counts < 1)
         if wrong.any():
             self._explain(int(rows[wrong][0]), int(counts[wrong][0]))
 
     def record(
-        self, rows: np.ndarray, advanced: np.ndarray, drawn_rows: np.ndarray, drawn: np.ndarray
+        self, rows: np.ndarray, advanced: np.ndarray, drawn: Entries, tokens: np.ndarray
     ) -> None:
-        """Book a step: `rows` moved on by `advanced`; `drawn_rows` now know one token more."""
+        """Book a step: `rows` moved on by `advanced`; these `tokens` are known, too. Entries of a
+        row follow each other, in the order of their positions."""
         self.computed[rows] += advanced
-        self.tokens[drawn_rows, self.known[drawn_rows]] = drawn
-        self.known[drawn_rows] += 1
+        self.tokens[drawn.rows, drawn.positions] = tokens
+        self.known[drawn.rows] = drawn.positions + 1
 
     def _leave(self, row: int) -> None:
         """Give a row up. A row that is already empty stays so: `recover` repeats leaves."""
@@ -161,7 +169,7 @@ class StepInput:
     slot_mapping: Tensor
     """[T] int64: page * page_size + offset, where each token's KV goes"""
     logits_indices: Tensor
-    """[S'] int64: the token rows whose logits are wanted (spans that reach the end)"""
+    """[N] int64: the token rows whose logits are wanted (where spans reach what is known)"""
     attention: AttentionBackend
     counts: list[int]
     """query length of each span, on the host"""
@@ -181,7 +189,14 @@ class Spans:
     before: np.ndarray
     """[S] int64: positions computed before this step"""
     final: np.ndarray
-    """[S'] int64: the spans that reach the last known token, so draw one"""
+    """[N] int64: the span of each token whose logits are wanted: of the last known one and of the
+    drafts behind it, where a span reaches it"""
+    last: np.ndarray
+    """[N] int64: those tokens"""
+    positions: np.ndarray
+    """[N] int64: of the tokens that are drawn from them"""
+    drafts: np.ndarray | None = None
+    """[S] int64: how many of a span's tokens are drafts; None: there are none"""
 
 
 class StepInputs:
@@ -192,21 +207,29 @@ class StepInputs:
     """
 
     def __init__(
-        self, states: RowStates, tokens: int, empty_page: int, single_tokens: int = 0
+        self,
+        states: RowStates,
+        tokens: int,
+        empty_page: int,
+        single_tokens: int = 0,
+        drafter: Drafter = NO_DRAFTS,
     ) -> None:
         self._states = states
+        self._drafter = drafter
         self._empty_page = empty_page
         self._single_tokens = min(single_tokens, states.rows)
         self._per_token = _Columns(3, tokens)
         # What decode steps use never moves: a captured step knows the addresses.
         self._decoding = _Columns(3, states.rows)
-        self._per_row = _Columns(3, states.rows + 1)
+        self._per_row = _Columns(2, states.rows + 1)
+        self._wanted = _Columns(1, states.rows * (1 + states.drafts))
         self._table = np.zeros((states.rows, states.pages.shape[1]), np.int64)
 
     def decode_step(self, rows: int, attention: AttentionBackend) -> StepInput:
         """The buffers of every decode step of up to `rows` rows, to capture one."""
         ids, positions, slots = (torch.from_numpy(x) for x in self._decoding.take(rows))
-        starts, lengths, last = (torch.from_numpy(x) for x in self._per_row.take(rows + 1))
+        starts, lengths = (torch.from_numpy(x) for x in self._per_row.take(rows + 1))
+        (last,) = (torch.from_numpy(x) for x in self._wanted.take(rows))
         table = self._table[:rows]
         return StepInput(
             input_ids=ids,
@@ -215,7 +238,7 @@ class StepInputs:
             query_starts=starts,
             context_lens=lengths[:rows],
             page_table=torch.from_numpy(table),
-            logits_indices=last[:rows],
+            logits_indices=last,
             attention=attention,
             counts=[1] * rows,
             host=HostStep(
@@ -228,7 +251,8 @@ class StepInputs:
         )
 
     def gather(self, plan: StepPlan, attention: AttentionBackend) -> tuple[StepInput, Spans]:
-        """Views on one step. Changes no row; raises PlanError when the plan contradicts them."""
+        """Views on one step. Changes nothing that a row knows; raises PlanError when the plan
+        contradicts them."""
         states = self._states
         states.check_rows(plan.rows)
         rows, counts = np.asarray(plan.rows, np.int64), np.asarray(plan.counts, np.int64)
@@ -237,13 +261,7 @@ class StepInputs:
         states.check_spans(rows, counts, lengths)
         decode = plan.counts.count(1) == len(plan.counts)
         starts = _starts(counts, decode)
-        spans = Spans(
-            rows=rows,
-            counts=counts,
-            starts=starts,
-            before=before,
-            final=np.flatnonzero(lengths == states.known[rows]),
-        )
+        spans = self._spans(rows, counts, starts, before)
         token_rows, positions = (rows, before) if decode else _token_places(spans)
         total = len(token_rows)
         single = decode or total <= self._single_tokens
@@ -267,6 +285,33 @@ class StepInputs:
             ),
         )
         return step, spans
+
+    def _spans(
+        self, rows: np.ndarray, counts: np.ndarray, starts: np.ndarray, before: np.ndarray
+    ) -> Spans:
+        """Which spans draw, and where; behind what a row knows there are drafts now."""
+        known = self._states.known[rows]
+        beyond = before + counts - known
+        final = np.flatnonzero(beyond >= 0)
+        last, positions, drafts = starts[final + 1] - 1, known[final], None
+        if self._drafter.width and int(beyond.max()) > 0:
+            drafts = np.maximum(beyond, 0)
+            self._drafter.propose(self._states, rows, drafts)
+            each = drafts[final] + 1
+            ahead = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+            final = np.repeat(final, each)
+            last = starts[final + 1] - 1 - drafts[final] + ahead
+            positions = known[final] + ahead
+        return Spans(
+            rows=rows,
+            counts=counts,
+            starts=starts,
+            before=before,
+            final=final,
+            last=last,
+            positions=positions,
+            drafts=drafts,
+        )
 
     def _tokens(
         self, rows: np.ndarray, places: np.ndarray, single: bool
@@ -296,18 +341,14 @@ class StepInputs:
     def _per_span(
         self, spans: Spans, span_starts: np.ndarray, lengths: np.ndarray
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(query starts [S + 1], context lengths [S], tokens whose logits are wanted [S'])"""
+        """(query starts [S + 1], context lengths [S], tokens whose logits are wanted [N])"""
         count = len(lengths)
-        starts, kept, last = self._per_row.take(count + 1)
+        starts, kept = self._per_row.take(count + 1)
+        (last,) = self._wanted.take(len(spans.last))
         starts[:] = span_starts
         kept[:count] = lengths
-        drawn = len(spans.final)
-        last[:drawn] = spans.starts[spans.final + 1] - 1
-        return (
-            torch.from_numpy(starts),
-            torch.from_numpy(kept[:count]),
-            torch.from_numpy(last[:drawn]),
-        )
+        last[:] = spans.last
+        return torch.from_numpy(starts), torch.from_numpy(kept[:count]), torch.from_numpy(last)
 
 
 class _Columns:

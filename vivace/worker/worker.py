@@ -69,7 +69,7 @@ class Worker:
             step, spans = self._inputs.gather(plan, self._attention)
             output = self._compute(step, spans)
         advanced = self._record(spans, output)
-        return self._result(plan, advanced, output, time.perf_counter() - started)
+        return self._result(plan, spans, advanced, output, time.perf_counter() - started)
 
     def close(self) -> None:
         """Nothing runs between steps, so there is nothing to stop."""
@@ -81,6 +81,8 @@ class Worker:
         except BaseException:
             self._kv.zero_slots(step.slot_mapping)
             raise
+        if output.bad_tokens is not None:  # of drafts, too: what masks them out multiplies by zero
+            self._kv.zero_slots(step.slot_mapping[torch.from_numpy(output.bad_tokens)])
         for span in output.bad:
             start, end = int(spans.starts[span]), int(spans.starts[span + 1])
             self._kv.zero_slots(step.slot_mapping[start:end])
@@ -89,22 +91,30 @@ class Worker:
     def _record(self, spans: Spans, output: StepOutput) -> np.ndarray:
         """Enter the step in the rows; returns how far each span moved on."""
         advanced = spans.counts
+        if spans.drafts is not None:  # a draft was computed for good where a token stands behind it
+            drawn = np.bincount(output.drawn, minlength=len(advanced))
+            advanced = advanced - spans.drafts + np.maximum(drawn - 1, 0)
         if output.bad:
             advanced = advanced.copy()
             advanced[list(output.bad)] = 0
-        self._rows.record(spans.rows, advanced, spans.rows[output.drawn], output.tokens)
+        self._rows.record(spans.rows, advanced, output.entries, output.tokens)
         return advanced
 
     def _result(
-        self, plan: StepPlan, advanced: np.ndarray, output: StepOutput, seconds: float
+        self,
+        plan: StepPlan,
+        spans: Spans,
+        advanced: np.ndarray,
+        output: StepOutput,
+        seconds: float,
     ) -> StepResult:
         drawn = output.tokens.tolist()
-        if len(drawn) == len(advanced):
+        if len(drawn) == len(advanced) and spans.drafts is None:
             tokens = [[token] for token in drawn]
         else:
             tokens = [[] for _ in range(len(advanced))]
             for span, token in zip(output.drawn.tolist(), drawn, strict=True):
-                tokens[span] = [token]
+                tokens[span].append(token)
         return StepResult(
             number=plan.number,
             advanced=advanced.tolist(),

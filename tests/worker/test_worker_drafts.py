@@ -1,0 +1,134 @@
+"""Drafts in the worker: verified by drawing, so the tokens are those of a worker without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
+
+from vivace.protocol.messages import LogprobOptions
+from vivace.worker.drafter import ScriptedDrafter
+
+PROMPT = [5, 9, 1, 40, 7]
+KINDS = {
+    "greedy": {},
+    "sampled": {"temperature": 1.1, "seed": 11},
+    "cut": {"temperature": 0.9, "seed": 3, "top_p": 0.8, "top_k": 20},
+    "penalties": {
+        "temperature": 0.7,
+        "seed": 5,
+        "frequency_penalty": 0.9,
+        "presence_penalty": 0.4,
+        "repetition_penalty": 1.3,
+    },
+    "minimum": {"min_new_tokens": 12, "stop_ids": tuple(range(40))},
+    "bias": {"logit_bias": {3: 4.0, 8: -9.0}, "temperature": 0.8, "seed": 2},
+}
+COUNT = 40
+
+
+def run(kind, width, script=None, *, operations=None, logprobs=None, poison=None):
+    """(tokens, StepResults) of one row whose decode spans have `width` drafts."""
+    drafter = {"drafter": ScriptedDrafter(width, script)} if width else {}
+    worker, _ = toy_worker(operations=operations, poison=poison, **drafter)
+    driver = Driver(worker)
+    driver.join(0, PROMPT, logprobs=logprobs, **KINDS[kind])
+    results = [driver.step({0: len(PROMPT)})]
+    sequence = driver.sequences[0]
+    while len(sequence["tokens"]) < len(PROMPT) + COUNT and not results[-1].bad:
+        results.append(driver.step({0: 1 + width}))
+    return sequence["tokens"], results
+
+
+def knows(tokens, *, wrong=0):
+    """A script that proposes what comes, but every `wrong`-th token is another one."""
+
+    def script(known, count):
+        ahead = [*tokens, *[0] * count][len(known) : len(known) + count]
+        return [
+            (token + 1) % VOCABULARY if wrong and (len(known) + i) % wrong == 0 else token
+            for i, token in enumerate(ahead)
+        ]
+
+    return script
+
+
+@pytest.mark.parametrize("operations", ["torch", "eager", "captured"])
+@pytest.mark.parametrize("width", [1, 3, 7])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_tokens_whatever_is_proposed(kind, width, operations):
+    plain, steps = run(kind, 0, operations=operations)
+    for wrong in (0, 1, 3):
+        script = knows(plain, wrong=wrong)
+        tokens, results = run(kind, width, script, operations=operations)
+        assert tokens[: len(plain)] == plain
+        assert all(sum(r.advanced) >= 1 for r in results)
+        if wrong == 0:
+            assert len(results) <= -(-len(steps) // (1 + width)) + 1
+        if wrong == 1:
+            assert len(results) == len(steps)
+
+
+@pytest.mark.parametrize("width", [2, 5])
+def test_log_probabilities_are_those_of_single_tokens(width):
+    wanted = LogprobOptions(start=-1, top=3, token_ids=(4, 5))
+    plain, steps = run("penalties", 0, logprobs=wanted, operations="eager")
+    script = knows(plain, wrong=4)
+    tokens, results = run("penalties", width, script, logprobs=wanted, operations="eager")
+    expected = [one for step in steps for one in step.logprobs[0]]
+    found = [one for result in results for one in result.logprobs[0]]
+    assert tokens[: len(plain)] == plain
+    assert found[: len(expected)] == expected
+
+
+def test_rows_with_and_without_drafts_share_a_step():
+    alone = {row: run(kind, 0)[0] for row, kind in enumerate(KINDS)}
+    random = np.random.default_rng(0)
+    right = {tuple(tokens[: len(PROMPT) + 1]): tokens for tokens in alone.values()}
+
+    def script(known, count):
+        """What comes for some row, which may be another one."""
+        found = right.get(tuple(known[: len(PROMPT) + 1]), [])[len(known) : len(known) + count]
+        return [*found, *random.integers(0, VOCABULARY, count)][:count]
+
+    worker, _ = toy_worker(drafter=ScriptedDrafter(5, script))
+    driver = Driver(worker)
+    for row, kind in enumerate(KINDS):
+        driver.join(row, PROMPT, **KINDS[kind])
+    driver.step(dict.fromkeys(alone, len(PROMPT)))
+    while any(len(s["tokens"]) < len(PROMPT) + COUNT for s in driver.sequences.values()):
+        driver.step({row: 1 + int(random.integers(0, 6)) for row in alone})
+    for row, tokens in alone.items():
+        assert driver.sequences[row]["tokens"][: len(tokens)] == tokens
+
+
+@pytest.mark.parametrize("operations", ["eager", "captured"])
+def test_a_draft_whose_numbers_are_none_is_refused_and_harms_nobody(operations):
+    """With the kernels, whose attention looks at nothing behind a token."""
+    plain, _ = run("sampled", 0, poison=96, operations=operations)
+    assert 96 not in plain
+    script = knows(plain)
+
+    def poisoned(known, count):
+        return [*script(known, count - 1), 96]
+
+    tokens, results = run("sampled", 3, poisoned, poison=96, operations=operations)
+    assert tokens[: len(plain)] == plain and not any(result.bad for result in results)
+    assert all(len(result.tokens[0]) == 3 for result in results[1:-1])
+
+
+def test_no_more_drafts_than_the_drafter_has_nor_beyond_what_a_row_holds():
+    worker, _ = toy_worker(drafter=ScriptedDrafter(2, lambda known, count: [0] * count))
+    driver = Driver(worker)
+    driver.join(0, PROMPT)
+    driver.step({0: len(PROMPT)})
+    with pytest.raises(ValueError, match="known"):
+        driver.step({0: 4})
+    driver.step({0: 3})
+    worker, _ = toy_worker(drafter=ScriptedDrafter(64, lambda known, count: [0] * count))
+    driver = Driver(worker)
+    driver.join(0, [1] * (CONTEXT - 64))
+    driver.step({0: CONTEXT - 64})
+    with pytest.raises(ValueError, match="positions"):
+        driver.step({0: 65})
+    driver.step({0: 64})
