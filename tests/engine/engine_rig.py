@@ -28,13 +28,14 @@ from vivace.protocol.messages import (
     Delta,
     Deltas,
     Finish,
+    KVTransfer,
     LogprobOptions,
     Reply,
     Request,
     SamplingParams,
     TokenLogprob,
 )
-from vivace.protocol.step import StepPlan, StepResult
+from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 
 VOCABULARY = 97
 EOS = 3
@@ -88,6 +89,15 @@ class Answer:
             assert self.prompt_rows.complete or self.request.resumed or not delta.tokens
             self.prompt_logprobs = list(self.prompt_rows)
         self.finish = delta.finish
+
+
+class NoEvents:
+    """For workers that tests make: nothing happens beside their steps."""
+
+    def events(self) -> list[ExecutorEvent]:
+        return []
+
+    def wake_with(self, ring: Callable[[], None]) -> None: ...
 
 
 class OracleExecutor(InProcessExecutor):
@@ -186,6 +196,7 @@ class Rig:
         log_metrics: bool = True,
         suspect: int = 0,
         begin: float = inf,
+        transfer: KVTransfer | None = None,
         **sampling: object,
     ) -> Request:
         request = Request(
@@ -202,6 +213,7 @@ class Rig:
             arrival=self.clock.now,
             suspect=suspect,
             begin=begin,
+            transfer=transfer,
         )
         self.answers[key] = Answer(request)
         if 0 < resume < len(self.expected(key)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine_rig import EOS, Rig
+from engine_rig import EOS, NoEvents, Rig
 
 from vivace.engine.executor import ExecutorDied, InProcessExecutor, StepSkipped
 from vivace.engine.oracle import Faults, InjectedFault, OracleWorker
@@ -165,7 +165,7 @@ def test_after_a_failure_steps_are_skipped_until_recovery() -> None:
 
 
 def test_an_executor_that_does_not_recover_is_dead() -> None:
-    class Broken:
+    class Broken(NoEvents):
         capacity = CAPACITY
 
         def run(self, plan: StepPlan) -> StepResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine_rig import Rig
+from engine_rig import NoEvents, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ from vivace.protocol.messages import ALWAYS, UNTIL_FIRST_TOKEN, LogprobOptions
 from vivace.protocol.step import StepPlan, StepResult
 
 
-class Watched:
+class Watched(NoEvents):
     """Notes which requests share a step, and whether one has drawn a token in this row."""
 
     def __init__(self, runner: StepWorker) -> None:
@@ -87,7 +87,7 @@ def test_a_suspect_whose_step_raises_ends_alone(level: int) -> None:
 def test_without_suspects_plans_are_handed_on_as_they_are() -> None:
     seen: list[StepPlan] = []
 
-    class Recorder:
+    class Recorder(NoEvents):
         capacity = Rig().capacity
 
         def run(self, plan: StepPlan) -> StepResult:

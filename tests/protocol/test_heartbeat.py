@@ -34,7 +34,7 @@ from vivace.protocol.heartbeat import (
 )
 from vivace.protocol.messages import Capacity, LogprobOptions, SamplingParams, ToEngine
 from vivace.protocol.shared_memory import SharedMemory, attach, new_descriptor, reserve, size_for
-from vivace.protocol.step import Join, StepPlan, StepResult
+from vivace.protocol.step import ExecutorEvent, Join, StepPlan, StepResult
 
 CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
 HOUR = 3600 * SECOND
@@ -240,6 +240,11 @@ class Steps:
     """A runner that notes what the heartbeat shows while it runs."""
 
     capacity = CAPACITY
+
+    def events(self) -> list[ExecutorEvent]:
+        return []
+
+    def wake_with(self, ring: Callable[[], None]) -> None: ...
 
     def __init__(self, memory: SharedMemory) -> None:
         self.heartbeat = EngineHeartbeat(memory.engine)

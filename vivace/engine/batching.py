@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 
 from vivace.engine.result_processor import OutputQueue
 from vivace.engine.retraction import Retraction
@@ -21,7 +22,7 @@ _GROWTH = 16
 _SHORT_PROMPTS = 32
 """tokens: while all prompts together need no more, they share the decode steps of streams"""
 _MAX_DEFERRED = 64
-"""sequences passed over in one step because a running prompt computes their prefix"""
+"""sequences gated in one step because a running prompt computes their prefix"""
 
 
 @dataclass(slots=True)
@@ -36,6 +37,18 @@ class Admission:
     deferred: int = 0
     dequeued: list[Sequence] = field(default_factory=list[Sequence])
     """who waits no more"""
+
+
+class PrefixGate:
+    """Closed while `other` runs and has not computed its first `length` tokens."""
+
+    def __init__(self, other: Sequence, length: int) -> None:
+        self._other = other
+        self._length = length
+
+    def is_open(self) -> bool:
+        other = self._other
+        return other.state is not State.RUNNING or other.computed_len >= self._length
 
 
 class Batching:
@@ -251,8 +264,13 @@ class Batching:
             return
         if clients.rows(sequence.client) >= admission.max_rows:
             return
-        if self._awaits_prefix(sequence):
+        if not all(resource.fits(sequence) for resource in table.resources):
+            return
+        if (gate := self._awaits_prefix(sequence)) is not None:
             admission.deferred += 1
+            admission.dequeued.append(sequence)
+            sequence.gates.append(gate)
+            table.gate(sequence)
             return
         if admission.running_demand is None:
             admission.running_demand = self._estimate.running_demand(
@@ -264,7 +282,7 @@ class Batching:
                 self._start(step, sequence, budget, now)
                 admission.dequeued.append(sequence)
                 return
-            self._pages.release(sequence)
+            self._pages.return_prefix(sequence)
         except Exception as error:
             self._outputs.fail(sequence, error)
             admission.dequeued.append(sequence)
@@ -279,24 +297,24 @@ class Batching:
             return False
         return budget.prefill > 0 or not step.chunks
 
-    def _awaits_prefix(self, sequence: Sequence) -> bool:
-        """True while a running prompt computes pages that this one could share a step later."""
+    def _awaits_prefix(self, sequence: Sequence) -> PrefixGate | None:
+        """A gate while a running prompt computes pages that this one could share a step later."""
         pending = self._table.prefill_pending
-        if not pending or not self._settings.prefix_cache:
-            return False
+        if not pending or not self._settings.prefix_cache or sequence.received:
+            return None
         page_size, cache_key = self._pages.page_size, sequence.request.cache_key
-        shared = max(
-            (
-                shared_pages(other.prefix, sequence.prefix, TOKEN_BYTES * page_size)
-                for other in pending.values()
-                if other.request.cache_key == cache_key
-            ),
-            default=0,
-        )
+        found = [
+            (shared_pages(other.prefix, sequence.prefix, TOKEN_BYTES * page_size), other)
+            for other in pending.values()
+            if other.request.cache_key == cache_key
+        ]
+        shared, other = max(found, key=itemgetter(0), default=(0, sequence))
         shared = min(shared, sequence.max_prefix_len() // page_size)
         if shared * page_size < self._settings.shared_prefix_wait:
-            return False
-        return shared > self._pages.leases.measure(cache_key, sequence.prefix)
+            return None
+        if shared <= self._pages.leases.measure(cache_key, sequence.prefix):
+            return None
+        return PrefixGate(other, shared * page_size)
 
     def _fits(
         self, step: StepBuilder, sequence: Sequence, budget: Budget, running_demand: int

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from vivace.protocol.heartbeat import EngineHeartbeat, StepHeartbeat
 from vivace.protocol.messages import UNTIL_FIRST_TOKEN, Capacity
-from vivace.protocol.step import StepPlan, StepResult
+from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 
 
 class StepSkipped(RuntimeError):
@@ -39,7 +40,17 @@ class Executor(Protocol):
 
     def submit(self, plan: StepPlan) -> PendingStep: ...
 
-    def recover(self) -> None: ...
+    def recover(self) -> None:
+        """Transfers go on."""
+        ...
+
+    def events(self) -> list[ExecutorEvent]:
+        """What has happened beside the steps since the last call; never waits."""
+        ...
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        """`ring` is to be called, from any thread, when there are events."""
+        ...
 
     def close(self) -> None: ...
 
@@ -50,6 +61,10 @@ class StepWorker(Protocol):
     capacity: Capacity
 
     def run(self, plan: StepPlan) -> StepResult: ...
+
+    def events(self) -> list[ExecutorEvent]: ...
+
+    def wake_with(self, ring: Callable[[], None]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -75,6 +90,8 @@ class InProcessExecutor:
 
     def __init__(self, worker: StepWorker) -> None:
         self.capacity = worker.capacity
+        self.events = worker.events
+        self.wake_with = worker.wake_with
         self._worker = worker
         self._occupied: set[int] = set()
         self._failed = False
@@ -120,6 +137,8 @@ class HeartbeatRunner:
 
     def __init__(self, runner: StepWorker, heartbeat: EngineHeartbeat) -> None:
         self.capacity: Capacity = runner.capacity
+        self.events = runner.events
+        self.wake_with = runner.wake_with
         self.close = runner.close
         self._runner = runner
         self._steps = StepHeartbeat(heartbeat)
@@ -140,6 +159,8 @@ class SoloSteps:
 
     def __init__(self, worker: StepWorker) -> None:
         self.capacity = worker.capacity
+        self.events = worker.events
+        self.wake_with = worker.wake_with
         self.close = worker.close
         self._worker = worker
         self._suspects: dict[int, int] = {}

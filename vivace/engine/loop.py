@@ -97,6 +97,7 @@ class Loop:
         self._silent: set[int] = set()
         """frontends that send no more requests"""
         self._stopped = False
+        executor.wake_with(mailbox.wake)
 
     def run(self) -> None:
         """Serve until `stop`; ExecutorDied when the device cannot go on."""
@@ -113,10 +114,10 @@ class Loop:
 
     def wait_timeout(self) -> float | None:
         """Seconds a step may wait for a message; None = nothing else can happen."""
-        if self._in_flight or self._commands or self._scheduler.busy:
+        if self._in_flight or self._commands:
             return 0.0
         moments = [] if self._drain is None else [self._drain[-1]]
-        if (moment := self._scheduler.idle_until()) is not None:
+        if (moment := self._scheduler.next_moment()) is not None:
             moments.append(moment)
         return max(0.0, min(moments) - self._clock()) if moments else None
 
@@ -126,6 +127,7 @@ class Loop:
         `wait`: seconds for the first message; 0 = do not wait, None = for ever.
         """
         received = self._receive(wait)
+        self._scheduler.notify(self._executor.events())
         self._run_commands()
         plan = self._plan()
         worked = plan is not None or bool(self._in_flight)

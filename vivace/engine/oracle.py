@@ -13,9 +13,11 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
+from vivace.engine.oracle_transfers import OracleTransfers
 from vivace.protocol.messages import Capacity, LogprobOptions, PromptLogprobs, TokenLogprob
-from vivace.protocol.step import Join, StepPlan, StepResult
+from vivace.protocol.step import ExecutorEvent, Join, StepPlan, StepResult
 
 _MASK = (1 << 64) - 1
 _UNWRITTEN = -1
@@ -127,9 +129,18 @@ class _Row:
             self.extend(token)
 
     def extend(self, token: int) -> int:
-        self.hash = splitmix64(self.hash ^ (token + 1))
+        self.hash = next_hash(self.hash, token)
         self.chain.append(self.hash)
         return self.hash
+
+
+def next_hash(before: int, token: int) -> int:
+    return splitmix64(before ^ (token + 1))
+
+
+def hash_kv(tokens: list[int]) -> list[int]:
+    """What the KV of these tokens, the first of a sequence, has to be."""
+    return list(accumulate(tokens, next_hash, initial=0))[1:]
 
 
 class OracleWorker:
@@ -148,6 +159,7 @@ class OracleWorker:
     ) -> None:
         """`draft`: proposes the tokens that a decode span has behind the known one."""
         self._draft = draft
+        self.transfers = OracleTransfers()
         self.capacity = capacity
         self.vocabulary = vocabulary
         self.seed = seed
@@ -161,6 +173,7 @@ class OracleWorker:
 
     def run(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
+        self.transfers.begin(plan, self._memory, self.capacity.page_size)
         if not plan.rows:
             return StepResult(number=plan.number, advanced=[], tokens=[])
         self._inject(plan)
@@ -172,6 +185,15 @@ class OracleWorker:
         if self.step_seconds:
             time.sleep(self.step_seconds)
         return result
+
+    def events(self) -> list[ExecutorEvent]:
+        return [*self.transfers.events(self._memory, self.capacity.page_size)]
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        self.transfers.ring = ring
+
+    def end_transfer(self, ticket: int) -> None:
+        self.transfers.end(ticket, self._memory, self.capacity.page_size)
 
     def close(self) -> None:
         self._rows.clear()

@@ -10,6 +10,7 @@ from vivace.engine.sequence import Sequence, State
 from vivace.engine.sequence_table import RequestLimits, SequenceTable
 from vivace.engine.stats import Stats
 from vivace.engine.step_builder import InFlightStep
+from vivace.engine.transfers import Transfers
 from vivace.protocol.messages import FINISH_ABORT, Delta, Finish, Request
 from vivace.protocol.step import StepResult
 
@@ -43,10 +44,13 @@ class _Drawn:
 
 
 class ResultProcessor:
-    def __init__(self, table: SequenceTable, stats: Stats, outputs: OutputQueue) -> None:
+    def __init__(
+        self, table: SequenceTable, stats: Stats, outputs: OutputQueue, transfers: Transfers
+    ) -> None:
         self._table = table
         self._stats = stats
         self._outputs = outputs
+        self._transfers = transfers
 
     def process(self, step: InFlightStep, result: StepResult, now: float) -> None:
         """An exception about one sequence ends that sequence."""
@@ -81,6 +85,8 @@ class ResultProcessor:
             drawn.add(len(tokens), None if pending else sequence.last_token_time, sequence, now)
             sequence.last_token_time = now
             self._table.prefill_done(sequence)
+            if pending:
+                self._transfers.send_prompt(sequence)
             self._table.clients.charge(sequence.client, len(tokens) - 1)
             if not sequence.first_token_time:
                 self._stats.record_first_token(sequence, now)

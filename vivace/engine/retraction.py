@@ -67,7 +67,7 @@ class Retraction:
         demand = self._estimate.running_demand(self._table.prefilling, self._table.decoding)
         self._pages.lease_prefix(head)
         fits = self._table.rows.free > 0 and self._estimate.affords(head, demand, self._table)
-        self._pages.release(head)
+        self._pages.return_prefix(head)
         return fits
 
     def _fewest(self, head: Sequence, candidates: list[Sequence]) -> list[Sequence]:
@@ -84,6 +84,8 @@ class Retraction:
 
     def free_pages(self) -> bool:
         """Pages ran out: retract until the rest can go on for a while. One always stays."""
+        if self._drop_received():
+            return True
         order = retraction_order(self._table.running())
         if len(order) < 2:
             return False
@@ -103,6 +105,14 @@ class Retraction:
         self._retract_all(victims)
         self._estimate.on_retraction(order)
         return True
+
+    def _drop_received(self) -> bool:
+        """The last to come of those that received KV and still wait: it computes it anew."""
+        received = [sequence for sequence in self._table.waiting if sequence.received]
+        last = max(received, key=lambda sequence: sequence.seq_no, default=None)
+        if last is not None:
+            self._pages.release(last)
+        return last is not None
 
     def _retract_all(self, victims: list[Sequence]) -> None:
         for victim in victims:

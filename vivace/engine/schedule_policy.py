@@ -78,14 +78,6 @@ class WaitingQueue:
         last = min(longest, key=lambda s: (s.priority, -s.seq_no))
         return last if last.priority <= newcomer.priority else None
 
-    def older_than(self, moment: float) -> list[Sequence]:
-        """Sequences that arrived before `moment` and never ran."""
-        return [
-            sequence
-            for sequence in self
-            if sequence.arrival_time < moment and not sequence.start_time
-        ]
-
 
 def _without(queue: list[Sequence], keys: set[int]) -> list[Sequence]:
     """A new queue without some, who mostly stand at its head."""

@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from vivace.engine.batching import Batching
 from vivace.engine.fault_isolation import FaultBisection
+from vivace.engine.resources import Pages, Resource, Rows
 from vivace.engine.result_processor import OutputQueue, ResultProcessor
 from vivace.engine.schedule_policy import ORDERS, Clients, WaitingQueue
 from vivace.engine.sequence import Sequence, State
-from vivace.engine.sequence_table import Aborts, Pages, RequestLimits, Rows, SequenceTable
+from vivace.engine.sequence_table import Aborts, RequestLimits, SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
 from vivace.engine.step_builder import DynamicChunk, InFlightStep, NewTokenEstimate, StepBuilder
+from vivace.engine.transfers import Transfers
 from vivace.kv.leases import Compaction, Leases
 from vivace.protocol.messages import (
     ABORTED,
@@ -31,7 +33,7 @@ from vivace.protocol.messages import (
     Finish,
     Request,
 )
-from vivace.protocol.step import Copy, StepPlan, StepResult
+from vivace.protocol.step import Copy, ExecutorEvent, StepPlan, StepResult
 
 logger = logging.getLogger("vivace.engine")
 
@@ -48,8 +50,10 @@ class Scheduler:
         capacity: Capacity,
         clock: Callable[[], float],
         startup: Mapping[str, float] | None = None,
+        resources: Iterable[Resource] = (),
     ) -> None:
-        """`startup`: seconds of the stages of the engine's start, for the metrics."""
+        """`startup`: seconds of the stages of the start, for the metrics. `resources`: of which a
+        running sequence needs something, beside its row and pages."""
         self.settings = settings
         self.capacity = capacity
         self._clock = clock
@@ -67,6 +71,7 @@ class Scheduler:
             Pages(self._leases, settings.num_speculative_tokens),
             WaitingQueue(order, settings.max_queued),
             Clients(rows, capacity.pages, capacity.page_size),
+            resources,
         )
         self._stats = Stats(settings, self._table, clock(), startup or {})
         self._limits = RequestLimits(settings, capacity)
@@ -76,13 +81,16 @@ class Scheduler:
         self._batching = Batching(
             settings, self._table, self._estimate, self._dynamic_chunk, self._outputs, self._stats
         )
-        self._processor = ResultProcessor(self._table, self._stats, self._outputs)
+        self._transfers = Transfers(self._table, self._estimate)
+        self._processor = ResultProcessor(self._table, self._stats, self._outputs, self._transfers)
         self._aborts = Aborts()
         self._bisection = FaultBisection()
         self._compaction = Compaction(self._leases, lazy=capacity.cache_share is not None)
         self._in_flight: dict[int, InFlightStep] = {}
         self._last_commit = clock()
         """time of the last step's result"""
+        self._nothing_to_plan = False
+        """at the last look"""
         self._next_step = 0
         self._num_added = 0
 
@@ -111,6 +119,7 @@ class Scheduler:
             if not self._table.live:
                 self._estimate.reset()
                 self._stats.restart_throughput()
+            self._transfers.expect(sequence)
             self._table.add(sequence)
 
     def reject(self, request: Request, error: Exception) -> None:
@@ -122,10 +131,10 @@ class Scheduler:
         """When the queue is full, somebody is turned away: the lowest priority, or a client's that
         crowds it. False: it is the newcomer."""
         waiting = self._table.waiting
-        if not waiting.full(self._table.rows.free):
+        if not waiting.full(self._table.rows.free - len(self._table.gated)):
             return True
         dropped = waiting.lowest_priority(newcomer) or newcomer
-        self._outputs.finish(dropped, self._limits.queue_full(len(waiting)))
+        self._outputs.finish(dropped, self._limits.queue_full(self._table.num_waiting))
         return dropped is not newcomer
 
     def cancel(self, cancel: Cancel) -> None:
@@ -166,9 +175,28 @@ class Scheduler:
         """True while a request lives, or a delta waits to be sent."""
         return bool(self._table.live or self._outputs.deltas)
 
-    def idle_until(self) -> float | None:
-        """When an idle engine has something to do by itself; None = never."""
+    def next_moment(self) -> float | None:
+        """When there is something to do by itself while no step is in flight: at once (0.0), at
+        that moment, or never (None)."""
+        if self._outputs.deltas or (self._table.live and not self._waits_for_events()):
+            return 0.0
+        if self._table.live:
+            return self._next_expiry()
         return None if self._table.holds_memory else self._compaction.due(self._last_commit)
+
+    def _waits_for_events(self) -> bool:
+        """The last look found nothing to plan, and only the end of a transfer can change that."""
+        behind = len(self._table.gated) == len(self._table.live) or self._transfers.under_way
+        return self._nothing_to_plan and bool(behind)
+
+    def _next_expiry(self) -> float | None:
+        limit = self.settings.waiting_timeout
+        return limit and min(s.arrival_time for s in self._table.live.values()) + limit
+
+    def notify(self, events: list[ExecutorEvent]) -> None:
+        """What has happened beside the steps."""
+        for event in events:
+            self._transfers.end(event)
 
     def plan(self, idle: bool) -> StepPlan | None:
         """The next step. None: nothing to do, or steps in flight have to be committed first.
@@ -179,6 +207,8 @@ class Scheduler:
             return None
         now = self._clock()
         self._expire(now)
+        self._transfers.begin_receives()
+        self._table.open_gates()
         slots = self.settings.depth - len(self._in_flight)
         if not self._bisection.groups:
             step = self._batching.compose(self._next_step, now, slots)
@@ -186,6 +216,9 @@ class Scheduler:
             step = self._suspects() or self._batching.compose(self._next_step, now, slots)
         else:
             return None
+        self._nothing_to_plan = step is None and not self._transfers.due
+        if step is None and self._transfers.due:
+            step = StepBuilder(self._next_step)
         if step is None:
             return self._compact(now) if idle and not self._table.holds_memory else None
         self._next_step += 1
@@ -193,7 +226,7 @@ class Scheduler:
             step.chunks, step.counts, step.decodes, step.decode_counts, step.suspects, now
         )
         self._stats.record_step(step, now)
-        return step.plan(self._table.take_rows_to_free())
+        return step.plan(self._table.take_rows_to_free(), *self._transfers.take_due())
 
     def _suspects(self) -> StepBuilder:
         """The same work that failed before, for fewer sequences; empty when all have passed."""
@@ -259,7 +292,7 @@ class Scheduler:
         """End requests that waited or ran for too long."""
         waiting, running = self.settings.waiting_timeout, self.settings.running_timeout
         if waiting is not None:
-            for sequence in self._table.waiting.older_than(now - waiting):
+            for sequence in self._table.older_than(now - waiting):
                 self._outputs.time_out(sequence, f"timed out after {waiting:g} s in the queue")
         if running is not None:
             for sequence in list(self._table.live.values()):
@@ -277,7 +310,7 @@ class Scheduler:
 
     def audit(self) -> list[str]:
         """Findings about rows and pages; empty when each has exactly one explanation."""
-        return self._table.audit()
+        return self._table.audit() + self._transfers.audit()
 
     def state(self) -> EngineState:
         load, page_size = self._stats.load(), self.capacity.page_size

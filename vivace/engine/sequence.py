@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
+from typing import Protocol
 
 from vivace.engine.settings import EngineSettings
 from vivace.kv.leases import Lease
@@ -24,8 +25,17 @@ LOWEST_PRIORITY = -(1 << 62)
 
 class State(enum.Enum):
     WAITING = enum.auto()
+    GATED = enum.auto()
+    """it waits for something else than its turn"""
     RUNNING = enum.auto()
     ENDED = enum.auto()
+
+
+class SequenceGate(Protocol):
+    """What a sequence has to wait for before it may have a row: not for its turn, so nobody behind
+    it waits with it."""
+
+    def is_open(self) -> bool: ...
 
 
 class Sequence:
@@ -46,8 +56,10 @@ class Sequence:
         "delta_interval",
         "ending_ids",
         "first_token_time",
+        "gates",
         "has_bad_numbers",
         "has_logprobs",
+        "holds",
         "in_flight",
         "joined",
         "key",
@@ -66,6 +78,7 @@ class Sequence:
         "prefill_len",
         "prefix",
         "priority",
+        "received",
         "request",
         "retractions",
         "row",
@@ -96,6 +109,10 @@ class Sequence:
         # As in SGLang, ignore_eos ignores the ids of stop_token_ids too.
         self.ending_ids = frozenset(() if sampling.ignore_eos else self.stop_ids)
 
+        self.gates: list[SequenceGate] = []
+        """it is GATED while one of them is closed"""
+        self.holds: set[int] = set()
+        """tickets of transfers under way that read or write its pages"""
         self.start_unplanned()
         self.num_resumed = len(request.resumed)
         self.num_sent = len(self.tokens)
@@ -126,6 +143,8 @@ class Sequence:
         self.lease: Lease | None = None
         self.joined = False
         """the worker knows the row"""
+        self.received = False
+        """it waits, and its lease holds KV that came from elsewhere"""
         self.computed_len = 0
         self.scheduled_len = 0
         self.prefill_len = 0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Iterable
+from itertools import chain
 from math import inf
 
+from vivace.engine.resources import Pages, Resource, Rows
 from vivace.engine.schedule_policy import Clients, WaitingQueue
 from vivace.engine.sequence import Sequence, State
 from vivace.engine.settings import EngineSettings
-from vivace.kv.leases import Leases
-from vivace.kv.prefix_tree import TOKEN_BYTES
 from vivace.protocol.messages import (
     FINISH_ABORT,
     MAX_RID_CHARACTERS,
@@ -26,16 +26,27 @@ class SequenceTable:
     `prefilling`: running, and known tokens are still to be planned. `decoding`: running, a span of
     the last known token per step; who was planned longest ago comes first where they take turns.
     `prefill_pending`: running, and known tokens are still to be computed (a superset of
-    `prefilling`). `finished_in_flight`: ended, but a step in flight computes them, so what they
-    hold must stay.
+    `prefilling`). `gated`: they wait, but not in the queue. `finished_in_flight`: ended, but a step
+    in flight computes them, so what they hold must stay.
     """
 
-    def __init__(self, rows: Rows, pages: Pages, waiting: WaitingQueue, clients: Clients) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        pages: Pages,
+        waiting: WaitingQueue,
+        clients: Clients,
+        others: Iterable[Resource] = (),
+    ) -> None:
+        """`others`: of which a running sequence needs something, beside its row and pages."""
         self.rows = rows
         self.pages = pages
+        self.resources: tuple[Resource, ...] = (rows, *others)
+        """taken when a sequence starts, whole; pages come as it goes on"""
         self.waiting = waiting
         self.clients = clients
         self.live: dict[int, Sequence] = {}
+        self.gated: dict[int, Sequence] = {}
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
         self.prefill_pending: dict[int, Sequence] = {}
@@ -47,12 +58,16 @@ class SequenceTable:
 
     @property
     def num_running(self) -> int:
-        return len(self.live) - len(self.waiting)
+        return len(self.live) - self.num_waiting
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self.gated)
 
     @property
     def holds_memory(self) -> bool:
-        """A sequence holds rows or pages, or may soon."""
-        return bool(self.live or self.finished_in_flight)
+        """A sequence holds rows or pages, or may soon, or a transfer does."""
+        return bool(self.live or self.finished_in_flight or self.pages.held)
 
     def running(self) -> list[Sequence]:
         self.prune()
@@ -60,16 +75,40 @@ class SequenceTable:
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence waits."""
-        self.waiting.add(sequence)
+        if sequence.gates:
+            sequence.refresh_prefix()
+            self.gate(sequence)
+        else:
+            self.waiting.add(sequence)
         self.live[sequence.key] = sequence
         self.clients.request_added(sequence.client)
 
+    def gate(self, sequence: Sequence) -> None:
+        """A sequence waits for its gates. The caller takes it off the queue."""
+        sequence.state = State.GATED
+        self.gated[sequence.key] = sequence
+
+    def open_gates(self) -> None:
+        """Whose gates are all open takes its place in the queue."""
+        for sequence in list(self.gated.values()):
+            if all(gate.is_open() for gate in sequence.gates):
+                del self.gated[sequence.key]
+                sequence.gates.clear()
+                sequence.state = State.WAITING
+                self.waiting.add(sequence)
+
+    def older_than(self, moment: float) -> list[Sequence]:
+        """Sequences that arrived before `moment` and never ran."""
+        waiting = chain(self.waiting, self.gated.values())
+        return [s for s in waiting if s.arrival_time < moment and not s.start_time]
+
     def start(self, sequence: Sequence, now: float) -> None:
         """A waiting sequence that has a lease gets a row. The caller takes it off the queue."""
-        self.rows.take(sequence)
+        for resource in self.resources:
+            resource.take(sequence)
         self.clients.row_taken(sequence.client)
         sequence.state = State.RUNNING
-        sequence.joined = sequence.steady = False
+        sequence.joined = sequence.steady = sequence.received = False
         sequence.prefill_len = len(sequence.tokens)
         sequence.start_time = sequence.start_time or now
         self.pages.update_limit(sequence)
@@ -112,8 +151,9 @@ class SequenceTable:
         if self.live.pop(sequence.key, None) is None:
             return
         self.clients.request_ended(sequence.client)
-        if sequence.state is State.WAITING:
-            self.waiting.remove([sequence])
+        if sequence.state in (State.WAITING, State.GATED):
+            if self.gated.pop(sequence.key, None) is None:
+                self.waiting.remove([sequence])
             self.pages.release(sequence)
             sequence.state = State.ENDED
             return
@@ -164,7 +204,8 @@ class SequenceTable:
         if sequence.joined:
             self.rows_to_free.append(sequence.row)
             sequence.joined = False
-        self.rows.release(sequence)
+        for resource in self.resources:
+            resource.release(sequence)
         self.clients.row_released(sequence.client)
         self.pages.release(sequence)
         self.prefill_pending.pop(sequence.key, None)
@@ -173,112 +214,17 @@ class SequenceTable:
     def audit(self) -> list[str]:
         """Findings about rows and pages; empty when each has exactly one explanation."""
         holders = self.running() + self.finished_in_flight
+        waiting = [*self.waiting, *self.gated.values()]
         leases = self.pages.leases
         findings = leases.audit()
         rows = [sequence.row for sequence in holders]
         if len(set(rows)) != len(rows) or len(rows) != self.rows.taken:
             findings.append(f"{self.rows.taken} rows are taken, {sorted(rows)} are used")
-        held = {id(sequence.lease) for sequence in holders}
+        held = {id(sequence.lease) for sequence in holders + waiting if sequence.lease}
+        held |= {id(each.lease) for each in self.pages.held}
         if len(held) != leases.live:
-            findings.append(f"{leases.live} leases are open, {len(held)} have a sequence")
+            findings.append(f"{leases.live} leases are open, {len(held)} have an owner")
         return findings
-
-
-class Rows:
-    """Rows of the worker; the lowest free one first, so that batches stay compact."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self._free = list(range(total))
-
-    @property
-    def taken(self) -> int:
-        return self.total - len(self._free)
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    def take(self, sequence: Sequence) -> None:
-        sequence.row = heapq.heappop(self._free)
-
-    def release(self, sequence: Sequence) -> None:
-        heapq.heappush(self._free, sequence.row)
-        sequence.row = -1
-
-
-class Pages:
-    """KV pages of sequences. `count` is positions to be covered behind `scheduled_len`.
-
-    `drafts`: tokens that a decode span may have behind the known one.
-    """
-
-    def __init__(self, leases: Leases, drafts: int = 0) -> None:
-        self.leases = leases
-        self.page_size = leases.page_size
-        self.drafts = drafts
-
-    @property
-    def available_tokens(self) -> int:
-        return self.leases.available * self.page_size
-
-    def lease_prefix(self, sequence: Sequence) -> None:
-        """Lease the cached prefix of a waiting sequence."""
-        max_pages = sequence.max_prefix_len() // self.page_size
-        sequence.lease = self.leases.open(
-            f"request {sequence.key}", sequence.request.cache_key, sequence.prefix, max_pages
-        )
-        sequence.computed_len = sequence.scheduled_len = sequence.lease.shared * self.page_size
-
-    def coverable(self, sequence: Sequence, count: int) -> int:
-        """How many of `count` positions can get pages now."""
-        assert sequence.lease is not None
-        room = (len(sequence.lease.pages) + self.leases.available) * self.page_size
-        return min(count, room - sequence.scheduled_len)
-
-    def cover(self, sequence: Sequence, count: int) -> list[int]:
-        """Pages appended so that `count` more positions have a place."""
-        assert sequence.lease is not None
-        end = sequence.scheduled_len + count
-        needed = -(-end // self.page_size) - len(sequence.lease.pages)
-        pages = self.leases.grow(sequence.lease, needed) if needed > 0 else []
-        self.update_limit(sequence)
-        return pages
-
-    def update_limit(self, sequence: Sequence) -> None:
-        room, last = self.room(sequence), sequence.max_len - 1
-        sequence.page_limit = last if room >= last else room - self.drafts
-
-    def room(self, sequence: Sequence) -> int:
-        """Positions that its pages have a place for."""
-        assert sequence.lease is not None
-        return len(sequence.lease.pages) * self.page_size
-
-    def missing(self, sequence: Sequence, drafts: int, stride: int) -> int:
-        """Pages without which a decode span with so many drafts has no place, up to the next
-        multiple of `stride` positions."""
-        assert sequence.lease is not None
-        last = sequence.scheduled_len + drafts
-        goal = min(last // stride * stride + stride, sequence.max_len)
-        return max(0, -(-goal // self.page_size) - len(sequence.lease.pages))
-
-    def publish(self, sequence: Sequence) -> None:
-        """Let others use the whole pages computed so far, while the sequence runs on."""
-        assert sequence.lease is not None
-        whole = sequence.computed_len // self.page_size * self.page_size
-        self.leases.publish(sequence.lease, sequence.prefix[: TOKEN_BYTES * whole])
-
-    def release(self, sequence: Sequence) -> None:
-        """Release everything; whole computed pages stay behind as cache."""
-        if sequence.lease is None:
-            return
-        valid = 0 if sequence.has_bad_numbers else min(sequence.computed_len, len(sequence.tokens))
-        whole = valid // self.page_size * self.page_size
-        if TOKEN_BYTES * whole > len(sequence.prefix):
-            sequence.refresh_prefix()
-        self.leases.close(sequence.lease, sequence.prefix[: TOKEN_BYTES * whole])
-        sequence.lease = None
-        sequence.computed_len = sequence.scheduled_len = 0
 
 
 _MIN_RETRY_SECONDS = 1.0

@@ -107,7 +107,7 @@ class Stats:
         table, leases = self._table, self._table.pages.leases
         return EngineLoad(
             running=table.num_running,
-            waiting=len(table.waiting),
+            waiting=table.num_waiting,
             used_tokens=leases.used * leases.page_size,
             total_tokens=leases.total * leases.page_size,
         )

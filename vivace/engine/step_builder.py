@@ -12,7 +12,7 @@ from vivace.engine.sequence import Sequence
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import LogprobOptions
-from vivace.protocol.step import Join, StepPlan
+from vivace.protocol.step import Join, StepPlan, Transfer
 
 MIN_CHUNK = 16
 """tokens: shorter chunks cost as much, and say nothing about the speed"""
@@ -81,7 +81,9 @@ class StepBuilder:
             sequence.in_flight += 1
         self.decodes, self.decode_counts = sequences, counts
 
-    def plan(self, rows_to_free: list[int]) -> StepPlan:
+    def plan(
+        self, rows_to_free: list[int], sends: list[Transfer], receives: list[Transfer]
+    ) -> StepPlan:
         decodes = self.decodes
         return StepPlan(
             number=self.number,
@@ -90,6 +92,8 @@ class StepBuilder:
             joins=self.joins,
             leaves=rows_to_free,
             grants=self.grants,
+            sends=sends,
+            receives=receives,
         )
 
 

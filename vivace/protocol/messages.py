@@ -57,6 +57,17 @@ UNTIL_FIRST_TOKEN, ALWAYS = 1, 2
 """How long a suspect runs in steps of its own: `Request.suspect`, 0 = it is none."""
 
 
+class KVTransfer(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt is computed in one engine and continued in another.
+
+    `room`: the number under which both sides meet. `receive`: the KV of everything known but the
+    last token comes from there; otherwise it goes there once the prompt is computed.
+    """
+
+    room: int
+    receive: bool
+
+
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag="request"):
     """One sequence to generate. `key` is unique in this server's lifetime; `rid` is the client's.
 
@@ -87,6 +98,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag
     suspect: int = 0
     """UNTIL_FIRST_TOKEN: an engine died in a step with this request, so it runs alone until it
     draws a token; ALWAYS: that happened again, so it always runs alone"""
+    transfer: KVTransfer | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -40,8 +40,33 @@ class Copy(msgspec.Struct, frozen=True, array_like=True):
     target: int
 
 
+class Transfer(msgspec.Struct, frozen=True, array_like=True):
+    """KV of whole pages that goes to another engine, or comes from one, beside the steps behind it.
+    The executor tells when it has ended (`TransferEnd`); until then nobody else gets the pages."""
+
+    ticket: int
+    room: int
+    """`KVTransfer.room`"""
+    pages: list[int]
+    tokens: int
+    """how many positions of these pages"""
+
+
+class TransferEnd(msgspec.Struct, frozen=True, tag="transfer_end"):
+    """A transfer has ended. Not `ok`: pages that were to be filled hold nothing."""
+
+    ticket: int
+    ok: bool = True
+    reason: str = ""
+
+
+ExecutorEvent = TransferEnd
+"""What happens beside the steps; more kinds come with what they are of."""
+
+
 class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag="plan"):
-    """One step, applied in this order: leaves, joins, grants, copies, vacant, then the spans run.
+    """One step, applied in this order: leaves, joins, grants, copies, vacant, transfers begin, then
+    the spans run.
 
     `counts[i]` tokens of row `rows[i]` are computed, starting where the worker's row stands. If
     that reaches the last known token of the row, one token is drawn and becomes known.
@@ -58,6 +83,8 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, ta
     vacant: int | None = None
     """after the copies, pages from this one on hold nothing: the device may give their memory back
     to the system; what they read as until they are written again is finite"""
+    sends: list[Transfer] = []
+    receives: list[Transfer] = []
 
 
 class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result"):

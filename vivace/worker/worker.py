@@ -11,10 +11,10 @@ import torch
 
 from vivace.platforms.attention import AttentionBackend
 from vivace.protocol.messages import Capacity
-from vivace.protocol.step import StepPlan, StepResult
+from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.worker.kv_memory import PagedKV
 from vivace.worker.model_runner import ModelRunner, StepOutput
-from vivace.worker.rows import RowStates, Spans, StepInput, StepInputs
+from vivace.worker.rows import PlanError, RowStates, Spans, StepInput, StepInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,6 +58,7 @@ class Worker:
     def run(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         with torch.inference_mode():
+            self._refuse_transfers(plan)
             self._rows.apply(plan)
             if plan.copies:
                 self._kv.copy(plan.copies)
@@ -71,8 +72,19 @@ class Worker:
         advanced = self._record(spans, output)
         return self._result(plan, spans, advanced, output, time.perf_counter() - started)
 
+    def events(self) -> list[ExecutorEvent]:
+        """Nothing happens beside the steps: no transport of KV is built in."""
+        return []
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        """There is nothing to ring for."""
+
     def close(self) -> None:
         """Nothing runs between steps, so there is nothing to stop."""
+
+    def _refuse_transfers(self, plan: StepPlan) -> None:
+        if plan.sends or plan.receives:
+            raise PlanError(f"step {plan.number} transfers KV, but this worker has no transport")
 
     def _compute(self, step: StepInput, spans: Spans) -> StepOutput:
         try:

@@ -1,0 +1,133 @@
+"""KV that goes to another engine, or comes from one, while steps go on."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+from vivace.engine.sequence import Sequence, State
+from vivace.engine.sequence_table import SequenceTable
+from vivace.engine.step_builder import NewTokenEstimate
+from vivace.protocol.step import Transfer, TransferEnd
+
+logger = logging.getLogger("vivace.engine")
+
+
+class TransferGate:
+    """Opens when the KV of a sequence has come, or when it never will."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.ended = False
+
+    def is_open(self) -> bool:
+        return self.ended
+
+
+class Transfers:
+    """Those under way, by their tickets, and those that begin with the next plan.
+
+    A sequence that receives has pages but no row; one that sends may have ended. Either holds its
+    pages until the executor has told of the end.
+    """
+
+    def __init__(self, table: SequenceTable, estimate: NewTokenEstimate) -> None:
+        self._table = table
+        self._estimate = estimate
+        self._tickets = itertools.count(1)
+        self._under_way: dict[int, Sequence] = {}
+        self._sends: list[Transfer] = []
+        self._receives: list[Transfer] = []
+
+    def take_due(self) -> tuple[list[Transfer], list[Transfer]]:
+        """(sends, receives) that the next plan begins."""
+        due = self._sends, self._receives
+        self._sends, self._receives = [], []
+        return due
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._under_way)
+
+    @property
+    def due(self) -> bool:
+        return bool(self._sends or self._receives)
+
+    def expect(self, sequence: Sequence) -> None:
+        """A new sequence waits for what it is sent."""
+        transfer = sequence.request.transfer
+        if transfer is not None and transfer.receive and len(sequence.tokens) > 1:
+            sequence.gates.append(TransferGate())
+
+    def begin_receives(self) -> None:
+        """Whoever waits for KV, and can have the pages for it, gets them."""
+        table, pages = self._table, self._table.pages
+        for sequence in table.gated.values():
+            gate = next((g for g in sequence.gates if isinstance(g, TransferGate)), None)
+            if gate is None or gate.begun:
+                continue
+            demand = self._estimate.running_demand(table.prefilling, table.decoding)
+            pages.lease_prefix(sequence)
+            wanted = len(sequence.tokens) - 1 - sequence.computed_len
+            affordable = self._estimate.affords(sequence, demand, table)
+            if not affordable or pages.coverable(sequence, wanted) < wanted:
+                pages.release(sequence)
+                return  # they keep their order
+            gate.begun = True
+            assert sequence.lease is not None
+            first = sequence.lease.shared
+            pages.cover(sequence, wanted)
+            self._receives.append(self._begin(sequence, sequence.lease.pages[first:], wanted))
+
+    def send_prompt(self, sequence: Sequence) -> None:
+        """The prompt of a running sequence is computed."""
+        transfer = sequence.request.transfer
+        if transfer is None or transfer.receive:
+            return
+        assert sequence.lease is not None
+        tokens = sequence.num_prompt_tokens
+        count = -(-tokens // self._table.pages.page_size)
+        self._sends.append(self._begin(sequence, sequence.lease.pages[:count], tokens))
+
+    def _begin(self, sequence: Sequence, pages: list[int], tokens: int) -> Transfer:
+        ticket = next(self._tickets)
+        sequence.holds.add(ticket)
+        self._under_way[ticket] = sequence
+        assert sequence.request.transfer is not None
+        return Transfer(ticket, sequence.request.transfer.room, pages.copy(), tokens)
+
+    def end(self, event: TransferEnd) -> None:
+        """The executor tells that a transfer has ended."""
+        sequence = self._under_way.pop(event.ticket, None)
+        if sequence is None:
+            logger.error("a transfer %d has ended that nobody began", event.ticket)
+            return
+        self._table.pages.end_hold(event.ticket)
+        sequence.holds.discard(event.ticket)
+        if not event.ok:
+            what = f"of room {sequence.request.transfer and sequence.request.transfer.room}"
+            logger.warning("the KV transfer %s failed: %s", what, event.reason)
+        if sequence.state is State.GATED:
+            self._received(sequence, event.ok)
+
+    def _received(self, sequence: Sequence, ok: bool) -> None:
+        """What has not come the sequence computes itself."""
+        for gate in sequence.gates:
+            if isinstance(gate, TransferGate):
+                gate.ended = True
+        if ok:
+            sequence.received = True
+            sequence.computed_len = sequence.scheduled_len = len(sequence.tokens) - 1
+        else:
+            sequence.computed_len = sequence.scheduled_len = 0
+            self._table.pages.release(sequence)
+
+    def audit(self) -> list[str]:
+        """Findings: every hold is of a transfer under way, and the other way round."""
+        table = self._table
+        owners = [*table.live.values(), *table.finished_in_flight]
+        held = [ticket for owner in owners for ticket in owner.holds]
+        held += [ticket for each in table.pages.held for ticket in each.tickets]
+        if sorted(held) == sorted(self._under_way):
+            return []
+        return [f"transfers {sorted(self._under_way)} are under way, {sorted(held)} hold pages"]
