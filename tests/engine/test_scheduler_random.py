@@ -140,7 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         answer = self.rig.answers[key]
         assert answer.finish is not None, "a request got no end"
         if answer.finish.type == "abort":
-            assert key in self.cancelled
+            assert key in self.cancelled, answer.finish
             whole = answer.request.resumed + answer.tokens
             assert whole == self.rig.expected(key)[: len(whole)]
             return

@@ -123,7 +123,10 @@ class Pages:
     def publish(self, sequence: Sequence) -> None:
         """Let others use the whole pages computed so far, while the sequence runs on."""
         assert sequence.lease is not None
-        whole = sequence.computed_len // self.page_size * self.page_size
+        computed = min(
+            sequence.computed_len, len(sequence.prefix) // TOKEN_BYTES
+        )  # less its drafts
+        whole = computed // self.page_size * self.page_size
         self.leases.publish(sequence.lease, sequence.prefix[: TOKEN_BYTES * whole])
 
     def release(self, sequence: Sequence) -> None:

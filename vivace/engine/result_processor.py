@@ -60,8 +60,11 @@ class ResultProcessor:
             if sequence.state is State.RUNNING:
                 self._outputs.fail_numbers(sequence, message)
         drawn = _Drawn()
-        for index, (sequence, count) in enumerate(zip(step.chunks, step.counts, strict=True)):
-            self._table.advance(sequence, count, result.advanced[index])
+        advanced = result.advanced[: len(step.chunks)]
+        self._table.take_back(step.chunks, step.counts, advanced)
+        for index, (sequence, count) in enumerate(zip(step.chunks, advanced, strict=True)):
+            sequence.in_flight -= 1
+            sequence.computed_len += count
             if sequence.state is State.RUNNING:
                 self._process_span(sequence, result, index, drawn, now)
         self._process_decodes(step, result, drawn, now)
@@ -101,18 +104,15 @@ class ResultProcessor:
         first = len(step.chunks)
         moments, alone = drawn.moments, 0
         running, deltas = State.RUNNING, self._outputs.deltas
-        columns = step.decodes, step.decode_counts, result.advanced[first:], result.tokens[first:]
-        for index, (sequence, count, advanced, tokens) in enumerate(
-            zip(*columns, strict=True), first
-        ):
-            if advanced == count:
-                sequence.in_flight -= 1
-                sequence.computed_len += advanced
-            else:
-                self._table.advance(sequence, count, advanced)
+        advanced = result.advanced[first:]
+        self._table.take_back(step.decodes, step.decode_counts, advanced)
+        spans = zip(step.decodes, advanced, result.tokens[first:], strict=True)
+        for index, (sequence, count, tokens) in enumerate(spans, first):
+            sequence.in_flight -= 1
+            sequence.computed_len += count
             if sequence.state is not running:
                 continue
-            if not sequence.steady or len(tokens) != 1:
+            if count != 1 or not sequence.steady:  # otherwise a token was drawn, and only one
                 self._process_span(sequence, result, index, drawn, now)
                 continue
             alone += 1

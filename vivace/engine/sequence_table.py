@@ -127,17 +127,16 @@ class SequenceTable:
         self.prefill_pending.pop(sequence.key, None)
         sequence.steady = not sequence.has_logprobs
 
-    def advance(self, sequence: Sequence, planned: int, advanced: int) -> None:
-        """A step in flight has computed `advanced` of its `planned` tokens of the sequence."""
-        sequence.in_flight -= 1
-        sequence.computed_len += advanced
-        if advanced == planned:
+    def take_back(self, sequences: list[Sequence], planned: list[int], advanced: list[int]) -> None:
+        """Of what a step planned for each of these sequences only so much was computed."""
+        if planned == advanced:
             return
-        sequence.scheduled_len -= planned - advanced
-        behind = sequence.scheduled_len < sequence.prefill_len
-        if behind and sequence.state is State.RUNNING and sequence in self.decoding:
-            self.decoding.remove(sequence)
-            self.prefilling.append(sequence)
+        for sequence, count, done in zip(sequences, planned, advanced, strict=True):
+            sequence.scheduled_len -= count - done
+            behind = sequence.scheduled_len < sequence.prefill_len
+            if behind and sequence.state is State.RUNNING and sequence in self.decoding:
+                self.decoding.remove(sequence)
+                self.prefilling.append(sequence)
 
     def retract(self, sequence: Sequence) -> None:
         """A running sequence that is in no step in flight waits again; nothing it knows is lost."""

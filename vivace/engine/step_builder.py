@@ -76,9 +76,14 @@ class StepBuilder:
 
     def add_decodes(self, sequences: list[Sequence], counts: list[int]) -> None:
         """A token and its drafts for each sequence; the lists are kept."""
-        for sequence, count in zip(sequences, counts, strict=True):
-            sequence.scheduled_len += count
-            sequence.in_flight += 1
+        if counts.count(1) == len(counts):  # so it is without drafts, and this is the hot path
+            for sequence in sequences:
+                sequence.scheduled_len += 1
+                sequence.in_flight += 1
+        else:
+            for sequence, count in zip(sequences, counts, strict=True):
+                sequence.scheduled_len += count
+                sequence.in_flight += 1
         self.decodes, self.decode_counts = sequences, counts
 
     def plan(
