@@ -43,6 +43,8 @@ class FaultyRunner:
         self._runner = runner
         self._kind = kind
         self._left = at
+        self.events = runner.events
+        self.wake_with = runner.wake_with
         self.close = runner.close
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -68,6 +70,8 @@ class PoisonedRunner:
 
     def __init__(self, runner: StepWorker, token: int) -> None:
         self.capacity: Capacity = runner.capacity
+        self.events = runner.events
+        self.wake_with = runner.wake_with
         self.close = runner.close
         self._runner = runner
         self._token = token
