@@ -322,7 +322,13 @@ def test_children_of_another_parent_end_themselves() -> None:
 
 
 def test_faults_happen_once_and_only_to_the_first_engine() -> None:
-    runner: Any = SimpleNamespace(capacity=CAPACITY, run=lambda plan: "result", close=lambda: None)
+    runner: Any = SimpleNamespace(
+        capacity=CAPACITY,
+        run=lambda plan: "result",
+        events=list,
+        wake_with=lambda ring: None,
+        close=lambda: None,
+    )
     plan: Any = SimpleNamespace(rows=[0])
     assert with_fault(runner, "", 0) is runner
     assert with_fault(runner, "engine-kill@3", 1) is runner
