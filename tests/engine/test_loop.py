@@ -8,7 +8,7 @@ import pytest
 from engine_rig import EOS, Rig
 
 from vivace.engine.loop import Loop
-from vivace.engine.sequence_table import MAX_PREFIXES, Aborts
+from vivace.engine.result_processor import MAX_PREFIXES, Aborts
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import (

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from vivace.engine.oracle import pack_logprobs
-from vivace.engine.sequence_table import Aborts
+from vivace.engine.result_processor import Aborts
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel

@@ -1,17 +1,28 @@
-"""What a step's result changes: positions, tokens, pages, and the deltas that go out."""
+"""What a step's result changes: positions, tokens, pages, and the deltas that go out; and why a
+request is rejected."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from vivace.engine.sequence import Sequence, State
-from vivace.engine.sequence_table import RequestLimits, SequenceTable
+from vivace.engine.sequence_table import SequenceTable
+from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
 from vivace.engine.step_builder import InFlightStep
 from vivace.engine.transfers import Transfers
-from vivace.protocol.messages import FINISH_ABORT, Delta, Finish, Request
+from vivace.protocol.messages import (
+    FINISH_ABORT,
+    MAX_RID_CHARACTERS,
+    Cancel,
+    Capacity,
+    Delta,
+    Finish,
+    Request,
+)
 from vivace.protocol.step import StepResult
 
 logger = logging.getLogger("vivace.engine")
@@ -88,7 +99,7 @@ class ResultProcessor:
             drawn.add(len(tokens), None if pending else sequence.last_token_time, sequence, now)
             sequence.last_token_time = now
             self._table.prefill_done(sequence)
-            if pending:
+            if pending and sequence.request.transfer is not None:
                 self._transfers.send_prompt(sequence)
             self._table.clients.charge(sequence.client, len(tokens) - 1)
             if not sequence.first_token_time:
@@ -199,3 +210,105 @@ class OutputQueue:
         message = f"the request {what}"
         finish = Finish(FINISH_ABORT, message=message, status=503, retry_after=1.0)
         self.finish(sequence, finish)
+
+
+_MIN_RETRY_SECONDS = 1.0
+_MAX_RETRY_SECONDS = 60.0
+_PAST_WEIGHT = 0.9
+"""weight of the past in the mean time between two finished requests"""
+
+
+class RequestLimits:
+    """Which requests are rejected, and when it is worth trying again."""
+
+    def __init__(self, settings: EngineSettings, capacity: Capacity) -> None:
+        self._settings = settings
+        self._capacity = capacity
+        self.max_len = min(capacity.context, capacity.tokens)
+        """the longest prompt + output in tokens"""
+        self._interval = _MIN_RETRY_SECONDS
+        self._last_finish: float | None = None
+
+    def request_finished(self, now: float) -> None:
+        """A request ended; how fast that happens tells how long a full queue takes."""
+        if self._last_finish is not None:
+            latest = max(0.0, now - self._last_finish)
+            self._interval = _PAST_WEIGHT * self._interval + (1 - _PAST_WEIGHT) * latest
+        self._last_finish = now
+
+    def reject_reason(self, request: Request, table: SequenceTable) -> Finish | None:
+        """Why a request is not even queued; None when it may be."""
+        if request.key in table.live:
+            return _abort(400, f"request key {request.key} is in use")
+        if request.priority is not None and self._priorities_rejected():
+            return _abort(
+                503,
+                "this server does not use priorities (start it with "
+                "--enable-priority-scheduling, or send none)",
+                retry_after=_MAX_RETRY_SECONDS,  # only another server, or this one restarted, helps
+            )
+        return self._check_fits(request)
+
+    def queue_full(self, waiting: int) -> Finish:
+        wait = min(max(waiting * self._interval, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
+        return _abort(503, "the request queue is full", retry_after=round(wait, 1))
+
+    def _priorities_rejected(self) -> bool:
+        settings = self._settings
+        return settings.abort_on_priority_when_disabled and not settings.priorities
+
+    def _check_fits(self, request: Request) -> Finish | None:
+        """Prompts that can never be served here; frontends check first, with more words."""
+        capacity, tokens = self._capacity, request.tokens
+        known = len(tokens) + len(request.resumed)
+        if not tokens:
+            return _abort(400, "the prompt is empty")
+        if known > capacity.context:
+            return _abort(
+                400, f"the prompt has {known} tokens, the context length is {capacity.context}"
+            )
+        if known > self.max_len:
+            return _abort(
+                400,
+                f"the prompt has {known} tokens, the KV cache holds {self.max_len}; "
+                "shorten it, or give the server more memory",
+            )
+        for ids in (tokens, request.resumed):
+            if ids and (min(ids) < 0 or max(ids) >= capacity.vocabulary):
+                return _abort(400, f"token ids must be in [0, {capacity.vocabulary})")
+        return None
+
+
+def _abort(status: int, message: str, retry_after: float | None = None) -> Finish:
+    return Finish(FINISH_ABORT, message=message, status=status, retry_after=retry_after)
+
+
+MAX_PREFIXES = 4096
+
+
+class Aborts:
+    """Of requests that are on their way: in some frontend they wait for an engine that starts, or
+    their texts are tokenized. All meet in the engine, whichever frontend the abort came to, so
+    aborts are remembered (when ids that begin with a text were aborted; the last MAX_PREFIXES
+    texts) and what comes later is looked at."""
+
+    def __init__(self) -> None:
+        self._latest = -inf
+        self._when: dict[str, float] = {}
+
+    def add(self, cancel: Cancel) -> None:
+        """Remember it, if it is for ids that begin with a text and says when it was asked for."""
+        prefix, when = cancel.rid_prefix, cancel.when
+        if prefix is None or when == inf or len(prefix) > MAX_RID_CHARACTERS:
+            return
+        self._latest = max(self._latest, when)
+        self._when[prefix] = max(when, self._when.pop(prefix, -inf))
+        if len(self._when) > MAX_PREFIXES:
+            del self._when[next(iter(self._when))]
+
+    def concern(self, request: Request) -> bool:
+        """Whether somebody has asked to abort this request since it began."""
+        if self._latest < request.begin:
+            return False
+        prefixes = (request.rid[:length] for length in range(len(request.rid) + 1))
+        return any(self._when.get(prefix, -inf) >= request.begin for prefix in prefixes)

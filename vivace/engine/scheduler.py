@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from vivace.engine.batching import Batching
 from vivace.engine.fault_isolation import FaultBisection
-from vivace.engine.resources import Pages, Resource, Rows
-from vivace.engine.result_processor import OutputQueue, ResultProcessor
+from vivace.engine.result_processor import Aborts, OutputQueue, RequestLimits, ResultProcessor
 from vivace.engine.schedule_policy import ORDERS, Clients, WaitingQueue
 from vivace.engine.sequence import Sequence, State
-from vivace.engine.sequence_table import Aborts, RequestLimits, SequenceTable
+from vivace.engine.sequence_table import Pages, Resource, Rows, SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
 from vivace.engine.step_builder import DynamicChunk, InFlightStep, NewTokenEstimate, StepBuilder
@@ -119,7 +118,8 @@ class Scheduler:
             if not self._table.live:
                 self._estimate.reset()
                 self._stats.restart_throughput()
-            self._transfers.expect(sequence)
+            if request.transfer is not None:
+                self._transfers.expect(sequence)
             self._table.add(sequence)
 
     def reject(self, request: Request, error: Exception) -> None:
@@ -186,8 +186,8 @@ class Scheduler:
 
     def _waits_for_events(self) -> bool:
         """The last look found nothing to plan, and only the end of a transfer can change that."""
-        behind = len(self._table.gated) == len(self._table.live) or self._transfers.under_way
-        return self._nothing_to_plan and bool(behind)
+        gated = len(self._table.gated) == len(self._table.live)
+        return self._nothing_to_plan and (gated or self._transfers.under_way)
 
     def _next_expiry(self) -> float | None:
         limit = self.settings.waiting_timeout
@@ -207,8 +207,9 @@ class Scheduler:
             return None
         now = self._clock()
         self._expire(now)
-        self._transfers.begin_receives()
-        self._table.open_gates()
+        if self._table.gated:
+            self._transfers.begin_receives()
+            self._table.open_gates()
         slots = self.settings.depth - len(self._in_flight)
         if not self._bisection.groups:
             step = self._batching.compose(self._next_step, now, slots)
@@ -216,8 +217,9 @@ class Scheduler:
             step = self._suspects() or self._batching.compose(self._next_step, now, slots)
         else:
             return None
-        self._nothing_to_plan = step is None and not self._transfers.due
-        if step is None and self._transfers.due:
+        sends, receives = self._transfers.due
+        self._nothing_to_plan = step is None and not sends and not receives
+        if step is None and (sends or receives):
             step = StepBuilder(self._next_step)
         if step is None:
             return self._compact(now) if idle and not self._table.holds_memory else None
@@ -226,7 +228,8 @@ class Scheduler:
             step.chunks, step.counts, step.decodes, step.decode_counts, step.suspects, now
         )
         self._stats.record_step(step, now)
-        return step.plan(self._table.take_rows_to_free(), *self._transfers.take_due())
+        self._transfers.due = [], []
+        return step.plan(self._table.take_rows_to_free(), sends, receives)
 
     def _suspects(self) -> StepBuilder:
         """The same work that failed before, for fewer sequences; empty when all have passed."""

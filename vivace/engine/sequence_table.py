@@ -1,23 +1,16 @@
-"""All live sequences: who is let in, waits and runs, and which row and pages each of them holds."""
+"""All live sequences: who waits and runs, and which row and pages each of them holds."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
-from itertools import chain
-from math import inf
+from dataclasses import dataclass
+from typing import Protocol
 
-from vivace.engine.resources import Pages, Resource, Rows
 from vivace.engine.schedule_policy import Clients, WaitingQueue
 from vivace.engine.sequence import Sequence, State
-from vivace.engine.settings import EngineSettings
-from vivace.protocol.messages import (
-    FINISH_ABORT,
-    MAX_RID_CHARACTERS,
-    Cancel,
-    Capacity,
-    Finish,
-    Request,
-)
+from vivace.kv.leases import Lease, Leases
+from vivace.kv.prefix_tree import TOKEN_BYTES
 
 
 class SequenceTable:
@@ -64,6 +57,9 @@ class SequenceTable:
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self.gated)
 
+    def all_waiting(self) -> list[Sequence]:
+        return [*self.waiting, *self.gated.values()]
+
     @property
     def holds_memory(self) -> bool:
         """A sequence holds rows or pages, or may soon, or a transfer does."""
@@ -99,8 +95,7 @@ class SequenceTable:
 
     def older_than(self, moment: float) -> list[Sequence]:
         """Sequences that arrived before `moment` and never ran."""
-        waiting = chain(self.waiting, self.gated.values())
-        return [s for s in waiting if s.arrival_time < moment and not s.start_time]
+        return [s for s in self.all_waiting() if s.arrival_time < moment and not s.start_time]
 
     def start(self, sequence: Sequence, now: float) -> None:
         """A waiting sequence that has a lease gets a row. The caller takes it off the queue."""
@@ -127,11 +122,11 @@ class SequenceTable:
         self.prefill_pending.pop(sequence.key, None)
         sequence.steady = not sequence.has_logprobs
 
-    def take_back(self, sequences: list[Sequence], planned: list[int], advanced: list[int]) -> None:
+    def take_back(self, spans: list[Sequence], planned: list[int], advanced: list[int]) -> None:
         """Of what a step planned for each of these sequences only so much was computed."""
         if planned == advanced:
             return
-        for sequence, count, done in zip(sequences, planned, advanced, strict=True):
+        for sequence, count, done in zip(spans, planned, advanced, strict=True):
             sequence.scheduled_len -= count - done
             behind = sequence.scheduled_len < sequence.prefill_len
             if behind and sequence.state is State.RUNNING and sequence in self.decoding:
@@ -213,116 +208,160 @@ class SequenceTable:
     def audit(self) -> list[str]:
         """Findings about rows and pages; empty when each has exactly one explanation."""
         holders = self.running() + self.finished_in_flight
-        waiting = [*self.waiting, *self.gated.values()]
         leases = self.pages.leases
         findings = leases.audit()
         rows = [sequence.row for sequence in holders]
         if len(set(rows)) != len(rows) or len(rows) != self.rows.taken:
             findings.append(f"{self.rows.taken} rows are taken, {sorted(rows)} are used")
-        held = {id(sequence.lease) for sequence in holders + waiting if sequence.lease}
+        held = {
+            id(sequence.lease) for sequence in [*holders, *self.all_waiting()] if sequence.lease
+        }
         held |= {id(each.lease) for each in self.pages.held}
         if len(held) != leases.live:
             findings.append(f"{leases.live} leases are open, {len(held)} have an owner")
         return findings
 
 
-_MIN_RETRY_SECONDS = 1.0
-_MAX_RETRY_SECONDS = 60.0
-_PAST_WEIGHT = 0.9
-"""weight of the past in the mean time between two finished requests"""
+class Resource(Protocol):
+    """Something of which there is a number and a sequence needs one while it runs."""
+
+    def fits(self, sequence: Sequence) -> bool: ...
+
+    def take(self, sequence: Sequence) -> None: ...
+
+    def release(self, sequence: Sequence) -> None: ...
 
 
-class RequestLimits:
-    """Which requests are rejected, and when it is worth trying again."""
+class Rows:
+    """Rows of the worker; the lowest free one first, so that batches stay compact."""
 
-    def __init__(self, settings: EngineSettings, capacity: Capacity) -> None:
-        self._settings = settings
-        self._capacity = capacity
-        self.max_len = min(capacity.context, capacity.tokens)
-        """the longest prompt + output in tokens"""
-        self._interval = _MIN_RETRY_SECONDS
-        self._last_finish: float | None = None
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._free = list(range(total))
 
-    def request_finished(self, now: float) -> None:
-        """A request ended; how fast that happens tells how long a full queue takes."""
-        if self._last_finish is not None:
-            latest = max(0.0, now - self._last_finish)
-            self._interval = _PAST_WEIGHT * self._interval + (1 - _PAST_WEIGHT) * latest
-        self._last_finish = now
+    @property
+    def taken(self) -> int:
+        return self.total - len(self._free)
 
-    def reject_reason(self, request: Request, table: SequenceTable) -> Finish | None:
-        """Why a request is not even queued; None when it may be."""
-        if request.key in table.live:
-            return _abort(400, f"request key {request.key} is in use")
-        if request.priority is not None and self._priorities_rejected():
-            return _abort(
-                503,
-                "this server does not use priorities (start it with "
-                "--enable-priority-scheduling, or send none)",
-                retry_after=_MAX_RETRY_SECONDS,  # only another server, or this one restarted, helps
-            )
-        return self._check_fits(request)
+    @property
+    def free(self) -> int:
+        return len(self._free)
 
-    def queue_full(self, waiting: int) -> Finish:
-        wait = min(max(waiting * self._interval, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
-        return _abort(503, "the request queue is full", retry_after=round(wait, 1))
+    def fits(self, sequence: Sequence) -> bool:
+        return bool(self._free)
 
-    def _priorities_rejected(self) -> bool:
-        settings = self._settings
-        return settings.abort_on_priority_when_disabled and not settings.priorities
+    def take(self, sequence: Sequence) -> None:
+        sequence.row = heapq.heappop(self._free)
 
-    def _check_fits(self, request: Request) -> Finish | None:
-        """Prompts that can never be served here; frontends check first, with more words."""
-        capacity, tokens = self._capacity, request.tokens
-        known = len(tokens) + len(request.resumed)
-        if not tokens:
-            return _abort(400, "the prompt is empty")
-        if known > capacity.context:
-            return _abort(
-                400, f"the prompt has {known} tokens, the context length is {capacity.context}"
-            )
-        if known > self.max_len:
-            return _abort(
-                400,
-                f"the prompt has {known} tokens, the KV cache holds {self.max_len}; "
-                "shorten it, or give the server more memory",
-            )
-        for ids in (tokens, request.resumed):
-            if ids and (min(ids) < 0 or max(ids) >= capacity.vocabulary):
-                return _abort(400, f"token ids must be in [0, {capacity.vocabulary})")
-        return None
+    def release(self, sequence: Sequence) -> None:
+        heapq.heappush(self._free, sequence.row)
+        sequence.row = -1
 
 
-def _abort(status: int, message: str, retry_after: float | None = None) -> Finish:
-    return Finish(FINISH_ABORT, message=message, status=status, retry_after=retry_after)
+@dataclass(frozen=True, slots=True)
+class HeldPages:
+    tickets: set[int]
+    """transfers under way; not empty"""
+    lease: Lease
+    cached: bytes
+    """what stays behind as cache, packed"""
 
 
-MAX_PREFIXES = 4096
+class Pages:
+    """KV pages of sequences. `count` is positions to be covered behind `scheduled_len`.
 
+    `drafts`: tokens that a decode span may have behind the known one. `held`: pages whose sequence
+    has no use for them any more, but transfers under way have.
+    """
 
-class Aborts:
-    """Of requests that are on their way: in some frontend they wait for an engine that starts, or
-    their texts are tokenized. All meet in the engine, whichever frontend the abort came to, so
-    aborts are remembered (when ids that begin with a text were aborted; the last MAX_PREFIXES
-    texts) and what comes later is looked at."""
+    def __init__(self, leases: Leases, drafts: int = 0) -> None:
+        self.leases = leases
+        self.page_size = leases.page_size
+        self.drafts = drafts
+        self.held: list[HeldPages] = []
 
-    def __init__(self) -> None:
-        self._latest = -inf
-        self._when: dict[str, float] = {}
+    @property
+    def available_tokens(self) -> int:
+        return self.leases.available * self.page_size
 
-    def add(self, cancel: Cancel) -> None:
-        """Remember it, if it is for ids that begin with a text and says when it was asked for."""
-        prefix, when = cancel.rid_prefix, cancel.when
-        if prefix is None or when == inf or len(prefix) > MAX_RID_CHARACTERS:
+    def lease_prefix(self, sequence: Sequence) -> None:
+        """Lease the cached prefix of a waiting sequence, unless it has received its KV."""
+        if sequence.received:
             return
-        self._latest = max(self._latest, when)
-        self._when[prefix] = max(when, self._when.pop(prefix, -inf))
-        if len(self._when) > MAX_PREFIXES:
-            del self._when[next(iter(self._when))]
+        max_pages = sequence.max_prefix_len() // self.page_size
+        sequence.lease = self.leases.open(
+            f"request {sequence.key}", sequence.request.cache_key, sequence.prefix, max_pages
+        )
+        sequence.computed_len = sequence.scheduled_len = sequence.lease.shared * self.page_size
 
-    def concern(self, request: Request) -> bool:
-        """Whether somebody has asked to abort this request since it began."""
-        if self._latest < request.begin:
-            return False
-        prefixes = (request.rid[:length] for length in range(len(request.rid) + 1))
-        return any(self._when.get(prefix, -inf) >= request.begin for prefix in prefixes)
+    def return_prefix(self, sequence: Sequence) -> None:
+        """It does not start with what `lease_prefix` leased; what it received it keeps."""
+        if not sequence.received:
+            self.release(sequence)
+
+    def coverable(self, sequence: Sequence, count: int) -> int:
+        """How many of `count` positions can get pages now."""
+        assert sequence.lease is not None
+        room = (len(sequence.lease.pages) + self.leases.available) * self.page_size
+        return min(count, room - sequence.scheduled_len)
+
+    def cover(self, sequence: Sequence, count: int) -> list[int]:
+        """Pages appended so that `count` more positions have a place."""
+        assert sequence.lease is not None
+        end = sequence.scheduled_len + count
+        needed = -(-end // self.page_size) - len(sequence.lease.pages)
+        pages = self.leases.grow(sequence.lease, needed) if needed > 0 else []
+        self.update_limit(sequence)
+        return pages
+
+    def update_limit(self, sequence: Sequence) -> None:
+        room, last = self.room(sequence), sequence.max_len - 1
+        sequence.page_limit = last if room >= last else room - self.drafts
+
+    def room(self, sequence: Sequence) -> int:
+        """Positions that its pages have a place for."""
+        assert sequence.lease is not None
+        return len(sequence.lease.pages) * self.page_size
+
+    def missing(self, sequence: Sequence, drafts: int, stride: int) -> int:
+        """Pages without which a decode span with so many drafts has no place, up to the next
+        multiple of `stride` positions."""
+        assert sequence.lease is not None
+        last = sequence.scheduled_len + drafts
+        goal = min(last // stride * stride + stride, sequence.max_len)
+        return max(0, -(-goal // self.page_size) - len(sequence.lease.pages))
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let others use the whole pages computed so far, while the sequence runs on."""
+        assert sequence.lease is not None
+        computed = min(
+            sequence.computed_len, len(sequence.prefix) // TOKEN_BYTES
+        )  # less its drafts
+        whole = computed // self.page_size * self.page_size
+        self.leases.publish(sequence.lease, sequence.prefix[: TOKEN_BYTES * whole])
+
+    def release(self, sequence: Sequence) -> None:
+        """Release everything; whole computed pages stay behind as cache. What transfers read or
+        write is released when they have ended."""
+        if sequence.lease is None:
+            return
+        valid = 0 if sequence.has_bad_numbers else min(sequence.computed_len, len(sequence.tokens))
+        whole = valid // self.page_size * self.page_size
+        if TOKEN_BYTES * whole > len(sequence.prefix):
+            sequence.refresh_prefix()
+        cached = sequence.prefix[: TOKEN_BYTES * whole]
+        if sequence.holds:
+            self.held.append(HeldPages(sequence.holds, sequence.lease, cached))
+            sequence.holds = set()
+        else:
+            self.leases.close(sequence.lease, cached)
+        sequence.lease, sequence.received = None, False
+        sequence.computed_len = sequence.scheduled_len = 0
+
+    def end_hold(self, ticket: int) -> None:
+        """A transfer has ended: pages that waited for it and no other are released."""
+        for each in self.held:
+            each.tickets.discard(ticket)
+            if not each.tickets:
+                self.leases.close(each.lease, each.cached)
+        self.held = [each for each in self.held if each.tickets]

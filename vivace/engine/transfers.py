@@ -36,22 +36,12 @@ class Transfers:
         self._estimate = estimate
         self._tickets = itertools.count(1)
         self._under_way: dict[int, Sequence] = {}
-        self._sends: list[Transfer] = []
-        self._receives: list[Transfer] = []
-
-    def take_due(self) -> tuple[list[Transfer], list[Transfer]]:
-        """(sends, receives) that the next plan begins."""
-        due = self._sends, self._receives
-        self._sends, self._receives = [], []
-        return due
+        self.due: tuple[list[Transfer], list[Transfer]] = [], []
+        """sends and receives that the next plan begins"""
 
     @property
     def under_way(self) -> bool:
         return bool(self._under_way)
-
-    @property
-    def due(self) -> bool:
-        return bool(self._sends or self._receives)
 
     def expect(self, sequence: Sequence) -> None:
         """A new sequence waits for what it is sent."""
@@ -77,7 +67,7 @@ class Transfers:
             assert sequence.lease is not None
             first = sequence.lease.shared
             pages.cover(sequence, wanted)
-            self._receives.append(self._begin(sequence, sequence.lease.pages[first:], wanted))
+            self.due[1].append(self._begin(sequence, sequence.lease.pages[first:], wanted))
 
     def send_prompt(self, sequence: Sequence) -> None:
         """The prompt of a running sequence is computed."""
@@ -87,7 +77,7 @@ class Transfers:
         assert sequence.lease is not None
         tokens = sequence.num_prompt_tokens
         count = -(-tokens // self._table.pages.page_size)
-        self._sends.append(self._begin(sequence, sequence.lease.pages[:count], tokens))
+        self.due[0].append(self._begin(sequence, sequence.lease.pages[:count], tokens))
 
     def _begin(self, sequence: Sequence, pages: list[int], tokens: int) -> Transfer:
         ticket = next(self._tickets)
