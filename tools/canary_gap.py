@@ -38,6 +38,7 @@ CANARY = {
 PATIENCE = aiohttp.ClientTimeout(total=600)
 ALONE_SECONDS = 20.0
 """for all requests, to find which are refused; refusing one takes milliseconds"""
+FLOODS = ("refused", "ended", "all")
 
 
 @dataclass(slots=True)
@@ -123,12 +124,13 @@ async def flood(url: str, requests: Sequence[Hostile], rate: float) -> Counter[i
     return statuses
 
 
-def flood_process(url: str, refused: list[bool] | None, count: int, seed: int, rate: float) -> None:
-    """Sends all requests, or the refused ones."""
-    requests = hostile_requests(count, seed)
-    if refused is not None:
-        requests = [request for request, out in zip(requests, refused, strict=True) if out]
-    print("    statuses:", dict(asyncio.run(flood(url, requests, rate))), flush=True)
+def flood_process(url: str, chosen: list[bool] | None, args: argparse.Namespace) -> None:
+    """Sends the chosen requests, None: all, as often as asked for."""
+    requests = hostile_requests(args.requests, args.seed)
+    if chosen is not None:
+        requests = [request for request, out in zip(requests, chosen, strict=True) if out]
+    statuses = asyncio.run(flood(url, requests * args.repeat, args.rate))
+    print("    statuses:", dict(statuses), flush=True)
 
 
 async def canaries(url: str, until: BaseProcess | None) -> Gaps:
@@ -143,9 +145,9 @@ async def canaries(url: str, until: BaseProcess | None) -> Gaps:
     return gaps
 
 
-def beside(url: str, refused: list[bool] | None, args: argparse.Namespace) -> Gaps:
+def beside(url: str, chosen: list[bool] | None, args: argparse.Namespace) -> Gaps:
     process = multiprocessing.get_context("spawn").Process(
-        target=flood_process, args=(url, refused, args.requests, args.seed, args.rate)
+        target=flood_process, args=(url, chosen, args)
     )
     process.start()
     try:
@@ -165,23 +167,34 @@ async def settle(url: str) -> None:
     raise SystemExit("the server does not come to rest: /v1/loads")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:30000")
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--rate", type=float, default=100.0, help="requests a second")
-    parser.add_argument("--seed", type=int, default=20)
-    parser.add_argument("--passes", type=int, default=2)
-    args = parser.parse_args()
+def choose_floods(args: argparse.Namespace) -> dict[str, list[bool] | None]:
+    """Which requests each flood has; None: all of them."""
+    if args.floods == ["all"]:
+        return {"all": None}
     statuses = asyncio.run(statuses_alone(args.url, hostile_requests(args.requests, args.seed)))
     refused = [400 <= status < 500 for status in statuses]
     ended = [status != 0 for status in statuses]
     print(f"{sum(refused)} of {args.requests} are refused", flush=True)
+    found = {"refused": refused, "ended": ended, "all": None}
+    return {name: found[name] for name in args.floods}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", default="http://127.0.0.1:30000")
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--repeat", type=int, default=1, help="times that they are sent")
+    parser.add_argument("--rate", type=float, default=100.0, help="requests a second")
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--floods", nargs="+", choices=FLOODS, default=FLOODS)
+    args = parser.parse_args()
+    floods = choose_floods(args)
     for _ in range(args.passes):
         asyncio.run(settle(args.url))
         idle = asyncio.run(canaries(args.url, None))
         print(idle.row("idle"), flush=True)
-        for name, which in (("refused", refused), ("ended", ended), ("all", None)):
+        for name, which in floods.items():
             gaps = beside(args.url, which, args)
             ratio = gaps.p99() / idle.p99()
             print(gaps.row(name), f" p99 {ratio:.2f} of idle's", flush=True)
