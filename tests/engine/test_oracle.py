@@ -15,7 +15,7 @@ from vivace.engine.oracle import (
     oracle_token,
 )
 from vivace.protocol.messages import Capacity, LogprobOptions, SamplingParams, TokenLogprob
-from vivace.protocol.step import Copy, Join, StepPlan
+from vivace.protocol.step import Copy, Grant, Join, StepPlan
 
 CAPACITY = Capacity(pages=8, page_size=2, rows=3, context=16, vocabulary=50)
 
@@ -53,7 +53,7 @@ def test_chunks_and_decoding_draw_the_expected_tokens() -> None:
         (StepPlan(number=1, rows=[0, 0], counts=[1, 1]), "two spans"),
         (StepPlan(number=1, joins=[join()]), "taken"),
         (StepPlan(number=1, joins=[join(9)]), "row 9 of 3"),
-        (StepPlan(number=1, grants=[(0, [8])]), "outside the pool"),
+        (StepPlan(number=1, grants=[Grant(0, [8])]), "outside the pool"),
         (StepPlan(number=1, joins=[join(1, cached=3)]), "cached of"),
         (StepPlan(number=1, rows=[1], counts=[1], joins=[join(1, cached=2, pages=[5])]), "nothing"),
         (

@@ -10,7 +10,7 @@ from prompt_parts import collect_rows
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
 from vivace.protocol.messages import LogprobOptions
-from vivace.protocol.step import Copy, Join, StepPlan
+from vivace.protocol.step import Copy, Grant, Join, StepPlan
 from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.rows import PlanError
 
@@ -173,7 +173,7 @@ def test_grants_extend_a_row(driver):
         Join(row=0, key=1, tokens=PROMPT, prompt=11, cached=0, pages=[], sampling=params())
     ]
     driver.sequences[0] = {"tokens": list(PROMPT), "done": 0, "pages": pages, "prompt": 11}
-    result = driver.step({0: 11}, grants=[(0, pages[:1])])
+    result = driver.step({0: 11}, grants=[Grant(0, pages[:1])])
     assert result.advanced == [11]
 
 
@@ -202,7 +202,7 @@ def join(**changes):
         (StepPlan(number=0, joins=[join()], rows=[0, 0], counts=[1, 1]), "two spans"),
         (StepPlan(number=0, joins=[join(row=7)], rows=[7, -1], counts=[1, 1]), "there are 8 rows"),
         (StepPlan(number=0, joins=[join()], rows=[0, 8], counts=[1, 1]), "there are 8 rows"),
-        (StepPlan(number=0, grants=[(2, [1])]), "holds no request"),
+        (StepPlan(number=0, grants=[Grant(2, [1])]), "holds no request"),
         (StepPlan(number=0, leaves=[8]), "there are 8 rows"),
         (StepPlan(number=0, copies=[Copy(0, 50)]), "outside the pool"),
     ],

@@ -16,6 +16,7 @@ from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
 from vivace.engine.step_builder import Budget, DynamicChunk, NewTokenEstimate, StepBuilder
 from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
+from vivace.protocol.step import Grant
 
 _GROWTH = 16
 """while pages are plenty, decoding sequences get them up to the next multiple of so many tokens"""
@@ -171,7 +172,7 @@ class Batching:
                 del supply[-count:]
                 sequence.lease.pages += granted
                 pages.update_limit(sequence)
-                step.grants.append((sequence.row, granted))
+                step.grants.append(Grant(sequence.row, granted))
         return True
 
     # --- chunks -----------------------------------------------------------------------------

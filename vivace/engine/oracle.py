@@ -204,16 +204,16 @@ class OracleWorker:
                 raise OracleMismatch(f"step {plan.number}: row {row} leaves but is empty")
         for join in plan.joins:
             self._join(join)
-        for row, pages in plan.grants:
-            slots = self._row(row).slots
-            slots.extend(self._slots(pages))
-            self._check_length(row, slots)
+        for grant in plan.grants:
+            slots = self._row(grant.row).slots
+            slots.extend(self._slots(grant.pages))
+            self._check_length(grant.row, slots)
         size = self.capacity.page_size
         for copy in plan.copies:
             source, target = copy.source * size, copy.target * size
             self._memory[target : target + size] = self._memory[source : source + size]
-        if plan.vacant is not None:
-            first = plan.vacant * size
+        for page in plan.vacant:
+            first = page * size
             self._memory[first:] = [_UNWRITTEN] * (len(self._memory) - first)
 
     def _join(self, join: Join) -> None:

@@ -252,7 +252,7 @@ class Scheduler:
             number=number,
             leaves=self._table.take_rows_to_free(),
             copies=[Copy(source, target) for source, target in moves.items()],
-            vacant=vacant,
+            vacant=[vacant],
         )
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:

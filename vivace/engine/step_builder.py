@@ -12,7 +12,7 @@ from vivace.engine.sequence import Sequence
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import LogprobOptions
-from vivace.protocol.step import Join, StepPlan, Transfer
+from vivace.protocol.step import Grant, Join, StepPlan, Transfer
 
 MIN_CHUNK = 16
 """tokens: shorter chunks cost as much, and say nothing about the speed"""
@@ -46,7 +46,7 @@ class StepBuilder:
     decode_counts: list[int] = field(default_factory=list[int])
     """parallel to `decodes`: the last known token and its drafts"""
     joins: list[Join] = field(default_factory=list[Join])
-    grants: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
+    grants: list[Grant] = field(default_factory=list[Grant])
     admitted: int = 0
     """sequences that entered a row for this step"""
     num_cached_tokens: int = 0
@@ -68,7 +68,7 @@ class StepBuilder:
             self.joins.append(new_join(sequence))
             sequence.joined = True
         elif pages:
-            self.grants.append((sequence.row, pages))
+            self.grants.append(Grant(sequence.row, pages))
         sequence.scheduled_len += count
         sequence.in_flight += 1
         self.chunks.append(sequence)

@@ -308,11 +308,33 @@ class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
     typed: bool = False
 
 
+class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that need no more than the end of what was computed, with pages of their own.
+
+    Page i of a row stands for the same positions in every group. Of a group of windows a row needs
+    the pages from `first_page` on. Of a group of states it needs one page, which holds the state
+    behind the page's last position; which pages are filled the scheduler decides (`Save`).
+    """
+
+    pages: int
+    reach: int
+    """positions before the next one that it needs: window - 1, or 1 of states"""
+    state: bool = False
+
+    def first_page(self, tokens: int, page_size: int) -> int:
+        """The first page that is needed to go on behind so many tokens."""
+        return max(0, tokens - self.reach) // page_size
+
+
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """What the device can hold, known after weights are loaded."""
 
     pages: int
+    """of the first cache group: layers that need every position; it counts positions where no
+    layer does, too"""
     page_size: int
+    others: tuple[CacheGroup, ...] = ()
+    """groups 1, 2 ..., whose pages are numbered each from 0"""
     rows: int
     """sequences that can run at once (max_running_requests after sizing)"""
     context: int

@@ -16,7 +16,10 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     `tokens`: everything known (prompt, then output so far); `prompt`: how many are prompt;
     `cached`: how many of them have valid KV in `pages` already (a prefix hit);
-    `pages`: page ids, in order, covering at least `cached` tokens (grown later by `grants`).
+    `pages`: page ids of the first cache group, in order, covering at least `cached` tokens (grown
+    later by `grants`); `others`: those of each other group, from the first one that is needed
+    behind `cached` tokens on (`CacheGroup.first_page`); of a group of states the one page of the
+    state behind `cached` tokens, or none.
     """
 
     row: int
@@ -25,6 +28,7 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     prompt: int
     cached: int
     pages: list[int]
+    others: list[list[int]] = []
     sampling: SamplingParams
     logprobs: LogprobOptions | None = None
     stop_ids: tuple[int, ...] = ()
@@ -33,11 +37,28 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """`Request.suspect`"""
 
 
+class Grant(msgspec.Struct, frozen=True, array_like=True):
+    """Pages of a cache group to append to those of a row."""
+
+    row: int
+    pages: list[int]
+    group: int = 0
+
+
+class Save(msgspec.Struct, frozen=True, array_like=True):
+    """Keep the state in which a row's span ends, in a page of a group of states."""
+
+    row: int
+    page: int
+    group: int
+
+
 class Copy(msgspec.Struct, frozen=True, array_like=True):
-    """Copy the KV of `source` page to `target` page before the step."""
+    """Copy what `source` page holds to `target` page, before the step."""
 
     source: int
     target: int
+    group: int = 0
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +87,7 @@ ExecutorEvent = TransferEnd
 
 class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag="plan"):
     """One step, applied in this order: leaves, joins, grants, copies, vacant, transfers begin, then
-    the spans run.
+    the spans run, and states are saved.
 
     `counts[i]` tokens of row `rows[i]` are computed, starting where the worker's row stands. If
     that reaches the last known token of the row, one token is drawn and becomes known.
@@ -77,12 +98,12 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, ta
     counts: list[int] = []
     joins: list[Join] = []
     leaves: list[int] = []
-    grants: list[tuple[int, list[int]]] = []
-    """(row, page ids to append)"""
+    grants: list[Grant] = []
     copies: list[Copy] = []
-    vacant: int | None = None
-    """after the copies, pages from this one on hold nothing: the device may give their memory back
-    to the system; what they read as until they are written again is finite"""
+    saves: list[Save] = []
+    vacant: list[int] = []
+    """after the copies, pages of each group from this one on hold nothing: the device may give
+    their memory back to the system; what they read as until they are written again is finite"""
     sends: list[Transfer] = []
     receives: list[Transfer] = []
 

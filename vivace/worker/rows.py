@@ -59,8 +59,8 @@ class RowStates:
             self._leave(row)
         for join in plan.joins:
             self._join(join)
-        for row, pages in plan.grants:
-            self._grant(row, pages)
+        for grant in plan.grants:
+            self._grant(grant.row, grant.pages)
 
     def check_rows(self, rows: list[int]) -> None:
         """PlanError unless these are rows, each named once."""

@@ -62,8 +62,8 @@ class Worker:
             self._rows.apply(plan)
             if plan.copies:
                 self._kv.copy(plan.copies)
-            if plan.vacant is not None:
-                self._kv.vacate(plan.vacant)
+            for page in plan.vacant:
+                self._kv.vacate(page)
                 self._trim()
             if not plan.rows:
                 return StepResult(number=plan.number, advanced=[], tokens=[])
