@@ -9,7 +9,7 @@ import pytest
 from engine_rig import EOS, Rig
 
 from vivace.engine.settings import EngineSettings
-from vivace.kv.leases import FORGET_SECONDS, IDLE_SECONDS, MAX_COPIES, TRIM_SECONDS
+from vivace.kv.compaction import FORGET_SECONDS, IDLE_SECONDS, MAX_COPIES, TRIM_SECONDS
 
 PROMPT = list(range(10, 50))
 SETTINGS = EngineSettings(eos_ids=(EOS,), depth=1)

@@ -53,7 +53,7 @@ def test_prefixes_that_keep_coming_back_earn_memory_until_all_stay() -> None:
     assert rounds[1] == [0] * 5 and rounds[-1] == [4] * 5
     assert leases.share_grown and leases.touched == 5 * 4
     leases.forget_returns()
-    assert leases.vacancy == 5 * 4 - SHARE
+    assert leases.vacancy_in == [5 * 4 - SHARE]
 
 
 def test_one_repetition_earns_nothing() -> None:

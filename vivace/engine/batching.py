@@ -11,15 +11,13 @@ from operator import itemgetter
 from vivace.engine.result_processor import OutputQueue
 from vivace.engine.retraction import Retraction
 from vivace.engine.sequence import Sequence, State
+from vivace.engine.sequence_pages import GROWTH
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
 from vivace.engine.step_builder import Budget, DynamicChunk, NewTokenEstimate, StepBuilder
 from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
-from vivace.protocol.step import Grant
 
-_GROWTH = 16
-"""while pages are plenty, decoding sequences get them up to the next multiple of so many tokens"""
 _SHORT_PROMPTS = 32
 """tokens: while all prompts together need no more, they share the decode steps of streams"""
 _MAX_DEFERRED = 64
@@ -84,7 +82,7 @@ class Batching:
             return None
         admit, short = True, self._prompts_are_short()
         while True:
-            step = StepBuilder(number)
+            step = StepBuilder(number, self._pages)
             if short or self._settings.mixed:  # a token for everybody, then chunks
                 if self._add_decodes(step, slots):
                     self._add_chunks(step, now, admit, short)
@@ -122,6 +120,9 @@ class Batching:
                 decoding = [s for s in decoding if s.scheduled_len < s.max_len - 1]
         if decoding:
             step.add_decodes(decoding, self._decode_counts(decoding))
+            if self._pages.leases.sparse and not self._pages.drafts:
+                for sequence in decoding:
+                    step.saves += self._pages.save_states(sequence)
             self._estimate.decay()
             self._decodes_due -= 1
             self._retraction.decode_steps += 1
@@ -157,22 +158,18 @@ class Batching:
         """More pages for each of them, taken in one piece: while pages are plenty several at a
         time, while they are short for no drafts. False: too few even for a token each."""
         pages, leases = self._pages, self._pages.leases
-        needs = [pages.missing(sequence, pages.drafts, _GROWTH) for sequence in growing]
-        if sum(needs) > leases.available // 2:
+        needs = [pages.missing(sequence, pages.drafts, GROWTH) for sequence in growing]
+        if leases.partial:  # whoever goes on slides; where that is not enough, all do
+            short = sum(needs) > leases.growable // 2
+            for sequence in self._table.running() if short else growing:
+                pages.slide(sequence)
+        if sum(needs) > leases.growable // 2:
             needs = [pages.missing(sequence, pages.drafts, 1) for sequence in growing]
-        if sum(needs) > leases.available:
+        if sum(needs) > leases.growable:
             needs = [pages.missing(sequence, 0, 1) for sequence in growing]
-        if sum(needs) > leases.available:
+        if sum(needs) > leases.growable:
             return False
-        supply = leases.take(sum(needs))
-        for sequence, count in zip(growing, needs, strict=True):
-            if count:
-                assert sequence.lease is not None
-                granted = supply[-count:]
-                del supply[-count:]
-                sequence.lease.pages += granted
-                pages.update_limit(sequence)
-                step.grants.append(Grant(sequence.row, granted))
+        step.grants += pages.grow(growing, needs)
         return True
 
     # --- chunks -----------------------------------------------------------------------------
@@ -241,10 +238,11 @@ class Batching:
     def _add_chunk(self, step: StepBuilder, sequence: Sequence, budget: Budget) -> None:
         """As much of what is known as budget and pages allow."""
         wanted = budget.share(sequence.prefill_len - sequence.scheduled_len)
-        count = self._pages.coverable(sequence, wanted)
+        count = self._pages.cut(sequence, self._pages.coverable(sequence, wanted))
         if count <= 0:
             return
         step.add_chunk(sequence, count, self._pages.cover(sequence, count))
+        step.saves += self._pages.save_states(sequence)
         budget.spend(count)
         self._table.clients.charge(sequence.client, count)
 
@@ -304,18 +302,19 @@ class Batching:
         if not pending or not self._settings.prefix_cache or sequence.received:
             return None
         page_size, cache_key = self._pages.page_size, sequence.request.cache_key
+        stride = self._pages.granularity
         found = [
             (shared_pages(other.prefix, sequence.prefix, TOKEN_BYTES * page_size), other)
             for other in pending.values()
             if other.request.cache_key == cache_key
         ]
         shared, other = max(found, key=itemgetter(0), default=(0, sequence))
-        shared = min(shared, sequence.max_prefix_len() // page_size)
-        if shared * page_size < self._settings.shared_prefix_wait:
+        length = min(shared * page_size, sequence.max_prefix_len()) // stride * stride
+        if length < self._settings.shared_prefix_wait or other.computed_len >= length:
             return None
-        if shared <= self._pages.leases.measure(cache_key, sequence.prefix):
+        if length <= self._pages.leases.measure(cache_key, sequence.prefix) * page_size:
             return None
-        return PrefixGate(other, shared * page_size)
+        return PrefixGate(other, length)
 
     def _fits(
         self, step: StepBuilder, sequence: Sequence, budget: Budget, running_demand: int

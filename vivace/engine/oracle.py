@@ -2,9 +2,9 @@
 
 The token at position p of a sequence is `oracle_token(...)`, a pure function of the request's
 sampling seed and p, so a client can compute the whole answer beforehand. The worker keeps a
-simulated KV memory: a slot holds the running hash of all tokens up to its position, as real KV
-depends on its whole prefix. Each span re-reads the KV of everything before it; a lost, doubled,
-foreign or stale token or page raises OracleMismatch.
+simulated KV memory (`oracle_memory.py`). Each span re-reads the KV of everything before it, as far
+as its cache groups reach; a lost, doubled, foreign or stale token, page or state raises
+OracleMismatch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from vivace.engine.oracle_memory import REFUSED, OracleMemory, OracleMismatch
 from vivace.engine.oracle_transfers import OracleTransfers
 from vivace.protocol.messages import Capacity, LogprobOptions, PromptLogprobs, TokenLogprob
 from vivace.protocol.step import ExecutorEvent, Join, StepPlan, StepResult
 
 _MASK = (1 << 64) - 1
-_UNWRITTEN = -1
-_REFUSED = -2
-"""what a draft that was refused leaves behind"""
 
 Draft = Callable[[int, int], int]
 """(seed of a request, position) -> the token that a drafter proposes there"""
@@ -90,10 +88,6 @@ def oracle_answer(
     return answer
 
 
-class OracleMismatch(AssertionError):
-    """The scheduler made the worker compute on something that is not what it should be."""
-
-
 class InjectedFault(RuntimeError):
     """A failure the test asked for."""
 
@@ -113,11 +107,12 @@ class Faults:
 
 
 class _Row:
-    """One sequence as the worker sees it: what is known, where it stands, which slots it has."""
+    """One sequence as the worker sees it: what is known, where it stands, and its slots in every
+    dense cache group. `hash`: of all computed tokens, which is also what a state has to be."""
 
     __slots__ = ("chain", "hash", "join", "position", "slots", "tokens")
 
-    def __init__(self, join: Join, slots: list[int]) -> None:
+    def __init__(self, join: Join, slots: list[list[int]]) -> None:
         self.join = join
         self.tokens = list(join.tokens)
         self.position = join.cached
@@ -159,7 +154,8 @@ class OracleWorker:
     ) -> None:
         """`draft`: proposes the tokens that a decode span has behind the known one."""
         self._draft = draft
-        self.transfers = OracleTransfers()
+        self.memory = OracleMemory(capacity)
+        self.transfers = OracleTransfers(self.memory)
         self.capacity = capacity
         self.vocabulary = vocabulary
         self.seed = seed
@@ -169,11 +165,12 @@ class OracleWorker:
         self.steps = 0
         self.tokens_checked = 0
         self._rows: dict[int, _Row] = {}
-        self._memory = [_UNWRITTEN] * capacity.tokens
+        self._left: dict[int, int] = {}
+        """row -> the state in which its last sequence left it"""
 
     def run(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
-        self.transfers.begin(plan, self._memory, self.capacity.page_size)
+        self.transfers.begin(plan)
         if not plan.rows:
             return StepResult(number=plan.number, advanced=[], tokens=[])
         self._inject(plan)
@@ -182,59 +179,53 @@ class OracleWorker:
             raise OracleMismatch(f"step {plan.number}: a row has two spans: {plan.rows}")
         for index, (row, count) in enumerate(zip(plan.rows, plan.counts, strict=True)):
             self._run_span(result, index, self._row(row), count)
+        for save in plan.saves:
+            self.memory.slots[save.group][save.page] = self._row(save.row).hash
         if self.step_seconds:
             time.sleep(self.step_seconds)
         return result
 
     def events(self) -> list[ExecutorEvent]:
-        return [*self.transfers.events(self._memory, self.capacity.page_size)]
+        return [*self.transfers.events()]
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         self.transfers.ring = ring
 
     def end_transfer(self, ticket: int) -> None:
-        self.transfers.end(ticket, self._memory, self.capacity.page_size)
+        self.transfers.end(ticket)
 
     def close(self) -> None:
         self._rows.clear()
 
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.leaves:
-            if self._rows.pop(row, None) is None:
+            left = self._rows.pop(row, None)
+            if left is None:
                 raise OracleMismatch(f"step {plan.number}: row {row} leaves but is empty")
+            self._left[row] = left.hash
         for join in plan.joins:
             self._join(join)
         for grant in plan.grants:
-            slots = self._row(grant.row).slots
-            slots.extend(self._slots(grant.pages))
+            slots = self._row(grant.row).slots[grant.group]
+            slots.extend(self.memory.find_slots(grant.pages, grant.group))
             self._check_length(grant.row, slots)
-        size = self.capacity.page_size
-        for copy in plan.copies:
-            source, target = copy.source * size, copy.target * size
-            self._memory[target : target + size] = self._memory[source : source + size]
-        for page in plan.vacant:
-            first = page * size
-            self._memory[first:] = [_UNWRITTEN] * (len(self._memory) - first)
+        self.memory.apply(plan)
 
     def _join(self, join: Join) -> None:
         if join.row in self._rows:
             raise OracleMismatch(f"request {join.key} joins row {join.row}, which is taken")
         if not 0 <= join.row < self.capacity.rows:
             raise OracleMismatch(f"request {join.key} joins row {join.row} of {self.capacity.rows}")
-        slots = self._slots(join.pages)
-        self._check_length(join.row, slots)
-        if not 0 <= join.cached < len(join.tokens) or len(slots) < join.cached:
+        slots = self.memory.row_slots(join)
+        self._check_length(join.row, slots[0])
+        fewest = min(len(slots[group]) for group in self.memory.dense)
+        if not 0 <= join.cached < len(join.tokens) or fewest < join.cached:
             raise OracleMismatch(
                 f"request {join.key}: {join.cached} cached of {len(join.tokens)} tokens, "
-                f"{len(slots)} slots"
+                f"{fewest} slots"
             )
-        self._rows[join.row] = _Row(join, slots)
-
-    def _slots(self, pages: list[int]) -> list[int]:
-        size = self.capacity.page_size
-        if any(not 0 <= page < self.capacity.pages for page in pages):
-            raise OracleMismatch(f"page ids {pages} outside the pool of {self.capacity.pages}")
-        return [page * size + offset for page in pages for offset in range(size)]
+        row = self._rows[join.row] = _Row(join, slots)
+        self.memory.check_state(join, row.chain, self._left.get(join.row))
 
     def _check_length(self, row: int, slots: list[int]) -> None:
         longest = self.capacity.context + self.capacity.page_size
@@ -263,11 +254,12 @@ class OracleWorker:
             raise OracleMismatch(
                 f"request {row.join.key}: span {start}..{start + count} of {known} known tokens"
             )
-        self._check_prefix(row, start)
-        if start + count > len(row.slots):
+        self.tokens_checked += self.memory.check_prefix(row.join.key, row.slots, row.chain, start)
+        granted = min(len(row.slots[group]) for group in self.memory.dense)
+        if start + count > granted:
             raise OracleMismatch(
                 f"request {row.join.key}: position {start + count - 1} has no slot "
-                f"({len(row.slots)} granted)"
+                f"({granted} granted)"
             )
         if row.join.key in self.faults.bad_keys:
             result.bad[index] = "logits contain NaN"
@@ -286,8 +278,8 @@ class OracleWorker:
         drawn = self._verify(result, index, row, drafts) if end == known else []
         result.advanced.append(row.position - start)
         result.tokens.append(drawn)
-        for slot in row.slots[row.position : start + count]:
-            self._memory[slot] = _REFUSED
+        for position in range(row.position, start + count):
+            self.memory.write(row.slots, position, REFUSED)
 
     def _is_short(self, row: _Row, number: int) -> bool:
         word = splitmix64(splitmix64(number) ^ row.join.key)
@@ -311,19 +303,9 @@ class OracleWorker:
             drawn += self._draw(result, index, row)
         return drawn
 
-    def _check_prefix(self, row: _Row, length: int) -> None:
-        memory = self._memory
-        for position, slot in enumerate(row.slots[:length]):
-            if memory[slot] != row.chain[position]:
-                found = "nothing" if memory[slot] == _UNWRITTEN else "another prefix"
-                raise OracleMismatch(
-                    f"request {row.join.key}, position {position}: slot {slot} holds {found}"
-                )
-        self.tokens_checked += length
-
     def _write(self, row: _Row, start: int, end: int) -> None:
         for position in range(start, end):
-            self._memory[row.slots[position]] = row.extend(row.tokens[position])
+            self.memory.write(row.slots, position, row.extend(row.tokens[position]))
         row.position = end
 
     def _draw(self, result: StepResult, index: int, row: _Row) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from vivace.engine.oracle_memory import OracleMemory
 from vivace.protocol.step import StepPlan, Transfer, TransferEnd
 
 
@@ -12,9 +13,11 @@ from vivace.protocol.step import StepPlan, Transfer, TransferEnd
 class _UnderWay:
     transfer: Transfer
     arriving: list[int] | None
-    """what the slots of its pages will hold; None: it is sent"""
+    """what each position holds where it comes from; None: it is sent"""
+    places: list[tuple[int, int, int]]
+    """(group, slot, position)"""
     before: list[int]
-    """what they held when it began"""
+    """what the slots held when it began"""
 
 
 @dataclass
@@ -25,10 +28,11 @@ class OracleTransfers:
     must be in its pages until then; what comes is written at the end, over whatever is there.
     """
 
+    memory: OracleMemory
     rooms: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """room -> KV of each position that comes from there"""
     sent: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
-    """room -> what went there, as it was in the pages at the end"""
+    """room -> what went there from the first group, as it was in the pages at the end"""
     delay: int | None = None
     failing: set[int] = field(default_factory=set[int])
     """rooms of which nothing comes or goes"""
@@ -39,26 +43,27 @@ class OracleTransfers:
     _looks: dict[int, int] = field(default_factory=dict[int, int])
     _events: list[TransferEnd] = field(default_factory=list[TransferEnd])
 
-    def begin(self, plan: StepPlan, memory: list[int], page_size: int) -> None:
+    def begin(self, plan: StepPlan) -> None:
         for transfer in plan.sends:
-            self._begin(transfer, None, memory, page_size)
+            self._begin(transfer, None)
         for transfer in plan.receives:
-            arriving = self.rooms[transfer.room][-transfer.tokens :] if transfer.tokens else []
-            self._begin(transfer, arriving, memory, page_size)
+            self._begin(transfer, self.rooms[transfer.room])
 
-    def _begin(
-        self, transfer: Transfer, arriving: list[int] | None, memory: list[int], page_size: int
-    ) -> None:
-        before = [memory[slot] for slot in slots(transfer, page_size)]
-        self._under_way[transfer.ticket] = _UnderWay(transfer, arriving, before)
+    def _begin(self, transfer: Transfer, arriving: list[int] | None) -> None:
+        end = transfer.tokens if arriving is None else len(arriving)
+        places = self.memory.places(transfer, end)
+        self._under_way[transfer.ticket] = _UnderWay(transfer, arriving, places, self._read(places))
         if self.delay is not None:
             self._looks[transfer.ticket] = self.delay
 
-    def events(self, memory: list[int], page_size: int) -> list[TransferEnd]:
+    def _read(self, places: list[tuple[int, int, int]]) -> list[int]:
+        return [self.memory.slots[group][slot] for group, slot, _ in places]
+
+    def events(self) -> list[TransferEnd]:
         for ticket in list(self._looks):
             self._looks[ticket] -= 1
             if self._looks[ticket] < 0:
-                self.end(ticket, memory, page_size)
+                self.end(ticket)
         events, self._events = self._events, []
         return events
 
@@ -66,24 +71,18 @@ class OracleTransfers:
     def tickets(self) -> list[int]:
         return sorted(self._under_way)
 
-    def end(self, ticket: int, memory: list[int], page_size: int) -> None:
+    def end(self, ticket: int) -> None:
         """The transfer is over, as its room wants it."""
         self._looks.pop(ticket, None)
         one = self._under_way.pop(ticket)
-        places, room = slots(one.transfer, page_size), one.transfer.room
-        now = [memory[slot] for slot in places]
+        now, room = self._read(one.places), one.transfer.room
         if now != one.before:
             self.corrupted.append(f"pages {one.transfer.pages} changed under transfer {ticket}")
         ok = room not in self.failing
         if one.arriving is None:
-            self.sent[room] = now
-        else:
-            for slot, value in zip(places, one.arriving if ok else [], strict=False):
-                memory[slot] = value
+            self.sent[room] = now[: one.transfer.tokens]
+        elif ok:
+            for group, slot, position in one.places:
+                self.memory.slots[group][slot] = one.arriving[position]
         self._events.append(TransferEnd(ticket, ok=ok, reason="" if ok else "the peer is gone"))
         self.ring()
-
-
-def slots(transfer: Transfer, page_size: int) -> list[int]:
-    places = [page * page_size + offset for page in transfer.pages for offset in range(page_size)]
-    return places[: transfer.tokens]

@@ -261,6 +261,8 @@ class RequestLimits:
         """Prompts that can never be served here; frontends check first, with more words."""
         capacity, tokens = self._capacity, request.tokens
         known = len(tokens) + len(request.resumed)
+        if request.transfer is not None and any(group.state for group in capacity.others):
+            return _abort(400, "the recurrent states of this model go to no other engine")
         if not tokens:
             return _abort(400, "the prompt is empty")
         if known > capacity.context:

@@ -66,7 +66,8 @@ class Retraction:
     def _fits_now(self, head: Sequence) -> bool:
         demand = self._estimate.running_demand(self._table.prefilling, self._table.decoding)
         self._pages.lease_prefix(head)
-        fits = self._table.rows.free > 0 and self._estimate.affords(head, demand, self._table)
+        fits = all(resource.fits(head) for resource in self._table.resources)
+        fits = fits and self._estimate.affords(head, demand, self._table)
         self._pages.return_prefix(head)
         return fits
 

@@ -16,12 +16,13 @@ from vivace.engine.fault_isolation import FaultBisection
 from vivace.engine.result_processor import Aborts, OutputQueue, RequestLimits, ResultProcessor
 from vivace.engine.schedule_policy import ORDERS, Clients, WaitingQueue
 from vivace.engine.sequence import Sequence, State
-from vivace.engine.sequence_table import Pages, Resource, Rows, SequenceTable
+from vivace.engine.sequence_pages import Pages, open_leases, window_reserves
+from vivace.engine.sequence_table import Resource, Rows, SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
 from vivace.engine.step_builder import DynamicChunk, InFlightStep, NewTokenEstimate, StepBuilder
 from vivace.engine.transfers import Transfers
-from vivace.kv.leases import Compaction, Leases
+from vivace.kv.compaction import Compaction
 from vivace.protocol.messages import (
     ABORTED,
     FINISH_ABORT,
@@ -56,21 +57,20 @@ class Scheduler:
         self.settings = settings
         self.capacity = capacity
         self._clock = clock
-        self._leases = Leases(
-            capacity.pages,
-            capacity.page_size,
-            prefix_cache=settings.prefix_cache,
-            eviction=settings.eviction,
-            cache_share=capacity.cache_share,
-        )
+        self._leases = open_leases(settings, capacity)
         rows = min(settings.rows, capacity.rows)
         order = ORDERS.get(settings.policy)(self._leases, settings.seed)
         self._table = SequenceTable(
             Rows(rows),
-            Pages(self._leases, settings.num_speculative_tokens),
+            Pages(
+                self._leases,
+                settings.num_speculative_tokens,
+                capacity.others,
+                settings.state_interval,
+            ),
             WaitingQueue(order, settings.max_queued),
             Clients(rows, capacity.pages, capacity.page_size),
-            resources,
+            [*window_reserves(settings, capacity), *resources],
         )
         self._stats = Stats(settings, self._table, clock(), startup or {})
         self._limits = RequestLimits(settings, capacity)
@@ -220,7 +220,7 @@ class Scheduler:
         sends, receives = self._transfers.due
         self._nothing_to_plan = step is None and not sends and not receives
         if step is None and (sends or receives):
-            step = StepBuilder(self._next_step)
+            step = StepBuilder(self._next_step, self._table.pages)
         if step is None:
             return self._compact(now) if idle and not self._table.holds_memory else None
         self._next_step += 1
@@ -233,7 +233,7 @@ class Scheduler:
 
     def _suspects(self) -> StepBuilder:
         """The same work that failed before, for fewer sequences; empty when all have passed."""
-        step = StepBuilder(self._next_step, suspects=True)
+        step = StepBuilder(self._next_step, self._table.pages, suspects=True)
         for sequence, count in self._bisection.next():  # drafts are gone since
             left = sequence.prefill_len - sequence.scheduled_len
             step.add_chunk(sequence, min(count, left), [])
@@ -246,13 +246,16 @@ class Scheduler:
         moved = self._compaction.begin(self._last_commit, now)
         if moved is None:
             return None
-        moves, vacant = moved
         number, self._next_step = self._next_step, self._next_step + 1
         return StepPlan(
             number=number,
             leaves=self._table.take_rows_to_free(),
-            copies=[Copy(source, target) for source, target in moves.items()],
-            vacant=[vacant],
+            copies=[
+                Copy(source, target, group)
+                for group, (moves, _) in enumerate(moved)
+                for source, target in moves.items()
+            ],
+            vacant=[vacant for _, vacant in moved],
         )
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
@@ -349,4 +352,7 @@ class Scheduler:
         capacity = self.capacity
         if capacity.cache_share is None:
             return float(capacity.kv_bytes)
-        return capacity.kv_bytes * self._leases.touched / capacity.pages
+        others = [(group.kv_bytes, group.pages) for group in capacity.others]
+        first = capacity.kv_bytes - sum(nbytes for nbytes, _ in others)
+        groups = zip([(first, capacity.pages), *others], self._leases.touched_in, strict=True)
+        return sum(nbytes * touched / pages for (nbytes, pages), touched in groups)

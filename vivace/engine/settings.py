@@ -66,6 +66,9 @@ class EngineSettings:
     retract_every: int = 0
     """test aid: retract a sequence each so many decode steps; 0 = never"""
 
+    state_interval: int = 256
+    """tokens from one recurrent state that is saved, so that others may start there, to the next"""
+
     prefix_cache: bool = True
     eviction: str = "lru"
     seed: int = 0

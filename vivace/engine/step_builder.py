@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from vivace.engine.sequence import Sequence
+from vivace.engine.sequence_pages import Pages
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import LogprobOptions
-from vivace.protocol.step import Grant, Join, StepPlan, Transfer
+from vivace.protocol.step import Grant, Join, Save, StepPlan, Transfer
 
 MIN_CHUNK = 16
 """tokens: shorter chunks cost as much, and say nothing about the speed"""
@@ -39,6 +40,7 @@ class StepBuilder:
     """A step while it is composed, in columns: chunks of prompts, then decode spans."""
 
     number: int
+    pages: Pages
     chunks: list[Sequence] = field(default_factory=list[Sequence])
     counts: list[int] = field(default_factory=list[int])
     """parallel to `chunks`"""
@@ -47,6 +49,7 @@ class StepBuilder:
     """parallel to `decodes`: the last known token and its drafts"""
     joins: list[Join] = field(default_factory=list[Join])
     grants: list[Grant] = field(default_factory=list[Grant])
+    saves: list[Save] = field(default_factory=list[Save])
     admitted: int = 0
     """sequences that entered a row for this step"""
     num_cached_tokens: int = 0
@@ -62,13 +65,13 @@ class StepBuilder:
     def chunk_tokens(self) -> int:
         return sum(self.counts)
 
-    def add_chunk(self, sequence: Sequence, count: int, pages: list[int]) -> None:
-        """`count` tokens for a sequence that was just given `pages`."""
+    def add_chunk(self, sequence: Sequence, count: int, grants: list[Grant]) -> None:
+        """`count` tokens for a sequence that was just given `grants`."""
         if not sequence.joined:
-            self.joins.append(new_join(sequence))
+            self.joins.append(new_join(sequence, self.pages))
             sequence.joined = True
-        elif pages:
-            self.grants.append(Grant(sequence.row, pages))
+        else:
+            self.grants += grants
         sequence.scheduled_len += count
         sequence.in_flight += 1
         self.chunks.append(sequence)
@@ -97,6 +100,7 @@ class StepBuilder:
             joins=self.joins,
             leaves=rows_to_free,
             grants=self.grants,
+            saves=self.saves,
             sends=sends,
             receives=receives,
         )
@@ -121,7 +125,7 @@ class InFlightStep:
         ]
 
 
-def new_join(sequence: Sequence) -> Join:
+def new_join(sequence: Sequence, pages: Pages) -> Join:
     """How a worker learns of a sequence: all that is known, and where its valid KV is."""
     assert sequence.lease is not None
     request = sequence.request
@@ -132,6 +136,7 @@ def new_join(sequence: Sequence) -> Join:
         prompt=sequence.num_prompt_tokens,
         cached=sequence.computed_len,
         pages=sequence.lease.pages.copy(),
+        others=pages.others(sequence, sequence.computed_len),
         sampling=request.sampling,
         logprobs=_remaining_logprobs(sequence),
         stop_ids=sequence.stop_ids,

@@ -60,14 +60,15 @@ class Transfers:
             pages.lease_prefix(sequence)
             wanted = len(sequence.tokens) - 1 - sequence.computed_len
             affordable = self._estimate.affords(sequence, demand, table)
-            if not affordable or pages.coverable(sequence, wanted) < wanted:
+            if not affordable or not pages.receivable(sequence, wanted):
                 pages.release(sequence)
                 return  # they keep their order
             gate.begun = True
             assert sequence.lease is not None
             first = sequence.lease.shared
-            pages.cover(sequence, wanted)
-            self.due[1].append(self._begin(sequence, sequence.lease.pages[first:], wanted))
+            pages.receive(sequence, wanted)
+            end = sequence.scheduled_len + wanted
+            self.due[1].append(self._begin(sequence, sequence.lease.pages[first:], wanted, end))
 
     def send_prompt(self, sequence: Sequence) -> None:
         """The prompt of a running sequence is computed."""
@@ -77,14 +78,16 @@ class Transfers:
         assert sequence.lease is not None
         tokens = sequence.num_prompt_tokens
         count = -(-tokens // self._table.pages.page_size)
-        self.due[0].append(self._begin(sequence, sequence.lease.pages[:count], tokens))
+        self.due[0].append(self._begin(sequence, sequence.lease.pages[:count], tokens, tokens))
 
-    def _begin(self, sequence: Sequence, pages: list[int], tokens: int) -> Transfer:
+    def _begin(self, sequence: Sequence, pages: list[int], tokens: int, end: int) -> Transfer:
+        """The last `tokens` positions in front of `end` go or come in `pages`."""
         ticket = next(self._tickets)
         sequence.holds.add(ticket)
         self._under_way[ticket] = sequence
         assert sequence.request.transfer is not None
-        return Transfer(ticket, sequence.request.transfer.room, pages.copy(), tokens)
+        others = self._table.pages.others(sequence, end)
+        return Transfer(ticket, sequence.request.transfer.room, pages.copy(), tokens, others)
 
     def end(self, event: TransferEnd) -> None:
         """The executor tells that a transfer has ended."""

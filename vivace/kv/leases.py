@@ -4,15 +4,19 @@ cached pages move together while nobody needs them.
 Every page has exactly one owner. A lease's first `shared` pages belong to the tree and are
 protected by a lock on the node where they end; the rest is the lease's own. Only whole pages
 are published, so a page that is still being written has one reader, its writer.
+
+Where layers do not need every position, they have pages of their own (`PartialPool`), which the
+cache keeps beside those of the first group. The tree, lengths and limits are about that group.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from vivace.kv.pages import CacheShare, PagePool
+from vivace.kv.pages import CacheShare, OutOfPages, PagePool
+from vivace.kv.partial_pool import PartialLease, PartialPool
 from vivace.kv.prefix_tree import EVICTIONS, TOKEN_BYTES, Match, Node, PrefixTree
 
 
@@ -23,6 +27,7 @@ class Prefixes(Protocol):
     size: int
 
     def measure(self, namespace: str, key: bytes) -> int: ...
+    def find(self, namespace: str, key: bytes) -> list[int]: ...
     def match(self, namespace: str, key: bytes, max_pages: int) -> Match: ...
     def insert(self, namespace: str, key: bytes, pages: list[int]) -> tuple[Node, int]: ...
     def lock(self, node: Node) -> None: ...
@@ -44,6 +49,9 @@ class NoPrefixes:
 
     def measure(self, namespace: str, key: bytes) -> int:
         return 0
+
+    def find(self, namespace: str, key: bytes) -> list[int]:
+        return []
 
     def match(self, namespace: str, key: bytes, max_pages: int) -> Match:
         return Match(self._root, [])
@@ -74,12 +82,13 @@ class NoPrefixes:
 
 
 class Lease:
-    """The pages of one sequence, in order. Only `Leases` changes it."""
+    """The pages of one sequence; `parts`: of the other groups. Only `Leases` changes it."""
 
-    __slots__ = ("namespace", "node", "owner", "pages", "shared")
+    __slots__ = ("namespace", "node", "owner", "pages", "parts", "shared")
 
-    def __init__(self, owner: str, namespace: str, match: Match) -> None:
+    def __init__(self, owner: str, namespace: str, match: Match, parts: list[PartialLease]) -> None:
         self.owner = owner
+        self.parts = parts
         self.namespace = namespace
         self.node = match.node
         self.pages = match.pages
@@ -98,8 +107,15 @@ class Leases:
         prefix_cache: bool = True,
         eviction: str = "lru",
         cache_share: int | None = None,
+        partial: Sequence[PartialPool] = (),
     ) -> None:
-        """`cache_share`: pages (see CacheShare); None = the whole pool."""
+        """`cache_share`: pages (see CacheShare); None = the whole pool. `partial`: groups 1, 2 ...
+        of layers that do not need every position."""
+        self.partial = tuple(partial)
+        self.dense = (0, *(i for i, pool in enumerate(self.partial, 1) if not pool.sparse))
+        """groups in which a sequence has a page for each of its tokens, or had one"""
+        self.sparse = tuple(i for i, pool in enumerate(self.partial, 1) if pool.sparse)
+        """groups of states"""
         self.page_size = page_size
         self.total = pages
         self.evicted = 0
@@ -122,6 +138,12 @@ class Leases:
         return self._pool.free + self._prefixes.evictable
 
     @property
+    def growable(self) -> int:
+        """Pages that `take` can hand out in every dense group."""
+        windows = (self.partial[group - 1].available for group in self.dense[1:])
+        return min(self.available, *windows) if len(self.dense) > 1 else self.available
+
+    @property
     def cached(self) -> int:
         """Pages in the prefix cache that no live lease reads."""
         return self._prefixes.evictable
@@ -137,44 +159,100 @@ class Leases:
         return self._pool.touched
 
     def measure(self, namespace: str, key: bytes) -> int:
-        """Cached pages of a packed prefix; changes nothing."""
-        return self._prefixes.measure(namespace, key)
+        """Cached pages of a packed prefix behind which a sequence could go on; changes nothing."""
+        if not self.partial:
+            return self._prefixes.measure(namespace, key)
+        return self._usable(self._prefixes.find(namespace, key))
+
+    def _usable(self, pages: list[int]) -> int:
+        """Of these pages of a prefix: behind how many every group has what it needs."""
+        count, before = len(pages), -1
+        while count != before:
+            before = count
+            for pool in self.partial:
+                count = pool.usable(pages[:count])
+        return count
 
     def open(self, owner: str, namespace: str, key: bytes, max_pages: int) -> Lease:
-        """A lease on the longest cached prefix of `key`, at most `max_pages`."""
-        match = self._prefixes.match(namespace, key, max_pages)
+        """A lease on the longest cached prefix of `key`, at most `max_pages`, behind which it can
+        go on."""
+        stride, usable = TOKEN_BYTES * self.page_size, max_pages
+        if self.partial:
+            usable = self._usable(self._prefixes.find(namespace, key[: max_pages * stride]))
+        match = self._prefixes.match(namespace, key, usable)
         self._prefixes.lock(match.node)
-        lease = Lease(owner, namespace, match)
+        lease = Lease(owner, namespace, match, [pool.open(match.pages) for pool in self.partial])
         self._live[id(lease)] = lease
-        stride = TOKEN_BYTES * self.page_size
         self._share.ask(key[len(match.pages) * stride : max_pages * stride])
         return lease
 
-    def take(self, count: int) -> list[int]:
-        """`count` pages for leases to append to; evicts. OutOfPages beyond `available`."""
-        pool = self._pool
-        fresh = count - pool.spare
-        if fresh > 0:
-            # More than the share would hold something; never fewer than the pool is short of.
-            beyond = self.total - pool.free + count - self._share.pages
-            if beyond > 0:
-                self._evict(min(beyond, fresh))
-        return pool.take(count)
+    def take(self, count: int, group: int = 0) -> list[int]:
+        """`count` pages of a group for leases to append; evicts. OutOfPages beyond what the group
+        has available."""
+        if group:
+            pool = self.partial[group - 1]
+            return pool.take(count, self._partial_share(pool))
+        self._evict(self._pool.shortage(count, self._share.pages))
+        return self._pool.take(count)
+
+    def _partial_share(self, pool: PartialPool) -> int:
+        """Pages that a group may fill before it drops what is cached: the same part of them as in
+        the first group."""
+        return -(-pool.total * self._share.pages // self.total)
 
     def _evict(self, count: int) -> None:
-        pages = self._prefixes.evict(count, self._share.drop)
-        self.evicted += len(pages)
-        self._pool.release(pages)
+        if count > 0:
+            pages = self._prefixes.evict(count, self._share.drop)
+            self.evicted += len(pages)
+            self._pool.release(pages)
+            for pool in self.partial:
+                pool.forget(pages)
 
-    def put_back(self, pages: list[int]) -> None:
-        """Pages from `take` that nobody needed after all."""
-        self._pool.release(pages)
+    def append(self, lease: Lease, pages: list[int], group: int = 0) -> None:
+        """Pages from `take` behind those that the lease has in a group."""
+        if group:
+            self.partial[group - 1].append(lease.parts[group - 1], pages)
+        else:
+            lease.pages += pages
 
-    def grow(self, lease: Lease, count: int) -> list[int]:
-        """Append `count` pages to a lease and return them."""
-        pages = self.take(count)
-        lease.pages += pages
-        return pages
+    def grow(self, lease: Lease, count: int) -> None:
+        """Append `count` pages to a lease in every dense group. OutOfPages, and nothing is changed,
+        when they are more than `growable`."""
+        if count > self.growable:
+            raise OutOfPages(f"{count} pages asked for, {self.growable} can be had")
+        for group in self.dense:
+            self.append(lease, self.take(count, group), group)
+
+    def skip_to(self, lease: Lease, computed: int) -> None:
+        """A lease goes on behind `computed` whole pages whose content comes from elsewhere: it gets
+        no pages of windows in front of what is needed there."""
+        for pool, part in zip(self.partial, lease.parts, strict=True):
+            if not pool.sparse:
+                first = pool.first_page(computed)
+                pool.slide(part, first)
+                part.end = max(part.end, first)
+
+    def slide(self, lease: Lease, computed: int) -> None:
+        """Give back what a lease does not need behind `computed` whole pages. The last page of a
+        group of states stays: the prefix may be continued from there."""
+        for pool, part in zip(self.partial, lease.parts, strict=True):
+            first = pool.first_page(computed)
+            pool.slide(part, min(first, max(part.pages, default=0)) if pool.sparse else first)
+
+    def add_state(self, lease: Lease, place: int, group: int) -> int | None:
+        """A page for the state behind page `place` of a lease; None where there is none."""
+        pool = self.partial[group - 1]
+        if not pool.available:
+            return None
+        [page] = self.take(1, group)
+        lease.parts[group - 1].pages[place] = page
+        return page
+
+    def drop_states(self, lease: Lease, computed: int) -> None:
+        """States that were to be kept behind more than `computed` whole pages were not."""
+        for pool, part in zip(self.partial, lease.parts, strict=True):
+            if pool.sparse:
+                pool.drop_from(part, computed)
 
     def publish(self, lease: Lease, key: bytes) -> None:
         """Let others match `key`: whole pages, computed, the start of what the lease holds.
@@ -183,7 +261,9 @@ class Leases:
         table of a running sequence only grows. They are freed when the lease is closed.
         """
         full = self._whole_pages(key)
-        if full <= lease.shared or self.measure(lease.namespace, key) != lease.shared:
+        if full <= lease.shared:
+            return
+        if self._prefixes.measure(lease.namespace, key) != lease.shared:
             return
         node, had = self._prefixes.insert(lease.namespace, key, lease.pages[:full])
         if had == full:  # no prefix cache: nothing was taken over
@@ -192,6 +272,11 @@ class Leases:
         self._prefixes.unlock(lease.node)
         lease.node = node
         lease.shared = full
+        self._keep(lease, lease.pages[:full])
+
+    def _keep(self, lease: Lease, tree_pages: list[int]) -> None:
+        for pool, part in zip(self.partial, lease.parts, strict=True):
+            pool.keep(part, tree_pages)
 
     def close(self, lease: Lease, key: bytes = b"") -> None:
         """Give everything back; what `key` covers stays as cache, duplicates are freed.
@@ -203,13 +288,17 @@ class Leases:
         del self._live[id(lease)]
         full = self._whole_pages(key)
         if full > lease.shared:
-            _, had = self._prefixes.insert(lease.namespace, key, lease.pages[:full])
+            node, had = self._prefixes.insert(lease.namespace, key, lease.pages[:full])
+            if self.partial:
+                self._keep(lease, path_pages(node))
             self._pool.release(lease.pages[lease.shared : had])
             self._pool.release(lease.pages[full:])
         else:
             self._pool.release(lease.pages[lease.shared :])
+        for pool, part in zip(self.partial, lease.parts, strict=True):
+            pool.close(part)
         self._prefixes.unlock(lease.node)
-        lease.pages = []
+        lease.pages, lease.parts = [], []
         lease.shared = 0
 
     def count_freed(self, leases: list[Lease]) -> int:
@@ -227,34 +316,39 @@ class Leases:
         """Forget all cached prefixes; ValueError while leases are open."""
         if self._live:
             raise ValueError(f"{len(self._live)} sequences hold pages")
-        self._pool.release(self._prefixes.clear())
+        pages = self._prefixes.clear()
+        self._pool.release(pages)
+        for pool in self.partial:
+            pool.forget(pages)
 
     @property
-    def vacancy(self) -> int:
-        """Pages whose memory could be given back while no lease is open."""
-        beyond = self._prefixes.evictable - self._share.pages
-        return 0 if self._live else self._pool.spare + max(0, beyond)
+    def touched_in(self) -> list[int]:
+        """`touched` of each group."""
+        return [self.touched, *(pool.touched for pool in self.partial)]
 
-    def compact(self, max_pages: int) -> tuple[dict[int, int], int]:
-        """Cached prefixes move to the lowest pages, at most `max_pages` of them at once.
+    @property
+    def vacancy_in(self) -> list[int]:
+        """Pages of each group whose memory could be given back while no lease is open."""
+        if self._live:
+            return [0] * (1 + len(self.partial))
+        first = self._pool.spare + max(0, self._prefixes.evictable - self._share.pages)
+        return [first, *(pool.vacancy(self._partial_share(pool)) for pool in self.partial)]
 
-        Returns (page -> where its content has to be copied, the first page of those behind which
-        no memory is needed any more). ValueError while leases are open.
+    def compact(self, max_pages: int) -> list[tuple[dict[int, int], int]]:
+        """Cached prefixes move to the lowest pages, at most `max_pages` of each group at once.
+
+        Returns for each group (page -> where its content has to be copied, the first page of those
+        behind which no memory is needed any more). ValueError while leases are open.
         """
         if self._live:
             raise ValueError(f"{len(self._live)} sequences hold pages")
         self._evict(self._prefixes.evictable - self._share.pages)
-        cached = sorted(self._prefixes.pages())
-        edge = len(cached)
-        low = [page for page in cached if page < edge]
-        holes = sorted(set(range(edge)).difference(low))
-        moves = dict(zip(reversed(cached[len(low) :][-max_pages:]), holes, strict=False))
-        self._pool.move(moves)
+        moves, vacant = self._pool.compact(self._prefixes.pages(), max_pages)
         self._prefixes.move(moves)
-        left = cached[: edge - len(moves)]
-        vacant = max([*left[-1:], *moves.values()], default=-1) + 1
-        self._pool.vacate(vacant)
-        return moves, vacant
+        for pool in self.partial:
+            pool.move_owners(moves)
+        others = [pool.compact(max_pages, self._partial_share(pool)) for pool in self.partial]
+        return [(moves, vacant), *others]
 
     def forget_returns(self) -> None:
         """The share of the prefix cache is what it was at first."""
@@ -273,6 +367,9 @@ class Leases:
         for lease in leases:
             if path_pages(lease.node) != lease.pages[: lease.shared]:
                 findings.append(f"{lease.owner} reads pages that its lock does not protect")
+        for index, pool in enumerate(self.partial):
+            parts = [(lease.owner, lease.parts[index]) for lease in leases]
+            findings += pool.audit(parts, self._prefixes.pages())
         return findings + self._prefixes.audit([lease.node for lease in leases])
 
     def _whole_pages(self, key: bytes) -> int:
@@ -287,78 +384,3 @@ def path_pages(node: Node) -> list[int]:
         runs.append(here.pages)
         here = here.parent
     return [page for run in reversed(runs) for page in run]
-
-
-# --- what an idle engine does -----------------------------------------------------------------
-
-IDLE_SECONDS = 60.0
-"""without a step, before pages go back: the next requests pay for fresh ones (60,000 faults for
-32 prompts of 256 tokens)"""
-TRIM_SECONDS = 1.0
-"""the same for what the worker keeps from step to step, a few thousand faults, and for all that
-loading and the warm-up left behind"""
-FORGET_SECONDS = 600.0
-"""without a step, before the share of the prefix cache is what it was at first"""
-MAX_COPIES = 64
-"""pages of one step: some 10 ms"""
-MIN_SHARE = 16
-"""memory goes back when at least one page in so many is not needed"""
-
-
-class Compaction:
-    """Cached prefixes move together, and memory goes back to the system: that of KV pages nobody
-    needs, and what the worker keeps from step to step.
-
-    Only while no lease is open and no step is in flight. `last_commit`: when the engine's last step
-    ended, in seconds. `lazy`: the device gives memory to pages at the first touch."""
-
-    def __init__(self, leases: Leases, lazy: bool) -> None:
-        self._leases = leases
-        self._lazy = lazy
-        self.in_flight = False
-        self._trimmed_since: float | None = None
-        """`last_commit` of the last plan: steps since may have left memory that nobody holds"""
-
-    def due(self, last_commit: float) -> float | None:
-        """When there is something to do, if nobody lives."""
-        if not self._lazy:
-            return None
-        if last_commit != self._trimmed_since:
-            return last_commit + TRIM_SECONDS
-        if (copying := self._copying_due(last_commit)) is not None:
-            return copying
-        return last_commit + FORGET_SECONDS if self._leases.share_grown else None
-
-    def _copying_due(self, last_commit: float) -> float | None:
-        """When prefixes may move; None: too little memory would go back. The first time, after the
-        warm-up, it is not worth a longer wait."""
-        if self._leases.vacancy * MIN_SHARE <= self._leases.touched:
-            return None
-        return last_commit + (TRIM_SECONDS if self._trimmed_since is None else IDLE_SECONDS)
-
-    def begin(self, last_commit: float, now: float) -> tuple[dict[int, int], int] | None:
-        """What `Leases.compact` returns, to be run as a step; None when nothing is due or all is
-        done."""
-        due = self.due(last_commit)
-        if due is None or due > now:
-            return None
-        if now >= last_commit + FORGET_SECONDS:
-            self._leases.forget_returns()
-        copying = self._copying_due(last_commit)
-        copies = copying is not None and now >= copying
-        if not copies and last_commit == self._trimmed_since:
-            return None
-        self._trimmed_since = last_commit
-        self.in_flight = True
-        if not copies:
-            return {}, self._leases.touched
-        return self._leases.compact(MAX_COPIES)
-
-    def commit(self) -> None:
-        self.in_flight = False
-
-    def fail(self, copying: bool) -> None:
-        """Nobody knows which copies were made, and nobody lives who would read them."""
-        self.in_flight = False
-        if copying:
-            self._leases.clear()

@@ -38,6 +38,12 @@ class PagePool:
         """Free pages below `touched`."""
         return len(self._free)
 
+    def shortage(self, count: int, share: int) -> int:
+        """Cached pages that go before `count` are taken: more pages than `share` would hold
+        something; never fewer than the pool is short of."""
+        fresh = count - len(self._free)
+        return max(0, min(fresh, self.total - self.free + count - share))
+
     def take(self, count: int) -> list[int]:
         """`count` free pages. OutOfPages leaves the pool unchanged."""
         if count <= 0:
@@ -74,6 +80,21 @@ class PagePool:
         for source, target in moves.items():
             held[target], held[source] = held[source], 0
         self._free = [page for page in self._free if page not in targets] + list(moves)
+
+    def compact(self, held: list[int], max_pages: int) -> tuple[dict[int, int], int]:
+        """Who holds pages, these and no others, holds the lowest ones instead; at most `max_pages`
+        move at once. Returns (page -> where its content has to be copied, the first page of those
+        behind which no memory is needed any more)."""
+        held = sorted(held)
+        edge = len(held)
+        low = [page for page in held if page < edge]
+        holes = sorted(set(range(edge)).difference(low))
+        moves = dict(zip(reversed(held[len(low) :][-max_pages:]), holes, strict=False))
+        self.move(moves)
+        left = held[: edge - len(moves)]
+        vacant = max([*left[-1:], *moves.values()], default=-1) + 1
+        self.vacate(vacant)
+        return moves, vacant
 
     def vacate(self, first: int) -> None:
         """There is no memory behind pages from `first` on. ValueError where one is held."""

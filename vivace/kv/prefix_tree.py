@@ -112,6 +112,12 @@ class PrefixTree:
         root = self._roots.get(namespace)
         return sum(count for _, count in self._walk(root, key)) if root else 0
 
+    def find(self, namespace: str, key: bytes) -> list[int]:
+        """The pages of `key` that are cached; changes nothing."""
+        root = self._roots.get(namespace)
+        walk = self._walk(root, key) if root else ()
+        return [page for node, count in walk for page in node.pages[:count]]
+
     def match(self, namespace: str, key: bytes, max_pages: int) -> Match:
         """The longest cached prefix of `key`, at most `max_pages`; counts as a use.
 

@@ -320,6 +320,8 @@ class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
     reach: int
     """positions before the next one that it needs: window - 1, or 1 of states"""
     state: bool = False
+    kv_bytes: int = 0
+    """that its pages take"""
 
     def first_page(self, tokens: int, page_size: int) -> int:
         """The first page that is needed to go on behind so many tokens."""
@@ -342,6 +344,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     weight_bytes: int = 0
     kv_bytes: int = 0
+    """of all groups"""
     cache_share: int | None = None
     """pages beyond which cached prefixes go before memory is taken for new ones (see
     kv/pages.py); None: all pages have their memory, there is none to take or give back"""

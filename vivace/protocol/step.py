@@ -71,6 +71,8 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True):
     pages: list[int]
     tokens: int
     """how many positions of these pages"""
+    others: list[list[int]] = []
+    """pages of each other group, from the first one that is needed behind `tokens`"""
 
 
 class TransferEnd(msgspec.Struct, frozen=True, tag="transfer_end"):
