@@ -23,6 +23,7 @@ from vivace.engine.settings import EngineSettings
 from vivace.frontend.request_state import PromptRows
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import (
+    CacheGroup,
     Cancel,
     Capacity,
     Delta,
@@ -149,6 +150,7 @@ class Rig:
         late: bool = False,
         cache_share: int | None = None,
         cost: Callable[[StepPlan], float] | None = None,
+        others: tuple[CacheGroup, ...] = (),
     ) -> None:
         self.settings = settings or EngineSettings(eos_ids=(EOS,))
         self.capacity = Capacity(
@@ -158,6 +160,7 @@ class Rig:
             context=context,
             vocabulary=VOCABULARY,
             cache_share=cache_share,
+            others=others,
         )
         self.eos_rate = eos_rate
         self.clock = VirtualClock()

@@ -9,9 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from vivace.engine.oracle import Faults
 from vivace.engine.schedule_policy import ORDERS
+from vivace.engine.sequence_pages import window_slack
 from vivace.engine.settings import EngineSettings
 from vivace.kv.prefix_tree import EVICTIONS
-from vivace.protocol.messages import LogprobOptions
+from vivace.protocol.messages import CacheGroup, LogprobOptions
 
 STEMS = ([5] * 24, list(range(10, 34)))
 
@@ -40,17 +41,38 @@ def engine_settings(draw: st.DrawFn) -> EngineSettings:
         ratio_decay_steps=20,
         retract_every=draw(st.sampled_from([0, 0, 3])),
         shared_prefix_wait=draw(st.sampled_from([1, 32])),
+        state_interval=draw(st.sampled_from([1, 8, 256])),
         stream_interval=draw(st.sampled_from([1, 3])),
         coarse_interval=5,
     )
 
 
 @st.composite
+def cache_groups(
+    draw: st.DrawFn, settings: EngineSettings, page_size: int
+) -> tuple[CacheGroup, ...]:
+    """None, or windows and states with few pages more than one sequence needs."""
+    kinds = draw(st.sampled_from(["", "", "w", "ww", "s", "ws"]))
+    groups: list[CacheGroup] = []
+    for kind in kinds:
+        spare = draw(st.sampled_from([0, 1, 8, 60]))
+        if kind == "s":
+            groups.append(CacheGroup(pages=1 + spare, reach=1, state=True))
+            continue
+        window = CacheGroup(pages=1, reach=draw(st.sampled_from([0, 1, 7, 30])))
+        most = window.row_pages(window_slack(settings), page_size)
+        groups.append(CacheGroup(pages=most + spare, reach=window.reach))
+    return tuple(groups)
+
+
+@st.composite
 def rigs(draw: st.DrawFn) -> Rig:
     page_size = draw(st.sampled_from([1, 3, 4, 12, 16]))
     tokens = draw(st.sampled_from([32, 48, 96, 256]))
+    settings = draw(engine_settings())
     return Rig(
-        draw(engine_settings()),
+        settings,
+        others=draw(cache_groups(settings, page_size)),
         pages=tokens // page_size,
         page_size=page_size,
         context=draw(st.sampled_from([24, 60])),

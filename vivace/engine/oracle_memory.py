@@ -30,10 +30,10 @@ class OracleMemory:
             [UNWRITTEN] * (group.pages if group.state else group.pages * size)
             for group in capacity.others
         ]
-        self.reaches: list[int | None] = [None]
-        """of each group: positions before a span that are read; None = all, 0 = none: a state"""
-        self.reaches += [0 if group.state else group.reach for group in capacity.others]
-        self.dense = [group for group, reach in enumerate(self.reaches) if reach != 0]
+        groups = list(enumerate(capacity.others, 1))
+        self._reaches = {number: group.reach for number, group in groups if not group.state}
+        """of each group of windows: positions before a span that are read"""
+        self.dense = [0, *self._reaches]
 
     def apply(self, plan: StepPlan) -> None:
         """Copy pages, and forget those that are vacant."""
@@ -46,7 +46,7 @@ class OracleMemory:
             slots[first:] = [UNWRITTEN] * (len(slots) - first)
 
     def _width(self, group: int) -> int:
-        return 1 if self.reaches[group] == 0 else self.page_size
+        return self.page_size if group in self.dense else 1
 
     def row_slots(self, join: Join) -> list[list[int]]:
         """Slots of each position in every dense group; SLID_OUT in front of a window's pages."""
@@ -70,8 +70,8 @@ class OracleMemory:
         Returns how many were looked at."""
         checked = 0
         for group in self.dense:
-            reach, memory = self.reaches[group], self.slots[group]
-            first = 0 if reach is None else max(0, end - reach)
+            memory = self.slots[group]
+            first = max(0, end - self._reaches[group]) if group else 0
             for position, slot in enumerate(slots[group][first:end], first):
                 if slot == SLID_OUT or memory[slot] != chain[position]:
                     empty = slot == SLID_OUT or memory[slot] == UNWRITTEN
@@ -87,7 +87,7 @@ class OracleMemory:
         """The state that a row starts from: in the page that the join names, or its own one, in
         which it `left`."""
         for group, pages in zip(range(1, len(self.slots)), join.others, strict=False):
-            if self.reaches[group] != 0 or not join.cached:
+            if group in self.dense or not join.cached:
                 continue
             found = self.slots[group][pages[0]] if pages else left
             if found != chain[join.cached - 1]:

@@ -260,12 +260,16 @@ class Pages:
         self.held = [each for each in self.held if each.tickets]
 
 
+def window_slack(settings: EngineSettings) -> int:
+    """Tokens that a sequence may have pages for beside its window: until its next growth, and those
+    that slide when steps in flight are committed."""
+    return GROWTH + (settings.depth + 1) * (1 + settings.num_speculative_tokens)
+
+
 def window_reserves(settings: EngineSettings, capacity: Capacity) -> list[WindowReserve]:
-    """One for each group of windows. What a sequence may have beside its window: pages until its
-    next growth, and those that slide when steps in flight are committed."""
-    slack = GROWTH + (settings.depth + 1) * (1 + settings.num_speculative_tokens)
+    """One for each group of windows."""
     return [
-        WindowReserve(group, capacity.page_size, slack)
+        WindowReserve(group, capacity.page_size, window_slack(settings))
         for group in capacity.others
         if not group.state
     ]
@@ -277,7 +281,7 @@ class WindowReserve:
 
     def __init__(self, group: CacheGroup, page_size: int, slack: int) -> None:
         """`slack`: tokens that a sequence may have pages for beside those of its window."""
-        self._most = -(-(group.reach + slack) // page_size) + 1
+        self._most = group.row_pages(slack, page_size)
         self._free = self._total = group.pages
         self._page_size = page_size
         self._taken: dict[int, int] = {}

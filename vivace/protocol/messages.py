@@ -327,6 +327,11 @@ class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
         """The first page that is needed to go on behind so many tokens."""
         return max(0, tokens - self.reach) // page_size
 
+    def row_pages(self, slack: int, page_size: int) -> int:
+        """The most that a row needs of a group of windows, with `slack` tokens beside those that
+        its next token sees."""
+        return -(-(self.reach + slack) // page_size) + 1
+
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """What the device can hold, known after weights are loaded."""
