@@ -175,10 +175,11 @@ class Pages:
                 saves.append(Save(sequence.row, page, group))
         return saves
 
-    def drop_states(self, sequence: Sequence) -> None:
-        """Spans were taken back: states behind what is planned still will not be saved."""
+    def drop_states(self, sequence: Sequence, computed: int) -> None:
+        """Of what was planned for a sequence only `computed` tokens came about, and steps in flight
+        end elsewhere than they should: their states are not those of whole pages."""
         if self.leases.sparse and sequence.lease is not None:
-            self.leases.drop_states(sequence.lease, sequence.scheduled_len // self.page_size)
+            self.leases.drop_states(sequence.lease, computed // self.page_size)
 
     # --- what workers and other engines are told ---------------------------------------------
 

@@ -128,7 +128,7 @@ class SequenceTable:
             if count == done:
                 continue
             sequence.scheduled_len -= count - done
-            self.pages.drop_states(sequence)
+            self.pages.drop_states(sequence, sequence.computed_len + done)
             behind = sequence.scheduled_len < sequence.prefill_len
             if behind and sequence.state is State.RUNNING and sequence in self.decoding:
                 self.decoding.remove(sequence)
@@ -185,7 +185,7 @@ class SequenceTable:
             sequence.joined = sequence.steady = False
             sequence.scheduled_len = sequence.computed_len
             sequence.prefill_len = len(sequence.tokens)
-            self.pages.drop_states(sequence)
+            self.pages.drop_states(sequence, sequence.computed_len)
             self.pages.update_limit(sequence)
         self.prefilling, self.decoding = running, []
         self.prefill_pending = {sequence.key: sequence for sequence in running}
