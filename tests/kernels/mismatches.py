@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivace.platforms.attention import AttentionLayer, HostStep
+from vivace.platforms.attention import AttentionLayer, HostStep, StepPages
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.native_attention import NativeAttention
 from vivace.platforms.cpu.native_ops import NativeSampling
@@ -69,6 +69,7 @@ LAYER = AttentionLayer(index=0, heads=HEADS, kv_heads=KV_HEADS, head_dim=SIZE, s
 MEMORY = SimpleNamespace(
     page_size=PAGE_SIZE,
     layers=[torch.zeros(PAGES, PAGE_SIZE, 2, KV_HEADS, SIZE)],
+    groups=[0],
     versions=np.zeros(PAGES, np.int64),
 )
 ATTENTION = NativeAttention(KERNELS, [LAYER], MEMORY, PAGES * PAGE_SIZE)
@@ -99,10 +100,14 @@ def attention(decode: bool, rotated: bool) -> Case:
         host = HostStep(
             starts=np.zeros(1, np.int64),
             context_lens=np.zeros(1, np.int64),
-            pages=np.zeros((1, 1), np.int64),
             decode=decode,
         )
-        step: Any = SimpleNamespace(**rest, host=host)
+        where = StepPages(
+            slot_mapping=rest["slot_mapping"],
+            page_table=rest["page_table"],
+            host=np.zeros((1, 1), np.int64),
+        )
+        step: Any = SimpleNamespace(**rest, host=host, groups=(where,))
         if rotated:
             turn = rest["positions"], rest["cos_sin"]
             return ATTENTION.rotate_and_attend(LAYER, q, k, v, *turn, step)

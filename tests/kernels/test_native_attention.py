@@ -15,7 +15,7 @@ from every_isa import load_kernels, needs_kernels, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivace.platforms.attention import AttentionLayer, HostStep
+from vivace.platforms.attention import AttentionLayer, HostStep, StepPages
 from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.native_attention import NativeAttention, rotary_attend, unsupported
 from vivace.platforms.ops.attention import ReferenceAttention, RotaryAttend
@@ -40,6 +40,11 @@ class MadeStep:
     positions: torch.Tensor
     attention: object = None
 
+    @property
+    def groups(self):
+        host = self.page_table.numpy()
+        return (StepPages(slot_mapping=self.slot_mapping, page_table=self.page_table, host=host),)
+
 
 class Sequences:
     """Rows with their whole q, k and v, of which steps compute parts. Pages lie scattered."""
@@ -57,7 +62,7 @@ class Sequences:
 
     def memory(self):
         pool = sum(-(-length // self.page_size) for length in self.lengths)
-        memory = PagedKV([self.layer], pool, self.page_size, self.dtype, torch.device("cpu"))
+        memory = PagedKV([self.layer], [pool], self.page_size, self.dtype, torch.device("cpu"))
         memory.layers[0].fill_(-1 if self.dtype == torch.int8 else torch.nan)  # scales of NaN
         return memory
 
@@ -73,12 +78,11 @@ class Sequences:
         host = HostStep(
             starts=np.concatenate(([0], counts.cumsum())),
             context_lens=np.array([end for _, _, end in spans]),
-            pages=self.pages[rows],
             decode=bool((counts == 1).all()),
         )
         return MadeStep(
             slot_mapping=torch.from_numpy(np.concatenate(slots)),
-            page_table=torch.from_numpy(host.pages),
+            page_table=torch.from_numpy(self.pages[rows]),
             context_lens=torch.from_numpy(host.context_lens),
             query_starts=torch.from_numpy(host.starts),
             host=host,

@@ -17,12 +17,12 @@ from vivace.models.loading import load_model
 from vivace.models.transformers_facts import facts_from, trace_request
 from vivace.models.transformers_impl import TransformersModel
 from vivace.models.transformers_trace import trace_result
-from vivace.platforms.attention import HostStep
+from vivace.platforms.attention import HostStep, StepPages
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.ops import cpu_ops
 from vivace.platforms.platform import Platform
 from vivace.worker.kv_memory import PagedKV
-from vivace.worker.rows import StepInput
+from vivace.worker.step_input import StepInput
 
 # More threads than free cores make toy models many times slower.
 torch.set_num_threads(1)
@@ -95,7 +95,7 @@ class PagedModel:
     ) -> None:
         self.model = model
         layers, kind = model.attention_layers, dtype or torch.float32
-        self.kv = PagedKV(layers, pages, page_size, kind, torch.device("cpu"))
+        self.kv = PagedKV(layers, [pages], page_size, kind, torch.device("cpu"))
         native = PLATFORM if not isinstance(model, TransformersModel) else None
         self.attention = (
             native.attention_backend(layers, self.kv, torch.float32, pages * page_size)
@@ -138,7 +138,7 @@ class PagedModel:
             slots += [pages[p // size] * size + p % size for p in range(before, length)]
             lengths.append(length)
         widest = max(len(self._pages[name]) for name in spans)
-        table = np.full((len(spans), widest), self.kv.empty_page, np.int64)
+        table = np.full((len(spans), widest), self.kv.empty_pages[0], np.int64)
         for row, name in zip(table, spans, strict=True):
             row[: len(self._pages[name])] = self._pages[name]
         starts = np.concatenate([[0], np.cumsum(counts)])
@@ -147,15 +147,19 @@ class PagedModel:
             positions=torch.tensor(positions),
             query_starts=torch.from_numpy(starts),
             context_lens=torch.tensor(lengths),
-            page_table=torch.from_numpy(table),
-            slot_mapping=torch.tensor(slots),
+            groups=(
+                StepPages(
+                    slot_mapping=torch.tensor(slots),
+                    page_table=torch.from_numpy(table),
+                    host=table,
+                ),
+            ),
             logits_indices=torch.from_numpy(starts[1:] - 1),
             attention=self.attention,
             counts=counts,
             host=HostStep(
                 starts=starts,
                 context_lens=np.array(lengths),
-                pages=table,
                 decode=all(count == 1 for count in counts),
             ),
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vivace.platforms.attention import AttentionLayer, HostStep
+from vivace.platforms.attention import AttentionLayer, HostStep, StepPages
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.deterministic import BatchInvariantAttention
 from vivace.platforms.ops.attention import ReferenceAttention
@@ -23,6 +23,12 @@ POOLS = {1: 420, 16: 96}
 class MadeStep:
     host: HostStep
     slot_mapping: torch.Tensor
+    page_table: torch.Tensor
+
+    @property
+    def groups(self):
+        host = self.page_table.numpy()
+        return (StepPages(slot_mapping=self.slot_mapping, page_table=self.page_table, host=host),)
 
 
 def made_step(spans, page_size, *, scattered, seed=0):
@@ -42,15 +48,14 @@ def made_step(spans, page_size, *, scattered, seed=0):
     host = HostStep(
         starts=np.concatenate(([0], counts.cumsum())),
         context_lens=lengths,
-        pages=table,
         decode=bool((counts == 1).all()),
     )
-    return MadeStep(host, torch.from_numpy(np.concatenate(slots)))
+    return MadeStep(host, torch.from_numpy(np.concatenate(slots)), torch.from_numpy(table))
 
 
 def filled_memory(layer, page_size, dtype):
     pool = POOLS[page_size]
-    memory = PagedKV([layer], pool, page_size, dtype, torch.device("cpu"))
+    memory = PagedKV([layer], [pool], page_size, dtype, torch.device("cpu"))
     memory.layers[0][:pool].copy_(torch.randn(memory.layers[0][:pool].shape))
     return memory
 
@@ -141,7 +146,7 @@ def test_stale_numbers_behind_a_row_are_not_read():
     expected, _ = run(ReferenceAttention, layer, step, 16, torch.float32)
     torch.manual_seed(1)
     memory = filled_memory(layer, 16, torch.float32)
-    used = {int(p) for p in step.host.pages.reshape(-1)}
+    used = {int(p) for p in step.page_table.reshape(-1)}
     for page in set(range(POOLS[16])) - used:
         memory.layers[0][page] = torch.nan
     q = torch.randn(3, layer.heads, layer.head_dim)

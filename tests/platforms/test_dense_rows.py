@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vivace.platforms.attention import AttentionLayer, HostStep
+from vivace.platforms.attention import AttentionLayer, HostStep, StepPages
 from vivace.platforms.cpu import dense_rows
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.ops.attention import ReferenceAttention
@@ -23,6 +23,12 @@ PAGES, PAGE = 40, 4
 class DecodeStep:
     host: HostStep
     slot_mapping: torch.Tensor
+    page_table: torch.Tensor
+
+    @property
+    def groups(self) -> tuple[StepPages, ...]:
+        host = self.page_table.numpy()
+        return (StepPages(slot_mapping=self.slot_mapping, page_table=self.page_table, host=host),)
 
 
 class Rows:
@@ -56,15 +62,15 @@ class Rows:
         last = lengths - 1
         slots = table[np.arange(len(rows)), last // PAGE] * PAGE + last % PAGE
         starts = np.arange(len(rows) + 1)
-        host = HostStep(starts=starts, context_lens=lengths, pages=table, decode=True, rows=rows)
-        return DecodeStep(host, torch.from_numpy(slots))
+        host = HostStep(starts=starts, context_lens=lengths, decode=True, rows=rows)
+        return DecodeStep(host, torch.from_numpy(slots), torch.from_numpy(table))
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_equal_to_the_reference_while_rows_come_and_go(seed: int) -> None:
     torch.manual_seed(seed)
     rows = Rows(seed)
-    memory = PagedKV([LAYER], PAGES, PAGE, torch.float32, torch.device("cpu"))
+    memory = PagedKV([LAYER], [PAGES], PAGE, torch.float32, torch.device("cpu"))
     memory.layers[0].normal_()
     tested = CpuAttention([LAYER], memory, torch.float32)
     reference = ReferenceAttention([LAYER], memory, torch.float32)
@@ -99,7 +105,7 @@ def disturb(rows: Rows, memory: PagedKV, turn: int) -> None:
 def test_large_steps_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense_rows, "LARGEST", 1)
     rows = Rows(1)
-    memory = PagedKV([LAYER], PAGES, PAGE, torch.float32, torch.device("cpu"))
+    memory = PagedKV([LAYER], [PAGES], PAGE, torch.float32, torch.device("cpu"))
     attention = CpuAttention([LAYER], memory, torch.float32)
     rows.join(0)
     rows.join(1)

@@ -19,7 +19,7 @@ TYPES = [torch.float32, torch.bfloat16, torch.int8]
 
 def filled(dtype: torch.dtype) -> tuple[PagedKV, list[torch.Tensor]]:
     """Three pages of four tokens; [12, 2, kv_heads, head_dim] of each layer."""
-    memory = PagedKV(LAYERS, 3, 4, dtype, torch.device("cpu"))
+    memory = PagedKV(LAYERS, [3], 4, dtype, torch.device("cpu"))
     numbers = [torch.randn(12, 2, 2, layer.head_dim) for layer in LAYERS]
     for layer, x in zip(memory.layers, numbers, strict=True):
         store_kv(x[:, 0], x[:, 1], layer[:, :, 0], layer[:, :, 1], torch.arange(12))
@@ -32,7 +32,7 @@ def filled(dtype: torch.dtype) -> tuple[PagedKV, list[torch.Tensor]]:
 )
 def test_a_token_takes_its_numbers_and_their_scales(dtype, token):
     assert bytes_per_token(LAYERS, dtype) == token
-    assert PagedKV(LAYERS, 3, 4, dtype, torch.device("cpu")).nbytes == (3 + 1) * 4 * token
+    assert PagedKV(LAYERS, [3], 4, dtype, torch.device("cpu")).nbytes == (3 + 1) * 4 * token
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -77,7 +77,7 @@ def test_vacated_pages_are_finite_and_the_others_stay(dtype):
     memory, _ = filled(dtype)
     before = [layer.clone() for layer in memory.layers]
     versions = memory.versions.copy()
-    memory.vacate(1)
+    memory.vacate([1])
     for layer, old, numbers in zip(memory.layers, before, LAYERS, strict=True):
         assert torch.equal(layer[0], old[0])
         assert dequantize_kv(layer, numbers.head_dim).isfinite().all()
@@ -85,10 +85,10 @@ def test_vacated_pages_are_finite_and_the_others_stay(dtype):
 
 
 def test_memory_of_vacated_pages_goes_back():
-    memory = PagedKV(LAYERS, 1024, 16, torch.float32, torch.device("cpu"))
+    memory = PagedKV(LAYERS, [1024], 16, torch.float32, torch.device("cpu"))
     for layer in memory.layers:
         layer.fill_(1)
-    memory.vacate(100)
+    memory.vacate([100])
     for layer in memory.layers:
         assert layer[:100].min() == 1
         if memory.lazy:  # zeros are what the system gives for memory it took

@@ -224,7 +224,7 @@ def test_a_page_outside_of_the_memory_stops_the_step(page):
     driver.join(0, PROMPT)
     driver.step({0: 11})
     kept = [kv.clone() for kv in worker._kv.layers]
-    worker._rows.pages[0, 0] = page
+    worker._rows.pages[0][0, 0] = page
     with pytest.raises((ValueError, IndexError)):
         driver.step({0: 1})
     if page > 0:  # torch's operations take -1 for the last page, which nobody reads

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vivace.config.option import no_effect, not_available, option
+from vivace.config.option import not_available, option
 from vivace.config.unavailable import NO_OFFLOAD
-
-NO_SLIDING_POOL = no_effect("sliding and full layers share one pool")
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,12 @@ class MemoryOptions:
             )
         },
     )  # fmt: skip
-    swa_full_tokens_ratio: float = option(
-        0.8, "Tokens of the sliding-window pool per token of the full one.", cpu=NO_SLIDING_POOL
+    swa_full_tokens_ratio: float | None = option(
+        help="Tokens of the sliding-window pool per token of the full one; default: what all rows "
+        "need at once."
     )
     disable_hybrid_swa_memory: bool = option(
-        False, "One pool for sliding and full layers.", cpu=NO_SLIDING_POOL
+        False, "One pool for sliding and full layers: all keep every token."
     )
 
 

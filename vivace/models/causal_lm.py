@@ -14,7 +14,7 @@ from vivace.platforms.attention import AttendingStep, AttentionLayer
 
 
 class ModelStep(AttendingStep, Protocol):
-    """T tokens of some sequences, side by side (`worker.rows.StepInput` is one)."""
+    """T tokens of some sequences, side by side (`worker.step_input.StepInput` is one)."""
 
     @property
     def input_ids(self) -> Tensor:

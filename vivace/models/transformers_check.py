@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vivace.checkpoint.source import SourceError
 from vivace.models.causal_lm import CausalLM
-from vivace.platforms.attention import AttentionBackend, AttentionLayer, HostStep
+from vivace.platforms.attention import AttentionBackend, AttentionLayer, HostStep, StepPages
 from vivace.platforms.ops.attention import ReferenceAttention
 
 LENGTHS = (9, 6)
@@ -36,6 +36,7 @@ class ProbeMemory:
     """KVMemory of one page for each sequence."""
 
     layers: list[Tensor]
+    groups: list[int]
     page_size: int = max(LENGTHS)
     versions: np.ndarray = field(default_factory=lambda: np.zeros(len(LENGTHS), np.int64))
 
@@ -46,8 +47,7 @@ class ProbeStep:
 
     input_ids: Tensor
     positions: Tensor
-    slot_mapping: Tensor
-    page_table: Tensor
+    groups: tuple[StepPages, ...]
     context_lens: Tensor
     query_starts: Tensor
     host: HostStep
@@ -57,8 +57,11 @@ class ProbeStep:
 def check_same(model: CausalLM, wanted: list[Tensor], what: str) -> None:
     """`wanted`: logits[T, vocabulary] of each probed sequence. Raises SourceError."""
     ids = probe(wanted[0].shape[1])
-    memory = ProbeMemory([allocate_kv(layer, wanted[0].device) for layer in model.attention_layers])
-    attention = ReferenceAttention(model.attention_layers, memory, torch.float32)
+    layers = model.attention_layers
+    memory = ProbeMemory(
+        [allocate_kv(layer, wanted[0].device) for layer in layers], [0] * len(layers)
+    )
+    attention = ReferenceAttention(layers, memory, torch.float32)
     kind = torch.float32
     distances: list[Tensor] = []
     for spans in STEPS:
@@ -98,14 +101,19 @@ def build_step(
     pages = np.arange(len(spans))[:, None]
     positions = [place for first, last in spans for place in range(first, last)]
     rows = [row for row, (first, last) in enumerate(spans) for _ in range(first, last)]
-    host = HostStep(starts=starts, context_lens=ends, pages=pages, decode=False)
+    host = HostStep(starts=starts, context_lens=ends, decode=False)
     return ProbeStep(
         input_ids=torch.tensor(
             [ids[row][place] for row, place in zip(rows, positions, strict=True)]
         ),
         positions=torch.tensor(positions),
-        slot_mapping=torch.tensor(rows) * page_size + torch.tensor(positions),
-        page_table=torch.from_numpy(pages),
+        groups=(
+            StepPages(
+                slot_mapping=torch.tensor(rows) * page_size + torch.tensor(positions),
+                page_table=torch.from_numpy(pages),
+                host=pages,
+            ),
+        ),
         context_lens=torch.from_numpy(ends),
         query_starts=torch.from_numpy(starts),
         host=host,

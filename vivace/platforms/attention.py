@@ -8,6 +8,7 @@ queries see the row's earlier KV, and each other causally.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,23 +41,37 @@ class KVMemory(Protocol):
 
     page_size: int
     layers: list[Tensor]
+    groups: list[int]
+    """the cache group of each layer: which of `Step.groups` are its pages"""
     versions: np.ndarray
-    """[pages] int64, for backends that keep copies of rows: such a backend adds one to the pages
-    its steps write to, the owner to those it copies to, zeroes or vacates. Others ignore it."""
+    """[pages of the first group] int64, for backends that keep copies of rows: such a backend adds
+    one to the pages its steps write to, the owner to those it copies to, zeroes or vacates. Others
+    ignore it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPages:
+    """Where a step's tokens go, and where the context of its spans is, in one cache group.
+
+    Kernels read the tensors by address: while a graph is captured, these are fixed buffers.
+    """
+
+    slot_mapping: Tensor
+    """[T] int64: page * page_size + offset of each token"""
+    page_table: Tensor
+    """[S, any] int64 page ids; only the pages of keys that some query sees are read"""
+    host: np.ndarray
+    """[S, max_pages] int64 the page table on the host; entries in front of a window and behind a
+    row's length are any valid page"""
 
 
 class Step(Protocol):
-    """What attention needs of a step (`worker.rows.StepInput` is one). Kernels read
+    """What attention needs of a step (`worker.step_input.StepInput` is one). Kernels read
     it by address: while a graph is captured, these are fixed buffers."""
 
     @property
-    def slot_mapping(self) -> Tensor:
-        """[T] int64: page * page_size + offset of each token"""
-        ...
-
-    @property
-    def page_table(self) -> Tensor:
-        """[S, any] int64 page ids; only the pages of keys that some query sees are read"""
+    def groups(self) -> Sequence[StepPages]:
+        """of each cache group"""
         ...
 
     @property
@@ -81,8 +96,6 @@ class HostStep:
     """[S + 1] int64: tokens of span i are starts[i]..starts[i + 1] of the step's T tokens"""
     context_lens: np.ndarray
     """[S] int64: context of the row including this span"""
-    pages: np.ndarray
-    """[S, max_pages] int64 page ids; entries behind a row's length are any valid page"""
     decode: bool
     """every span is one token"""
     rows: np.ndarray | None = None

@@ -15,7 +15,7 @@ from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import GraphRecorder, Platform, PlatformSettings, load_platform
 from vivace.protocol.messages import Capacity, Rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
-from vivace.worker.kv_memory import PagedKV, bytes_per_token
+from vivace.worker.kv_memory import LayerGroups, PagedKV, group_layers
 from vivace.worker.model_runner import (
     CapturedRunner,
     EagerRunner,
@@ -25,7 +25,7 @@ from vivace.worker.model_runner import (
     capture_steps,
 )
 from vivace.worker.rows import RowStates, StepInputs
-from vivace.worker.sizing import Demand, PoolSize, size_pool
+from vivace.worker.sizing import Demand, PoolSize, WindowDemand, size_pool
 from vivace.worker.tensor_memory import tensor_bytes
 from vivace.worker.worker import Worker
 
@@ -64,12 +64,15 @@ def build_worker(config: Config, report: ReportProgress) -> Worker:
     model = load(config, platform, max_tokens, report)
     report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
+    one_pool = config.memory.disable_hybrid_swa_memory
+    groups = group_layers(layers, max_tokens, one_pool=one_pool)
     demand = memory_demand(
         config,
         free_bytes=free,
         available_bytes=platform.available_bytes(),
         weight_bytes=weight_bytes,
-        kv_bytes_per_token=bytes_per_token(layers, kv_dtype),
+        kv_bytes_per_token=groups.bytes_per_token(layers, kv_dtype),
+        windows=groups.windows,
         max_tokens=max_tokens,
     )
     size = size_pool(demand)
@@ -79,6 +82,7 @@ def build_worker(config: Config, report: ReportProgress) -> Worker:
         layers,
         platform,
         size,
+        groups=groups,
         page_size=demand.page_size,
         dtype=platform.activations(DTYPES[config.model.dtype]),
         kv_dtype=kv_dtype,
@@ -179,6 +183,7 @@ def assemble(
     platform: Platform,
     size: PoolSize,
     *,
+    groups: LayerGroups | None = None,
     page_size: int,
     dtype: torch.dtype,
     vocabulary: int,
@@ -191,16 +196,20 @@ def assemble(
     rewrites: Sequence[Rewrite] = (),
     drafter: Drafter = NO_DRAFTS,
 ) -> Worker:
-    """A worker around a model of `dtype`, KV in `kv_dtype` if given. `rewrites`: made before."""
-    kv = PagedKV(layers, size.pages, page_size, kv_dtype or dtype, platform.device())
-    rows = RowStates(size.rows, size.context, page_size, size.pages, drafter.width)
+    """A worker around a model of `dtype`, KV in `kv_dtype` if given. `groups`: of the layers, as
+    `size` has them; without it one. `rewrites`: made before."""
+    pages = [size.pages, *(group.pages for group in size.others)]
+    numbers = groups.numbers if groups else None
+    kv = PagedKV(layers, pages, page_size, kv_dtype or dtype, platform.device(), numbers)
+    rows = RowStates(size.rows, size.context, page_size, size.pages, drafter.width, size.others)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
     recorder = platform.recorder() if captures.sizes else None
-    inputs = StepInputs(rows, step_tokens, kv.empty_page, captures.tokens(recorder), drafter)
+    inputs = StepInputs(rows, step_tokens, kv.empty_pages, captures.tokens(recorder), drafter)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
     return Worker(
         capacity=Capacity(
             pages=size.pages,
+            others=size.others,
             page_size=page_size,
             rows=size.rows,
             context=size.context,
@@ -255,21 +264,31 @@ def memory_demand(
     free_bytes: int,
     available_bytes: int,
     weight_bytes: int,
-    kv_bytes_per_token: int,
+    kv_bytes_per_token: Sequence[int],
+    windows: Sequence[int] = (),
     max_tokens: int,
 ) -> Demand:
-    """What the flags ask of a device with so much memory."""
+    """What the flags ask of a device with so much memory. `kv_bytes_per_token`: of each cache
+    group; `windows`: of those behind the first."""
+    first, *others = kv_bytes_per_token
+    chunk, context = config.schedule.chunked_prefill_size, wanted_context(config)
     return Demand(
         free_bytes=free_bytes,
         available_bytes=available_bytes,
         weight_bytes=weight_bytes,
-        kv_bytes_per_token=kv_bytes_per_token,
+        kv_bytes_per_token=first,
         page_size=config.memory.page_size or config.platform.page_sizes[0],
-        context=wanted_context(config),
+        context=context,
         max_request_tokens=max_tokens,
         rows=config.schedule.max_running_requests or DEFAULT_ROWS,
         static_fraction=config.memory.mem_fraction_static,
         max_total_tokens=config.memory.max_total_tokens,
+        windows=tuple(
+            WindowDemand(window=window, kv_bytes_per_token=nbytes)
+            for window, nbytes in zip(windows, others, strict=True)
+        ),
+        step_tokens=config.depth * (chunk if chunk and chunk > 0 else context),
+        window_ratio=config.memory.swa_full_tokens_ratio,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,73 +19,93 @@ class PagedKV:
     """`layers[i]` is [pages + 1, page_size, 2, kv_heads, head_dim], in int8 with room for a scale
     behind each head's numbers; see platforms/attention.py.
 
-    The extra page behind the pool is never written: it pads page lists, so that what a masked
-    position reads is finite. On a CPU memory comes when a page is first touched (`lazy`), and
-    `vacate` gives it back.
+    Layers of one cache group have the same pages. The extra page behind a group's pool is never
+    written: it pads page lists, so that what a masked position reads is finite. On a CPU memory
+    comes when a page is first touched (`lazy`), and `vacate` gives it back.
     """
 
     def __init__(
         self,
         layers: Sequence[AttentionLayer],
-        pages: int,
+        pages: Sequence[int],
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        groups: Mapping[int, int] | None = None,
     ) -> None:
+        """`pages`: of each group; `groups`: the group of each layer index, the first without it."""
         self.page_size = page_size
-        self.pages = pages
-        self.versions = np.zeros(pages + 1, np.int64)
+        self.pages = tuple(pages)
+        self.versions = np.zeros(pages[0] + 1, np.int64)
         shapes = {
             layer.index: (layer.kv_heads, stored_width(layer.head_dim, dtype)) for layer in layers
         }
         if sorted(shapes) != list(range(len(shapes))):
             raise ValueError(f"attention layers must be numbered from 0, got {sorted(shapes)}")
+        self.groups = [(groups or {}).get(index, 0) for index in range(len(shapes))]
+        totals = [pages[group] + 1 for group in self.groups]
         widths = [heads * width for _, (heads, width) in sorted(shapes.items())]
         self._page_bytes = [2 * page_size * width * dtype.itemsize for width in widths]
-        self._memory = [zeroed_memory((pages + 1) * size, device) for size in self._page_bytes]
+        self._memory = [
+            zeroed_memory(total * size, device)
+            for total, size in zip(totals, self._page_bytes, strict=True)
+        ]
         self.lazy = all(memory.lazy for memory in self._memory)
         self.layers = [
-            memory.tensor.view(dtype).view(pages + 1, page_size, 2, *shapes[index])
+            memory.tensor.view(dtype).view(totals[index], page_size, 2, *shapes[index])
             for index, memory in enumerate(self._memory)
         ]
 
     @property
-    def empty_page(self) -> int:
-        """Page id that nobody owns and nobody writes."""
+    def empty_pages(self) -> tuple[int, ...]:
+        """Of each group: the page id that nobody owns and nobody writes."""
         return self.pages
 
     @property
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
 
+    def group_bytes(self, group: int) -> int:
+        return sum(layer.nbytes for layer in self._layers_of(group))
+
+    def _layers_of(self, group: int) -> list[Tensor]:
+        return [layer for layer, own in zip(self.layers, self.groups, strict=True) if own == group]
+
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy whole pages, one at least, all layers; sources are read before any target is
+        """Copy whole pages, all layers of their group; sources are read before any target is
         written."""
         for copy in copies:
-            if not (0 <= copy.source < self.pages and 0 <= copy.target < self.pages):
-                raise ValueError(f"page copy {copy} is outside the pool of {self.pages} pages")
-        device = self.layers[0].device
-        sources = torch.tensor([copy.source for copy in copies], device=device)
-        targets = torch.tensor([copy.target for copy in copies], device=device)
-        self.versions[[copy.target for copy in copies]] += 1
-        for layer in self.layers:
-            layer.index_copy_(0, targets, layer.index_select(0, sources))
+            pages = self.pages[copy.group] if 0 <= copy.group < len(self.pages) else 0
+            if not (0 <= copy.source < pages and 0 <= copy.target < pages):
+                raise ValueError(f"page copy {copy} is outside the pool of {pages} pages")
+        for group in sorted({copy.group for copy in copies}):
+            chosen = [copy for copy in copies if copy.group == group]
+            if group == 0:
+                self.versions[[copy.target for copy in chosen]] += 1
+            for layer in self._layers_of(group):
+                sources = torch.tensor([copy.source for copy in chosen], device=layer.device)
+                targets = torch.tensor([copy.target for copy in chosen], device=layer.device)
+                layer.index_copy_(0, targets, layer.index_select(0, sources))
 
-    def vacate(self, first: int) -> None:
-        """Give the memory of pages from `first` on back; they read as zeros or as they were."""
-        self.versions[first:] += 1
-        for memory, size in zip(self._memory, self._page_bytes, strict=True):
-            memory.give_back(first * size, self.pages * size)
+    def vacate(self, firsts: Sequence[int]) -> None:
+        """Give the memory of each group's pages from its `first` on back; they read as zeros or as
+        they were."""
+        if firsts:
+            self.versions[firsts[0] :] += 1
+        for memory, size, group in zip(self._memory, self._page_bytes, self.groups, strict=True):
+            if group < len(firsts):
+                memory.give_back(firsts[group] * size, self.pages[group] * size)
 
-    def zero_slots(self, slots: Tensor) -> None:
-        """Forget `slots[n]`: numbers that are not finite must not stay where others may read.
-        ValueError, and nothing is forgotten, when one is outside of the pool: a negative one would
-        be counted from the end, where others have theirs."""
-        end = self.pages * self.page_size
+    def zero_slots(self, slots: Tensor, group: int = 0) -> None:
+        """Forget `slots[n]` of a group: numbers that are not finite must not stay where others may
+        read. ValueError, and nothing is forgotten, when one is outside of the pool: a negative one
+        would be counted from the end, where others have theirs."""
+        end = self.pages[group] * self.page_size
         if slots.numel() and not (slots.min() >= 0 and slots.max() < end):
             raise ValueError(f"slots to zero are outside the pool of {end}: {slots.tolist()[:8]}")
-        self.versions[slots.numpy() // self.page_size] += 1
-        for layer in self.layers:
+        if group == 0:
+            self.versions[slots.numpy() // self.page_size] += 1
+        for layer in self._layers_of(group):
             layer.flatten(0, 1).index_fill_(0, slots, 0)
 
 
@@ -94,3 +115,38 @@ def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int
         layer.index: 2 * layer.kv_heads * stored_width(layer.head_dim, dtype) for layer in layers
     }
     return sum(elements.values()) * dtype.itemsize
+
+
+@dataclass(frozen=True)
+class LayerGroups:
+    """Which layers have pages together: those that need every position are the first cache group,
+    those with the same window are one more each."""
+
+    numbers: dict[int, int]
+    """layer index -> group"""
+    windows: tuple[int, ...]
+    """of groups 1, 2 ..."""
+
+    def bytes_per_token(
+        self, layers: Sequence[AttentionLayer], dtype: torch.dtype
+    ) -> tuple[int, ...]:
+        """KV bytes of one token in each group."""
+        return tuple(
+            bytes_per_token([one for one in layers if self.numbers[one.index] == group], dtype)
+            for group in range(1 + len(self.windows))
+        )
+
+
+def group_layers(
+    layers: Sequence[AttentionLayer], context: int, *, one_pool: bool = False
+) -> LayerGroups:
+    """`one_pool` (--disable-hybrid-swa-memory): all of them keep every position, as those do whose
+    window is no shorter than the context."""
+    windows = {one.index: one.window for one in layers}
+    if any(one.window != windows[one.index] for one in layers):
+        raise ValueError("attention layers that share their KV have different windows")
+    shorter = sorted(
+        {w for w in windows.values() if w is not None and w <= context and not one_pool}
+    )
+    numbers = {index: 1 + shorter.index(w) if w in shorter else 0 for index, w in windows.items()}
+    return LayerGroups(numbers, tuple(shorter))

@@ -17,7 +17,8 @@ from vivace.platforms.platform import GraphRecorder, StepGraph
 from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
 from vivace.sampling.logprobs import score_prompt
 from vivace.sampling.sampler import BAD_NUMBERS, Entries, Histories, Sampler
-from vivace.worker.rows import RowStates, Spans, StepInput, StepInputs
+from vivace.worker.rows import RowStates, StepInputs
+from vivace.worker.step_input import Spans, StepInput
 
 SCORE_ELEMENTS = 1 << 23
 """logits of prompt positions that exist at once (32 MiB in float32)"""

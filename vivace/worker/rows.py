@@ -8,17 +8,18 @@ were.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import AttentionBackend, HostStep
-from vivace.protocol.messages import LogprobOptions
+from vivace.platforms.attention import AttentionBackend, HostStep, StepPages
+from vivace.protocol.messages import CacheGroup, LogprobOptions
 from vivace.protocol.step import Join, StepPlan
 from vivace.sampling.sampler import Entries, SamplingRows
 from vivace.worker.drafter import NO_DRAFTS, Drafter
+from vivace.worker.step_input import Spans, StepInput
 
 
 class PlanError(ValueError):
@@ -29,25 +30,34 @@ class RowStates:
     """Fixed row state for `rows` sequences of up to `context` tokens.
 
     `tokens[rows, context + 1]`: everything known, and up to `drafts` more that a drafter proposes
-    for the step under way; `known`, `computed`, `prompt`: [rows] lengths; `pages[rows, max_pages]`,
-    `page_counts[rows]`: where the KV is. Big arrays are zero pages of the operating system until a
-    row uses them.
+    for the step under way; `known`, `computed`, `prompt`: [rows] lengths; `pages[rows, max_pages]`
+    and `page_counts[rows]` of each cache group: where the KV is. Big arrays are zero pages of the
+    operating system until a row uses them.
     """
 
     def __init__(
-        self, rows: int, context: int, page_size: int, pages: int, drafts: int = 0
+        self,
+        rows: int,
+        context: int,
+        page_size: int,
+        pages: int,
+        drafts: int = 0,
+        others: Sequence[CacheGroup] = (),
     ) -> None:
+        """`pages`: of the first cache group; `others`: groups 1, 2 ..., of windows."""
         self.rows = rows
         self.drafts = drafts
         self.context = context
         self.page_size = page_size
-        self.pool_pages = pages
+        self.others = tuple(others)
+        self.pool_pages = [pages, *(group.pages for group in others)]
         self.tokens = np.zeros((rows, context + 1 + drafts), np.int32)
         self.known = np.zeros(rows, np.int64)
         self.computed = np.zeros(rows, np.int64)
         self.prompt = np.zeros(rows, np.int64)
-        self.pages = np.full((rows, -(-(context + 1) // page_size)), 0, np.int32)
-        self.page_counts = np.zeros(rows, np.int64)
+        self.max_pages = -(-(context + 1) // page_size)
+        self.pages = [np.zeros((rows, self.max_pages), np.int32) for _ in self.pool_pages]
+        self.page_counts = [np.zeros(rows, np.int64) for _ in self.pool_pages]
         self.occupied = np.zeros(rows, np.bool_)
         self.sampling = SamplingRows(rows)
         self.logprobs: dict[int, LogprobOptions] = {}
@@ -60,7 +70,7 @@ class RowStates:
         for join in plan.joins:
             self._join(join)
         for grant in plan.grants:
-            self._grant(grant.row, grant.pages)
+            self._grant(grant.row, grant.pages, grant.group)
 
     def check_rows(self, rows: list[int]) -> None:
         """PlanError unless these are rows, each named once."""
@@ -74,7 +84,8 @@ class RowStates:
         (and drafts behind that) and has pages for. A row that nobody joined knows nothing."""
         known = self.known[rows]
         reach = known + self.drafts * (known > 0) if self.drafts else known
-        reach = np.minimum(reach, self.page_counts[rows] * self.page_size)
+        for counts_in_group in self.page_counts:
+            reach = np.minimum(reach, counts_in_group[rows] * self.page_size)
         np.minimum(reach, self.context, out=reach)
         wrong = (ends > reach) | (counts < 1)
         if wrong.any():
@@ -94,7 +105,9 @@ class RowStates:
         if not 0 <= row < self.rows:
             raise PlanError(f"row {row} leaves, but there are {self.rows} rows")
         self.occupied[row] = False
-        self.known[row] = self.computed[row] = self.page_counts[row] = 0
+        self.known[row] = self.computed[row] = 0
+        for counts in self.page_counts:
+            counts[row] = 0
         self.sampling.clear(row)
         self.logprobs.pop(row, None)
 
@@ -104,14 +117,18 @@ class RowStates:
         self.tokens[row, :length] = join.tokens
         self.known[row], self.computed[row] = length, join.cached
         self.prompt[row] = join.prompt
-        self.page_counts[row] = 0
         self.occupied[row] = True
         self.sampling.set(row, join.sampling, join.stop_ids)
         self.logprobs.pop(row, None)
         if join.logprobs is not None:
             self.logprobs[row] = join.logprobs
             self.sampling.ask_logprobs(row)
+        self.page_counts[0][row] = 0
         self._grant(row, join.pages)
+        for group, pages in enumerate(join.others, 1):
+            first = self.others[group - 1].first_page(join.cached, self.page_size)
+            self.page_counts[group][row] = first
+            self._grant(row, pages, group)
 
     def _check_join(self, join: Join) -> None:
         length = len(join.tokens)
@@ -126,20 +143,27 @@ class RowStates:
                 f"request {join.key}: {join.cached} cached of {length} tokens in "
                 f"{len(join.pages)} pages of {self.page_size}"
             )
+        if len(join.others) != len(self.others):
+            raise PlanError(
+                f"request {join.key}: pages of {len(join.others)} further groups, there are "
+                f"{len(self.others)}"
+            )
         if not 0 < join.prompt <= length:
             raise PlanError(f"request {join.key}: prompt of {join.prompt} in {length} tokens")
 
-    def _grant(self, row: int, pages: list[int]) -> None:
+    def _grant(self, row: int, pages: list[int], group: int = 0) -> None:
         if not 0 <= row < self.rows or not self.occupied[row]:
             raise PlanError(f"row {row} is given pages but holds no request")
-        start = int(self.page_counts[row])
+        if not 0 <= group < len(self.pool_pages):
+            raise PlanError(f"row {row} is given pages of group {group}, which is not there")
+        start, total = int(self.page_counts[group][row]), self.pool_pages[group]
         end = start + len(pages)
-        if end > self.pages.shape[1]:
-            raise PlanError(f"row {row}: {end} pages, the longest row has {self.pages.shape[1]}")
-        if pages and not (min(pages) >= 0 and max(pages) < self.pool_pages):
-            raise PlanError(f"row {row}: page ids {pages} outside the pool of {self.pool_pages}")
-        self.pages[row, start:end] = pages
-        self.page_counts[row] = end
+        if end > self.max_pages:
+            raise PlanError(f"row {row}: {end} pages, the longest row has {self.max_pages}")
+        if pages and not (min(pages) >= 0 and max(pages) < total):
+            raise PlanError(f"row {row}: page ids {pages} outside the pool of {total}")
+        self.pages[group][row, start:end] = pages
+        self.page_counts[group][row] = end
 
     def _explain(self, row: int, count: int) -> None:
         if not self.occupied[row]:
@@ -147,56 +171,10 @@ class RowStates:
         start = int(self.computed[row])
         raise PlanError(
             f"row {row}: span {start}..{start + count} of {int(self.known[row])} known tokens "
-            f"with pages for {int(self.page_counts[row]) * self.page_size} and positions for "
+            f"with pages for {min(int(c[row]) for c in self.page_counts) * self.page_size} and "
+            "positions for "
             f"{self.context}"
         )
-
-
-@dataclass(kw_only=True, slots=True)
-class StepInput:
-    """What a model's forward sees of a step: T tokens in S spans. Views on fixed buffers."""
-
-    input_ids: Tensor
-    """[T] int64"""
-    positions: Tensor
-    """[T] int64"""
-    query_starts: Tensor
-    """[S + 1] int64: the tokens of span i are query_starts[i]..query_starts[i + 1]"""
-    context_lens: Tensor
-    """[S] int64: context of the row including this step"""
-    page_table: Tensor
-    """[S, max_pages] int64; behind a row's pages stands the empty page"""
-    slot_mapping: Tensor
-    """[T] int64: page * page_size + offset, where each token's KV goes"""
-    logits_indices: Tensor
-    """[N] int64: the token rows whose logits are wanted (where spans reach what is known)"""
-    attention: AttentionBackend
-    counts: list[int]
-    """query length of each span, on the host"""
-    host: HostStep
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spans:
-    """The host side of a step's spans, as the head and the booking need it."""
-
-    rows: np.ndarray
-    """[S] int64"""
-    counts: np.ndarray
-    """[S] int64"""
-    starts: np.ndarray
-    """[S + 1] int64 token offsets"""
-    before: np.ndarray
-    """[S] int64: positions computed before this step"""
-    final: np.ndarray
-    """[N] int64: the span of each token whose logits are wanted: of the last known one and of the
-    drafts behind it, where a span reaches it"""
-    last: np.ndarray
-    """[N] int64: those tokens"""
-    positions: np.ndarray
-    """[N] int64: of the tokens that are drawn from them"""
-    drafts: np.ndarray | None = None
-    """[S] int64: how many of a span's tokens are drafts; None: there are none"""
 
 
 class StepInputs:
@@ -210,41 +188,41 @@ class StepInputs:
         self,
         states: RowStates,
         tokens: int,
-        empty_page: int,
+        empty_pages: Sequence[int],
         single_tokens: int = 0,
         drafter: Drafter = NO_DRAFTS,
     ) -> None:
         self._states = states
         self._drafter = drafter
-        self._empty_page = empty_page
+        self._empty_pages = tuple(empty_pages)
         self._single_tokens = min(single_tokens, states.rows)
-        self._per_token = _Columns(3, tokens)
+        groups = len(states.pages)
+        self._per_token = _Columns(2 + groups, tokens)
         # What decode steps use never moves: a captured step knows the addresses.
-        self._decoding = _Columns(3, states.rows)
+        self._decoding = _Columns(2 + groups, states.rows)
         self._per_row = _Columns(2, states.rows + 1)
         self._wanted = _Columns(1, states.rows * (1 + states.drafts))
-        self._table = np.zeros((states.rows, states.pages.shape[1]), np.int64)
+        shape = (states.rows, states.max_pages)
+        self._tables = [np.zeros(shape, np.int64) for _ in states.pages]
 
     def decode_step(self, rows: int, attention: AttentionBackend) -> StepInput:
         """The buffers of every decode step of up to `rows` rows, to capture one."""
-        ids, positions, slots = (torch.from_numpy(x) for x in self._decoding.take(rows))
+        ids, positions, *slots = (torch.from_numpy(x) for x in self._decoding.take(rows))
         starts, lengths = (torch.from_numpy(x) for x in self._per_row.take(rows + 1))
         (last,) = (torch.from_numpy(x) for x in self._wanted.take(rows))
-        table = self._table[:rows]
+        tables = [table[:rows] for table in self._tables]
         return StepInput(
             input_ids=ids,
             positions=positions,
-            slot_mapping=slots,
+            groups=_step_pages(slots, tables),
             query_starts=starts,
             context_lens=lengths[:rows],
-            page_table=torch.from_numpy(table),
             logits_indices=last,
             attention=attention,
             counts=[1] * rows,
             host=HostStep(
                 starts=np.arange(rows + 1),
                 context_lens=np.ones(rows, np.int64),
-                pages=table,
                 decode=True,
                 rows=np.arange(rows),
             ),
@@ -268,21 +246,18 @@ class StepInputs:
         if single:
             rows, lengths, starts = token_rows, positions + 1, np.arange(total + 1)
         ids, places, slots = self._tokens(token_rows, positions, single)
-        table = self._page_table(rows, lengths)
+        tables = self._page_tables(rows, lengths, lengths - (starts[1:] - starts[:-1]))
         query_starts, context_lens, logits_indices = self._per_span(spans, starts, lengths)
         step = StepInput(
             input_ids=ids,
             positions=places,
-            slot_mapping=slots,
+            groups=_step_pages(slots, tables),
             query_starts=query_starts,
             context_lens=context_lens,
-            page_table=torch.from_numpy(table),
             logits_indices=logits_indices,
             attention=attention,
             counts=[1] * total if single else plan.counts,
-            host=HostStep(
-                starts=starts, context_lens=lengths, pages=table, decode=single, rows=rows
-            ),
+            host=HostStep(starts=starts, context_lens=lengths, decode=single, rows=rows),
         )
         return step, spans
 
@@ -315,28 +290,42 @@ class StepInputs:
 
     def _tokens(
         self, rows: np.ndarray, places: np.ndarray, single: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids, positions, KV slots), each [T]."""
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """(ids, positions, KV slots in each group), each [T]."""
         states, size = self._states, self._states.page_size
         columns = self._decoding if single else self._per_token
-        ids, positions, slots = columns.take(len(rows))
+        ids, positions, *slots = columns.take(len(rows))
         positions[:] = places
         ids[:] = states.tokens[rows, positions]
         page, offset = np.divmod(positions, size)
-        slots[:] = states.pages[rows, page]
-        slots *= size
-        slots += offset
-        return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(slots)
+        for pages, places_in_group in zip(states.pages, slots, strict=True):
+            places_in_group[:] = pages[rows, page]
+            places_in_group *= size
+            places_in_group += offset
+        return (
+            torch.from_numpy(ids),
+            torch.from_numpy(positions),
+            list(map(torch.from_numpy, slots)),
+        )
 
-    def _page_table(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """[S, pages of the longest span]; the empty page behind a row's own."""
-        used = -(-lengths // self._states.page_size)
+    def _page_tables(
+        self, rows: np.ndarray, lengths: np.ndarray, before: np.ndarray
+    ) -> list[np.ndarray]:
+        """Of each group [S, pages of the longest span]: the empty page behind a row's own, and in
+        front of those that a window over the span needs: they slid out and are somebody else's."""
+        states, size = self._states, self._states.page_size
+        used = -(-lengths // size)
         widest = int(used.max())
-        table = self._table[: len(rows), :widest]
-        table[:] = self._states.pages[rows, :widest]
-        if len(rows) > 1 and int(used.min()) < widest:
-            table[np.arange(widest) >= used[:, None]] = self._empty_page
-        return table
+        tables = [table[: len(rows), :widest] for table in self._tables]
+        uneven = len(rows) > 1 and int(used.min()) < widest
+        for group, (table, empty) in enumerate(zip(tables, self._empty_pages, strict=True)):
+            table[:] = states.pages[group][rows, :widest]
+            if uneven:
+                table[np.arange(widest) >= used[:, None]] = empty
+            if group:
+                first = np.maximum(before - states.others[group - 1].reach, 0) // size
+                table[np.arange(widest) < first[:, None]] = empty
+        return tables
 
     def _per_span(
         self, spans: Spans, span_starts: np.ndarray, lengths: np.ndarray
@@ -363,6 +352,13 @@ class _Columns:
             grown = max(length, 2 * self._buffer.shape[1])
             self._buffer = np.zeros((self._buffer.shape[0], grown), np.int64)
         return self._buffer[:, :length]
+
+
+def _step_pages(slots: list[Tensor], tables: list[np.ndarray]) -> tuple[StepPages, ...]:
+    return tuple(
+        StepPages(slot_mapping=mapping, page_table=torch.from_numpy(table), host=table)
+        for mapping, table in zip(slots, tables, strict=True)
+    )
 
 
 def _token_places(spans: Spans) -> tuple[np.ndarray, np.ndarray]:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from vivace.errors import CannotStart
-from vivace.protocol.messages import Rewrite
+from vivace.protocol.messages import CacheGroup, Rewrite
 
 GIB = 1 << 30
 DEFAULT_SHARE = 0.25
@@ -22,10 +24,22 @@ PAGE_COST = 256
 """bytes that book-keeping takes for a page: its owner, its versions, its place in the free list"""
 MIN_POOL_TOKENS = 16
 MAX_FRACTION = 0.99
+WINDOW_SLACK = 64
+"""tokens that a row may have pages for beside its window: it grows by several pages at a time, and
+what slid out is given back when the steps in flight are over"""
 
 
 class SizingError(CannotStart):
     """The model's KV does not fit; the text says what to change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowDemand:
+    """Layers of a cache group with a window."""
+
+    window: int
+    """tokens"""
+    kv_bytes_per_token: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +52,7 @@ class Demand:
     """free now, with the weights loaded"""
     weight_bytes: int
     kv_bytes_per_token: int
+    """of the layers that keep every token"""
     page_size: int
     context: int
     """longest prompt + output that is to be served, in tokens"""
@@ -48,10 +63,48 @@ class Demand:
     static_fraction: float | None = None
     """share of free_bytes for weights and KV together (--mem-fraction-static)"""
     max_total_tokens: int | None = None
+    windows: tuple[WindowDemand, ...] = ()
+    """groups of layers that keep only the last tokens"""
+    step_tokens: int = 0
+    """prompt tokens of all steps in flight, which have KV in those groups, too"""
+    window_ratio: float | None = None
+    """tokens of each such group for a token of the first one (--swa-full-tokens-ratio); None: what
+    all rows need at once"""
 
     @property
     def page_bytes(self) -> int:
         return self.kv_bytes_per_token * self.page_size + PAGE_COST
+
+    def window_groups(self, pages: int) -> tuple[CacheGroup, ...]:
+        """Beside so many pages of the first group; never more than these: then the window has no
+        use. Enough for one row in any case."""
+        groups: list[CacheGroup] = []
+        for window in self.windows:
+            group = CacheGroup(pages=pages, reach=window.window - 1)
+            row = group.row_pages(WINDOW_SLACK, self.page_size)
+            wanted = self.rows * row - (-self.step_tokens // self.page_size)
+            if self.window_ratio is not None:
+                wanted = math.ceil(self.window_ratio * pages)
+            count = min(pages, max(row, wanted))
+            nbytes = count * self.page_size * window.kv_bytes_per_token
+            groups.append(msgspec.structs.replace(group, pages=count, kv_bytes=nbytes))
+        return tuple(groups)
+
+    def pool_bytes(self, pages: int) -> int:
+        """Of all groups, with so many pages in the first one."""
+        groups = self.window_groups(pages)
+        others = sum(group.kv_bytes + group.pages * PAGE_COST for group in groups)
+        return pages * self.page_bytes + others
+
+    def most_pages(self, nbytes: int) -> int:
+        """The most that the first group can have in so many bytes."""
+        low, high = 0, max(0, nbytes) // self.page_bytes
+        if not self.windows:
+            return high
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.pool_bytes(middle) <= nbytes else (low, middle - 1)
+        return low
 
     @property
     def room(self) -> int:
@@ -68,6 +121,8 @@ class PoolSize:
     cache_share: int
     """pages (Capacity.cache_share): those of one request of the whole context, which may be a
     conversation that pauses; all of them when the size was asked for"""
+    others: tuple[CacheGroup, ...] = ()
+    """groups of windows"""
     rewrites: tuple[Rewrite, ...] = ()
     """settings that did not fit as they were"""
 
@@ -75,7 +130,7 @@ class PoolSize:
 def size_pool(demand: Demand) -> PoolSize:
     """Pages, rows and context. Raises SizingError when not even a short request fits."""
     page = demand.page_size
-    allowed = _budget(demand) // demand.page_bytes
+    allowed = demand.most_pages(_budget(demand))
     wanted = _wanted_pages(demand)
     pages = allowed if wanted is None else min(allowed, wanted)
     tokens = pages * page
@@ -88,6 +143,7 @@ def size_pool(demand: Demand) -> PoolSize:
         rows=min(demand.rows, pages),
         context=context,
         cache_share=pages if fixed else min(pages, -(-context // page)),
+        others=demand.window_groups(pages),
     )
     return replace(size, rewrites=tuple(_rewrites(demand, size)))
 
@@ -111,7 +167,7 @@ def _wanted_pages(demand: Demand) -> int | None:
     """What was asked for, None: all that fits; without a wish no more than all rows can fill."""
     if demand.max_total_tokens is not None:
         return demand.max_total_tokens // demand.page_size
-    if demand.static_fraction is not None:
+    if demand.static_fraction is not None and demand.kv_bytes_per_token:
         return None
     return demand.rows * -(-(demand.context + 1) // demand.page_size)
 
@@ -132,6 +188,7 @@ def _rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
         got = math.floor(1000 * (demand.room + demand.weight_bytes) / demand.free_bytes) / 1000
         reason = f"{_gib(RESERVE)} of what is free are kept for activations and the process"
         yield _rewrite("mem_fraction_static", demand.static_fraction, got, reason)
+    yield from _ratio_rewrites(demand, size)
     if size.rows < demand.rows:
         reason = f"a running request needs a page of KV, and there are {size.pages:,}"
         yield _rewrite("max_running_requests", demand.rows, size.rows, reason)
@@ -144,6 +201,19 @@ def _rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
         yield _rewrite("context_length", demand.context, size.context, reason)
 
 
+def _ratio_rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
+    ratio = demand.window_ratio
+    if ratio is None:
+        return
+    if not size.others:
+        reason = "no layer of this model keeps less than the context"
+        yield _rewrite("swa_full_tokens_ratio", ratio, None, reason)
+    elif any(group.pages != math.ceil(ratio * size.pages) for group in size.others):
+        got = round(max(group.pages for group in size.others) / size.pages, 3)
+        reason = "a window's pool holds at least one request, and no more tokens than the full one"
+        yield _rewrite("swa_full_tokens_ratio", ratio, got, reason)
+
+
 def _rewrite(field: str, before: Any, after: Any, reason: str) -> Rewrite:
     return Rewrite(field=field, before=before, after=after, rule="size", reason=reason)
 
@@ -153,6 +223,10 @@ def _memory_text(demand: Demand, fraction: float) -> str:
     return (
         f"{_gib(demand.free_bytes)} were free before loading, times {source}{fraction:g}, less "
         f"{_gib(demand.weight_bytes)} of weights, at {_kib(demand.kv_bytes_per_token)} for a token"
+        + "".join(
+            f" and {_kib(window.kv_bytes_per_token)} for each of the last {window.window:,}"
+            for window in demand.windows
+        )
     )
 
 
@@ -167,7 +241,7 @@ def _too_small(demand: Demand, allowed: int) -> str:
             f"(pages of {page}); give {least} or more, or leave it out"
         )
     fewest = -(-wanted // page)
-    need = fewest * demand.page_bytes
+    need = demand.pool_bytes(fewest)
     if demand.static_fraction is not None and need <= demand.room:
         memory = _memory_text(demand, demand.static_fraction)
     else:

@@ -14,7 +14,8 @@ from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.worker.kv_memory import PagedKV
 from vivace.worker.model_runner import ModelRunner, StepOutput
-from vivace.worker.rows import PlanError, RowStates, Spans, StepInput, StepInputs
+from vivace.worker.rows import PlanError, RowStates, StepInputs
+from vivace.worker.step_input import Spans, StepInput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,8 +63,8 @@ class Worker:
             self._rows.apply(plan)
             if plan.copies:
                 self._kv.copy(plan.copies)
-            for page in plan.vacant:
-                self._kv.vacate(page)
+            if plan.vacant:
+                self._kv.vacate(plan.vacant)
                 self._trim()
             if not plan.rows:
                 return StepResult(number=plan.number, advanced=[], tokens=[])
@@ -91,14 +92,18 @@ class Worker:
             hidden = self._runner.forward(step)
             output = self._head.sample(step, spans, hidden)
         except BaseException:
-            self._kv.zero_slots(step.slot_mapping)
+            self._zero(step, slice(None))
             raise
         if output.bad_tokens is not None:  # of drafts, too: what masks them out multiplies by zero
-            self._kv.zero_slots(step.slot_mapping[torch.from_numpy(output.bad_tokens)])
+            self._zero(step, torch.from_numpy(output.bad_tokens))
         for span in output.bad:
-            start, end = int(spans.starts[span]), int(spans.starts[span + 1])
-            self._kv.zero_slots(step.slot_mapping[start:end])
+            self._zero(step, slice(int(spans.starts[span]), int(spans.starts[span + 1])))
         return output
+
+    def _zero(self, step: StepInput, tokens: slice | Tensor) -> None:
+        """Forget what these tokens of the step have stored."""
+        for group, pages in enumerate(step.groups):
+            self._kv.zero_slots(pages.slot_mapping[tokens], group)
 
     def _record(self, spans: Spans, output: StepOutput) -> np.ndarray:
         """Enter the step in the rows; returns how far each span moved on."""

@@ -38,7 +38,8 @@ class CpuAttention:
         self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype
     ) -> None:
         self._memory = memory
-        self._windows = {layer.window for layer in layers}
+        self._windows = {layer.window: memory.groups[layer.index] for layer in layers}
+        """window -> the cache group of the layers that have it"""
         self._plans: dict[int | None, WindowPlan] = {}
         self._masks = Masks(dtype)
         self._gathered = Scratch()
@@ -48,24 +49,27 @@ class CpuAttention:
     def plan(self, step: Step) -> None:
         host = step.host
         longest = int(host.context_lens.max())
-        everything: WindowPlan | None = None
+        everything: dict[int, WindowPlan] = {}
+        first = step.groups[0]
         self._masks.clear()
-        self._dense_plan = self._dense.plan(host) if None in self._windows else None
+        self._dense_plan = self._dense.plan(host, first.host) if None in self._windows else None
         if self._dense_plan is None:
             self._memory.versions[
-                np.unique(step.slot_mapping.numpy() // self._memory.page_size)
+                np.unique(first.slot_mapping.numpy() // self._memory.page_size)
             ] += 1
-        for window in self._windows:
+        for window, group in self._windows.items():
+            pages = step.groups[group].host
             if window is None and self._dense_plan is not None:
                 continue
             if window is not None and window < longest:
-                self._plans[window] = self._plan(host, window)
+                self._plans[window] = self._plan(host, pages, window)
             else:
-                everything = everything or self._plan(host, None)
-                self._plans[window] = everything
+                if group not in everything:
+                    everything[group] = self._plan(host, pages, None)
+                self._plans[window] = everything[group]
 
-    def _plan(self, host: HostStep, window: int | None) -> WindowPlan:
-        return plan_window(host, window, self._memory, self._masks)
+    def _plan(self, host: HostStep, pages: np.ndarray, window: int | None) -> WindowPlan:
+        return plan_window(host, pages, window, self._memory, self._masks)
 
     def attend(
         self,
@@ -77,7 +81,7 @@ class CpuAttention:
         out: Tensor | None = None,
     ) -> Tensor:
         kv = self._memory.layers[layer.index]
-        self._store(kv, k, v, step.slot_mapping)
+        self._store(kv, k, v, step.groups[self._memory.groups[layer.index]].slot_mapping)
         if layer.window is None and self._dense_plan is not None:
             flat = self._decode_dense(layer, q, k, v, self._dense_plan)
             return flat if out is None else out.copy_(flat)

@@ -102,23 +102,30 @@ class Masks:
         return mask.masked_fill_(torch.from_numpy(hidden), -torch.inf).view(len(ends), 1, 1, keys)
 
 
-def plan_window(host: HostStep, window: int | None, memory: KVMemory, masks: Masks) -> WindowPlan:
-    """Decode spans into groups, longer ones into blocks of queries."""
+def plan_window(
+    host: HostStep, pages: np.ndarray, window: int | None, memory: KVMemory, masks: Masks
+) -> WindowPlan:
+    """Decode spans into groups, longer ones into blocks of queries; over `StepPages.host`."""
     plan = WindowPlan()
     counts = host.starts[1:] - host.starts[:-1]
     singles = np.arange(len(counts)) if host.decode else np.flatnonzero(counts == 1)
     if len(singles):
-        plan.groups = _decode_groups(host, singles, window, memory, masks)
+        plan.groups = _decode_groups(host, pages, singles, window, memory, masks)
     if host.decode and len(plan.groups) == 1 and len(singles) == len(plan.groups[0].tokens):
         plan.single = plan.groups[0]
         return plan
     for span in np.flatnonzero(counts != 1).tolist():
-        plan.spans.append(_prefill_span(host, span, window, memory, masks))
+        plan.spans.append(_prefill_span(host, pages, span, window, memory, masks))
     return plan
 
 
 def _decode_groups(
-    host: HostStep, spans: np.ndarray, window: int | None, memory: KVMemory, masks: Masks
+    host: HostStep,
+    table: np.ndarray,
+    spans: np.ndarray,
+    window: int | None,
+    memory: KVMemory,
+    masks: Masks,
 ) -> list[DecodeGroup]:
     lengths = host.context_lens[spans]
     firsts = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
@@ -128,7 +135,14 @@ def _decode_groups(
     for part in _split(needed, memory):
         groups.append(
             _decode_group(
-                host, spans[part], lengths[part], firsts[part], page_firsts[part], memory, masks
+                host.starts,
+                table,
+                spans[part],
+                lengths[part],
+                firsts[part],
+                page_firsts[part],
+                memory,
+                masks,
             )
         )
     return groups
@@ -158,7 +172,8 @@ def _split(needed: np.ndarray, memory: KVMemory) -> list[np.ndarray]:
 
 
 def _decode_group(
-    host: HostStep,
+    starts: np.ndarray,
+    table: np.ndarray,
     spans: np.ndarray,
     lengths: np.ndarray,
     firsts: np.ndarray,
@@ -167,13 +182,13 @@ def _decode_group(
     masks: Masks,
 ) -> DecodeGroup:
     size = memory.page_size
-    tokens = torch.from_numpy(host.starts[spans])
+    tokens = torch.from_numpy(starts[spans])
     if len(spans) == 1:
-        return _one_row(host, int(spans[0]), int(firsts[0]), size, tokens, masks)
+        return _one_row(table[spans[0]], int(lengths[0]), int(firsts[0]), size, tokens, masks)
     width = int((-(-lengths // size) - page_firsts).max())
     columns = page_firsts[:, None] + np.arange(width)
-    inside = columns < host.pages.shape[1]
-    pages = host.pages[spans[:, None], np.where(inside, columns, 0)]
+    inside = columns < table.shape[1]
+    pages = table[spans[:, None], np.where(inside, columns, 0)]
     origin = page_firsts * size
     keys = int((lengths - origin).max())
     return DecodeGroup(
@@ -187,12 +202,11 @@ def _decode_group(
 
 
 def _one_row(
-    host: HostStep, span: int, first: int, size: int, tokens: Tensor, masks: Masks
+    row: np.ndarray, length: int, first: int, size: int, tokens: Tensor, masks: Masks
 ) -> DecodeGroup:
     """The keys first..length of one row; without a mask unless a gathered page starts earlier."""
-    length = int(host.context_lens[span])
     page_first = first // size
-    pages = host.pages[span, page_first : -(-length // size)]
+    pages = row[page_first : -(-length // size)]
     if len(pages) == 1 or not (np.diff(pages) != 1).any():
         return DecodeGroup(
             rows=1,
@@ -217,7 +231,12 @@ def _one_row(
 
 
 def _prefill_span(
-    host: HostStep, span: int, window: int | None, memory: KVMemory, masks: Masks
+    host: HostStep,
+    table: np.ndarray,
+    span: int,
+    window: int | None,
+    memory: KVMemory,
+    masks: Masks,
 ) -> PrefillSpan:
     start, end = int(host.starts[span]), int(host.starts[span + 1])
     length = int(host.context_lens[span])
@@ -229,7 +248,9 @@ def _prefill_span(
         history, origin = None, 0
     else:
         first = 0 if window is None else max(0, before - window + 1)
-        history = _one_row(host, span, first, memory.page_size, torch.tensor([start]), masks)
+        history = _one_row(
+            table[span], length, first, memory.page_size, torch.tensor([start]), masks
+        )
         origin = history.first
     blocks = []
     for block in range(start, end, QUERY_BLOCK):

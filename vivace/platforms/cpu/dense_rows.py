@@ -73,23 +73,24 @@ class DenseRows:
         self._copies: dict[int, Tensor] = {}
         self._resize(0, 0)
 
-    def plan(self, host: HostStep) -> DensePlan | None:
-        """What to do for this step before its tokens are written; None = gather instead."""
+    def plan(self, host: HostStep, pages: np.ndarray) -> DensePlan | None:
+        """What to do for this step, with the first group's `pages` (StepPages.host), before its
+        tokens are written; None = gather instead."""
         if not host.decode or host.rows is None or len(host.rows) < FEWEST_ROWS:
             return None
         rows, lengths = host.rows, host.context_lens
         count, keys = int(rows.max()) + 1, int(lengths.max())
         if int(lengths.sum()) < LEAST_USE * count * keys or not self._fits(count, keys):
             return None
-        stale = ~self._current(host)
-        self._remember(host)
+        stale = ~self._current(host, pages)
+        self._remember(host, pages)
         in_order = count == len(rows) and bool((rows == np.arange(count)).all())
         return DensePlan(
             rows=count,
             keys=keys,
             capacity=self._capacity,
             mask=self._mask(rows, lengths, count, keys),
-            refills=[self._refill(host, int(i)) for i in np.flatnonzero(stale)],
+            refills=[self._refill(host, pages, int(i)) for i in np.flatnonzero(stale)],
             order=None if in_order else torch.from_numpy(rows.astype(np.int64)),
             spans=rows,
             positions=lengths - 1,
@@ -131,35 +132,35 @@ class DenseRows:
         self._pages = np.full((rows, width), -1, np.int64)
         self._versions = np.zeros((rows, width), np.int64)
 
-    def _current(self, host: HostStep) -> np.ndarray:
+    def _current(self, host: HostStep, pages: np.ndarray) -> np.ndarray:
         """[n] bool: the copy holds everything but this step's token."""
-        rows, width = host.rows, host.pages.shape[1]
+        rows, width = host.rows, pages.shape[1]
         assert rows is not None
         before = host.context_lens - 1
         used = -(-before // self._memory.page_size)
-        same = (self._pages[rows, :width] == host.pages) & (
-            self._versions[rows, :width] == self._memory.versions[host.pages]
+        same = (self._pages[rows, :width] == pages) & (
+            self._versions[rows, :width] == self._memory.versions[pages]
         )
         same |= np.arange(width) >= used[:, None]
         return (self._filled[rows] == before) & same.all(axis=1)
 
-    def _remember(self, host: HostStep) -> None:
+    def _remember(self, host: HostStep, pages: np.ndarray) -> None:
         """Note what the copies will hold after this step, whose writes are counted here."""
-        rows, width, size = host.rows, host.pages.shape[1], self._memory.page_size
-        written = host.pages[np.arange(len(host.context_lens)), (host.context_lens - 1) // size]
+        rows, width, size = host.rows, pages.shape[1], self._memory.page_size
+        written = pages[np.arange(len(host.context_lens)), (host.context_lens - 1) // size]
         self._memory.versions[written] += 1
         self._filled[rows] = host.context_lens
-        self._pages[rows, :width] = host.pages
-        self._versions[rows, :width] = self._memory.versions[host.pages]
+        self._pages[rows, :width] = pages
+        self._versions[rows, :width] = self._memory.versions[pages]
 
-    def _refill(self, host: HostStep, span: int) -> Refill:
+    def _refill(self, host: HostStep, pages: np.ndarray, span: int) -> Refill:
         assert host.rows is not None
         length = int(host.context_lens[span])
         used = -(-length // self._memory.page_size)
         return Refill(
             row=int(host.rows[span]),
             length=length,
-            pages=torch.from_numpy(host.pages[span, :used].copy()),
+            pages=torch.from_numpy(pages[span, :used].copy()),
         )
 
     def _mask(self, rows: np.ndarray, lengths: np.ndarray, count: int, keys: int) -> Tensor | None:

@@ -76,12 +76,13 @@ class BatchInvariantAttention:
         out: Tensor | None = None,
     ) -> Tensor:
         kv = self._memory.layers[layer.index]
-        store_kv(k, v, kv[:, :, 0], kv[:, :, 1], step.slot_mapping)
+        where = step.groups[self._memory.groups[layer.index]]
+        store_kv(k, v, kv[:, :, 0], kv[:, :, 1], where.slot_mapping)
         result = torch.empty_like(q, memory_format=torch.contiguous_format)
         host = step.host
         for span, length in enumerate(host.context_lens.tolist()):
             first, end = int(host.starts[span]), int(host.starts[span + 1])
-            history = self._history(kv, host.pages[span], length).to(q.dtype)
+            history = self._history(kv, where.host[span], length).to(q.dtype)
             for start in range(first, end, QUERY_PART):
                 stop = min(end, start + QUERY_PART)
                 positions = torch.arange(length - (end - start), length - (end - stop))

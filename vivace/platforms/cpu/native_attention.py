@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import AttendingStep, AttentionLayer, KVMemory, Step
+from vivace.platforms.attention import AttendingStep, AttentionLayer, KVMemory, Step, StepPages
 from vivace.platforms.cpu.native import (
     I64,
     Kernels,
@@ -71,7 +71,10 @@ class NativeAttention:
         self._kernels = kernels
         self._layers = {layer.index: layer for layer in layers}
         self._memory = memory
-        self._fewest_pages = min(kv.shape[0] for kv in memory.layers)
+        self._pages = {
+            group: kv.shape[0] for group, kv in zip(memory.groups, memory.layers, strict=True)
+        }
+        """pages of each group that has layers"""
         self._rotary_positions: int | None = None
         """positions that captured rotations have numbers for"""
         self._partial = PartialResults(layers, kernels.threads, max_length)
@@ -82,14 +85,17 @@ class NativeAttention:
     def plan(self, step: Step) -> None:
         """Nothing to decide: the kernels read the step's own buffers. Raises ValueError where these
         point outside the memory; while a graph is captured they hold nothing yet."""
-        if not self._kernels.capturing:
+        if self._kernels.capturing:
+            return
+        for group, pages in self._pages.items():
+            where = step.groups[group]
             paged_contents(
                 "attend",
-                slots=step.slot_mapping.numpy(),
-                table=step.page_table.numpy(),
+                slots=where.slot_mapping.numpy(),
+                table=where.page_table.numpy(),
                 lengths=step.context_lens.numpy(),
                 starts=None if step.host.decode else step.query_starts.numpy(),
-                pages=self._fewest_pages,
+                pages=pages,
                 page_size=self._memory.page_size,
                 longest=self._rotary_positions,
             )
@@ -109,7 +115,13 @@ class NativeAttention:
             rows,
             *head_rows("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
             *head_rows("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
-            block("attend", "step.slot_mapping", step.slot_mapping, rows, dtype=I64),
+            block(
+                "attend",
+                "step.slot_mapping",
+                self._where(layer, step).slot_mapping,
+                rows,
+                dtype=I64,
+            ),
             kv.data_ptr(),
             KV_TYPES[kv.dtype],
             layer.kv_heads,
@@ -148,7 +160,13 @@ class NativeAttention:
             *head_rows("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
             *head_rows("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
             where,
-            block("attend", "step.slot_mapping", step.slot_mapping, rows, dtype=I64),
+            block(
+                "attend",
+                "step.slot_mapping",
+                self._where(layer, step).slot_mapping,
+                rows,
+                dtype=I64,
+            ),
             *table,
             kv.data_ptr(),
             KV_TYPES[kv.dtype],
@@ -162,7 +180,8 @@ class NativeAttention:
     ) -> Tensor:
         """`attend` when the step's keys and values are in memory already."""
         kv, decode, (rows, *_) = self._kv(layer), step.host.decode, sizes("attend", "q", q, 3)
-        spans, pages = sizes("attend", "step.page_table", step.page_table)
+        table = self._where(layer, step).page_table
+        spans, pages = sizes("attend", "step.page_table", table)
         require("attend", spans == rows or not decode, f"{spans} spans of one token, {rows} tokens")
         width = layer.heads * layer.head_dim
         if out is None:
@@ -180,7 +199,7 @@ class NativeAttention:
             layer.scale,
             layer.window or 0,
             layer.soft_cap or 0.0,
-            *matrix("attend", "step.page_table", step.page_table, pages, spans, I64),
+            *matrix("attend", "step.page_table", table, pages, spans, I64),
             block("attend", "step.context_lens", step.context_lens, spans, dtype=I64),
             0
             if decode
@@ -189,6 +208,9 @@ class NativeAttention:
             *self._partial.words,
         )
         return out
+
+    def _where(self, layer: AttentionLayer, step: Step) -> StepPages:
+        return step.groups[self._memory.groups[layer.index]]
 
     def _kv(self, layer: AttentionLayer) -> Tensor:
         """The layer's memory; one that was not there at the start is compared with it."""

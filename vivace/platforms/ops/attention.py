@@ -57,12 +57,13 @@ class ReferenceAttention:
         out: Tensor | None = None,
     ) -> Tensor:
         kv = self._memory.layers[layer.index]
-        store_kv(k, v, kv[:, :, 0], kv[:, :, 1], step.slot_mapping)
+        where = step.groups[self._memory.groups[layer.index]]
+        store_kv(k, v, kv[:, :, 0], kv[:, :, 1], where.slot_mapping)
         result = torch.empty_like(q)
         host = step.host
         for span, length in enumerate(host.context_lens.tolist()):
             first, end = int(host.starts[span]), int(host.starts[span + 1])
-            pages = torch.from_numpy(host.pages[span, : -(-length // self._memory.page_size)])
+            pages = torch.from_numpy(where.host[span, : -(-length // self._memory.page_size)])
             history = dequantize_kv(kv[pages].flatten(0, 1)[:length], layer.head_dim)
             for token in range(first, end):
                 position = length - (end - token)
