@@ -66,6 +66,9 @@ class Setting:
     captures: tuple[int, ...] | None = None
     exact: bool = False
     weights: str = "float32"
+    windows: str = "one pool"
+    """where layers with a window keep their KV: with all others, or in pools of their own, which
+    may be "tight" """
 
 
 @dataclass
@@ -170,6 +173,16 @@ class Engine:
         """steps that were replayed from a capture"""
         return self._scheduler.state().metrics.counters["cuda_graph_passes_total"]
 
+    def window_pages(self) -> list[int]:
+        """of each pool of windows"""
+        return [pool.total for pool in self._scheduler._leases.partial]
+
+    def most_window_pages(self) -> int:
+        """that one running sequence has of the first pool of windows"""
+        table = self._scheduler._table
+        leases = [sequence.lease for sequence in table.running() if sequence.lease]
+        return max((len(lease.parts[0].pages) for lease in leases), default=0)
+
     def held_tokens(self) -> int:
         return self._scheduler.state().used_tokens
 
@@ -206,6 +219,8 @@ def build_engine(model: Path, setting: Setting) -> Engine:
         disable_cuda_graph=setting.operations != "captured",
         cuda_graph_bs=setting.captures,
         disable_cuda_graph_padding=setting.exact,
+        disable_hybrid_swa_memory=setting.windows == "one pool",
+        swa_full_tokens_ratio=0.01 if setting.windows == "tight" else None,
     )
     source = locate(str(model))
     config = resolve(options, source, read_facts(source), detect("cpu"))

@@ -27,6 +27,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf_toys import write
 from pairwise import pairwise
 from served_toy import toy_llama
+from toy_models import make
 
 from vivace.protocol.messages import Request
 
@@ -43,7 +44,8 @@ SETTINGS = {
     "operations": ["captured", "eager", "torch"],
     "captures": [None, (1, 2, 6)],
     "exact": [False, True],
-    "weights": ["float32", "q4_1"],
+    "weights": ["float32", "q4_1", "gemma3", "mistral"],
+    "windows": ["one pool", "own", "tight"],
 }
 ROWS = pairwise(SETTINGS, seed=3)
 COUNT = 32
@@ -54,7 +56,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("equivalence")
     blocks = folder / "toy-Q4_1.gguf"
     write(toy_llama(), blocks, "llama", Kind.Q4_1)
-    return {"float32": write_toy_llama(folder / "float32"), "q4_1": blocks}
+    sliding = {"vocab_size": 300, "max_position_embeddings": 512, "sliding_window": 24}
+    make("Gemma3Text", folder / "gemma3", **sliding, head_dim=16, sliding_window_pattern=2)
+    make("Mistral", folder / "mistral", **sliding, head_dim=16)
+    return {
+        "float32": write_toy_llama(folder / "float32"),
+        "q4_1": blocks,
+        "gemma3": folder / "gemma3",
+        "mistral": folder / "mistral",
+    }
 
 
 @cache
@@ -79,6 +89,8 @@ def test_same_tokens(models: dict[str, Path], row: dict[str, object]) -> None:
     if setting.retraction and setting.batch > 1 and setting.chunk != 1:
         assert engine.retractions > 0, "the row was meant to force retractions"
     assert (engine.replays() > 0) is (setting.operations == "captured")
+    own = 1 if setting.windows != "one pool" and setting.weights in ("gemma3", "mistral") else 0
+    assert len(engine.window_pages()) == own
     assert engine.audit() == []
     assert engine.held_tokens() == 0
 
