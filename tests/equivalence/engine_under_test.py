@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,7 +113,10 @@ class Engine:
         self.retractions = 0
 
     def run(
-        self, requests: list[Request], arrivals: random.Random | None = None
+        self,
+        requests: list[Request],
+        arrivals: random.Random | None = None,
+        after_step: Callable[[], None] = lambda: None,
     ) -> dict[str, Answer]:
         """Answers by rid. With `arrivals` requests come between steps, else all at once."""
         waiting = [dataclass_with_key(request, next(self._keys)) for request in requests]
@@ -130,6 +134,7 @@ class Engine:
                 self._mailbox.post(request)
             del waiting[:count]
             self._loop.step(0)
+            after_step()
             for message in self._mailbox.collect():
                 if isinstance(message, Deltas):
                     for delta in message.deltas:
@@ -173,6 +178,13 @@ class Engine:
         """steps that were replayed from a capture"""
         return self._scheduler.state().metrics.counters["cuda_graph_passes_total"]
 
+    def kv_bytes(self) -> int:
+        return self._scheduler.capacity.kv_bytes
+
+    def decoding(self) -> bool:
+        """Somebody has drawn a token, and will draw more."""
+        return any(s.num_output_tokens for s in self._scheduler._table.decoding)
+
     def window_pages(self) -> list[int]:
         """of each pool of windows"""
         return [pool.total for pool in self._scheduler._leases.partial]
@@ -181,7 +193,7 @@ class Engine:
         """that one running sequence has of the first pool of windows"""
         table = self._scheduler._table
         leases = [sequence.lease for sequence in table.running() if sequence.lease]
-        return max((len(lease.parts[0].pages) for lease in leases), default=0)
+        return max((len(part.pages) for one in leases for part in one.parts[:1]), default=0)
 
     def held_tokens(self) -> int:
         return self._scheduler.state().used_tokens
@@ -198,9 +210,10 @@ def skip_unbuilt(operations: str) -> None:
         pytest.skip("the native kernels were not built")
 
 
-def build_engine(model: Path, setting: Setting) -> Engine:
+def build_engine(model: Path, setting: Setting, tokens: int = POOL_TOKENS) -> Engine:
     skip_unbuilt(setting.operations)
-    tokens = SMALL_POOL_TOKENS if setting.radix == "partly evicted" else POOL_TOKENS
+    if setting.radix == "partly evicted":
+        tokens = SMALL_POOL_TOKENS
     options = from_arguments(
         model_path=str(model),
         dtype="float32",

@@ -264,6 +264,7 @@ class Scheduler:
             self._compaction.commit()
             return
         step = self._in_flight.pop(plan.number)
+        self._nothing_to_plan = False  # who ends now may be whom others wait for
         now = self._clock()
         self._processor.process(step, result, now)
         self._table.step_committed()
@@ -287,6 +288,7 @@ class Scheduler:
             return
         step = self._in_flight[plan.number]
         spans = step.spans()
+        self._nothing_to_plan = False
         self._in_flight.clear()
         self._table.rejoin()
         offender = self._bisection.failed(spans, step.suspects)

@@ -226,13 +226,15 @@ class Pages:
     # --- the end ----------------------------------------------------------------------------
 
     def publish(self, sequence: Sequence) -> None:
-        """Let others use the whole pages computed so far, while the sequence runs on."""
+        """Let others use the whole pages computed so far, while the sequence runs on; it keeps of a
+        window what it needs."""
         assert sequence.lease is not None
         computed = min(
             sequence.computed_len, len(sequence.prefix) // TOKEN_BYTES
         )  # less its drafts
         whole = computed // self.page_size * self.page_size
         self.leases.publish(sequence.lease, sequence.prefix[: TOKEN_BYTES * whole])
+        self.slide(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Release everything; whole computed pages stay behind as cache. What transfers read or
