@@ -224,6 +224,21 @@ def test_requests_wait_for_a_prefix_that_is_being_computed() -> None:
         rig.check(key)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("chunk", [None, 16, 64])
+def test_who_waits_for_a_prefix_goes_on_when_its_prompt_ends_in_an_error(
+    depth: int, chunk: int | None
+) -> None:
+    """The last look at what waits was before the step came back in which that prompt ended."""
+    rig = rig_with(pages=300, shared_prefix_wait=1, chunk=chunk, depth=depth)
+    rig.faults.bad_keys.add(1)
+    rig.send(1, list(range(40)), 1, ignore_eos=True)
+    rig.send(2, [*range(40), 1], 3, ignore_eos=True)
+    rig.run()
+    assert get_finish(rig, 1).status == 500
+    rig.check(2)
+
+
 def test_who_shares_nothing_overtakes_who_waits_for_a_prefix() -> None:
     rig = rig_with(pages=300, chunk=30)
     stem = list(range(40))

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.worker.sizing import DEFAULT_MAX_BYTES, GIB, RESERVE, Demand, SizingError, size_pool
+from vivace.worker.sizing import (
+    DEFAULT_MAX_BYTES,
+    GIB,
+    RESERVE,
+    WINDOW_SLACK,
+    Demand,
+    SizingError,
+    WindowDemand,
+    size_pool,
+)
 
 WEIGHTS = GIB
 
@@ -51,6 +60,48 @@ def test_the_fraction_covers_weights_and_kv():
     fit = size_pool(asked)
     assert (fit.pages + 1) * asked.page_bytes > 10 * GIB - WEIGHTS >= fit.pages * asked.page_bytes
     assert not fit.rewrites
+
+
+GEMMA = (WindowDemand(window=512, kv_bytes_per_token=22 * 1024),)
+"""as of Gemma 3 1B: 22 of 26 layers see 512 tokens"""
+
+
+def test_windows_get_what_all_rows_need_and_the_rest_holds_more_tokens():
+    asked = {"static_fraction": 0.5, "context": 32768, "rows": 8, "step_tokens": 2048}
+    together = size_pool(demand(kv_bytes_per_token=26 * 1024, **asked))
+    split = demand(kv_bytes_per_token=4 * 1024, windows=GEMMA, **asked)
+    fit = size_pool(split)
+    (group,) = fit.others
+    assert group.reach == 511
+    row = group.row_pages(WINDOW_SLACK, 16)
+    assert (row, group.pages) == (37, 8 * 37 + 2048 // 16)
+    assert split.pool_bytes(fit.pages) <= 10 * GIB - WEIGHTS < split.pool_bytes(fit.pages + 1)
+    assert fit.pages > 6 * together.pages
+    assert not fit.rewrites
+
+
+def test_windows_never_have_more_tokens_than_the_full_layers():
+    (group,) = size_pool(demand(max_total_tokens=1600, windows=GEMMA)).others
+    assert group.pages == 100
+
+
+def test_the_ratio_of_the_window_pool_is_kept_or_told():
+    fit = size_pool(demand(max_total_tokens=16_000, windows=GEMMA, window_ratio=0.25))
+    assert fit.others[0].pages == 250 and "swa_full_tokens_ratio" not in told(fit)
+    fit = size_pool(demand(max_total_tokens=16_000, windows=GEMMA, window_ratio=0.001))
+    assert fit.others[0].pages == 37 and told(fit)["swa_full_tokens_ratio"] == (0.001, 0.037)
+    fit = size_pool(demand(max_total_tokens=16_000, window_ratio=0.25))
+    assert told(fit)["swa_full_tokens_ratio"] == (0.25, None)
+
+
+def test_a_model_of_windows_only_holds_as_many_tokens_as_rows_can_fill():
+    """Where no layer keeps every token, these cost their book-keeping only."""
+    asked = demand(
+        kv_bytes_per_token=0, windows=GEMMA, rows=4, context=1 << 20, static_fraction=0.2
+    )
+    fit = size_pool(asked)
+    assert fit.context == 1 << 20 and fit.pages == 4 * ((1 << 16) + 1)
+    assert fit.others[0].pages == 4 * 37
 
 
 def test_what_others_hold_is_not_counted_as_ours():
