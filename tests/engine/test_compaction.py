@@ -9,7 +9,7 @@ import pytest
 from engine_rig import EOS, Rig
 
 from vivace.engine.settings import EngineSettings
-from vivace.kv.compaction import FORGET_SECONDS, IDLE_SECONDS, MAX_COPIES, TRIM_SECONDS
+from vivace.kv.leases import FORGET_SECONDS, IDLE_SECONDS, MAX_COPIES, TRIM_SECONDS
 
 PROMPT = list(range(10, 50))
 SETTINGS = EngineSettings(eos_ids=(EOS,), depth=1)
@@ -25,7 +25,7 @@ def burst(rig: Rig, first: int, count: int = 6) -> None:
 
 
 def touched(rig: Rig) -> int:
-    return rig.scheduler._leases.touched
+    return rig.scheduler._leases.touched_in[0]
 
 
 @pytest.mark.parametrize("depth", [1, 2])

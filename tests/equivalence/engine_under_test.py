@@ -23,7 +23,7 @@ from vivace.engine.loop import Loop
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
 from vivace.frontend.request_state import PromptRows
-from vivace.kv.compaction import FORGET_SECONDS
+from vivace.kv.leases import FORGET_SECONDS
 from vivace.models.facts import read_facts
 from vivace.platforms.cpu.facts import has_kernels
 from vivace.platforms.platform import detect

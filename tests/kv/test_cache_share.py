@@ -28,7 +28,7 @@ def test_one_request_after_another_takes_no_more_memory_than_the_share() -> None
     leases = leases_with()
     for name in range(20):
         serve(leases, name)
-    assert leases.touched == SHARE and leases.cached == SHARE
+    assert leases.touched_in[0] == SHARE and leases.cached == SHARE
     assert leases.audit() == []
 
 
@@ -36,7 +36,7 @@ def test_without_a_share_the_whole_pool_is_used() -> None:
     leases = leases_with(None)
     for name in range(20):
         serve(leases, name)
-    assert leases.touched == PAGES
+    assert leases.touched_in[0] == PAGES
 
 
 def test_what_runs_together_gets_its_pages_whatever_the_share_is() -> None:
@@ -44,14 +44,14 @@ def test_what_runs_together_gets_its_pages_whatever_the_share_is() -> None:
     running = [leases.open(str(name), "", b"", 0) for name in range(4)]
     for lease in running:
         leases.grow(lease, 10)
-    assert leases.used == leases.touched == PAGES
+    assert leases.used == leases.touched_in[0] == PAGES
 
 
 def test_prefixes_that_keep_coming_back_earn_memory_until_all_stay() -> None:
     leases = leases_with()
     rounds = [[serve(leases, name) for name in range(5)] for _ in range(5)]
     assert rounds[1] == [0] * 5 and rounds[-1] == [4] * 5
-    assert leases.share_grown and leases.touched == 5 * 4
+    assert leases.share_grown and leases.touched_in[0] == 5 * 4
     leases.forget_returns()
     assert leases.vacancy_in == [5 * 4 - SHARE]
 
@@ -61,7 +61,7 @@ def test_one_repetition_earns_nothing() -> None:
     for _ in range(2):
         for name in range(20):
             serve(leases, name)
-    assert not leases.share_grown and leases.touched == SHARE
+    assert not leases.share_grown and leases.touched_in[0] == SHARE
 
 
 def test_asking_again_and_again_is_one_return() -> None:

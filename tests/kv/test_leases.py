@@ -88,13 +88,13 @@ class LeaseMachine(RuleBasedStateMachine):
         for source, target in moves.items():
             self.content[target] = self.content[source]
         self.content = {page: text for page, text in self.content.items() if page < vacant}
-        assert self.leases.touched <= vacant
+        assert self.leases.touched_in[0] <= vacant
         cached = self.leases.cached
         if most == 99:
             assert vacant == cached and self.leases.vacancy_in == [0]
         if self.share is not None and not self.leases.share_grown:
             assert cached <= self.share
-        self.peak = self.leases.touched
+        self.peak = self.leases.touched_in[0]
 
     @precondition(lambda self: not self.open)
     @rule()
@@ -109,7 +109,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.leases.used + self.leases.available == self.leases.total
         self.peak = max(self.peak, self.leases.used)
         if self.share is not None and not self.leases.share_grown:
-            assert self.leases.touched <= max(self.peak, self.share)
+            assert self.leases.touched_in[0] <= max(self.peak, self.share)
         if not self.open:
             assert self.leases.used == 0
 

@@ -22,7 +22,7 @@ from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
 from vivace.engine.step_builder import DynamicChunk, InFlightStep, NewTokenEstimate, StepBuilder
 from vivace.engine.transfers import Transfers
-from vivace.kv.compaction import Compaction
+from vivace.kv.leases import Compaction
 from vivace.protocol.messages import (
     ABORTED,
     FINISH_ABORT,

@@ -15,7 +15,7 @@ from vivace.platforms.attention import AttentionBackend, AttentionLayer
 from vivace.platforms.platform import GraphRecorder, Platform, PlatformSettings, load_platform
 from vivace.protocol.messages import Capacity, Rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
-from vivace.worker.kv_memory import LayerGroups, PagedKV, group_layers
+from vivace.worker.kv_memory import PagedKV, group_bytes_per_token, own_windows
 from vivace.worker.model_runner import (
     CapturedRunner,
     EagerRunner,
@@ -64,15 +64,14 @@ def build_worker(config: Config, report: ReportProgress) -> Worker:
     model = load(config, platform, max_tokens, report)
     report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
-    one_pool = config.memory.disable_hybrid_swa_memory
-    groups = group_layers(layers, max_tokens, one_pool=one_pool)
+    windows = own_windows(layers, max_tokens, one_pool=config.memory.disable_hybrid_swa_memory)
     demand = memory_demand(
         config,
         free_bytes=free,
         available_bytes=platform.available_bytes(),
         weight_bytes=weight_bytes,
-        kv_bytes_per_token=groups.bytes_per_token(layers, kv_dtype),
-        windows=groups.windows,
+        kv_bytes_per_token=group_bytes_per_token(layers, windows, kv_dtype),
+        windows=windows,
         max_tokens=max_tokens,
     )
     size = size_pool(demand)
@@ -82,7 +81,6 @@ def build_worker(config: Config, report: ReportProgress) -> Worker:
         layers,
         platform,
         size,
-        groups=groups,
         page_size=demand.page_size,
         dtype=platform.activations(DTYPES[config.model.dtype]),
         kv_dtype=kv_dtype,
@@ -183,7 +181,6 @@ def assemble(
     platform: Platform,
     size: PoolSize,
     *,
-    groups: LayerGroups | None = None,
     page_size: int,
     dtype: torch.dtype,
     vocabulary: int,
@@ -196,13 +193,11 @@ def assemble(
     rewrites: Sequence[Rewrite] = (),
     drafter: Drafter = NO_DRAFTS,
 ) -> Worker:
-    """A worker around a model of `dtype`, KV in `kv_dtype` if given. `groups`: of the layers, as
-    `size` has them; without it one. `rewrites`: made before."""
-    pages = [size.pages, *(group.pages for group in size.others)]
-    numbers = groups.numbers if groups else None
-    kv = PagedKV(layers, pages, page_size, kv_dtype or dtype, platform.device(), numbers)
+    """A worker around a model of `dtype`, KV in `kv_dtype` if given. `rewrites`: made before."""
+    kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform)
     rows = RowStates(size.rows, size.context, page_size, size.pages, drafter.width, size.others)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
+    sampling = platform.sampling()
     recorder = platform.recorder() if captures.sizes else None
     inputs = StepInputs(rows, step_tokens, kv.empty_pages, captures.tokens(recorder), drafter)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
@@ -226,12 +221,22 @@ def assemble(
         kv=kv,
         attention=attention,
         runner=runner,
-        head=SamplingHead(
-            model, platform.sampling(), rows, vocabulary, original_logprobs=original_logprobs
-        ),
+        head=SamplingHead(model, sampling, rows, vocabulary, original_logprobs=original_logprobs),
         inputs=inputs,
         trim=platform.trim,
     )
+
+
+def build_memory(
+    layers: Sequence[AttentionLayer],
+    size: PoolSize,
+    page_size: int,
+    dtype: torch.dtype,
+    platform: Platform,
+) -> PagedKV:
+    pages = [size.pages, *(group.pages for group in size.others)]
+    windows = [group.reach + 1 for group in size.others]
+    return PagedKV(layers, pages, page_size, dtype, platform.device(), windows)
 
 
 def build_runner(

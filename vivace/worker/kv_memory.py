@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -31,9 +30,9 @@ class PagedKV:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        groups: Mapping[int, int] | None = None,
+        windows: Sequence[int] = (),
     ) -> None:
-        """`pages`: of each group; `groups`: the group of each layer index, the first without it."""
+        """`pages`: of each group; `windows`: of the layers in groups 1, 2 ..."""
         self.page_size = page_size
         self.pages = tuple(pages)
         self.versions = np.zeros(pages[0] + 1, np.int64)
@@ -42,7 +41,8 @@ class PagedKV:
         }
         if sorted(shapes) != list(range(len(shapes))):
             raise ValueError(f"attention layers must be numbered from 0, got {sorted(shapes)}")
-        self.groups = [(groups or {}).get(index, 0) for index in range(len(shapes))]
+        groups = {layer.index: group_number(layer, windows) for layer in layers}
+        self.groups = [groups[index] for index in sorted(groups)]
         totals = [pages[group] + 1 for group in self.groups]
         widths = [heads * width for _, (heads, width) in sorted(shapes.items())]
         self._page_bytes = [2 * page_size * width * dtype.itemsize for width in widths]
@@ -66,9 +66,9 @@ class PagedKV:
         return sum(layer.nbytes for layer in self.layers)
 
     def group_bytes(self, group: int) -> int:
-        return sum(layer.nbytes for layer in self._layers_of(group))
+        return sum(layer.nbytes for layer in self._find_layers(group))
 
-    def _layers_of(self, group: int) -> list[Tensor]:
+    def _find_layers(self, group: int) -> list[Tensor]:
         return [layer for layer, own in zip(self.layers, self.groups, strict=True) if own == group]
 
     def copy(self, copies: Sequence[Copy]) -> None:
@@ -82,7 +82,7 @@ class PagedKV:
             chosen = [copy for copy in copies if copy.group == group]
             if group == 0:
                 self.versions[[copy.target for copy in chosen]] += 1
-            for layer in self._layers_of(group):
+            for layer in self._find_layers(group):
                 sources = torch.tensor([copy.source for copy in chosen], device=layer.device)
                 targets = torch.tensor([copy.target for copy in chosen], device=layer.device)
                 layer.index_copy_(0, targets, layer.index_select(0, sources))
@@ -105,7 +105,7 @@ class PagedKV:
             raise ValueError(f"slots to zero are outside the pool of {end}: {slots.tolist()[:8]}")
         if group == 0:
             self.versions[slots.numpy() // self.page_size] += 1
-        for layer in self._layers_of(group):
+        for layer in self._find_layers(group):
             layer.flatten(0, 1).index_fill_(0, slots, 0)
 
 
@@ -117,36 +117,26 @@ def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int
     return sum(elements.values()) * dtype.itemsize
 
 
-@dataclass(frozen=True)
-class LayerGroups:
-    """Which layers have pages together: those that need every position are the first cache group,
-    those with the same window are one more each."""
-
-    numbers: dict[int, int]
-    """layer index -> group"""
-    windows: tuple[int, ...]
-    """of groups 1, 2 ..."""
-
-    def bytes_per_token(
-        self, layers: Sequence[AttentionLayer], dtype: torch.dtype
-    ) -> tuple[int, ...]:
-        """KV bytes of one token in each group."""
-        return tuple(
-            bytes_per_token([one for one in layers if self.numbers[one.index] == group], dtype)
-            for group in range(1 + len(self.windows))
-        )
-
-
-def group_layers(
+def own_windows(
     layers: Sequence[AttentionLayer], context: int, *, one_pool: bool = False
-) -> LayerGroups:
-    """`one_pool` (--disable-hybrid-swa-memory): all of them keep every position, as those do whose
-    window is no shorter than the context."""
-    windows = {one.index: one.window for one in layers}
-    if any(one.window != windows[one.index] for one in layers):
-        raise ValueError("attention layers that share their KV have different windows")
-    shorter = sorted(
-        {w for w in windows.values() if w is not None and w <= context and not one_pool}
-    )
-    numbers = {index: 1 + shorter.index(w) if w in shorter else 0 for index, w in windows.items()}
-    return LayerGroups(numbers, tuple(shorter))
+) -> tuple[int, ...]:
+    """The windows whose layers are cache groups of their own, 1, 2 ...; the first group has all
+    others. `one_pool` (--disable-hybrid-swa-memory): all layers keep every position, as those do
+    whose window is no shorter than the context."""
+    windows = {layer.window for layer in layers if not one_pool}
+    return tuple(sorted(one for one in windows if one is not None and one <= context))
+
+
+def group_number(layer: AttentionLayer, windows: Sequence[int]) -> int:
+    """The cache group of a layer, where groups 1, 2 ... have these windows."""
+    return 1 + windows.index(layer.window) if layer.window in windows else 0
+
+
+def group_bytes_per_token(
+    layers: Sequence[AttentionLayer], windows: Sequence[int], dtype: torch.dtype
+) -> list[int]:
+    """KV bytes of one token in each cache group."""
+    return [
+        bytes_per_token([one for one in layers if group_number(one, windows) == group], dtype)
+        for group in range(1 + len(windows))
+    ]
