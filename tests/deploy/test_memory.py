@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from vivace.checkpoint.errors import SourceError
 from vivace.commands.check import main as check
-from vivace.deploy.catalogue.architecture import parse_architecture
 from vivace.deploy.catalogue.hardware import devices, find_device
 from vivace.deploy.catalogue.models import (
     find_model,
@@ -29,6 +28,7 @@ from vivace.deploy.load_case import Overrides, build_case, open_command
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.plan import default_fraction, plan_role
 from vivace.deploy.suggest import suggest
+from vivace.models.architecture import parse_architecture
 
 GIB = 1 << 30
 

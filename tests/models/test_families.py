@@ -16,6 +16,7 @@ from toy_models import make, reference, tokens
 from vivace.checkpoint.source import SourceError, locate
 from vivace.models.facts import read_facts
 from vivace.models.registry import ARCHITECTURES, check_architecture
+from vivace.worker.kv_memory import bytes_per_token
 
 SLIDING = {"sliding_window": 7}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -77,7 +78,10 @@ def test_facts_describe_the_model(name: str, tmp_path: Path) -> None:
         shown = ["sliding_attention"] * facts.layers
     slides = [7 if kind == "sliding_attention" else None for kind in shown]
     assert list(facts.layer_windows) == slides
-    assert facts.kv_bytes_per_token(2) == 2 * 2 * facts.layers * facts.kv_heads * facts.head_dim
+    layer = 2 * facts.kv_heads * facts.head_dim
+    assert facts.kv_elements == facts.layers * layer
+    assert facts.full_kv_elements == slides.count(None) * layer
+    assert bytes_per_token(load(tmp_path).attention_layers, torch.float32) == 4 * facts.kv_elements
 
 
 def test_every_architecture_is_compared() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.catalogue.models import names_release
 from vivace.deploy.from_script.flags import Remark
@@ -20,6 +19,7 @@ from vivace.deploy.schema.nodes import expand_nodes
 from vivace.deploy.server_plan import ServerPlan, UnknownValue, unknown
 from vivace.deploy.startup import StartFacts
 from vivace.deploy.target import Target
+from vivace.models.architecture import Architecture
 
 BACKENDS = ("attention_backend", "moe_a2a_backend", "disaggregation_transfer_backend")
 

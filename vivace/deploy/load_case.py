@@ -9,7 +9,6 @@ import msgspec
 
 from vivace.config.process_environment import process_environment
 from vivace.deploy.case import Case
-from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.catalogue.hardware import Device, devices, find_device, measured_devices
 from vivace.deploy.catalogue.models import (
     find_model,
@@ -38,6 +37,7 @@ from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardwar
 from vivace.deploy.target import parse_target
 from vivace.errors import nearest
 from vivace.files import FileTooLarge, PathName, read_file
+from vivace.models.architecture import Architecture
 from vivace.terminal import print_wrapped
 
 SPECS = (".yaml", ".yml")

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from vivace.config.releases.tables import FOLDER, flags_at, holds, releases, row_at
-from vivace.deploy.catalogue.architecture import Architecture, CompressedAttention, LatentAttention
 from vivace.deploy.schema.deployment import Flags
+from vivace.models.architecture import Architecture, CompressedAttention, LatentAttention
 
 UNKNOWN = object()
 TOLD = frozenset(

@@ -1,36 +1,381 @@
-"""Which class a checkpoint names for its model, and the code of its own that it may bring."""
+"""The shapes of a model that memory and communication depend on, from a config.json."""
 
 from __future__ import annotations
 
-from vivace.checkpoint.fields import ConfigFields, ListOf, Text
-from vivace.checkpoint.source import ModelSource
-from vivace.models.transformers_support import read_support
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
-NO_LANGUAGE_MODEL = (
-    "The config.json of a language model names its class there: give the folder of such a model, "
-    "as transformers saves it, or the class with --json-model-override-args"
-)
+import msgspec
 
+from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, Integer, ListOf
+from vivace.models.families import FAMILIES, Family
+from vivace.models.stored_weights import ScaleBlocks, parse_blocks, parse_precision
 
-def read_architecture(source: ModelSource) -> str:
-    """The first of `architectures`."""
-    given = source.config.get("model_type")
-    known = read_support().causal_class(given)
-    advice = NO_LANGUAGE_MODEL
-    if known:
-        override = f'--json-model-override-args \'{{"architectures": ["{known}"]}}\''
-        advice = f"Models of the type {given!r} that generate text are of {known}: give {override}"
-    fields = ConfigFields(source.config, source.place, advice)
-    return fields.need("architectures", ListOf(Text(), 64, 1))[0]
+MOST = 1 << 27
+"""limit of each size, so that products of several stay printable"""
+MOST_LAYERS = 4096
 
 
-def unread_code(source: ModelSource) -> tuple[str, ...]:
-    """Notices of a checkpoint's own code for its model."""
-    named = source.config.get("auto_map")
-    code = [key for key in named if key.startswith("AutoModel")] if isinstance(named, dict) else ()
-    if not code:
-        return ()
-    return (
-        f"{source.place('auto_map')} names code of the checkpoint's own, which is never run: the "
-        f"model is served as {read_architecture(source)}",
+class GroupedAttention(msgspec.Struct, frozen=True, kw_only=True):
+    """Grouped-query attention of one layer; `gated`: a gate as wide as the queries beside them;
+    `value_dim`: of a value, where it is not as wide as a key."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    gated: bool = False
+
+    def parameters(self, hidden: int) -> tuple[int, int]:
+        """(shared out over ranks by head, held by every rank)"""
+        queries = self.heads * self.head_dim * (2 if self.gated else 1)
+        pair = self.head_dim + self.value_dim
+        return hidden * (queries + self.heads * self.value_dim + self.kv_heads * pair), 0
+
+    def kv_elements(self, ranks: int) -> int:
+        """Numbers kept for one token by one of `ranks`; heads are copied when there are fewer."""
+        return max(1, -(-self.kv_heads // ranks)) * (self.head_dim + self.value_dim)
+
+
+class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
+    """Multi-head latent attention (DeepSeek-V2), with the index of sparse attention (V3.2)."""
+
+    heads: int
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+    index_heads: int = 0
+    index_dim: int = 0
+
+    def parameters(self, hidden: int) -> tuple[int, int]:
+        """(shared out over ranks by head, held by every rank)"""
+        queries = self.heads * (self.nope + self.rope)
+        by_head = (self.q_rank or hidden) * queries
+        by_head += self.kv_rank * self.heads * (self.nope + self.value)
+        by_head += self.heads * self.value * hidden
+        everywhere = hidden * (self.q_rank + self.kv_rank + self.rope)
+        if self.index_heads:
+            everywhere += self.q_rank * self.index_heads * self.index_dim
+            everywhere += hidden * (self.index_dim + self.index_heads)
+        return by_head, everywhere
+
+    def kv_elements(self, ranks: int) -> int:
+        """One latent serves all heads, so every rank keeps it."""
+        return self.kv_rank + self.rope + self.index_dim
+
+
+class CompressedAttention(msgspec.Struct, frozen=True, kw_only=True):
+    """One key, which is the value too, for all heads (DeepSeek-V4). Of every `ratio` tokens one is
+    kept in a layer, beside a window of the last ones; output in groups of low rank. The small
+    compressors are not counted.
+
+    `ratios`: of each layer, 0: only the window; layers with an index have the ratio `indexed`.
+    """
+
+    heads: int
+    head_dim: int
+    q_rank: int
+    o_rank: int
+    o_groups: int
+    ratios: tuple[int, ...]
+    window: int
+    index_heads: int
+    index_dim: int
+    indexed: int = 4
+
+    def parameters(self, hidden: int) -> tuple[int, int]:
+        """(shared out over ranks by head, held by every rank); of a layer with an index."""
+        width = self.heads * self.head_dim
+        by_head = self.q_rank * width + width * self.o_rank + self.o_groups * self.o_rank * hidden
+        everywhere = hidden * (self.q_rank + self.head_dim)
+        everywhere += self.index_heads * self.index_dim * self.q_rank
+        return by_head, everywhere + hidden * (self.index_dim + self.index_heads)
+
+    def kv_elements(self, ranks: int) -> int:
+        """Mean of the layers, rounded up; every rank keeps it."""
+        kept = sum(self.head_dim / ratio for ratio in self.ratios if ratio)
+        kept += sum(self.index_dim / ratio for ratio in self.ratios if ratio == self.indexed)
+        return max(1, math.ceil(kept / len(self.ratios)))
+
+    def window_bytes(self) -> int:
+        """Of one request in one layer, in 16 bits."""
+        return self.window * self.head_dim * 2
+
+
+Attention = GroupedAttention | LatentAttention | CompressedAttention
+
+
+class LinearAttention(msgspec.Struct, frozen=True, kw_only=True):
+    """Gated delta layers (Qwen3-Next): a state for each request, nothing for each token."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    window: int
+
+    def parameters(self, hidden: int) -> int:
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        projections = hidden * (2 * keys + 2 * values + 2 * self.value_heads)
+        return projections + (2 * keys + values) * self.window + values * hidden
+
+    def state_bytes(self, ranks: int) -> int:
+        """Of one request on one rank: the state in float32, the window in 16 bits."""
+        heads = max(1, self.value_heads // ranks)
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        window = (2 * keys + values) // ranks * (self.window - 1) * 2
+        return heads * self.key_dim * self.value_dim * 4 + window
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one layer; `shared_width`: of the expert every token passes."""
+
+    count: int
+    chosen: int
+    width: int
+    shared_width: int
+
+
+MTP_LAYERS = {"MiMoV2FlashForCausalLM": 3}
+"""architecture whose config.json does not say it -> MTP layers of its checkpoint (the technical
+report of MiMo-V2-Flash: three, each of 0.33B parameters, dense and with sliding attention)"""
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
+    """Widths in elements, `context` in tokens. `dense_layers` have one wide MLP, the rest
+    experts; `linear_layers` keep a state where the rest keep KV; `draft_layers`: layers that
+    the checkpoint brings for speculation. `sliding`: the attention of `sliding_layers`, where it
+    has other heads than the rest; every layer is counted with all tokens. `precision`: of the
+    weights as published, a name of memory/weights.py or of quantization_config."""
+
+    title: str
+    layers: int
+    hidden: int
+    vocabulary: int
+    context: int
+    tied: bool
+    attention: Attention
+    dense_layers: int
+    dense_width: int
+    experts: Experts | None
+    linear: LinearAttention | None = None
+    linear_layers: int = 0
+    draft_layers: int = 0
+    multi_layer: bool = False
+    """whether each draft step has a layer of its own, with sliding attention and one wide MLP"""
+    sliding: GroupedAttention | None = None
+    sliding_layers: int = 0
+    precision: str = "bf16"
+    blocks: ScaleBlocks = ScaleBlocks()
+    name: str = ""
+    """the first of its config.json's `architectures`"""
+
+    @property
+    def kv_layers(self) -> int:
+        return self.layers - self.linear_layers
+
+    @property
+    def expert_layers(self) -> int:
+        return self.layers - self.dense_layers
+
+    def attention_parameters(self) -> tuple[int, int]:
+        """Of all layers that keep KV: (shared out over ranks by head, held by every rank)"""
+        by_head, everywhere = self.attention.parameters(self.hidden)
+        full = self.kv_layers - self.sliding_layers
+        other = self.sliding.parameters(self.hidden)[0] if self.sliding is not None else 0
+        return full * by_head + self.sliding_layers * other, full * everywhere
+
+    def full_kv_elements(self, ranks: int) -> int:
+        """As `kv_elements`, in the layers that keep every token."""
+        return (self.kv_layers - self.sliding_layers) * self.attention.kv_elements(ranks)
+
+    def kv_elements(self, ranks: int) -> int:
+        """Numbers kept for one token by one of `ranks`, in all layers."""
+        other = self.sliding.kv_elements(ranks) if self.sliding is not None else 0
+        return self.full_kv_elements(ranks) + self.sliding_layers * other
+
+    def parameters(self, *, active: bool = False) -> int:
+        """All of them without draft layers, or those one token passes."""
+        total = sum(self.attention_parameters())
+        total += self.linear_layers * (self.linear.parameters(self.hidden) if self.linear else 0)
+        total += self.dense_layers * 3 * self.hidden * self.dense_width
+        if self.experts is not None:
+            count = self.experts.chosen if active else self.experts.count
+            width = count * self.experts.width + self.experts.shared_width
+            total += self.expert_layers * self.hidden * (3 * width + self.experts.count)
+        return total + self.hidden * self.vocabulary * (1 if self.tied else 2)
+
+
+def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "") -> Architecture:
+    """With what a family leaves unsaid, as it is served. Raises SourceError naming the key that is
+    missing or cannot be."""
+    inner = Shapes(config, title).inner("text_config")
+    values = Shapes({**config, **inner.values} if inner else config, title)
+    meant = partial(find_family(config).missing, values.values)
+    layers = values.size("num_hidden_layers")
+    experts = parse_experts(values)
+    dense, dense_width = parse_dense(values, layers) if experts else (layers, "intermediate_size")
+    linear, linear_layers = parse_linear(values, layers)
+    sliding, sliding_layers = parse_sliding(values, layers)
+    return Architecture(
+        title=title,
+        layers=layers,
+        hidden=values.size("hidden_size"),
+        vocabulary=values.size("vocab_size"),
+        context=values.size("max_position_embeddings", meant("max_position_embeddings") or 2048),
+        tied=values.get("tie_word_embeddings", Flag(), meant("tie_word_embeddings") or False),
+        attention=parse_attention(values, meant, layers),
+        dense_layers=dense,
+        dense_width=values.size(dense_width) if dense else 0,
+        experts=experts,
+        linear=linear,
+        linear_layers=linear_layers,
+        draft_layers=values.count("num_nextn_predict_layers")
+        or values.count("mtp_num_hidden_layers")
+        or MTP_LAYERS.get(first_architecture(config), 0),
+        multi_layer=first_architecture(config) in MTP_LAYERS,
+        sliding=sliding,
+        sliding_layers=sliding_layers,
+        precision=parse_precision(values.values),
+        blocks=parse_blocks(values.values),
+        name=first_architecture(config),
     )
+
+
+def find_family(config: Mapping[str, Any]) -> Family:
+    """What an architecture that Vivace serves leaves unsaid; nothing for others."""
+    return FAMILIES.get(first_architecture(config), Family())
+
+
+def first_architecture(config: Mapping[str, Any]) -> str:
+    listed = config.get("architectures")
+    name = listed[0] if isinstance(listed, list) and listed else ""
+    return name if isinstance(name, str) else ""
+
+
+class Shapes(ConfigFields):
+    """A configuration's sizes. Raises SourceError naming the key that is missing or cannot be."""
+
+    def __init__(self, config: Mapping[str, Any], title: str) -> None:
+        super().__init__(config, lambda key: f"{title}: {key}", CORRECT)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        kind = Integer(1, MOST)
+        return self.need(key, kind) if default is None else self.get(key, kind, default)
+
+    def count(self, key: str) -> int:
+        """0 if the key is missing."""
+        return self.get(key, Integer(0, MOST), 0)
+
+
+def parse_attention(values: Shapes, meant: Callable[[str], Any], layers: int) -> Attention:
+    """`meant`: what the family means by a key that is missing."""
+    heads = values.size("num_attention_heads")
+    if values.count("kv_lora_rank"):
+        return LatentAttention(
+            heads=heads,
+            q_rank=values.count("q_lora_rank"),
+            kv_rank=values.size("kv_lora_rank"),
+            nope=values.size("qk_nope_head_dim"),
+            rope=values.size("qk_rope_head_dim"),
+            value=values.size("v_head_dim"),
+            index_heads=values.count("index_n_heads"),
+            index_dim=values.count("index_head_dim"),
+        )
+    if values.has("compress_ratios"):
+        return CompressedAttention(
+            heads=heads,
+            head_dim=values.size("head_dim"),
+            q_rank=values.size("q_lora_rank"),
+            o_rank=values.size("o_lora_rank"),
+            o_groups=values.size("o_groups"),
+            ratios=numbers(values, "compress_ratios", layers),
+            window=values.count("sliding_window"),
+            index_heads=values.count("index_n_heads"),
+            index_dim=values.count("index_head_dim"),
+        )
+    hidden = values.size("hidden_size")
+    if heads > hidden:
+        raise values.refusal("num_attention_heads", f"hidden_size is only {hidden}")
+    head_dim = values.size("head_dim", meant("head_dim") or hidden // heads)
+    gated = values.get("attn_output_gate", Flag(), False)
+    return GroupedAttention(
+        heads=heads,
+        kv_heads=values.size("num_key_value_heads", meant("num_key_value_heads") or heads),
+        head_dim=head_dim,
+        value_dim=values.size("v_head_dim", head_dim),
+        gated=gated or values.values.get("model_type") == "qwen3_next",
+    )
+
+
+def numbers(values: Shapes, key: str, layers: int) -> tuple[int, ...]:
+    """One for each layer; those of draft layers behind them are left out."""
+    found = values.need(key, ListOf(Integer(0, MOST), 2 * MOST_LAYERS))
+    if len(found) < layers:
+        raise values.refusal(key, f"there are {layers} layers")
+    return found[:layers]
+
+
+def parse_sliding(values: Shapes, layers: int) -> tuple[GroupedAttention | None, int]:
+    """(the attention of layers with a window whose heads differ, how many there are)"""
+    if not values.has("hybrid_layer_pattern"):
+        return None, 0
+    head_dim = values.size("head_dim")
+    attention = GroupedAttention(
+        heads=values.size("num_attention_heads"),
+        kv_heads=values.size("swa_num_key_value_heads"),
+        head_dim=head_dim,
+        value_dim=values.size("v_head_dim", head_dim),
+    )
+    return attention, sum(map(bool, numbers(values, "hybrid_layer_pattern", layers)))
+
+
+def parse_dense(values: Shapes, layers: int) -> tuple[int, str]:
+    """(how many layers of a model with experts have one wide MLP, the key of its width)"""
+    if isinstance(values.values.get("moe_layer_freq"), list):
+        spread = numbers(values, "moe_layer_freq", layers)
+        return sum(not each for each in spread), "intermediate_size"
+    if values.has("interleave_moe_layer_step"):
+        step = values.size("interleave_moe_layer_step")
+        return layers - layers // step, "intermediate_size_mlp"
+    return min(values.count("first_k_dense_replace"), layers), "intermediate_size"
+
+
+def parse_experts(values: Shapes) -> Experts | None:
+    counts = map(values.count, ("n_routed_experts", "num_experts", "num_local_experts"))
+    count = next(filter(None, counts), 0)
+    if not count:
+        return None
+    width = values.find("moe_intermediate_size", Integer(1, MOST))
+    width = width or values.size("intermediate_size")
+    chosen = values.size("num_experts_per_tok")
+    if chosen > count:
+        raise values.refusal("num_experts_per_tok", f"there are {count} experts")
+    shared = values.count("shared_expert_intermediate_size")
+    if not shared:
+        always = str(values.values.get("model_type")).startswith("llama4")
+        shared = values.get("n_shared_experts", Integer(0, MOST), int(always)) * width
+    return Experts(count=count, chosen=chosen, width=width, shared_width=shared)
+
+
+def parse_linear(values: Shapes, layers: int) -> tuple[LinearAttention | None, int]:
+    """(its shapes, how many layers have it)"""
+    heads = values.count("linear_num_value_heads")
+    if not heads:
+        return None, 0
+    interval = values.size("full_attention_interval", 4)
+    kinds = values.values.get("layer_types")
+    full = kinds.count("full_attention") if isinstance(kinds, list) else layers // interval
+    if full > layers:
+        raise values.refusal("layer_types", f"there are {layers} layers")
+    return LinearAttention(
+        key_heads=values.size("linear_num_key_heads"),
+        value_heads=heads,
+        key_dim=values.size("linear_key_head_dim"),
+        value_dim=values.size("linear_value_head_dim"),
+        window=values.size("linear_conv_kernel_dim", 4),
+    ), layers - full

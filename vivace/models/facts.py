@@ -10,7 +10,8 @@ from typing import Any
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, abbreviate
 from vivace.checkpoint.source import ModelSource
-from vivace.models.architecture import read_architecture, unread_code
+from vivace.models.architecture import Architecture, GroupedAttention
+from vivace.models.class_name import read_class_name, unread_code
 from vivace.models.config_fields import SLIDING, EndIds, ModelFields, is_no_window
 from vivace.models.families import FAMILIES
 from vivace.models.quantized import refuse_quantized
@@ -71,6 +72,11 @@ class AttentionFacts:
         """Numbers kept of a key and of a value: the shorter one is filled up with zeros."""
         return max(self.key_dim, self.value_dim)
 
+    @property
+    def kv_elements(self) -> int:
+        """Numbers kept of one token."""
+        return 2 * self.kv_heads * self.head_dim
+
 
 @dataclass(frozen=True, kw_only=True)
 class TracedModel:
@@ -105,7 +111,11 @@ class ModelFacts:
     eos_ids: tuple[int, ...]
     sliding_window: int | None
     layer_windows: tuple[int | None, ...]
-    parameters: int
+    parameters: int = 0
+    kv_elements: int = 0
+    """numbers that all layers keep of one token"""
+    full_kv_elements: int = 0
+    """those of layers without a window"""
     decoder: DecoderFacts | None = None
     """None where transformers' code runs the model"""
     attention: tuple[AttentionFacts, ...] = ()
@@ -117,18 +127,13 @@ class ModelFacts:
     stretch: Stretch | None = None
     """where more than `context` may be what the model was trained for"""
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Keys and values of one token over all layers."""
-        numbers = sum(one.kv_heads * one.head_dim for one in self.attention)
-        return 2 * (numbers or self.layers * self.kv_heads * self.head_dim) * element_bytes
-
 
 def read_facts(source: ModelSource) -> ModelFacts:
     """Read the facts of an architecture that Vivace has written from a model's configuration.
 
     Raises SourceError naming the bad key.
     """
-    architecture = read_architecture(source)
+    architecture = read_class_name(source)
     config = ModelFields(source, FAMILIES[architecture])
     refuse_quantized(config)
     refuse_bidirectional(config)
@@ -155,7 +160,6 @@ def read_facts(source: ModelSource) -> ModelFacts:
         eos_ids=ends,
         sliding_window=next((w for w in windows if w), None),
         layer_windows=windows,
-        parameters=0,
         decoder=read_decoder_facts(config, head_dim, context),
         stretch=read_stretch(config, context, model_type),
         notices=(
@@ -167,7 +171,7 @@ def read_facts(source: ModelSource) -> ModelFacts:
             *unread_notices(config, windows),
         ),
     )
-    return replace(facts, parameters=parameter_count(facts))
+    return add_sizes(facts)
 
 
 def refuse_bidirectional(config: ModelFields) -> None:
@@ -322,9 +326,37 @@ def read_eos_token_ids(
     return found[0] or (found[1] if given else meant), tuple(notices)
 
 
-def parameter_count(facts: ModelFacts) -> int:
-    """Parameters of a dense decoder with gated MLP; norms and biases left out."""
-    attention = facts.hidden_size * facts.head_dim * 2 * (facts.heads + facts.kv_heads)
-    mlp = 3 * facts.hidden_size * facts.intermediate_size
-    embeddings = facts.vocabulary * facts.hidden_size * (1 if facts.tied else 2)
-    return facts.layers * (attention + mlp) + embeddings
+def add_sizes(facts: ModelFacts) -> ModelFacts:
+    """With what follows from the shapes."""
+    shape = describe_architecture(facts)
+    return replace(
+        facts,
+        parameters=shape.parameters(),
+        kv_elements=shape.kv_elements(1),
+        full_kv_elements=shape.full_kv_elements(1),
+    )
+
+
+def describe_architecture(facts: ModelFacts) -> Architecture:
+    """The same model as memory and communication see it."""
+    attention = GroupedAttention(
+        heads=facts.heads,
+        kv_heads=facts.kv_heads,
+        head_dim=facts.head_dim,
+        value_dim=facts.head_dim,
+    )
+    return Architecture(
+        title=facts.architecture,
+        layers=facts.layers,
+        hidden=facts.hidden_size,
+        vocabulary=facts.vocabulary,
+        context=facts.context,
+        tied=facts.tied,
+        attention=attention,
+        dense_layers=facts.layers,
+        dense_width=facts.intermediate_size,
+        experts=None,
+        sliding=attention,
+        sliding_layers=sum(window is not None for window in facts.layer_windows),
+        name=facts.architecture,
+    )

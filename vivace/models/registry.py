@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vivace.checkpoint.source import ModelSource, SourceError
-from vivace.models.architecture import read_architecture
+from vivace.models.class_name import read_class_name
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.models.transformers_support import advice
 from vivace.registry import Registry
@@ -28,7 +28,7 @@ def check_architecture(source: ModelSource) -> None:
 
     Cheap, so that it can be asked before any process is started.
     """
-    if (name := read_architecture(source)) not in ARCHITECTURES:
+    if (name := read_class_name(source)) not in ARCHITECTURES:
         raise SourceError(
             f"{source.path}: the architecture {name} is not supported; supported: "
             f"{', '.join(ARCHITECTURES)}; {advice(name, source.config.get('model_type'))}"

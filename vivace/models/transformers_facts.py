@@ -10,7 +10,7 @@ import msgspec
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.source import ModelSource
-from vivace.models.architecture import read_architecture, unread_code
+from vivace.models.class_name import read_class_name, unread_code
 from vivace.models.facts import (
     ModelFacts,
     ModelFields,
@@ -41,7 +41,7 @@ class TraceResult(msgspec.Struct, frozen=True):
 
 def trace_request(source: ModelSource) -> TraceRequest:
     refuse_quantized(ModelFields(source))
-    return TraceRequest(read_architecture(source), source.config)
+    return TraceRequest(read_class_name(source), source.config)
 
 
 def facts_from(source: ModelSource, request: TraceRequest, result: TraceResult) -> ModelFacts:
@@ -60,7 +60,7 @@ def traced_facts(source: ModelSource, traced: TracedModel) -> ModelFacts:
     ends, notices = read_eos_token_ids(source, config, traced.vocabulary)
     model_type = config.need_known("model_type")
     return ModelFacts(
-        architecture=read_architecture(source),
+        architecture=read_class_name(source),
         model_type=model_type,
         hidden_size=traced.hidden_size,
         layers=len(traced.attention),
@@ -76,6 +76,8 @@ def traced_facts(source: ModelSource, traced: TracedModel) -> ModelFacts:
         sliding_window=next((w for w in windows if w), None),
         layer_windows=windows,
         parameters=traced.parameters,
+        kv_elements=sum(one.kv_elements for one in traced.attention),
+        full_kv_elements=sum(one.kv_elements for one in traced.attention if one.window is None),
         attention=traced.attention,
         config=source.config,
         # transformers' dynamic scaling grows for all sequences at once (`longest_exact`).

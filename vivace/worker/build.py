@@ -58,13 +58,15 @@ def build_worker(config: Config, report: ReportProgress) -> Worker:
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
     free = platform.available_bytes()
     # What a checkpoint claims is allocated for only as far as the memory could ever hold it.
-    held = free // config.facts.kv_bytes_per_token(kv_dtype.itemsize)
+    one_pool, facts = config.memory.disable_hybrid_swa_memory, config.facts
+    kept = (0 if one_pool else facts.full_kv_elements) or facts.kv_elements
+    held = free // (kept * kv_dtype.itemsize)
     max_tokens = max(1, min(wanted_context(config), held))
     report("Loading weights", 0.0)
     model = load(config, platform, max_tokens, report)
     report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
-    windows = own_windows(layers, max_tokens, one_pool=config.memory.disable_hybrid_swa_memory)
+    windows = own_windows(layers, max_tokens, one_pool=one_pool)
     demand = memory_demand(
         config,
         free_bytes=free,

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from vivace.deploy.catalogue.architecture import Architecture, parse_architecture
-from vivace.deploy.catalogue.stored_weights import ScaleBlocks
 from vivace.deploy.files import below, is_folder, packaged_path
 from vivace.files import read_file
+from vivace.models.architecture import Architecture, parse_architecture
+from vivace.models.stored_weights import ScaleBlocks
 
 LARGEST = 1 << 20
 """bytes of a file"""

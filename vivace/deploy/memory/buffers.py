@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vivace.deploy.catalogue.architecture import Architecture
+from vivace.models.architecture import Architecture
 
 MIB = 1 << 20
 TOKEN_HEADER = 44

@@ -9,7 +9,6 @@ from typing import Literal
 import msgspec
 
 from vivace.deploy.case import Case, RequestLoad
-from vivace.deploy.catalogue.architecture import Architecture, CompressedAttention
 from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.buffers import MIB
@@ -17,6 +16,7 @@ from vivace.deploy.memory.defaults import USUAL_CHUNK, chunk_size, graph_default
 from vivace.deploy.memory.weights import PRECISIONS, dense_ranks, weight_precision, weights
 from vivace.deploy.memory.windows import HCCL, buffer_variable, prefill_tokens
 from vivace.deploy.server_plan import ServerPlan, UnknownValue
+from vivace.models.architecture import Architecture, CompressedAttention
 
 ELEMENT_BYTES = {"fp8_e5m2": 1, "fp8_e4m3": 1, "int8": 1, "float32": 4}
 GRAPH_ROW = 2 * MIB

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vivace.deploy.case import Case
-from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.memory.weights import PRECISIONS, Precision, weight_precision
 from vivace.deploy.server_plan import ServerPlan
+from vivace.models.architecture import Architecture
 
 
 def get_precision(case: Case, server: ServerPlan) -> Precision:

@@ -6,8 +6,8 @@ import re
 
 import msgspec
 
-from vivace.deploy.catalogue.architecture import Architecture
 from vivace.deploy.server_plan import ALL_TO_ALL, ServerPlan
+from vivace.models.architecture import Architecture
 
 
 class Precision(msgspec.Struct, frozen=True):

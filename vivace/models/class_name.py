@@ -1,0 +1,36 @@
+"""Which class a checkpoint names for its model, and the code of its own that it may bring."""
+
+from __future__ import annotations
+
+from vivace.checkpoint.fields import ConfigFields, ListOf, Text
+from vivace.checkpoint.source import ModelSource
+from vivace.models.transformers_support import read_support
+
+NO_LANGUAGE_MODEL = (
+    "The config.json of a language model names its class there: give the folder of such a model, "
+    "as transformers saves it, or the class with --json-model-override-args"
+)
+
+
+def read_class_name(source: ModelSource) -> str:
+    """The first of `architectures`."""
+    given = source.config.get("model_type")
+    known = read_support().causal_class(given)
+    advice = NO_LANGUAGE_MODEL
+    if known:
+        override = f'--json-model-override-args \'{{"architectures": ["{known}"]}}\''
+        advice = f"Models of the type {given!r} that generate text are of {known}: give {override}"
+    fields = ConfigFields(source.config, source.place, advice)
+    return fields.need("architectures", ListOf(Text(), 64, 1))[0]
+
+
+def unread_code(source: ModelSource) -> tuple[str, ...]:
+    """Notices of a checkpoint's own code for its model."""
+    named = source.config.get("auto_map")
+    code = [key for key in named if key.startswith("AutoModel")] if isinstance(named, dict) else ()
+    if not code:
+        return ()
+    return (
+        f"{source.place('auto_map')} names code of the checkpoint's own, which is never run: the "
+        f"model is served as {read_class_name(source)}",
+    )
