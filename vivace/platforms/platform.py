@@ -65,14 +65,17 @@ class PlatformSettings:
 class StepGraph(Protocol):
     """A captured step. Inputs and results lie in the buffers that were seen while capturing."""
 
+    computes_all_rows: bool
+    """Every replay computes all captured rows, as CUDA and NPU graphs do: whoever replays it has
+    filled those behind the live ones with harmless ones."""
+
     @property
     def nbytes(self) -> int:
         """of the graph alone, without buffers"""
         ...
 
     def replay(self, rows: int) -> None:
-        """Run it over the first `rows` of the captured rows. A device that cannot leave rows out
-        computes them all; the caller has filled the rest of the inputs with harmless rows."""
+        """Run it over the first `rows` of the captured rows."""
         ...
 
 

@@ -262,7 +262,7 @@ def build_runner(
         lambda fraction: report("Capturing decode steps", fraction),
     )
     nbytes = recorder.nbytes + sum(step.graph.nbytes for step in steps)
-    return CapturedRunner(eager, attention, steps, nbytes=nbytes, exact=captures.exact)
+    return CapturedRunner(eager, attention, inputs, steps, nbytes=nbytes, exact=captures.exact)
 
 
 def memory_demand(

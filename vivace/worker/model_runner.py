@@ -83,6 +83,7 @@ class CapturedRunner:
         self,
         eager: EagerRunner,
         attention: AttentionBackend,
+        inputs: StepInputs,
         steps: Sequence[CapturedStep],
         *,
         nbytes: int,
@@ -91,6 +92,7 @@ class CapturedRunner:
         self._eager = eager
         self.nbytes = nbytes
         self._attention = attention
+        self._inputs = inputs
         self._steps = sorted(steps, key=lambda step: step.rows)
         self._exact = exact
         self.captured = False
@@ -100,9 +102,12 @@ class CapturedRunner:
         self.captured = found is not None
         if found is None:
             return self._eager.forward(step)
+        rows = len(step.counts)
+        if found.graph.computes_all_rows:
+            self._inputs.pad_rows(rows, found.rows)
         self._attention.plan(step)
-        found.graph.replay(len(step.counts))
-        return found.hidden[: len(step.counts)]
+        found.graph.replay(rows)
+        return found.hidden[:rows]
 
     def _find_step(self, rows: int) -> CapturedStep | None:
         for step in self._steps:
@@ -124,6 +129,7 @@ def capture_steps(
     with torch.inference_mode():
         for done, rows in enumerate(sorted(set(sizes), reverse=True)):
             progress(done / len(sizes))
+            inputs.pad_rows(0, rows)  # a recorder may run what it captures
             step = inputs.decode_step(rows, attention)
             graph, hidden = recorder.capture(lambda step=step: eager.forward(step))
             steps.append(CapturedStep(rows, graph, hidden))

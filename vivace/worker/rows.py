@@ -228,6 +228,19 @@ class StepInputs:
             ),
         )
 
+    def pad_rows(self, first: int, end: int) -> None:
+        """Rows first..end of a decode step become harmless ones, for a capture that computes them
+        all: one token at position 0 of the empty page, and nobody reads what comes of it. What
+        stood there was of an earlier step, and would be written into pages of others by now."""
+        ids, positions, *slots = self._decoding.take(end)
+        starts, lengths = self._per_row.take(end + 1)
+        ids[first:] = positions[first:] = 0
+        for group, empty in enumerate(self._empty_pages):
+            slots[group][first:] = empty * self._states.page_size
+            self._tables[group][first:end, 0] = empty
+        starts[first:] = np.arange(first, end + 1)
+        lengths[first:end] = 1
+
     def gather(self, plan: StepPlan, attention: AttentionBackend) -> tuple[StepInput, Spans]:
         """Views on one step. Changes nothing that a row knows; raises PlanError when the plan
         contradicts them."""

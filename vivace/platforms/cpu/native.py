@@ -156,6 +156,7 @@ class Graph:
             raise MemoryError("no memory for a graph of kernels")
         weakref.finalize(self, library.vv_graph_free, self._graph)
         self._rows: int | None = None
+        self.computes_all_rows = False
 
     def add(self, number: int, words: bytes) -> None:
         (rows,) = struct.unpack_from("=q", words)
