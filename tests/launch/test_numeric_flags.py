@@ -76,6 +76,11 @@ class Started:
         kept = self.capacity.kv_bytes + PAGE_COST * self.capacity.pages
         return (self.capacity.weight_bytes + kept) / FREE
 
+    def window_ratio(self) -> float | None:
+        """Tokens of the largest pool of windows for one of the first pool."""
+        pages = (group.pages for group in self.capacity.others)
+        return max((one / self.capacity.pages for one in pages), default=None)
+
     def threads(self) -> int:
         if self.config.runtime.disable_cpu_kernels:
             return torch.get_num_threads()
@@ -119,6 +124,7 @@ EFFECTIVE: dict[str, Callable[[Started], Any]] = {
     "context_length": lambda it: it.capacity.context,
     "mem_fraction_static": Started.static_share,
     "max_total_tokens": lambda it: it.capacity.tokens,
+    "swa_full_tokens_ratio": Started.window_ratio,
     "page_size": lambda it: it.capacity.page_size,
     "max_running_requests": lambda it: it.engine.rows,
     "prefill_max_requests": lambda it: it.engine.prefill_max_requests,
@@ -204,6 +210,8 @@ def refused(text: str, asked: dict[str, Any]) -> None:
 
 
 def same(it: Started, name: str, asked: Any, effective: Any) -> bool:
+    if effective is None:
+        return asked == effective
     if isinstance(asked, list | tuple) or isinstance(effective, list | tuple):
         return not asked or set(asked) == set(effective)
     if name == "mem_fraction_static" and it.config.memory.max_total_tokens is not None:

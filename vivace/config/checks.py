@@ -26,6 +26,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "tokenizer_worker_num": (1, 64),
     "context_length": (2, 1 << 31),
     "mem_fraction_static": (0.01, 0.99),
+    "swa_full_tokens_ratio": (0.001, 1.0),
     "max_total_tokens": (1, 1 << 40),
     "page_size": (1, 1 << 16),
     "max_running_requests": (1, 1 << 16),
