@@ -135,9 +135,9 @@ class Leases:
         return self._pool.take(count)
 
     def _partial_share(self, pool: PartialPool) -> int:
-        """Pages that a group may fill before it drops what is cached: the same part of them as in
-        the first group."""
-        return -(-pool.total * self._share.pages // self.total)
+        """Pages that a group may fill before it drops what is cached: no fewer than in the first
+        group, because prefixes shorter than a window need all of theirs."""
+        return min(pool.total, self._share.pages)
 
     def _evict(self, count: int) -> None:
         if count > 0:
