@@ -259,7 +259,7 @@ class StepInputs:
         if single:
             rows, lengths, starts = token_rows, positions + 1, np.arange(total + 1)
         ids, places, slots = self._tokens(token_rows, positions, single)
-        tables = self._page_tables(rows, lengths, lengths - (starts[1:] - starts[:-1]))
+        tables = self._page_tables(rows, lengths, starts)
         query_starts, context_lens, logits_indices = self._per_span(spans, starts, lengths)
         step = StepInput(
             input_ids=ids,
@@ -322,7 +322,7 @@ class StepInputs:
         )
 
     def _page_tables(
-        self, rows: np.ndarray, lengths: np.ndarray, before: np.ndarray
+        self, rows: np.ndarray, lengths: np.ndarray, starts: np.ndarray
     ) -> list[np.ndarray]:
         """Of each group [S, pages of the longest span]: the empty page behind a row's own, and in
         front of those that a window over the span needs: they slid out and are somebody else's."""
@@ -336,6 +336,7 @@ class StepInputs:
             if uneven:
                 table[np.arange(widest) >= used[:, None]] = empty
             if group:
+                before = lengths - (starts[1:] - starts[:-1])
                 first = np.maximum(before - states.others[group - 1].reach, 0) // size
                 table[np.arange(widest) < first[:, None]] = empty
         return tables
