@@ -115,13 +115,7 @@ class NativeAttention:
             rows,
             *head_rows("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
             *head_rows("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
-            block(
-                "attend",
-                "step.slot_mapping",
-                self._where(layer, step).slot_mapping,
-                rows,
-                dtype=I64,
-            ),
+            self._locate_slots(layer, step, rows),
             kv.data_ptr(),
             KV_TYPES[kv.dtype],
             layer.kv_heads,
@@ -160,13 +154,7 @@ class NativeAttention:
             *head_rows("attend", "k", k, rows, layer.kv_heads, layer.head_dim),
             *head_rows("attend", "v", v, rows, layer.kv_heads, layer.head_dim),
             where,
-            block(
-                "attend",
-                "step.slot_mapping",
-                self._where(layer, step).slot_mapping,
-                rows,
-                dtype=I64,
-            ),
+            self._locate_slots(layer, step, rows),
             *table,
             kv.data_ptr(),
             KV_TYPES[kv.dtype],
@@ -180,7 +168,7 @@ class NativeAttention:
     ) -> Tensor:
         """`attend` when the step's keys and values are in memory already."""
         kv, decode, (rows, *_) = self._kv(layer), step.host.decode, sizes("attend", "q", q, 3)
-        table = self._where(layer, step).page_table
+        table = self._find_pages(layer, step).page_table
         spans, pages = sizes("attend", "step.page_table", table)
         require("attend", spans == rows or not decode, f"{spans} spans of one token, {rows} tokens")
         width = layer.heads * layer.head_dim
@@ -209,7 +197,12 @@ class NativeAttention:
         )
         return out
 
-    def _where(self, layer: AttentionLayer, step: Step) -> StepPages:
+    def _locate_slots(self, layer: AttentionLayer, step: Step, rows: int) -> int:
+        """Address of the layer's slot mapping."""
+        mapping = self._find_pages(layer, step).slot_mapping
+        return block("attend", "step.slot_mapping", mapping, rows, dtype=I64)
+
+    def _find_pages(self, layer: AttentionLayer, step: Step) -> StepPages:
         return step.groups[self._memory.groups[layer.index]]
 
     def _kv(self, layer: AttentionLayer) -> Tensor:
