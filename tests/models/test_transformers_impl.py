@@ -20,6 +20,7 @@ from vivace.errors import CANNOT_START
 from vivace.models.transformers_facts import TraceRequest
 from vivace.models.transformers_support import read_support
 from vivace.models.transformers_trace import CannotTrace, model_class, sliding_window
+from vivace.worker.kv_memory import bytes_per_token
 
 GENERIC: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
@@ -78,6 +79,17 @@ def test_the_child_process_answers_the_same(tmp_path: Path) -> None:
     assert facts == traced(source)
     assert facts.layer_windows == (7, None, 7)
     assert all(one.sinks for one in facts.attention)
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss", "llama"])
+def test_facts_say_what_the_pool_keeps_of_a_token(model_type: str, tmp_path: Path) -> None:
+    """Latent attention, whose keys are wider than its values, keeps whole heads here."""
+    every_architecture.toy(model_type, tmp_path)()
+    facts = traced(locate(str(tmp_path)))
+    layers = load(tmp_path, implementation="transformers").attention_layers
+    full = [one for one in layers if one.window is None]
+    assert 4 * facts.kv_elements == bytes_per_token(layers, torch.float32)
+    assert 4 * facts.full_kv_elements == bytes_per_token(full, torch.float32)
 
 
 def test_a_refusal_is_one_line_and_the_exit_code_of_a_bad_command(
