@@ -10,7 +10,7 @@ from prompt_parts import collect_rows
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
 from vivace.protocol.messages import LogprobOptions
-from vivace.protocol.step import Copy, Grant, Join, StepPlan
+from vivace.protocol.step import Copy, Grant, Join, Save, StepPlan
 from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.rows import PlanError
 
@@ -203,6 +203,8 @@ def join(**changes):
         (StepPlan(number=0, joins=[join(row=7)], rows=[7, -1], counts=[1, 1]), "there are 8 rows"),
         (StepPlan(number=0, joins=[join()], rows=[0, 8], counts=[1, 1]), "there are 8 rows"),
         (StepPlan(number=0, grants=[Grant(2, [1])]), "holds no request"),
+        (StepPlan(number=0, joins=[join()], grants=[Grant(0, [1], 1)]), "of group 1"),
+        (StepPlan(number=0, saves=[Save(0, 1, 1)]), "saves states"),
         (StepPlan(number=0, leaves=[8]), "there are 8 rows"),
         (StepPlan(number=0, copies=[Copy(0, 50)]), "outside the pool"),
     ],

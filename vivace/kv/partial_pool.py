@@ -42,8 +42,6 @@ class PartialPool:
         self.total = pages
         self.first_page = first_page
         self.sparse = sparse
-        self.evicted = 0
-        """pages evicted since the start"""
         self._pool = PagePool(pages)
         self._kept: dict[int, int] = {}
         """page of the prefix tree -> page that is kept beside it"""
@@ -105,7 +103,6 @@ class PartialPool:
         for owner in list(self._idle)[: max(0, count)]:
             del self._idle[owner]
             self._pool.release([self._kept.pop(owner)])
-            self.evicted += 1
 
     def slide(self, lease: PartialLease, first: int) -> None:
         """The sequence needs nothing in front of place `first` any more."""

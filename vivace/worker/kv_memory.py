@@ -65,9 +65,6 @@ class PagedKV:
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
 
-    def group_bytes(self, group: int) -> int:
-        return sum(layer.nbytes for layer in self._find_layers(group))
-
     def _find_layers(self, group: int) -> list[Tensor]:
         return [layer for layer, own in zip(self.layers, self.groups, strict=True) if own == group]
 

@@ -59,7 +59,7 @@ class Worker:
     def run(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         with torch.inference_mode():
-            self._refuse_transfers(plan)
+            self._refuse_unavailable(plan)
             self._rows.apply(plan)
             if plan.copies:
                 self._kv.copy(plan.copies)
@@ -83,7 +83,9 @@ class Worker:
     def close(self) -> None:
         """Nothing runs between steps, so there is nothing to stop."""
 
-    def _refuse_transfers(self, plan: StepPlan) -> None:
+    def _refuse_unavailable(self, plan: StepPlan) -> None:
+        if plan.saves:
+            raise PlanError(f"step {plan.number} saves states, but no layer here has one")
         if plan.sends or plan.receives:
             raise PlanError(f"step {plan.number} transfers KV, but this worker has no transport")
 
