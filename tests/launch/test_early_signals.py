@@ -67,6 +67,63 @@ def test_one_line_and_the_code_of_the_signal(stage: str, number: signal.Signals)
         time.sleep(0.02)
 
 
+ENDED_WHERE_NOTHING_CAN_BE_RAISED = """
+import os, signal, sys, weakref
+from vivace.supervisor.signals import stop_on_signals
+def stop(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(1000): pass
+class Thing:
+    def __del__(self):
+        if {where!r} == "destructor": stop()
+class Named:
+    def __set_name__(self, owner, name): stop()
+with stop_on_signals("vivace serve"):
+    thing = Thing()
+    if {where!r} == "callback": kept = weakref.ref(thing, stop)
+    if {where!r} == "descriptor": type("Owner", (), dict(named=Named()))
+    del thing
+    print("went on")
+"""
+
+
+@pytest.mark.parametrize("where", ["destructor", "callback", "descriptor"])
+def test_a_signal_counts_wherever_it_arrives(where: str) -> None:
+    """Python drops what is raised in the first two, and wraps what is raised in the third."""
+    code = ENDED_WHERE_NOTHING_CAN_BE_RAISED.format(where=where)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def stopped_after(seconds: float) -> tuple[int, str]:
+    """(status, what it said) of a server that got SIGTERM so long after its start; its whole group
+    has ended."""
+    words = [sys.executable, "-m", "vivace", "serve", "--port", "0"]
+    server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    time.sleep(seconds)
+    server.terminate()
+    _, said = server.communicate(timeout=60)
+    deadline = time.monotonic() + 10
+    while group_lives(server.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return server.returncode, said
+
+
+SLOW = pytest.mark.skipif(not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1")
+
+
+@pytest.mark.parametrize("starts", [12, pytest.param(500, marks=SLOW)])
+def test_a_signal_at_any_moment_of_the_start_ends_it(starts: int) -> None:
+    """From before Python runs to where the engine's process loads the model."""
+    for number in range(starts):
+        code, said = stopped_after(0.6 * number / starts)
+        assert code in (-signal.SIGTERM, 128 + signal.SIGTERM, 0), said
+        assert code != -signal.SIGTERM or said == "", "no handler is there yet"
+        assert "Traceback" not in said
+
+
 def test_sglangs_command_ends_so_too() -> None:
     server = start(IMPORTS, "vivace.launch_server", [])
     server.send_signal(signal.SIGTERM)

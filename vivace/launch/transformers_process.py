@@ -3,7 +3,10 @@ no torch, and nothing is loaded for a model that is refused."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -11,7 +14,12 @@ import msgspec
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.source import ModelSource
-from vivace.config.child_process import bare_environment, no_process, python_module
+from vivace.config.child_process import (
+    bare_environment,
+    die_with,
+    no_process,
+    python_module,
+)
 from vivace.models.facts import ModelFacts
 from vivace.models.transformers_facts import (
     PACKAGE,
@@ -47,7 +55,7 @@ def facts_by_transformers(source: ModelSource) -> ModelFacts:
 def ask(request: TraceRequest) -> TraceResult:
     try:
         done = subprocess.run(
-            python_module("vivace.models.transformers_trace"),
+            [*python_module("vivace.launch.transformers_process"), str(os.getpid())],
             input=msgspec.json.encode(request),
             capture_output=True,
             timeout=LONGEST,
@@ -63,3 +71,13 @@ def ask(request: TraceRequest) -> TraceResult:
     except msgspec.DecodeError:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         return TraceResult(refused=f"it failed with exit code {done.returncode}: {last[:300]}")
+
+
+def main(parent: int) -> None:
+    """That process: it reads a request from its standard input and answers on its output."""
+    die_with(parent)
+    import_module("vivace.models.transformers_trace").main()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -327,7 +327,3 @@ def main() -> None:
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=TraceRequest)
     output.write(msgspec.json.encode(trace_result(request)))
     output.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import selectors
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 from vivace.config.child_process import STOPPING
 
@@ -21,39 +21,30 @@ SAME_SIGNAL_SECONDS = 0.3
 """Wrappers such as `timeout` signal a process and then its group: that is one wish, not two."""
 
 
-class StoppedBySignal(BaseException):
-    """Like KeyboardInterrupt, of any stopping signal."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 @contextlib.contextmanager
 def stop_on_signals(program: str) -> Iterator[None]:
-    """Inside, a stopping signal ends the work with one line and SystemExit of 128 + its number;
-    the others are ignored from then on.
+    """Inside, a stopping signal ends the process at once, with one line and the exit status 128 +
+    its number.
 
     For the time before a supervisor handles them. Even SIGTERM needs it: the first process of a
-    container ignores what it has no handler for."""
+    container ignores what it has no handler for. Nothing is raised: the signal may come while a
+    destructor runs or a library calls back, which lose an exception or crash over it. Nothing has
+    to be undone either: the processes started so far end with their parent."""
+    stopping = False
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        for one in before:  # what is left to do is short
-            signal.signal(one, signal.SIG_IGN)
-        raise StoppedBySignal(number)
+        nonlocal stopping
+        if stopping:  # a second one while the line is written
+            return
+        stopping = True
+        name = signal.Signals(number).name
+        with contextlib.suppress(OSError):
+            os.write(2, f"{program}: {name}: stopped before the server was ready\n".encode())
+        os._exit(128 + number)
 
-    before: dict[signal.Signals, Any] = {}
+    before = {number: signal.signal(number, on_signal) for number in not_ignored()}
     try:
-        for number in not_ignored():
-            before[number] = signal.signal(number, on_signal)
         yield
-    except StoppedBySignal as stop:
-        from vivace.terminal import print_wrapped
-
-        before.clear()  # to the end of the process: a second signal would be its exit status
-        name = signal.Signals(stop.number).name
-        print_wrapped(f"{program}: {name}: stopped before the server was ready")
-        raise SystemExit(128 + stop.number) from None
     finally:
         for number, old in before.items():
             if signal.getsignal(number) is on_signal:  # `handle_signals` may have others ignored
@@ -85,8 +76,9 @@ def handle_signals(
                 handler(number)
 
     tell_ignored()
-    before = {number: signal.signal(number, lambda *_: None) for number in not_ignored()}
+    # The descriptor first: a signal between the two would be heard by nobody.
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    before = {number: signal.signal(number, lambda *_: None) for number in not_ignored()}
     selector.register(reader, selectors.EVENT_READ, on_signal)
     try:
         yield
