@@ -211,6 +211,22 @@ def test_slow_bodies_and_slow_headers_have_deadlines() -> None:
         assert time.monotonic() - started < 10
 
 
+def test_the_head_that_came_while_another_was_answered_has_a_deadline() -> None:
+    settings = ServerSettings(header_timeout=0.3)
+    body = b'{"text": "x", "sampling_params": {"max_new_tokens": 8}}'
+    head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with (
+        running_server(settings, ScriptedEngine(pause=0.05)) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection,
+    ):
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        time.sleep(0.1)
+        connection.sendall(b"GET /health HT")
+        answers = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answers.startswith(b"HTTP/1.1 200 ")
+    assert answers.count(b"HTTP/1.1 ") == 1
+
+
 @pytest.mark.parametrize(
     "head",
     [
@@ -315,3 +331,10 @@ def test_bad_input_does_not_disturb_a_parallel_stream() -> None:
         assert len(engine.requests) == 1
         assert engine.cancelled == []
         assert server.frontend.live == 0
+
+
+@pytest.mark.parametrize(("rid", "said"), [("r" * 513, "513"), ("", "0")])
+def test_a_rid_that_cannot_be_one(server: Running, rid: Any, said: str) -> None:
+    answer = ask(server, "/generate", {"text": "x", "rid": rid})
+    assert answer.status == 400
+    assert said in answer.json["error"]["message"].split()

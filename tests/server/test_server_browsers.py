@@ -369,6 +369,9 @@ ODD = {
     POST + "Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}": (400,),
     POST + "Content-Length: 2\r\nContent-Length: 3\r\n\r\n{} ": (400,),
     POST + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n": (400,),
+    POST + "Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n": (501,),
+    POST + "Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n": (501,),
+    POST + "Transfer-Encoding: Chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n": (400,),
     "POST /generate HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n": (400,),
 }  # fmt: skip
 

@@ -160,7 +160,8 @@ def check_rid(rid: Any) -> str:
     if isinstance(rid, str) and 0 < len(rid) <= MAX_RID_CHARACTERS:
         return rid
     shape = f"must be a string of 1 to {MAX_RID_CHARACTERS} characters"
-    raise BadRequest("rid", f"{shape}, not {json_type(rid)}" if rid else shape)
+    given = f"one of {len(rid)}" if isinstance(rid, str) else json_type(rid)
+    raise BadRequest("rid", f"{shape}, not {given}")
 
 
 def check_prompt(

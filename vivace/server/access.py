@@ -254,6 +254,9 @@ def check_headers(request: web.Request) -> None:
         raise closing_error(505, f"HTTP/{major}.{minor} is not spoken here; use HTTP/1.1")
     if request.version == (1, 0) and "Transfer-Encoding" in request.headers:
         raise closing_error(400, "HTTP/1.0 has no Transfer-Encoding; use HTTP/1.1")
+    coding = request.headers.get("Transfer-Encoding", "chunked")
+    if coding.strip().lower() != "chunked":
+        raise closing_error(501, f"Transfer-Encoding {coding[:100]} is not known; send chunked")
     for name in ONCE:
         if len(request.headers.getall(name, ())) > 1:
             raise closing_error(400, f"the header {name} is there twice")

@@ -43,13 +43,15 @@ class Connection(RequestHandler):
     has closed its side, which aiohttp takes as gone, may wait for answers (server/half_closed.py).
     """
 
-    __slots__ = ("_answering", "_deadline", "_half_closed", "_header_timeout", "_last")
+    __slots__ = ("_answering", "_begun", "_deadline", "_half_closed", "_header_timeout", "_last")
 
     def __init__(self, server: web.Server, *, header_timeout: float, **limits: Any) -> None:
         super().__init__(server, **limits)
         self._header_timeout = header_timeout
         self._deadline: asyncio.TimerHandle | None = None
         self._answering = False
+        self._begun = False
+        """bytes behind the last whole request have come"""
         self._half_closed: HalfClosedWatch | None = None
         self._last: tuple[Any, Any] | None = None
         """the head and the body of the request that came last"""
@@ -69,9 +71,12 @@ class Connection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         if not self._answering and self._deadline is None:
             self._expect_head()
+        behind = self._last is not None and self._last[1].is_eof()
+        before = self._last
         super().data_received(data)
         if self._messages:
             self._last = self._messages[-1]
+        self._begun = behind and self._last is before
 
     @property
     def expects_head(self) -> bool:
@@ -92,6 +97,8 @@ class Connection(RequestHandler):
     def on_answered(self) -> None:
         """The next bytes belong to another request."""
         self._answering = False
+        if self._begun and self._deadline is None and self.transport is not None:
+            self._expect_head()
 
     def handle_error(
         self,
