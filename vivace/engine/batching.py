@@ -158,16 +158,17 @@ class Batching:
         """More pages for each of them, taken in one piece: while pages are plenty several at a
         time, while they are short for no drafts. False: too few even for a token each."""
         pages, leases = self._pages, self._pages.leases
-        needs = [pages.missing(sequence, pages.drafts, GROWTH) for sequence in growing]
+        needs = pages.missing(growing, pages.drafts, GROWTH)
         if leases.partial:  # whoever goes on slides; where that is not enough, all do
             short = sum(needs) > leases.growable // 2
             for sequence in self._table.running() if short else growing:
                 pages.slide(sequence)
-        if sum(needs) > leases.growable // 2:
-            needs = [pages.missing(sequence, pages.drafts, 1) for sequence in growing]
-        if sum(needs) > leases.growable:
-            needs = [pages.missing(sequence, 0, 1) for sequence in growing]
-        if sum(needs) > leases.growable:
+        growable = leases.growable
+        if sum(needs) > growable // 2:
+            needs = pages.missing(growing, pages.drafts, 1)
+        if sum(needs) > growable:
+            needs = pages.missing(growing, 0, 1)
+        if sum(needs) > growable:
             return False
         step.grants += pages.grow(growing, needs)
         return True
@@ -198,9 +199,16 @@ class Batching:
 
     def _add_chunks(self, step: StepBuilder, now: float, admit: bool, short: bool = False) -> None:
         """Go on with prompts that have begun, and admit newcomers while the budget lasts."""
-        waiting = self._table.waiting
-        budget = self._budget(sum(step.decode_counts), short)
-        admission = Admission(admit and len(waiting) > 0 and self._table.rows.free > 0)
+        table = self._table
+        admission = Admission(admit and len(table.waiting) > 0 and table.rows.free > 0)
+        if table.prefilling or admission.open:
+            self._serve_prompts(step, self._budget(sum(step.decode_counts), short), admission, now)
+        if not step or self._dynamic_chunk.enabled:  # a step that is shared is one for streams, too
+            self._decodes_due = self._settings.continuous_decode_steps - short
+
+    def _serve_prompts(
+        self, step: StepBuilder, budget: Budget, admission: Admission, now: float
+    ) -> None:
         for sequence in self._prompts(admission.open):
             if not budget.open:
                 break
@@ -208,9 +216,7 @@ class Batching:
                 self._add_chunk(step, sequence, budget)
             elif admission.open:
                 self._admit(step, sequence, budget, admission, now)
-        waiting.remove(admission.dequeued)
-        if not step or self._dynamic_chunk.enabled:  # a step that is shared is one for streams, too
-            self._decodes_due = self._settings.continuous_decode_steps - short
+        self._table.waiting.remove(admission.dequeued)
 
     def _budget(self, decodes: int, short: bool) -> Budget:
         """What chunks may take beside so many decode tokens."""

@@ -112,13 +112,13 @@ class ResultProcessor:
         self, step: InFlightStep, result: StepResult, drawn: _Drawn, now: float
     ) -> None:
         """The hot path."""
-        first = len(step.chunks)
-        moments, alone = drawn.moments, 0
+        first, moments = len(step.chunks), list[float]()
         running, deltas = State.RUNNING, self._outputs.deltas
         advanced = result.advanced[first:]
         self._table.take_back(step.decodes, step.decode_counts, advanced)
-        spans = zip(step.decodes, advanced, result.tokens[first:], strict=True)
-        for index, (sequence, count, tokens) in enumerate(spans, first):
+        indices = range(first, len(result.tokens))
+        spans = zip(indices, step.decodes, advanced, result.tokens[first:], strict=True)
+        for index, sequence, count, tokens in spans:
             sequence.in_flight -= 1
             sequence.computed_len += count
             if sequence.state is not running:
@@ -126,9 +126,7 @@ class ResultProcessor:
             if count != 1 or not sequence.steady:  # otherwise a token was drawn, and only one
                 self._process_span(sequence, result, index, drawn, now)
                 continue
-            alone += 1
-            if sequence.log_metrics:
-                moments.append(sequence.last_token_time)
+            moments.append(sequence.last_token_time)
             sequence.last_token_time = now
             try:
                 known = sequence.tokens
@@ -141,7 +139,8 @@ class ResultProcessor:
                     deltas.append(sequence.next_delta(tokens, length))
             except Exception as error:
                 self._outputs.fail(sequence, error)
-        drawn.total += alone
+        drawn.total += len(moments)
+        drawn.moments += moments
 
     def _accept(self, sequence: Sequence, drawn: list[int], result: StepResult, index: int) -> None:
         """Append what was drawn; send a delta when it is time, or the end."""
@@ -167,15 +166,14 @@ class OutputQueue:
         clock: Callable[[], float],
     ) -> None:
         self.deltas: list[Delta] = []
-        """in the order in which they go out; the list is kept"""
+        """in the order in which they go out"""
         self._table = table
         self._stats = stats
         self._limits = limits
         self._clock = clock
 
     def take(self) -> list[Delta]:
-        deltas = self.deltas.copy()
-        self.deltas.clear()
+        deltas, self.deltas = self.deltas, []
         return deltas
 
     def finish(self, sequence: Sequence, finish: Finish) -> None:

@@ -152,7 +152,7 @@ class Sequence:
         """a decode span at `scheduled_len >= page_limit` needs a page first, or is not planned"""
         self.steady = False
         """all tokens that were known when it got its row are computed, and those that it draws are
-        sent without log-probabilities"""
+        counted by metrics and sent without log-probabilities"""
         self.has_bad_numbers = False
         """its numbers went bad: nothing of it may stay in the cache"""
         self.in_flight = 0

@@ -134,7 +134,8 @@ class Pages:
             self.leases.slide(sequence.lease, sequence.computed_len // self.page_size)
 
     def update_limit(self, sequence: Sequence) -> None:
-        room, last = self.room(sequence), sequence.max_len - 1
+        assert sequence.lease is not None
+        room, last = len(sequence.lease.pages) * self.page_size, sequence.max_len - 1
         sequence.page_limit = last if room >= last else room - self.drafts
 
     def room(self, sequence: Sequence) -> int:
@@ -142,13 +143,16 @@ class Pages:
         assert sequence.lease is not None
         return len(sequence.lease.pages) * self.page_size
 
-    def missing(self, sequence: Sequence, drafts: int, stride: int) -> int:
-        """Pages without which a decode span with so many drafts has no place, up to the next
-        multiple of `stride` positions."""
-        assert sequence.lease is not None
-        last = sequence.scheduled_len + drafts
-        goal = min(last // stride * stride + stride, sequence.max_len)
-        return max(0, -(-goal // self.page_size) - len(sequence.lease.pages))
+    def missing(self, sequences: list[Sequence], drafts: int, stride: int) -> list[int]:
+        """For each sequence the pages without which a decode span with so many drafts has no place,
+        up to the next multiple of `stride` positions."""
+        page_size, counts = self.page_size, list[int]()
+        for sequence in sequences:
+            assert sequence.lease is not None
+            last = sequence.scheduled_len + drafts
+            goal = min(last // stride * stride + stride, sequence.max_len)
+            counts.append(max(0, -(-goal // page_size) - len(sequence.lease.pages)))
+        return counts
 
     # --- groups of states -------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ class SequenceTable:
     def prefill_done(self, sequence: Sequence) -> None:
         """All tokens that were known when the sequence got its row are computed."""
         self.prefill_pending.pop(sequence.key, None)
-        sequence.steady = not sequence.has_logprobs
+        sequence.steady = sequence.log_metrics and not sequence.has_logprobs
 
     def take_back(self, spans: list[Sequence], planned: list[int], advanced: list[int]) -> None:
         """Of what a step planned for each of these sequences only so much was computed."""
