@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
@@ -15,7 +16,13 @@ from vivace.engine.sequence_pages import GROWTH
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
-from vivace.engine.step_builder import Budget, DynamicChunk, NewTokenEstimate, StepBuilder
+from vivace.engine.step_builder import (
+    Budget,
+    DynamicChunk,
+    InFlightStep,
+    NewTokenEstimate,
+    StepBuilder,
+)
 from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
 
 _SHORT_PROMPTS = 32
@@ -72,11 +79,12 @@ class Batching:
         """decode steps before the next look at prompts; without --enable-mixed-chunk"""
         self._retraction = Retraction(settings, table, estimate, stats)
 
-    def compose(self, number: int, now: float, slots: int) -> StepBuilder | None:
+    def compose(
+        self, number: int, now: float, in_flight: Collection[InFlightStep]
+    ) -> StepBuilder | None:
         """The next step; None when there is nothing to do, or steps in flight must be committed
-        first. `slots`: how many may go out before one comes back; `depth` when none is out."""
-        idle = slots == self._settings.depth
-        table = self._table
+        first."""
+        idle, table = not in_flight, self._table
         table.prune()
         if self._retraction.must_drain(idle):
             return None
@@ -84,13 +92,13 @@ class Batching:
         while True:
             step = StepBuilder(number, self._pages)
             if short or self._settings.mixed:  # a token for everybody, then chunks
-                if self._add_decodes(step, slots):
+                if self._add_decodes(step, in_flight):
                     self._add_chunks(step, now, admit, short)
             else:  # chunks while nobody decodes; else a step for those who do between two chunks
                 chunks_due = not table.decoding or self._decodes_due <= 0
                 if chunks_due:
                     self._add_chunks(step, now, admit)
-                if not step and self._add_decodes(step, slots) and not step and not chunks_due:
+                if not step and self._add_decodes(step, in_flight) and not (step or chunks_due):
                     self._add_chunks(step, now, admit)  # who decodes has planned its last token
             table.step_planned()
             if step:
@@ -102,13 +110,13 @@ class Batching:
 
     # --- decode -----------------------------------------------------------------------------
 
-    def _add_decodes(self, step: StepBuilder, slots: int) -> bool:
+    def _add_decodes(self, step: StepBuilder, in_flight: Collection[InFlightStep]) -> bool:
         """A span for every decoding sequence that has not planned its last token, or for the
         cohort whose turn it is.
 
         False when pages are short: then nobody decodes before somebody has been retracted.
         """
-        decoding = self._next_cohort(slots)
+        decoding = self._next_cohort(in_flight)
         at_limit = [
             sequence for sequence in decoding if sequence.scheduled_len >= sequence.page_limit
         ]
@@ -130,16 +138,18 @@ class Batching:
                 self._table.clients.charge_each(decoding)
         return True
 
-    def _next_cohort(self, slots: int) -> list[Sequence]:
-        """Who may decode in the next of `slots` plans that may go out before one comes back: all,
-        or where few plans may mention one sequence an equal part, and they go to the end."""
+    def _next_cohort(self, in_flight: Collection[InFlightStep]) -> list[Sequence]:
+        """Who may decode in the next of the plans that may go out before one comes back: all, or
+        where few plans may mention one sequence an equal part, and they go to the end."""
         table, depth = self._table, self._settings.depth
         limit = self._settings.sequence_depth or depth
         if limit >= depth:
             return table.decoding.copy()
+        plans_of = Counter(s for step in in_flight for s in (*step.chunks, *step.decodes))
         growing = [s for s in table.decoding if s.scheduled_len < s.max_len - 1]
-        open_spans = sum(limit - s.in_flight for s in growing if s.in_flight < limit)
-        cohort = [s for s in growing if s.in_flight < limit][: -(-open_spans // slots)]
+        growing = [s for s in growing if plans_of[s] < limit]
+        open_spans = sum(limit - plans_of[s] for s in growing)
+        cohort = growing[: -(-open_spans // (depth - len(in_flight)))]
         chosen = set(map(id, cohort))
         table.decoding = [s for s in table.decoding if id(s) not in chosen] + cohort
         return cohort

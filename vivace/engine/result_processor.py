@@ -70,11 +70,11 @@ class ResultProcessor:
             sequence.has_bad_numbers = True
             if sequence.state is State.RUNNING:
                 self._outputs.fail_numbers(sequence, message)
+        self._table.step_returned(step.number)
         drawn = _Drawn()
         advanced = result.advanced[: len(step.chunks)]
         self._table.take_back(step.chunks, step.counts, advanced)
         for index, (sequence, count) in enumerate(zip(step.chunks, advanced, strict=True)):
-            sequence.in_flight -= 1
             sequence.computed_len += count
             if sequence.state is State.RUNNING:
                 self._process_span(sequence, result, index, drawn, now)
@@ -119,7 +119,6 @@ class ResultProcessor:
         indices = range(first, len(result.tokens))
         spans = zip(indices, step.decodes, advanced, result.tokens[first:], strict=True)
         for index, sequence, count, tokens in spans:
-            sequence.in_flight -= 1
             sequence.computed_len += count
             if sequence.state is not running:
                 continue

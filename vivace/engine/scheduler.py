@@ -210,11 +210,11 @@ class Scheduler:
         if self._table.gated:
             self._transfers.begin_receives()
             self._table.open_gates()
-        slots = self.settings.depth - len(self._in_flight)
+        in_flight = self._in_flight.values()
         if not self._bisection.groups:
-            step = self._batching.compose(self._next_step, now, slots)
+            step = self._batching.compose(self._next_step, now, in_flight)
         elif idle:
-            step = self._suspects() or self._batching.compose(self._next_step, now, slots)
+            step = self._suspects() or self._batching.compose(self._next_step, now, in_flight)
         else:
             return None
         sends, receives = self._transfers.due
@@ -224,9 +224,7 @@ class Scheduler:
         if step is None:
             return self._compact(now) if idle and not self._table.holds_memory else None
         self._next_step += 1
-        self._in_flight[step.number] = InFlightStep(
-            step.chunks, step.counts, step.decodes, step.decode_counts, step.suspects, now
-        )
+        self._in_flight[step.number] = step.in_flight(now)
         self._stats.record_step(step, now)
         self._transfers.due = [], []
         return step.plan(self._table.take_rows_to_free(), sends, receives)
@@ -290,7 +288,7 @@ class Scheduler:
         spans = step.spans()
         self._nothing_to_plan = False
         self._in_flight.clear()
-        self._table.rejoin()
+        self._table.rejoin(self._next_step - 1)
         offender = self._bisection.failed(spans, step.suspects)
         logger.error("step %d with %d sequences failed: %r", plan.number, len(spans), error)
         if offender is not None and offender.state is State.RUNNING:

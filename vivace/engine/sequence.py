@@ -60,9 +60,9 @@ class Sequence:
         "has_bad_numbers",
         "has_logprobs",
         "holds",
-        "in_flight",
         "joined",
         "key",
+        "last_step",
         "last_token_time",
         "lease",
         "log_metrics",
@@ -155,8 +155,8 @@ class Sequence:
         counted by metrics and sent without log-probabilities"""
         self.has_bad_numbers = False
         """its numbers went bad: nothing of it may stay in the cache"""
-        self.in_flight = 0
-        """steps in flight with a span of this sequence"""
+        self.last_step = -1
+        """number of the last step with a span of this sequence"""
         self.prefix = b""
         """all known tokens, packed for the prefix tree; current while it waits or prefills"""
 

@@ -44,6 +44,8 @@ class SequenceTable:
         self.finished_in_flight: list[Sequence] = []
         self.rows_to_free: list[int] = []
         """rows that the worker has to empty with the next plan"""
+        self._last_returned = -1
+        """number of the last step whose result is there: those behind it are in flight"""
         self._stale = False
         """`prefilling` or `decoding` lists sequences that stopped running"""
 
@@ -155,30 +157,36 @@ class SequenceTable:
         sequence.state = State.ENDED
         self._stale = True
         self.prefill_pending.pop(sequence.key, None)
-        if sequence.in_flight:
+        if self._in_flight(sequence):
             self.finished_in_flight.append(sequence)
         else:
             self._release(sequence)
+
+    def step_returned(self, number: int) -> None:
+        """No step up to this one is in flight any more."""
+        self._last_returned = number
+
+    def _in_flight(self, sequence: Sequence) -> bool:
+        return sequence.last_step > self._last_returned
 
     def step_committed(self) -> None:
         """The result of a step is processed: release who waited for it."""
         if not self.finished_in_flight:
             return
         for sequence in self.finished_in_flight:
-            if not sequence.in_flight:
+            if not self._in_flight(sequence):
                 self._release(sequence)
-        self.finished_in_flight = [s for s in self.finished_in_flight if s.in_flight]
+        self.finished_in_flight = [s for s in self.finished_in_flight if self._in_flight(s)]
 
     def take_rows_to_free(self) -> list[int]:
         rows, self.rows_to_free = self.rows_to_free, []
         return rows
 
-    def rejoin(self) -> None:
-        """The executor emptied its rows, and nothing is in flight any more: all that run join again
-        where their KV ends."""
+    def rejoin(self, number: int) -> None:
+        """The executor emptied its rows, and no step up to this one is in flight any more: all that
+        run join again where their KV ends."""
         running = self.running()
-        for sequence in running + self.finished_in_flight:
-            sequence.in_flight = 0
+        self.step_returned(number)
         self.step_committed()
         self.rows_to_free = []
         for sequence in running:

@@ -73,21 +73,28 @@ class StepBuilder:
         else:
             self.grants += grants
         sequence.scheduled_len += count
-        sequence.in_flight += 1
+        sequence.last_step = self.number
         self.chunks.append(sequence)
         self.counts.append(count)
 
     def add_decodes(self, sequences: list[Sequence], counts: list[int]) -> None:
         """A token and its drafts for each sequence; the lists are kept."""
+        number = self.number
         if counts.count(1) == len(counts):  # so it is without drafts, and this is the hot path
             for sequence in sequences:
                 sequence.scheduled_len += 1
-                sequence.in_flight += 1
+                sequence.last_step = number
         else:
             for sequence, count in zip(sequences, counts, strict=True):
                 sequence.scheduled_len += count
-                sequence.in_flight += 1
+                sequence.last_step = number
         self.decodes, self.decode_counts = sequences, counts
+
+    def in_flight(self, now: float) -> InFlightStep:
+        return InFlightStep(
+            *(self.number, self.chunks, self.counts, self.decodes, self.decode_counts),
+            *(self.suspects, now),
+        )
 
     def plan(
         self, rows_to_free: list[int], sends: list[Transfer], receives: list[Transfer]
@@ -110,6 +117,7 @@ class StepBuilder:
 class InFlightStep:
     """A step in flight: whose spans it computes, in the plan's order."""
 
+    number: int
     chunks: list[Sequence]
     counts: list[int]
     decodes: list[Sequence]
