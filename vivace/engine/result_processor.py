@@ -72,16 +72,23 @@ class ResultProcessor:
                 self._outputs.fail_numbers(sequence, message)
         self._table.step_returned(step.number)
         drawn = _Drawn()
+        if step.chunks:
+            self._process_chunks(step, result, drawn, now)
+        if step.decodes:
+            self._process_decodes(step, result, drawn, now)
+        self._stats.record_tokens(drawn.total, drawn.counted, drawn.moments, now)
+        if step.decodes:
+            self._stats.record_decode(result.captured, now)
+
+    def _process_chunks(
+        self, step: InFlightStep, result: StepResult, drawn: _Drawn, now: float
+    ) -> None:
         advanced = result.advanced[: len(step.chunks)]
         self._table.take_back(step.chunks, step.counts, advanced)
         for index, (sequence, count) in enumerate(zip(step.chunks, advanced, strict=True)):
             sequence.computed_len += count
             if sequence.state is State.RUNNING:
                 self._process_span(sequence, result, index, drawn, now)
-        self._process_decodes(step, result, drawn, now)
-        self._stats.record_tokens(drawn.total, drawn.counted, drawn.moments, now)
-        if step.decodes:
-            self._stats.record_decode(result.captured, now)
 
     def _process_span(
         self, sequence: Sequence, result: StepResult, index: int, drawn: _Drawn, now: float

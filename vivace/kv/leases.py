@@ -79,8 +79,10 @@ class Leases:
     @property
     def growable(self) -> int:
         """Pages that `take` can hand out in every dense group."""
-        windows = (self.partial[group - 1].available for group in self.dense[1:])
-        return min(self.available, *windows) if len(self.dense) > 1 else self.available
+        pages = self.available
+        for group in self.dense[1:]:
+            pages = min(pages, self.partial[group - 1].available)
+        return pages
 
     @property
     def cached(self) -> int:
