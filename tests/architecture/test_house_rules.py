@@ -178,6 +178,24 @@ def test_only_platforms_ask_which_device_it_is() -> None:
     assert not found, "\n".join(found)
 
 
+def test_only_platforms_reach_into_memory() -> None:
+    """Elsewhere a tensor is on some device, and crosses to the host by platforms/host.py. What
+    checkpoint/ reads are files, which are on the host."""
+    found = []
+    for file, tree in parsed():
+        if file.parts[1] in ("platforms", "checkpoint"):
+            continue
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute):
+                continue
+            named = node.attr in ("from_numpy", "is_cuda", "is_cpu")
+            read = node.attr == "numpy"
+            kind = node.attr == "type" and ast.unparse(node.value).endswith("device")
+            if named or read or kind:
+                found.append(f"{file}:{node.lineno} {ast.unparse(node)}")
+    assert not found, "\n".join(found)
+
+
 def test_names_say_what_things_are() -> None:
     found = [
         f"{file}:{node.lineno} {node.name}"

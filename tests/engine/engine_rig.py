@@ -9,7 +9,7 @@ from math import inf
 
 import msgspec
 
-from vivace.engine.executor import CompletedStep, InProcessExecutor, PendingStep
+from vivace.engine.executor import InProcessExecutor, PendingStep
 from vivace.engine.loop import Loop
 from vivace.engine.oracle import (
     Faults,
@@ -127,7 +127,9 @@ class LateExecutor(OracleExecutor):
 
 
 class LateStep:
-    def __init__(self, submit: Callable[[StepPlan], CompletedStep], plan: StepPlan) -> None:
+    here = False
+
+    def __init__(self, submit: Callable[[StepPlan], PendingStep], plan: StepPlan) -> None:
         self._submit, self._plan = submit, plan
 
     def result(self) -> StepResult:

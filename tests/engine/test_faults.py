@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_rig import EOS, NoEvents, Rig
 
-from vivace.engine.executor import ExecutorDied, InProcessExecutor, StepSkipped
+from vivace.engine.executor import CompletedStep, ExecutorDied, InProcessExecutor, StepSkipped
 from vivace.engine.oracle import Faults, InjectedFault, OracleWorker
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import Cancel, Capacity, Request, SamplingParams
@@ -168,7 +168,7 @@ def test_an_executor_that_does_not_recover_is_dead() -> None:
     class Broken(NoEvents):
         capacity = CAPACITY
 
-        def run(self, plan: StepPlan) -> StepResult:
+        def run(self, plan: StepPlan) -> CompletedStep:
             raise RuntimeError("device lost")
 
         def close(self) -> None: ...
@@ -177,6 +177,28 @@ def test_an_executor_that_does_not_recover_is_dead() -> None:
     executor.submit(StepPlan(number=0))
     with pytest.raises(ExecutorDied, match="lost"):
         executor.recover()
+
+
+def test_what_a_device_says_later_cannot_be_undone() -> None:
+    """The rows have moved on, and steps behind it run already: only a new engine helps."""
+
+    class LateFailure:
+        here = False
+
+        def result(self) -> StepResult:
+            raise RuntimeError("device lost")
+
+    class Device(NoEvents):
+        capacity = CAPACITY
+
+        def run(self, plan: StepPlan) -> LateFailure:
+            return LateFailure()
+
+        def close(self) -> None: ...
+
+    pending = InProcessExecutor(Device()).submit(StepPlan(number=0))
+    with pytest.raises(ExecutorDied):
+        pending.result()
 
 
 def test_the_loop_does_not_hide_a_dead_executor() -> None:

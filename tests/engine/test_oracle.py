@@ -29,7 +29,7 @@ def join(row: int = 0, tokens: list[int] | None = None, **options: object) -> Jo
 def worker(*plans: StepPlan) -> OracleWorker:
     oracle = OracleWorker(CAPACITY, 50)
     for plan in plans:
-        oracle.run(plan)
+        oracle.compute(plan)
     return oracle
 
 
@@ -39,8 +39,8 @@ FIRST = StepPlan(number=0, rows=[0], counts=[3], joins=[join()])
 def test_chunks_and_decoding_draw_the_expected_tokens() -> None:
     oracle = worker()
     plan = StepPlan(number=0, rows=[0], counts=[2], joins=[join()])
-    assert oracle.run(plan).tokens == [[]]
-    drawn = [oracle.run(StepPlan(number=n, rows=[0], counts=[1])).tokens[0][0] for n in (1, 2)]
+    assert oracle.compute(plan).tokens == [[]]
+    drawn = [oracle.compute(StepPlan(number=n, rows=[0], counts=[1])).tokens[0][0] for n in (1, 2)]
     assert drawn == oracle_answer(7, 3, 2, 50)
 
 
@@ -66,20 +66,20 @@ def test_chunks_and_decoding_draw_the_expected_tokens() -> None:
 def test_mistakes_are_noticed(plan: StepPlan, complaint: str) -> None:
     oracle = worker(FIRST)
     with pytest.raises(OracleMismatch, match=complaint):
-        oracle.run(plan)
+        oracle.compute(plan)
 
 
 def test_a_page_that_was_overwritten_is_noticed() -> None:
     thief = StepPlan(number=1, rows=[1], counts=[2], joins=[join(1, [8, 8], pages=[0])])
     oracle = worker(FIRST, thief)
     with pytest.raises(OracleMismatch, match="prefix"):
-        oracle.run(StepPlan(number=2, rows=[0], counts=[1]))
+        oracle.compute(StepPlan(number=2, rows=[0], counts=[1]))
 
 
 def test_a_copied_page_is_as_good_as_the_original() -> None:
     sharer = join(1, cached=2, pages=[6, 7])
     plan = StepPlan(number=1, rows=[1], counts=[1], joins=[sharer], copies=[Copy(0, 6)])
-    assert len(worker(FIRST).run(plan).tokens[0]) == 1
+    assert len(worker(FIRST).compute(plan).tokens[0]) == 1
 
 
 def test_prompt_logprobs_cover_each_asked_position_once() -> None:
@@ -89,7 +89,7 @@ def test_prompt_logprobs_cover_each_asked_position_once() -> None:
     plans = [StepPlan(number=0, rows=[0], counts=[1], joins=[join(logprobs=options)])]
     plans += [StepPlan(number=n, rows=[0], counts=[1]) for n in (1, 2)]
     for plan in plans:
-        scored += oracle.run(plan).prompt_logprobs.get(0, [])
+        scored += oracle.compute(plan).prompt_logprobs.get(0, [])
     rows = collect_rows([1, 2, 3], options, scored)
     assert rows == [TokenLogprob(1, None), oracle_logprob(2, 1), oracle_logprob(3, 2)]
 

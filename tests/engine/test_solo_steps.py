@@ -7,7 +7,7 @@ from engine_rig import NoEvents, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.engine.executor import SoloSteps, StepWorker
+from vivace.engine.executor import CompletedStep, SoloSteps, StepWorker
 from vivace.engine.oracle import Faults
 from vivace.protocol.messages import ALWAYS, UNTIL_FIRST_TOKEN, LogprobOptions
 from vivace.protocol.step import StepPlan, StepResult
@@ -25,16 +25,16 @@ class Watched(NoEvents):
         self.early: list[tuple[list[int], set[int]]] = []
         """(who was in a step, who had drawn before it)"""
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan) -> CompletedStep:
         for row in plan.leaves:
             self.drawn.discard(self._keys.pop(row))
         for join in plan.joins:
             self._keys[join.row] = join.key
         keys = [self._keys[row] for row in plan.rows]
         self.early.append((keys, set(self.drawn)))
-        result = self._runner.run(plan)
+        result = self._runner.run(plan).result()
         self.drawn |= {key for key, tokens in zip(keys, result.tokens, strict=True) if tokens}
-        return result
+        return CompletedStep(result)
 
 
 def watched_rig(rig: Rig) -> Watched:
@@ -90,9 +90,9 @@ def test_without_suspects_plans_are_handed_on_as_they_are() -> None:
     class Recorder(NoEvents):
         capacity = Rig().capacity
 
-        def run(self, plan: StepPlan) -> StepResult:
+        def run(self, plan: StepPlan) -> CompletedStep:
             seen.append(plan)
-            return StepResult(number=0, advanced=[], tokens=[])
+            return CompletedStep(StepResult(number=0, advanced=[], tokens=[]))
 
         def close(self) -> None: ...
 

@@ -25,7 +25,7 @@ from vivace.platforms.cpu.native_ops import NativeSampling
 from vivace.platforms.cpu.native_table import native_ops
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
-from vivace.platforms.ops.sampling import Penalties, SamplingBatch
+from vivace.platforms.ops.sampling import Penalties, SamplingBatch, Truncations
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows
 from vivace.platforms.ops.table import reference_ops
 
@@ -102,11 +102,7 @@ def attention(decode: bool, rotated: bool) -> Case:
             context_lens=np.zeros(1, np.int64),
             decode=decode,
         )
-        where = StepPages(
-            slot_mapping=rest["slot_mapping"],
-            page_table=rest["page_table"],
-            host=np.zeros((1, 1), np.int64),
-        )
+        where = StepPages(slot_mapping=rest["slot_mapping"], page_table=rest["page_table"])
         step: Any = SimpleNamespace(**rest, host=host, groups=(where,))
         if rotated:
             turn = rest["positions"], rest["cos_sin"]
@@ -148,16 +144,15 @@ def ids(count: int) -> torch.Tensor:
 
 
 def drawn(x: torch.Tensor, entries: torch.Tensor) -> Any:
-    same = [np.full(T, value) for value in (1.0, 0, 0.9, 0.1, 0.5)]
-    names = ("temperature", "top_k", "top_p", "min_p", "uniform")
-    return SAMPLING.sample(x, array(entries), SamplingBatch(**dict(zip(names, same, strict=True))))
+    values = {"temperature": 1.0, "top_k": 0.0, "top_p": 0.9, "min_p": 0.1, "uniform": 0.5}
+    columns = {key: torch.full((T,), value).double() for key, value in values.items()}
+    cuts = {key: columns[key].numpy() for key in ("top_k", "top_p", "min_p")}
+    return SAMPLING.sample(x, entries, SamplingBatch(**columns, host=Truncations(**cuts)))
 
 
-def penalized(x: torch.Tensor, **of: torch.Tensor) -> Any:
-    kept = {key: array(value) for key, value in of.items()}
-    entries = kept.pop("entries")
-    kept |= {key: np.ones(T, np.float32) for key in ("frequency", "presence", "repetition")}
-    return SAMPLING.apply_penalties(x, entries, Penalties(**kept))
+def penalized(x: torch.Tensor, entries: torch.Tensor, **kept: torch.Tensor) -> Any:
+    ones = {key: torch.ones(T).double() for key in ("frequency", "presence", "repetition")}
+    return SAMPLING.apply_penalties(x, entries, Penalties(**kept, **ones, longest=9))
 
 
 CASES: dict[str, Case] = {
@@ -257,7 +252,7 @@ CASES: dict[str, Case] = {
         penalized,
     ),
     "logsumexp": plain(
-        "logsumexp", lambda **a: SAMPLING.logsumexp(a["x"], array(a["temperature"])),
+        "logsumexp", lambda **a: SAMPLING.logsumexp(a["x"], a["temperature"]),
         x=(T, N), temperature=(T,),
     ),
     "topk": plain("topk", lambda **a: SAMPLING.topk(a["x"], 3), x=(T, N)),

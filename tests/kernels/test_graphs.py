@@ -20,8 +20,10 @@ from vivace.platforms.cpu.native import ALIGNMENT, LARGE_RESULT, Arena, Kernels,
 from vivace.platforms.cpu.native_table import native_ops
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.ops.table import Ops
+from vivace.platforms.platform import StepShape
 
 ROWS, WIDTH, VOCABULARY = 12, 96, 50
+SHAPE = StepShape(ROWS, 1)
 
 
 class Step:
@@ -51,12 +53,12 @@ def test_a_replay_equals_the_eager_step_bit_for_bit(isa):
     """With as many rows as captured and with fewer; rows that are not live are not computed."""
     kernels = load_kernels(isa)
     step = Step(native_ops(kernels))
-    graph, result = CpuGraphs(kernels).capture(step)
+    graph, result = CpuGraphs(kernels).capture(step, SHAPE)
     assert graph.calls == 2 + 3 * 4 + 1 and graph.nbytes > 0
     for rows in (ROWS, 1, 7, 2, ROWS):
         step.ids.copy_(torch.randint(0, VOCABULARY, (ROWS,)))
         result.fill_(-1.0)
-        graph.replay(rows)
+        graph.run(rows)
         assert torch.equal(result[:rows], step(rows))
         assert (result[rows:] == -1.0).all()
 
@@ -65,9 +67,9 @@ def test_a_replay_equals_the_eager_step_bit_for_bit(isa):
 def test_capturing_computes_nothing():
     kernels = load_kernels(None)
     step = Step(native_ops(kernels))
-    graph, result = CpuGraphs(kernels).capture(step)
+    graph, result = CpuGraphs(kernels).capture(step, SHAPE)
     assert (result == 0).all()
-    graph.replay(ROWS)
+    graph.run(ROWS)
     assert torch.equal(result, step())
 
 
@@ -76,17 +78,17 @@ def test_buffers_are_used_again():
     """Within a capture, between captures of one recorder, and never one that is still needed."""
     kernels = load_kernels(None)
     step, graphs = Step(native_ops(kernels)), CpuGraphs(kernels)
-    large, kept = graphs.capture(step)
+    large, kept = graphs.capture(step, SHAPE)
     used = graphs.nbytes
     everything = 4 * ROWS * WIDTH * (2 + 3 * (2 + 1 + 1 + 1))
     assert 0 < used < everything
-    small, other = graphs.capture(lambda: step(8))
+    small, other = graphs.capture(lambda: step(8), SHAPE)
     assert graphs.nbytes <= used + 4 * ROWS * 2 * WIDTH, "at most one buffer more"
     step.ids.copy_(torch.arange(ROWS))
-    large.replay(ROWS)
+    large.run(ROWS)
     expected = kept.clone()
     assert kept.data_ptr() != other.data_ptr()
-    small.replay(8)
+    small.run(8)
     assert torch.equal(kept, expected), "a replay leaves the other's result alone"
     assert torch.equal(other, expected[:8])
 
@@ -161,7 +163,7 @@ def test_a_torch_operation_is_refused_by_name(compute, name):
     ops, x = native_ops(kernels), torch.randn(4, 32)
     ones = torch.ones(32)
     with pytest.raises(CaptureError, match=name) as caught:
-        CpuGraphs(kernels).capture(lambda: compute(ops.rms_norm(x, ones, 1e-5)))
+        CpuGraphs(kernels).capture(lambda: compute(ops.rms_norm(x, ones, 1e-5)), SHAPE)
     assert "--disable-cuda-graph" in str(caught.value)
 
 
@@ -177,9 +179,9 @@ def test_views_are_no_operations():
         return added[0].view(4, 4, 8)[1:].transpose(0, 1)
 
     left_copy = torch.zeros(4, 32)
-    graph, result = CpuGraphs(kernels).capture(run)
+    graph, result = CpuGraphs(kernels).capture(run, SHAPE)
     before = x.clone()
-    graph.replay(4)
+    graph.run(4)
     assert torch.equal(x, before * 2)
     normed = ops.rms_norm(x[:, 32:].contiguous(), ones, 1e-5)
     assert torch.equal(result, normed.view(4, 4, 8)[1:].transpose(0, 1))
@@ -192,14 +194,14 @@ def test_a_failed_capture_leaves_nothing_behind():
     step, graphs = Step(native_ops(kernels)), CpuGraphs(kernels)
     expected = step()
     with pytest.raises(CaptureError):
-        graphs.capture(lambda: step() + 1)
+        graphs.capture(lambda: step() + 1, SHAPE)
     assert torch.equal(step(), expected)
     with pytest.raises(ZeroDivisionError):
-        graphs.capture(lambda: step().expand(1 // 0))
+        graphs.capture(lambda: step().expand(1 // 0), SHAPE)
     assert torch.equal(step(), expected)
-    graph, result = graphs.capture(step)
+    graph, result = graphs.capture(step, SHAPE)
     assert graph.calls == 15
-    graph.replay(ROWS)
+    graph.run(ROWS)
     assert torch.equal(result, expected)
 
 
@@ -225,7 +227,7 @@ def test_a_graph_keeps_what_it_calls():
     del kernels, scale
     gc.collect()
     others = [Kernels(2) for _ in range(3)]
-    graph.replay(3)
+    graph.run(3)
     assert torch.equal(x, expected) and len(others) == 3 and bool(ones.all())
 
 

@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from vivace.platforms.cpu.native_ops import NativeSampling
-from vivace.platforms.ops.sampling import Penalties, SamplingBatch, TorchSampling
+from vivace.platforms.ops.sampling import Penalties, SamplingBatch, TorchSampling, Truncations
 
 EDGE = 1e-5
 IMPLEMENTATIONS = ("torch", *USABLE)
@@ -40,16 +40,21 @@ def random_logits(seed, rows, width, spread, masked=0.0):
 
 
 def drawing(count, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.5):
-    def column(value, dtype):
-        return np.array(np.broadcast_to(np.asarray(value, dtype), count))
+    def column(value, dtype=np.float64):
+        return np.array(np.broadcast_to(np.asarray(value, dtype), count), np.float64)
 
+    cuts = {"top_k": column(top_k), "top_p": column(top_p), "min_p": column(min_p, np.float32)}
     return SamplingBatch(
-        temperature=column(temperature, np.float32),
-        top_k=column(top_k, np.int64),
-        top_p=column(top_p, np.float64),
-        min_p=column(min_p, np.float32),
-        uniform=column(uniform, np.float64),
+        temperature=torch.from_numpy(column(temperature, np.float32)),
+        **{name: torch.from_numpy(values) for name, values in cuts.items()},
+        uniform=torch.from_numpy(column(uniform)),
+        host=Truncations(**cuts),
     )
+
+
+def draw(ops, logits, entries, batch):
+    """Ids [m] in numpy, of numpy's `entries[m]`."""
+    return ops.sample(logits, torch.from_numpy(np.asarray(entries)), batch).numpy()
 
 
 def kept_weights(row, temperature, top_k, top_p, min_p):
@@ -103,7 +108,7 @@ def test_draw_by_the_definition(name, seed, width, spread, masked, asked, unifor
     logits = random_logits(seed, 1, width, spread, masked)
     weights, clear = kept_weights(logits[0].numpy(), **asked)
     assume(clear)
-    found = load_ops(name).sample(logits, np.arange(1), drawing(1, **asked, uniform=uniform))
+    found = draw(load_ops(name), logits, np.arange(1), drawing(1, **asked, uniform=uniform))
     assert_drawn(found[0], weights, uniform)
 
 
@@ -120,7 +125,7 @@ def test_draw_from_a_whole_vocabulary(name):
     ):
         full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **asked}
         uniform = random.random(12)
-        found = load_ops(name).sample(logits, np.arange(12), drawing(12, **full, uniform=uniform))
+        found = draw(load_ops(name), logits, np.arange(12), drawing(12, **full, uniform=uniform))
         for token, row, one in zip(found, logits.numpy(), uniform, strict=True):
             weights, clear = kept_weights(row, **full)
             if clear:
@@ -138,7 +143,7 @@ def test_evenly_spread_uniforms_draw_every_token_by_its_share(name, asked):
     assert clear
     uniform = (np.arange(count) + 0.5) / count
     entries = np.zeros(count, np.int64)
-    found = load_ops(name).sample(logits, entries, drawing(count, **full, uniform=uniform))
+    found = draw(load_ops(name), logits, entries, drawing(count, **full, uniform=uniform))
     wanted = count * weights / weights.sum()
     assert np.abs(np.bincount(found, minlength=600) - wanted).max() <= 1.5
     assert (np.diff(found) >= 0).all()
@@ -149,18 +154,18 @@ def test_hot_and_cold_extremes(name):
     ops, one = load_ops(name), np.arange(1)
     logits = random_logits(6, 1, 1000, 3.0)
     hot = [
-        int(ops.sample(logits, one, drawing(1, temperature=1e9, uniform=u))[0])
+        int(draw(ops, logits, one, drawing(1, temperature=1e9, uniform=u))[0])
         for u in (0.0, 0.25, 0.5005, 0.9999)
     ]
     assert hot == [0, 250, 500, 999]
     best = int(ops.argmax(logits)[0][0])
     for asked in ({"temperature": 1e-5}, {"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
         for uniform in (0.0, 0.5, 1 - 2.0**-53):
-            assert ops.sample(logits, one, drawing(1, **asked, uniform=uniform))[0] == best
+            assert draw(ops, logits, one, drawing(1, **asked, uniform=uniform))[0] == best
     only = torch.full((1, 1000), -torch.inf)
     only[0, 777] = -3.0
     for uniform in (0.0, 1 - 2.0**-53):
-        assert ops.sample(only, one, drawing(1, top_k=5, uniform=uniform))[0] == 777
+        assert draw(ops, only, one, drawing(1, top_k=5, uniform=uniform))[0] == 777
 
 
 @each
@@ -170,10 +175,10 @@ def test_ties_stay_together(name):
     for asked in ({"top_k": 1}, {"top_k": 3}, {"top_p": 0.01}, {"min_p": 1.0}):
         uniform = (np.arange(9) + 0.5) / 9
         entries = np.zeros(9, np.int64)
-        found = load_ops(name).sample(logits, entries, drawing(9, **asked, uniform=uniform))
+        found = draw(load_ops(name), logits, entries, drawing(9, **asked, uniform=uniform))
         assert found.tolist() == [3] * 3 + [20] * 3 + [39] * 3
     everything = drawing(40, top_k=4, uniform=(np.arange(40) + 0.5) / 40)
-    found = load_ops(name).sample(logits, np.zeros(40, np.int64), everything)
+    found = draw(load_ops(name), logits, np.zeros(40, np.int64), everything)
     assert set(found.tolist()) > {0, 3, 20, 38, 39}  # the fourth ties with all the others
 
 
@@ -181,30 +186,26 @@ def test_ties_stay_together(name):
 def test_a_row_is_drawn_the_same_in_any_batch_beside_any_neighbor(name):
     random = np.random.default_rng(8)
     logits = torch.from_numpy(random.normal(0, 3, (9, 4099)).astype(np.float32))
-    full = SamplingBatch(
-        temperature=random.uniform(0.3, 2, 9).astype(np.float32),
-        top_k=random.integers(0, 60, 9),
-        top_p=random.uniform(0.3, 1, 9),
-        min_p=random.uniform(0, 0.05, 9).astype(np.float32),
-        uniform=random.random(9),
-    )
-    together = load_ops(name).sample(logits, np.arange(9), full)
-    totals = load_ops(name).logsumexp(logits, full.temperature)
+    full = {
+        "temperature": random.uniform(0.3, 2, 9).astype(np.float32),
+        "top_k": random.integers(0, 60, 9),
+        "top_p": random.uniform(0.3, 1, 9),
+        "min_p": random.uniform(0, 0.05, 9),
+        "uniform": random.random(9),
+    }
+    temperature = torch.from_numpy(full["temperature"])
+    together = draw(load_ops(name), logits, np.arange(9), drawing(9, **full))
+    totals = load_ops(name).logsumexp(logits, temperature)
     spoilt = logits.clone()
     spoilt[[0, 2, 4, 6, 8]] = torch.tensor([[torch.nan], [torch.inf], [-torch.inf], [0.0], [1e38]])
     for threads in (1, 2, 3):
         ops = load_ops(name, threads)
         for row in range(9):
-            single = SamplingBatch(
-                **{
-                    field: getattr(full, field)[[row]]
-                    for field in SamplingBatch.__dataclass_fields__
-                }
-            )
-            assert ops.sample(logits, np.array([row]), single)[0] == together[row]
-            alone = ops.logsumexp(logits[row : row + 1], full.temperature[[row]])
-            assert alone.tobytes() == totals[[row]].tobytes()
-        beside = ops.sample(spoilt, np.arange(9), full)
+            single = drawing(1, **{name: values[[row]] for name, values in full.items()})
+            assert draw(ops, logits, np.array([row]), single)[0] == together[row]
+            alone = ops.logsumexp(logits[row : row + 1], temperature[[row]])
+            assert torch.equal(alone, totals[[row]])
+        beside = draw(ops, spoilt, np.arange(9), drawing(9, **full))
         assert beside[1::2].tolist() == together[1::2].tolist()
         assert ((beside >= 0) & (beside < 4099)).all()
 
@@ -215,7 +216,7 @@ def test_a_row_is_drawn_the_same_in_any_batch_beside_any_neighbor(name):
 def test_best_is_the_first_of_the_largest(name, seed, width, spread):
     logits = random_logits(seed, 4, width, spread, masked=0.3)
     tokens, bad = load_ops(name).argmax(logits)
-    assert bad is None
+    assert not bad.any()
     assert tokens.tolist() == logits.numpy().argmax(-1).tolist()
 
 
@@ -227,8 +228,7 @@ def test_best_marks_rows_without_one(name, place):
     logits[0, place], logits[2, place], logits[3] = torch.nan, torch.inf, -torch.inf
     logits[4, place] = -torch.inf
     wanted[4] = logits[4].argmax()
-    tokens, bad = load_ops(name).argmax(logits)
-    assert bad is not None
+    tokens, bad = (one.numpy() for one in load_ops(name).argmax(logits))
     assert bad.tolist() == [True, False, True, True, False, False]
     assert tokens[~bad].tolist() == wanted[~bad].tolist()
     assert ((tokens >= 0) & (tokens < 1303)).all()
@@ -244,9 +244,9 @@ def test_best_marks_rows_without_one(name, place):
 )
 def test_logsumexp(name, seed, width, temperature, masked):
     logits = random_logits(seed, 3, width, 3.0, masked)
-    found = load_ops(name).logsumexp(logits, np.full(3, temperature, np.float32))
+    found = load_ops(name).logsumexp(logits, torch.full((3,), temperature))
     exact = (logits.double() / np.float64(np.float32(temperature))).logsumexp(-1)
-    torch.testing.assert_close(torch.from_numpy(found).double(), exact, rtol=2e-7, atol=2e-6)
+    torch.testing.assert_close(found.double(), exact, rtol=2e-7, atol=2e-6)
 
 
 @each
@@ -254,7 +254,7 @@ def test_logsumexp(name, seed, width, temperature, masked):
 @given(seed=st.integers(0, 2**32), width=WIDTHS, count=st.sampled_from([1, 5, 20, 600, 5000]))
 def test_top(name, seed, width, count):
     logits, count = random_logits(seed, 3, width, 3.0, masked=0.2), min(count, width)
-    values, ids = load_ops(name).topk(logits, count)
+    values, ids = (one.numpy() for one in load_ops(name).topk(logits, count))
     order = np.argsort(-logits.numpy(), axis=-1, kind="stable")[:, :count]
     assert values.tolist() == np.take_along_axis(logits.numpy(), order, -1).tolist()
     if name == "torch":  # which of those that tie is torch's affair
@@ -268,31 +268,35 @@ def test_top(name, seed, width, count):
 def test_bad_tokens(name, width):
     hidden = torch.randn(70, width + 3)[:, :width] * 1e38  # the sum of a row may be infinite
     hidden.clamp_(-3e38, 3e38)
-    assert load_ops(name).bad_tokens(hidden) is None
+    assert not load_ops(name).bad_tokens(hidden).any()
     for row, column, value in ((0, 0, torch.nan), (33, -1, torch.inf), (69, -1, -torch.inf)):
         hidden[row, column] = value
     bad = load_ops(name).bad_tokens(hidden)
-    assert bad is not None
     assert np.flatnonzero(bad).tolist() == [0, 33, 69]
 
 
 @each_native
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), width=WIDTHS)
-def test_penalties_are_those_of_torch_bit_by_bit(name, seed, width):
+@given(seed=st.integers(0, 2**32), width=WIDTHS, longest=st.sampled_from([39, 41, 50]))
+def test_penalties_are_those_of_torch_bit_by_bit(name, seed, width, longest):
     random = np.random.default_rng(seed)
     logits = torch.from_numpy(random.normal(0, 3, (5, width)).astype(np.float32))
     prompt = random.integers(1, 20, 3)
+
+    def column(values):
+        return torch.from_numpy(random.choice(values, 3).astype(np.float32).astype(np.float64))
+
     penalties = Penalties(
-        rows=random.permutation(8)[:3],
-        prompt=prompt,
-        known=prompt + random.integers(0, 20, 3),
-        frequency=random.choice([0, 0.3, -1.1], 3).astype(np.float32),
-        presence=random.choice([0, 0.7], 3).astype(np.float32),
-        repetition=random.choice([1, 1.3, 0.6], 3).astype(np.float32),
-        tokens=random.integers(0, min(width + 2, 30), (8, 41)).astype(np.int32),
+        rows=torch.from_numpy(random.permutation(8)[:3]),
+        prompt=torch.from_numpy(prompt),
+        known=torch.from_numpy(prompt + random.integers(0, 20, 3)),
+        frequency=column([0, 0.3, -1.1]),
+        presence=column([0, 0.7]),
+        repetition=column([1, 1.3, 0.6]),
+        tokens=torch.from_numpy(random.integers(0, min(width + 2, 30), (8, 41)).astype(np.int32)),
+        longest=longest,
     )
-    entries, wanted = np.array([0, 2, 4]), logits.clone()
+    entries, wanted = torch.tensor([0, 2, 4]), logits.clone()
     load_ops("torch").apply_penalties(wanted, entries, penalties)
     load_ops(name).apply_penalties(logits, entries, penalties)
     assert logits.numpy().tobytes() == wanted.numpy().tobytes()

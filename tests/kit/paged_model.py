@@ -112,7 +112,7 @@ class PagedModel:
         with torch.inference_mode():
             self.attention.plan(step)
             logits = self.model.lm_head(self.model.forward(step))
-        return dict(zip(spans, logits.split(step.counts), strict=True))
+        return dict(zip(spans, logits.split(np.diff(step.host.starts).tolist()), strict=True))
 
     def feed(self, name: str, tokens: Sequence[int], chunks: Sequence[int]) -> Tensor:
         """Feed one sequence in chunks; the logits of all its tokens."""
@@ -151,12 +151,11 @@ class PagedModel:
                 StepPages(
                     slot_mapping=torch.tensor(slots),
                     page_table=torch.from_numpy(table),
-                    host=table,
                 ),
             ),
             logits_indices=torch.from_numpy(starts[1:] - 1),
             attention=self.attention,
-            counts=counts,
+            shape=None,
             host=HostStep(
                 starts=starts,
                 context_lens=np.array(lengths),

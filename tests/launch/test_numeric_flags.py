@@ -87,7 +87,7 @@ class Started:
         return self.worker._attention._kernels.started
 
     def captured(self) -> list[int]:
-        return [step.rows for step in getattr(self.worker._runner, "_steps", ())]
+        return [step.shape.rows for step in getattr(self.worker._runner, "_steps", ())]
 
     def conservativeness(self) -> float:
         """Of the ratio that admission begins with."""

@@ -26,9 +26,12 @@ class MadeStep:
     page_table: torch.Tensor
 
     @property
+    def context_lens(self):
+        return torch.from_numpy(self.host.context_lens)
+
+    @property
     def groups(self):
-        host = self.page_table.numpy()
-        return (StepPages(slot_mapping=self.slot_mapping, page_table=self.page_table, host=host),)
+        return (StepPages(slot_mapping=self.slot_mapping, page_table=self.page_table),)
 
 
 def made_step(spans, page_size, *, scattered, seed=0):

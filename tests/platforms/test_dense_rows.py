@@ -26,9 +26,12 @@ class DecodeStep:
     page_table: torch.Tensor
 
     @property
+    def context_lens(self) -> torch.Tensor:
+        return torch.from_numpy(self.host.context_lens)
+
+    @property
     def groups(self) -> tuple[StepPages, ...]:
-        host = self.page_table.numpy()
-        return (StepPages(slot_mapping=self.slot_mapping, page_table=self.page_table, host=host),)
+        return (StepPages(slot_mapping=self.slot_mapping, page_table=self.page_table),)
 
 
 class Rows:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.engine.executor import HeartbeatRunner
+from vivace.engine.executor import CompletedStep, HeartbeatRunner
 from vivace.engine.loop import HeartbeatMailbox
 from vivace.protocol.heartbeat import (
     FACTOR,
@@ -250,10 +250,11 @@ class Steps:
         self.heartbeat = EngineHeartbeat(memory.engine)
         self.seen: list[tuple[int, list[int], int]] = []
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan) -> CompletedStep:
         step, spans = self.heartbeat.fatal_spans()
         self.seen.append((step, [span.key for span in spans], self.heartbeat.read().tokens))
-        return StepResult(number=plan.number, advanced=plan.counts, tokens=[[] for _ in plan.rows])
+        tokens: list[list[int]] = [[] for _ in plan.rows]
+        return CompletedStep(StepResult(number=plan.number, advanced=plan.counts, tokens=tokens))
 
     def close(self) -> None: ...
 
@@ -282,7 +283,7 @@ def test_a_step_that_raises_stays_the_one_to_blame(memory: SharedMemory) -> None
     steps = Steps(memory)
     runner = HeartbeatRunner(steps, EngineHeartbeat(memory.engine))
 
-    def fail(plan: StepPlan) -> StepResult:
+    def fail(plan: StepPlan) -> CompletedStep:
         raise RuntimeError("no such device any more")
 
     steps.run = fail  # type: ignore[method-assign]
@@ -292,6 +293,31 @@ def test_a_step_that_raises_stays_the_one_to_blame(memory: SharedMemory) -> None
 
 
 # -- how long a step may take ----------------------------------------------------------------------
+
+
+class LateStep:
+    here = False
+
+    def __init__(self, plan: StepPlan) -> None:
+        self._plan = plan
+
+    def result(self) -> StepResult:
+        tokens: list[list[int]] = [[] for _ in self._plan.rows]
+        return StepResult(number=self._plan.number, advanced=self._plan.counts, tokens=tokens)
+
+
+def test_steps_that_overlap_may_take_as_long_as_all_of_them(memory: SharedMemory) -> None:
+    steps = Steps(memory)
+    steps.run = LateStep  # type: ignore[method-assign,assignment]
+    runner = HeartbeatRunner(steps, EngineHeartbeat(memory.engine))
+    first = runner.run(StepPlan(number=0, rows=[0], counts=[3], joins=[join(0, 70)]))
+    alone = steps.heartbeat.read().allowance
+    second = runner.run(StepPlan(number=1, rows=[0], counts=[1]))
+    assert steps.heartbeat.read().allowance > alone, "the device has the first to do, too"
+    first.result()
+    assert [span.key for span in steps.heartbeat.fatal_spans()[1]] == [70], "the second runs"
+    second.result()
+    assert steps.heartbeat.fatal_spans()[1] == [], "both are over"
 
 
 def test_nothing_is_known_at_first_then_more_work_may_take_longer() -> None:
@@ -341,8 +367,8 @@ def test_log_probabilities_of_outputs_are_work_of_their_own(memory: SharedMemory
             number=row, rows=[row], counts=[1], joins=[join(row, row, logprobs=logprobs)]
         )
         for _ in range(20):
-            steps.begin(plan)
-            steps._times.learn(steps._work, seconds)
+            step = steps.begin(plan)
+            step.times.learn(step.work, seconds)
     for row, seconds in ((0, 2.0), (1, 4 * 10.0)):
         steps.begin(StepPlan(number=3 + row, rows=[row], counts=[1]))
         assert progress.activity().allowance / SECOND == pytest.approx(seconds, rel=0.5)

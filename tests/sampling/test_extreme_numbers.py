@@ -43,9 +43,10 @@ def check(ops: Any, asked: dict[str, Any], scale: float) -> bool:
     table = Table(ops, [sampling], options={0: LogprobOptions(start=-1, top=3, token_ids=(1,))})
     table.logits *= scale
     draws = table.draw()
-    assert draws.bad is None, sampling
+    assert not draws.bad.any(), sampling
     assert 0 <= draws.tokens[0] < VOCABULARY
-    scored = draws.logprobs[0]
+    assert draws.logprobs is not None
+    scored = draws.logprobs.read()[0]
     logprob = scored.logprob
     assert logprob is not None and logprob <= 1e-5, (sampling, scored)  # false for NaN
     assert not any(math.isnan(value) for value, _ in scored.top or [])

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from vivace.engine.oracle import splitmix64 as scalar_splitmix64
 from vivace.platforms.cpu.native import Kernels, NoKernels
 from vivace.platforms.cpu.native_ops import NativeSampling
-from vivace.platforms.ops.sampling import SamplingOps, TorchSampling, invert, mask_excluded
+from vivace.platforms.host import HOST
+from vivace.platforms.ops.sampling import (
+    CANDIDATES,
+    SamplingBatch,
+    SamplingOps,
+    TorchSampling,
+    Truncations,
+    invert,
+    mask_excluded,
+)
 from vivace.protocol.messages import LogprobOptions, SamplingParams
 from vivace.sampling.sampler import Entries, Histories, Sampler, SamplingRows, splitmix64, uniforms
 
@@ -33,6 +42,7 @@ each = pytest.mark.parametrize(
     "ops",
     [
         pytest.param(TorchSampling(), id="torch"),
+        pytest.param(TorchSampling(reads=True), id="torch that reads"),
         pytest.param(
             NATIVE,
             id="kernels",
@@ -50,7 +60,7 @@ class Table:
         random = np.random.default_rng(seed)
         count = len(params)
         self.rows = np.arange(count)
-        self.columns = SamplingRows(count)
+        self.columns = SamplingRows(count, HOST)
         self.prompt = random.integers(1, 6, count)
         self.known = self.prompt + random.integers(0, 9, count)
         self.tokens = random.integers(0, VOCABULARY, (count, 20)).astype(np.int32)
@@ -63,10 +73,15 @@ class Table:
 
     def draw(self, rows=None, **settings):
         rows = self.rows if rows is None else np.asarray(rows)
-        history = Histories(tokens=self.tokens, prompt=self.prompt)
+        history = Histories(
+            tokens=torch.from_numpy(self.tokens),
+            prompt=torch.from_numpy(self.prompt),
+            known=self.known,
+        )
+        places = torch.from_numpy(rows), torch.from_numpy(self.known[rows])
         return Sampler(self.ops, **settings).sample(
             self.logits[rows].clone(),
-            Entries(rows, self.known[rows]),
+            Entries(*places, rows),
             self.columns,
             self.options,
             history,
@@ -142,14 +157,38 @@ def test_equals_the_definition_alone_and_in_any_batch(ops, params, seed):
     assert together == [expected_token(table, row, one, stop_ids) for row, one in enumerate(params)]
 
 
-@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20))
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+def signed(words):
+    """int64 tensor of the same bits"""
+    return torch.from_numpy(np.array(words, np.uint64).view(np.int64))
+
+
+@given(st.lists(SEEDS, min_size=1, max_size=20))
 def test_vector_splitmix_equals_the_scalar_one(words):
-    found = splitmix64(np.array(words, np.uint64)).tolist()
+    found = splitmix64(signed(words)).numpy().view(np.uint64).tolist()
     assert found == [scalar_splitmix64(word) for word in words]
 
 
+@given(st.lists(st.tuples(SEEDS, st.integers(0, 2**40)), min_size=1, max_size=20))
+def test_uniforms_are_the_53_highest_bits_of_the_scalar_ones(places):
+    seeds, positions = zip(*places, strict=True)
+    found = uniforms(splitmix64(signed(seeds)), torch.tensor(positions)).tolist()
+    words = [scalar_splitmix64(scalar_splitmix64(seed) ^ place) for seed, place in places]
+    assert found == [(word >> 11) * 2.0**-53 for word in words]
+
+
+@given(seed=SEEDS)
+def test_a_row_keeps_its_seed_mixed(seed):
+    columns = SamplingRows(3, HOST)
+    columns.set(1, SamplingParams(seed=seed), ())
+    assert columns.seed.tolist() == [0, signed([scalar_splitmix64(seed)]).item(), 0]
+
+
 def test_uniforms_are_uniform():
-    found = uniforms(np.arange(200, dtype=np.uint64).repeat(100), np.tile(np.arange(100), 200))
+    seeds = splitmix64(torch.arange(200)).repeat_interleave(100)
+    found = uniforms(seeds, torch.arange(100).repeat(200)).numpy()
     histogram = np.histogram(found, 20, (0, 1))[0]
     assert abs(histogram - 1000).max() < 160
     assert found.min() >= 0 and found.max() < 1
@@ -158,7 +197,7 @@ def test_uniforms_are_uniform():
 def test_draws_follow_the_distribution():
     count = 20_000
     weights = torch.tensor([0.5, 0.0, 0.2, 0.3]).expand(count, -1).contiguous()
-    uniform = torch.from_numpy(uniforms(np.zeros(count, np.uint64), np.arange(count)))
+    uniform = uniforms(torch.zeros(count, dtype=torch.int64), torch.arange(count))
     shares = torch.bincount(invert(weights, uniform), minlength=4) / count
     torch.testing.assert_close(shares, weights[0], atol=0.015, rtol=0)
     assert shares[1] == 0
@@ -170,13 +209,45 @@ def test_the_end_of_the_range_draws_the_last_possible_token():
     assert invert(weights, torch.tensor([0.0], dtype=torch.float64)).tolist() == [0]
 
 
-def test_a_nucleus_wider_than_the_first_candidates():
+def cut(top_k, top_p, min_p):
+    """A batch of what decides which tokens stay."""
+    host = Truncations(
+        **{
+            name: np.array(values, np.float64)
+            for name, values in (("top_k", top_k), ("top_p", top_p), ("min_p", min_p))
+        }
+    )
+    columns = (torch.from_numpy(one) for one in (host.top_k, host.top_p, host.min_p))
+    top_k, top_p, min_p = columns
+    ones = torch.ones_like(top_p)
+    return SamplingBatch(
+        temperature=ones, top_k=top_k, top_p=top_p, min_p=min_p, uniform=ones, host=host
+    )
+
+
+@pytest.mark.parametrize("candidates", [(), CANDIDATES])
+def test_a_nucleus_wider_than_the_first_candidates(candidates):
     table = torch.full((2, 5000), 1 / 5000)
     table[1, :2] = torch.tensor([0.6, 0.3])
     table[1, 2:] = 0.1 / 4998
-    mask_excluded(table, np.array([0, 0]), np.array([0.7, 0.5]), np.zeros(2, np.float32))
+    mask_excluded(table, cut([0, 0], [0.7, 0.5], [0, 0]), candidates)
     assert (table[0] > 0).sum() == 5000  # ties with the last one inside stay
     assert (table[1] > 0).nonzero().flatten().tolist() == [0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), spread=st.sampled_from([0.01, 1.0, 5.0]))
+def test_ranking_few_candidates_first_gives_the_same_bits(seed, spread):
+    random = np.random.default_rng(seed)
+    table = torch.from_numpy(random.normal(0, spread, (6, 3000)).astype(np.float32)).softmax(-1)
+    table[5] = torch.nan
+    batch = cut(
+        random.choice([0, 1, 50, 700], 6), random.choice([1, 0.99, 0.5, 1e-6], 6), [0, 0.01] * 3
+    )
+    few, all_sorted = table.clone(), table.clone()
+    mask_excluded(few, batch, CANDIDATES)
+    mask_excluded(all_sorted, batch)
+    assert few.numpy().tobytes() == all_sorted.numpy().tobytes()
 
 
 @each
@@ -188,7 +259,6 @@ def test_bad_rows_are_named_and_harm_nobody(ops):
     table.logits[2] = -torch.inf
     table.logits[3, 0] = torch.inf
     draws = table.draw()
-    assert draws.bad is not None
     assert draws.bad.tolist() == [False, True, True, True, False]
     assert [draws.tokens[0], draws.tokens[4]] == [good[0], good[4]]
     assert all(0 <= token < VOCABULARY for token in draws.tokens)
@@ -211,21 +281,22 @@ def test_logprobs_are_taken_after_temperature_unless_original(ops):
     table = Table(ops, params, options=options)
     for original, temperature in ((False, 0.5), (True, 1.0)):
         draws = table.draw(original_logprobs=original)
-        assert set(draws.logprobs) == {0, 2}
+        logprobs = draws.logprobs.read()
+        assert set(logprobs) == {0, 2}
         scores = (table.logits[0] / temperature).log_softmax(-1)
-        one = draws.logprobs[0]
+        one = logprobs[0]
         assert one.token == draws.tokens[0]
         assert math.isclose(one.logprob, scores[one.token].item(), abs_tol=1e-5)
         assert [token for _, token in one.top] == scores.topk(2).indices.tolist()
         plain = table.logits[2].log_softmax(-1)
-        two = draws.logprobs[2]
+        two = logprobs[2]
         assert two.top is None
         assert [token for _, token in two.chosen] == [4, 1]
         assert math.isclose(two.chosen[0][0], plain[4].item(), abs_tol=1e-5)
 
 
 def test_a_row_is_clean_after_it_was_given_up():
-    columns = SamplingRows(1)
+    columns = SamplingRows(1, HOST)
     columns.set(0, SamplingParams(logit_bias={1: 5.0}, min_new_tokens=3, top_k=3), (2,))
     columns.clear(0)
     columns.set(0, SamplingParams(temperature=0.0), (2,))

@@ -11,6 +11,7 @@ from toy_model import VOCABULARY, Driver, ToyModel, skip_unbuilt, toy_worker
 from vivace.platforms.errors import CaptureError
 from vivace.protocol.messages import LogprobOptions
 from vivace.worker.build import Captures
+from vivace.worker.drafter import ScriptedDrafter
 
 ROWS = 6
 NEW = 20
@@ -154,17 +155,18 @@ class FixedGraph:
     def __init__(self, run, result):
         self._run, self._result = run, result
 
-    def replay(self, rows):
+    def replay(self, step, shape):
         self._result.copy_(self._run())
 
 
 class FixedRecorder:
+    most_tokens_per_row = 8
     nbytes = 0
 
     def __init__(self, kernels):
         pass
 
-    def capture(self, run):
+    def capture(self, run, shape):
         result = run().clone()
         return FixedGraph(run, result), result
 
@@ -203,3 +205,25 @@ def test_a_row_that_left_writes_into_no_page_that_is_somebody_elses(fixed_rows):
         return [drawn_tokens(driver, row) for row in range(4)]
 
     assert drive("captured") == drive("eager")
+
+
+def test_steps_that_verify_drafts_are_replays_of_their_own_shape(fixed_rows):
+    """Captures are for rows and tokens per row; with drafts a decode step has more than one."""
+
+    def drive(operations, **worker):
+        driver = Driver(toy_worker(rows=5, tokens=1600, operations=operations, **worker)[0])
+        drafts = worker["drafter"].width if worker else 0
+        for row in range(4):
+            driver.join(row, [3 + row, 10 + row, 20 + row])
+        driver.step(dict.fromkeys(range(4), 3))
+        replayed = []
+        for rows in [4, 3, 4, 1, 2] * 8:
+            result = driver.step(dict.fromkeys(range(rows), 1 + drafts))
+            replayed.append(result.captured)
+        return [drawn_tokens(driver, row)[:8] for row in range(4)], replayed
+
+    wanted, _ = drive("eager")
+    drafter = ScriptedDrafter(2, lambda known, count: [known[-1], 7][:count])
+    tokens, replayed = drive("captured", drafter=drafter)
+    assert tokens == wanted
+    assert all(replayed)

@@ -160,7 +160,7 @@ def test_a_row_can_be_reused_in_the_same_plan(driver):
 
 def test_leaving_an_empty_row_is_harmless(driver):
     """An executor that recovers empties every row it knows of."""
-    result = driver.worker.run(StepPlan(number=-1, leaves=list(range(8))))
+    result = driver.worker.run(StepPlan(number=-1, leaves=list(range(8)))).result()
     assert result.advanced == []
 
 
@@ -226,7 +226,7 @@ def test_a_page_outside_of_the_memory_stops_the_step(page):
     driver.join(0, PROMPT)
     driver.step({0: 11})
     kept = [kv.clone() for kv in worker._kv.layers]
-    worker._rows.pages[0][0, 0] = page
+    worker._rows.columns.pages[0][0, 0] = page
     with pytest.raises((ValueError, IndexError)):
         driver.step({0: 1})
     if page > 0:  # torch's operations take -1 for the last page, which nobody reads

@@ -114,11 +114,12 @@ def toy_worker(
     operations=None,
     threads=1,
     captures=None,
+    platform=None,
     **settings,
 ):
-    operations = operations or OPERATIONS
+    operations = operations or ("torch" if platform else OPERATIONS)
     skip_unbuilt(operations)
-    platform = load_platform(
+    platform = platform or load_platform(
         detect("cpu"),
         PlatformSettings(
             threads=threads, deterministic=deterministic, kernels=operations != "torch"
@@ -140,7 +141,9 @@ def toy_worker(
         dtype=activations,
         kv_dtype=settings.pop("kv_dtype", dtype),
         vocabulary=VOCABULARY,
-        captures=(captures or Captures((rows,))) if operations == "captured" else Captures(),
+        captures=(captures or Captures((rows,)))
+        if operations == "captured"
+        else captures or Captures(),
         **settings,
     )
     return worker, model
@@ -212,7 +215,7 @@ class Driver:
         )
         self.number += 1
         self.joins, self.leaves = [], []
-        result = self.worker.run(plan)
+        result = self.worker.run(plan).result()
         for index, row in enumerate(spans):
             self.sequences[row]["done"] += result.advanced[index]
             self.sequences[row]["tokens"] += result.tokens[index]

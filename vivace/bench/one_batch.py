@@ -142,14 +142,14 @@ class Batches:
         tokens: list[list[int]] = [[] for _ in prompts]
         started = time.perf_counter()
         for plan in self._prefill_plans(joins, cut):
-            keep_tokens(self._worker.run(plan), plan, tokens)
+            keep_tokens(self._worker.run(plan).result(), plan, tokens)
         prefill = time.perf_counter() - started
         rows = list(range(len(prompts)))
         decode = []
         for _ in range(shape.output_len - 1):
             started = time.perf_counter()
             plan = self._plan(rows=rows, counts=[1] * len(rows))
-            keep_tokens(self._worker.run(plan), plan, tokens)
+            keep_tokens(self._worker.run(plan).result(), plan, tokens)
             decode.append(time.perf_counter() - started)
         self._occupied = rows
         return Timing(shape=shape, prefill=prefill, decode=decode, tokens=tokens)

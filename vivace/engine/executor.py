@@ -23,6 +23,9 @@ class ExecutorDied(RuntimeError):
 class PendingStep(Protocol):
     """A step under way."""
 
+    here: bool
+    """`result` does not wait"""
+
     def result(self) -> StepResult:
         """Wait for the step and return its result; raises what the step raised."""
         ...
@@ -60,7 +63,10 @@ class StepWorker(Protocol):
 
     capacity: Capacity
 
-    def run(self, plan: StepPlan) -> StepResult: ...
+    def run(self, plan: StepPlan) -> PendingStep:
+        """Launch a step. What raises here is of this step, which is then undone. What raises later,
+        in `PendingStep.result`, is of the device: nothing runs on it any more."""
+        ...
 
     def events(self) -> list[ExecutorEvent]: ...
 
@@ -70,23 +76,47 @@ class StepWorker(Protocol):
 
 
 class CompletedStep:
-    """A step that has already run: its result, or what it raised."""
+    """A step that has run."""
 
-    __slots__ = ("_error", "_result")
+    here = True
 
-    def __init__(self, result: StepResult | None, error: BaseException | None) -> None:
+    def __init__(self, result: StepResult) -> None:
         self._result = result
-        self._error = error
 
     def result(self) -> StepResult:
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
         return self._result
 
 
+class FailedStep:
+    """A step that did not run, or was undone."""
+
+    here = True
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self) -> StepResult:
+        raise self._error
+
+
+class LaunchedStep:
+    """A step that was launched and cannot be undone: when it fails, its device is lost."""
+
+    def __init__(self, pending: PendingStep) -> None:
+        self._pending = pending
+        self.here = pending.here
+
+    def result(self) -> StepResult:
+        try:
+            return self._pending.result()
+        except ExecutorDied:
+            raise
+        except Exception as error:
+            raise ExecutorDied(f"the device failed in a step under way: {error}") from error
+
+
 class InProcessExecutor:
-    """Runs a worker in the engine's own thread, synchronously, at `submit`."""
+    """Launches a worker's steps in the engine's own thread, at `submit`."""
 
     def __init__(self, worker: StepWorker) -> None:
         self.capacity = worker.capacity
@@ -96,17 +126,17 @@ class InProcessExecutor:
         self._occupied: set[int] = set()
         self._failed = False
 
-    def submit(self, plan: StepPlan) -> CompletedStep:
+    def submit(self, plan: StepPlan) -> PendingStep:
         if self._failed:
-            return CompletedStep(None, StepSkipped(f"step {plan.number} follows a failed step"))
+            return FailedStep(StepSkipped(f"step {plan.number} follows a failed step"))
         try:
-            result = self._worker.run(plan)
+            pending = self._worker.run(plan)
         except Exception as error:
             self._failed = True
             self._note_rows(plan)
-            return CompletedStep(None, error)
+            return FailedStep(error)
         self._note_rows(plan)
-        return CompletedStep(result, None)
+        return LaunchedStep(pending)
 
     def _note_rows(self, plan: StepPlan) -> None:
         if plan.leaves:
@@ -117,7 +147,7 @@ class InProcessExecutor:
     def recover(self) -> None:
         """Empty every row; ExecutorDied when the worker does not even manage that."""
         try:
-            self._worker.run(StepPlan(number=-1, leaves=sorted(self._occupied)))
+            self._worker.run(StepPlan(number=-1, leaves=sorted(self._occupied))).result()
         except Exception as error:
             raise ExecutorDied(
                 f"the worker does not recover from a failed step: {error}"
@@ -143,10 +173,27 @@ class HeartbeatRunner:
         self._runner = runner
         self._steps = StepHeartbeat(heartbeat)
 
-    def run(self, plan: StepPlan) -> StepResult:
-        self._steps.begin(plan)
-        result = self._runner.run(plan)
-        self._steps.end()
+    def run(self, plan: StepPlan) -> PendingStep:
+        timing = self._steps.begin(plan)
+        pending = self._runner.run(plan)
+        if pending.here:
+            self._steps.end(timing)
+            return pending
+        self._steps.follow(timing)
+        return TimedStep(pending, lambda: self._steps.end(timing))
+
+
+class TimedStep:
+    """A step whose end somebody wants to hear of."""
+
+    def __init__(self, pending: PendingStep, tell: Callable[[], None]) -> None:
+        self._pending = pending
+        self._tell = tell
+        self.here = pending.here
+
+    def result(self) -> StepResult:
+        result = self._pending.result()
+        self._tell()
         return result
 
 
@@ -166,7 +213,7 @@ class SoloSteps:
         self._suspects: dict[int, int] = {}
         """row -> how long its request runs alone"""
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan) -> PendingStep:
         for row in plan.leaves:
             self._suspects.pop(row, None)
         for join in plan.joins:
@@ -178,20 +225,20 @@ class SoloSteps:
         for row, tokens in zip(plan.rows, result.tokens, strict=True):
             if tokens and self._suspects.get(row) == UNTIL_FIRST_TOKEN:
                 del self._suspects[row]
-        return result
+        return CompletedStep(result)
 
     def _run_apart(self, plan: StepPlan) -> StepResult:
         spans = range(len(plan.rows))
         alone = [index for index in spans if plan.rows[index] in self._suspects]
         if not alone:
-            return self._worker.run(plan)
+            return self._worker.run(plan).result()
         together = [index for index in spans if plan.rows[index] not in self._suspects]
         result = StepResult(
             number=plan.number, advanced=[0 for _ in spans], tokens=[[] for _ in spans]
         )
-        add_part(result, together, self._worker.run(without_spans(plan, alone)))
+        add_part(result, together, self._worker.run(without_spans(plan, alone)).result())
         for index in alone:
-            add_part(result, [index], self._worker.run(only(plan, index)))
+            add_part(result, [index], self._worker.run(only(plan, index)).result())
         return result
 
 

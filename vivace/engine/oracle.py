@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from vivace.engine.executor import CompletedStep
 from vivace.engine.oracle_memory import REFUSED, OracleMemory, OracleMismatch
 from vivace.engine.oracle_transfers import OracleTransfers
 from vivace.protocol.messages import Capacity, LogprobOptions, PromptLogprobs, TokenLogprob
@@ -168,7 +169,10 @@ class OracleWorker:
         self._left: dict[int, int] = {}
         """row -> the state in which its last sequence left it"""
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan) -> CompletedStep:
+        return CompletedStep(self.compute(plan))
+
+    def compute(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
         self.transfers.begin(plan)
         if not plan.rows:

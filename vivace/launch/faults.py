@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from vivace.engine.executor import ExecutorDied, StepWorker
+from vivace.engine.executor import ExecutorDied, PendingStep, StepWorker
 from vivace.protocol.messages import Capacity, Draining, EngineDown, Ready, ToFrontend
-from vivace.protocol.step import StepPlan, StepResult
+from vivace.protocol.step import StepPlan
 
 
 class InjectedDeath(ExecutorDied):
@@ -47,7 +47,7 @@ class FaultyRunner:
         self.wake_with = runner.wake_with
         self.close = runner.close
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan) -> PendingStep:
         if plan.rows:
             self._left -= 1
             if self._left < 0:
@@ -78,7 +78,7 @@ class PoisonedRunner:
         self._poisoned: set[int] = set()
         """rows"""
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan) -> PendingStep:
         self._poisoned.difference_update(plan.leaves)
         for join in plan.joins:
             if self._token in join.tokens[: join.prompt]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from vivace.checkpoint.source import SourceError
 from vivace.models.causal_lm import CausalLM
 from vivace.platforms.attention import AttentionBackend, AttentionLayer, HostStep, StepPages
+from vivace.platforms.host import HOST, upload
 from vivace.platforms.ops.attention import ReferenceAttention
 
 LENGTHS = (9, 6)
@@ -110,12 +111,11 @@ def build_step(
         groups=(
             StepPages(
                 slot_mapping=torch.tensor(rows) * page_size + torch.tensor(positions),
-                page_table=torch.from_numpy(pages),
-                host=pages,
+                page_table=upload(pages, HOST),
             ),
         ),
-        context_lens=torch.from_numpy(ends),
-        query_starts=torch.from_numpy(starts),
+        context_lens=upload(ends, HOST),
+        query_starts=upload(starts, HOST),
         host=host,
         attention=attention,
     )

@@ -274,7 +274,7 @@ def sliding_window(mask_function: Callable[..., Tensor], context: int) -> int | 
         query: torch.as_tensor(mask_function(zero, zero, torch.tensor(query), keys))
         for query in sorted(places & set(range(context)))
     }
-    if any(allowed.device.type == "meta" for allowed in shown.values()):
+    if any(allowed.is_meta for allowed in shown.values()):
         raise CannotTrace("its attention mask depends on the tokens")
     window = int(shown[context - 1].expand(context).sum())
     for query, allowed in shown.items():
@@ -292,7 +292,7 @@ class DataDependentOps(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         aten, first = torch.ops.aten, args[0] if args else None
-        if isinstance(first, Tensor) and first.device.type == "meta":
+        if isinstance(first, Tensor) and first.is_meta:
             if func is aten._local_scalar_dense.default:
                 return first.dtype is torch.bool
             if func is aten.nonzero.default:

@@ -59,10 +59,8 @@ class StepPages:
     slot_mapping: Tensor
     """[T] int64: page * page_size + offset of each token"""
     page_table: Tensor
-    """[S, any] int64 page ids; only the pages of keys that some query sees are read"""
-    host: np.ndarray
-    """[S, max_pages] int64 the page table on the host; entries in front of a window and behind a
-    row's length are any valid page"""
+    """[S, any] int64 page ids; entries in front of a window and behind a row's length are any valid
+    page, which is not read"""
 
 
 class Step(Protocol):
@@ -95,7 +93,8 @@ class HostStep:
     starts: np.ndarray
     """[S + 1] int64: tokens of span i are starts[i]..starts[i + 1] of the step's T tokens"""
     context_lens: np.ndarray
-    """[S] int64: context of the row including this span"""
+    """[S] int64: context of the row including this span; exact where rows lie in host memory,
+    elsewhere upper bounds, for sizes only"""
     decode: bool
     """every span is one token"""
     rows: np.ndarray | None = None

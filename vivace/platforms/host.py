@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,3 +24,43 @@ def download(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 HOST = torch.device("cpu")
+
+
+class ReadBack(Protocol):
+    """Tensors of a step on their way to the host."""
+
+    here: bool
+    """`wait` does not wait"""
+
+    def wait(self) -> list[np.ndarray]: ...
+
+
+class SharedReadBack:
+    """Of tensors in host memory: they are there."""
+
+    here = True
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+
+    def wait(self) -> list[np.ndarray]:
+        return [tensor.numpy() for tensor in self._tensors]
+
+
+class CopiedReadBack:
+    """Of a device: copies into pinned memory that begin now, behind what it was told so far, and
+    are waited for alone. Steps that it is told later do not delay them."""
+
+    here = False
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._copies = [
+            torch.empty_like(tensor, device=HOST, pin_memory=True).copy_(tensor, non_blocking=True)
+            for tensor in tensors
+        ]
+        self._event = torch.Event(tensors[0].device)
+        self._event.record()
+
+    def wait(self) -> list[np.ndarray]:
+        self._event.synchronize()
+        return [copy.numpy() for copy in self._copies]

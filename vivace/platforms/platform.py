@@ -12,9 +12,11 @@ from vivace.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vivace.platforms.attention import AttentionBackend, AttentionLayer, KVMemory
+    from vivace.platforms.attention import AttentionBackend, AttentionLayer, KVMemory, Step
+    from vivace.platforms.host import ReadBack
     from vivace.platforms.ops.sampling import SamplingOps
     from vivace.platforms.ops.table import Ops
+    from vivace.platforms.rows import RowColumns, RowOps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,18 @@ class PlatformSettings:
     """native kernels where there are some; otherwise torch's own operations"""
 
 
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """A step in which every row has as many tokens: 1, or more where drafts are verified."""
+
+    rows: int
+    tokens_per_row: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.tokens_per_row
+
+
 class StepGraph(Protocol):
     """A captured step. Inputs and results lie in the buffers that were seen while capturing."""
 
@@ -74,20 +88,24 @@ class StepGraph(Protocol):
         """of the graph alone, without buffers"""
         ...
 
-    def replay(self, rows: int) -> None:
-        """Run it over the first `rows` of the captured rows."""
+    def replay(self, step: Step, shape: StepShape) -> None:
+        """Run it over the first rows of those that were captured, as many as `shape` has, which has
+        their tokens per row. `step.host` has the lengths that some devices want to hear of."""
         ...
 
 
 class GraphRecorder(Protocol):
     """Captures steps: CUDA graphs, NPU graphs, or the CPU's list of kernel calls."""
 
+    most_tokens_per_row: int
+    """of the shapes it captures"""
+
     @property
     def nbytes(self) -> int:
         """of the buffers that all graphs of this recorder share"""
         ...
 
-    def capture(self, run: Callable[[], Tensor]) -> tuple[StepGraph, Tensor]:
+    def capture(self, run: Callable[[], Tensor], shape: StepShape) -> tuple[StepGraph, Tensor]:
         """(the graph, where `run`'s result will be after a replay).
 
         Raises CaptureError naming the op when `run` does something that cannot be replayed.
@@ -124,6 +142,14 @@ class Platform(Protocol):
     ) -> AttentionBackend:
         """`dtype`: the torch.dtype of queries; the memory may hold another one. `longest`: most
         tokens a row can have."""
+        ...
+
+    def row_ops(self, columns: RowColumns) -> RowOps:
+        """What reads and writes the rows of a worker."""
+        ...
+
+    def read_back(self, tensors: Sequence[Tensor]) -> ReadBack:
+        """Bring tensors to the host."""
         ...
 
     def sampling(self) -> SamplingOps:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import struct
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -221,6 +222,19 @@ SCORED = 8
 """A token with log-probabilities counts so many more: it needs the logits of the vocabulary."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """A step that was launched."""
+
+    times: StepTimes
+    """of steps like it: with log-probabilities, or without"""
+    work: int
+    """0: it computes nothing"""
+    allowance: float
+    """seconds"""
+    started: float
+
+
 class StepHeartbeat:
     """Says, before each step, which requests are in it and how long it may take."""
 
@@ -228,8 +242,6 @@ class StepHeartbeat:
         self._heartbeat = heartbeat
         self._plain_times = StepTimes(MIN_ALLOWANCE)
         self._scored_times = StepTimes(MIN_ALLOWANCE, similar=self._plain_times)
-        self._times = self._plain_times
-        """of steps like the one that runs: with log-probabilities, or without"""
         self._members: dict[int, tuple[Span, int]] = {}
         """row -> who is in it, and how many tokens are known of it"""
         self._scored: dict[int, bool] = {}
@@ -237,26 +249,37 @@ class StepHeartbeat:
         self._shown_rows: list[int] | None = None
         """rows whose spans the heartbeat shows"""
         self._steps = 0
-        self._work = 0
-        """of the step that runs; 0: it computes nothing"""
-        self._started = 0.0
+        self._running: deque[StepTiming] = deque()
+        self._ended = 0.0
+        """when the last step did"""
 
-    def begin(self, plan: StepPlan) -> None:
-        """The step runs from now on. One that raises stays the one to blame."""
+    def begin(self, plan: StepPlan) -> StepTiming:
+        """The step is launched now. One that raises stays the one to blame."""
         self._steps += bool(plan.rows)
         self._update_members(plan)
-        self._work = self._plan_work(plan) if plan.rows else 0
+        work = self._plan_work(plan) if plan.rows else 0
         scored = self._scored_tokens(plan) if self._scored else 0
-        self._times = self._scored_times if scored else self._plain_times
-        self._work += SCORED * scored
-        if self._work:
-            self._show(plan)
-            self._started = time.monotonic()
+        times = self._scored_times if scored else self._plain_times
+        work += SCORED * scored
+        timing = StepTiming(times, work, times.allowance(work) if work else 0.0, time.monotonic())
+        if work:  # the device may have to run others first
+            self._show(plan, timing.allowance + sum(one.allowance for one in self._running))
+        return timing
 
-    def end(self) -> None:
-        """It has run."""
-        if self._work:
-            self._times.learn(self._work, time.monotonic() - self._started)
+    def follow(self, timing: StepTiming) -> None:
+        """It runs beside what the engine does next."""
+        self._running.append(timing)
+
+    def end(self, timing: StepTiming) -> None:
+        """It has run, and whatever was launched before it."""
+        if not timing.work:
+            return
+        while self._running and self._running.popleft() is not timing:
+            pass
+        now = time.monotonic()
+        timing.times.learn(timing.work, now - max(timing.started, self._ended))
+        self._ended = now
+        if not self._running:
             self._heartbeat.schedule()
 
     def _update_members(self, plan: StepPlan) -> None:
@@ -285,8 +308,8 @@ class StepHeartbeat:
         spans = zip(plan.rows, plan.counts, strict=True)
         return sum(count if self._scored[row] else 1 for row, count in spans if row in self._scored)
 
-    def _show(self, plan: StepPlan) -> None:
-        tokens, allowance = sum(plan.counts), self._times.allowance(self._work)
+    def _show(self, plan: StepPlan, allowance: float) -> None:
+        tokens = sum(plan.counts)
         if plan.rows == self._shown_rows:
             self._heartbeat.repeat_step(self._steps, tokens, allowance)
         else:

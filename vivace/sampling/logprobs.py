@@ -1,105 +1,147 @@
-"""Log-probabilities that were asked for: of the token, of the best k, of given ids."""
+"""Log-probabilities that were asked for: of the token, of the best k, of given ids.
+
+They are tensors until somebody reads them, and only then objects or bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from vivace.platforms.host import download, upload
 from vivace.platforms.ops.sampling import SamplingOps
 from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
 
-Scored = list[tuple[float, int]]
-"""(log-probability, token id)"""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenScores:
+    """Log-probabilities at m entries of a batch, on the device."""
+
+    entries: np.ndarray
+    """[m] int64, ascending"""
+    options: Sequence[LogprobOptions]
+    """[m]"""
+    tokens: Tensor
+    """[m] int64"""
+    logprobs: Tensor
+    """[m] float32"""
+    top: Tensor
+    """[m, k] float32, best first; k is the most that any entry wants, or the vocabulary"""
+    top_ids: Tensor
+    """[m, k] int64"""
+    chosen: Tensor
+    """float32, of the ids that the options name, one entry after the other"""
+
+    def read(self) -> dict[int, TokenLogprob]:
+        """Entry of the batch -> its token's."""
+        tensors = (self.tokens, self.logprobs, self.top, self.top_ids, self.chosen)
+        tokens, logprobs, top, top_ids, chosen = (download(one).tolist() for one in tensors)
+        ends = accumulate((len(one.token_ids) for one in self.options), initial=0)
+        named = [chosen[start:end] for start, end in pairwise(ends)]
+        return {
+            entry: TokenLogprob(
+                tokens[i],
+                logprobs[i],
+                list(zip(top[i], top_ids[i], strict=True))[: one.top] if one.top else None,
+                list(zip(named[i], one.token_ids, strict=True)) if one.token_ids else None,
+            )
+            for i, (entry, one) in enumerate(zip(self.entries.tolist(), self.options, strict=True))
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptScores:
+    """Log-probabilities of n prompt tokens that follow each other, on the device."""
+
+    start: int
+    """position of the first"""
+    logprobs: Tensor
+    """[n] float32"""
+    top: Tensor
+    """[n, k] float32, best first"""
+    top_ids: Tensor
+    """[n, k] int64"""
+    chosen: Tensor
+    """[n * m] float32"""
+
+    def read(self) -> PromptLogprobs:
+        return PromptLogprobs(
+            start=self.start,
+            logprobs=download(self.logprobs).tobytes(),
+            top=download(self.top).tobytes(),
+            top_ids=download(self.top_ids).astype(np.int32).tobytes(),
+            chosen=download(self.chosen).tobytes(),
+        )
 
 
 def score(
     ops: SamplingOps,
     logits: Tensor,
-    temperature: np.ndarray,
-    tokens: np.ndarray,
+    temperature: Tensor,
+    entries: np.ndarray,
+    tokens: Tensor,
     options: Sequence[LogprobOptions],
-) -> list[TokenLogprob]:
-    """One TokenLogprob for each row of logits[n, V] float32, its temperature [n] float32 and its
-    token id [n] int64: log(softmax(logits / temperature))."""
+) -> TokenScores:
+    """log(softmax(logits / temperature)) of each row of logits[m, V] float32, its temperature [m]
+    float32 and its token id [m] int64, at `entries[m]` of a batch."""
     scores = _Scores(ops, logits, temperature)
-    chosen = scores.lookup(np.arange(len(tokens)), tokens).tolist()
-    tops = _top(scores, [option.top for option in options])
-    requested = [_lookup(scores, row, option.token_ids) for row, option in enumerate(options)]
-    return [
-        TokenLogprob(token, logprob, top, ids)
-        for token, logprob, top, ids in zip(tokens.tolist(), chosen, tops, requested, strict=True)
-    ]
-
-
-def score_prompt(
-    ops: SamplingOps, logits: Tensor, tokens: np.ndarray, start: int, options: LogprobOptions
-) -> PromptLogprobs:
-    """log(softmax(logits)) of logits[n, V] float32 for the prompt tokens [n] int64 at position
-    `start` and behind it, packed."""
-    rows, ids = np.arange(len(tokens)), np.array(options.token_ids, np.int64)
-    scores = _Scores(ops, logits, np.ones(len(tokens), np.float32))
-    values, best = scores.top(options.top)
-    chosen = scores.lookup(rows.repeat(len(ids)), np.tile(ids, len(rows)))
-    return PromptLogprobs(
-        start=start,
-        logprobs=_pack(scores.lookup(rows, tokens), np.float32),
-        top=_pack(values, np.float32),
-        top_ids=_pack(best, np.int32),
-        chosen=_pack(chosen, np.float32),
+    rows = np.repeat(np.arange(len(options)), [len(option.token_ids) for option in options])
+    named = np.array([token for option in options for token in option.token_ids], np.int64)
+    top, top_ids = scores.top(max((option.top for option in options), default=0))
+    return TokenScores(
+        entries=entries,
+        options=options,
+        tokens=tokens,
+        logprobs=scores.lookup(upload(np.arange(len(options)), logits.device), tokens),
+        top=top,
+        top_ids=top_ids,
+        chosen=scores.lookup(upload(rows, logits.device), upload(named, logits.device)),
     )
 
 
-def _pack(values: np.ndarray, kind: type[np.generic]) -> bytes:
-    return values.astype(kind, copy=False).tobytes()
+def score_prompt(
+    ops: SamplingOps, logits: Tensor, tokens: Tensor, start: int, options: LogprobOptions
+) -> PromptScores:
+    """log(softmax(logits)) of logits[n, V] float32 for the prompt tokens [n] int64 at position
+    `start` and behind it."""
+    rows, ids = np.arange(len(logits)), np.array(options.token_ids, np.int64)
+    scores = _Scores(ops, logits, torch.ones(len(logits), device=logits.device))
+    top, top_ids = scores.top(options.top)
+    which, named = rows.repeat(len(ids)), np.tile(ids, len(rows))
+    return PromptScores(
+        start=start,
+        logprobs=scores.lookup(upload(rows, logits.device), tokens),
+        top=top,
+        top_ids=top_ids,
+        chosen=scores.lookup(upload(which, logits.device), upload(named, logits.device)),
+    )
 
 
 class _Scores:
     """Log-probabilities of logits[n, V], computed where they are looked at."""
 
-    def __init__(self, ops: SamplingOps, logits: Tensor, temperature: np.ndarray) -> None:
-        self.logits = logits
-        self._ops = ops
-        self.vocabulary = logits.shape[1]
-        self._values = logits.numpy()
-        self._temperature = temperature
+    def __init__(self, ops: SamplingOps, logits: Tensor, temperature: Tensor) -> None:
+        self._ops, self._logits, self._temperature = ops, logits, temperature
         self._totals = ops.logsumexp(logits, temperature)
 
-    def lookup(self, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    def lookup(self, rows: Tensor, ids: Tensor) -> Tensor:
         """[m] float32, of token `ids[m]` in `rows[m]`; -inf outside the vocabulary"""
-        inside = (ids >= 0) & (ids < self.vocabulary)
-        values = self._values[rows, np.where(inside, ids, 0)]
-        return np.where(inside, self.normalize(rows, values), -np.inf)
+        inside = (ids >= 0) & (ids < self._logits.shape[1])
+        values = self._logits[rows, torch.where(inside, ids, 0)]
+        normalized = values / self._temperature[rows] - self._totals[rows]
+        return torch.where(inside, normalized, -torch.inf)
 
-    def normalize(self, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Log-probabilities [m] of tokens whose logits are `values[m]`."""
-        return values / self._temperature[rows] - self._totals[rows]
-
-    def top(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def top(self, count: int) -> tuple[Tensor, Tensor]:
         """(log-probabilities, ids) [n, k] of the best k of each row, best first; k is `count`, or
         the vocabulary."""
-        count = min(count, self.vocabulary)
-        rows = np.arange(len(self.logits))
+        count = min(count, self._logits.shape[1])
         if not count:
-            return np.empty((len(rows), 0), np.float32), np.empty((len(rows), 0), np.int64)
-        values, ids = self._ops.topk(self.logits, count)
-        normalized = self.normalize(rows.repeat(count), values.ravel())
-        return normalized.reshape(values.shape), ids
-
-
-def _top(scores: _Scores, wanted: list[int]) -> list[Scored | None]:
-    """The best k of each row, best first; None where k is 0."""
-    values, ids = scores.top(max(wanted, default=0))
-    return [
-        list(zip(row_values[:count], row_ids[:count], strict=True)) if count else None
-        for count, row_values, row_ids in zip(wanted, values.tolist(), ids.tolist(), strict=True)
-    ]
-
-
-def _lookup(scores: _Scores, row: int, ids: Sequence[int] | None) -> Scored | None:
-    """The ids a request named, in its order; None when it named none."""
-    if not ids:
-        return None
-    values = scores.lookup(np.full(len(ids), row), np.array(ids, np.int64))
-    return list(zip(values.tolist(), ids, strict=True))
+            empty = self._logits.new_empty(len(self._logits), 0)
+            return empty, empty.long()
+        values, ids = self._ops.topk(self._logits, count)
+        return values / self._temperature.unsqueeze(1) - self._totals.unsqueeze(1), ids

@@ -7,6 +7,9 @@ is one maximum; every other part runs only when some feature bits of a row name 
 Nothing is remembered between steps: counts are taken from the own tokens of a row, so a penalty is
 the same after a retraction, in any batch, and a row that is given up leaves nothing behind.
 
+What is computed stays on the device of the logits, and nobody waits for it here. Which parts run,
+and for which rows, follows from `SamplingRows.features`, which the host has.
+
 A token is a pure function of (seed, position, the logits of the row). The uniform number for
 position p is `splitmix64(splitmix64(seed) ^ p)`: counter based, so it needs no generator state, and
 a request draws the same numbers alone, in any batch, after a retraction or a restart. How a token
@@ -17,15 +20,16 @@ another row of the batch asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.platforms.ops.sampling import Penalties, SamplingBatch, SamplingOps
-from vivace.protocol.messages import LogprobOptions, SamplingParams, TokenLogprob
-from vivace.sampling.logprobs import score
+from vivace.platforms.host import upload
+from vivace.platforms.ops.sampling import Penalties, SamplingBatch, SamplingOps, Truncations
+from vivace.protocol.messages import LogprobOptions, SamplingParams
+from vivace.sampling.logprobs import TokenScores, score
 
 BAD_NUMBERS = (
     "the model's output for this request is not a number (NaN or infinite logits); "
@@ -38,28 +42,37 @@ class Entries:
     """Where tokens are drawn. A row has several entries where drafts stand behind what it knows:
     each sees the tokens before its own position as history, drafts too."""
 
-    rows: np.ndarray
+    rows: Tensor
     """[n] int64"""
-    positions: np.ndarray
+    positions: Tensor
     """[n] int64: of the token that is drawn"""
+    host_rows: np.ndarray
+    """[n] int64: `rows`, which a plan names on the host"""
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.host_rows)
 
-    def select(self, chosen: np.ndarray) -> Entries:
-        return Entries(self.rows[chosen], self.positions[chosen])
+    def select(self, chosen: np.ndarray, index: Tensor) -> Entries:
+        """Those at `chosen[m]`, in ascending order; `index`: the same on the device."""
+        if len(chosen) == len(self):
+            return self
+        return Entries(
+            self.rows.index_select(0, index),
+            self.positions.index_select(0, index),
+            self.host_rows[chosen],
+        )
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerOutput:
     """What a batch drew, for each of n entries."""
 
-    tokens: np.ndarray
+    tokens: Tensor
     """[n] int64, always inside the vocabulary; meaningless where `bad`"""
-    bad: np.ndarray | None = None
-    """[n] bool: entries without a usable distribution; None when there is none"""
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    """batch entry -> its token's log-probabilities"""
+    bad: Tensor
+    """[n] bool: entries without a usable distribution"""
+    logprobs: TokenScores | None = None
+    """of the entries that want them"""
 
 
 class Sampler:
@@ -78,68 +91,79 @@ class Sampler:
         history: Histories,
     ) -> SamplerOutput:
         """`logits[n, V]` float32 (overwritten) of n entries."""
-        wanted = int(np.bitwise_or.reduce(columns.features[entries.rows])) if len(entries) else 0
+        wanted = _wanted(columns.features[entries.host_rows])
         if wanted & (PENALIZED | MINIMUM | BIASED):
             adjust(self._ops, logits, entries, columns, history)
         tokens, bad = self._ops.argmax(logits)
-        output = SamplerOutput(tokens=tokens, bad=bad)
-        if output.bad is not None:
-            logits[torch.from_numpy(output.bad)] = 0.0
         if wanted & SAMPLED:
-            self._sample_entries(logits, output.tokens, entries, columns)
-        if wanted & SCORED:
-            self._score(logits, output, entries.rows, columns, options)
-        return output
+            tokens = self._sample_entries(logits, tokens, entries, columns)
+        if not wanted & SCORED:
+            return SamplerOutput(tokens=tokens, bad=bad)
+        scores = self._score(logits, tokens, bad, entries, columns, options)
+        return SamplerOutput(tokens=tokens, bad=bad, logprobs=scores)
 
     def _sample_entries(
         self,
         logits: Tensor,
-        tokens: np.ndarray,
+        tokens: Tensor,
         entries: Entries,
         columns: SamplingRows,
-    ) -> None:
-        """Replace the best token by a drawn one in the entries that sample."""
-        sampled = np.flatnonzero(columns.features[entries.rows] & SAMPLED)
-        picked = entries.rows[sampled]
+    ) -> Tensor:
+        """`tokens[n]` with a drawn one instead of the best in the entries that sample."""
+        sampled = np.flatnonzero(columns.features[entries.host_rows] & SAMPLED)
+        index = upload(sampled, logits.device)
+        picked = entries.select(sampled, index)
+        settings = columns.settings.index_select(0, picked.rows)
+        host = columns.host[picked.host_rows]
         batch = SamplingBatch(
-            temperature=columns.temperature[picked],
-            top_k=columns.top_k[picked],
-            top_p=columns.top_p[picked],
-            min_p=columns.min_p[picked],
-            uniform=uniforms(columns.seed[picked], entries.positions[sampled]),
+            temperature=settings[:, TEMPERATURE],
+            top_k=settings[:, TOP_K],
+            top_p=settings[:, TOP_P],
+            min_p=settings[:, MIN_P],
+            uniform=uniforms(columns.seed.index_select(0, picked.rows), picked.positions),
+            host=Truncations(top_k=host[:, TOP_K], top_p=host[:, TOP_P], min_p=host[:, MIN_P]),
         )
-        tokens[sampled] = self._ops.sample(logits, sampled, batch)
+        drawn = self._ops.sample(logits, index, batch)
+        return drawn if len(drawn) == len(tokens) else tokens.index_copy_(0, index, drawn)
 
     def _score(
         self,
         logits: Tensor,
-        output: SamplerOutput,
-        rows: np.ndarray,
+        tokens: Tensor,
+        bad: Tensor,
+        entries: Entries,
         columns: SamplingRows,
         options: dict[int, LogprobOptions],
-    ) -> None:
-        entries = np.flatnonzero(columns.features[rows] & SCORED)
-        picked = rows[entries]
-        scored = score(
+    ) -> TokenScores:
+        scored = np.flatnonzero(columns.features[entries.host_rows] & SCORED)
+        index = upload(scored, logits.device)
+        picked = entries.select(scored, index)
+        temperature = columns.temperature.index_select(0, picked.rows).float()
+        if self._original_logprobs:
+            temperature = torch.ones_like(temperature)
+        unusable = bad.index_select(0, index).unsqueeze(1)
+        return score(
             self._ops,
-            logits.index_select(0, torch.from_numpy(entries)),
-            np.ones(len(picked), np.float32)
-            if self._original_logprobs
-            else columns.temperature[picked],
-            output.tokens[entries],
-            [options[row] for row in picked.tolist()],
+            logits.index_select(0, index).masked_fill_(unusable, 0.0),
+            temperature,
+            scored,
+            tokens.index_select(0, index),
+            [options[row] for row in picked.host_rows.tolist()],
         )
-        output.logprobs = dict(zip(entries.tolist(), scored, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Histories:
-    """The tokens of the rows that draw. All arrays are indexed by row, not by batch entry."""
+    """The tokens of all rows, by row and not by batch entry."""
 
-    tokens: np.ndarray
+    tokens: Tensor
     """[rows, context + 1] int32, or more where drafts stand behind them"""
-    prompt: np.ndarray
-    """[rows]: how many of them are prompt"""
+    prompt: Tensor
+    """[rows] int64: how many of them are prompt"""
+    known: np.ndarray
+    """[rows] int64, on the host: how many are known, or more"""
+    drafts: int = 0
+    """how many more may stand before an entry"""
 
 
 def adjust(
@@ -150,14 +174,19 @@ def adjust(
     history: Histories,
 ) -> None:
     """Apply, in place, to logits[n, V] of n entries: penalties, then minimum length, then bias."""
-    features = columns.features[entries.rows]
-    wanted = int(np.bitwise_or.reduce(features))
+    features = columns.features[entries.host_rows]
+    wanted = _wanted(features)
     if wanted & PENALIZED:
         _penalize(ops, logits, np.flatnonzero(features & PENALIZED), entries, columns, history)
     if wanted & MINIMUM:
         _mask_stops(logits, np.flatnonzero(features & MINIMUM), entries, columns, history)
     if wanted & BIASED:
-        _add_bias(logits, np.flatnonzero(features & BIASED), entries.rows, columns)
+        _add_bias(logits, np.flatnonzero(features & BIASED), entries.host_rows, columns)
+
+
+def _wanted(features: np.ndarray) -> int:
+    """All feature bits of a batch."""
+    return int(np.bitwise_or.reduce(features))
 
 
 def _penalize(
@@ -168,17 +197,20 @@ def _penalize(
     columns: SamplingRows,
     history: Histories,
 ) -> None:
-    picked = entries.rows[penalized]
+    index = upload(penalized, logits.device)
+    picked = entries.select(penalized, index)
+    settings = columns.settings.index_select(0, picked.rows)
     penalties = Penalties(
-        rows=picked,
-        prompt=history.prompt[picked],
-        known=entries.positions[penalized],
-        frequency=columns.frequency[picked],
-        presence=columns.presence[picked],
-        repetition=columns.repetition[picked],
+        rows=picked.rows,
+        prompt=history.prompt.index_select(0, picked.rows),
+        known=picked.positions,
+        frequency=settings[:, FREQUENCY],
+        presence=settings[:, PRESENCE],
+        repetition=settings[:, REPETITION],
         tokens=history.tokens,
+        longest=int(history.known[picked.host_rows].max()) + history.drafts,
     )
-    ops.apply_penalties(logits, penalized, penalties)
+    ops.apply_penalties(logits, index, penalties)
 
 
 def _mask_stops(
@@ -189,18 +221,33 @@ def _mask_stops(
     history: Histories,
 ) -> None:
     """Stop ids cannot be drawn while a row has fewer output tokens than its minimum."""
-    rows = entries.rows[limited]
-    drawn = entries.positions[limited] - history.prompt[rows]
-    for entry in limited[drawn < columns.minimum[rows]].tolist():
-        ids = columns.stop_ids[int(entries.rows[entry])]
-        logits[entry, torch.from_numpy(ids[ids < logits.shape[1]])] = -torch.inf
+    index = upload(limited, logits.device)
+    picked = entries.select(limited, index)
+    drawn = picked.positions - history.prompt.index_select(0, picked.rows)
+    early = drawn < columns.minimum.index_select(0, picked.rows)
+    stops = [columns.stop_ids[row] for row in picked.host_rows.tolist()]
+    place, ids, which = _flatten(stops, limited, logits)
+    masked = torch.where(early.index_select(0, which), -torch.inf, logits[place, ids])
+    logits.index_put_((place, ids), masked)
 
 
-def _add_bias(logits: Tensor, entries: np.ndarray, rows: np.ndarray, columns: SamplingRows) -> None:
-    for entry in entries.tolist():
-        ids, values = columns.bias[int(rows[entry])]
-        inside = ids < logits.shape[1]
-        logits[entry].index_add_(0, torch.from_numpy(ids[inside]), torch.from_numpy(values[inside]))
+def _add_bias(logits: Tensor, biased: np.ndarray, rows: np.ndarray, columns: SamplingRows) -> None:
+    pairs = [columns.bias[row] for row in rows[biased].tolist()]
+    place, ids, _ = _flatten([ids for ids, _ in pairs], biased, logits)
+    inside = [values[ids < logits.shape[1]] for ids, values in pairs]
+    changed = logits[place, ids] + upload(np.concatenate(inside), logits.device)
+    logits.index_put_((place, ids), changed)
+
+
+def _flatten(
+    ids: list[np.ndarray], entries: np.ndarray, logits: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(entry, id, place in `entries`), int64 each, of all ids of the vocabulary in ids[m]."""
+    inside = [some[some < logits.shape[1]] for some in ids]
+    which = np.repeat(np.arange(len(ids)), [len(some) for some in inside])
+    flat = (entries[which], np.concatenate(inside), which)
+    place, columns, which = (upload(array, logits.device) for array in flat)
+    return place, columns, which
 
 
 SAMPLED = 1
@@ -212,23 +259,35 @@ MINIMUM = 8
 SCORED = 16
 """log-probabilities are wanted"""
 
+TEMPERATURE, MIN_P, FREQUENCY, PRESENCE, REPETITION, TOP_P, TOP_K, MINIMUM_LENGTH = range(8)
+"""columns of the settings; the first five are rounded to float32"""
+_DEFAULTS = (1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0)
 _SEED_MASK = (1 << 64) - 1
 
 
 class SamplingRows:
-    """Columns of [rows]. `features[row]` says which parts of the sampler a row needs at all."""
+    """Columns of [rows]. `features[row]`, on the host, says which parts of the sampler a row needs
+    at all; the numbers are on the device, at addresses that stay."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._device = device
         self.features = np.zeros(rows, np.uint8)
-        self.temperature = np.ones(rows, np.float32)
-        self.top_p = np.ones(rows, np.float64)
-        self.top_k = np.zeros(rows, np.int64)
-        self.min_p = np.zeros(rows, np.float32)
-        self.frequency = np.zeros(rows, np.float32)
-        self.presence = np.zeros(rows, np.float32)
-        self.repetition = np.ones(rows, np.float32)
-        self.minimum = np.zeros(rows, np.int64)
-        self.seed = np.zeros(rows, np.uint64)
+        self.host = np.tile(np.array(_DEFAULTS), (rows, 1))
+        """[rows, 8] float64: the settings on the host, where shapes are decided"""
+        self.settings = upload(self.host, device)
+        """the same on the device; what follows are its columns"""
+        (
+            self.temperature,
+            self.min_p,
+            self.frequency,
+            self.presence,
+            self.repetition,
+            self.top_p,
+            self.top_k,
+            self.minimum,
+        ) = self.settings.unbind(1)
+        self.seed = torch.zeros(rows, dtype=torch.int64, device=device)
+        """splitmix64 of the request's seed"""
         self.stop_ids: dict[int, np.ndarray] = {}
         """rows with MINIMUM -> ids to mask, int64"""
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -246,13 +305,19 @@ class SamplingRows:
         """Settings of the request that joins `row`."""
         self.clear(row)
         greedy = params.temperature == 0.0
-        self.temperature[row] = 1.0 if greedy else params.temperature
-        self.top_p[row], self.min_p[row] = params.top_p, params.min_p
-        self.top_k[row] = max(0, params.top_k)
-        self.frequency[row], self.presence[row] = params.frequency_penalty, params.presence_penalty
-        self.repetition[row] = params.repetition_penalty
-        self.minimum[row] = params.min_new_tokens
-        self.seed[row] = params.seed & _SEED_MASK
+        single = (
+            1.0 if greedy else params.temperature,
+            params.min_p,
+            params.frequency_penalty,
+            params.presence_penalty,
+            params.repetition_penalty,
+        )
+        self.host[row, :TOP_P] = np.array(single, np.float32)
+        self.host[row, TOP_P:] = params.top_p, max(0, params.top_k), params.min_new_tokens
+        self.settings[row] = upload(self.host[row], self._device)  # on the CPU onto itself
+        if not greedy:
+            seed = np.array([params.seed & _SEED_MASK], np.uint64).view(np.int64)
+            self.seed[row : row + 1] = splitmix64(upload(seed, self._device))
         if params.min_new_tokens > 0 and stop_ids:
             self.stop_ids[row] = np.array(stop_ids, np.int64)
         if params.logit_bias:
@@ -278,21 +343,25 @@ def _features(params: SamplingParams, greedy: bool, minimum: bool, biased: bool)
     return features
 
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MIX_A = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_B = np.uint64(0x94D049BB133111EB)
-_MANTISSA = np.uint64(11)
+_GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_B = 0x94D049BB133111EB - (1 << 64)
 
 
-def splitmix64(words: np.ndarray) -> np.ndarray:
-    """One output of splitmix64 (Steele, Lea, Flood 2014) for each uint64 state."""
+def splitmix64(words: Tensor) -> Tensor:
+    """One output of splitmix64 (Steele, Lea, Flood 2014) for each 64-bit state: int64 of the same
+    bits, whose sums and products wrap around as those without a sign do."""
     words = words + _GAMMA
-    words = (words ^ (words >> np.uint64(30))) * _MIX_A
-    words = (words ^ (words >> np.uint64(27))) * _MIX_B
-    return words ^ (words >> np.uint64(31))
+    words = _mix(words, 30).mul_(_MIX_A)
+    words = _mix(words, 27).mul_(_MIX_B)
+    return _mix(words, 31)
 
 
-def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """A float64 in [0, 1) for each (seed uint64, position of the token to draw)."""
-    words = splitmix64(splitmix64(seeds) ^ positions.astype(np.uint64))
-    return (words >> _MANTISSA).astype(np.float64) * 2.0**-53
+def _mix(words: Tensor, count: int) -> Tensor:
+    return (words >> count).bitwise_and_((1 << 64 - count) - 1).bitwise_xor_(words)
+
+
+def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
+    """A float64 in [0, 1) for each (splitmix64(seed), position of the token to draw), int64."""
+    words = splitmix64(seeds ^ positions)
+    return (words >> 11).bitwise_and_((1 << 53) - 1).double().mul_(2.0**-53)

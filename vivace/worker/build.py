@@ -12,7 +12,13 @@ from vivace.config.environment import switched_on
 from vivace.models.causal_lm import CausalLM
 from vivace.models.loading import ReportProgress, load_model
 from vivace.platforms.attention import AttentionBackend, AttentionLayer
-from vivace.platforms.platform import GraphRecorder, Platform, PlatformSettings, load_platform
+from vivace.platforms.platform import (
+    GraphRecorder,
+    Platform,
+    PlatformSettings,
+    StepShape,
+    load_platform,
+)
 from vivace.protocol.messages import Capacity, Rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.kv_memory import PagedKV, group_bytes_per_token, own_windows
@@ -24,8 +30,9 @@ from vivace.worker.model_runner import (
     SamplingHead,
     capture_steps,
 )
-from vivace.worker.rows import RowStates, StepInputs
+from vivace.worker.rows import RowStates
 from vivace.worker.sizing import Demand, PoolSize, WindowDemand, size_pool
+from vivace.worker.step_inputs import StepInputs
 from vivace.worker.tensor_memory import tensor_bytes
 from vivace.worker.worker import Worker
 
@@ -197,11 +204,11 @@ def assemble(
 ) -> Worker:
     """A worker around a model of `dtype`, KV in `kv_dtype` if given. `rewrites`: made before."""
     kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform)
-    rows = RowStates(size.rows, size.context, page_size, size.pages, drafter.width, size.others)
+    rows = build_rows(size, page_size, drafter, platform)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
     sampling = platform.sampling()
     recorder = platform.recorder() if captures.sizes else None
-    inputs = StepInputs(rows, step_tokens, kv.empty_pages, captures.tokens(recorder), drafter)
+    inputs = StepInputs(rows, step_tokens, captures.tokens(recorder), drafter)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
     return Worker(
         capacity=Capacity(
@@ -225,7 +232,20 @@ def assemble(
         runner=runner,
         head=SamplingHead(model, sampling, rows, vocabulary, original_logprobs=original_logprobs),
         inputs=inputs,
-        trim=platform.trim,
+        platform=platform,
+    )
+
+
+def build_rows(size: PoolSize, page_size: int, drafter: Drafter, platform: Platform) -> RowStates:
+    return RowStates(
+        size.rows,
+        size.context,
+        page_size,
+        size.pages,
+        drafter.width,
+        size.others,
+        device=platform.device(),
+        row_ops=platform.row_ops,
     )
 
 
@@ -258,7 +278,11 @@ def build_runner(
         recorder,
         inputs,
         attention,
-        captures.sizes,
+        [
+            StepShape(size, each)
+            for size in captures.sizes
+            for each in {1, min(1 + inputs.drafts, recorder.most_tokens_per_row)}
+        ],
         lambda fraction: report("Capturing decode steps", fraction),
     )
     nbytes = recorder.nbytes + sum(step.graph.nbytes for step in steps)

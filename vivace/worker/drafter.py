@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from vivace.worker.rows import RowStates
+from vivace.platforms.host import download, upload
+from vivace.platforms.rows import RowColumns
 
 
 class Drafter(Protocol):
@@ -18,16 +18,16 @@ class Drafter(Protocol):
     width: int
     """drafts that a span may have"""
 
-    def propose(self, states: RowStates, rows: np.ndarray, counts: np.ndarray) -> None:
-        """Write `counts[i]` ids of the vocabulary, up to `width`, to `states.tokens[rows[i]]`,
-        from `states.known[rows[i]]` on. Both [S] int64."""
+    def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
+        """Write `counts[i]` ids of the vocabulary, up to `width`, to `columns.tokens[rows[i]]`,
+        from `columns.known[rows[i]]` on. Both [S] int64."""
         ...
 
 
 class NoDrafter:
     width = 0
 
-    def propose(self, states: RowStates, rows: np.ndarray, counts: np.ndarray) -> None:
+    def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         """Nothing is asked for."""
 
 
@@ -35,14 +35,17 @@ NO_DRAFTS = NoDrafter()
 
 
 class ScriptedDrafter:
-    """The reference: `script(known tokens, count)` says what is proposed."""
+    """The reference: `script(known tokens, count)` says what is proposed. It waits for the device:
+    the script is the host's."""
 
     def __init__(self, width: int, script: Callable[[list[int], int], Sequence[int]]) -> None:
         self.width = width
         self._script = script
 
-    def propose(self, states: RowStates, rows: np.ndarray, counts: np.ndarray) -> None:
+    def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
+        lengths = download(columns.known)
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
-            known = int(states.known[row])
-            drafts = self._script(states.tokens[row, :known].tolist(), count)
-            states.tokens[row, known : known + count] = drafts
+            known = int(lengths[row])
+            drafts = self._script(download(columns.tokens[row, :known]).tolist(), count)
+            ids = upload(np.array(drafts, np.int32), columns.tokens.device)
+            columns.tokens[row, known : known + count] = ids

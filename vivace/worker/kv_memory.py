@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.attention import AttentionLayer
+from vivace.platforms.host import download
 from vivace.platforms.memory import zeroed_memory
 from vivace.platforms.ops.cache import stored_width
 from vivace.protocol.step import Copy
@@ -101,7 +102,7 @@ class PagedKV:
         if slots.numel() and not (slots.min() >= 0 and slots.max() < end):
             raise ValueError(f"slots to zero are outside the pool of {end}: {slots.tolist()[:8]}")
         if group == 0:
-            self.versions[slots.numpy() // self.page_size] += 1
+            self.versions[download(slots) // self.page_size] += 1
         for layer in self._find_layers(group):
             layer.flatten(0, 1).index_fill_(0, slots, 0)
 

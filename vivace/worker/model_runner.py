@@ -3,8 +3,8 @@ log-probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.attention import AttentionBackend
+from vivace.platforms.host import upload
 from vivace.platforms.ops.sampling import SamplingOps
-from vivace.platforms.platform import GraphRecorder, StepGraph
+from vivace.platforms.platform import GraphRecorder, StepGraph, StepShape
+from vivace.platforms.rows import Spans
 from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
-from vivace.sampling.logprobs import score_prompt
-from vivace.sampling.sampler import BAD_NUMBERS, Entries, Histories, Sampler
-from vivace.worker.rows import RowStates, StepInputs
-from vivace.worker.step_input import Spans, StepInput
+from vivace.sampling.logprobs import PromptScores, TokenScores, score_prompt
+from vivace.sampling.sampler import Entries, Histories, Sampler, SamplerOutput
+from vivace.worker.rows import RowStates
+from vivace.worker.step_input import StepInput
+from vivace.worker.step_inputs import StepInputs
 
 SCORE_ELEMENTS = 1 << 23
 """logits of prompt positions that exist at once (32 MiB in float32)"""
@@ -65,16 +68,17 @@ class EagerRunner:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A decode step of up to `rows` rows."""
+    """A step of up to as many rows as its shape has."""
 
-    rows: int
+    shape: StepShape
     graph: StepGraph
     hidden: Tensor
-    """[rows, n]: where the result is after a replay"""
+    """[tokens, n]: where the result is after a replay"""
 
 
 class CapturedRunner:
-    """Replays decode steps; prompts, and more rows than were captured, run eagerly.
+    """Replays steps whose rows have as many tokens each; prompts, and more rows than were captured,
+    run eagerly.
 
     `exact`: a capture serves its own number of rows only (--disable-cuda-graph-padding).
     """
@@ -93,25 +97,27 @@ class CapturedRunner:
         self.nbytes = nbytes
         self._attention = attention
         self._inputs = inputs
-        self._steps = sorted(steps, key=lambda step: step.rows)
+        self._steps = sorted(steps, key=lambda step: step.shape.rows)
         self._exact = exact
         self.captured = False
 
     def forward(self, step: StepInput) -> Tensor:
-        found = self._find_step(len(step.counts)) if step.host.decode else None
+        shape = step.shape
+        found = self._find_step(shape) if shape is not None else None
         self.captured = found is not None
-        if found is None:
+        if shape is None or found is None:
             return self._eager.forward(step)
-        rows = len(step.counts)
         if found.graph.computes_all_rows:
-            self._inputs.pad_rows(rows, found.rows)
+            self._inputs.pad(shape.rows, found.shape)
         self._attention.plan(step)
-        found.graph.replay(rows)
-        return found.hidden[:rows]
+        found.graph.replay(step, shape)
+        return found.hidden[: shape.tokens]
 
-    def _find_step(self, rows: int) -> CapturedStep | None:
+    def _find_step(self, shape: StepShape) -> CapturedStep | None:
         for step in self._steps:
-            if step.rows == rows or (step.rows > rows and not self._exact):
+            if step.shape.tokens_per_row == shape.tokens_per_row and (
+                step.shape.rows == shape.rows or (step.shape.rows > shape.rows and not self._exact)
+            ):
                 return step
         return None
 
@@ -121,18 +127,19 @@ def capture_steps(
     recorder: GraphRecorder,
     inputs: StepInputs,
     attention: AttentionBackend,
-    sizes: Sequence[int],
+    shapes: Sequence[StepShape],
     progress: Callable[[float], None],
 ) -> list[CapturedStep]:
-    """One decode step of each size, the largest first: the others fit into its buffers."""
+    """One step of each shape, the largest first: the others fit into its buffers."""
     steps = []
     with torch.inference_mode():
-        for done, rows in enumerate(sorted(set(sizes), reverse=True)):
-            progress(done / len(sizes))
-            inputs.pad_rows(0, rows)  # a recorder may run what it captures
-            step = inputs.decode_step(rows, attention)
-            graph, hidden = recorder.capture(lambda step=step: eager.forward(step))
-            steps.append(CapturedStep(rows, graph, hidden))
+        ordered = sorted(set(shapes), key=lambda shape: shape.tokens, reverse=True)
+        for done, shape in enumerate(ordered):
+            progress(done / len(shapes))
+            inputs.pad(0, shape)  # a recorder may run what it captures
+            step = inputs.decode_step(shape, attention)
+            graph, hidden = recorder.capture(lambda step=step: eager.forward(step), shape)
+            steps.append(CapturedStep(shape, graph, hidden))
     progress(1.0)
     return steps
 
@@ -142,20 +149,39 @@ def capture_steps(
 
 @dataclass(kw_only=True, slots=True)
 class StepOutput:
-    """What the spans of a step produced. Indices are span indices."""
+    """What S spans of a step, of T tokens, produced. Its tensors may still be under way."""
 
     drawn: np.ndarray
-    """[n]: the span of each token that was drawn; its tokens follow each other"""
-    entries: Entries
-    """[n]: their rows and positions"""
-    tokens: np.ndarray
-    """[n] int64"""
-    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[PromptLogprobs]] = field(default_factory=dict)
-    bad: dict[int, str] = field(default_factory=dict)
-    """spans whose numbers went wrong; they drew nothing and did not move on"""
-    bad_tokens: np.ndarray | None = None
-    """[T] bool: tokens whose hidden states are no numbers; None: there are none"""
+    """[n] int64: the span of each entry; those of a span follow each other"""
+    tokens: Tensor
+    """[n] int64, always inside the vocabulary; meaningless where it does not stay"""
+    stays: Tensor
+    """[n] bool: not those behind a refused draft, nor those of bad spans"""
+    bad_spans: Tensor
+    """[S] bool: whose numbers went wrong; they drew nothing and did not move on"""
+    bad_tokens: Tensor
+    """[T] bool: whose hidden states are no numbers"""
+    scores: TokenScores | None = None
+    """of entries that want log-probabilities"""
+    prompt_scores: Sequence[tuple[int, PromptScores]] = ()
+    """(span, those of some of its tokens), in the order of positions"""
+
+    def read_logprobs(self, stays: np.ndarray) -> dict[int, list[TokenLogprob]]:
+        """Span -> those of its tokens that stay; `stays` on the host."""
+        found: dict[int, list[TokenLogprob]] = {}
+        if self.scores is not None:
+            for entry, logprob in self.scores.read().items():
+                if stays[entry]:
+                    found.setdefault(int(self.drawn[entry]), []).append(logprob)
+        return found
+
+    def read_prompt_logprobs(self, bad_spans: np.ndarray) -> dict[int, list[PromptLogprobs]]:
+        """Span -> its parts, unless it is bad; `bad_spans` on the host."""
+        found: dict[int, list[PromptLogprobs]] = {}
+        for span, scores in self.prompt_scores:
+            if not bad_spans[span]:
+                found.setdefault(span, []).append(scores.read())
+        return found
 
 
 class SamplingHead:
@@ -175,76 +201,78 @@ class SamplingHead:
         self._vocabulary = vocabulary
         self._sampler = Sampler(ops, original_logprobs=original_logprobs)
         self._rows = rows
+        columns = rows.columns
+        self._history = Histories(
+            tokens=columns.tokens, prompt=columns.prompt, known=rows.known, drafts=rows.drafts
+        )
 
     def sample(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
-        """hidden[T, n] of the step -> StepOutput. Changes no row."""
+        """hidden[T, n] of the step -> StepOutput. Changes no row, waits for nothing."""
         bad_tokens = self._ops.bad_tokens(hidden)
-        bad = None if bad_tokens is None else _bad_spans(spans, bad_tokens)
-        output = self._draw(step, spans, hidden, bad, bad_tokens)
-        output.bad_tokens = bad_tokens
-        if bad is not None:
-            output.bad.update(dict.fromkeys(np.flatnonzero(bad).tolist(), BAD_NUMBERS))
-        if self._rows.logprobs:
-            self._score_prompts(spans, hidden, output)
-        return output
+        scores = self._score_prompts(spans, hidden) if self._rows.logprobs else ()
+        if not len(spans.final):
+            return _leave_undrawn(spans, bad_tokens, scores)
+        entries = Entries(
+            rows=spans.entry_rows,
+            positions=spans.positions,
+            host_rows=spans.rows[spans.final],
+        )
+        draws = self._sampler.sample(
+            self._model.lm_head(_select_wanted(step, hidden)),
+            entries,
+            self._rows.sampling,
+            self._rows.logprobs,
+            self._history,
+        )
+        bad_spans, stays = self._judge(step, spans, entries, draws, bad_tokens)
+        return StepOutput(
+            drawn=spans.final,
+            tokens=draws.tokens,
+            stays=stays,
+            bad_spans=bad_spans,
+            bad_tokens=bad_tokens,
+            scores=draws.logprobs,
+            prompt_scores=scores,
+        )
 
-    def _draw(
+    def _judge(
         self,
         step: StepInput,
         spans: Spans,
-        hidden: Tensor,
-        bad: np.ndarray | None,
-        bad_tokens: np.ndarray | None,
-    ) -> StepOutput:
-        """`bad`: [S] bool, spans that draw nothing; `bad_tokens`: [T] bool."""
-        states = self._rows
-        kept = np.arange(len(spans.final)) if bad is None else np.flatnonzero(~bad[spans.final])
-        final = spans.final[kept]
-        entries = Entries(spans.rows[final], spans.positions[kept])
-        if not len(final):
-            return StepOutput(drawn=final, entries=entries, tokens=np.empty(0, np.int64))
-        draws = self._sampler.sample(
-            self._model.lm_head(_wanted_tokens(step, spans, hidden, kept)),
-            entries,
-            states.sampling,
-            states.logprobs,
-            Histories(tokens=states.tokens, prompt=states.prompt),
-        )
-        logprobs: dict[int, list[TokenLogprob]] = {}
-        if spans.drafts is None and draws.bad is None:
-            logprobs = {int(final[entry]): [one] for entry, one in draws.logprobs.items()}
-            return StepOutput(drawn=final, entries=entries, tokens=draws.tokens, logprobs=logprobs)
-        wrong = np.zeros(len(final), np.bool_) if draws.bad is None else draws.bad
-        if bad_tokens is not None:
-            wrong = wrong | bad_tokens[spans.last[kept]]
-        stays = accepted(entries, draws.tokens, wrong, states.tokens)
-        for entry in np.flatnonzero(stays).tolist():
-            if entry in draws.logprobs:
-                logprobs.setdefault(int(final[entry]), []).append(draws.logprobs[entry])
-        first = _firsts(entries)
-        return StepOutput(
-            drawn=final[stays],
-            entries=entries.select(stays),
-            tokens=draws.tokens[stays],
-            logprobs=logprobs,
-            bad=dict.fromkeys(final[first & wrong].tolist(), BAD_NUMBERS),
-        )
+        entries: Entries,
+        draws: SamplerOutput,
+        bad_tokens: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """(bad spans [S] bool, entries that stay [n] bool)"""
+        if spans.drafts is None and len(entries) == len(bad_tokens):  # a span is one token
+            bad_spans = bad_tokens | draws.bad
+            return bad_spans, ~bad_spans
+        bad_spans = find_bad_spans(spans, bad_tokens)
+        final = upload(spans.final, bad_tokens.device)
+        wrong = draws.bad | bad_spans.index_select(0, final)
+        if spans.drafts is None:
+            return bad_spans.index_copy_(0, final, wrong), ~wrong
+        wrong |= bad_tokens.index_select(0, step.logits_indices)
+        stays = accepted(entries, draws.tokens, wrong, self._history.tokens)
+        firsts = np.flatnonzero(_find_firsts(entries))
+        first = upload(firsts, bad_tokens.device)
+        first_spans = upload(spans.final[firsts], bad_tokens.device)
+        return bad_spans.index_copy_(0, first_spans, wrong.index_select(0, first)), stays
 
-    def _score_prompts(self, spans: Spans, hidden: Tensor, output: StepOutput) -> None:
-        for span, row in enumerate(spans.rows.tolist()):
-            options = self._rows.logprobs.get(row)
-            if options is not None and options.start >= 0 and span not in output.bad:
-                scored = self._score_prompt(spans, hidden, span, row, options)
-                if scored:
-                    output.prompt_logprobs[span] = scored
+    def _score_prompts(self, spans: Spans, hidden: Tensor) -> list[tuple[int, PromptScores]]:
+        return [
+            (span, scores)
+            for span, row in enumerate(spans.rows.tolist())
+            if (options := self._rows.logprobs.get(row)) is not None and options.start >= 0
+            for scores in self._score_prompt(spans, hidden, span, row, options)
+        ]
 
     def _score_prompt(
         self, spans: Spans, hidden: Tensor, span: int, row: int, options: LogprobOptions
-    ) -> list[PromptLogprobs]:
+    ) -> Iterator[PromptScores]:
         """Prompt positions this span decides: position p is scored by the token before it."""
         before, count = int(spans.before[span]), int(spans.counts[span])
         prompt = int(self._rows.prompt[row])
-        scored: list[PromptLogprobs] = []
         first = max(before + 1, options.start)
         end = min(before + count + 1, prompt)
         start = int(spans.starts[span])
@@ -253,51 +281,63 @@ class SamplingHead:
             stop = min(end, position + part)
             offset = start + position - 1 - before
             logits = self._model.lm_head(hidden[offset : offset + stop - position])
-            tokens = self._rows.tokens[row, position:stop].astype(np.int64)
-            scored.append(score_prompt(self._ops, logits, tokens, position, options))
-        return scored
+            tokens = self._history.tokens[row, position:stop].long()
+            yield score_prompt(self._ops, logits, tokens, position, options)
 
 
-def _bad_spans(spans: Spans, bad_tokens: np.ndarray) -> np.ndarray:
+def _leave_undrawn(
+    spans: Spans, bad_tokens: Tensor, scores: Sequence[tuple[int, PromptScores]]
+) -> StepOutput:
+    """Of spans that end before what their rows know."""
+    nothing = bad_tokens.new_empty(0, dtype=torch.int64)
+    return StepOutput(
+        drawn=spans.final,
+        tokens=nothing,
+        stays=nothing.bool(),
+        bad_spans=find_bad_spans(spans, bad_tokens),
+        bad_tokens=bad_tokens,
+        prompt_scores=scores,
+    )
+
+
+def find_bad_spans(spans: Spans, bad_tokens: Tensor) -> Tensor:
     """[S] bool: spans with a known token that is no number any more, from [T] bool.
 
     What a token stored in the KV memory reaches its own hidden state (it attends to itself), so
     this also finds bad keys and values, in the middle of a prompt too. Drafts do not count: those
     behind which nothing can be drawn are refused.
     """
+    ends = spans.starts[1:]
     if spans.drafts is not None:
-        places = np.arange(len(bad_tokens))
-        drafts_from = np.repeat(spans.starts[1:] - spans.drafts, spans.counts)
-        bad_tokens = bad_tokens & (places < drafts_from)
-    return np.logical_or.reduceat(bad_tokens, spans.starts[:-1])
+        ends = ends - spans.drafts
+    counts = torch.cat((bad_tokens.new_zeros(1, dtype=torch.int64), bad_tokens.cumsum(0)))
+    before, after = (upload(at, bad_tokens.device) for at in (spans.starts[:-1], ends))
+    return counts.index_select(0, after) > counts.index_select(0, before)
 
 
-def _wanted_tokens(step: StepInput, spans: Spans, hidden: Tensor, kept: np.ndarray) -> Tensor:
+def _select_wanted(step: StepInput, hidden: Tensor) -> Tensor:
     """hidden[n] of the tokens whose logits are wanted; no copy when that is every token."""
-    if len(kept) == hidden.shape[0]:
+    if len(step.logits_indices) == hidden.shape[0]:
         return hidden
-    if len(kept) == len(step.logits_indices):
-        return hidden.index_select(0, step.logits_indices)
-    return hidden.index_select(0, torch.from_numpy(spans.last[kept]))
+    return hidden.index_select(0, step.logits_indices)
 
 
-def _firsts(entries: Entries) -> np.ndarray:
+def _find_firsts(entries: Entries) -> np.ndarray:
     """[n] bool: the first entry of each row; those of a row follow each other."""
     first = np.ones(len(entries), np.bool_)
-    first[1:] = entries.rows[1:] != entries.rows[:-1]
+    first[1:] = entries.host_rows[1:] != entries.host_rows[:-1]
     return first
 
 
-def accepted(
-    entries: Entries, drawn: np.ndarray, wrong: np.ndarray, tokens: np.ndarray
-) -> np.ndarray:
+def accepted(entries: Entries, drawn: Tensor, wrong: Tensor, tokens: Tensor) -> Tensor:
     """[n] bool: which of the `drawn[n]` tokens stand. The first of a row does, unless its numbers
     are `wrong[n]`; each other one where the draft before it, in tokens[rows, ...], was itself the
-    token that was drawn there."""
-    stays = ~wrong
-    follows = ~_firsts(entries)
-    at = np.flatnonzero(follows)
-    stays[at] &= drawn[at - 1] == tokens[entries.rows[at], entries.positions[at] - 1]
-    for entry in at.tolist():
-        stays[entry] &= stays[entry - 1]
-    return stays
+    token that was drawn there, as all before it were."""
+    first = _find_firsts(entries)
+    start = np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))
+    follows = upload(~first, drawn.device)
+    drafts = tokens[entries.rows, entries.positions - 1]
+    fails = wrong | (follows & (drafts != drawn.roll(1)))
+    so_far = fails.cumsum(0)
+    before = so_far - fails.long()
+    return so_far == before.index_select(0, upload(start, drawn.device))

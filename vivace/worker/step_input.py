@@ -1,13 +1,13 @@
-"""A step as the model, and as head and booking see it."""
+"""A step as the model sees it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from vivace.platforms.attention import AttentionBackend, HostStep, StepPages
+from vivace.platforms.platform import StepShape
 
 
 @dataclass(kw_only=True, slots=True)
@@ -28,29 +28,6 @@ class StepInput:
     logits_indices: Tensor
     """[N] int64: the token rows whose logits are wanted (where spans reach what is known)"""
     attention: AttentionBackend
-    counts: list[int]
-    """query length of each span, on the host"""
     host: HostStep
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spans:
-    """The host side of a step's spans, as the head and the booking need it."""
-
-    rows: np.ndarray
-    """[S] int64"""
-    counts: np.ndarray
-    """[S] int64"""
-    starts: np.ndarray
-    """[S + 1] int64 token offsets"""
-    before: np.ndarray
-    """[S] int64: positions computed before this step"""
-    final: np.ndarray
-    """[N] int64: the span of each token whose logits are wanted: of the last known one and of the
-    drafts behind it, where a span reaches it"""
-    last: np.ndarray
-    """[N] int64: those tokens"""
-    positions: np.ndarray
-    """[N] int64: of the tokens that are drawn from them"""
-    drafts: np.ndarray | None = None
-    """[S] int64: how many of a span's tokens are drafts; None: there are none"""
+    shape: StepShape | None
+    """of a step that a capture may serve; None: its rows have different numbers of tokens"""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vivace.platforms.attention import AttentionBackend
+from vivace.platforms.host import upload
+from vivace.platforms.platform import Platform
+from vivace.platforms.rows import Spans
 from vivace.protocol.messages import Capacity
-from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
+from vivace.protocol.step import ExecutorEvent, StepPlan
 from vivace.worker.kv_memory import PagedKV
 from vivace.worker.model_runner import ModelRunner, StepOutput
-from vivace.worker.rows import PlanError, RowStates, StepInputs
-from vivace.worker.step_input import Spans, StepInput
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from vivace.worker.pending import EmptyStep, WorkerStep
+from vivace.worker.rows import PlanError, RowStates
+from vivace.worker.step_input import StepInput
+from vivace.worker.step_inputs import StepInputs
 
 
 class Head(Protocol):
@@ -44,9 +47,8 @@ class Worker:
         runner: ModelRunner,
         head: Head,
         inputs: StepInputs,
-        trim: Callable[[], None],
+        platform: Platform,
     ) -> None:
-        """`trim`: as in `Platform`."""
         self.capacity = capacity
         self._rows = rows
         self._kv = kv
@@ -54,9 +56,11 @@ class Worker:
         self._runner = runner
         self._head = head
         self._inputs = inputs
-        self._trim = trim
+        self._platform = platform
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan) -> WorkerStep | EmptyStep:
+        """Launch a step. What its rows drew they know on the device, and the next step may follow
+        before anybody has asked for this one's result."""
         started = time.perf_counter()
         with torch.inference_mode():
             self._refuse_unavailable(plan)
@@ -65,13 +69,17 @@ class Worker:
                 self._kv.copy(plan.copies)
             if plan.vacant:
                 self._kv.vacate(plan.vacant)
-                self._trim()
+                self._platform.trim()
             if not plan.rows:
-                return StepResult(number=plan.number, advanced=[], tokens=[])
+                return EmptyStep(plan.number)
             step, spans = self._inputs.gather(plan, self._attention)
             output = self._compute(step, spans)
-        advanced = self._record(spans, output)
-        return self._result(plan, spans, advanced, output, time.perf_counter() - started)
+            pending = self._follow(plan, step, spans, output, started)
+            if pending.here:  # whatever fails while it is read fails before it is recorded
+                pending.result()
+            self._rows.ops.record(spans, output)
+            self._rows.expect(spans)
+        return pending
 
     def events(self) -> list[ExecutorEvent]:
         """Nothing happens beside the steps: no transport of KV is built in."""
@@ -92,55 +100,37 @@ class Worker:
     def _compute(self, step: StepInput, spans: Spans) -> StepOutput:
         try:
             hidden = self._runner.forward(step)
-            output = self._head.sample(step, spans, hidden)
+            return self._head.sample(step, spans, hidden)
         except BaseException:
-            self._zero(step, slice(None))
+            self._zero([pages.slot_mapping for pages in step.groups])
             raise
-        if output.bad_tokens is not None:  # of drafts, too: what masks them out multiplies by zero
-            self._zero(step, torch.from_numpy(output.bad_tokens))
-        for span in output.bad:
-            self._zero(step, slice(int(spans.starts[span]), int(spans.starts[span + 1])))
-        return output
 
-    def _zero(self, step: StepInput, tokens: slice | Tensor) -> None:
-        """Forget what these tokens of the step have stored."""
-        for group, pages in enumerate(step.groups):
-            self._kv.zero_slots(pages.slot_mapping[tokens], group)
+    def _follow(
+        self, plan: StepPlan, step: StepInput, spans: Spans, output: StepOutput, started: float
+    ) -> WorkerStep:
+        arrival = self._platform.read_back(
+            [output.tokens, output.stays, output.bad_spans, output.bad_tokens]
+        )
+        slots = [pages.slot_mapping for pages in step.groups]
+        if not arrival.here:  # the next step writes into the same buffers
+            slots = [one.clone() for one in slots]
 
-    def _record(self, spans: Spans, output: StepOutput) -> np.ndarray:
-        """Enter the step in the rows; returns how far each span moved on."""
-        advanced = spans.counts
-        if spans.drafts is not None:  # a draft was computed for good where a token stands behind it
-            drawn = np.bincount(output.drawn, minlength=len(advanced))
-            advanced = advanced - spans.drafts + np.maximum(drawn - 1, 0)
-        if output.bad:
-            advanced = advanced.copy()
-            advanced[list(output.bad)] = 0
-        self._rows.record(spans.rows, advanced, output.entries, output.tokens)
-        return advanced
+        def zero(tokens: np.ndarray) -> None:
+            chosen = upload(np.flatnonzero(tokens), slots[0].device)
+            self._zero([one.index_select(0, chosen) for one in slots])
 
-    def _result(
-        self,
-        plan: StepPlan,
-        spans: Spans,
-        advanced: np.ndarray,
-        output: StepOutput,
-        seconds: float,
-    ) -> StepResult:
-        drawn = output.tokens.tolist()
-        if len(drawn) == len(advanced) and spans.drafts is None:
-            tokens = [[token] for token in drawn]
-        else:
-            tokens = [[] for _ in range(len(advanced))]
-            for span, token in zip(output.drawn.tolist(), drawn, strict=True):
-                tokens[span].append(token)
-        return StepResult(
+        return WorkerStep(
             number=plan.number,
-            advanced=advanced.tolist(),
-            tokens=tokens,
-            logprobs=output.logprobs,
-            prompt_logprobs=output.prompt_logprobs,
-            bad=output.bad,
-            seconds=seconds,
+            spans=spans,
+            output=output,
+            arrival=arrival,
+            rows=self._rows,
+            zero=zero,
+            started=started,
             captured=self._runner.captured,
         )
+
+    def _zero(self, slots: list[Tensor]) -> None:
+        """Forget what these slots of each group store."""
+        for group, found in enumerate(slots):
+            self._kv.zero_slots(found, group)

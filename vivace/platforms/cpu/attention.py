@@ -52,13 +52,15 @@ class CpuAttention:
         everything: dict[int, WindowPlan] = {}
         first = step.groups[0]
         self._masks.clear()
-        self._dense_plan = self._dense.plan(host, first.host) if None in self._windows else None
+        self._dense_plan = (
+            self._dense.plan(host, first.page_table.numpy()) if None in self._windows else None
+        )
         if self._dense_plan is None:
             self._memory.versions[
                 np.unique(first.slot_mapping.numpy() // self._memory.page_size)
             ] += 1
         for window, group in self._windows.items():
-            pages = step.groups[group].host
+            pages = step.groups[group].page_table.numpy()
             if window is None and self._dense_plan is not None:
                 continue
             if window is not None and window < longest:

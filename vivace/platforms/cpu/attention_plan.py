@@ -105,7 +105,7 @@ class Masks:
 def plan_window(
     host: HostStep, pages: np.ndarray, window: int | None, memory: KVMemory, masks: Masks
 ) -> WindowPlan:
-    """Decode spans into groups, longer ones into blocks of queries; over `StepPages.host`."""
+    """Decode spans into groups, longer ones into blocks of queries; `pages`: a page table."""
     plan = WindowPlan()
     counts = host.starts[1:] - host.starts[:-1]
     singles = np.arange(len(counts)) if host.decode else np.flatnonzero(counts == 1)

@@ -74,7 +74,7 @@ class DenseRows:
         self._resize(0, 0)
 
     def plan(self, host: HostStep, pages: np.ndarray) -> DensePlan | None:
-        """What to do for this step, with the first group's `pages` (StepPages.host), before its
+        """What to do for this step, with the first group's page table, before its
         tokens are written; None = gather instead."""
         if not host.decode or host.rows is None or len(host.rows) < FEWEST_ROWS:
             return None

@@ -82,7 +82,7 @@ class BatchInvariantAttention:
         host = step.host
         for span, length in enumerate(host.context_lens.tolist()):
             first, end = int(host.starts[span]), int(host.starts[span + 1])
-            history = self._history(kv, where.host[span], length).to(q.dtype)
+            history = self._history(kv, where.page_table[span], length).to(q.dtype)
             for start in range(first, end, QUERY_PART):
                 stop = min(end, start + QUERY_PART)
                 positions = torch.arange(length - (end - start), length - (end - stop))
@@ -90,10 +90,10 @@ class BatchInvariantAttention:
         flat = result.flatten(1)
         return flat if out is None else out.copy_(flat)
 
-    def _history(self, kv: Tensor, pages: object, length: int) -> Tensor:
+    def _history(self, kv: Tensor, pages: Tensor, length: int) -> Tensor:
         """[L, 2, Hk, D] with L a multiple of KEY_BLOCK; what is behind `length` is zero."""
         size = self._memory.page_size
-        used = torch.as_tensor(pages)[: -(-length // size)]
+        used = pages[: -(-length // size)]
         padded = -(-length // KEY_BLOCK) * KEY_BLOCK
         found = self._gathered.pages(kv, used).flatten(0, 1)[:length]
         history = kv.new_zeros(padded, *kv.shape[2:])

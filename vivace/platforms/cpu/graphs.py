@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vivace.platforms.cpu.native import Arena, Graph, Kernels
 from vivace.platforms.errors import CaptureError
+from vivace.platforms.platform import StepShape
 
 VIEWS = frozenset(
     "alias as_strided chunk detach expand lift_fresh narrow permute reshape select slice split "
@@ -21,6 +22,9 @@ VIEWS = frozenset(
 class CpuGraphs:
     """GraphRecorder of native kernels. Graphs share one arena: they never run at the same time."""
 
+    most_tokens_per_row = 1
+    """the attention kernels look at the lengths of longer spans while they are called"""
+
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._arena = Arena()
@@ -29,7 +33,7 @@ class CpuGraphs:
     def nbytes(self) -> int:
         return self._arena.nbytes
 
-    def capture(self, run: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+    def capture(self, run: Callable[[], Tensor], shape: StepShape) -> tuple[Graph, Tensor]:
         with self._kernels.capture(self._arena) as graph, KernelsOnly():
             result = run()
         return graph, result

@@ -6,7 +6,7 @@ double). The same bytes are run at once or, while a graph is captured, kept in i
 
 A kernel believes its words: sizes, strides and addresses. So every tensor is compared with the
 sizes beside it, at every call; a captured step pays once, when it is captured. Page tables, slots
-and lengths are contents: worker/rows.py makes them right, and `paged_contents` looks at them
+and lengths are contents: worker/step_inputs.py makes them right, and `paged_contents` looks at them
 once a step, before any kernel does. The checks raise ValueError that begins with the op's name.
 """
 
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.cpu.library import LIBRARY, NoKernels, StaleKernels, load_library
+from vivace.platforms.platform import StepShape
 
 F32, I64 = torch.float32, torch.int64
 SPIN_MICROSECONDS = 60
@@ -163,7 +164,11 @@ class Graph:
         self._rows = rows if self._rows is None else min(rows, self._rows)
         self._library.vv_graph_add(self._context, self._graph, number, words)
 
-    def replay(self, rows: int) -> None:
+    def replay(self, step: object, shape: StepShape) -> None:
+        """As `StepGraph`: the kernels read everything else in the captured buffers."""
+        self.run(shape.rows)
+
+    def run(self, rows: int) -> None:
         """Run every call with `rows` instead of the captured number of rows. Raises ValueError for
         more than those."""
         if not 0 <= rows <= (self._rows or 0):

@@ -154,89 +154,98 @@ class NativeSampling:
         self._topk = kernels.operation("topk", "q" * 7)
         self._not_finite = kernels.operation("not_finite", "q" * 5)
         self._apply_penalties = kernels.operation("apply_penalties", "q" * 7)
-        self._ids = _Column(np.int64)
-        self._flags = _Column(np.bool_)
-        self._settings = _Column(np.float64)
+        self._settings = _Settings()
 
-    def argmax(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, width, *given = table("argmax", logits)
-        tokens, bad = self._ids.first(rows), self._flags.first(rows)
-        self._argmax(rows, *given, width, self._ids.pointer, self._flags.pointer)
-        return tokens.copy(), bad.copy() if bad.any() else None
+        tokens, bad = torch.empty(rows, dtype=I64), torch.empty(rows, dtype=torch.bool)
+        self._argmax(rows, *given, width, tokens.data_ptr(), bad.data_ptr())
+        return tokens, bad
 
-    def sample(self, logits: Tensor, entries: np.ndarray, batch: SamplingBatch) -> np.ndarray:
+    def sample(self, logits: Tensor, entries: Tensor, batch: SamplingBatch) -> Tensor:
         count, width, *given = table("sample", logits)
         rows = len(batch.temperature)
-        indices("sample", "entries", entries, rows, count)
-        settings = self._settings.first(rows * SETTINGS).reshape(rows, SETTINGS)
-        settings[:, 0] = entries
-        settings[:, 1] = batch.temperature
-        settings[:, 2] = batch.top_k
-        settings[:, 3] = batch.top_p
-        settings[:, 4] = batch.min_p
-        settings[:, 5] = batch.uniform
-        tokens = self._ids.first(rows)
-        self._sample(rows, *given, width, self._settings.pointer, self._ids.pointer)
-        return tokens.copy()
+        settings = self._settings.take(rows, SETTINGS)
+        settings[:, 0] = places("sample", "entries", entries, rows, count)
+        settings[:, 1] = batch.temperature.numpy()
+        settings[:, 2] = batch.top_k.numpy()
+        settings[:, 3] = batch.top_p.numpy()
+        settings[:, 4] = batch.min_p.numpy()
+        settings[:, 5] = batch.uniform.numpy()
+        tokens = torch.empty(rows, dtype=I64)
+        self._sample(rows, *given, width, self._settings.pointer, tokens.data_ptr())
+        return tokens
 
-    def apply_penalties(self, logits: Tensor, entries: np.ndarray, penalties: Penalties) -> None:
+    def apply_penalties(self, logits: Tensor, entries: Tensor, penalties: Penalties) -> None:
         count, width, *given = table("apply_penalties", logits)
-        rows, history = len(penalties.frequency), penalties.tokens
+        rows, tokens = len(penalties.frequency), penalties.tokens
         require(
             "apply_penalties",
-            history.ndim == 2 and history.dtype == np.int32 and history.flags.c_contiguous,
+            tokens.ndim == 2 and tokens.dtype is torch.int32 and tokens.is_contiguous(),
             "tokens must be contiguous int32 [rows, context]",
         )
-        indices("apply_penalties", "entries", entries, rows, count)
-        indices("apply_penalties", "rows", penalties.rows, rows, history.shape[0])
-        indices("apply_penalties", "known", penalties.known, rows, history.shape[1] + 1)
-        indices("apply_penalties", "prompt", penalties.prompt, rows, history.shape[1] + 1)
-        settings = self._settings.first(rows * PENALTIES).reshape(rows, PENALTIES)
-        settings[:, 0] = entries
-        settings[:, 1] = penalties.rows
-        settings[:, 2] = penalties.prompt
-        settings[:, 3] = penalties.known
-        settings[:, 4] = penalties.frequency
-        settings[:, 5] = penalties.presence
-        settings[:, 6] = penalties.repetition
+        holders, longest = tokens.shape
+        settings = self._settings.take(rows, PENALTIES)
+        for column, (name, index, end) in enumerate(
+            (
+                ("entries", entries, count),
+                ("rows", penalties.rows, holders),
+                ("prompt", penalties.prompt, longest + 1),
+                ("known", penalties.known, longest + 1),
+            )
+        ):
+            settings[:, column] = places("apply_penalties", name, index, rows, end)
+        settings[:, 4] = penalties.frequency.numpy()
+        settings[:, 5] = penalties.presence.numpy()
+        settings[:, 6] = penalties.repetition.numpy()
         self._apply_penalties(
-            rows, *given, width, history.ctypes.data, history.shape[1], self._settings.pointer
+            rows, *given, width, tokens.data_ptr(), longest, self._settings.pointer
         )
 
-    def logsumexp(self, logits: Tensor, temperature: np.ndarray) -> np.ndarray:
+    def logsumexp(self, logits: Tensor, temperature: Tensor) -> Tensor:
         rows, width, *given = table("logsumexp", logits)
         totals = torch.empty(rows)
-        temperatures = block("logsumexp", "temperature", torch.from_numpy(temperature), rows)
+        temperatures = block("logsumexp", "temperature", temperature, rows)
         self._logsumexp(rows, *given, width, temperatures, totals.data_ptr())
-        return totals.numpy()
+        return totals
 
-    def topk(self, logits: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def topk(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         rows, width, *given = table("topk", logits)
         require("topk", 0 < count <= width, f"{count} of {width} logits")
-        values, ids = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+        values, ids = torch.empty(rows, count), torch.empty(rows, count, dtype=I64)
         self._topk(rows, *given, width, count, values.data_ptr(), ids.data_ptr())
-        return values.numpy(), ids.numpy()
+        return values, ids
 
-    def bad_tokens(self, hidden: Tensor) -> np.ndarray | None:
+    def bad_tokens(self, hidden: Tensor) -> Tensor:
         rows, width, *given = table("bad_tokens", hidden)
-        bad = self._flags.first(rows)
-        self._not_finite(rows, *given, width, self._flags.pointer)
-        return bad.copy() if bad.any() else None
+        bad = torch.empty(rows, dtype=torch.bool)
+        self._not_finite(rows, *given, width, bad.data_ptr())
+        return bad
 
 
-class _Column:
-    """A buffer that is used again in every step, and its address."""
+class _Settings:
+    """A table of float64 that is filled again in every step, and its address."""
 
-    def __init__(self, dtype: type[np.generic]) -> None:
-        self._buffer = np.zeros(256, dtype)
+    def __init__(self) -> None:
+        self._buffer = np.zeros(256)
         self.pointer: int = self._buffer.ctypes.data
 
-    def first(self, length: int) -> np.ndarray:
-        """The first `length` places; the address may change in this call only."""
+    def take(self, rows: int, columns: int) -> np.ndarray:
+        """[rows, columns]; the address may change in this call only."""
+        length = rows * columns
         if length > len(self._buffer):
-            self._buffer = np.zeros(max(length, 2 * len(self._buffer)), self._buffer.dtype)
+            self._buffer = np.zeros(max(length, 2 * len(self._buffer)))
             self.pointer = self._buffer.ctypes.data
-        return self._buffer[:length]
+        return self._buffer[:length].reshape(rows, columns)
+
+
+def places(op: str, name: str, x: Tensor, count: int, end: int) -> np.ndarray:
+    """int64 x[count], which lies anywhere: whole numbers in 0..end-1."""
+    if x.dtype is not I64 or not x.is_cpu:
+        raise wrong(op, name, x, f"{I64} [{count}]")
+    found = x.numpy()
+    indices(op, name, found, count, end)
+    return found
 
 
 def table(op: str, x: Tensor) -> tuple[int, int, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from vivace.platforms.attention import AttentionBackend, AttentionLayer, KVMemory
 from vivace.platforms.cpu import facts as cpu
@@ -15,8 +16,11 @@ from vivace.platforms.cpu.graphs import CpuGraphs
 from vivace.platforms.cpu.instructions import best_kernels
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.ops import cpu_ops
+from vivace.platforms.cpu.rows import HostRows
+from vivace.platforms.host import ReadBack, SharedReadBack
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
 from vivace.platforms.platform import GraphRecorder, Platform, PlatformFacts, PlatformSettings
+from vivace.platforms.rows import RowColumns, RowOps
 
 
 def cpu_platform(facts: PlatformFacts, settings: PlatformSettings) -> Platform:
@@ -62,6 +66,12 @@ class NativePlatform:
 
         return NativeAttention(self._kernels, layers, memory, longest)
 
+    def row_ops(self, columns: RowColumns) -> RowOps:
+        return HostRows(columns)
+
+    def read_back(self, tensors: Sequence[Tensor]) -> ReadBack:
+        return SharedReadBack(tensors)
+
     def sampling(self) -> SamplingOps:
         from vivace.platforms.cpu.native_ops import NativeSampling
 
@@ -102,8 +112,14 @@ class TorchPlatform:
         chosen = BatchInvariantAttention if self._deterministic else CpuAttention
         return chosen(layers, memory, dtype)
 
+    def row_ops(self, columns: RowColumns) -> RowOps:
+        return HostRows(columns)
+
+    def read_back(self, tensors: Sequence[Tensor]) -> ReadBack:
+        return SharedReadBack(tensors)
+
     def sampling(self) -> SamplingOps:
-        return TorchSampling()
+        return TorchSampling(reads=True)
 
     def available_bytes(self) -> int:
         return cpu.memory()[1]

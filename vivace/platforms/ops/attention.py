@@ -63,25 +63,29 @@ class ReferenceAttention:
         host = step.host
         for span, length in enumerate(host.context_lens.tolist()):
             first, end = int(host.starts[span]), int(host.starts[span + 1])
-            pages = torch.from_numpy(where.host[span, : -(-length // self._memory.page_size)])
+            pages = where.page_table[span, : -(-length // self._memory.page_size)]
             history = dequantize_kv(kv[pages].flatten(0, 1)[:length], layer.head_dim)
             for token in range(first, end):
-                position = length - (end - token)
-                result[token] = _attend_one(layer, q[token].float(), history, position)
+                seen = history[: length - (end - token) + 1]  # by the host's upper bound
+                position = step.context_lens[span] - (end - token)
+                result[token] = _attend_one(layer, q[token].float(), seen, position)
         flat = result.flatten(1)
         return flat if out is None else out.copy_(flat)
 
 
-def _attend_one(layer: AttentionLayer, q: Tensor, history: Tensor, position: int) -> Tensor:
-    """q[Hq, D] at `position` over history[L, 2, Hk, D] -> [Hq, D]."""
-    first = 0 if layer.window is None else max(0, position - layer.window + 1)
-    seen = history[first : position + 1]
+def _attend_one(layer: AttentionLayer, q: Tensor, seen: Tensor, position: Tensor) -> Tensor:
+    """q[Hq, D] at `position` over what it may see of seen[L, 2, Hk, D] -> [Hq, D]."""
+    places = torch.arange(len(seen), device=q.device)
+    hidden = places > position
+    if layer.window is not None:
+        hidden |= places <= position - layer.window
     group = layer.heads // layer.kv_heads
     keys = seen[:, 0].repeat_interleave(group, dim=1)
     values = seen[:, 1].repeat_interleave(group, dim=1)
     scores = torch.einsum("hd,lhd->hl", q, keys) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    scores = scores.masked_fill(hidden, -torch.inf)
     if layer.sinks is not None:
         scores = torch.cat((scores, layer.sinks.float().unsqueeze(1)), dim=1)
     return torch.einsum("hl,lhd->hd", scores.softmax(-1)[:, : len(seen)], values)

@@ -1,0 +1,213 @@
+"""The inputs of a step, gathered from the rows into fixed buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.platforms.attention import AttentionBackend, HostStep, StepPages
+from vivace.platforms.host import upload
+from vivace.platforms.memory import zeroed_memory
+from vivace.platforms.platform import StepShape
+from vivace.platforms.rows import GatherBuffers, Spans
+from vivace.protocol.step import StepPlan
+from vivace.worker.drafter import NO_DRAFTS, Drafter
+from vivace.worker.rows import RowStates
+from vivace.worker.step_input import StepInput
+
+
+class StepInputs:
+    """Fixed buffers for steps of up to `tokens` tokens; longer steps enlarge them for good.
+
+    Steps of up to `single_tokens` tokens (at most one for each row) are laid out as decode steps:
+    every token is a span that ends with itself. So they can be replays.
+    """
+
+    def __init__(
+        self,
+        states: RowStates,
+        tokens: int,
+        single_tokens: int = 0,
+        drafter: Drafter = NO_DRAFTS,
+    ) -> None:
+        self._states = states
+        self.drafts = drafter.width
+        self._drafter = drafter
+        self._single_tokens = min(single_tokens, states.rows)
+        self._device = states.columns.known.device
+        groups, drawn = len(states.columns.pages), states.rows * (1 + states.drafts)
+        self._per_token = IndexColumns(2 + groups, tokens, self._device)
+        # What decode steps use never moves: a captured step knows the addresses.
+        self._decoding = IndexColumns(2 + groups, drawn, self._device)
+        self._per_row = IndexColumns(2, states.rows + 1, self._device)
+        self._wanted = IndexColumns(2, drawn, self._device)
+        self._tables = tuple(self._new_table() for _ in states.columns.pages)
+        self._sizes, self._views = (0, 0, 0, False), self._buffers(self._per_token, 0, 0, 0)
+        """of the last step: the next one often has its shape"""
+
+    def _new_table(self) -> Tensor:
+        """[rows, pages of the longest row] int64"""
+        shape = (self._states.rows, self._states.max_pages)
+        return (
+            zeroed_memory(8 * shape[0] * shape[1], self._device)
+            .tensor.view(torch.int64)
+            .view(shape)
+        )
+
+    def decode_step(self, shape: StepShape, attention: AttentionBackend) -> StepInput:
+        """The buffers of every decode step of up to such a shape, to capture one."""
+        rows, each = shape.rows, shape.tokens_per_row
+        out = self._buffers(self._decoding, shape.tokens, rows, shape.tokens)
+        starts = np.arange(rows + 1) * each
+        return StepInput(
+            input_ids=out.input_ids,
+            positions=out.positions,
+            groups=_step_pages(out, rows, self._states.max_pages),
+            query_starts=out.query_starts,
+            context_lens=out.context_lens,
+            logits_indices=out.logits_indices,
+            attention=attention,
+            shape=shape,
+            host=HostStep(
+                starts=starts,
+                context_lens=np.full(rows, each, np.int64),
+                decode=each == 1,
+                rows=np.arange(rows),
+            ),
+        )
+
+    def pad(self, first: int, to: StepShape) -> None:
+        """Rows from `first` on become harmless ones, for a capture that computes all of its shape:
+        their tokens lie in the empty page, and nobody reads what comes of them. What stood there
+        was of an earlier step, and would be written into pages of others by now."""
+        out, each = self._buffers(self._decoding, to.tokens, to.rows, 0), to.tokens_per_row
+        out.input_ids[first * each :] = 0
+        out.positions[first * each :] = 0
+        for group, empty in enumerate(self._states.columns.empty_pages):
+            out.slots[group][first * each :] = empty * self._states.page_size
+            out.tables[group][first : to.rows, 0] = empty
+        starts = np.arange(first, to.rows + 1) * each
+        out.query_starts[first:] = upload(starts, self._device)
+        out.context_lens[first:] = each
+
+    def gather(self, plan: StepPlan, attention: AttentionBackend) -> tuple[StepInput, Spans]:
+        """Views on one step. Changes nothing that a row knows; raises PlanError when the plan
+        contradicts them."""
+        self._states.check_rows(plan.rows)
+        spans = self._lay_out(plan)
+        self._states.check_spans(spans)
+        if spans.drafts is not None:
+            self._drafter.propose(self._states.columns, spans.rows, spans.drafts)
+        total, shape = int(spans.starts[-1]), self._find_shape(spans)
+        laid_out = total if spans.flat else len(spans.rows)
+        out = self._take(total, laid_out, len(spans.final), shape is not None)
+        found = self._states.ops.gather(spans, out)
+        step = StepInput(
+            input_ids=out.input_ids,
+            positions=out.positions,
+            groups=_step_pages(out, laid_out, found.width),
+            query_starts=out.query_starts,
+            context_lens=out.context_lens,
+            logits_indices=out.logits_indices,
+            attention=attention,
+            shape=shape,
+            host=HostStep(
+                starts=found.starts,
+                context_lens=found.context_lens,
+                decode=spans.flat,
+                rows=found.rows,
+            ),
+        )
+        return step, spans
+
+    def _lay_out(self, plan: StepPlan) -> Spans:
+        """Which spans draw; behind what a row knows there are drafts."""
+        states = self._states
+        rows, counts = np.asarray(plan.rows, np.int64), np.asarray(plan.counts, np.int64)
+        decode = plan.counts.count(1) == len(plan.counts)
+        starts = _starts(counts, decode)
+        before = states.computed[rows]
+        beyond = before + counts - states.known[rows]
+        final = np.flatnonzero(beyond >= 0)
+        last, ahead, drafts = starts[final + 1] - 1, None, None
+        if self._drafter.width and int(beyond.max()) > 0:
+            drafts = np.maximum(beyond, 0)
+            each = drafts[final] + 1
+            ahead = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+            final = np.repeat(final, each)
+            last = starts[final + 1] - 1 - drafts[final] + ahead
+        return Spans(
+            rows=rows,
+            counts=counts,
+            starts=starts,
+            before=before,
+            final=final,
+            last=last,
+            ahead=ahead,
+            entry_rows=upload(rows[final], self._device),
+            positions=self._wanted.take(len(final))[0],
+            drafts=drafts,
+            flat=decode or int(starts[-1]) <= self._single_tokens,
+        )
+
+    def _find_shape(self, spans: Spans) -> StepShape | None:
+        """Of a step that a capture may serve: every row has as many tokens."""
+        if spans.flat:
+            return StepShape(int(spans.starts[-1]), 1)
+        each = int(spans.counts[0])
+        same = each <= 1 + self._states.drafts and bool((spans.counts == each).all())
+        return StepShape(len(spans.rows), each) if same else None
+
+    def _take(self, tokens: int, spans: int, drawn: int, same: bool) -> GatherBuffers:
+        """`same`: every row has as many tokens"""
+        sizes = (tokens, spans, drawn, same)
+        if sizes != self._sizes:
+            columns = self._decoding if same else self._per_token
+            self._sizes, self._views = sizes, self._buffers(columns, tokens, spans, drawn)
+        return self._views
+
+    def _buffers(self, columns: IndexColumns, tokens: int, spans: int, drawn: int) -> GatherBuffers:
+        ids, positions, *slots = columns.take(tokens)
+        starts, lengths = self._per_row.take(spans + 1)
+        return GatherBuffers(
+            input_ids=ids,
+            positions=positions,
+            slots=tuple(slots),
+            tables=self._tables,
+            query_starts=starts,
+            context_lens=lengths[:spans],
+            logits_indices=self._wanted.take(drawn)[1],
+        )
+
+
+class IndexColumns:
+    """A few equally long int64 buffers that are handed out as views from their start."""
+
+    def __init__(self, count: int, length: int, device: torch.device) -> None:
+        self._count = count
+        self._buffer = torch.zeros((count, max(1, length)), dtype=torch.int64, device=device)
+
+    def take(self, length: int) -> Sequence[Tensor]:
+        """`count` buffers [length]"""
+        if length > self._buffer.shape[1]:
+            grown = max(length, 2 * self._buffer.shape[1])
+            self._buffer = self._buffer.new_zeros((self._count, grown))
+        return self._buffer[:, :length].unbind()
+
+
+def _step_pages(out: GatherBuffers, spans: int, width: int) -> tuple[StepPages, ...]:
+    return tuple(
+        StepPages(slot_mapping=slots, page_table=table[:spans, :width])
+        for slots, table in zip(out.slots, out.tables, strict=True)
+    )
+
+
+def _starts(counts: np.ndarray, decode: bool) -> np.ndarray:
+    if decode:
+        return np.arange(len(counts) + 1)
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
