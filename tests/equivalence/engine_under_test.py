@@ -70,6 +70,7 @@ class Setting:
     windows: str = "one pool"
     """where layers with a window keep their KV: with all others, or in pools of their own, which
     may be "tight" """
+    state_interval: int = 256
 
 
 @dataclass
@@ -98,6 +99,7 @@ class Engine:
             engine_settings(config, worker.capacity),
             depth=setting.depth,
             retract_every=5 if setting.retraction else 0,
+            state_interval=setting.state_interval,
         )
         self._clock = Clock()
         self._scheduler = Scheduler(settings, worker.capacity, self._clock)
@@ -212,6 +214,12 @@ def skip_unbuilt(operations: str) -> None:
 
 def build_engine(model: Path, setting: Setting, tokens: int = POOL_TOKENS) -> Engine:
     skip_unbuilt(setting.operations)
+    config = build_config(model, setting, tokens)
+    torch.set_num_threads(1)
+    return Engine(build_worker(config, lambda stage, done: None), config, setting)
+
+
+def build_config(model: Path, setting: Setting, tokens: int = POOL_TOKENS) -> Config:
     if setting.radix == "partly evicted":
         tokens = SMALL_POOL_TOKENS
     options = from_arguments(
@@ -236,9 +244,7 @@ def build_engine(model: Path, setting: Setting, tokens: int = POOL_TOKENS) -> En
         swa_full_tokens_ratio=0.01 if setting.windows == "tight" else None,
     )
     source = locate(str(model))
-    config = resolve(options, source, read_facts(source), detect("cpu"))
-    torch.set_num_threads(1)
-    return Engine(build_worker(config, lambda stage, done: None), config, setting)
+    return resolve(options, source, read_facts(source), detect("cpu"))
 
 
 def toy_requests(count: int, *, stream: bool, seed: int = 5) -> list[Request]:

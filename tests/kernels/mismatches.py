@@ -68,8 +68,8 @@ ROUTES = OPS.moe_routes(CHOSEN, EXPERTS)
 LAYER = AttentionLayer(index=0, heads=HEADS, kv_heads=KV_HEADS, head_dim=SIZE, scale=1.0)
 MEMORY = SimpleNamespace(
     page_size=PAGE_SIZE,
-    layers=[torch.zeros(PAGES, PAGE_SIZE, 2, KV_HEADS, SIZE)],
-    groups=[0],
+    layers={0: torch.zeros(PAGES, PAGE_SIZE, 2, KV_HEADS, SIZE)},
+    groups={0: 0},
     versions=np.zeros(PAGES, np.int64),
 )
 ATTENTION = NativeAttention(KERNELS, [LAYER], MEMORY, PAGES * PAGE_SIZE)

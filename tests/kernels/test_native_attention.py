@@ -21,7 +21,7 @@ from vivace.platforms.cpu.native_attention import NativeAttention, rotary_attend
 from vivace.platforms.ops.attention import ReferenceAttention, RotaryAttend
 from vivace.platforms.ops.cache import dequantize_kv, quantize_kv
 from vivace.platforms.ops.elementwise import rotary
-from vivace.worker.kv_memory import PagedKV
+from vivace.platforms.ops.paged_cache import PagedCache
 
 LONGEST = 2048
 KV = [torch.float32, torch.bfloat16, torch.int8]
@@ -61,7 +61,7 @@ class Sequences:
 
     def memory(self):
         pool = sum(-(-length // self.page_size) for length in self.lengths)
-        memory = PagedKV([self.layer], [pool], self.page_size, self.dtype, torch.device("cpu"))
+        memory = PagedCache([self.layer], [pool], self.page_size, self.dtype, torch.device("cpu"))
         memory.layers[0].fill_(-1 if self.dtype == torch.int8 else torch.nan)  # scales of NaN
         return memory
 

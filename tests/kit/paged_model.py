@@ -20,8 +20,8 @@ from vivace.models.transformers_trace import trace_result
 from vivace.platforms.attention import HostStep, StepPages
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.ops import cpu_ops
+from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.platform import Platform
-from vivace.worker.kv_memory import PagedKV
 from vivace.worker.step_input import StepInput
 
 # More threads than free cores make toy models many times slower.
@@ -95,7 +95,7 @@ class PagedModel:
     ) -> None:
         self.model = model
         layers, kind = model.attention_layers, dtype or torch.float32
-        self.kv = PagedKV(layers, [pages], page_size, kind, torch.device("cpu"))
+        self.kv = PagedCache(layers, [pages], page_size, kind, torch.device("cpu"))
         native = PLATFORM if not isinstance(model, TransformersModel) else None
         self.attention = (
             native.attention_backend(layers, self.kv, torch.float32, pages * page_size)

@@ -16,7 +16,7 @@ from toy_models import make, reference, tokens
 from vivace.checkpoint.source import SourceError, locate
 from vivace.models.facts import read_facts
 from vivace.models.registry import ARCHITECTURES, check_architecture
-from vivace.worker.kv_memory import bytes_per_token
+from vivace.platforms.cache import bytes_per_token
 
 SLIDING = {"sliding_window": 7}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {

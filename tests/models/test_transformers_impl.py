@@ -20,7 +20,7 @@ from vivace.errors import CANNOT_START
 from vivace.models.transformers_facts import TraceRequest
 from vivace.models.transformers_support import read_support
 from vivace.models.transformers_trace import CannotTrace, model_class, sliding_window
-from vivace.worker.kv_memory import bytes_per_token
+from vivace.platforms.cache import bytes_per_token
 
 GENERIC: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),

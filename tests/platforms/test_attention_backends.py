@@ -12,7 +12,7 @@ from vivace.platforms.attention import AttentionLayer, HostStep, StepPages
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.deterministic import BatchInvariantAttention
 from vivace.platforms.ops.attention import ReferenceAttention
-from vivace.worker.kv_memory import PagedKV
+from vivace.platforms.ops.paged_cache import PagedCache
 
 BACKENDS = [CpuAttention, BatchInvariantAttention]
 POOLS = {1: 420, 16: 96}
@@ -58,7 +58,7 @@ def made_step(spans, page_size, *, scattered, seed=0):
 
 def filled_memory(layer, page_size, dtype):
     pool = POOLS[page_size]
-    memory = PagedKV([layer], [pool], page_size, dtype, torch.device("cpu"))
+    memory = PagedCache([layer], [pool], page_size, dtype, torch.device("cpu"))
     memory.layers[0][:pool].copy_(torch.randn(memory.layers[0][:pool].shape))
     return memory
 

@@ -12,8 +12,8 @@ from vivace.platforms.attention import AttentionLayer, HostStep, StepPages
 from vivace.platforms.cpu import dense_rows
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.ops.attention import ReferenceAttention
+from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.protocol.step import Copy
-from vivace.worker.kv_memory import PagedKV
 
 LAYER = AttentionLayer(index=0, heads=4, kv_heads=2, head_dim=8, scale=8**-0.5)
 PAGES, PAGE = 40, 4
@@ -73,7 +73,7 @@ class Rows:
 def test_equal_to_the_reference_while_rows_come_and_go(seed: int) -> None:
     torch.manual_seed(seed)
     rows = Rows(seed)
-    memory = PagedKV([LAYER], [PAGES], PAGE, torch.float32, torch.device("cpu"))
+    memory = PagedCache([LAYER], [PAGES], PAGE, torch.float32, torch.device("cpu"))
     memory.layers[0].normal_()
     tested = CpuAttention([LAYER], memory, torch.float32)
     reference = ReferenceAttention([LAYER], memory, torch.float32)
@@ -92,7 +92,7 @@ def test_equal_to_the_reference_while_rows_come_and_go(seed: int) -> None:
     assert used > 8
 
 
-def disturb(rows: Rows, memory: PagedKV, turn: int) -> None:
+def disturb(rows: Rows, memory: PagedCache, turn: int) -> None:
     """Now and then: a row is replaced (its pages go round), or a page changes by a copy."""
     if rows.chance.random() < 0.3:
         rows.join(int(rows.chance.integers(0, 4)))
@@ -108,7 +108,7 @@ def disturb(rows: Rows, memory: PagedKV, turn: int) -> None:
 def test_large_steps_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense_rows, "LARGEST", 1)
     rows = Rows(1)
-    memory = PagedKV([LAYER], [PAGES], PAGE, torch.float32, torch.device("cpu"))
+    memory = PagedCache([LAYER], [PAGES], PAGE, torch.float32, torch.device("cpu"))
     attention = CpuAttention([LAYER], memory, torch.float32)
     rows.join(0)
     rows.join(1)

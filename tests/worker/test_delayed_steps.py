@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 
+import msgspec
 import pytest
 import torch
+from test_row_states import state_worker
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
@@ -185,3 +187,23 @@ def test_bounds_are_exact_again_when_results_were_read():
     assert rows.known[0] == rows.columns.known[0] == len(driver.sequences[0]["tokens"])
     assert rows.computed[0] == rows.columns.computed[0] == driver.sequences[0]["done"]
     assert rows.known[0] < CONTEXT
+
+
+def test_states_are_handed_on_before_the_result_is_read():
+    """Also where drafts decide, on the device, behind which token the state is the row's."""
+    answers = []
+    for drafter in (NO_DRAFTS, DeviceDrafter(2, 0), DeviceDrafter(2, 1)):
+        for depth in (1, 2, 3):
+            platform = DelayedPlatform()
+            worker, _ = state_worker(platform=platform, drafter=drafter)
+            driver = DelayedDriver(worker, platform, depth)
+            driver.join(0, PROMPTS[0])
+            driver.joins = [msgspec.structs.replace(one, others=[[]]) for one in driver.joins]
+            driver.step({0: 3})
+            driver.step({0: 2})
+            for _ in range(NEW):
+                driver.step({0: 1 + drafter.width})
+            driver.settle(depth)
+            answers.append(driver.sequences[0]["tokens"][:NEW])
+    assert len(answers[0]) == NEW
+    assert all(one == answers[0] for one in answers)

@@ -60,7 +60,7 @@ def test_numbers_that_go_wrong_end_only_their_own_request():
     assert result.advanced == [1, 0, 3]
     assert result.tokens == [expected.tokens[0], [], expected.tokens[2]]
     poisoned = driver.leave(2)["pages"]
-    for kv in worker._kv.layers:
+    for kv in worker._kv.layers.values():
         assert torch.isfinite(kv[poisoned]).all()
 
 
@@ -204,7 +204,7 @@ def join(**changes):
         (StepPlan(number=0, joins=[join()], rows=[0, 8], counts=[1, 1]), "there are 8 rows"),
         (StepPlan(number=0, grants=[Grant(2, [1])]), "holds no request"),
         (StepPlan(number=0, joins=[join()], grants=[Grant(0, [1], 1)]), "of group 1"),
-        (StepPlan(number=0, saves=[Save(0, 1, 1)]), "saves states"),
+        (StepPlan(number=0, saves=[Save(0, 1, 1)]), "pages of states"),
         (StepPlan(number=0, leaves=[8]), "there are 8 rows"),
         (StepPlan(number=0, copies=[Copy(0, 50)]), "outside the pool"),
     ],
@@ -225,12 +225,14 @@ def test_a_page_outside_of_the_memory_stops_the_step(page):
     driver = Driver(worker)
     driver.join(0, PROMPT)
     driver.step({0: 11})
-    kept = [kv.clone() for kv in worker._kv.layers]
+    kept = [kv.clone() for kv in worker._kv.layers.values()]
     worker._rows.columns.pages[0][0, 0] = page
     with pytest.raises((ValueError, IndexError)):
         driver.step({0: 1})
     if page > 0:  # torch's operations take -1 for the last page, which nobody reads
-        assert all(torch.equal(*both) for both in zip(kept, worker._kv.layers, strict=True))
+        assert all(
+            torch.equal(*both) for both in zip(kept, worker._kv.layers.values(), strict=True)
+        )
 
 
 def test_step_buffers_grow():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from vivace.layers.rotary import RotaryTable
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.models.rope import Rope
 from vivace.platforms.attention import AttendingStep, AttentionLayer
+from vivace.platforms.cache import CacheLayer
 
 
 class ModelStep(AttendingStep, Protocol):
@@ -25,7 +27,10 @@ class ModelStep(AttendingStep, Protocol):
 class CausalLM(Protocol):
     """What the worker runs."""
 
-    attention_layers: list[AttentionLayer]
+    @property
+    def attention_layers(self) -> Sequence[CacheLayer]:
+        """Of every kind: whatever keeps something of a sequence."""
+        ...
 
     def bind(self, name: str, env: Bindings) -> None: ...
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from vivace.checkpoint.source import SourceError
 from vivace.models.causal_lm import CausalLM
-from vivace.platforms.attention import AttentionBackend, AttentionLayer, HostStep, StepPages
+from vivace.platforms.attention import AttentionBackend, HostStep, StepPages, StepStates
 from vivace.platforms.host import HOST, upload
 from vivace.platforms.ops.attention import ReferenceAttention
+from vivace.platforms.ops.paged_cache import PagedCache
 
 LENGTHS = (9, 6)
 """tokens of each probed sequence"""
@@ -32,16 +33,6 @@ def probe(vocabulary: int) -> list[list[int]]:
     ]
 
 
-@dataclass
-class ProbeMemory:
-    """KVMemory of one page for each sequence."""
-
-    layers: list[Tensor]
-    groups: list[int]
-    page_size: int = max(LENGTHS)
-    versions: np.ndarray = field(default_factory=lambda: np.zeros(len(LENGTHS), np.int64))
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProbeStep:
     """`ModelStep` of a span of every sequence."""
@@ -53,15 +44,15 @@ class ProbeStep:
     query_starts: Tensor
     host: HostStep
     attention: AttentionBackend
+    states: StepStates | None = None
 
 
 def check_same(model: CausalLM, wanted: list[Tensor], what: str) -> None:
     """`wanted`: logits[T, vocabulary] of each probed sequence. Raises SourceError."""
     ids = probe(wanted[0].shape[1])
     layers = model.attention_layers
-    memory = ProbeMemory(
-        [allocate_kv(layer, wanted[0].device) for layer in layers], [0] * len(layers)
-    )
+    pages, size = [len(LENGTHS)], max(LENGTHS)
+    memory = PagedCache(layers, pages, size, torch.float32, wanted[0].device)
     attention = ReferenceAttention(layers, memory, torch.float32)
     kind = torch.float32
     distances: list[Tensor] = []
@@ -78,11 +69,6 @@ def check_same(model: CausalLM, wanted: list[Tensor], what: str) -> None:
             f"{what} does not give what transformers itself computes (the logits of "
             f"{len(found)} tokens are {worst:.2g} apart), so it is not served"
         )
-
-
-def allocate_kv(layer: AttentionLayer, device: torch.device) -> Tensor:
-    shape = (len(LENGTHS), max(LENGTHS), 2, layer.kv_heads, layer.head_dim)
-    return torch.zeros(shape, device=device)
 
 
 def distance(found: Tensor, wanted: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """Attention over paged keys and values: the protocol every device implements.
 
-The KV of one layer is one tensor [pages, page_size, 2, kv_heads, head_dim] (2 = key, value): the
-keys and values of a token are neighbors, so that one copy stores a token and one copy per page
-gathers a sequence. In int8 a head takes four bytes more, for its scale (ops/cache.py). A span's
-queries see the row's earlier KV, and each other causally.
+What layers keep lies in a `CacheMemory` (platforms/cache.py), laid out as the platform likes it. In
+int8 a head takes four bytes more, for its scale (ops/cache.py). A span's queries see the row's
+earlier KV, and each other causally.
 """
 
 from __future__ import annotations
@@ -13,7 +12,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
+
+from vivace.platforms.cache import CachePart, LayerCache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +23,7 @@ class AttentionLayer:
     """One attention layer's shape, as the model declares it."""
 
     index: int
-    """which KV of `KVMemory.layers` it uses"""
+    """what it keeps is that of the layers with the same index"""
     heads: int
     kv_heads: int
     head_dim: int
@@ -34,19 +36,57 @@ class AttentionLayer:
     """[heads]: a score of each head that takes its part of the softmax and has no value; only
     backends of torch operations have it"""
 
+    @property
+    def cache(self) -> LayerCache:
+        shape = (self.kv_heads, self.head_dim)
+        parts = CachePart("k", shape), CachePart("v", shape)
+        return LayerCache(index=self.index, parts=parts, window=self.window)
 
-class KVMemory(Protocol):
-    """Where keys and values live. `layers[i]`: [pages, page_size, 2, kv_heads, head_dim], in int8
-    head_dim + 4."""
 
-    page_size: int
-    layers: list[Tensor]
-    groups: list[int]
-    """the cache group of each layer: which of `Step.groups` are its pages"""
-    versions: np.ndarray
-    """[pages of the first group] int64, for backends that keep copies of rows: such a backend adds
-    one to the pages its steps write to, the owner to those it copies to, zeroes or vacates. Others
-    ignore it."""
+@dataclass(frozen=True, kw_only=True)
+class LatentLayer:
+    """Attention over latents (MLA; DeepSeek-V2, 2024): keys and values of all heads are made of one
+    latent per token, and one rotated part is the same for all heads."""
+
+    index: int
+    heads: int
+    latent_dim: int
+    rope_dim: int
+    scale: float
+    window: int | None = None
+
+    @property
+    def cache(self) -> LayerCache:
+        parts = CachePart("latent", (self.latent_dim,)), CachePart("rope", (self.rope_dim,))
+        return LayerCache(index=self.index, parts=parts, window=self.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentLayer:
+    """Linear attention with a state of fixed size for each row, behind a short convolution (the
+    gated layers of Qwen3-Next and its kin, without the delta rule)."""
+
+    index: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    """tokens that the convolution sees, its own among them"""
+    window: int | None = None
+
+    @property
+    def channels(self) -> int:
+        """of the convolution: q, k and v of every head"""
+        return self.heads * (2 * self.key_dim + self.value_dim)
+
+    @property
+    def cache(self) -> LayerCache:
+        shape = (self.heads, self.key_dim, self.value_dim)
+        parts = (
+            CachePart("state", shape, torch.float32),
+            CachePart("conv", (self.kernel - 1, self.channels), torch.float32),
+        )
+        return LayerCache(index=self.index, parts=parts, state=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +101,20 @@ class StepPages:
     page_table: Tensor
     """[S, any] int64 page ids; entries in front of a window and behind a row's length are any valid
     page, which is not read"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepStates:
+    """Which states the spans of a step read and write. A state is never written where it is read,
+    so that a step that fails can be run again."""
+
+    read: Tensor
+    """[S] int64: the slot of each row's state before the step"""
+    write: Tensor
+    """[S, 1 + drafts] int64: slots for the states behind a span's last known token, and behind each
+    of its drafts"""
+    drafts: np.ndarray | None
+    """[S] int64: how many of a span's tokens are drafts; None: there are none"""
 
 
 class Step(Protocol):
@@ -80,6 +134,11 @@ class Step(Protocol):
     @property
     def query_starts(self) -> Tensor:
         """[S + 1] int64: the tokens of span i are query_starts[i]..query_starts[i + 1]"""
+        ...
+
+    @property
+    def states(self) -> StepStates | None:
+        """None: no layer has states"""
         ...
 
     @property
@@ -118,6 +177,26 @@ class AttentionBackend(Protocol):
         out: Tensor | None = None,
     ) -> Tensor:
         """q[T, Hq, D], k[T, Hk, D], v[T, Hk, D] -> [T, Hq * D]."""
+        ...
+
+    def attend_latent(
+        self,
+        layer: LatentLayer,
+        q: Tensor,
+        q_rope: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        step: Step,
+    ) -> Tensor:
+        """q[T, H, latent_dim] (with the key projection in it), q_rope[T, H, rope_dim],
+        latent[T, latent_dim], rope[T, rope_dim] -> [T, H, latent_dim] float32: weighted latents."""
+        ...
+
+    def recur(
+        self, layer: RecurrentLayer, x: Tensor, kernel: Tensor, gate: Tensor, step: Step
+    ) -> Tensor:
+        """x[T, channels] before the convolution with kernel[K, channels], gate[T, H], whose sigmoid
+        is what stays of a state -> [T, H * value_dim] float32."""
         ...
 
 

@@ -12,7 +12,8 @@ from vivace.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vivace.platforms.attention import AttentionBackend, AttentionLayer, KVMemory, Step
+    from vivace.platforms.attention import AttentionBackend, Step
+    from vivace.platforms.cache import CacheLayer, CacheMemory
     from vivace.platforms.host import ReadBack
     from vivace.platforms.ops.sampling import SamplingOps
     from vivace.platforms.ops.table import Ops
@@ -137,11 +138,25 @@ class Platform(Protocol):
         """The torch.device tensors live on."""
         ...
 
+    def cache(
+        self,
+        layers: Sequence[CacheLayer],
+        pages: Sequence[int],
+        page_size: int,
+        dtype: Any,
+        windows: Sequence[int] = (),
+        slots: int = 0,
+    ) -> CacheMemory:
+        """Memory for what the layers keep, laid out as this platform's backend reads it. `pages`:
+        of each group; `windows`: of the layers in groups 1, 2 ...; `slots`: that states have,
+        the pages of their group among them; `dtype`: a torch.dtype."""
+        ...
+
     def attention_backend(
-        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: Any, longest: int
+        self, layers: Sequence[CacheLayer], memory: Any, dtype: Any, longest: int
     ) -> AttentionBackend:
-        """`dtype`: the torch.dtype of queries; the memory may hold another one. `longest`: most
-        tokens a row can have."""
+        """`memory`: what `cache` made, of these layers. `dtype`: the torch.dtype of queries; the
+        memory may hold another one. `longest`: most tokens a row can have."""
         ...
 
     def row_ops(self, columns: RowColumns) -> RowOps:

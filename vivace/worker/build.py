@@ -11,7 +11,14 @@ import torch
 from vivace.config.environment import switched_on
 from vivace.models.causal_lm import CausalLM
 from vivace.models.loading import ReportProgress, load_model
-from vivace.platforms.attention import AttentionBackend, AttentionLayer
+from vivace.platforms.attention import AttentionBackend
+from vivace.platforms.cache import (
+    CacheLayer,
+    CacheMemory,
+    bytes_per_state,
+    group_bytes_per_token,
+    own_windows,
+)
 from vivace.platforms.platform import (
     GraphRecorder,
     Platform,
@@ -21,7 +28,6 @@ from vivace.platforms.platform import (
 )
 from vivace.protocol.messages import Capacity, Rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
-from vivace.worker.kv_memory import PagedKV, group_bytes_per_token, own_windows
 from vivace.worker.model_runner import (
     CapturedRunner,
     EagerRunner,
@@ -31,7 +37,7 @@ from vivace.worker.model_runner import (
     capture_steps,
 )
 from vivace.worker.rows import RowStates
-from vivace.worker.sizing import Demand, PoolSize, WindowDemand, size_pool
+from vivace.worker.sizing import Demand, PoolSize, WindowDemand, count_slots, size_pool
 from vivace.worker.step_inputs import StepInputs
 from vivace.worker.tensor_memory import tensor_bytes
 from vivace.worker.worker import Worker
@@ -81,6 +87,7 @@ def build_worker(config: Config, report: ReportProgress) -> Worker:
         weight_bytes=weight_bytes,
         kv_bytes_per_token=group_bytes_per_token(layers, windows, kv_dtype),
         windows=windows,
+        state_bytes=bytes_per_state(layers, kv_dtype),
         max_tokens=max_tokens,
     )
     size = size_pool(demand)
@@ -186,7 +193,7 @@ def choose_captures(config: Config, rows: int) -> Captures:
 
 def assemble(
     model: RunnableModel,
-    layers: Sequence[AttentionLayer],
+    layers: Sequence[CacheLayer],
     platform: Platform,
     size: PoolSize,
     *,
@@ -203,7 +210,7 @@ def assemble(
     drafter: Drafter = NO_DRAFTS,
 ) -> Worker:
     """A worker around a model of `dtype`, KV in `kv_dtype` if given. `rewrites`: made before."""
-    kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform)
+    kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform, drafter.width)
     rows = build_rows(size, page_size, drafter, platform)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
     sampling = platform.sampling()
@@ -250,15 +257,17 @@ def build_rows(size: PoolSize, page_size: int, drafter: Drafter, platform: Platf
 
 
 def build_memory(
-    layers: Sequence[AttentionLayer],
+    layers: Sequence[CacheLayer],
     size: PoolSize,
     page_size: int,
     dtype: torch.dtype,
     platform: Platform,
-) -> PagedKV:
+    drafts: int,
+) -> CacheMemory:
     pages = [size.pages, *(group.pages for group in size.others)]
-    windows = [group.reach + 1 for group in size.others]
-    return PagedKV(layers, pages, page_size, dtype, platform.device(), windows)
+    windows = [group.reach + 1 for group in size.others if not group.state]
+    slots = sum(count_slots(size.rows, drafts, group.pages) for group in size.others if group.state)
+    return platform.cache(layers, pages, page_size, dtype, windows, slots)
 
 
 def build_runner(
@@ -297,6 +306,7 @@ def memory_demand(
     weight_bytes: int,
     kv_bytes_per_token: Sequence[int],
     windows: Sequence[int] = (),
+    state_bytes: int = 0,
     max_tokens: int,
 ) -> Demand:
     """What the flags ask of a device with so much memory. `kv_bytes_per_token`: of each cache
@@ -320,6 +330,7 @@ def memory_demand(
         ),
         step_tokens=config.depth * (chunk if chunk and chunk > 0 else context),
         window_ratio=config.memory.swa_full_tokens_ratio,
+        state_bytes=state_bytes,
     )
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.memory import zeroed_memory
-from vivace.platforms.rows import ColumnChange, RowColumns, RowOps, Spans
+from vivace.platforms.rows import ColumnChange, RowColumns, RowOps, SampledTokens, Spans
 from vivace.protocol.messages import CacheGroup, LogprobOptions
 from vivace.protocol.step import Join, StepPlan
 from vivace.sampling.sampler import SamplingRows
+from vivace.worker.state_slots import StateSlots
 
 
 class PlanError(ValueError):
@@ -41,13 +42,18 @@ class RowStates:
         device: torch.device,
         row_ops: Callable[[RowColumns], RowOps],
     ) -> None:
-        """`pages`: of the first cache group; `others`: groups 1, 2 ..., of windows."""
+        """`pages`: of the first cache group; `others`: groups 1, 2 ..., of windows, then of
+        states."""
         self.rows = rows
         self.drafts = drafts
         self.context = context
         self.page_size = page_size
         self.others = tuple(others)
-        self.pool_pages = [pages, *(group.pages for group in others)]
+        self._windows = [group for group in others if not group.state]
+        self.states = next(
+            (StateSlots(rows, drafts, one.pages, device) for one in others if one.state), None
+        )
+        self.pool_pages = [pages, *(group.pages for group in self._windows)]
         self.max_pages = -(-(context + 1) // page_size)
         self.columns = self._allocate(device)
         self.ops = row_ops(self.columns)
@@ -82,7 +88,7 @@ class RowStates:
             pages=tuple(table(self.max_pages) for _ in self.pool_pages),
             page_size=self.page_size,
             empty_pages=tuple(self.pool_pages),
-            reaches=(None, *(group.reach for group in self.others)),
+            reaches=(None, *(group.reach for group in self._windows)),
         )
 
     def apply(self, plan: StepPlan) -> None:
@@ -97,6 +103,8 @@ class RowStates:
         for grant in plan.grants:
             self._grant(grant.row, grant.pages, grant.group, changes)
         self.ops.scatter(changes.collect())
+        if self.states is not None:
+            self.states.apply()
 
     def check_rows(self, rows: list[int]) -> None:
         """PlanError unless these are rows, each named once."""
@@ -118,8 +126,11 @@ class RowStates:
         if wrong.any():
             self._explain(int(rows[wrong][0]), int(spans.counts[wrong][0]))
 
-    def expect(self, spans: Spans) -> None:
-        """A step is recorded on the device: every draft may have been right."""
+    def record(self, spans: Spans, draws: SampledTokens) -> None:
+        """Enter a step; the host expects that every draft was right."""
+        self.ops.record(spans, draws)
+        if self.states is not None:
+            self.states.record(spans, draws)
         self.computed[spans.rows] += spans.counts
         drawing = spans.rows[spans.final]
         self.known[drawing] += 1
@@ -161,10 +172,12 @@ class RowStates:
             self.sampling.ask_logprobs(row)
         self.page_counts[0][row] = 0
         self._grant(row, join.pages, 0, changes)
-        for group, pages in enumerate(join.others, 1):
-            first = self.others[group - 1].first_page(join.cached, self.page_size)
-            self.page_counts[group][row] = first
-            self._grant(row, pages, group, changes)
+        windows = zip(self._windows, join.others, strict=False)
+        for number, (group, pages) in enumerate(windows, 1):
+            self.page_counts[number][row] = group.first_page(join.cached, self.page_size)
+            self._grant(row, pages, number, changes)
+        if self.states is not None:
+            self.states.join(row, join.others[-1], join.cached)
 
     def _check_join(self, join: Join) -> None:
         length = len(join.tokens)

@@ -24,6 +24,8 @@ PAGE_COST = 256
 """bytes that book-keeping takes for a page: its owner, its versions, its place in the free list"""
 MIN_POOL_TOKENS = 16
 MAX_FRACTION = 0.99
+STATE_TOKENS = 256
+"""of the pool, for each state that is kept for others to start from"""
 WINDOW_SLACK = 64
 """tokens that a row may have pages for beside its window: it grows by several pages at a time, and
 what slid out is given back when the steps in flight are over"""
@@ -70,12 +72,26 @@ class Demand:
     window_ratio: float | None = None
     """tokens of each such group for a token of the first one (--swa-full-tokens-ratio); None: what
     all rows need at once"""
+    state_bytes: int = 0
+    """of the states of one row; 0: no layer has one"""
 
     @property
     def page_bytes(self) -> int:
         return self.kv_bytes_per_token * self.page_size + PAGE_COST
 
-    def window_groups(self, pages: int) -> tuple[CacheGroup, ...]:
+    def other_groups(self, pages: int) -> tuple[CacheGroup, ...]:
+        """Groups 1, 2 ... beside so many pages of the first one."""
+        return (*self._window_groups(pages), *self._state_groups(pages))
+
+    def _state_groups(self, pages: int) -> Iterator[CacheGroup]:
+        """A state for each row to go on from, and one for every so many tokens of the pool."""
+        if self.state_bytes:
+            rows = min(self.rows, pages)
+            count = rows + pages * self.page_size // STATE_TOKENS
+            nbytes = count_slots(rows, 0, count) * self.state_bytes
+            yield CacheGroup(pages=count, reach=1, state=True, kv_bytes=nbytes)
+
+    def _window_groups(self, pages: int) -> tuple[CacheGroup, ...]:
         """Beside so many pages of the first group; never more than these: then the window has no
         use. Enough for one row in any case."""
         groups: list[CacheGroup] = []
@@ -92,14 +108,14 @@ class Demand:
 
     def pool_bytes(self, pages: int) -> int:
         """Of all groups, with so many pages in the first one."""
-        groups = self.window_groups(pages)
+        groups = self.other_groups(pages)
         others = sum(group.kv_bytes + group.pages * PAGE_COST for group in groups)
         return pages * self.page_bytes + others
 
     def most_pages(self, nbytes: int) -> int:
         """The most that the first group can have in so many bytes."""
         low, high = 0, max(0, nbytes) // self.page_bytes
-        if not self.windows:
+        if not (self.windows or self.state_bytes):
             return high
         while low < high:
             middle = (low + high + 1) // 2
@@ -122,9 +138,14 @@ class PoolSize:
     """pages (Capacity.cache_share): those of one request of the whole context, which may be a
     conversation that pauses; all of them when the size was asked for"""
     others: tuple[CacheGroup, ...] = ()
-    """groups of windows"""
+    """groups of windows, then of states"""
     rewrites: tuple[Rewrite, ...] = ()
     """settings that did not fit as they were"""
+
+
+def count_slots(rows: int, drafts: int, pages: int) -> int:
+    """Slots of a group of states with so many pages: see worker/state_slots.py."""
+    return pages + rows * (2 + drafts) + 2
 
 
 def size_pool(demand: Demand) -> PoolSize:
@@ -143,7 +164,7 @@ def size_pool(demand: Demand) -> PoolSize:
         rows=min(demand.rows, pages),
         context=context,
         cache_share=pages if fixed else min(pages, -(-context // page)),
-        others=demand.window_groups(pages),
+        others=demand.other_groups(pages),
     )
     return replace(size, rewrites=tuple(_rewrites(demand, size)))
 
@@ -205,11 +226,12 @@ def _ratio_rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
     ratio = demand.window_ratio
     if ratio is None:
         return
-    if not size.others:
+    windows = [group for group in size.others if not group.state]
+    if not windows:
         reason = "no layer of this model keeps less than the context"
         yield _rewrite("swa_full_tokens_ratio", ratio, None, reason)
-    elif any(group.pages != math.ceil(ratio * size.pages) for group in size.others):
-        got = round(max(group.pages for group in size.others) / size.pages, 3)
+    elif any(group.pages != math.ceil(ratio * size.pages) for group in windows):
+        got = round(max(group.pages for group in windows) / size.pages, 3)
         reason = "a window's pool holds at least one request, and no more tokens than the full one"
         yield _rewrite("swa_full_tokens_ratio", ratio, got, reason)
 

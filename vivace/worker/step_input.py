@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vivace.platforms.attention import AttentionBackend, HostStep, StepPages
+from vivace.platforms.attention import AttentionBackend, HostStep, StepPages, StepStates
 from vivace.platforms.platform import StepShape
 
 
@@ -29,5 +29,7 @@ class StepInput:
     """[N] int64: the token rows whose logits are wanted (where spans reach what is known)"""
     attention: AttentionBackend
     host: HostStep
-    shape: StepShape | None
+    states: StepStates | None = None
+    """None: no layer has states"""
+    shape: StepShape | None = None
     """of a step that a capture may serve; None: its rows have different numbers of tokens"""

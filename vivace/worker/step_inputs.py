@@ -36,7 +36,8 @@ class StepInputs:
         self._states = states
         self.drafts = drafter.width
         self._drafter = drafter
-        self._single_tokens = min(single_tokens, states.rows)
+        # As decode steps several tokens of a row would each start from the same state.
+        self._single_tokens = 0 if states.states else min(single_tokens, states.rows)
         self._device = states.columns.known.device
         groups, drawn = len(states.columns.pages), states.rows * (1 + states.drafts)
         self._per_token = IndexColumns(2 + groups, tokens, self._device)
@@ -71,6 +72,7 @@ class StepInputs:
             logits_indices=out.logits_indices,
             attention=attention,
             shape=shape,
+            states=self._states.states.prepare(rows) if self._states.states else None,
             host=HostStep(
                 starts=starts,
                 context_lens=np.full(rows, each, np.int64),
@@ -92,6 +94,8 @@ class StepInputs:
         starts = np.arange(first, to.rows + 1) * each
         out.query_starts[first:] = upload(starts, self._device)
         out.context_lens[first:] = each
+        if self._states.states:
+            self._states.states.pad(first, to.rows)
 
     def gather(self, plan: StepPlan, attention: AttentionBackend) -> tuple[StepInput, Spans]:
         """Views on one step. Changes nothing that a row knows; raises PlanError when the plan
@@ -114,6 +118,7 @@ class StepInputs:
             logits_indices=out.logits_indices,
             attention=attention,
             shape=shape,
+            states=self._states.states.gather(spans) if self._states.states else None,
             host=HostStep(
                 starts=found.starts,
                 context_lens=found.context_lens,

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.attention import AttentionBackend
+from vivace.platforms.cache import CacheMemory
 from vivace.platforms.host import upload
 from vivace.platforms.platform import Platform
 from vivace.platforms.rows import Spans
 from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan
-from vivace.worker.kv_memory import PagedKV
 from vivace.worker.model_runner import ModelRunner, StepOutput
 from vivace.worker.pending import EmptyStep, WorkerStep
 from vivace.worker.rows import PlanError, RowStates
@@ -42,7 +42,7 @@ class Worker:
         *,
         capacity: Capacity,
         rows: RowStates,
-        kv: PagedKV,
+        kv: CacheMemory,
         attention: AttentionBackend,
         runner: ModelRunner,
         head: Head,
@@ -77,8 +77,8 @@ class Worker:
             pending = self._follow(plan, step, spans, output, started)
             if pending.here:  # whatever fails while it is read fails before it is recorded
                 pending.result()
-            self._rows.ops.record(spans, output)
-            self._rows.expect(spans)
+            self._rows.record(spans, output)
+            self._save_states(plan)
         return pending
 
     def events(self) -> list[ExecutorEvent]:
@@ -92,8 +92,9 @@ class Worker:
         """Nothing runs between steps, so there is nothing to stop."""
 
     def _refuse_unavailable(self, plan: StepPlan) -> None:
-        if plan.saves:
-            raise PlanError(f"step {plan.number} saves states, but no layer here has one")
+        states = self._rows.states.pages if self._rows.states else 0
+        if not all(0 <= save.page < states for save in plan.saves):
+            raise PlanError(f"step {plan.number}: {plan.saves} outside of {states} pages of states")
         if plan.sends or plan.receives:
             raise PlanError(f"step {plan.number} transfers KV, but this worker has no transport")
 
@@ -129,6 +130,14 @@ class Worker:
             started=started,
             captured=self._runner.captured,
         )
+
+    def _save_states(self, plan: StepPlan) -> None:
+        states = self._rows.states
+        if plan.saves and states is not None:
+            sources = states.find([save.row for save in plan.saves])
+            pages = np.array([save.page for save in plan.saves], np.int64)
+            targets = upload(pages, sources.device)
+            self._kv.copy_slots(plan.saves[0].group, sources, targets)
 
     def _zero(self, slots: list[Tensor]) -> None:
         """Forget what these slots of each group store."""

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivace.platforms.attention import AttentionLayer, HostStep, KVMemory, Step
+from vivace.platforms.attention import AttentionLayer, HostStep, Step
+from vivace.platforms.cache import CacheLayer
 from vivace.platforms.cpu.attention_plan import (
     DecodeGroup,
     Masks,
@@ -29,22 +30,31 @@ from vivace.platforms.cpu.attention_plan import (
 from vivace.platforms.cpu.dense_rows import DensePlan, DenseRows
 from vivace.platforms.cpu.ops import neighbors
 from vivace.platforms.ops.cache import store_kv
+from vivace.platforms.ops.paged_cache import PagedCache
+from vivace.platforms.ops.sequential import SequentialLayers
 
 
 class CpuAttention:
-    """AttentionBackend over `KVMemory`. One plan serves all layers with the same window."""
+    """AttentionBackend over `PagedCache`. One plan serves all layers with the same window."""
 
     def __init__(
-        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype
+        self, layers: Sequence[CacheLayer], memory: PagedCache, dtype: torch.dtype
     ) -> None:
         self._memory = memory
-        self._windows = {layer.window: memory.groups[layer.index] for layer in layers}
+        self._windows = {
+            layer.window: memory.groups[layer.index]
+            for layer in layers
+            if isinstance(layer, AttentionLayer)
+        }
         """window -> the cache group of the layers that have it"""
         self._plans: dict[int | None, WindowPlan] = {}
         self._masks = Masks(dtype)
         self._gathered = Scratch()
         self._dense = DenseRows(memory, dtype, self._masks)
         self._dense_plan: DensePlan | None = None
+        sequential = SequentialLayers(memory)
+        self.attend_latent = sequential.attend_latent
+        self.recur = sequential.recur
 
     def plan(self, step: Step) -> None:
         host = step.host

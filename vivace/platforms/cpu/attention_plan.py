@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import HostStep, KVMemory
+from vivace.platforms.attention import HostStep
+from vivace.platforms.ops.paged_cache import PagedCache
 
 GROUP_BYTES = 4 << 20
 """largest gathered buffer of a decode group: it is written and read again, so it should stay in
@@ -103,7 +104,7 @@ class Masks:
 
 
 def plan_window(
-    host: HostStep, pages: np.ndarray, window: int | None, memory: KVMemory, masks: Masks
+    host: HostStep, pages: np.ndarray, window: int | None, memory: PagedCache, masks: Masks
 ) -> WindowPlan:
     """Decode spans into groups, longer ones into blocks of queries; `pages`: a page table."""
     plan = WindowPlan()
@@ -124,7 +125,7 @@ def _decode_groups(
     table: np.ndarray,
     spans: np.ndarray,
     window: int | None,
-    memory: KVMemory,
+    memory: PagedCache,
     masks: Masks,
 ) -> list[DecodeGroup]:
     lengths = host.context_lens[spans]
@@ -148,10 +149,10 @@ def _decode_groups(
     return groups
 
 
-def _split(needed: np.ndarray, memory: KVMemory) -> list[np.ndarray]:
+def _split(needed: np.ndarray, memory: PagedCache) -> list[np.ndarray]:
     """Row sets of similar page counts whose gathered buffer stays small; in order when one."""
     longest, shortest = int(needed.max()), int(needed.min())
-    page_bytes = memory.layers[0][0].nbytes
+    page_bytes = next(iter(memory.layers.values()))[0].nbytes
     most = max(1, GROUP_BYTES // (longest * page_bytes))
     few = len(needed) <= SMALLEST_GROUP
     if len(needed) <= most and (few or shortest >= longest * SHORTEST_SHARE):
@@ -178,7 +179,7 @@ def _decode_group(
     lengths: np.ndarray,
     firsts: np.ndarray,
     page_firsts: np.ndarray,
-    memory: KVMemory,
+    memory: PagedCache,
     masks: Masks,
 ) -> DecodeGroup:
     size = memory.page_size
@@ -235,7 +236,7 @@ def _prefill_span(
     table: np.ndarray,
     span: int,
     window: int | None,
-    memory: KVMemory,
+    memory: PagedCache,
     masks: Masks,
 ) -> PrefillSpan:
     start, end = int(host.starts[span]), int(host.starts[span + 1])

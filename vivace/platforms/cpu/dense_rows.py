@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import HostStep, KVMemory
+from vivace.platforms.attention import HostStep
 from vivace.platforms.cpu.attention_plan import Masks
+from vivace.platforms.ops.paged_cache import PagedCache
 
 LARGEST = 1 << 30
 """bytes for all copies; steps that would need more are gathered"""
@@ -65,11 +66,13 @@ class DensePlan:
 class DenseRows:
     """The copies of all layers without a window, and when they hold."""
 
-    def __init__(self, memory: KVMemory, dtype: torch.dtype, masks: Masks) -> None:
+    def __init__(self, memory: PagedCache, dtype: torch.dtype, masks: Masks) -> None:
         self._memory = memory
         self._dtype = dtype
         self._masks = masks
-        self._token_bytes = sum(layer[0, 0].numel() for layer in memory.layers) * dtype.itemsize
+        self._token_bytes = (
+            sum(layer[0, 0].numel() for layer in memory.layers.values()) * dtype.itemsize
+        )
         self._copies: dict[int, Tensor] = {}
         self._resize(0, 0)
 

@@ -18,10 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivace.platforms.attention import AttentionLayer, KVMemory, Step
+from vivace.platforms.attention import AttentionLayer, Step
+from vivace.platforms.cache import CacheLayer
 from vivace.platforms.cpu.attention import Scratch, attend, by_group
 from vivace.platforms.ops import elementwise
 from vivace.platforms.ops.cache import store_kv
+from vivace.platforms.ops.paged_cache import PagedCache
+from vivace.platforms.ops.sequential import SequentialLayers
 from vivace.platforms.ops.table import Ops
 
 BLOCK = 16
@@ -58,10 +61,13 @@ class BatchInvariantAttention:
     """AttentionBackend that attends every query by itself, in products of one shape."""
 
     def __init__(
-        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype
+        self, layers: Sequence[CacheLayer], memory: PagedCache, dtype: torch.dtype
     ) -> None:
         self._memory = memory
         self._gathered = Scratch()
+        sequential = SequentialLayers(memory)
+        self.attend_latent = sequential.attend_latent
+        self.recur = sequential.recur
 
     def plan(self, step: Step) -> None:
         """Nothing is shared between spans, so nothing is prepared."""

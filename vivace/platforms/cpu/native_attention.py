@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import AttendingStep, AttentionLayer, KVMemory, Step, StepPages
+from vivace.platforms.attention import AttendingStep, AttentionLayer, Step, StepPages
+from vivace.platforms.cache import CacheLayer, stored_width
 from vivace.platforms.cpu.native import (
     I64,
     Kernels,
@@ -25,7 +26,8 @@ from vivace.platforms.cpu.native import (
     target,
 )
 from vivace.platforms.cpu.native_ops import rotation
-from vivace.platforms.ops.cache import stored_width
+from vivace.platforms.ops.paged_cache import PagedCache
+from vivace.platforms.ops.sequential import SequentialLayers
 
 TILE = 128
 """keys; as in attention_tile.inc"""
@@ -59,27 +61,29 @@ class NativeAttention:
     def __init__(
         self,
         kernels: Kernels,
-        layers: Sequence[AttentionLayer],
-        memory: KVMemory,
+        layers: Sequence[CacheLayer],
+        memory: PagedCache,
         max_length: int,
     ) -> None:
-        for kv in memory.layers:
-            if reason := unsupported(layers, kv.dtype):
+        attending = [layer for layer in layers if isinstance(layer, AttentionLayer)]
+        for kv in memory.layers.values():
+            if reason := unsupported(attending, kv.dtype):
                 raise ValueError(f"the native attention kernels do not do {reason}")
-        for layer in layers:
+        for layer in attending:
             stored_in(layer, memory)
         self._kernels = kernels
-        self._layers = {layer.index: layer for layer in layers}
+        self._layers = {layer.index: layer for layer in attending}
         self._memory = memory
-        self._pages = {
-            group: kv.shape[0] for group, kv in zip(memory.groups, memory.layers, strict=True)
-        }
+        self._pages = {memory.groups[index]: kv.shape[0] for index, kv in memory.layers.items()}
         """pages of each group that has layers"""
         self._rotary_positions: int | None = None
         """positions that captured rotations have numbers for"""
-        self._partial = PartialResults(layers, kernels.threads, max_length)
+        self._partial = PartialResults(attending, kernels.threads, max_length)
         self._attention = kernels.operation("attention", "qqqqqqqqqqqdqdqqqqqqqqq")
         self._store = kernels.operation("store_kv", "q" * 10)
+        sequential = SequentialLayers(memory)
+        self.attend_latent = sequential.attend_latent
+        self.recur = sequential.recur
         self._rotary_store = kernels.operation("rotary_store", "q" * 16)
 
     def plan(self, step: Step) -> None:
@@ -213,9 +217,9 @@ class NativeAttention:
         return self._memory.layers[layer.index]
 
 
-def stored_in(layer: AttentionLayer, memory: KVMemory) -> None:
+def stored_in(layer: AttentionLayer, memory: PagedCache) -> None:
     """Raises ValueError where the memory does not have the layer's shape."""
-    require("attend", 0 <= layer.index < len(memory.layers), f"no memory for layer {layer.index}")
+    require("attend", layer.index in memory.layers, f"no memory for layer {layer.index}")
     kv = memory.layers[layer.index]
     width = stored_width(layer.head_dim, kv.dtype)
     shape = (*kv.shape[:1], memory.page_size, 2, layer.kv_heads, width)
@@ -237,12 +241,12 @@ class PartialResults:
 
     def __init__(self, layers: Sequence[AttentionLayer], threads: int, max_length: int) -> None:
         tiles = -(-max_length // TILE) + 1
-        row = max(layer.kv_heads * tiles * _partial_size(layer) for layer in layers)
-        fewest = min(layer.kv_heads for layer in layers)
+        row = max((layer.kv_heads * tiles * _partial_size(layer) for layer in layers), default=1)
+        fewest = min((layer.kv_heads for layer in layers), default=1)
         wanted = -(-CHUNKS_PER_THREAD * threads // fewest) - 1 if threads > 1 else 0
         rows = min(wanted, LARGEST_PARTIAL // (4 * row))
         self._results = torch.zeros(rows * row)
-        most = max(layer.kv_heads for layer in layers)
+        most = max((layer.kv_heads for layer in layers), default=1)
         self._arrivals = torch.zeros(rows * most, dtype=torch.int64)
         self.words = (self._results.data_ptr(), self._arrivals.data_ptr(), rows, tiles)
 

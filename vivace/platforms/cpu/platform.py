@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import AttentionBackend, AttentionLayer, KVMemory
+from vivace.platforms.attention import AttentionBackend
+from vivace.platforms.cache import CacheLayer
 from vivace.platforms.cpu import facts as cpu
 from vivace.platforms.cpu.allocator import keep_freed_blocks, return_freed_blocks
 from vivace.platforms.cpu.attention import CpuAttention
@@ -18,6 +19,7 @@ from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.ops import cpu_ops
 from vivace.platforms.cpu.rows import HostRows
 from vivace.platforms.host import ReadBack, SharedReadBack
+from vivace.platforms.ops.paged_cache import PagedCache, keep_together
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
 from vivace.platforms.platform import GraphRecorder, Platform, PlatformFacts, PlatformSettings
 from vivace.platforms.rows import RowColumns, RowOps
@@ -59,8 +61,28 @@ class NativePlatform:
     def recorder(self) -> GraphRecorder:
         return CpuGraphs(self._kernels)
 
+    def cache(
+        self,
+        layers: Sequence[CacheLayer],
+        pages: Sequence[int],
+        page_size: int,
+        dtype: torch.dtype,
+        windows: Sequence[int] = (),
+        slots: int = 0,
+    ) -> PagedCache:
+        return PagedCache(
+            layers,
+            pages,
+            page_size,
+            dtype,
+            self.device(),
+            windows,
+            slots=slots,
+            layout=keep_together,
+        )
+
     def attention_backend(
-        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype, longest: int
+        self, layers: Sequence[CacheLayer], memory: PagedCache, dtype: torch.dtype, longest: int
     ) -> AttentionBackend:
         from vivace.platforms.cpu.native_attention import NativeAttention
 
@@ -106,8 +128,28 @@ class TorchPlatform:
     def recorder(self) -> None:
         return None
 
+    def cache(
+        self,
+        layers: Sequence[CacheLayer],
+        pages: Sequence[int],
+        page_size: int,
+        dtype: torch.dtype,
+        windows: Sequence[int] = (),
+        slots: int = 0,
+    ) -> PagedCache:
+        return PagedCache(
+            layers,
+            pages,
+            page_size,
+            dtype,
+            self.device(),
+            windows,
+            slots=slots,
+            layout=keep_together,
+        )
+
     def attention_backend(
-        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype, longest: int
+        self, layers: Sequence[CacheLayer], memory: PagedCache, dtype: torch.dtype, longest: int
     ) -> AttentionBackend:
         chosen = BatchInvariantAttention if self._deterministic else CpuAttention
         return chosen(layers, memory, dtype)

@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import AttendingStep, AttentionLayer, KVMemory, Step
+from vivace.platforms.attention import AttendingStep, AttentionLayer, Step
+from vivace.platforms.cache import CacheLayer
 from vivace.platforms.ops.cache import dequantize_kv, store_kv
+from vivace.platforms.ops.paged_cache import PagedCache
+from vivace.platforms.ops.sequential import SequentialLayers
 
 Rotation = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(q, k, positions, cos_sin) -> (q, k), both in place"""
@@ -40,9 +43,12 @@ class ReferenceAttention:
     """AttentionBackend by the definition, over the same memory as the fast ones."""
 
     def __init__(
-        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype
+        self, layers: Sequence[CacheLayer], memory: PagedCache, dtype: torch.dtype
     ) -> None:
         self._memory = memory
+        sequential = SequentialLayers(memory)
+        self.attend_latent = sequential.attend_latent
+        self.recur = sequential.recur
 
     def plan(self, step: Step) -> None:
         """Nothing is prepared: `attend` looks everything up."""
@@ -56,15 +62,21 @@ class ReferenceAttention:
         step: Step,
         out: Tensor | None = None,
     ) -> Tensor:
-        kv = self._memory.layers[layer.index]
+        keys, values = self._memory.parts(layer.index)
         where = step.groups[self._memory.groups[layer.index]]
-        store_kv(k, v, kv[:, :, 0], kv[:, :, 1], where.slot_mapping)
+        store_kv(k, v, keys, values, where.slot_mapping)
         result = torch.empty_like(q)
         host = step.host
         for span, length in enumerate(host.context_lens.tolist()):
             first, end = int(host.starts[span]), int(host.starts[span + 1])
             pages = where.page_table[span, : -(-length // self._memory.page_size)]
-            history = dequantize_kv(kv[pages].flatten(0, 1)[:length], layer.head_dim)
+            history = torch.stack(
+                [
+                    dequantize_kv(part[pages].flatten(0, 1)[:length], layer.head_dim)
+                    for part in (keys, values)
+                ],
+                1,
+            )
             for token in range(first, end):
                 seen = history[: length - (end - token) + 1]  # by the host's upper bound
                 position = step.context_lens[span] - (end - token)

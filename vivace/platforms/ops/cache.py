@@ -10,15 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SCALE_BYTES = 4
 LARGEST = 127.0
 SMALLEST_MOST = 1e-36
 """a head that has nothing above it is kept as zeros"""
-
-
-def stored_width(head_dim: int, dtype: torch.dtype) -> int:
-    """Elements of `dtype` that one key or value of one head takes."""
-    return head_dim + SCALE_BYTES if dtype == torch.int8 else head_dim
 
 
 def quantize_kv(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import AttentionBackend, AttentionLayer, KVMemory
+from vivace.platforms.attention import AttentionBackend
+from vivace.platforms.cache import CacheLayer
 from vivace.platforms.host import HOST, CopiedReadBack, ReadBack, SharedReadBack
 from vivace.platforms.ops.attention import ReferenceAttention
+from vivace.platforms.ops.paged_cache import PagedCache, keep_apart
 from vivace.platforms.ops.rows import TorchRows
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
 from vivace.platforms.ops.table import reference_ops
@@ -42,8 +44,22 @@ class ReferencePlatform:
     def recorder(self) -> None:
         return None
 
+    def cache(
+        self,
+        layers: Sequence[CacheLayer],
+        pages: Sequence[int],
+        page_size: int,
+        dtype: torch.dtype,
+        windows: Sequence[int] = (),
+        slots: int = 0,
+    ) -> PagedCache:
+        device, layout = self.device(), keep_apart
+        return PagedCache(
+            layers, pages, page_size, dtype, device, windows, slots=slots, layout=layout
+        )
+
     def attention_backend(
-        self, layers: Sequence[AttentionLayer], memory: KVMemory, dtype: torch.dtype, longest: int
+        self, layers: Sequence[CacheLayer], memory: PagedCache, dtype: torch.dtype, longest: int
     ) -> AttentionBackend:
         return ReferenceAttention(layers, memory, dtype)
 

@@ -1,0 +1,101 @@
+"""A small random decoder whose layers keep different things: keys and values, latents, states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vivace.platforms.attention import AttentionLayer, LatentLayer, RecurrentLayer
+
+HIDDEN, HEADS, SIZE, ROPE, KERNEL = 24, 2, 8, 8, 3
+VOCABULARY, CONTEXT = 300, 400
+
+
+class CachedToy:
+    """`kinds`: of its layers, "attention", "window", "latent" or "recurrent"; `poison`: a token
+    whose hidden state is NaN."""
+
+    def __init__(self, ops: Any, kinds: tuple[str, ...], poison: int | None = None) -> None:
+        random = torch.Generator().manual_seed(3)
+
+        def weight(rows: int, columns: int, size: float = 1.3) -> torch.Tensor:
+            return torch.randn(rows, columns, generator=random) * (size / columns**0.5)
+
+        self.ops, self.kinds = ops, kinds
+        self.attention_layers = [make_layer(kind, index) for index, kind in enumerate(kinds)]
+        embedding = weight(VOCABULARY, HIDDEN, 20.0)
+        if poison is not None:
+            embedding[poison] = torch.nan
+        self.embedding = ops.pack_embedding(embedding)
+        self.head = ops.pack_linear([weight(VOCABULARY, HIDDEN, 4.0)])
+        self.ones = torch.ones(HIDDEN)
+        self.weights = [
+            (
+                ops.pack_linear([weight(sum(SIZES[kind]), HIDDEN)]),
+                ops.pack_linear([weight(HIDDEN, HEADS * SIZE)]),
+            )
+            for kind in kinds
+        ]
+        self.kernels = [weight(KERNEL, 3 * HEADS * SIZE, 8.0) for _ in kinds]
+        angles = torch.outer(torch.arange(CONTEXT + 8.0), 50.0 ** -torch.arange(0, 1, 2 / ROPE))
+        self.cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
+
+    def forward(self, step: Any) -> torch.Tensor:
+        residual = self.ops.embedding(step.input_ids, self.embedding)
+        normed = self.ops.rms_norm(residual, self.ones, 1e-5)
+        for index, (taken, given) in enumerate(self.weights):
+            parts = self.ops.linear(normed, taken).split(SIZES[self.kinds[index]], -1)
+            mixed = getattr(self, self.kinds[index])(index, parts, step)
+            mixed = self.ops.linear(mixed.contiguous(), given)
+            normed, residual = self.ops.add_rms_norm(mixed, residual, self.ones, 1e-5)
+        return normed
+
+    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.ops.linear(hidden, self.head).float()
+
+    def attention(self, index: int, parts: Any, step: Any) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (HEADS, SIZE)).contiguous() for part in parts)
+        self.ops.rotary(q, k, step.positions, self.cos_sin)
+        return step.attention.attend(self.attention_layers[index], q, k, v, step)
+
+    window = attention
+
+    def latent(self, index: int, parts: Any, step: Any) -> torch.Tensor:
+        q, q_rope, latent, rope = parts
+        q_rope = q_rope.unflatten(-1, (HEADS, ROPE)).contiguous()
+        shared = rope.unsqueeze(1).contiguous()
+        self.ops.rotary(q_rope, shared, step.positions, self.cos_sin)
+        layer, q = self.attention_layers[index], q.unflatten(-1, (HEADS, SIZE))
+        return step.attention.attend_latent(
+            layer, q, q_rope, latent, shared.squeeze(1), step
+        ).flatten(1)
+
+    def recurrent(self, index: int, parts: Any, step: Any) -> torch.Tensor:
+        x, gate = parts
+        layer = self.attention_layers[index]
+        return step.attention.recur(layer, x, self.kernels[index], gate + 2, step)
+
+
+SIZES = {
+    "attention": [HEADS * SIZE] * 3,
+    "window": [HEADS * SIZE] * 3,
+    "latent": [HEADS * SIZE, HEADS * ROPE, SIZE, ROPE],
+    "recurrent": [3 * HEADS * SIZE, HEADS],
+}
+"""kind -> what a layer makes of a hidden state"""
+
+
+def make_layer(kind: str, index: int) -> AttentionLayer | LatentLayer | RecurrentLayer:
+    if kind == "latent":
+        return LatentLayer(index=index, heads=HEADS, latent_dim=SIZE, rope_dim=ROPE, scale=0.3)
+    if kind == "recurrent":
+        return RecurrentLayer(index=index, heads=HEADS, key_dim=SIZE, value_dim=SIZE, kernel=KERNEL)
+    return AttentionLayer(
+        index=index,
+        heads=HEADS,
+        kv_heads=HEADS,
+        head_dim=SIZE,
+        scale=SIZE**-0.5,
+        window=24 if kind == "window" else None,
+    )

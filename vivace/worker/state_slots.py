@@ -1,0 +1,89 @@
+"""Where the states of rows lie: layers that keep a state instead of tokens.
+
+A slot holds the state of a row in all its layers. Slots 0, 1 ... are the pages of the group, which
+the prefix cache fills with states to start from; behind them each row has slots of its own; then
+comes the empty state, which nobody writes, and one that nobody reads. A step reads the slot that is
+current and writes others of the row; which of these is current then is decided when the step is
+recorded. So a step that fails leaves the state as it was, and refused drafts leave none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.platforms.attention import StepStates
+from vivace.platforms.host import upload
+from vivace.platforms.rows import SampledTokens, Spans
+from vivace.worker.sizing import count_slots
+
+
+class StateSlots:
+    """The group of states of a worker. Columns are on the device and never move."""
+
+    def __init__(self, rows: int, drafts: int, pages: int, device: torch.device) -> None:
+        self.pages = pages
+        self.count = count_slots(rows, drafts, pages)
+        self._own, self._drafts, self._device = 2 + drafts, drafts, device
+        self._empty, self._scratch = self.count - 2, self.count - 1
+        self.current = torch.full((rows,), self._empty, dtype=torch.int64, device=device)
+        """[rows]: the slot of each row's state; who left a row leaves its state, too"""
+        self._read = torch.full((rows,), self._empty, dtype=torch.int64, device=device)
+        self._write = torch.full(
+            (rows, 1 + drafts), self._scratch, dtype=torch.int64, device=device
+        )
+        self._joined: dict[int, int] = {}
+
+    def join(self, row: int, pages: list[int], cached: int) -> None:
+        """Somebody joins a row with `cached` tokens computed: from the state in the page, from the
+        empty one, or, after a failed step, from the row's own."""
+        if pages or not cached:
+            self._joined[row] = pages[0] if pages else self._empty
+
+    def apply(self) -> None:
+        """The device hears who joined."""
+        if self._joined:
+            rows, slots = (
+                upload(np.array(list(part), np.int64), self._device)
+                for part in (self._joined.keys(), self._joined.values())
+            )
+            self.current.index_copy_(0, rows, slots)
+            self._joined = {}
+
+    def prepare(self, rows: int) -> StepStates:
+        """The buffers of a step of `rows` spans, to capture one."""
+        return StepStates(read=self._read[:rows], write=self._write[:rows], drafts=None)
+
+    def pad(self, first: int, end: int) -> None:
+        """Spans first..end read the empty state, and nobody reads what they write."""
+        self._read[first:end] = self._empty
+        self._write[first:end] = self._scratch
+
+    def gather(self, spans: Spans) -> StepStates:
+        """Of a step; changes no row."""
+        rows = upload(spans.rows, self._device)
+        current, first = self.current.index_select(0, rows), self.pages + rows * self._own
+        place = current - first
+        own = (place >= 0) & (place < self._own)
+        ahead = torch.arange(1, self._own, device=self._device)
+        place = torch.where(own, place, self._own - 1).unsqueeze(1) + ahead
+        states = self.prepare(len(spans.rows))
+        states.read.copy_(current)
+        states.write.copy_(first.unsqueeze(1) + place % self._own)
+        return StepStates(read=states.read, write=states.write, drafts=spans.drafts)
+
+    def record(self, spans: Spans, draws: SampledTokens) -> None:
+        """The state behind what stays of each span is the row's now."""
+        rows = upload(spans.rows, self._device)
+        states = self.prepare(len(spans.rows))
+        kept = torch.zeros_like(rows)
+        if spans.drafts is not None:
+            final = upload(spans.final, self._device)
+            kept = (kept.index_add_(0, final, draws.stays.long()) - 1).clamp_min(0)
+        written = states.write.gather(1, kept.unsqueeze(1)).squeeze(1)
+        self.current.index_copy_(0, rows, torch.where(draws.bad_spans, states.read, written))
+
+    def find(self, rows: list[int]) -> Tensor:
+        """[n] int64: the slots of the states of these rows"""
+        return self.current.index_select(0, upload(np.array(rows, np.int64), self._device))
