@@ -7,10 +7,10 @@ from engine_rig import NoEvents, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.engine.executor import CompletedStep, SoloSteps, StepWorker
+from vivace.engine.executor import CompletedStep, StepWorker
 from vivace.engine.oracle import Faults
 from vivace.protocol.messages import ALWAYS, UNTIL_FIRST_TOKEN, LogprobOptions
-from vivace.protocol.step import StepPlan, StepResult
+from vivace.protocol.step import StepPlan
 
 
 class Watched(NoEvents):
@@ -39,7 +39,7 @@ class Watched(NoEvents):
 
 def watched_rig(rig: Rig) -> Watched:
     watched = Watched(rig.executor._worker)
-    rig.executor._worker = SoloSteps(watched)
+    rig.executor._worker = watched
     return watched
 
 
@@ -82,20 +82,3 @@ def test_a_suspect_whose_step_raises_ends_alone(level: int) -> None:
     for key in (1, 3, 4):
         rig.check(key)
     rig.at_rest()
-
-
-def test_without_suspects_plans_are_handed_on_as_they_are() -> None:
-    seen: list[StepPlan] = []
-
-    class Recorder(NoEvents):
-        capacity = Rig().capacity
-
-        def run(self, plan: StepPlan) -> CompletedStep:
-            seen.append(plan)
-            return CompletedStep(StepResult(number=0, advanced=[], tokens=[]))
-
-        def close(self) -> None: ...
-
-    plan = StepPlan(number=3, rows=[0, 1], counts=[1, 1])
-    SoloSteps(Recorder()).run(plan)
-    assert seen[0] is plan

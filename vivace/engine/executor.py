@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from vivace.protocol.heartbeat import EngineHeartbeat, StepHeartbeat
-from vivace.protocol.messages import UNTIL_FIRST_TOKEN, Capacity
+from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 
 
@@ -36,7 +34,8 @@ class Executor(Protocol):
 
     A step that raises leaves every span of that plan and of the plans behind it undone: the plans
     behind it raise `StepSkipped`. `recover()` empties all rows and lets later submits run; the
-    scheduler joins its sequences again (their KV pages keep their content).
+    scheduler joins its sequences again (their KV pages keep their content). The transfers of a plan
+    begin with it, also when its spans then fail; those of a plan that is skipped do not.
     """
 
     capacity: Capacity
@@ -195,77 +194,3 @@ class TimedStep:
         result = self._pending.result()
         self._tell()
         return result
-
-
-class SoloSteps:
-    """A `StepWorker` that runs the spans of suspects one by one, behind everybody else's.
-
-    The scheduler need not know: what a span computes does not depend on its company. If the engine
-    dies again, the heartbeat shows a step with a single request in it.
-    """
-
-    def __init__(self, worker: StepWorker) -> None:
-        self.capacity = worker.capacity
-        self.events = worker.events
-        self.wake_with = worker.wake_with
-        self.close = worker.close
-        self._worker = worker
-        self._suspects: dict[int, int] = {}
-        """row -> how long its request runs alone"""
-
-    def run(self, plan: StepPlan) -> PendingStep:
-        for row in plan.leaves:
-            self._suspects.pop(row, None)
-        for join in plan.joins:
-            if join.suspect:
-                self._suspects[join.row] = join.suspect
-        if not self._suspects:
-            return self._worker.run(plan)
-        result = self._run_apart(plan)
-        for row, tokens in zip(plan.rows, result.tokens, strict=True):
-            if tokens and self._suspects.get(row) == UNTIL_FIRST_TOKEN:
-                del self._suspects[row]
-        return CompletedStep(result)
-
-    def _run_apart(self, plan: StepPlan) -> StepResult:
-        spans = range(len(plan.rows))
-        alone = [index for index in spans if plan.rows[index] in self._suspects]
-        if not alone:
-            return self._worker.run(plan).result()
-        together = [index for index in spans if plan.rows[index] not in self._suspects]
-        result = StepResult(
-            number=plan.number, advanced=[0 for _ in spans], tokens=[[] for _ in spans]
-        )
-        add_part(result, together, self._worker.run(without_spans(plan, alone)).result())
-        for index in alone:
-            add_part(result, [index], self._worker.run(only(plan, index)).result())
-        return result
-
-
-def without_spans(plan: StepPlan, alone: list[int]) -> StepPlan:
-    """The plan without these spans. Rows are filled and emptied for all at once, as a failed step
-    leaves them too."""
-    kept = sorted(set(range(len(plan.rows))).difference(alone))
-    return msgspec.structs.replace(
-        plan,
-        rows=[plan.rows[index] for index in kept],
-        counts=[plan.counts[index] for index in kept],
-    )
-
-
-def only(plan: StepPlan, index: int) -> StepPlan:
-    return StepPlan(number=plan.number, rows=[plan.rows[index]], counts=[plan.counts[index]])
-
-
-def add_part(result: StepResult, spans: list[int], part: StepResult) -> None:
-    """Add the result of a part, whose i-th span is `spans[i]`."""
-    for index, span in enumerate(spans):
-        result.advanced[span] = part.advanced[index]
-        result.tokens[span] = part.tokens[index]
-    for index, values in part.logprobs.items():
-        result.logprobs[spans[index]] = values
-    for index, values in part.prompt_logprobs.items():
-        result.prompt_logprobs[spans[index]] = values
-    for index, text in part.bad.items():
-        result.bad[spans[index]] = text
-    result.seconds += part.seconds

@@ -106,6 +106,8 @@ class ResultProcessor:
             drawn.add(len(tokens), None if pending else sequence.last_token_time, sequence, now)
             sequence.last_token_time = now
             self._table.prefill_done(sequence)
+            if sequence.suspect:
+                self._table.clear_suspicion(sequence)
             if pending and sequence.request.transfer is not None:
                 self._transfers.send_prompt(sequence)
             self._table.clients.charge(sequence.client, len(tokens) - 1)

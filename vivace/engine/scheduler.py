@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from vivace.engine.batching import Batching
 from vivace.engine.fault_isolation import FaultBisection
@@ -86,6 +87,8 @@ class Scheduler:
         self._bisection = FaultBisection()
         self._compaction = Compaction(self._leases, lazy=capacity.cache_share is not None)
         self._in_flight: dict[int, InFlightStep] = {}
+        self._apart: deque[StepBuilder] = deque()
+        """composed already: what is left of a step whose suspects run in steps of their own"""
         self._last_commit = clock()
         """time of the last step's result"""
         self._nothing_to_plan = False
@@ -178,20 +181,17 @@ class Scheduler:
     def next_moment(self) -> float | None:
         """When there is something to do by itself while no step is in flight: at once (0.0), at
         that moment, or never (None)."""
-        if self._outputs.deltas or (self._table.live and not self._waits_for_events()):
+        due = self._outputs.deltas or self._apart
+        if due or (self._table.live and not self._waits_for_events()):
             return 0.0
         if self._table.live:
-            return self._next_expiry()
+            return min((deadline for deadline, _, _ in self._deadlines()), default=None)
         return None if self._table.holds_memory else self._compaction.due(self._last_commit)
 
     def _waits_for_events(self) -> bool:
         """The last look found nothing to plan, and only the end of a transfer can change that."""
         gated = len(self._table.gated) == len(self._table.live)
         return self._nothing_to_plan and (gated or self._transfers.under_way)
-
-    def _next_expiry(self) -> float | None:
-        limit = self.settings.waiting_timeout
-        return limit and min(s.arrival_time for s in self._table.live.values()) + limit
 
     def notify(self, events: list[ExecutorEvent]) -> None:
         """What has happened beside the steps."""
@@ -210,28 +210,35 @@ class Scheduler:
         if self._table.gated:
             self._transfers.begin_receives()
             self._table.open_gates()
-        in_flight = self._in_flight.values()
-        if not self._bisection.groups:
-            step = self._batching.compose(self._next_step, now, in_flight)
-        elif idle:
-            step = self._suspects() or self._batching.compose(self._next_step, now, in_flight)
-        else:
-            return None
-        sends, receives = self._transfers.due
-        self._nothing_to_plan = step is None and not sends and not receives
-        if step is None and (sends or receives):
+        if not idle and (self._bisection.groups or self._table.suspects or self._apart):
+            return None  # whoever may be to blame runs with nothing else in flight
+        step = self._apart.popleft() if self._apart else self._compose(now)
+        transfers = self._transfers.due
+        self._nothing_to_plan = step is None and not transfers
+        if step is None and transfers:
             step = StepBuilder(self._next_step, self._table.pages)
         if step is None:
             return self._compact(now) if idle and not self._table.holds_memory else None
-        self._next_step += 1
+        self._next_step = max(self._next_step, step.number + 1)
         self._in_flight[step.number] = step.in_flight(now)
         self._stats.record_step(step, now)
-        self._transfers.due = [], []
+        sends, receives = self._transfers.begin_due(step.number)
         return step.plan(self._table.take_rows_to_free(), sends, receives)
 
-    def _suspects(self) -> StepBuilder:
+    def _compose(self, now: float) -> StepBuilder | None:
+        number, in_flight = self._next_step, self._in_flight.values()
+        step = self._try_again() if self._bisection.groups else None
+        step = step or self._batching.compose(number, now, in_flight)
+        if step is None or not self._table.suspects:
+            return step
+        first, *rest = step.apart()
+        self._next_step += len(rest) + 1
+        self._apart.extend(rest)
+        return first
+
+    def _try_again(self) -> StepBuilder:
         """The same work that failed before, for fewer sequences; empty when all have passed."""
-        step = StepBuilder(self._next_step, self._table.pages, suspects=True)
+        step = StepBuilder(self._next_step, self._table.pages, on_trial=True)
         for sequence, count in self._bisection.next():  # drafts are gone since
             left = sequence.prefill_len - sequence.scheduled_len
             step.add_chunk(sequence, min(count, left), [])
@@ -266,7 +273,8 @@ class Scheduler:
         now = self._clock()
         self._processor.process(step, result, now)
         self._table.step_committed()
-        if step.suspects:
+        self._transfers.step_committed(step.number)
+        if step.on_trial:
             self._bisection.passed()
         else:  # a step begins when it is planned, or when the step before it is committed
             seconds = now - max(step.planned, self._last_commit)
@@ -288,22 +296,33 @@ class Scheduler:
         spans = step.spans()
         self._nothing_to_plan = False
         self._in_flight.clear()
+        self._apart.clear()
         self._table.rejoin(self._next_step - 1)
-        offender = self._bisection.failed(spans, step.suspects)
+        self._transfers.step_failed(step.number)
+        offender = self._bisection.failed(spans, step.on_trial)
         logger.error("step %d with %d sequences failed: %r", plan.number, len(spans), error)
         if offender is not None and offender.state is State.RUNNING:
             self._outputs.fail(offender, error)
 
     def _expire(self, now: float) -> None:
         """End requests that waited or ran for too long."""
+        for deadline, sequence, reason in list(self._deadlines()):
+            if deadline < now:
+                self._outputs.time_out(sequence, reason)
+
+    def _deadlines(self) -> Iterator[tuple[float, Sequence, str]]:
+        """(when it has waited or run for too long, who, what its client is told then)"""
         waiting, running = self.settings.waiting_timeout, self.settings.running_timeout
-        if waiting is not None:
-            for sequence in self._table.older_than(now - waiting):
-                self._outputs.time_out(sequence, f"timed out after {waiting:g} s in the queue")
-        if running is not None:
-            for sequence in list(self._table.live.values()):
-                if sequence.start_time and sequence.start_time < now - running:
-                    self._outputs.time_out(sequence, f"timed out after running for {running:g} s")
+        if waiting is None and running is None:
+            return
+        for sequence in self._table.live.values():
+            if sequence.start_time:
+                if running is not None:
+                    text = f"timed out after running for {running:g} s"
+                    yield sequence.start_time + running, sequence, text
+            elif waiting is not None:
+                text = f"timed out after {waiting:g} s in the queue"
+                yield sequence.arrival_time + waiting, sequence, text
 
     # --- control ----------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ class Sequence:
         "prefill_len",
         "prefix",
         "priority",
+        "prompt_sent",
         "received",
         "request",
         "retractions",
@@ -88,6 +89,7 @@ class Sequence:
         "state",
         "steady",
         "stop_ids",
+        "suspect",
         "tokens",
     )
 
@@ -113,6 +115,10 @@ class Sequence:
         """it is GATED while one of them is closed"""
         self.holds: set[int] = set()
         """tickets of transfers under way that read or write its pages"""
+        self.prompt_sent = False
+        """the KV of its prompt went to another engine, or will with the next plan"""
+        self.suspect = request.suspect
+        """until when its spans are in steps of their own; 0: they need not be"""
         self.start_unplanned()
         self.num_resumed = len(request.resumed)
         self.num_sent = len(self.tokens)

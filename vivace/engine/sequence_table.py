@@ -9,6 +9,7 @@ from typing import Protocol
 from vivace.engine.schedule_policy import Clients, WaitingQueue
 from vivace.engine.sequence import Sequence, State
 from vivace.engine.sequence_pages import Pages
+from vivace.protocol.messages import UNTIL_FIRST_TOKEN
 
 
 class SequenceTable:
@@ -37,6 +38,8 @@ class SequenceTable:
         self.waiting = waiting
         self.clients = clients
         self.live: dict[int, Sequence] = {}
+        self.suspects: set[int] = set()
+        """keys of those that run in steps of their own"""
         self.gated: dict[int, Sequence] = {}
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
@@ -77,6 +80,8 @@ class SequenceTable:
         else:
             self.waiting.add(sequence)
         self.live[sequence.key] = sequence
+        if sequence.suspect:
+            self.suspects.add(sequence.key)
         self.clients.request_added(sequence.client)
 
     def gate(self, sequence: Sequence) -> None:
@@ -92,10 +97,6 @@ class SequenceTable:
                 sequence.gates.clear()
                 sequence.state = State.WAITING
                 self.waiting.add(sequence)
-
-    def older_than(self, moment: float) -> list[Sequence]:
-        """Sequences that arrived before `moment` and never ran."""
-        return [s for s in self.all_waiting() if s.arrival_time < moment and not s.start_time]
 
     def start(self, sequence: Sequence, now: float) -> None:
         """A waiting sequence that has a lease gets a row. The caller takes it off the queue."""
@@ -122,6 +123,12 @@ class SequenceTable:
         self.prefill_pending.pop(sequence.key, None)
         sequence.steady = sequence.log_metrics and not sequence.has_logprobs
 
+    def clear_suspicion(self, sequence: Sequence) -> None:
+        """It drew a token, and the engine lives."""
+        if sequence.suspect == UNTIL_FIRST_TOKEN:
+            sequence.suspect = 0
+            self.suspects.discard(sequence.key)
+
     def take_back(self, spans: list[Sequence], planned: list[int], advanced: list[int]) -> None:
         """Of what a step planned for each of these sequences only so much was computed."""
         if planned == advanced:
@@ -147,6 +154,7 @@ class SequenceTable:
         """A sequence is over; what it holds is released when no step in flight computes it."""
         if self.live.pop(sequence.key, None) is None:
             return
+        self.suspects.discard(sequence.key)
         self.clients.request_ended(sequence.client)
         if sequence.state in (State.WAITING, State.GATED):
             if self.gated.pop(sequence.key, None) is None:

@@ -56,7 +56,8 @@ class StepBuilder:
     """their tokens found in the prefix cache"""
     reserved: int = 0
     """tokens they were promised beyond the pages they hold"""
-    suspects: bool = False
+    on_trial: bool = False
+    """those of a step that failed run once more (`FaultBisection`)"""
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.decodes)
@@ -90,10 +91,50 @@ class StepBuilder:
                 sequence.last_step = number
         self.decodes, self.decode_counts = sequences, counts
 
+    def apart(self) -> list[StepBuilder]:
+        """The same work in several steps: one for all who may share it, then one for each suspect.
+        If the engine dies in one of those, the heartbeat shows who did it. Rows are filled for all
+        in the first."""
+        chunks, decodes = (
+            list(zip(*columns, strict=True))
+            for columns in ((self.chunks, self.counts), (self.decodes, self.decode_counts))
+        )
+        groups = [([span], []) for span in chunks if span[0].suspect]
+        groups += [([], [span]) for span in decodes if span[0].suspect]
+        company = (
+            [span for span in chunks if not span[0].suspect],
+            [span for span in decodes if not span[0].suspect],
+        )
+        if any(company):
+            groups.insert(0, company)
+        steps = [self._part(self.number + index, *group) for index, group in enumerate(groups)]
+        first = steps[0]
+        first.joins, first.grants = self.joins, self.grants
+        first.admitted, first.num_cached_tokens = self.admitted, self.num_cached_tokens
+        return steps
+
+    def _part(
+        self, number: int, chunks: list[tuple[Sequence, int]], decodes: list[tuple[Sequence, int]]
+    ) -> StepBuilder:
+        rows = set[int]()
+        for sequence, _ in (*chunks, *decodes):
+            sequence.last_step = number
+            rows.add(sequence.row)
+        return StepBuilder(
+            number,
+            self.pages,
+            chunks=[sequence for sequence, _ in chunks],
+            counts=[count for _, count in chunks],
+            decodes=[sequence for sequence, _ in decodes],
+            decode_counts=[count for _, count in decodes],
+            saves=[save for save in self.saves if save.row in rows],
+            on_trial=self.on_trial,
+        )
+
     def in_flight(self, now: float) -> InFlightStep:
         return InFlightStep(
             *(self.number, self.chunks, self.counts, self.decodes, self.decode_counts),
-            *(self.suspects, now),
+            *(self.on_trial, now),
         )
 
     def plan(
@@ -122,7 +163,7 @@ class InFlightStep:
     counts: list[int]
     decodes: list[Sequence]
     decode_counts: list[int]
-    suspects: bool
+    on_trial: bool
     planned: float
     """when, in seconds"""
 
@@ -148,7 +189,6 @@ def new_join(sequence: Sequence, pages: Pages) -> Join:
         sampling=request.sampling,
         logprobs=_remaining_logprobs(sequence),
         stop_ids=sequence.stop_ids,
-        suspect=request.suspect,
     )
 
 

@@ -36,8 +36,10 @@ class Transfers:
         self._estimate = estimate
         self._tickets = itertools.count(1)
         self._under_way: dict[int, Sequence] = {}
-        self.due: tuple[list[Transfer], list[Transfer]] = [], []
-        """sends and receives that the next plan begins"""
+        self.due: list[Transfer] = []
+        """the next plan begins them"""
+        self._begun: dict[int, list[Transfer]] = {}
+        """step in flight -> those that began with it"""
 
     @property
     def under_way(self) -> bool:
@@ -68,19 +70,20 @@ class Transfers:
             first = sequence.lease.shared
             pages.receive(sequence, wanted)
             end = sequence.scheduled_len + wanted
-            self.due[1].append(self._begin(sequence, sequence.lease.pages[first:], wanted, end))
+            self.due.append(self._prepare(sequence, sequence.lease.pages[first:], wanted, end))
 
     def send_prompt(self, sequence: Sequence) -> None:
         """The prompt of a running sequence is computed."""
         transfer = sequence.request.transfer
-        if transfer is None or transfer.receive:
+        if transfer is None or transfer.receive or sequence.prompt_sent:
             return
+        sequence.prompt_sent = True
         assert sequence.lease is not None
         tokens = sequence.num_prompt_tokens
         count = -(-tokens // self._table.pages.page_size)
-        self.due[0].append(self._begin(sequence, sequence.lease.pages[:count], tokens, tokens))
+        self.due.append(self._prepare(sequence, sequence.lease.pages[:count], tokens, tokens))
 
-    def _begin(self, sequence: Sequence, pages: list[int], tokens: int, end: int) -> Transfer:
+    def _prepare(self, sequence: Sequence, pages: list[int], tokens: int, end: int) -> Transfer:
         """The last `tokens` positions in front of `end` go or come in `pages`."""
         ticket = next(self._tickets)
         sequence.holds.add(ticket)
@@ -88,6 +91,27 @@ class Transfers:
         assert sequence.request.transfer is not None
         others = self._table.pages.others(sequence, end)
         return Transfer(ticket, sequence.request.transfer.room, pages.copy(), tokens, others)
+
+    def begin_due(self, number: int) -> tuple[list[Transfer], list[Transfer]]:
+        """Sends and receives that begin with this step."""
+        due, self.due = self.due, []
+        if due:
+            self._begun[number] = due
+        sides = [], []
+        for one in due:
+            transfer = self._under_way[one.ticket].request.transfer
+            assert transfer is not None
+            sides[transfer.receive].append(one)
+        return sides
+
+    def step_committed(self, number: int) -> None:
+        self._begun.pop(number, None)
+
+    def step_failed(self, number: int) -> None:
+        """Those of the steps behind it begin with another one: no executor has seen them."""
+        self._begun.pop(number, None)
+        self.due[:0] = [one for begun in self._begun.values() for one in begun]
+        self._begun.clear()
 
     def end(self, event: TransferEnd) -> None:
         """The executor tells that a transfer has ended."""

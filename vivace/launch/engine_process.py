@@ -9,7 +9,7 @@ import threading
 from typing import Protocol
 
 from vivace.config.serialize import decode
-from vivace.engine.executor import HeartbeatRunner, SoloSteps
+from vivace.engine.executor import HeartbeatRunner
 from vivace.engine.loop import HeartbeatMailbox
 from vivace.launch.engine import engine_parts
 from vivace.observability import log as log_lines
@@ -88,7 +88,7 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
         HeartbeatMailbox(mailbox, heartbeat),
         report,
         epoch=setup.epoch,
-        wrap_runner=lambda runner: SoloSteps(HeartbeatRunner(runner, heartbeat)),
+        wrap_runner=lambda runner: HeartbeatRunner(runner, heartbeat),
     )
     timeline.begin("collecting garbage")
     gc.collect()

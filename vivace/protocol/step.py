@@ -33,8 +33,6 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     logprobs: LogprobOptions | None = None
     stop_ids: tuple[int, ...] = ()
     """Ids masked out while fewer than `min_new_tokens` were drawn (eos and stop_token_ids)."""
-    suspect: int = 0
-    """`Request.suspect`"""
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +70,7 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     """how many positions of these pages"""
     others: list[list[int]] = []
-    """pages of each other group, from the first one that is needed behind `tokens`"""
+    """pages of each other group, from the first one that is needed behind the last position"""
 
 
 class TransferEnd(msgspec.Struct, frozen=True, tag="transfer_end"):
