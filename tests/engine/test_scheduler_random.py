@@ -7,13 +7,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from vivace.engine.oracle import Faults
+from vivace.engine.oracle import Faults, OracleWorker, hash_kv
 from vivace.engine.schedule_policy import ORDERS
 from vivace.engine.sequence_pages import window_slack
 from vivace.engine.settings import EngineSettings
 from vivace.kv.prefix_tree import EVICTIONS
-from vivace.protocol.messages import CacheGroup, LogprobOptions
+from vivace.protocol.messages import (
+    ALWAYS,
+    UNTIL_FIRST_TOKEN,
+    CacheGroup,
+    KVTransfer,
+    LogprobOptions,
+)
 
+SUSPICIONS = st.sampled_from([0, 0, 0, UNTIL_FIRST_TOKEN, ALWAYS])
+TRANSFERS = st.sampled_from(["", "", "send", "receive"])
 STEMS = ([5] * 24, list(range(10, 34)))
 
 
@@ -70,7 +78,7 @@ def rigs(draw: st.DrawFn) -> Rig:
     page_size = draw(st.sampled_from([1, 3, 4, 12, 16]))
     tokens = draw(st.sampled_from([32, 48, 96, 256]))
     settings = draw(engine_settings())
-    return Rig(
+    rig = Rig(
         settings,
         others=draw(cache_groups(settings, page_size)),
         pages=tokens // page_size,
@@ -81,6 +89,38 @@ def rigs(draw: st.DrawFn) -> Rig:
         faults=Faults(shorten_rate=draw(st.sampled_from([0.0, 0.0, 0.3]))),
         cache_share=draw(st.sampled_from([None, 0, 24 // page_size])),
     )
+    transfers = oracle_worker(rig).transfers
+    transfers.delay = draw(st.integers(0, 6))
+    transfers.failing = draw(st.sets(st.integers(0, 9), max_size=3))
+    return rig
+
+
+def oracle_worker(rig: Rig) -> OracleWorker:
+    worker = rig.executor._worker
+    assert isinstance(worker, OracleWorker)
+    return worker
+
+
+def send(rig: Rig, key: int, tokens: list[int], length: int, kind: str, **options: object) -> None:
+    """`kind`: "send" and "receive" are requests whose prompt goes to another engine, or comes from
+    one."""
+    if any(group.state for group in rig.capacity.others):
+        kind = ""
+    transfer = KVTransfer(room=key, receive=kind == "receive") if kind else None
+    rig.send(key, tokens, length, transfer=transfer, **options)  # type: ignore[arg-type]
+    if kind == "receive":
+        known = tokens + rig.answers[key].request.resumed
+        oracle_worker(rig).transfers.rooms[key] = hash_kv(known[:-1])
+
+
+def run_on(rig: Rig) -> None:
+    """To the end, though it sleeps while only transfers are under way."""
+    rig.run()
+    while oracle_worker(rig).transfers.tickets or rig.scheduler.busy:
+        rig.step()
+        rig.run()
+    assert oracle_worker(rig).transfers.corrupted == [], (rig.settings, rig.capacity, rig.faults)
+    rig.at_rest()
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -104,6 +144,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         minimum=st.sampled_from([0, 0, 3]),
         ignore_eos=st.booleans(),
         resume=st.sampled_from([0, 0, 0, 2]),
+        suspect=SUSPICIONS,
+        kind=TRANSFERS,
     )
     def arrive(
         self,
@@ -119,16 +161,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         minimum: int,
         ignore_eos: bool,
         resume: int,
+        suspect: int,
+        kind: str,
     ) -> None:
-        self.rig.send(
+        send(
+            self.rig,
             len(self.rig.answers),
             stem[:shared] + own,
             length,
+            kind,
+            suspect=suspect,
             priority=priority,
             cache_key=cache_key,
             client=client,
             stream=stream,
-            logprobs=None if start is None else LogprobOptions(start=start),
+            logprobs=LogprobOptions(start=-1 if kind == "receive" else start)
+            if start is not None
+            else None,
             resume=resume,
             min_new_tokens=min(minimum, length),
             ignore_eos=ignore_eos,
@@ -153,8 +202,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "rig"):
             return
-        self.rig.run()
-        self.rig.at_rest()
+        run_on(self.rig)
         for key in self.rig.answers:
             self.check(key)
 
@@ -170,9 +218,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         options = answer.request.logprobs
         if options is not None:
             assert [scored.token for scored in answer.logprobs] == answer.tokens
-            if 0 <= options.start < len(answer.request.tokens) and not answer.request.resumed:
+            request = answer.request
+            if 0 <= options.start < len(request.tokens) and not request.resumed:
                 scored = [entry.token for entry in answer.prompt_logprobs or []]
-                assert scored == answer.request.tokens[options.start :]
+                assert scored == request.tokens[options.start :]
 
 
 SchedulerMachine.TestCase.settings = settings(
@@ -184,25 +233,36 @@ SchedulerMachine.TestCase.settings = settings(
 TestScheduler = SchedulerMachine.TestCase
 
 
-@given(rig=rigs(), keys=st.sets(st.integers(0, 7), max_size=2), step=st.integers(0, 30))
-@settings(max_examples=80, deadline=None)
-def test_a_failing_request_ends_alone(rig: Rig, keys: set[int], step: int) -> None:
-    """Offenders, bad numbers and one passing failure: all others get exactly their tokens."""
+@given(
+    rig=rigs(),
+    keys=st.sets(st.integers(0, 7), max_size=2),
+    steps=st.sets(st.integers(0, 30), min_size=1, max_size=3),
+    suspicions=st.lists(SUSPICIONS, min_size=8, max_size=8),
+    kinds=st.lists(TRANSFERS, min_size=8, max_size=8),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_failing_request_ends_alone(
+    rig: Rig, keys: set[int], steps: set[int], suspicions: list[int], kinds: list[str]
+) -> None:
+    """Offenders, bad numbers and passing failures: all others get exactly their tokens."""
     rig.faults.raise_on_keys |= {key for key in keys if key % 2}
     rig.faults.bad_keys |= {key for key in keys if not key % 2}
-    rig.faults.raise_on_steps.add(step)
+    rig.faults.raise_on_steps |= steps
     for key in range(8):
-        rig.send(
+        send(
+            rig,
             key,
             [*STEMS[key % 2][: 3 + key], key],
             6,
+            kinds[key],
+            suspect=suspicions[key],
+            resume=kinds[key] == "receive",
             client=key % 3,
             ignore_eos=True,
             min_new_tokens=1,
         )
         rig.step(key % 3)
-    rig.run()
-    rig.at_rest()
+    run_on(rig)
     for key, answer in rig.answers.items():
         assert answer.finish is not None
         if key in keys:

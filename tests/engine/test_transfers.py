@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vivace.engine.oracle import OracleWorker, hash_kv
 from vivace.engine.sequence import Sequence
 from vivace.engine.settings import EngineSettings
-from vivace.protocol.messages import KVTransfer
+from vivace.protocol.messages import KVTransfer, LogprobOptions
 
 
 def oracle_worker(rig: Rig) -> OracleWorker:
@@ -172,6 +172,15 @@ def test_a_waiting_timeout_holds_for_those_who_wait_for_kv() -> None:
     assert rig.answers[0].finish is not None and rig.answers[0].finish.status == 503
     oracle_worker(rig).end_transfer(1)
     rig.step(2)
+    rig.at_rest()
+
+
+def test_only_who_computes_a_prompt_has_its_log_probabilities() -> None:
+    rig, transfer = rig_with(0), KVTransfer(room=0, receive=True)
+    rig.send(0, [1, 2, 3], transfer=transfer, logprobs=LogprobOptions(start=0))
+    rig.run()
+    finish = rig.answers[0].finish
+    assert finish is not None and (finish.type, finish.status) == ("abort", 400)
     rig.at_rest()
 
 

@@ -85,7 +85,6 @@ class Batching:
         """The next step; None when there is nothing to do, or steps in flight must be committed
         first."""
         idle, table = not in_flight, self._table
-        table.prune()
         if self._retraction.must_drain(idle):
             return None
         admit, short = True, self._prompts_are_short()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from vivace.engine.sequence import Sequence, State
+from vivace.engine.sequence import Sequence, State, first_logprob
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
@@ -269,6 +269,8 @@ class RequestLimits:
         known = len(tokens) + len(request.resumed)
         if request.transfer is not None and any(group.state for group in capacity.others):
             return _abort(400, "the recurrent states of this model go to no other engine")
+        if _asks_for_received(request):
+            return _abort(400, "the engine that computes a prompt has its log-probabilities")
         if not tokens:
             return _abort(400, "the prompt is empty")
         if known > capacity.context:
@@ -285,6 +287,12 @@ class RequestLimits:
             if ids and (min(ids) < 0 or max(ids) >= capacity.vocabulary):
                 return _abort(400, f"token ids must be in [0, {capacity.vocabulary})")
         return None
+
+
+def _asks_for_received(request: Request) -> bool:
+    """It wants log-probabilities of a prompt that is not computed here."""
+    received = request.transfer is not None and request.transfer.receive and not request.resumed
+    return received and first_logprob(request) < len(request.tokens)
 
 
 def _abort(status: int, message: str, retry_after: float | None = None) -> Finish:

@@ -175,13 +175,13 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """True while a request lives, or a delta waits to be sent."""
-        return bool(self._table.live or self._outputs.deltas)
+        """True while a request lives, a delta waits to be sent, or KV goes to another engine."""
+        return bool(self._table.live or self._outputs.deltas or self._transfers.under_way)
 
     def next_moment(self) -> float | None:
         """When there is something to do by itself while no step is in flight: at once (0.0), at
         that moment, or never (None)."""
-        due = self._outputs.deltas or self._apart
+        due = self._outputs.deltas or self._apart or self._transfers.due
         if due or (self._table.live and not self._waits_for_events()):
             return 0.0
         if self._table.live:
@@ -207,6 +207,7 @@ class Scheduler:
             return None
         now = self._clock()
         self._expire(now)
+        self._table.prune()
         if self._table.gated:
             self._transfers.begin_receives()
             self._table.open_gates()
