@@ -107,7 +107,7 @@ class OracleMemory:
         found = [(0, slot, first + at) for at, slot in enumerate(slots)]
         others = transfer.others or [[] for _ in self.capacity.others]
         for number, (group, pages) in enumerate(zip(self.capacity.others, others, strict=True), 1):
-            first = group.first_page(end, size) * size
+            first = group.first_page(end // size * size, size) * size
             slots = self.find_slots(pages, number)
             found += [(number, slot, first + at) for at, slot in enumerate(slots)]
         return [place for place in found if place[2] < end]

@@ -73,13 +73,13 @@ class Transfers:
             self.due.append(self._prepare(sequence, sequence.lease.pages[first:], wanted, end))
 
     def send_prompt(self, sequence: Sequence) -> None:
-        """The prompt of a running sequence is computed."""
+        """The prompt of a running sequence is computed, and what it had drawn elsewhere."""
         transfer = sequence.request.transfer
         if transfer is None or transfer.receive or sequence.prompt_sent:
             return
         sequence.prompt_sent = True
         assert sequence.lease is not None
-        tokens = sequence.num_prompt_tokens
+        tokens = sequence.computed_len  # windows have slid to there
         count = -(-tokens // self._table.pages.page_size)
         self.due.append(self._prepare(sequence, sequence.lease.pages[:count], tokens, tokens))
 
@@ -89,7 +89,8 @@ class Transfers:
         sequence.holds.add(ticket)
         self._under_way[ticket] = sequence
         assert sequence.request.transfer is not None
-        others = self._table.pages.others(sequence, end)
+        whole = end - end % self._table.pages.page_size  # behind which others may go on, too
+        others = self._table.pages.others(sequence, whole)
         return Transfer(ticket, sequence.request.transfer.room, pages.copy(), tokens, others)
 
     def begin_due(self, number: int) -> tuple[list[Transfer], list[Transfer]]:

@@ -61,7 +61,7 @@ class KVTransfer(msgspec.Struct, frozen=True, array_like=True):
     """A prompt is computed in one engine and continued in another.
 
     `room`: the number under which both sides meet. `receive`: the KV of everything known but the
-    last token comes from there; otherwise it goes there once the prompt is computed.
+    last token comes from there; otherwise it goes there as soon as this engine has computed it.
     """
 
     room: int

@@ -70,7 +70,7 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     """how many positions of these pages"""
     others: list[list[int]] = []
-    """pages of each other group, from the first one that is needed behind the last position"""
+    """pages of each other group, from the first one that is needed behind the last whole page"""
 
 
 class TransferEnd(msgspec.Struct, frozen=True, tag="transfer_end"):
