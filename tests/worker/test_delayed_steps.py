@@ -8,6 +8,7 @@ import contextlib
 import msgspec
 import pytest
 import torch
+from delayed_platform import DelayedPlatform
 from test_row_states import state_worker
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
@@ -44,29 +45,8 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class DelayedReadBack:
-    """The tensors arrive when they are waited for, and not before."""
-
-    here = False
-
-    def __init__(self, tensors, device):
-        self._copies = [tensor.clone() for tensor in tensors]
-        self._device = device
-
-    def wait(self):
-        assert not self._device.launching, "the host waits although nobody wants the result"
-        return [copy.numpy() for copy in self._copies]
-
-
-class DelayedPlatform(ReferencePlatform):
-    """As on a device; `launching` while a step is prepared, when nothing may be read."""
-
-    def __init__(self):
-        super().__init__(detect("cpu"), torch.device("cpu"))
-        self.launching = False
-
-    def read_back(self, tensors):
-        return DelayedReadBack(tensors, self)
+class WatchedPlatform(DelayedPlatform):
+    """Notices who reads a tensor while a step is launched."""
 
     @contextlib.contextmanager
     def refuse_reading(self):
@@ -130,7 +110,7 @@ def plain_answers():
 
 
 def delayed_answers(depth, chunk, drafter=NO_DRAFTS):
-    platform = DelayedPlatform()
+    platform = WatchedPlatform()
     driver = DelayedDriver(toy_worker(platform=platform, drafter=drafter)[0], platform, depth)
     left = {}
     for row, (prompt, kind) in enumerate(zip(PROMPTS, KINDS, strict=True)):
@@ -175,7 +155,7 @@ def test_how_many_drafts_stayed_is_known_on_the_device_first(depth, step):
 
 
 def test_bounds_are_exact_again_when_results_were_read():
-    platform = DelayedPlatform()
+    platform = WatchedPlatform()
     worker, _ = toy_worker(platform=platform, drafter=DeviceDrafter(3, 1))
     driver = DelayedDriver(worker, platform, 3)
     driver.join(0, PROMPTS[0])
@@ -194,7 +174,7 @@ def test_states_are_handed_on_before_the_result_is_read():
     answers = []
     for drafter in (NO_DRAFTS, DeviceDrafter(2, 0), DeviceDrafter(2, 1)):
         for depth in (1, 2, 3):
-            platform = DelayedPlatform()
+            platform = WatchedPlatform()
             worker, _ = state_worker(platform=platform, drafter=drafter)
             driver = DelayedDriver(worker, platform, depth)
             driver.join(0, PROMPTS[0])

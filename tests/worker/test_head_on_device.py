@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_delayed_steps import DelayedPlatform, DeviceDrafter
+from test_delayed_steps import DeviceDrafter, WatchedPlatform
 from toy_model import VOCABULARY, Driver, toy_worker
 
 from vivace.platforms.ops.platform import ReferencePlatform
@@ -55,7 +55,7 @@ class WatchedWorker:
 
 def run_steps(watched, drafter, poisoned):
     platform = (
-        DelayedPlatform() if watched else ReferencePlatform(detect("cpu"), torch.device("cpu"))
+        WatchedPlatform() if watched else ReferencePlatform(detect("cpu"), torch.device("cpu"))
     )
     worker, _ = toy_worker(platform=platform, drafter=drafter, poison=POISON)
     driver = Driver(WatchedWorker(worker, platform) if watched else worker)

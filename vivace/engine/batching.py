@@ -160,6 +160,8 @@ class Batching:
             return [1] * len(decoding)
         return [
             min(most, s.max_len - 1 - s.scheduled_len, pages.room(s) - s.scheduled_len)
+            if not s.no_drafts
+            else 1
             for s in decoding
         ]
 
@@ -278,7 +280,8 @@ class Batching:
             return
         if clients.rows(sequence.client) >= admission.max_rows:
             return
-        if not all(resource.fits(sequence) for resource in table.resources):
+        lacking = [resource for resource in table.resources if not resource.fits(sequence)]
+        if lacking and not any(resource.in_turn for resource in lacking):
             return
         if (gate := self._awaits_prefix(sequence)) is not None:
             admission.deferred += 1
@@ -292,7 +295,7 @@ class Batching:
             )
         try:
             self._pages.lease_prefix(sequence)
-            if self._fits(step, sequence, budget, admission.running_demand):
+            if not lacking and self._fits(step, sequence, budget, admission.running_demand):
                 self._start(step, sequence, budget, now)
                 admission.dequeued.append(sequence)
                 return

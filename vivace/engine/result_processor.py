@@ -66,10 +66,7 @@ class ResultProcessor:
     def process(self, step: InFlightStep, result: StepResult, now: float) -> None:
         """An exception about one sequence ends that sequence."""
         for index, message in result.bad.items():
-            sequence = step.spans()[index][0]
-            sequence.has_bad_numbers = True
-            if sequence.state is State.RUNNING:
-                self._outputs.fail_numbers(sequence, message)
+            self._process_bad_numbers(*step.spans()[index], index < len(step.chunks), message)
         self._table.step_returned(step.number)
         drawn = _Drawn()
         if step.chunks:
@@ -79,6 +76,18 @@ class ResultProcessor:
         self._stats.record_tokens(drawn.total, drawn.counted, drawn.moments, now)
         if step.decodes:
             self._stats.record_decode(result.captured, now)
+
+    def _process_bad_numbers(
+        self, sequence: Sequence, count: int, is_chunk: bool, message: str
+    ) -> None:
+        """Nothing of that span stays. A draft may spoil the tokens before it, which its masked
+        values reach as zero times NaN: without drafts they are computed once more."""
+        if count > 1 and not is_chunk:
+            sequence.no_drafts = True
+            return
+        sequence.has_bad_numbers = True
+        if sequence.state is State.RUNNING:
+            self._outputs.fail_numbers(sequence, message)
 
     def _process_chunks(
         self, step: InFlightStep, result: StepResult, drawn: _Drawn, now: float

@@ -79,7 +79,9 @@ class Retraction:
             freed = leases.count_freed([s.lease for s in victims if s.lease is not None])
             free = (leases.available + freed) * leases.page_size
             demand = self._estimate.running_demand([], [s for s in running if s not in victims])
-            if self._estimate.newcomer_demand(head) <= free - demand or count == len(running):
+            affordable = self._estimate.newcomer_demand(head) <= free - demand
+            fits = all(resource.fits(head, victims) for resource in self._table.resources)
+            if fits and (affordable or count == len(running)):
                 return victims
         return []
 

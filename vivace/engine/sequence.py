@@ -70,6 +70,7 @@ class Sequence:
         "logprobs",
         "max_len",
         "next_delta_len",
+        "no_drafts",
         "num_cached_tokens",
         "num_prompt_tokens",
         "num_resumed",
@@ -115,6 +116,8 @@ class Sequence:
         """it is GATED while one of them is closed"""
         self.holds: set[int] = set()
         """tickets of transfers under way that read or write its pages"""
+        self.no_drafts = False
+        """the numbers of a step with drafts went wrong, and it may have been their fault"""
         self.prompt_sent = False
         """the KV of its prompt went to another engine, or will with the next plan"""
         self.suspect = request.suspect

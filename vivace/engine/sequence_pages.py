@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import partial
@@ -286,6 +287,8 @@ class WindowReserve:
     """A `Resource`: pages of a group of windows for as many sequences as can have all they may come
     to need at once, so that nobody who runs lacks one for long."""
 
+    in_turn = True
+
     def __init__(self, group: CacheGroup, page_size: int, slack: int) -> None:
         """`slack`: tokens that a sequence may have pages for beside those of its window."""
         self._most = group.row_pages(slack, page_size)
@@ -293,8 +296,8 @@ class WindowReserve:
         self._page_size = page_size
         self._taken: dict[int, int] = {}
 
-    def fits(self, sequence: Sequence) -> bool:
-        return self._need(sequence) <= self._free
+    def fits(self, sequence: Sequence, without: Collection[Sequence] = ()) -> bool:
+        return self._need(sequence) <= self._free + sum(self._taken[s.key] for s in without)
 
     def take(self, sequence: Sequence) -> None:
         need = self._taken[sequence.key] = self._need(sequence)

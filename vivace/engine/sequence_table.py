@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from vivace.engine.schedule_policy import Clients, WaitingQueue
@@ -241,9 +241,14 @@ class SequenceTable:
 
 
 class Resource(Protocol):
-    """Something of which there is a number and a sequence needs one while it runs."""
+    """Something of which there is a number, and a sequence needs some while it runs."""
 
-    def fits(self, sequence: Sequence) -> bool: ...
+    in_turn: bool
+    """a waiting sequence that lacks it holds up those behind it, which need it, too"""
+
+    def fits(self, sequence: Sequence, without: Collection[Sequence] = ()) -> bool:
+        """Could the sequence run, if these no longer did?"""
+        ...
 
     def take(self, sequence: Sequence) -> None: ...
 
@@ -252,6 +257,8 @@ class Resource(Protocol):
 
 class Rows:
     """Rows of the worker; the lowest free one first, so that batches stay compact."""
+
+    in_turn = True
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -265,8 +272,8 @@ class Rows:
     def free(self) -> int:
         return len(self._free)
 
-    def fits(self, sequence: Sequence) -> bool:
-        return bool(self._free)
+    def fits(self, sequence: Sequence, without: Collection[Sequence] = ()) -> bool:
+        return bool(self._free or without)
 
     def take(self, sequence: Sequence) -> None:
         sequence.row = heapq.heappop(self._free)

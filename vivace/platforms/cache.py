@@ -86,7 +86,8 @@ class PageCopy(Protocol):
 
 class CacheMemory(Protocol):
     """Where layers keep it. Per-token parts are [pages + 1, page_size, ...]: the page behind a
-    group's pool is nobody's and never written, so that what a masked position reads is finite."""
+    group's pool is nobody's. What a masked position reads there is finite: only the rows that pad a
+    graph of a fixed size write there."""
 
     page_size: int
     groups: dict[int, int]
@@ -124,6 +125,11 @@ class CacheMemory(Protocol):
     def zero_slots(self, slots: Tensor, group: int = 0) -> None:
         """Forget tokens [n] int64: numbers that are not finite must not stay where others may read.
         Raises ValueError, and forgets nothing, for slots outside the pool."""
+        ...
+
+    def zero_where(self, slots: Tensor, chosen: Tensor, group: int = 0) -> None:
+        """Forget those of the tokens [n] int64 of a step that are chosen[n] bool. For devices: it
+        does not wait, and checks nothing."""
         ...
 
 

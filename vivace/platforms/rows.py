@@ -30,7 +30,7 @@ class RowColumns:
     """of each cache group [rows, most] int32: page ids"""
     page_size: int
     empty_pages: tuple[int, ...]
-    """of each cache group: the page that nobody owns and nobody writes"""
+    """of each cache group: the page that nobody owns"""
     reaches: tuple[int | None, ...]
     """of each cache group: how many positions before its own a query sees; None: all"""
 

@@ -51,9 +51,9 @@ class StateSlots:
             self.current.index_copy_(0, rows, slots)
             self._joined = {}
 
-    def prepare(self, rows: int) -> StepStates:
-        """The buffers of a step of `rows` spans, to capture one."""
-        return StepStates(read=self._read[:rows], write=self._write[:rows], drafts=None)
+    def prepare(self, rows: int, drafts: np.ndarray | None = None) -> StepStates:
+        """The buffers of a step of `rows` spans, with so many `drafts` each, to capture one."""
+        return StepStates(read=self._read[:rows], write=self._write[:rows], drafts=drafts)
 
     def pad(self, first: int, end: int) -> None:
         """Spans first..end read the empty state, and nobody reads what they write."""
@@ -68,10 +68,10 @@ class StateSlots:
         own = (place >= 0) & (place < self._own)
         ahead = torch.arange(1, self._own, device=self._device)
         place = torch.where(own, place, self._own - 1).unsqueeze(1) + ahead
-        states = self.prepare(len(spans.rows))
+        states = self.prepare(len(spans.rows), spans.drafts)
         states.read.copy_(current)
         states.write.copy_(first.unsqueeze(1) + place % self._own)
-        return StepStates(read=states.read, write=states.write, drafts=spans.drafts)
+        return states
 
     def record(self, spans: Spans, draws: SampledTokens) -> None:
         """The state behind what stays of each span is the row's now."""

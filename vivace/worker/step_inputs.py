@@ -63,6 +63,7 @@ class StepInputs:
         rows, each = shape.rows, shape.tokens_per_row
         out = self._buffers(self._decoding, shape.tokens, rows, shape.tokens)
         starts = np.arange(rows + 1) * each
+        drafts = np.full(rows, each - 1) if each > 1 else None
         return StepInput(
             input_ids=out.input_ids,
             positions=out.positions,
@@ -72,7 +73,7 @@ class StepInputs:
             logits_indices=out.logits_indices,
             attention=attention,
             shape=shape,
-            states=self._states.states.prepare(rows) if self._states.states else None,
+            states=self._states.states.prepare(rows, drafts) if self._states.states else None,
             host=HostStep(
                 starts=starts,
                 context_lens=np.full(rows, each, np.int64),
@@ -90,7 +91,7 @@ class StepInputs:
         out.positions[first * each :] = 0
         for group, empty in enumerate(self._states.columns.empty_pages):
             out.slots[group][first * each :] = empty * self._states.page_size
-            out.tables[group][first : to.rows, 0] = empty
+            out.tables[group][first : to.rows, : -(-each // self._states.page_size)] = empty
         starts = np.arange(first, to.rows + 1) * each
         out.query_starts[first:] = upload(starts, self._device)
         out.context_lens[first:] = each
@@ -164,6 +165,8 @@ class StepInputs:
             return StepShape(int(spans.starts[-1]), 1)
         each = int(spans.counts[0])
         same = each <= 1 + self._states.drafts and bool((spans.counts == each).all())
+        if self._states.states:  # it writes a state behind each draft
+            same = same and spans.drafts is not None and bool((spans.drafts == each - 1).all())
         return StepShape(len(spans.rows), each) if same else None
 
     def _take(self, tokens: int, spans: int, drawn: int, same: bool) -> GatherBuffers:

@@ -33,8 +33,8 @@ class Head(Protocol):
 class Worker:
     """Runs plans. `capacity` is what was sized on the device.
 
-    A run that raises leaves positions and tokens as they were before its spans; rows that joined,
-    left or received pages in that plan stay so.
+    A run that raises leaves positions and tokens as they were before its spans, and pages of states
+    empty or as they were; rows that joined, left or received pages in that plan stay so.
     """
 
     def __init__(
@@ -113,11 +113,14 @@ class Worker:
             [output.tokens, output.stays, output.bad_spans, output.bad_tokens]
         )
         slots = [pages.slot_mapping for pages in step.groups]
-        if not arrival.here:  # the next step writes into the same buffers
+        if not arrival.here and spans.drafts is not None:
+            self._zero_unread(spans, output, slots)
+            slots = []
+        elif not arrival.here:  # the next step writes into the same buffers
             slots = [one.clone() for one in slots]
 
         def zero(tokens: np.ndarray) -> None:
-            chosen = upload(np.flatnonzero(tokens), slots[0].device)
+            chosen = upload(np.flatnonzero(tokens), output.bad_tokens.device)
             self._zero([one.index_select(0, chosen) for one in slots])
 
         return WorkerStep(
@@ -138,6 +141,14 @@ class Worker:
             pages = np.array([save.page for save in plan.saves], np.int64)
             targets = upload(pages, sources.device)
             self._kv.copy_slots(plan.saves[0].group, sources, targets)
+
+    def _zero_unread(self, spans: Spans, output: StepOutput, slots: list[Tensor]) -> None:
+        """Bad numbers among drafts go before the next step: it computes those places again, and
+        what it stores there must stay."""
+        span_of = np.repeat(np.arange(len(spans.rows)), spans.counts)
+        bad = output.bad_spans.index_select(0, upload(span_of, output.bad_spans.device))
+        for group, found in enumerate(slots):
+            self._kv.zero_where(found, bad | output.bad_tokens, group)
 
     def _zero(self, slots: list[Tensor]) -> None:
         """Forget what these slots of each group store."""

@@ -102,7 +102,7 @@ class PagedCache:
 
     @property
     def empty_pages(self) -> tuple[int, ...]:
-        """Of each group: the page id that nobody owns and nobody writes."""
+        """Of each group: the page id that nobody owns."""
         return self.pages
 
     @property
@@ -156,3 +156,8 @@ class PagedCache:
             self.versions[places // self.page_size] += 1
         for buffer in self._find_buffers(group):
             buffer.tensor.flatten(0, 1).index_fill_(0, slots, 0)
+
+    def zero_where(self, slots: Tensor, chosen: Tensor, group: int = 0) -> None:
+        places = torch.where(chosen, slots, self.pages[group] * self.page_size)
+        for buffer in self._find_buffers(group):
+            buffer.tensor.flatten(0, 1).index_fill_(0, places, 0)
