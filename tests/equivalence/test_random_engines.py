@@ -3,6 +3,7 @@ suspects, failing steps, clients that leave. Every answer is that of a request a
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ from vivace.protocol.messages import (
     Request,
     SamplingParams,
 )
-from vivace.worker.build import Captures, assemble
+from vivace.worker.build import assemble
 from vivace.worker.drafter import NO_DRAFTS, Drafter, ScriptedDrafter
 from vivace.worker.sizing import PoolSize
 from vivace.worker.worker import Worker
@@ -64,7 +65,6 @@ class Case:
     settings: EngineSettings
     requests: list[Request]
     spare_pages: int
-    captures: Captures
     draft_quality: float
     """share of the drafts that are right"""
     failing_steps: set[int]
@@ -102,7 +102,6 @@ def draw_case(seed: int) -> Case:
         settings=settings,
         requests=requests,
         spare_pages=pick([0, 3, 60]),
-        captures=pick([Captures(), Captures((settings.rows,)), Captures((1, 2))]),
         draft_quality=pick([0.0, 0.6, 1.0]),
         failing_steps=set() if chance.random() < 0.5 else {chance.randrange(60)},
         cancelled={turn: chance.randrange(len(requests)) for turn in turns},
@@ -189,7 +188,6 @@ def build_worker(case: Case, drafter: Drafter = NO_DRAFTS) -> tuple[Worker, Fail
         dtype=torch.float32,
         vocabulary=VOCABULARY,
         drafter=drafter,
-        captures=case.captures if case.platform == "kernels" else Captures(),
     )
     return worker, model
 
@@ -253,15 +251,7 @@ def turns(more: Callable[[], bool]) -> Iterator[int]:
 def plain_answers(case: Case) -> list[list[int]]:
     """Prompt and answer of each request that has the engine for itself."""
     settings = EngineSettings(rows=1, depth=1, prefix_cache=False)
-    alone = Case(
-        **{
-            **vars(case),
-            "settings": settings,
-            "tokens": 640,
-            "captures": Captures(),
-            "cancelled": {},
-        }
-    )
+    alone = dataclasses.replace(case, settings=settings, tokens=640, cancelled={})
     worker, _ = build_worker(alone)
     found, _ = run(alone, settings, worker, random.Random(0))
     return [request.tokens + found[request.key] for request in case.requests]

@@ -8,7 +8,7 @@ import torch
 
 from vivace.platforms.attention import AttentionLayer, LatentLayer, RecurrentLayer
 
-HIDDEN, HEADS, SIZE, ROPE, KERNEL = 24, 2, 8, 8, 3
+HIDDEN, HEADS, SIZE, ROPE, KERNEL = 24, 2, 16, 8, 3
 VOCABULARY, CONTEXT = 300, 400
 
 
