@@ -6,8 +6,9 @@ import pytest
 from engine_rig import EOS, VOCABULARY, Rig
 
 from vivace.engine.oracle import Faults, OracleWorker, oracle_token
+from vivace.engine.sequence_pages import window_slack
 from vivace.engine.settings import EngineSettings
-from vivace.protocol.messages import LogprobOptions
+from vivace.protocol.messages import CacheGroup, LogprobOptions
 from vivace.protocol.step import StepPlan, StepResult
 
 
@@ -131,3 +132,47 @@ def test_a_span_without_a_token_ends_nothing() -> None:
     rig.scheduler.commit(plan, StepResult(number=plan.number, advanced=[0], tokens=[[]]))
     again = rig.scheduler.plan(idle=True)
     assert again is not None and (again.rows, again.counts) == (plan.rows, [1])
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("drafts", [0, 1, 3])
+def test_streams_never_have_more_of_a_window_than_is_reserved(
+    drafts: int, depth: int, page_size: int
+) -> None:
+    """So a pool for two is enough for two, and a third one waits."""
+    settings = EngineSettings(
+        eos_ids=(EOS,), depth=depth, num_speculative_tokens=drafts, prefix_cache=False
+    )
+    most = CacheGroup(pages=0, reach=4).row_pages(window_slack(settings), page_size)
+    window = CacheGroup(pages=2 * most, reach=4)
+    rig = Rig(settings, pages=800 // page_size, page_size=page_size, others=(window,), late=True)
+    for key in range(3):
+        rig.send(key, [key], 150, ignore_eos=True)
+    table = rig.scheduler._table
+    for _ in range(600):
+        rig.step()
+        held = [len(s.lease.parts[0].pages) for s in table.running() if s.lease is not None]
+        assert len(held) <= 2 and max(held, default=0) <= most
+    rig.at_rest()
+    assert rig.scheduler.state().metrics.counters["num_retracted_requests_total"] == 0
+    for key in rig.answers:
+        rig.check(key)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_numbers_that_go_wrong_beside_drafts_are_computed_without(depth: int) -> None:
+    """A request whose numbers are bad by themselves ends; the others have all their tokens."""
+    rig = rig_with(3, depth=depth, faults=Faults(bad_drafts={1, 2}, bad_keys={3}))
+    plans = counted(rig)
+    for key in range(4):
+        rig.send(key, [key, 7], 40, ignore_eos=True)
+    rig.run()
+    rig.at_rest()
+    for key in range(3):
+        rig.check(key)
+    finish = rig.answers[3].finish
+    assert finish is not None and finish.status == 500
+    row_counts = [dict(zip(plan.rows, plan.counts, strict=True)) for plan in plans]
+    assert any(counts.get(0) == 4 for counts in row_counts[depth + 2 :])
+    assert not any(counts.get(row, 1) > 1 for counts in row_counts[depth + 2 :] for row in (1, 2))

@@ -236,17 +236,19 @@ TestScheduler = SchedulerMachine.TestCase
 @given(
     rig=rigs(),
     keys=st.sets(st.integers(0, 7), max_size=2),
+    drafted=st.sets(st.integers(0, 7), max_size=3),
     step=st.integers(0, 30),
     suspicions=st.lists(SUSPICIONS, min_size=8, max_size=8),
     kinds=st.lists(TRANSFERS, min_size=8, max_size=8),
 )
 @settings(max_examples=150, deadline=None)
 def test_a_failing_request_ends_alone(
-    rig: Rig, keys: set[int], step: int, suspicions: list[int], kinds: list[str]
+    rig: Rig, keys: set[int], drafted: set[int], step: int, suspicions: list[int], kinds: list[str]
 ) -> None:
     """Offenders, bad numbers and one passing failure: all others get exactly their tokens."""
     rig.faults.raise_on_keys |= {key for key in keys if key % 2}
     rig.faults.bad_keys |= {key for key in keys if not key % 2}
+    rig.faults.bad_drafts |= drafted
     rig.faults.raise_on_steps.add(step)
     for key in range(8):
         send(

@@ -110,10 +110,12 @@ def draw_case(seed: int) -> Case:
 
 def draw_requests(chance: random.Random, count: int) -> list[Request]:
     stems = [[chance.randrange(3, 250) for _ in range(40)] for _ in range(2)]
-    suspicion = chance.choice([0.0, 0.0, 0.4])
+    suspicion, poisoned = chance.choice([0.0, 0.0, 0.4]), chance.choice([0.0, 0.3])
     requests = []
     for key in range(count):
         own = [chance.randrange(3, 250) for _ in range(chance.randint(1, 20))]
+        if chance.random() < poisoned:
+            own[chance.randrange(len(own))] = POISON
         sampled = chance.random() < 0.5
         suspect = chance.choice([ALWAYS, UNTIL_FIRST_TOKEN]) if chance.random() < suspicion else 0
         requests.append(
@@ -280,6 +282,9 @@ def check(seed: int) -> None:
     tokens, ends = run(case, case.settings, worker, random.Random(seed))
     for request, answer in zip(case.requests, answers, strict=True):
         wanted, found = answer[len(request.tokens) :], tokens[request.key]
+        if POISON in request.tokens:
+            assert (ends[request.key], found) == ("abort", []), (seed, request.key)
+            continue
         if ends[request.key] == "abort":
             assert request.key in case.cancelled.values(), (seed, request.key)
             wanted = wanted[: len(found)]

@@ -9,6 +9,7 @@ from prompt_parts import collect_rows
 from toy_model import VOCABULARY, Driver, ToyModel, skip_unbuilt, toy_worker
 
 from vivace.platforms.errors import CaptureError
+from vivace.platforms.platform import StepShape
 from vivace.protocol.messages import LogprobOptions
 from vivace.worker.build import Captures
 from vivace.worker.drafter import ScriptedDrafter
@@ -183,6 +184,28 @@ def test_rows_of_a_fixed_capture_equal_eager_ones(fixed_rows):
     assert found == tokens and scored == logprobs
 
 
+def test_rows_that_pad_a_capture_lie_in_the_empty_page():
+    """Whatever a step before had there: each of their tokens, and all pages that they see."""
+    worker, _ = toy_worker(
+        page_size=2, rows=4, drafter=ScriptedDrafter(4, lambda known, n: [0] * n)
+    )
+    driver, inputs = Driver(worker), worker._inputs
+    for row in range(4):
+        driver.join(row, [3 + row, 10 + row, 20 + row])
+    driver.step(dict.fromkeys(range(4), 3))
+    driver.step(dict.fromkeys(range(4), 5))
+    shape = StepShape(4, 5)
+    inputs.pad(1, shape)
+    step = inputs.decode_step(shape, worker._attention)
+    (pages,), empty = step.groups, worker._kv.empty_pages[0]
+    assert (pages.slot_mapping[5:] // 2 == empty).all() and (
+        pages.slot_mapping[:5] // 2 < empty
+    ).all()
+    assert (pages.page_table[1:4, :3] == empty).all() and (pages.page_table[0, :3] < empty).all()
+    assert step.context_lens[1:].tolist() == [5] * 3
+    assert step.query_starts.tolist() == [0, 5, 10, 15, 20]
+
+
 def test_a_row_that_left_writes_into_no_page_that_is_somebody_elses(fixed_rows):
     """Its pages belong to a new prompt while a fixed capture still computes its row."""
 
@@ -207,11 +230,13 @@ def test_a_row_that_left_writes_into_no_page_that_is_somebody_elses(fixed_rows):
     assert drive("captured") == drive("eager")
 
 
-def test_steps_that_verify_drafts_are_replays_of_their_own_shape(fixed_rows):
+@pytest.mark.parametrize("page_size", [16, 1])
+def test_steps_that_verify_drafts_are_replays_of_their_own_shape(fixed_rows, page_size):
     """Captures are for rows and tokens per row; with drafts a decode step has more than one."""
 
     def drive(operations, **worker):
-        driver = Driver(toy_worker(rows=5, tokens=1600, operations=operations, **worker)[0])
+        sizes = {"rows": 5, "tokens": 1600, "page_size": page_size}
+        driver = Driver(toy_worker(operations=operations, **sizes, **worker)[0])
         drafts = worker["drafter"].width if worker else 0
         for row in range(4):
             driver.join(row, [3 + row, 10 + row, 20 + row])

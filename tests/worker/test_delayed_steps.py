@@ -187,3 +187,47 @@ def test_states_are_handed_on_before_the_result_is_read():
             answers.append(driver.sequences[0]["tokens"][:NEW])
     assert len(answers[0]) == NEW
     assert all(one == answers[0] for one in answers)
+
+
+def test_a_result_that_is_read_late_is_nobody_elses():
+    """Its row has another sequence by then, whose bounds it does not touch."""
+    platform = WatchedPlatform()
+    worker, _ = toy_worker(platform=platform, drafter=DeviceDrafter(3, 1))
+    driver = DelayedDriver(worker, platform, 10)
+    driver.join(0, PROMPTS[0])
+    driver.step({0: 5})
+    driver.step({0: 4})
+    driver.leave(0)
+    driver.join(0, PROMPTS[1])
+    driver.step({0: 1})
+    after = [one.copy() for one in (worker._rows.known, worker._rows.computed)]
+    before, driver.sequences[0] = driver.sequences[0], {"tokens": [], "done": 0}
+    driver.settle(2)
+    driver.sequences[0] = before
+    assert [worker._rows.known.tolist(), worker._rows.computed.tolist()] == [
+        one.tolist() for one in after
+    ]
+    driver.settle(1)
+    assert worker._rows.known[0] == worker._rows.columns.known[0] == 2
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_bad_numbers_are_forgotten_where_they_are(drafts):
+    """Not where the steps that followed have written by the time the result is read."""
+    drafter = DeviceDrafter(drafts, 1) if drafts else NO_DRAFTS
+    numbers = []
+    for prompt in ([5, 9, 1], [5, 96, 1]):  # a good one, then a bad one whose step is followed
+        platform = WatchedPlatform()
+        worker, _ = toy_worker(platform=platform, poison=96, drafter=drafter)
+        driver = DelayedDriver(worker, platform, 10)
+        driver.join(0, prompt, pages=[40])
+        driver.join(1, PROMPTS[0], pages=[41])
+        driver.step({0: 3, 1: 5})
+        for _ in range(2):
+            driver.step({1: 1 + drafts})
+        results = [pending.result() for _, pending in driver._launched]
+        numbers.append([part[41].clone() for part in worker._kv.parts(0)])
+        for part in worker._kv.parts(0):
+            assert part.isfinite().all()
+    assert list(results[0].bad) == [0]
+    assert all(one.equal(other) for one, other in zip(*numbers, strict=True))

@@ -183,7 +183,7 @@ class FixedStateGraph:
 
 
 class FixedStateRecorder:
-    most_tokens_per_row = 1
+    most_tokens_per_row = 4
     nbytes = 0
 
     def capture(self, run, shape):
@@ -208,9 +208,43 @@ def test_rows_behind_the_live_ones_spoil_no_state():
         assert drawn == wanted[: len(drawn)] and len(drawn) > 6
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_captures_of_drafts_write_a_state_behind_each(right):
+    """Chunks of as many tokens have none, and are no replays."""
+    wanted = answer(kinds=("recurrent", "recurrent"))
+    known = PROMPT + wanted
+    drafter = ScriptedDrafter(
+        2, lambda tokens, count: [*known, 0, 0][len(tokens) :][:count] if right else [0] * count
+    )
+    platform = torch_platform()
+    platform.recorder = FixedStateRecorder  # type: ignore[method-assign]
+    worker, _ = state_worker(
+        platform, drafter, captures=Captures((4,)), kinds=("recurrent", "recurrent")
+    )
+    driver = StateDriver(worker)
+    for row in range(3):
+        driver.join(row, PROMPT)
+    assert not driver.step(dict.fromkeys(range(3), 3)).captured
+    driver.step(dict.fromkeys(range(3), 7))
+    while len(driver.sequences[0]["tokens"]) < len(known):
+        assert driver.step(dict.fromkeys(range(3), 3)).captured
+    for row in range(3):
+        assert driver.sequences[row]["tokens"][: len(known)] == known
+
+
 @pytest.mark.parametrize("page", [-1, PAGES, 10**6])
 def test_states_are_saved_in_pages_only(page):
     driver = StateDriver(state_worker()[0])
     driver.join(0, PROMPT)
     with pytest.raises(PlanError):
         driver.step({0: 10}, saves=[Save(0, page, 1)])
+
+
+def test_only_rows_of_the_step_are_saved():
+    driver = StateDriver(state_worker()[0])
+    for row in range(2):
+        driver.join(row, PROMPT)
+    driver.step({0: 10, 1: 9})
+    with pytest.raises(PlanError, match="no span"):
+        driver.step({1: 1}, saves=[Save(0, 1, 1)])
+    assert driver.generate(1, 20) == answer()

@@ -103,6 +103,8 @@ class Faults:
     """The n-th step with spans that is run (from 0) raises, once."""
     bad_keys: set[int] = field(default_factory=set[int])
     """These requests' spans come back in `StepResult.bad`."""
+    bad_drafts: set[int] = field(default_factory=set[int])
+    """These do where they have drafts."""
     shorten_rate: float = 0.0
     """Share of the spans that come back with less than was planned, down to nothing."""
 
@@ -265,7 +267,8 @@ class OracleWorker:
                 f"request {row.join.key}: position {start + count - 1} has no slot "
                 f"({granted} granted)"
             )
-        if row.join.key in self.faults.bad_keys:
+        key, has_drafts = row.join.key, end < start + count
+        if key in self.faults.bad_keys or (has_drafts and key in self.faults.bad_drafts):
             result.bad[index] = "logits contain NaN"
             result.advanced.append(0)
             result.tokens.append([])

@@ -54,8 +54,8 @@ class WorkerStep:
         tokens, stays, bad, bad_tokens = self._arrival.wait()
         spans, advanced = self._spans, self._spans.counts
         if spans.drafts is not None or bad.any():
-            if bad_tokens.any() or bad.any():
-                self._zero(bad_tokens | np.repeat(bad, spans.counts))
+            if bad_tokens.any():
+                self._zero(bad_tokens)
             advanced = self._settle(stays, bad)
         return StepResult(
             number=self._number,

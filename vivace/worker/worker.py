@@ -92,9 +92,13 @@ class Worker:
         """Nothing runs between steps, so there is nothing to stop."""
 
     def _refuse_unavailable(self, plan: StepPlan) -> None:
+        """PlanError, before anything is changed."""
         states = self._rows.states.pages if self._rows.states else 0
-        if not all(0 <= save.page < states for save in plan.saves):
-            raise PlanError(f"step {plan.number}: {plan.saves} outside of {states} pages of states")
+        for save in plan.saves:
+            if not 0 <= save.page < states:
+                raise PlanError(f"step {plan.number}: {save} of {states} pages of states")
+            if save.row not in plan.rows:
+                raise PlanError(f"step {plan.number}: {save} is of a row that has no span")
         if plan.sends or plan.receives:
             raise PlanError(f"step {plan.number} transfers KV, but this worker has no transport")
 
@@ -114,7 +118,9 @@ class Worker:
         )
         slots = [pages.slot_mapping for pages in step.groups]
         if not arrival.here and spans.drafts is not None:
-            self._zero_unread(spans, output, slots)
+            # Before the next step: it computes these places again, and what it stores must stay.
+            for group, found in enumerate(slots):
+                self._kv.zero_where(found, output.bad_tokens, group)
             slots = []
         elif not arrival.here:  # the next step writes into the same buffers
             slots = [one.clone() for one in slots]
@@ -141,14 +147,6 @@ class Worker:
             pages = np.array([save.page for save in plan.saves], np.int64)
             targets = upload(pages, sources.device)
             self._kv.copy_slots(plan.saves[0].group, sources, targets)
-
-    def _zero_unread(self, spans: Spans, output: StepOutput, slots: list[Tensor]) -> None:
-        """Bad numbers among drafts go before the next step: it computes those places again, and
-        what it stores there must stay."""
-        span_of = np.repeat(np.arange(len(spans.rows)), spans.counts)
-        bad = output.bad_spans.index_select(0, upload(span_of, output.bad_spans.device))
-        for group, found in enumerate(slots):
-            self._kv.zero_where(found, bad | output.bad_tokens, group)
 
     def _zero(self, slots: list[Tensor]) -> None:
         """Forget what these slots of each group store."""
