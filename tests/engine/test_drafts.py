@@ -6,9 +6,8 @@ import pytest
 from engine_rig import EOS, VOCABULARY, Rig
 
 from vivace.engine.oracle import Faults, OracleWorker, oracle_token
-from vivace.engine.sequence_pages import window_slack
 from vivace.engine.settings import EngineSettings
-from vivace.protocol.messages import CacheGroup, LogprobOptions
+from vivace.protocol.messages import CacheGroup, LogprobOptions, window_slack
 from vivace.protocol.step import StepPlan, StepResult
 
 
@@ -144,7 +143,7 @@ def test_streams_never_have_more_of_a_window_than_is_reserved(
     settings = EngineSettings(
         eos_ids=(EOS,), depth=depth, num_speculative_tokens=drafts, prefix_cache=False
     )
-    most = CacheGroup(pages=0, reach=4).row_pages(window_slack(settings), page_size)
+    most = CacheGroup(pages=0, reach=4).row_pages(window_slack(depth, drafts), page_size)
     window = CacheGroup(pages=2 * most, reach=4)
     rig = Rig(settings, pages=800 // page_size, page_size=page_size, others=(window,), late=True)
     for key in range(3):

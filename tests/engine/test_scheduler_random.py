@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from vivace.engine.oracle import Faults, OracleWorker, hash_kv
 from vivace.engine.schedule_policy import ORDERS
-from vivace.engine.sequence_pages import window_slack
 from vivace.engine.settings import EngineSettings
 from vivace.kv.prefix_tree import EVICTIONS
 from vivace.protocol.messages import (
@@ -18,6 +17,7 @@ from vivace.protocol.messages import (
     CacheGroup,
     KVTransfer,
     LogprobOptions,
+    window_slack,
 )
 
 SUSPICIONS = st.sampled_from([0, 0, 0, UNTIL_FIRST_TOKEN, ALWAYS])
@@ -61,6 +61,7 @@ def cache_groups(
 ) -> tuple[CacheGroup, ...]:
     """None, or windows and states with few pages more than one sequence needs."""
     kinds = draw(st.sampled_from(["", "", "w", "ww", "s", "ws"]))
+    slack = window_slack(settings.depth, settings.num_speculative_tokens)
     groups: list[CacheGroup] = []
     for kind in kinds:
         spare = draw(st.sampled_from([0, 1, 8, 60]))
@@ -68,7 +69,7 @@ def cache_groups(
             groups.append(CacheGroup(pages=1 + spare, reach=1, state=True))
             continue
         window = CacheGroup(pages=1, reach=draw(st.sampled_from([0, 1, 7, 30])))
-        most = window.row_pages(window_slack(settings), page_size)
+        most = window.row_pages(slack, page_size)
         groups.append(CacheGroup(pages=most + spare, reach=window.reach))
     return tuple(groups)
 

@@ -19,7 +19,6 @@ from vivace.engine.executor import InProcessExecutor
 from vivace.engine.loop import Loop
 from vivace.engine.schedule_policy import ORDERS
 from vivace.engine.scheduler import Scheduler
-from vivace.engine.sequence_pages import window_slack
 from vivace.engine.settings import EngineSettings
 from vivace.platforms.cache import own_windows
 from vivace.platforms.cpu.facts import has_kernels
@@ -33,6 +32,7 @@ from vivace.protocol.messages import (
     Deltas,
     Request,
     SamplingParams,
+    window_slack,
 )
 from vivace.worker.build import assemble
 from vivace.worker.drafter import NO_DRAFTS, Drafter, ScriptedDrafter
@@ -165,7 +165,7 @@ def build_worker(case: Case, drafter: Drafter = NO_DRAFTS) -> tuple[Worker, Fail
     others = [
         CacheGroup(
             pages=CacheGroup(pages=0, reach=window - 1).row_pages(
-                window_slack(case.settings), case.page
+                window_slack(case.settings.depth, case.settings.num_speculative_tokens), case.page
             )
             + case.spare_pages,
             reach=window - 1,

@@ -245,6 +245,6 @@ def test_only_rows_of_the_step_are_saved():
     for row in range(2):
         driver.join(row, PROMPT)
     driver.step({0: 10, 1: 9})
-    with pytest.raises(PlanError, match="no span"):
+    with pytest.raises(PlanError):
         driver.step({1: 1}, saves=[Save(0, 1, 1)])
     assert driver.generate(1, 20) == answer()

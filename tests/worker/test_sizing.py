@@ -12,7 +12,6 @@ from vivace.worker.sizing import (
     DEFAULT_MAX_BYTES,
     GIB,
     RESERVE,
-    WINDOW_SLACK,
     Demand,
     SizingError,
     WindowDemand,
@@ -31,6 +30,7 @@ def demand(**changes):
         "page_size": 16,
         "context": 8192,
         "rows": 256,
+        "window_slack": 64,
     }
     return Demand(**{**values, **changes})
 
@@ -73,7 +73,7 @@ def test_windows_get_what_all_rows_need_and_the_rest_holds_more_tokens():
     fit = size_pool(split)
     (group,) = fit.others
     assert group.reach == 511
-    row = group.row_pages(WINDOW_SLACK, 16)
+    row = group.row_pages(64, 16)
     assert (row, group.pages) == (37, 8 * 37 + 2048 // 16)
     assert split.pool_bytes(fit.pages) <= 10 * GIB - WEIGHTS < split.pool_bytes(fit.pages + 1)
     assert fit.pages > 6 * together.pages

@@ -12,7 +12,6 @@ from operator import itemgetter
 from vivace.engine.result_processor import OutputQueue
 from vivace.engine.retraction import Retraction
 from vivace.engine.sequence import Sequence, State
-from vivace.engine.sequence_pages import GROWTH
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
@@ -24,6 +23,7 @@ from vivace.engine.step_builder import (
     StepBuilder,
 )
 from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
+from vivace.protocol.messages import GROWTH
 
 _SHORT_PROMPTS = 32
 """tokens: while all prompts together need no more, they share the decode steps of streams"""
@@ -127,7 +127,7 @@ class Batching:
                 decoding = [s for s in decoding if s.scheduled_len < s.max_len - 1]
         if decoding:
             step.add_decodes(decoding, self._decode_counts(decoding))
-            if self._pages.leases.sparse and not self._pages.drafts:
+            if self._pages.leases.sparse:
                 for sequence in decoding:
                     step.saves += self._pages.save_states(sequence)
             self._estimate.decay()

@@ -12,11 +12,8 @@ from vivace.engine.settings import EngineSettings
 from vivace.kv.leases import Lease, Leases
 from vivace.kv.partial_pool import PartialPool
 from vivace.kv.prefix_tree import TOKEN_BYTES
-from vivace.protocol.messages import CacheGroup, Capacity
+from vivace.protocol.messages import CacheGroup, Capacity, window_slack
 from vivace.protocol.step import Grant, Save
-
-GROWTH = 16
-"""while pages are plenty, decoding sequences get them up to the next multiple of so many tokens"""
 
 
 def open_leases(settings: EngineSettings, capacity: Capacity) -> Leases:
@@ -167,7 +164,7 @@ class Pages:
 
     def save_states(self, sequence: Sequence) -> list[Save]:
         """What to save behind the span that was just planned for a sequence, as far as there are
-        pages. Nothing where the end of the span is not known: drafts may be refused."""
+        pages. If it comes out shorter, `drop_states` forgets that."""
         saves: list[Save] = []
         if not self.leases.sparse or sequence.scheduled_len % self.granularity:
             return saves
@@ -268,16 +265,11 @@ class Pages:
         self.held = [each for each in self.held if each.tickets]
 
 
-def window_slack(settings: EngineSettings) -> int:
-    """Tokens that a sequence may have pages for beside its window: until its next growth, and those
-    that slide when steps in flight are committed."""
-    return GROWTH + (settings.depth + 1) * (1 + settings.num_speculative_tokens)
-
-
 def window_reserves(settings: EngineSettings, capacity: Capacity) -> list[WindowReserve]:
     """One for each group of windows."""
+    slack = window_slack(settings.depth, settings.num_speculative_tokens)
     return [
-        WindowReserve(group, capacity.page_size, window_slack(settings))
+        WindowReserve(group, capacity.page_size, slack)
         for group in capacity.others
         if not group.state
     ]

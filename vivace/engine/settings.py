@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vivace.protocol.messages import Capacity
+from vivace.protocol.messages import STATE_INTERVAL, Capacity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +66,7 @@ class EngineSettings:
     retract_every: int = 0
     """test aid: retract a sequence each so many decode steps; 0 = never"""
 
-    state_interval: int = 256
+    state_interval: int = STATE_INTERVAL
     """tokens from one recurrent state that is saved, so that others may start there, to the next"""
 
     prefix_cache: bool = True

@@ -95,41 +95,27 @@ class StepBuilder:
         """The same work in several steps: one for all who may share it, then one for each suspect.
         If the engine dies in one of those, the heartbeat shows who did it. Rows are filled for all
         in the first."""
-        chunks, decodes = (
-            list(zip(*columns, strict=True))
-            for columns in ((self.chunks, self.counts), (self.decodes, self.decode_counts))
-        )
-        groups = [([span], []) for span in chunks if span[0].suspect]
-        groups += [([], [span]) for span in decodes if span[0].suspect]
-        company = (
-            [span for span in chunks if not span[0].suspect],
-            [span for span in decodes if not span[0].suspect],
-        )
-        if any(company):
-            groups.insert(0, company)
-        steps = [self._part(self.number + index, *group) for index, group in enumerate(groups)]
+        spans = self.in_flight(0.0).spans()
+        together = [span for span in spans if not span[0].suspect]
+        groups = [[span] for span in spans if span[0].suspect]
+        if together:
+            groups.insert(0, together)
+        steps = [self._part(self.number + index, spans) for index, spans in enumerate(groups)]
         first = steps[0]
         first.joins, first.grants = self.joins, self.grants
         first.admitted, first.num_cached_tokens = self.admitted, self.num_cached_tokens
         return steps
 
-    def _part(
-        self, number: int, chunks: list[tuple[Sequence, int]], decodes: list[tuple[Sequence, int]]
-    ) -> StepBuilder:
-        rows = set[int]()
-        for sequence, _ in (*chunks, *decodes):
+    def _part(self, number: int, spans: list[tuple[Sequence, int]]) -> StepBuilder:
+        part, decoding = StepBuilder(number, self.pages, on_trial=self.on_trial), set(self.decodes)
+        for sequence, count in spans:
             sequence.last_step = number
-            rows.add(sequence.row)
-        return StepBuilder(
-            number,
-            self.pages,
-            chunks=[sequence for sequence, _ in chunks],
-            counts=[count for _, count in chunks],
-            decodes=[sequence for sequence, _ in decodes],
-            decode_counts=[count for _, count in decodes],
-            saves=[save for save in self.saves if save.row in rows],
-            on_trial=self.on_trial,
-        )
+            decodes = sequence in decoding
+            (part.decodes if decodes else part.chunks).append(sequence)
+            (part.decode_counts if decodes else part.counts).append(count)
+        rows = {sequence.row for sequence, _ in spans}
+        part.saves = [save for save in self.saves if save.row in rows]
+        return part
 
     def in_flight(self, now: float) -> InFlightStep:
         return InFlightStep(

@@ -98,12 +98,12 @@ class Transfers:
         due, self.due = self.due, []
         if due:
             self._begun[number] = due
-        sides = [], []
+        sends, receives = list[Transfer](), list[Transfer]()
         for one in due:
             transfer = self._under_way[one.ticket].request.transfer
             assert transfer is not None
-            sides[transfer.receive].append(one)
-        return sides
+            (receives if transfer.receive else sends).append(one)
+        return sends, receives
 
     def step_committed(self, number: int) -> None:
         self._begun.pop(number, None)

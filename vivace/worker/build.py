@@ -26,7 +26,7 @@ from vivace.platforms.platform import (
     StepShape,
     load_platform,
 )
-from vivace.protocol.messages import Capacity, Rewrite
+from vivace.protocol.messages import Capacity, Rewrite, window_slack
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.model_runner import (
     CapturedRunner,
@@ -328,6 +328,7 @@ def memory_demand(
             WindowDemand(window=window, kv_bytes_per_token=nbytes)
             for window, nbytes in zip(windows, others, strict=True)
         ),
+        window_slack=window_slack(config.depth, 0),
         step_tokens=config.depth * (chunk if chunk and chunk > 0 else context),
         window_ratio=config.memory.swa_full_tokens_ratio,
         state_bytes=state_bytes,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from vivace.errors import CannotStart
-from vivace.protocol.messages import CacheGroup, Rewrite
+from vivace.protocol.messages import STATE_INTERVAL, CacheGroup, Rewrite
 
 GIB = 1 << 30
 DEFAULT_SHARE = 0.25
@@ -24,11 +24,6 @@ PAGE_COST = 256
 """bytes that book-keeping takes for a page: its owner, its versions, its place in the free list"""
 MIN_POOL_TOKENS = 16
 MAX_FRACTION = 0.99
-STATE_TOKENS = 256
-"""of the pool, for each state that is kept for others to start from"""
-WINDOW_SLACK = 64
-"""tokens that a row may have pages for beside its window: it grows by several pages at a time, and
-what slid out is given back when the steps in flight are over"""
 
 
 class SizingError(CannotStart):
@@ -67,6 +62,8 @@ class Demand:
     max_total_tokens: int | None = None
     windows: tuple[WindowDemand, ...] = ()
     """groups of layers that keep only the last tokens"""
+    window_slack: int = 0
+    """tokens that a decoding row may have beside its window"""
     step_tokens: int = 0
     """prompt tokens of all steps in flight, which have KV in those groups, too"""
     window_ratio: float | None = None
@@ -87,7 +84,7 @@ class Demand:
         """A state for each row to go on from, and one for every so many tokens of the pool."""
         if self.state_bytes:
             rows = min(self.rows, pages)
-            count = rows + pages * self.page_size // STATE_TOKENS
+            count = rows + pages * self.page_size // STATE_INTERVAL
             nbytes = count_slots(rows, 0, count) * self.state_bytes
             yield CacheGroup(pages=count, reach=1, state=True, kv_bytes=nbytes)
 
@@ -97,7 +94,7 @@ class Demand:
         groups: list[CacheGroup] = []
         for window in self.windows:
             group = CacheGroup(pages=pages, reach=window.window - 1)
-            row = group.row_pages(WINDOW_SLACK, self.page_size)
+            row = group.row_pages(self.window_slack, self.page_size)
             wanted = self.rows * row - (-self.step_tokens // self.page_size)
             if self.window_ratio is not None:
                 wanted = math.ceil(self.window_ratio * pages)
