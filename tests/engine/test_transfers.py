@@ -84,6 +84,20 @@ def test_what_goes_stays_in_its_pages_until_it_is_there() -> None:
     assert oracle_worker(rig).transfers.sent[5][:21] == hash_kv(prompt)
 
 
+def test_a_transfer_begins_though_nobody_is_left_to_plan_for() -> None:
+    """The loop does not sleep before it has; and a server that shuts down waits for it."""
+    rig = rig_with()
+    rig.send(0, [1, 2, 3], 1, transfer=KVTransfer(room=5, receive=False), ignore_eos=True)
+    while rig.loop.wait_timeout() == 0.0 or not rig.answers[0].finish:
+        rig.step()
+    assert oracle_worker(rig).transfers.tickets == [1]
+    assert rig.scheduler.busy
+    oracle_worker(rig).end_transfer(1)
+    rig.run()
+    assert not rig.scheduler.busy
+    check(rig)
+
+
 def test_nothing_turns_while_everything_waits() -> None:
     rig = rig_with()
     for key in range(3):
