@@ -82,3 +82,17 @@ def test_a_suspect_whose_step_raises_ends_alone(level: int) -> None:
     for key in (1, 3, 4):
         rig.check(key)
     rig.at_rest()
+
+
+@pytest.mark.parametrize("turns", range(1, 9))
+def test_suspects_that_are_cancelled_leave_nothing_behind(turns: int) -> None:
+    """Also those whose step was composed already, beside another one's."""
+    rig = Rig()
+    for key in (1, 2, 3):
+        rig.send(key, [7, key], 20, ignore_eos=True, suspect=ALWAYS)
+    rig.step(turns)
+    rig.cancel(1, 2, 3)
+    rig.step()
+    while rig.loop.wait_timeout() == 0.0 or rig.loop._in_flight:
+        rig.step()
+    rig.at_rest()
