@@ -46,6 +46,8 @@ LONGEST_OUTPUT = 24
 POOL_TOKENS = 32 * 160
 SMALL_POOL_TOKENS = 512
 """little enough that cached prefixes have to go"""
+TIGHT_TOKENS = 160
+"""of a pool of windows: what two or three streams need"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +200,9 @@ class Engine:
         return max((len(part.pages) for one in leases for part in one.parts[:1]), default=0)
 
     def held_tokens(self) -> int:
+        """once the steps in flight are over"""
+        while self._loop.wait_timeout() == 0.0 or self._loop._in_flight:
+            self._loop.step(0)
         return self._scheduler.state().used_tokens
 
 
@@ -241,7 +246,7 @@ def build_config(model: Path, setting: Setting, tokens: int = POOL_TOKENS) -> Co
         cuda_graph_bs=setting.captures,
         disable_cuda_graph_padding=setting.exact,
         disable_hybrid_swa_memory=setting.windows == "one pool",
-        swa_full_tokens_ratio=0.01 if setting.windows == "tight" else None,
+        swa_full_tokens_ratio=TIGHT_TOKENS / tokens if setting.windows == "tight" else None,
     )
     source = locate(str(model))
     return resolve(options, source, read_facts(source), detect("cpu"))
