@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from vivace.engine.schedule_policy import LPM_LIMIT, ORDERS
+from vivace.engine.schedule_policy import LPM_LIMIT, ORDERS, WaitingQueue
 from vivace.engine.sequence import Sequence
 from vivace.engine.settings import EngineSettings
 from vivace.kv.leases import Leases
@@ -92,3 +94,35 @@ def test_random_is_reproducible_and_keeps_everybody() -> None:
 def test_unknown_policies_name_the_known_ones() -> None:
     with pytest.raises(KeyError, match="fcfs, lpm"):
         ORDERS.get("best")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "add", "remove", "look"]), st.integers(0, 9), st.integers(0, 2)
+        ),
+        max_size=60,
+    )
+)
+def test_a_queue_is_what_came_less_what_went(actions: list[tuple[str, int, int]]) -> None:
+    """Whoever went may come back, and may be told to go twice."""
+    queue = WaitingQueue(ORDERS.get("fcfs")(cached(), 0), max_queued=4)
+    sequences = [waiting(key, [key]) for key in range(10)]
+    for sequence in sequences:
+        sequence.client = sequence.key % 3
+    known = set[int]()
+    for action, key, client in actions:
+        if action == "add" and key not in known:
+            queue.add(sequences[key])
+            known.add(key)
+        elif action == "remove":
+            queue.remove([sequences[key], sequences[key]])
+            known.discard(key)
+        elif action == "look":
+            found = [sequence.key for sequence in queue.in_order(client)]
+            assert found == sorted(one for one in known if one % 3 == client)
+        assert len(queue) == len(known)
+        assert queue.full(0) == (len(known) >= 4)
+    assert sorted(sequence.key for sequence in queue) == sorted(known)
+    last = queue.lowest_priority(waiting(99, [1], priority=1))
+    assert (last.key if last else None) == max(known, default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -175,6 +175,22 @@ def test_shared_pages_counts_whole_pages() -> None:
     assert shared_pages(left, right, TOKEN_BYTES) == 3
     assert shared_pages(left, right, 2 * TOKEN_BYTES) == 1
     assert shared_pages(left, pack([]), TOKEN_BYTES) == 0
+
+
+@given(
+    same=st.integers(0, 40),
+    rest=st.tuples(st.binary(max_size=30), st.binary(max_size=30)),
+    stride=st.integers(1, 9),
+)
+def test_shared_pages_are_found_by_halves(
+    same: int, rest: tuple[bytes, bytes], stride: int
+) -> None:
+    left, right = (b"a" * same + end for end in rest)
+    length = next(
+        (n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
+        min(len(left), len(right)),
+    )
+    assert shared_pages(left, right, stride) == length // stride
 
 
 def test_misuse_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Protocol
 
@@ -24,45 +24,65 @@ class WaitingQueue:
         self._order = order
         self._max_queued = max_queued
         self._queues: dict[int, list[Sequence]] = {}
-        """none is empty"""
+        self._keys: set[int] = set()
+        """of all that wait"""
         self._unsorted: set[int] = set()
-        self._count = 0
+        self._stale: Counter[int] = Counter()
+        """of each client: how many of its queue wait no more"""
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._keys)
 
     def __iter__(self) -> Iterator[Sequence]:
         """All that wait, in no order."""
-        return chain.from_iterable(self._queues.values())
+        return chain.from_iterable(self._all().values())
 
     def full(self, free_rows: int) -> bool:
         """True when one more would be queued beyond the limit; who may run soon is not queued."""
-        return self._max_queued is not None and self._count >= self._max_queued + free_rows
+        return self._max_queued is not None and len(self) >= self._max_queued + free_rows
 
     def add(self, sequence: Sequence) -> None:
         sequence.refresh_prefix()
+        self._prune(sequence.client)
         self._queues.setdefault(sequence.client, []).append(sequence)
         self._unsorted.add(sequence.client)
-        self._count += 1
+        self._keys.add(sequence.key)
 
-    def remove(self, sequences: list[Sequence]) -> None:
-        keys: dict[int, set[int]] = {}
+    def remove(self, sequences: Iterable[Sequence]) -> None:
+        """Those of them that wait. Queues are rebuilt when somebody looks at them, so that many may
+        go one by one."""
         for sequence in sequences:
-            keys.setdefault(sequence.client, set()).add(sequence.key)
-        for client, removed in keys.items():
-            before = self._queues.pop(client, [])
-            after = _without(before, removed)
-            self._count -= len(before) - len(after)
-            if after:
-                self._queues[client] = after
+            if sequence.key in self._keys:
+                self._keys.discard(sequence.key)
+                self._stale[sequence.client] += 1
 
     def in_order(self, client: int) -> list[Sequence]:
         """All that wait of a client, next first."""
+        self._prune(client)
         queue = self._queues.get(client, [])
         if client in self._unsorted or not self._order.stable:
             self._order.sort(queue)
             self._unsorted.discard(client)
         return queue
+
+    def _all(self) -> dict[int, list[Sequence]]:
+        for client in [*self._stale]:
+            self._prune(client)
+        return self._queues
+
+    def _prune(self, client: int) -> None:
+        """A new queue without those that wait no more, who mostly stand at its head; none stays
+        empty."""
+        gone = self._stale.pop(client, 0)
+        if not gone:
+            return
+        queue = self._queues.pop(client)
+        if any(one.key in self._keys for one in queue[:gone]):
+            queue = [one for one in queue if one.key in self._keys]
+        else:
+            queue = queue[gone:]
+        if queue:
+            self._queues[client] = queue
 
     def lowest_priority(self, newcomer: Sequence) -> Sequence | None:
         """Who is dropped for a newcomer: the last to come of the lowest priority.
@@ -72,19 +92,11 @@ class WaitingQueue:
         last = min(self, key=lambda s: (s.priority, -s.seq_no), default=None)
         if last is None or last.priority < newcomer.priority:
             return last
-        longest = max(self._queues.values(), key=len)
+        longest = max(self._all().values(), key=len)
         if len(longest) <= len(self._queues.get(newcomer.client, ())) + 1:
             return None
         last = min(longest, key=lambda s: (s.priority, -s.seq_no))
         return last if last.priority <= newcomer.priority else None
-
-
-def _without(queue: list[Sequence], keys: set[int]) -> list[Sequence]:
-    """A new queue without some, who mostly stand at its head."""
-    count = len(keys)
-    if all(sequence.key in keys for sequence in queue[:count]):
-        return queue[count:]
-    return [sequence for sequence in queue if sequence.key not in keys]
 
 
 # --- who makes place ------------------------------------------------------------------------
