@@ -14,6 +14,7 @@ from vivace.config.option import Option, Support
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
 from vivace.config.values import size_text
+from vivace.models.facts import checkpoint_quantization
 from vivace.platforms.blocks import KEPT, PLAIN
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -260,6 +261,8 @@ def formats(options: Options, context: ResolveContext) -> list[str]:
         raise ConfigError(
             f"--quantization gguf: {context.source.path} is a {context.source.format} model"
         )
+    if context.source.format != "gguf":
+        checkpoint_quantization(context.source, asked)
     if asked not in INT8:
         return []
     if options.model.model_impl == "transformers":
