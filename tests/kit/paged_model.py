@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vivace.checkpoint.source import ModelSource, locate
+from vivace.layers.layout import SINGLE, ParallelLayout
 from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts, read_facts
 from vivace.models.loading import load_model
@@ -41,6 +42,7 @@ def load(
     quantization: str | None = None,
     overrides: dict[str, Any] | None = None,
     source: ModelSource | None = None,
+    layout: ParallelLayout = SINGLE,
 ) -> CausalLM:
     found = source or locate(str(path) if path else None, overrides=overrides)
     if implementation == "transformers":
@@ -56,6 +58,7 @@ def load(
         matrix_dtype=dtype,
         blocks=native is not None,
         quantization=quantization,
+        layout=layout,
         positions=positions or facts.context,
         progress=lambda stage, fraction: None,
     )

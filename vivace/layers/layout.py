@@ -48,7 +48,12 @@ def split_or_repeat(what: str, size: int, unit: int, group: Group) -> slice:
 
 
 def split_unevenly(size: int, group: Group) -> list[int]:
-    """How many rows each rank has; the first ones may have one more."""
+    """How many rows each rank has; the first ones may have one more. Raises CannotStart where some
+    would have none."""
+    if size < group.size:
+        raise CannotStart(
+            f"{size} tokens of a vocabulary cannot be divided among {group.size} devices"
+        )
     each, more = divmod(size, group.size)
     return [each + (rank < more) for rank in range(group.size)]
 

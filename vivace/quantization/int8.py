@@ -45,12 +45,9 @@ class Int8Config:
     def linear_method(self, layer: str, parts: Sequence[str]) -> PackedMethod:
         if self._scheme is None:
             return PackedMethod(self._packer, read_int8_decoded, suffixes=SUFFIXES)
-        quantize = Int8(
-            int8_activations=SCHEMES[self._scheme],
-            online=self._online and layer != HEAD,
-            decode=not self._packer.blocks,
-        )
-        return PackedMethod(self._packer, self.take_matrix, quantize, SUFFIXES)
+        quantize = Int8(int8_activations=SCHEMES[self._scheme], decode=not self._packer.blocks)
+        read = self._quantize if self._online and layer != HEAD else self.take_matrix
+        return PackedMethod(self._packer, read, quantize, SUFFIXES)
 
     def expert_method(self, layer: str, activation: str) -> ExpertMethod:
         """Decoded: there is no product of grouped int8 rows yet."""
@@ -62,6 +59,14 @@ class Int8Config:
         if weights.dtype(part, WEIGHT) is torch.int8:
             return read_int8(weights, part)
         return (read_stored if self._packer.blocks else read_floats)(weights, part)
+
+    def _quantize(self, weights: LayerWeights, part: LocalPart) -> Int8Rows:
+        """Whole rows are read, so that their scales are the same however ranks divide them."""
+        whole = LayerWeights(weights.source, replace(weights.shape, columns=ALL))
+        found = self.take_matrix(whole, part)
+        if not isinstance(found, Int8Rows):
+            found = int8_rows(found.dequantize() if isinstance(found, StoredBlocks) else found)
+        return replace(found, numbers=found.numbers[:, weights.shape.columns].contiguous())
 
 
 def read_int8(weights: LayerWeights, part: LocalPart) -> Int8Rows:
@@ -130,24 +135,23 @@ class Int8AsFloats:
 
 
 class Int8:
-    """A layer's pieces as int8 rows with one scale for each output channel.
+    """What is packed of a layer that has int8 rows; one that the checkpoint left alone stays as it
+    is.
 
     `int8_activations`: activations become int8 too (W8A8), otherwise they stay floats (W8A16).
-    `online`: floats and blocks are quantized here; otherwise a layer that the checkpoint left alone
-    stays as it is. `decode`: the device has no product of floats with int8, so W8A16 weights become
-    floats again.
+    `decode`: the device has no product of floats with int8, so W8A16 weights become floats again.
     """
 
-    def __init__(self, *, int8_activations: bool, online: bool, decode: bool = False) -> None:
+    def __init__(self, *, int8_activations: bool, decode: bool = False) -> None:
         self._int8_activations = int8_activations
-        self._online = online
         self._decode = decode and not int8_activations
 
     def __call__(self, pieces: Sequence[Matrix]) -> Sequence[Matrix]:
         stored = any(isinstance(piece, Int8Rows) for piece in pieces)
-        return [self._rows(piece) for piece in pieces] if self._online or stored else pieces
+        return [self._rows(piece) for piece in pieces] if stored else pieces
 
     def _rows(self, piece: Matrix) -> Matrix:
+        """Of parts of one layer some may be floats."""
         if not isinstance(piece, Int8Rows):
             piece = int8_rows(piece.dequantize() if isinstance(piece, StoredBlocks) else piece)
         return (

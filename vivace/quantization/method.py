@@ -61,22 +61,22 @@ class LayerWeights:
     """The tensors of one linear layer: `part.suffix` is the name of one."""
 
     def __init__(self, weights: Weights, shape: LinearShape) -> None:
-        self._weights = weights
+        self.source = weights
         self.shape = shape
 
     def has(self, part: LocalPart, suffix: str) -> bool:
-        return self._weights.has(f"{part.name}.{suffix}")
+        return self.source.has(f"{part.name}.{suffix}")
 
     def dtype(self, part: LocalPart, suffix: str) -> torch.dtype | None:
         """None: there is no such tensor, or of no type of torch's."""
         name = f"{part.name}.{suffix}"
-        return self._weights.dtype(name) if self._weights.has(name) else None
+        return self.source.dtype(name) if self.source.has(name) else None
 
     def dimensions(self, part: LocalPart, suffix: str) -> int | None:
         """None where nobody knows: it is missing, or a dummy."""
         name = f"{part.name}.{suffix}"
-        known = self._weights.names() is not None and self._weights.has(name)
-        return len(self._weights.shape(name)) if known else None
+        known = self.source.names() is not None and self.source.has(name)
+        return len(self.source.shape(name)) if known else None
 
     def take(
         self,
@@ -90,7 +90,7 @@ class LayerWeights:
     ) -> Tensor:
         """As `Weights.take`."""
         name = f"{part.name}.{suffix}"
-        return self._weights.take(name, shape, rows, columns, dtypes=dtypes)
+        return self.source.take(name, shape, rows, columns, dtypes=dtypes)
 
     def take_matrix(
         self, part: LocalPart, suffix: str = WEIGHT, *, dtypes: Collection[torch.dtype] = FLOATS
@@ -101,7 +101,7 @@ class LayerWeights:
 
     def take_stored(self, part: LocalPart) -> Tensor | StoredBlocks:
         """As `take_matrix`, but blocks stay as the file has them."""
-        return self._weights.take_stored(
+        return self.source.take_stored(
             f"{part.name}.{WEIGHT}",
             (part.size, self.shape.inputs),
             part.rows,

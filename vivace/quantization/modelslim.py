@@ -64,9 +64,7 @@ class ModelSlimConfig:
     def _by_channel(
         self, read: Callable[[LayerWeights, LocalPart], Matrix], *, int8_activations: bool
     ) -> PackedMethod:
-        quantize = Int8(
-            int8_activations=int8_activations, online=False, decode=not self._packer.blocks
-        )
+        quantize = Int8(int8_activations=int8_activations, decode=not self._packer.blocks)
         return PackedMethod(self._packer, read, quantize, (*CHANNEL, SCALE_BIAS))
 
     def expert_method(self, layer: str, activation: str) -> ExpertMethod:
