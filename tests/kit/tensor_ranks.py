@@ -20,19 +20,17 @@ from torch import distributed as dist
 from toy_models import tokens
 
 from vivace.checkpoint.weights import TrackedWeights
-from vivace.layers.layout import ParallelLayout
 from vivace.platforms.cpu.native import Kernels, NoKernels
 from vivace.platforms.cpu.platform import NativePlatform
-from vivace.platforms.groups import TorchGroup
+from vivace.platforms.groups import Group, TorchGroup
 from vivace.platforms.platform import detect
 from vivace.worker.tensor_memory import tensor_bytes
 
 IDS = tokens(21)
 CHUNKS = [9, 1, 11]
-KINDS = ("attention", "dense", "experts", "vocabulary")
 
 
-def compute(case: dict[str, Any], layout: ParallelLayout) -> dict[str, torch.Tensor]:
+def compute(case: dict[str, Any], group: Group) -> dict[str, torch.Tensor]:
     read = []
     finish = TrackedWeights.finish
 
@@ -41,7 +39,7 @@ def compute(case: dict[str, Any], layout: ParallelLayout) -> dict[str, torch.Ten
         finish(self, claims)
 
     TrackedWeights.finish = counted
-    model = load(Path(case["path"]), quantization=case.get("quantization"), layout=layout)
+    model = load(Path(case["path"]), quantization=case.get("quantization"), group=group)
     TrackedWeights.finish = finish
     return {
         "logits": PagedModel(model).feed("a", IDS, CHUNKS),
@@ -62,10 +60,10 @@ def main() -> None:
         group = dist.new_group(list(range(size)))
         if rank >= size:
             continue
-        layout = ParallelLayout(**dict.fromkeys(KINDS, TorchGroup(group)))
+        ranks_of_case = TorchGroup(group)
         for case in json.loads((folder / "cases.json").read_text()):
             paged_model.PLATFORM = None if case["torch"] else native
-            found = compute(case, layout)
+            found = compute(case, ranks_of_case)
             save_file(found, folder / f"{case['name']}.tp{size}.{rank}.safetensors")
     dist.barrier()
 

@@ -139,6 +139,8 @@ EFFECTIVE: dict[str, Callable[[Started], Any]] = {
     "cpu_threads": Started.threads,
     "random_seed": lambda it: it.engine.seed,
     "stream_interval": lambda it: it.engine.stream_interval,
+    # Their processes are started in tests/e2e/test_ranks.py.
+    "tp_size": lambda it: it.config.parallel.tp_size,
     "watchdog_timeout": lambda it: it.plan.watchdog,
     "soft_watchdog_timeout": lambda it: it.plan.soft_watchdog,
     "cuda_graph_bs": Started.captured,

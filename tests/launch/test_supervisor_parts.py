@@ -35,9 +35,10 @@ from vivace.launch.listen import PortInUse, bind, local_url
 from vivace.launch.screen import PlainScreen
 from vivace.launch.summary import build_summary, count_text, plain_lines
 from vivace.protocol.heartbeat import Span
+from vivace.protocol.message_socket import SocketClosed
 from vivace.protocol.messages import Capacity, Command, Drain, Ready, Rewrite
 from vivace.supervisor.child import Child, describe_exit, process_command, spawn
-from vivace.supervisor.ipc import SocketClosed, child_end, supervisor_end
+from vivace.supervisor.ipc import child_end, supervisor_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
 from vivace.supervisor.restart_policy import Backoff, CrashAttribution, CrashBudget, RestartDecision
 from vivace.supervisor.signals import handle_signals
@@ -326,6 +327,7 @@ def test_faults_happen_once_and_only_to_the_first_engine() -> None:
         capacity=CAPACITY,
         run=lambda plan: "result",
         events=list,
+        control=lambda command: None,
         wake_with=lambda ring: None,
         close=lambda: None,
     )

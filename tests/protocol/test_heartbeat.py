@@ -35,6 +35,7 @@ from vivace.protocol.heartbeat import (
 from vivace.protocol.messages import Capacity, LogprobOptions, SamplingParams, ToEngine
 from vivace.protocol.shared_memory import SharedMemory, attach, new_descriptor, reserve, size_for
 from vivace.protocol.step import ExecutorEvent, Join, StepPlan, StepResult
+from vivace.protocol.workers import WorkerCommand, WorkerState
 
 CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
 HOUR = 3600 * SECOND
@@ -243,6 +244,9 @@ class Steps:
 
     def events(self) -> list[ExecutorEvent]:
         return []
+
+    def control(self, command: WorkerCommand) -> WorkerState:
+        return WorkerState()
 
     def wake_with(self, ring: Callable[[], None]) -> None: ...
 

@@ -34,10 +34,10 @@ MOE_A2A = (
 class ParallelOptions:
     tp_size: int = option(
         1,
-        "Devices that share every layer.",
+        "Devices that share every layer. On CPUs they are processes of one machine, which divide "
+        "its cores, and decode steps are not captured.",
         flag="tensor-parallel-size",
         aliases=["tp-size", "tp"],
-        cpu=ONE_DEVICE,
     )
     pp_size: int = option(
         1,

@@ -9,6 +9,7 @@ OracleMismatch.
 
 from __future__ import annotations
 
+import os
 import time
 from array import array
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from vivace.engine.oracle_memory import REFUSED, OracleMemory, OracleMismatch
 from vivace.engine.oracle_transfers import OracleTransfers
 from vivace.protocol.messages import Capacity, LogprobOptions, PromptLogprobs, TokenLogprob
 from vivace.protocol.step import ExecutorEvent, Join, StepPlan, StepResult
+from vivace.protocol.workers import WorkerCommand, WorkerState
 
 _MASK = (1 << 64) - 1
 
@@ -193,6 +195,9 @@ class OracleWorker:
 
     def events(self) -> list[ExecutorEvent]:
         return [*self.transfers.events()]
+
+    def control(self, command: WorkerCommand) -> WorkerState:
+        return WorkerState(pid=os.getpid())
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         self.transfers.ring = ring

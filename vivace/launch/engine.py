@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vivace.engine.executor import InProcessExecutor, StepWorker
+from vivace.engine.executor import Executor, InProcessExecutor, StepWorker
 from vivace.engine.loop import Loop, Mailbox
 from vivace.engine.oracle import OracleWorker
 from vivace.engine.scheduler import Scheduler
@@ -37,16 +37,33 @@ def engine_parts(
 
     `wrap_runner` wraps what runs the steps, for somebody who looks on."""
     stages = StageTimes(report, time.monotonic)
-    runner = with_fault(
-        build_runner(config, stages), config.environment.get("VIVACE_TEST_FAULT", ""), epoch
-    )
-    executor = InProcessExecutor(wrap_runner(runner) if wrap_runner is not None else runner)
+
+    def wrap(runner: StepWorker) -> StepWorker:
+        faulty = with_fault(runner, config.environment.get("VIVACE_TEST_FAULT", ""), epoch)
+        return wrap_runner(faulty) if wrap_runner is not None else faulty
+
+    executor = build_executor(config, stages, wrap)
     settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
     loop = Loop(
         scheduler, executor, mailbox, depth=settings.depth, epoch=epoch, clock=time.monotonic
     )
     return loop, executor.capacity
+
+
+def build_executor(
+    config: Config, report: ReportProgress, wrap: Callable[[StepWorker], StepWorker]
+) -> Executor:
+    """One worker in this process, or the first of several ranks."""
+    ranks = config.parallel.tp_size
+    if ranks == 1 or config.environment.get("VIVACE_EXECUTOR"):
+        return InProcessExecutor(wrap(build_runner(config, report)))
+    from vivace.launch.ranks import start_process_group
+    from vivace.worker.build import build_worker
+
+    return start_process_group(
+        config, ranks, lambda group: wrap(build_worker(config, report, group)), report
+    )
 
 
 class StageTimes:

@@ -17,9 +17,9 @@ from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
 from vivace.protocol.channel import EngineMailbox
 from vivace.protocol.heartbeat import EngineHeartbeat
+from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import Command, Ready, Reply, ToFrontend
 from vivace.protocol.shared_memory import attach
-from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import FrontendGone, Progress, Setup, StartupStages, Stop, ToChild
 
 log = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ from vivace.observability.timeline import Timeline
 from vivace.platforms.cpu.allocator import return_freed_blocks, return_large_blocks
 from vivace.protocol.channel import FrontendMailbox
 from vivace.protocol.heartbeat import EngineProgress, FrontendHeartbeat
+from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import (
     ABORTED,
     FINISH_ABORT,
@@ -44,7 +45,6 @@ from vivace.protocol.messages import (
 )
 from vivace.protocol.shared_memory import attach
 from vivace.server.app import build_app, start_site, stop_site
-from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import (
     LiveRequests,
     Serving,

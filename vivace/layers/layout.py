@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vivace.errors import CannotStart
-from vivace.platforms.groups import Group, SingleRank
+from vivace.platforms.groups import SINGLE_RANK, Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,12 @@ class ParallelLayout:
     """embedding and head"""
 
 
-SINGLE = ParallelLayout(
-    **dict.fromkeys(("attention", "dense", "experts", "vocabulary"), SingleRank())
-)
+def tensor_parallel(group: Group) -> ParallelLayout:
+    """All layers are shared by the same ranks."""
+    return ParallelLayout(attention=group, dense=group, experts=group, vocabulary=group)
+
+
+SINGLE = tensor_parallel(SINGLE_RANK)
 
 
 def split(what: str, size: int, unit: int, group: Group) -> slice:
@@ -31,8 +34,8 @@ def split(what: str, size: int, unit: int, group: Group) -> slice:
     units = size // unit
     if units % group.size:
         raise CannotStart(
-            f"{what}: {units} cannot be divided among {group.size} devices; "
-            f"possible are {', '.join(map(str, divisors(units)))}"
+            f"{what}: its {units} parts cannot be divided among {group.size} ranks; "
+            f"possible for --tp-size are {', '.join(map(str, divisors(units)))}"
         )
     each = units // group.size * unit
     return slice(group.rank * each, (group.rank + 1) * each)

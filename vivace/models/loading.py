@@ -10,11 +10,12 @@ import torch
 from vivace.checkpoint.open import OpenWeights, open_weights
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weights import ReportProgress
-from vivace.layers.layout import SINGLE, ParallelLayout
+from vivace.layers.layout import tensor_parallel
 from vivace.layers.module import Bindings
 from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts, checkpoint_quantization
 from vivace.models.registry import ARCHITECTURES
+from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.ops.table import Ops
 from vivace.quantization.packed import WeightPacker
 from vivace.quantization.select import select_quantization
@@ -31,7 +32,7 @@ def load_model(
     blocks: bool = False,
     int8_activations: bool = False,
     quantization: str | None = None,
-    layout: ParallelLayout = SINGLE,
+    group: Group = SINGLE_RANK,
     positions: int,
     longest: int | None = None,
     progress: ReportProgress,
@@ -44,7 +45,7 @@ def load_model(
     `blocks` leaves quantized matrices as they are stored, for ops that read them;
     `int8_activations`: those of at most six bits are multiplied with activations in int8.
     `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet.
-    `layout`: which ranks share the layers with this one.
+    `group`: the ranks that share all layers.
 
     Raises CheckpointError for bad weights.
     """
@@ -61,7 +62,9 @@ def load_model(
     model = build_model(replace(facts, tied=weights.tied), positions)
     model.bind(
         "",
-        Bindings(packer=packer, quantization=config, layout=layout, longest=longest),
+        Bindings(
+            packer=packer, quantization=config, layout=tensor_parallel(group), longest=longest
+        ),
     )
     load_weights(model, weights)
     return model

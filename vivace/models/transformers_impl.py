@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from vivace.checkpoint.source import SourceError
 from vivace.checkpoint.weights import CheckpointError, Weights
-from vivace.layers.layout import SINGLE
 from vivace.layers.module import Bindings, Module
 from vivace.models.causal_lm import ModelStep
 from vivace.models.facts import AttentionFacts, ModelFacts
@@ -58,7 +57,7 @@ class TransformersModel(Module):
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
-        if env.layout is not SINGLE:
+        if env.layout.dense.size > 1:
             raise SourceError("--model-impl transformers runs on one device")
         self._env = env
 

@@ -59,6 +59,9 @@ class SingleRank:
         return list(numbers)
 
 
+SINGLE_RANK = SingleRank()
+
+
 class TorchGroup:
     """By torch.distributed (gloo on CPUs). `None`: the default group of the process."""
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from vivace.protocol.workers import WorkerState
+
 # -- requests: frontend -> engine ------------------------------------------------------------------
 
 
@@ -277,6 +279,7 @@ class EngineState(msgspec.Struct, kw_only=True, tag="state"):
     memory: dict[str, float] = {}
     """weight, kvcache, kvcache_resident, graph: GB; token_capacity: tokens"""
     executor: str = ""
+    workers: list[WorkerState] = []  # one for each rank
     pid: int = 0
     instructions: str = ""
     """as in `Capacity`"""

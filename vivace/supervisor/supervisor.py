@@ -15,11 +15,11 @@ from typing import Literal
 
 from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
+from vivace.protocol.message_socket import SocketClosed
 from vivace.protocol.messages import KEY_SHIFT, Command, Drain, Draining, EngineDown, Ready, Reply
 from vivace.supervisor import signals
 from vivace.supervisor.child import FAILED, Child
 from vivace.supervisor.frontends import Frontends
-from vivace.supervisor.ipc import SocketClosed
 from vivace.supervisor.messages import (
     Failure,
     FrontendGone,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,7 @@ from vivace.platforms.cache import (
     group_bytes_per_token,
     own_windows,
 )
+from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.platform import (
     GraphRecorder,
     Platform,
@@ -64,19 +65,20 @@ MAX_STEP_BUFFER = 16384
 """tokens; longer steps enlarge the buffers when they come"""
 
 
-def build_worker(config: Config, report: ReportProgress) -> Worker:
-    """Load the platform and the weights, size the pool with what is left, and assemble."""
+def build_worker(config: Config, report: ReportProgress, group: Group = SINGLE_RANK) -> Worker:
+    """Load the platform and the weights, size the pool with what is left, and assemble. `group`:
+    the ranks that share the layers, each of which does the same; they agree on one size."""
     report("Loading kernels", 0.0)
-    platform = load_platform(config.platform, platform_settings(config))
+    platform = load_platform(config.platform, platform_settings(config, group.size))
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
-    free = platform.available_bytes()
+    (free,) = group.minimum([platform.available_bytes() // group.size])
     # What a checkpoint claims is allocated for only as far as the memory could ever hold it.
     one_pool, facts = config.memory.disable_hybrid_swa_memory, config.facts
     kept = (0 if one_pool else facts.full_kv_elements) or facts.kv_elements
     held = free // (kept * kv_dtype.itemsize)
     max_tokens = max(1, min(wanted_context(config), held))
     report("Loading weights", 0.0)
-    model = load(config, platform, max_tokens, report)
+    model = load(config, platform, max_tokens, report, group)
     report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
     windows = own_windows(layers, max_tokens, one_pool=one_pool)
@@ -90,7 +92,7 @@ def build_worker(config: Config, report: ReportProgress) -> Worker:
         state_bytes=bytes_per_state(layers, kv_dtype),
         max_tokens=max_tokens,
     )
-    size = size_pool(demand)
+    size = size_pool(agree(demand, group))
     report("Sizing the KV pool", 1.0)
     return assemble(
         model,
@@ -103,14 +105,41 @@ def build_worker(config: Config, report: ReportProgress) -> Worker:
         vocabulary=config.facts.vocabulary,
         weight_bytes=weight_bytes,
         step_tokens=_step_tokens(config, size.rows),
-        captures=choose_captures(config, size.rows),
+        captures=choose_captures(config, size.rows, group.size),
         report=report,
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
-        rewrites=fewer_threads(config, platform),
+        rewrites=fewer_threads(config, platform, group.size),
     )
 
 
-def load(config: Config, platform: Platform, max_tokens: int, report: ReportProgress) -> CausalLM:
+def agree(demand: Demand, group: Group) -> Demand:
+    """What every rank has room for: the same on all of them, and so is what is made of it."""
+    bytes_of_token = [demand.kv_bytes_per_token, *(w.kv_bytes_per_token for w in demand.windows)]
+    free, available, *most = group.minimum(
+        [
+            demand.free_bytes,
+            demand.available_bytes // group.size,
+            *(-nbytes for nbytes in (demand.weight_bytes, demand.state_bytes, *bytes_of_token)),
+        ]
+    )
+    weights, states, kv, *windows = (-nbytes for nbytes in most)
+    return replace(
+        demand,
+        free_bytes=free,
+        available_bytes=available,
+        weight_bytes=weights,
+        state_bytes=states,
+        kv_bytes_per_token=kv,
+        windows=tuple(
+            replace(window, kv_bytes_per_token=nbytes)
+            for window, nbytes in zip(demand.windows, windows, strict=True)
+        ),
+    )
+
+
+def load(
+    config: Config, platform: Platform, max_tokens: int, report: ReportProgress, group: Group
+) -> CausalLM:
     """The model with its weights, for requests of up to `max_tokens` tokens."""
     dtype = DTYPES[config.model.dtype]
     return load_model(
@@ -123,6 +152,7 @@ def load(config: Config, platform: Platform, max_tokens: int, report: ReportProg
         blocks=platform.reads_blocks,
         int8_activations=config.quantization.activation_dtype == "int8",
         quantization=config.quantization.quantization,
+        group=group,
         positions=wanted_context(config),
         longest=max_tokens,
         progress=report,
@@ -135,17 +165,19 @@ def wanted_context(config: Config) -> int:
     return config.model.context_length or config.facts.context
 
 
-def fewer_threads(config: Config, platform: Platform) -> list[Rewrite]:
-    requested = config.runtime.cpu_threads or 0
+def fewer_threads(config: Config, platform: Platform, ranks: int) -> list[Rewrite]:
+    requested = (config.runtime.cpu_threads or 0) // ranks
     if platform.threads >= requested:
         return []
     reason = "the system starts no more threads for this process (pids limit, ulimit -u)"
     return [_rewrite("cpu_threads", requested, platform.threads, reason)]
 
 
-def platform_settings(config: Config) -> PlatformSettings:
+def platform_settings(config: Config, ranks: int = 1) -> PlatformSettings:
+    """The ranks of a machine divide its threads among them."""
+    threads = config.runtime.cpu_threads or config.platform.cores
     return PlatformSettings(
-        threads=config.runtime.cpu_threads or None,
+        threads=max(1, threads // ranks),
         deterministic=bool(config.runtime.enable_deterministic_inference),
         pinned=switched_on(config.environment, PINNED),
         kernels=not config.runtime.disable_cpu_kernels,
@@ -169,13 +201,14 @@ class Captures:
         return min(REPLAYED_TOKENS, max(self.sizes, default=0))
 
 
-def choose_captures(config: Config, rows: int) -> Captures:
-    """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows.
+def choose_captures(config: Config, rows: int, ranks: int = 1) -> Captures:
+    """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows. None where ranks
+    wait for each other: what they do together is no kernel.
 
     --cuda-graph-max-bs leaves larger ones out; more rows than a worker has are never needed.
     """
     runtime, exact = config.runtime, bool(config.optimization.disable_cuda_graph_padding)
-    if runtime.disable_cuda_graph:
+    if runtime.disable_cuda_graph or ranks > 1:
         return Captures()
     requested, max_bs = runtime.cuda_graph_bs or (), runtime.cuda_graph_max_bs
     limit = min(max_bs or max(requested, default=DEFAULT_CAPTURE), rows)
@@ -213,7 +246,6 @@ def assemble(
     kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform, drafter.width)
     rows = build_rows(size, page_size, drafter, platform)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
-    sampling = platform.sampling()
     recorder = platform.recorder() if captures.sizes else None
     inputs = StepInputs(rows, step_tokens, captures.tokens(recorder), drafter)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
@@ -237,7 +269,9 @@ def assemble(
         kv=kv,
         attention=attention,
         runner=runner,
-        head=SamplingHead(model, sampling, rows, vocabulary, original_logprobs=original_logprobs),
+        head=SamplingHead(
+            model, platform.sampling(), rows, vocabulary, original_logprobs=original_logprobs
+        ),
         inputs=inputs,
         platform=platform,
     )

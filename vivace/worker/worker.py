@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -13,10 +14,11 @@ from torch import Tensor
 from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.cache import CacheMemory
 from vivace.platforms.host import upload
-from vivace.platforms.platform import Platform
+from vivace.platforms.platform import Platform, StepShape
 from vivace.platforms.rows import Spans
 from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan
+from vivace.protocol.workers import WorkerCommand, WorkerState
 from vivace.worker.model_runner import ModelRunner, StepOutput
 from vivace.worker.pending import EmptyStep, WorkerStep
 from vivace.worker.rows import PlanError, RowStates
@@ -71,6 +73,8 @@ class Worker:
                 self._kv.vacate(plan.vacant)
                 self._platform.trim()
             if not plan.rows:
+                if any(plan.ranks):
+                    self._accompany()
                 return EmptyStep(plan.number)
             step, spans = self._inputs.gather(plan, self._attention)
             output = self._compute(step, spans)
@@ -84,6 +88,14 @@ class Worker:
     def events(self) -> list[ExecutorEvent]:
         """Nothing happens beside the steps: no transport of KV is built in."""
         return []
+
+    def control(self, command: WorkerCommand) -> WorkerState:
+        return WorkerState(
+            pid=os.getpid(),
+            threads=self._platform.threads,
+            weight_bytes=self.capacity.weight_bytes,
+            kv_bytes=self.capacity.kv_bytes,
+        )
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         """There is nothing to ring for."""
@@ -101,6 +113,13 @@ class Worker:
                 raise PlanError(f"step {plan.number}: {save} is of a row that has no span")
         if plan.sends or plan.receives:
             raise PlanError(f"step {plan.number} transfers KV, but this worker has no transport")
+
+    def _accompany(self) -> None:
+        """Compute a token that is nobody's: other engines compute theirs, and the layers that all
+        share wait for everybody."""
+        shape = StepShape(1, 1)
+        self._inputs.pad(0, shape)
+        self._runner.forward(self._inputs.decode_step(shape, self._attention))
 
     def _compute(self, step: StepInput, spans: Spans) -> StepOutput:
         try:
