@@ -246,6 +246,7 @@ def assemble(
     kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform, drafter.width)
     rows = build_rows(size, page_size, drafter, platform)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
+    sampling = platform.sampling()
     recorder = platform.recorder() if captures.sizes else None
     inputs = StepInputs(rows, step_tokens, captures.tokens(recorder), drafter)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
@@ -269,9 +270,7 @@ def assemble(
         kv=kv,
         attention=attention,
         runner=runner,
-        head=SamplingHead(
-            model, platform.sampling(), rows, vocabulary, original_logprobs=original_logprobs
-        ),
+        head=SamplingHead(model, sampling, rows, vocabulary, original_logprobs=original_logprobs),
         inputs=inputs,
         platform=platform,
     )
