@@ -82,7 +82,7 @@ def main() -> None:
         sys.exit(CANNOT_START)
     memory = attach(setup.memory)
     if engine:
-        heartbeat = EngineHeartbeat(memory.engine)
+        heartbeat = EngineHeartbeat(memory.engine())
         heartbeat.begin()
         control.send(Progress("Loading", 0.5))
         if act == "no-memory":

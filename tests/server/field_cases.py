@@ -67,6 +67,8 @@ THOUGHT = "<think>hm</think>The quick brown fox"
 KEYS: dict[str, list[Case]] = {
     "rid": [Effect("a", "b", "engine")],
     "priority": [Effect(1, 2, "engine")],
+    "routed_dp_rank": [Effect(ABSENT, 0, "engine"), Refused(1, "0 to 0")],
+    "data_parallel_rank": [Effect(ABSENT, 0, "engine"), Refused(1, "0 to 0")],
     "extra_key": [Effect("a", "b", "engine")],
     "cache_salt": [Effect("a", "b", "engine")],
 }

@@ -243,7 +243,7 @@ def test_ranks_agree_on_what_all_have_room_for():
     assert agreed == replace(
         mine,
         free_bytes=mine.free_bytes // 2,
-        available_bytes=mine.available_bytes // 4,
+        available_bytes=mine.available_bytes // 2,
         weight_bytes=3 * WEIGHTS,
         kv_bytes_per_token=2 * 46080,
         windows=(replace(windows[0], kv_bytes_per_token=200),),

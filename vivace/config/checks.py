@@ -13,7 +13,7 @@ from vivace.config.errors import ConfigError
 from vivace.config.option import Option, Support
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
-from vivace.config.tensor_parallel import MOST_RANKS, tensor_parallel
+from vivace.config.tensor_parallel import MOST_RANKS, replicas, tensor_parallel
 from vivace.config.values import size_text
 from vivace.models.facts import checkpoint_quantization
 from vivace.platforms.blocks import KEPT, PLAIN
@@ -27,6 +27,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "tokenizer_worker_num": (1, 64),
     "tp_size": (1, MOST_RANKS),
+    "dp_size": (1, MOST_RANKS),
     "context_length": (2, 1 << 31),
     "mem_fraction_static": (0.01, 0.99),
     "swa_full_tokens_ratio": (0.001, 1.0),
@@ -365,6 +366,7 @@ CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     context_length,
     formats,
     tensor_parallel,
+    replicas,
     retractions,
 ]
 """before the rules"""

@@ -12,6 +12,7 @@ from vivace.config.unavailable import (
     NO_EXPERTS,
     NO_MEDIA,
     NO_PD,
+    NO_ROOMS,
     ONE_DEVICE,
     PIPELINE,
 )
@@ -34,8 +35,7 @@ MOE_A2A = (
 class ParallelOptions:
     tp_size: int = option(
         1,
-        "Devices that share every layer. On CPUs they are processes of one machine, which divide "
-        "its cores, and decode steps are not captured.",
+        "Devices that share every layer (CPUs: processes; no captured steps).",
         flag="tensor-parallel-size",
         aliases=["tp-size", "tp"],
     )
@@ -48,10 +48,9 @@ class ParallelOptions:
     )
     dp_size: int = option(
         1,
-        "Replicas of the model behind one port.",
+        "Replicas of the model behind one port; CPUs divide cores and memory among them.",
         flag="data-parallel-size",
         aliases=["dp-size", "dp"],
-        cpu=ONE_DEVICE,
     )
     attn_cp_size: int = option(
         1,
@@ -85,7 +84,7 @@ class ParallelOptions:
             "auto", "round_robin", "follow_bootstrap_room", "total_requests", "total_tokens",
             "shortest_queue", "minimum_tokens", ROUND_ROBIN_ROOMS,
         ],
-        cpu=NEEDS_DP,
+        values={"follow_bootstrap_room": NO_ROOMS},
     )  # fmt: skip
     prefill_round_robin_balance: bool = option(
         False, "Prefill servers are assigned round-robin.", cpu=NEEDS_DP

@@ -1,4 +1,4 @@
-"""Which models can be divided among how many devices."""
+"""Which models can be divided among how many devices, and how many engines there may be."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from vivace.models.facts import ModelFacts
 
 MOST_RANKS = 64
 """of one machine"""
+
+
+def replicas(options: Options, context: ResolveContext) -> list[str]:
+    parallel = options.parallel
+    if parallel.dp_size > 1 and parallel.enable_dp_attention:
+        raise ConfigError(
+            "--enable-dp-attention is not supported yet: give --data-parallel-size alone, for "
+            "engines that share nothing"
+        )
+    if parallel.dp_size * parallel.tp_size > MOST_RANKS:
+        raise ConfigError(
+            f"--data-parallel-size {parallel.dp_size} times --tensor-parallel-size "
+            f"{parallel.tp_size}: a machine has at most {MOST_RANKS} workers"
+        )
+    return []
 
 
 def tensor_parallel(options: Options, context: ResolveContext) -> list[str]:

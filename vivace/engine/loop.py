@@ -35,6 +35,8 @@ from vivace.protocol.step import StepPlan
 from vivace.protocol.workers import GetWorkerState
 
 logger = logging.getLogger("vivace.engine")
+ReportLoad = Callable[[int, int], None]
+"""(requests that live, tokens they have KV of)"""
 ACCOMPANY = -2
 """number of a step that is only there because other engines take one: not the scheduler's"""
 
@@ -117,6 +119,7 @@ class Loop:
         epoch: int = 0,
         clock: Callable[[], float],
         lockstep: Lockstep | None = None,
+        report_load: ReportLoad | None = None,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, not {depth}")
@@ -135,6 +138,7 @@ class Loop:
         """frontends that send no more requests"""
         self._stopped = False
         self._lockstep = lockstep or NoLockstep()
+        self._report_load = report_load
         executor.wake_with(mailbox.wake)
         self._lockstep.wake_with(mailbox.wake)
 
@@ -174,6 +178,8 @@ class Loop:
             self._in_flight.append((plan, self._executor.submit(plan)))
         elif self._in_flight:
             self._commit_oldest()
+        if self._report_load is not None and (received or worked):
+            self._report_load(*self._scheduler.load())
         self._send_deltas()
         self._answer_drain()
         return received or worked

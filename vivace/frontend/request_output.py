@@ -29,6 +29,8 @@ class RequestOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt_logprobs: Iterable[TokenLogprob] | None = None
     logprobs: list[TokenLogprob] | None = None
     retractions: int = 0
+    dp_rank: int = 0
+    """the engine"""
     timings: dict[str, float] | None = None
 
 
@@ -64,6 +66,7 @@ def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
         logprobs=_concat(first.logprobs, second.logprobs),
         retractions=second.retractions,
+        dp_rank=second.dp_rank,
         timings=second.timings or first.timings,
     )
 

@@ -8,6 +8,7 @@ from typing import TypedDict
 import msgspec
 
 from vivace.frontend.detokenizer import Detokenizer, StopHit, StopStrings, detokenizer
+from vivace.frontend.engine_status import EngineView
 from vivace.frontend.request_output import RequestOutput, Sink, TextSink
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import (
@@ -33,6 +34,7 @@ class RequestOptions(TypedDict, total=False):
     client: int
     log_metrics: bool
     arrival: float | None
+    dp_rank: int | None
 
 
 class PromptRows:
@@ -110,6 +112,7 @@ class RequestState:
         "_retractions",
         "_sent",
         "_stops",
+        "engine",
         "ledger",
         "request",
         "sink",
@@ -124,6 +127,8 @@ class RequestState:
         self.sink = sink
         self.ledger: list[int] = []
         self.suspect = request.suspect
+        self.engine: EngineView | None = None
+        """that has it, or had it last"""
         self._clock = clock
         self._prompt = len(request.tokens)
         self._stops = (
@@ -199,6 +204,7 @@ class RequestState:
             prompt_logprobs=self._prompt_logprobs(tokens),
             logprobs=logprobs,
             retractions=self._retractions,
+            dp_rank=self.engine.index if self.engine is not None else 0,
             timings=timings,
         )
 
@@ -223,6 +229,7 @@ class RequestState:
             completion_tokens=len(self.ledger),
             cached_tokens=self._cached,
             retractions=self._retractions,
+            dp_rank=self.engine.index if self.engine is not None else 0,
             timings=timings,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vivace.engine.executor import Executor, InProcessExecutor, StepWorker
-from vivace.engine.loop import Loop, Mailbox
+from vivace.engine.loop import Loop, Mailbox, ReportLoad
 from vivace.engine.oracle import OracleWorker
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
@@ -32,10 +32,12 @@ def engine_parts(
     *,
     epoch: int = 0,
     wrap_runner: Callable[[StepWorker], StepWorker] | None = None,
+    report_load: ReportLoad | None = None,
 ) -> tuple[Loop, Capacity]:
     """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while.
 
-    `wrap_runner` wraps what runs the steps, for somebody who looks on."""
+    `wrap_runner` wraps what runs the steps, for somebody who looks on; `report_load` hears what the
+    engine holds."""
     stages = StageTimes(report, time.monotonic)
 
     def wrap(runner: StepWorker) -> StepWorker:
@@ -46,7 +48,13 @@ def engine_parts(
     settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
     loop = Loop(
-        scheduler, executor, mailbox, depth=settings.depth, epoch=epoch, clock=time.monotonic
+        scheduler,
+        executor,
+        mailbox,
+        depth=settings.depth,
+        epoch=epoch,
+        clock=time.monotonic,
+        report_load=report_load,
     )
     return loop, executor.capacity
 
@@ -120,7 +128,9 @@ def oracle(config: Config, step_seconds: float) -> OracleWorker:
             kv_bytes_per_token=1,
             page_size=page_size,
             context=config.facts.context,
-            rows=config.schedule.max_running_requests or ORACLE_ROWS,
+            rows=max(
+                1, (config.schedule.max_running_requests or ORACLE_ROWS) // config.parallel.dp_size
+            ),
             max_total_tokens=config.memory.max_total_tokens
             or ORACLE_TOKENS // page_size * page_size,
         )

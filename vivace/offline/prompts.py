@@ -30,6 +30,9 @@ class GenerateOptions(TypedDict, total=False):
     stream: bool
     rid: str | list[str] | None
     priority: int | None
+    routed_dp_rank: int | None
+    """as SGLang has it; there is one engine, 0"""
+    data_parallel_rank: int | None
     extra_key: str | list[str] | None
     """prompts share cached prefixes only with prompts of the same key and salt"""
     cache_salt: str | list[str] | None

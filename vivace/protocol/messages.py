@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from vivace.protocol.metrics import Metrics
 from vivace.protocol.workers import WorkerState
 
 # -- requests: frontend -> engine ------------------------------------------------------------------
@@ -97,6 +98,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag
     resumed: list[int] = []
     """Output tokens the client already has: after an engine restart a frontend sends its live
     requests again with this ledger, and generation goes on behind it (same seed, same tokens)."""
+    dp_rank: int | None = None
+    """the engine that is asked for"""
     suspect: int = 0
     """UNTIL_FIRST_TOKEN: an engine died in a step with this request, so it runs alone until it
     draws a token; ALWAYS: that happened again, so it always runs alone"""
@@ -200,8 +203,8 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
-    """Deltas of one step for one frontend, in several messages where they are many. `epoch` changes
-    when the engine restarts."""
+    """Deltas of one step for one frontend, in several messages where they are many. `epoch` is that
+    of one life of one engine: no two have the same."""
 
     epoch: int
     deltas: list[Delta]
@@ -233,31 +236,6 @@ class Command(msgspec.Struct, frozen=True, tag="command"):
     ticket: int
     """frontend << 40 | counter, like a request key"""
     body: FlushCache | GetState | Drain
-
-
-class Histogram(msgspec.Struct, frozen=True, array_like=True):
-    """Cumulative histogram: `counts[i]` observations <= `bounds[i]`; the last bound is +inf."""
-
-    bounds: list[float]
-    counts: list[int]
-    total: float
-
-
-class Series(msgspec.Struct, frozen=True, array_like=True):
-    """One series of a metric with labels of its own. Names in `_total` count, others are gauges."""
-
-    name: str
-    labels: dict[str, str]
-    value: float | Histogram
-
-
-class Metrics(msgspec.Struct, kw_only=True):
-    """Engine-side metrics by SGLang's names without the `sglang:` prefix."""
-
-    gauges: dict[str, float] = {}
-    counters: dict[str, float] = {}
-    histograms: dict[str, Histogram] = {}
-    series: list[Series] = []
 
 
 class EngineState(msgspec.Struct, kw_only=True, tag="state"):
@@ -297,6 +275,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
     epoch: int
     capacity: Capacity
+    engine: int = 0
 
 
 class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
@@ -386,6 +365,8 @@ class EngineDown(msgspec.Struct, frozen=True, tag="down"):
 
     reason: str
     restarting: bool
+    engine: int | None = None
+    """None: all, for good"""
     refused: list[int] = []
     """keys of requests that were found to kill engines"""
     suspects: dict[int, int] = {}

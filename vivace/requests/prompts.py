@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,6 +22,18 @@ from vivace.requests.json_scan import PART_BYTES, Scan
 from vivace.requests.limits import DEPTH, VALUES
 from vivace.requests.long_texts import decode_document
 from vivace.requests.schema import MESSAGE_REFUSED, GenerateRequest, Message, ToolCall
+
+
+@dataclass(frozen=True)
+class WantedRank:
+    """The engine that a request asks for, and by which field."""
+
+    field: str
+    rank: int
+
+    def check(self, engines: int) -> None:
+        if not 0 <= self.rank < engines:
+            raise BadRequest(self.field, f"must be an engine, 0 to {engines - 1}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +51,7 @@ class PromptInput:
     rid: str | None = None
     logprobs: Mapping[str, Any] = field(default_factory=dict)
     priority: int | None = None
+    dp_rank: WantedRank | None = None
     cache_key: str = ""
     log_metrics: bool = True
 
@@ -71,6 +84,8 @@ def build_requests(
 ) -> Iterator[Request]:
     """The n requests of one prompt."""
     served = frontend.served
+    if prompt.dp_rank is not None:
+        prompt.dp_rank.check(len(frontend.engines))
     room = 0 if (prompt.sampling or {}).get("max_new_tokens", 1) == 0 else 1
     tokens = check_prompt(prompt.tokens, served, field=prompt.prompt_field, room=room)
     sampling, n = build_sampling(
@@ -84,6 +99,7 @@ def build_requests(
             rid=prompt.rid if n == 1 or prompt.rid is None else f"{prompt.rid}-{index}",
             logprobs=logprobs,
             priority=prompt.priority,
+            dp_rank=None if prompt.dp_rank is None else prompt.dp_rank.rank,
             cache_key=prompt.cache_key,
             log_metrics=prompt.log_metrics,
             stream=stream,
@@ -124,9 +140,24 @@ def prompt_input(
             "token_ids_logprob": chosen_ids(params.token_ids_logprob, index, count),
         },
         priority=params.priority,
+        dp_rank=wanted_rank(params),
         cache_key=cache_key(own("extra_key"), own("cache_salt")),
         log_metrics=params.log_metrics,
     )
+
+
+class RankedParams(Protocol):
+    routed_dp_rank: int | None
+    data_parallel_rank: int | None
+
+
+def wanted_rank(params: RankedParams) -> WantedRank | None:
+    """The engine that is asked for; `data_parallel_rank` is the older name."""
+    if params.routed_dp_rank is not None:
+        return WantedRank("routed_dp_rank", params.routed_dp_rank)
+    if params.data_parallel_rank is not None:
+        return WantedRank("data_parallel_rank", params.data_parallel_rank)
+    return None
 
 
 def share(name: str, value: Any, index: int, count: int) -> Any:

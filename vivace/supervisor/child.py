@@ -69,7 +69,10 @@ class Child:
 
     @property
     def name(self) -> str:
-        return "engine" if self.role == "engine" else f"frontend {self.index}"
+        several = self.setup is not None and self.setup.count > 1
+        if self.role == "engine":
+            return f"engine {self.index}" if several else "engine"
+        return f"frontend {self.index}"
 
     @property
     def index(self) -> int:

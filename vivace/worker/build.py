@@ -69,9 +69,10 @@ def build_worker(config: Config, report: ReportProgress, group: Group = SINGLE_R
     """Load the platform and the weights, size the pool with what is left, and assemble. `group`:
     the ranks that share the layers, each of which does the same; they agree on one size."""
     report("Loading kernels", 0.0)
-    platform = load_platform(config.platform, platform_settings(config, group.size))
+    workers = group.size * config.parallel.dp_size
+    platform = load_platform(config.platform, platform_settings(config, workers))
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
-    (free,) = group.minimum([platform.available_bytes() // group.size])
+    (free,) = group.minimum([platform.available_bytes() // workers])
     # What a checkpoint claims is allocated for only as far as the memory could ever hold it.
     one_pool, facts = config.memory.disable_hybrid_swa_memory, config.facts
     kept = (0 if one_pool else facts.full_kv_elements) or facts.kv_elements
@@ -85,8 +86,9 @@ def build_worker(config: Config, report: ReportProgress, group: Group = SINGLE_R
     demand = memory_demand(
         config,
         free_bytes=free,
-        available_bytes=platform.available_bytes(),
+        available_bytes=platform.available_bytes() // workers,
         weight_bytes=weight_bytes,
+        workers=workers,
         kv_bytes_per_token=group_bytes_per_token(layers, windows, kv_dtype),
         windows=windows,
         state_bytes=bytes_per_state(layers, kv_dtype),
@@ -108,7 +110,7 @@ def build_worker(config: Config, report: ReportProgress, group: Group = SINGLE_R
         captures=choose_captures(config, size.rows, group.size),
         report=report,
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
-        rewrites=fewer_threads(config, platform, group.size),
+        rewrites=fewer_threads(config, platform, workers),
     )
 
 
@@ -118,7 +120,7 @@ def agree(demand: Demand, group: Group) -> Demand:
     free, available, *most = group.minimum(
         [
             demand.free_bytes,
-            demand.available_bytes // group.size,
+            demand.available_bytes,
             *(-nbytes for nbytes in (demand.weight_bytes, demand.state_bytes, *bytes_of_token)),
         ]
     )
@@ -165,6 +167,12 @@ def wanted_context(config: Config) -> int:
     return config.model.context_length or config.facts.context
 
 
+def wanted_rows(config: Config) -> int:
+    """Of one engine; what is asked for is divided among all."""
+    asked, engines = config.schedule.max_running_requests, config.parallel.dp_size
+    return DEFAULT_ROWS if asked is None else max(1, asked // engines)
+
+
 def fewer_threads(config: Config, platform: Platform, ranks: int) -> list[Rewrite]:
     requested = (config.runtime.cpu_threads or 0) // ranks
     if platform.threads >= requested:
@@ -174,7 +182,7 @@ def fewer_threads(config: Config, platform: Platform, ranks: int) -> list[Rewrit
 
 
 def platform_settings(config: Config, ranks: int = 1) -> PlatformSettings:
-    """The ranks of a machine divide its threads among them."""
+    """The ranks of all engines of a machine divide its threads among them."""
     threads = config.runtime.cpu_threads or config.platform.cores
     return PlatformSettings(
         threads=max(1, threads // ranks),
@@ -337,6 +345,7 @@ def memory_demand(
     free_bytes: int,
     available_bytes: int,
     weight_bytes: int,
+    workers: int = 1,
     kv_bytes_per_token: Sequence[int],
     windows: Sequence[int] = (),
     state_bytes: int = 0,
@@ -350,11 +359,12 @@ def memory_demand(
         free_bytes=free_bytes,
         available_bytes=available_bytes,
         weight_bytes=weight_bytes,
+        workers=workers,
         kv_bytes_per_token=first,
         page_size=config.memory.page_size or config.platform.page_sizes[0],
         context=context,
         max_request_tokens=max_tokens,
-        rows=config.schedule.max_running_requests or DEFAULT_ROWS,
+        rows=wanted_rows(config),
         static_fraction=config.memory.mem_fraction_static,
         max_total_tokens=config.memory.max_total_tokens,
         windows=tuple(
