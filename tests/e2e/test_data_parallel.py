@@ -204,3 +204,13 @@ def test_the_lighter_engine_gets_more(method: str, tmp_path: Path) -> None:
             assert {answer["meta_info"]["dp_rank"] for answer in light} == {1}
             for one in heavy:
                 assert one.result(30)[1] == {0}
+
+
+def test_a_stream_goes_on_on_another_server(server: RunningServer, vocabulary: int) -> None:
+    """What a router does whose server has gone: the rest of the answer, and its counts."""
+    whole = expected(11, 40, vocabulary)
+    for cut in (1, 7, 39, 40):
+        answer = server.json("/generate", body(11, 40, resumed=whole[:cut]))
+        assert answer["output_ids"] == whole[cut:]
+        assert answer["meta_info"]["completion_tokens"] == 40
+        assert answer["meta_info"]["finish_reason"]["type"] == "length"

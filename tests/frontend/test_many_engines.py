@@ -278,3 +278,62 @@ def test_a_stalled_engine_gets_nothing_while_another_gets_on(balance: str) -> No
     assert server.frontend.engine.stall == ""
     server.engines[1].view.progress = progress
     assert server.frontend.engine.stall
+
+
+# answers that begin with what their clients have already
+
+
+@pytest.mark.parametrize("stop", [(), ("kn",), ("hkn",), ("zz",)])
+def test_an_answer_goes_on_behind_what_its_client_has(stop: tuple[str, ...]) -> None:
+    """Cut at every token, also within a stop string: both parts are the whole answer."""
+    shown, ends = [""], []
+    whole = Server(1)
+    sink = TextAnswer()
+    start(whole, sink, stop)
+    for _ in range(LENGTH):
+        if sink.finish is None:
+            whole.step(0)
+            shown.append(sink.text)
+            ends.append(list(sink.tokens))
+    assert sink.finish is not None and (sink.finish.type == "stop") == (stop not in ((), ("zz",)))
+    for cut in range(1, len(shown) - 1):
+        rest, server = TextAnswer(), Server(1)
+        start(server, rest, stop, resumed=ends[cut - 1])
+        for _ in range(LENGTH):
+            if rest.finish is None:
+                server.step(0)
+        assert shown[cut] + rest.text == sink.text, cut
+        assert ends[cut - 1] + rest.tokens == sink.tokens
+        assert rest.finish == sink.finish
+        assert rest.completion_tokens == sink.completion_tokens
+
+
+def test_an_answer_that_had_ended_ends() -> None:
+    server, sink = Server(1), TextAnswer()
+    tokens = [token(1, index) for index in range(LENGTH)]
+    start(server, sink, (), resumed=tokens)
+    assert sink.finish is not None and sink.finish.type == "length"
+    assert (sink.tokens, sink.completion_tokens) == ([], LENGTH)
+    assert not server.engines[0].live and server.frontend.live == 0
+
+
+class TextAnswer:
+    def __init__(self) -> None:
+        self.text = ""
+        self.tokens: list[int] = []
+        self.finish: Finish | None = None
+        self.completion_tokens = 0
+
+    def push(self, output: RequestOutput) -> None:
+        self.text += output.text
+        self.tokens += output.tokens
+        self.finish = output.finish
+        self.completion_tokens = output.completion_tokens
+
+
+def start(
+    server: Server, sink: TextAnswer, stop: tuple[str, ...], resumed: list[int] | None = None
+) -> None:
+    sampling = SamplingParams(max_new_tokens=LENGTH, ignore_eos=True, stop=stop)
+    request = server.frontend.checked_request([65, 66], sampling, resumed=resumed or ())
+    server.frontend.start(request, sink)

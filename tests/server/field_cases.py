@@ -113,6 +113,16 @@ GENERATE: dict[str, list[Case]] = {
     "return_text_in_logprobs": [Effect(True, False, around=WITH_LOGPROBS)],
     "return_prompt_token_ids": [Effect(True, False)],
     "stream": [Effect(True, False)],
+    "resumed": [
+        Effect([65], [66], "engine", {"sampling_params": {"temperature": 0}}),
+        Effect(ABSENT, [65], around={"sampling_params": {"sampling_seed": 3}}),
+        Refused([65], "sampling_seed", {"sampling_params": {"temperature": 0.7}}),
+        Refused([65], "n must", {"sampling_params": {"temperature": 0, "n": 2}}),
+        Refused([-1], "token ids", {"sampling_params": {"temperature": 0}}),
+        Refused(
+            [65, 66], "max_new_tokens", {"sampling_params": {"temperature": 0, "max_new_tokens": 1}}
+        ),
+    ],
     "no_logs": [Effect(True, False, "log")],
     "log_metrics": [Effect(True, False, "engine")],
     "routing_key": [Logged("key-1")],

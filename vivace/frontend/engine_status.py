@@ -132,9 +132,10 @@ class EngineStatus:
     """All engines together: there is one while any of them takes messages. Changed by the frontend
     on its loop; anybody there may wait for it."""
 
-    def __init__(self, engines: Sequence[EngineView], balance: Balance) -> None:
+    def __init__(self, engines: Sequence[EngineView], balance: Balance | None = None) -> None:
+        """Without `balance` they take turns."""
         self._engines = engines
-        self._balance = balance
+        self._balance = balance or RoundRobin()
         self.epochs: dict[int, EngineView] = {}
         """of those that take messages"""
         self.status = "starting"

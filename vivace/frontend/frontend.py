@@ -19,7 +19,6 @@ from vivace.frontend.engine_status import (
     EngineCommands,
     EngineStatus,
     EngineView,
-    RoundRobin,
 )
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import CURRENT_BEGIN
@@ -93,7 +92,7 @@ class Frontend:
         """HTTP requests to generate, from their body to the end of their answer"""
         self._rids: dict[str, int] = {}
         self._pool = TokenizerPool(threads, release)
-        self.engine = EngineStatus(engines, balance or RoundRobin())
+        self.engine = EngineStatus(engines, balance)
         self.commands = EngineCommands(index, self.engine, engines)
 
     # -- state -----------------------------------------------------------------------------------
@@ -171,6 +170,7 @@ class Frontend:
         log_metrics: bool = True,
         arrival: float | None = None,
         dp_rank: int | None = None,
+        resumed: Sequence[int] = (),
     ) -> Request:
         """`request` for a prompt that has passed `check_prompt`; it is not copied."""
         self._require_room(rid)
@@ -193,6 +193,7 @@ class Frontend:
             client=client,
             log_metrics=log_metrics,
             dp_rank=dp_rank,
+            resumed=list(resumed),
         )
 
     def start(self, request: Request, sink: Sink) -> None:
@@ -205,7 +206,9 @@ class Frontend:
         self._states[request.key] = state
         self._rids[request.rid] = request.key
         self._assign(state, engine)
-        if engine.up:
+        if request.resumed and (finish := state.reached_end(self.served.eos_ids)):
+            self._end(state, finish)
+        elif engine.up:
             engine.send(request)
 
     def _assign(self, state: RequestState, engine: EngineView) -> None:
@@ -215,10 +218,8 @@ class Frontend:
         engine.add(state.request)
 
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
-        """The outputs of one answer; leaving the iteration early cancels the request.
-
-        A reader slower than the model gets several outputs merged into one.
-        """
+        """The outputs of one answer; leaving the iteration early cancels the request. A reader
+        slower than the model gets several outputs merged into one."""
         sink = QueueSink()
         self.start(request, sink)
         try:
@@ -232,14 +233,13 @@ class Frontend:
 
     def cancel(self, keys: list[int]) -> None:
         """Stop requests nobody listens to any more; their sinks hear nothing further."""
-        known = [self._states[key] for key in keys if key in self._states]
-        lost: dict[int, list[int]] = {}
-        for state in known:
+        lost: dict[EngineView, list[int]] = {}
+        for state in [self._states[key] for key in keys if key in self._states]:
             if state.engine is not None:
-                lost.setdefault(state.engine.index, []).append(state.request.key)
+                lost.setdefault(state.engine, []).append(state.request.key)
             self._forget(state)
-        for index, of_engine in lost.items():
-            self.engines[index].send(Cancel(keys=of_engine))
+        for engine, of_engine in lost.items():
+            engine.send(Cancel(keys=of_engine))
 
     def abort(self, prefix: str) -> None:
         """End all requests whose id begins with `prefix`, whichever frontend has them and wherever
@@ -250,8 +250,8 @@ class Frontend:
         self._aborts.append(cancel)
         self.engine.broadcast(cancel)
         for state in list(self._states.values()):  # what waits for a restart ends now
-            waits = state.engine is None or not state.engine.up
-            if waits and state.request.rid.startswith(prefix):
+            there = state.engine is not None and state.engine.up
+            if not there and state.request.rid.startswith(prefix):
                 self._end(state, ABORTED)
 
     # -- out -------------------------------------------------------------------------------------
@@ -327,8 +327,8 @@ class Frontend:
     def _may_leave(self, state: RequestState) -> bool:
         """Whether it waits for an engine that is not there, and may go on with any other. During a
         drain the others have heard that nothing comes any more."""
-        waits = state.engine is None or not state.engine.up
-        return waits and state.request.dp_rank is None and not self.engine.draining
+        there = state.engine is not None and state.engine.up
+        return not (there or self.engine.draining) and state.request.dp_rank is None
 
     def _resume(self, state: RequestState, engine: EngineView) -> None:
         """An engine goes on with what a dead one left."""

@@ -101,9 +101,11 @@ class RequestState:
     """
 
     __slots__ = (
+        "_begun",
         "_cached",
         "_clock",
         "_detokenizer",
+        "_ended",
         "_first",
         "_offer",
         "_prompt",
@@ -154,12 +156,22 @@ class RequestState:
             PromptRows(request.tokens, options) if options and options.start >= 0 else None
         )
         """log-probabilities of the prompt, until an output shows them"""
+        self._begun = False
+        """an output was made"""
+        self._ended: Finish | None = None
+        if request.resumed:
+            self._take_up(request.resumed)
+
+    def _take_up(self, tokens: list[int]) -> None:
+        """What the client has already, of an answer that another server began."""
+        _, kept, self._ended = self._text_to_the_end(tokens, None)
+        self.ledger += tokens[:kept]
 
     def try_fast_path(self, delta: Delta) -> bool:
         """Hand a delta of nothing but tokens to a sink that takes mere text, if this is the middle
         of such an answer; else False, and it is one for `accept`. May raise like `accept`."""
         offer, ledger = self._offer, self.ledger
-        if offer is None or not ledger or delta.index != len(ledger):
+        if offer is None or not self._begun or delta.index != len(ledger):
             return False
         tokens = delta.tokens
         if not tokens or delta.finish is not None or delta.retractions or self._detokenizer is None:
@@ -180,7 +192,8 @@ class RequestState:
         tokens, finish = delta.tokens, delta.finish
         if not tokens and finish is None:
             return None
-        timings = None if ledger and finish is None else self._note_start(delta)
+        timings = None if self._begun and finish is None else self._note_start(delta)
+        self._begun = True
         logprobs = delta.logprobs
         if self._stops is None and finish is None:
             text = self._detokenizer.push(tokens) if self._detokenizer is not None else ""
@@ -244,6 +257,8 @@ class RequestState:
 
     def reached_end(self, eos_ids: tuple[int, ...]) -> Finish | None:
         """The finish that was lost with an engine, when the ledger shows that there was one."""
+        if self._ended is not None:
+            return self._ended
         sampling, ledger = self.request.sampling, self.ledger
         if ledger and len(ledger) > sampling.min_new_tokens:
             ends = sampling.stop_token_ids + (() if sampling.ignore_eos else eos_ids)
@@ -335,7 +350,7 @@ class RequestState:
 
     def _note_start(self, delta: Delta) -> dict[str, float] | None:
         """Numbers that come with the first delta of an answer (and again with the last)."""
-        if self.ledger:
+        if self._begun:
             return None
         self._cached = delta.cached_tokens or self._cached
         self._queue = delta.queue_time or self._queue

@@ -6,7 +6,7 @@ Free of HTTP: /generate, the OpenAI endpoints and the offline API share it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,8 +16,9 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import NO_TEXT, abbreviate, json_type, refuse_unsupported
 from vivace.frontend.frontend import Frontend
+from vivace.frontend.served_model import ServedModel
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
-from vivace.protocol.messages import Request
+from vivace.protocol.messages import Request, SamplingParams
 from vivace.requests.json_scan import PART_BYTES, Scan
 from vivace.requests.limits import DEPTH, VALUES
 from vivace.requests.long_texts import decode_document
@@ -52,6 +53,7 @@ class PromptInput:
     logprobs: Mapping[str, Any] = field(default_factory=dict)
     priority: int | None = None
     dp_rank: WantedRank | None = None
+    resumed: Sequence[int] = ()
     cache_key: str = ""
     log_metrics: bool = True
 
@@ -91,6 +93,8 @@ def build_requests(
     sampling, n = build_sampling(
         prompt.sampling, served, len(tokens), field_prefix=prompt.sampling_field
     )
+    if prompt.resumed:
+        check_resumed(prompt, sampling, n, served)
     logprobs = build_logprobs(served, len(tokens), **prompt.logprobs)
     for index, one in enumerate(samples(sampling, n)):
         yield frontend.checked_request(
@@ -100,6 +104,7 @@ def build_requests(
             logprobs=logprobs,
             priority=prompt.priority,
             dp_rank=None if prompt.dp_rank is None else prompt.dp_rank.rank,
+            resumed=prompt.resumed,
             cache_key=prompt.cache_key,
             log_metrics=prompt.log_metrics,
             stream=stream,
@@ -141,9 +146,31 @@ def prompt_input(
         },
         priority=params.priority,
         dp_rank=wanted_rank(params),
+        resumed=own_resumed(params, count),
         cache_key=cache_key(own("extra_key"), own("cache_salt")),
         log_metrics=params.log_metrics,
     )
+
+
+def own_resumed(params: GenerateRequest, count: int) -> Sequence[int]:
+    if params.resumed and count > 1:
+        raise BadRequest("resumed", "goes on with one answer: send a single prompt")
+    return params.resumed or ()
+
+
+def check_resumed(
+    prompt: PromptInput, sampling: SamplingParams, n: int, served: ServedModel
+) -> None:
+    """A draw depends on the seed and the position, so the answer goes on as it would have."""
+    if n > 1:
+        raise BadRequest("resumed", "goes on with one answer: n must be 1")
+    if sampling.temperature > 0 and (prompt.sampling or {}).get("sampling_seed") is None:
+        raise BadRequest("resumed", "draws depend on a seed: give sampling_params.sampling_seed")
+    if len(prompt.resumed) > sampling.max_new_tokens:
+        raise BadRequest("resumed", f"has more than max_new_tokens ({sampling.max_new_tokens})")
+    for token in prompt.resumed:
+        if not 0 <= token < served.vocabulary:
+            raise BadRequest("resumed", f"token ids are 0 to {served.vocabulary - 1}")
 
 
 class RankedParams(Protocol):

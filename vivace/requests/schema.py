@@ -28,6 +28,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_prompt_token_ids: bool = False
     stream: bool = False
     priority: int | None = None
+    resumed: Ids | None = None
+    """Tokens of the answer that the client has already: only what follows them is sent. Vivace's
+    own field; a router resumes a stream on another server with it."""
     extra_key: str | PerPrompt[str] | None = None
     cache_salt: str | PerPrompt[str] | None = None
     no_logs: bool = False
