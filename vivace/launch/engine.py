@@ -18,6 +18,7 @@ from vivace.worker.sizing import Demand, size_pool
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
+    from vivace.platforms.groups import Group
 
 ORACLE_BYTES = 4 << 30
 """of its made-up device: it bounds the book-keeping"""
@@ -33,18 +34,19 @@ def engine_parts(
     epoch: int = 0,
     wrap_runner: Callable[[StepWorker], StepWorker] | None = None,
     report_load: ReportLoad | None = None,
+    owns_process: bool = False,
 ) -> tuple[Loop, Capacity]:
     """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while.
 
     `wrap_runner` wraps what runs the steps, for somebody who looks on; `report_load` hears what the
-    engine holds."""
+    engine holds; `owns_process`: as in `PlatformSettings`."""
     stages = StageTimes(report, time.monotonic)
 
     def wrap(runner: StepWorker) -> StepWorker:
         faulty = with_fault(runner, config.environment.get("VIVACE_TEST_FAULT", ""), epoch)
         return wrap_runner(faulty) if wrap_runner is not None else faulty
 
-    executor = build_executor(config, stages, wrap)
+    executor = build_executor(config, stages, wrap, owns_process)
     settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
     loop = Loop(
@@ -60,18 +62,22 @@ def engine_parts(
 
 
 def build_executor(
-    config: Config, report: ReportProgress, wrap: Callable[[StepWorker], StepWorker]
+    config: Config,
+    report: ReportProgress,
+    wrap: Callable[[StepWorker], StepWorker],
+    owns_process: bool,
 ) -> Executor:
     """One worker in this process, or the first of several ranks."""
     ranks = config.parallel.tp_size
     if ranks == 1 or config.environment.get("VIVACE_EXECUTOR"):
-        return InProcessExecutor(wrap(build_runner(config, report)))
+        return InProcessExecutor(wrap(build_runner(config, report, owns_process)))
     from vivace.launch.ranks import start_process_group
     from vivace.worker.build import build_worker
 
-    return start_process_group(
-        config, ranks, lambda group: wrap(build_worker(config, report, group)), report
-    )
+    def build(group: Group) -> StepWorker:
+        return wrap(build_worker(config, report, group, owns_process=owns_process))
+
+    return start_process_group(config, ranks, build, report)
 
 
 class StageTimes:
@@ -103,7 +109,7 @@ class StageTimes:
         self._moment = now
 
 
-def build_runner(config: Config, report: ReportProgress) -> StepWorker:
+def build_runner(config: Config, report: ReportProgress, owns_process: bool = False) -> StepWorker:
     """The worker on its device, or (`VIVACE_EXECUTOR=oracle[:seconds per step]`) no model."""
     name, _, seconds = config.environment.get("VIVACE_EXECUTOR", "").partition(":")
     if name == "oracle":
@@ -114,7 +120,7 @@ def build_runner(config: Config, report: ReportProgress) -> StepWorker:
     report("Loading PyTorch", 0.0)
     from vivace.worker.build import build_worker
 
-    return build_worker(config, report)
+    return build_worker(config, report, owns_process=owns_process)
 
 
 def oracle(config: Config, step_seconds: float) -> OracleWorker:

@@ -91,6 +91,7 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
         epoch=setup.epoch,
         wrap_runner=lambda runner: HeartbeatRunner(runner, heartbeat),
         report_load=heartbeat.report_load,
+        owns_process=True,
     )
     timeline.begin("collecting garbage")
     gc.collect()

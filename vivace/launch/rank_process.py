@@ -34,7 +34,9 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     if not isinstance(control.wait(), JoinRanks):
         raise TypeError("a message before the ranks have met")
     group = join_group(setup.rank, setup.ranks, setup.meeting)
-    worker = RankWorker(build_worker(config, lambda stage, fraction: None, group))
+    worker = RankWorker(
+        build_worker(config, lambda stage, fraction: None, group, owns_process=True)
+    )
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -65,12 +65,20 @@ MAX_STEP_BUFFER = 16384
 """tokens; longer steps enlarge the buffers when they come"""
 
 
-def build_worker(config: Config, report: ReportProgress, group: Group = SINGLE_RANK) -> Worker:
+def build_worker(
+    config: Config,
+    report: ReportProgress,
+    group: Group = SINGLE_RANK,
+    *,
+    owns_process: bool = False,
+) -> Worker:
     """Load the platform and the weights, size the pool with what is left, and assemble. `group`:
-    the ranks that share the layers, each of which does the same; they agree on one size."""
+    the ranks that share the layers, each of which does the same; they agree on one size.
+    `owns_process`: as in `PlatformSettings`."""
     report("Loading kernels", 0.0)
     workers = group.size * config.parallel.dp_size
-    platform = load_platform(config.platform, platform_settings(config, workers))
+    settings = platform_settings(config, workers, owns_process=owns_process)
+    platform = load_platform(config.platform, settings)
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
     (free,) = group.minimum([platform.available_bytes() // workers])
     # What a checkpoint claims is allocated for only as far as the memory could ever hold it.
@@ -178,10 +186,14 @@ def fewer_threads(config: Config, platform: Platform, ranks: int) -> list[Rewrit
     if platform.threads >= requested:
         return []
     reason = "the system starts no more threads for this process (pids limit, ulimit -u)"
+    if config.runtime.disable_cpu_kernels:
+        reason = "torch's threads are those of the program (torch.set_num_threads)"
     return [_rewrite("cpu_threads", requested, platform.threads, reason)]
 
 
-def platform_settings(config: Config, ranks: int = 1) -> PlatformSettings:
+def platform_settings(
+    config: Config, ranks: int = 1, *, owns_process: bool = False
+) -> PlatformSettings:
     """The ranks of all engines of a machine divide its threads among them."""
     threads = config.runtime.cpu_threads or config.platform.cores
     return PlatformSettings(
@@ -189,6 +201,7 @@ def platform_settings(config: Config, ranks: int = 1) -> PlatformSettings:
         deterministic=bool(config.runtime.enable_deterministic_inference),
         pinned=switched_on(config.environment, PINNED),
         kernels=not config.runtime.disable_cpu_kernels,
+        owns_process=owns_process,
     )
 
 
