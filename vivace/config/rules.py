@@ -150,7 +150,7 @@ def chunk(options: Options, context: ResolveContext) -> Iterator[Change]:
 def rows(options: Options, context: ResolveContext) -> Iterator[Change]:
     if options.schedule.max_running_requests is None:
         platform = context.platform
-        default = platform.max_running_requests * options.parallel.dp_size
+        default = platform.max_running_requests
         yield "max_running_requests", default, f"default on the {platform.name}"
 
 

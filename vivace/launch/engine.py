@@ -134,9 +134,7 @@ def oracle(config: Config, step_seconds: float) -> OracleWorker:
             kv_bytes_per_token=1,
             page_size=page_size,
             context=config.facts.context,
-            rows=max(
-                1, (config.schedule.max_running_requests or ORACLE_ROWS) // config.parallel.dp_size
-            ),
+            rows=config.schedule.max_running_requests or ORACLE_ROWS,
             max_total_tokens=config.memory.max_total_tokens
             or ORACLE_TOKENS // page_size * page_size,
         )

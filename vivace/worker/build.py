@@ -175,12 +175,6 @@ def wanted_context(config: Config) -> int:
     return config.model.context_length or config.facts.context
 
 
-def wanted_rows(config: Config) -> int:
-    """Of one engine; what is asked for is divided among all."""
-    asked, engines = config.schedule.max_running_requests, config.parallel.dp_size
-    return DEFAULT_ROWS if asked is None else max(1, asked // engines)
-
-
 def fewer_threads(config: Config, platform: Platform, ranks: int) -> list[Rewrite]:
     requested = (config.runtime.cpu_threads or 0) // ranks
     if platform.threads >= requested:
@@ -377,7 +371,7 @@ def memory_demand(
         page_size=config.memory.page_size or config.platform.page_sizes[0],
         context=context,
         max_request_tokens=max_tokens,
-        rows=wanted_rows(config),
+        rows=config.schedule.max_running_requests or DEFAULT_ROWS,
         static_fraction=config.memory.mem_fraction_static,
         max_total_tokens=config.memory.max_total_tokens,
         windows=tuple(
