@@ -81,16 +81,12 @@ def build_worker(
     platform = load_platform(config.platform, settings)
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
     (free,) = group.minimum([platform.available_bytes() // workers])
-    # What a checkpoint claims is allocated for only as far as the memory could ever hold it.
-    one_pool, facts = config.memory.disable_hybrid_swa_memory, config.facts
-    kept = (0 if one_pool else facts.full_kv_elements) or facts.kv_elements
-    held = free // (kept * kv_dtype.itemsize)
-    max_tokens = max(1, min(wanted_context(config), held))
+    max_tokens = longest_request(config, free * group.size, kv_dtype)
     report("Loading weights", 0.0)
     model = load(config, platform, max_tokens, report, group)
     report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
-    windows = own_windows(layers, max_tokens, one_pool=one_pool)
+    windows = own_windows(layers, max_tokens, one_pool=config.memory.disable_hybrid_swa_memory)
     demand = memory_demand(
         config,
         free_bytes=free,
@@ -120,6 +116,14 @@ def build_worker(
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
         rewrites=fewer_threads(config, platform, workers),
     )
+
+
+def longest_request(config: Config, free: int, kv_dtype: torch.dtype) -> int:
+    """Tokens. What a checkpoint claims is allocated for only as far as the memory of all ranks
+    (`free` bytes) could ever hold it."""
+    one_pool, facts = config.memory.disable_hybrid_swa_memory, config.facts
+    kept = (0 if one_pool else facts.full_kv_elements) or facts.kv_elements
+    return max(1, min(wanted_context(config), free // (kept * kv_dtype.itemsize)))
 
 
 def agree(demand: Demand, group: Group) -> Demand:
