@@ -21,7 +21,7 @@ from vivace.engine.oracle import (
 )
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
-from vivace.frontend.request_state import PromptRows
+from vivace.frontend.answer_parts import PromptRows
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import (
     CacheGroup,

@@ -13,11 +13,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vivace.checkpoint.fields import readable_key
-from vivace.checkpoint.weights import CheckpointError
+from vivace.checkpoint.weights import EMBEDDING, OUTPUT, CheckpointError
 from vivace.platforms.ops.stored import Int8Rows
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 ROWS_AT_ONCE = 4096
+STEM = "model."
+BARE_EMBEDDING = EMBEDDING.removeprefix(STEM)
 INT8, SCALE = "I8", "_scale"
 """a matrix `x.weight` of int8 has one scale for each row in `x.weight_scale`"""
 
@@ -30,11 +32,14 @@ class SafetensorsFiles:
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._stack = ExitStack()
-        self._where: dict[str, tuple[Path, Any]] = {}
+        self._where: dict[str, tuple[Path, Any, str]] = {}
+        """name -> file, the file opened, the name that it has there"""
         paths = list(files)
         self.place = str(paths[0].parent if len(paths) > 1 else paths[0])
         for path in paths:
             self._add(path)
+        if BARE_EMBEDDING in self._where:
+            self._where = {add_stem(name): where for name, where in self._where.items()}
         self._scales = {name + SCALE for name in self._where if self._kind(name) == INT8}
         self.int8 = bool(self._scales)
 
@@ -51,22 +56,27 @@ class SafetensorsFiles:
                 raise CheckpointError(
                     f"{path}: tensor {readable_key(name)} is also in {self._where[name][0]}"
                 )
-            self._where[name] = (path, opened)
+            self._where[name] = (path, opened, name)
 
     def names(self) -> Iterable[str]:
         return self._where.keys() - self._scales
 
     def _kind(self, name: str) -> str:
-        return str(self._where[name][1].get_slice(name).get_dtype())
+        return str(self._slice(name).get_dtype())
+
+    def _slice(self, name: str) -> Any:
+        _, opened, stored = self._where[name]
+        return opened.get_slice(stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._where[name][1].get_slice(name).get_shape())
+        return tuple(self._slice(name).get_shape())
 
     def nbytes(self, name: str) -> int:
         return prod(self.shape(name)) * BYTES.get(self._kind(name), 1)
 
     def label(self, name: str) -> str:
-        return f"{self._where[name][0]}: tensor {name!r}"
+        path, _, stored = self._where[name]
+        return f"{path}: tensor {stored!r}"
 
     def same(self, first: str, second: str) -> bool:
         """Whether two matrices have the same numbers; read in pieces, without copies."""
@@ -75,7 +85,7 @@ class SafetensorsFiles:
             return False
         if len(shape) != 2 or kind not in BYTES:
             return False
-        one, other = (self._where[name][1].get_slice(name) for name in (first, second))
+        one, other = (self._slice(name) for name in (first, second))
         pieces = (slice(at, at + ROWS_AT_ONCE) for at in range(0, shape[0], ROWS_AT_ONCE))
         return all(torch.equal(one[piece], other[piece]) for piece in pieces)
 
@@ -110,6 +120,12 @@ class SafetensorsFiles:
         return Int8Rows(self._copy(name).contiguous(), scales)
 
     def _copy(self, name: str) -> Tensor:
-        opened = self._where[name][1]
+        _, opened, stored = self._where[name]
         # A copy: the file may be replaced or cut while the model runs.
-        return opened.get_tensor(name).clone()
+        return opened.get_tensor(stored).clone()
+
+
+def add_stem(name: str) -> str:
+    """The name that a tensor has in a model with a head, as in files of models without one (those
+    of embeddings, which AutoModel has written) it has lost its beginning."""
+    return name if name == OUTPUT else f"{STEM}{name}"

@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Unpack
 
+from vivace.frontend.answer_parts import MissingDelta
 from vivace.frontend.engine_status import CrashingRequests, EngineCommands, EngineStatus
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import CURRENT_BEGIN
 from vivace.frontend.request_output import QueueSink, RequestOutput, Sink
-from vivace.frontend.request_state import MissingDelta, RequestOptions, RequestState
+from vivace.frontend.request_state import RequestOptions, RequestState
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import TokenizerPool
@@ -44,6 +45,7 @@ from vivace.protocol.messages import (
     ToEngine,
     ToFrontend,
 )
+from vivace.protocol.tasks import GENERATE, Task
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class Frontend:
         self.tokenizer = tokenizer
         self.capacity: Capacity | None = None
         self.last_token_time = -math.inf
-        """when the engine last sent a token, in seconds of the clock"""
+        """when the engine last sent a token or a vector, in seconds of the clock"""
         self._configured = served
         self._send = send
         self._clock = clock
@@ -168,6 +170,7 @@ class Frontend:
         client: int = 0,
         log_metrics: bool = True,
         arrival: float | None = None,
+        task: Task = GENERATE,
     ) -> Request:
         """`request` for a prompt that has passed `check_prompt`; it is not copied."""
         self._require_room(rid)
@@ -189,6 +192,7 @@ class Frontend:
             stream=stream,
             client=client,
             log_metrics=log_metrics,
+            task=task,
         )
 
     def start(self, request: Request, sink: Sink) -> None:
@@ -258,7 +262,7 @@ class Frontend:
     def _deliver(self, deltas: list[Delta]) -> None:
         stopped: list[int] = []
         table = self._states
-        if any(delta.tokens for delta in deltas):
+        if any(delta.tokens or delta.payload for delta in deltas):
             self.last_token_time = self._clock()
         for delta in deltas:
             state = table.get(delta.key)

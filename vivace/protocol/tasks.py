@@ -31,6 +31,8 @@ class Embed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag="
 
 Task = Generate | Embed
 GENERATE = Generate()
+HIDDEN = Generate(hidden_state_start=0)
+"""tokens, and the hidden states of all positions"""
 
 
 class KVTransfer(msgspec.Struct, frozen=True, array_like=True):

@@ -18,10 +18,16 @@ from vivace.frontend.fields import NO_TEXT, abbreviate, json_type, refuse_unsupp
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
 from vivace.protocol.messages import Request
+from vivace.protocol.tasks import GENERATE, HIDDEN, Task
 from vivace.requests.json_scan import PART_BYTES, Scan
 from vivace.requests.limits import DEPTH, VALUES
 from vivace.requests.long_texts import decode_document
 from vivace.requests.schema import MESSAGE_REFUSED, GenerateRequest, Message, ToolCall
+
+NO_HIDDEN_STATES = (
+    "this server was started without --enable-return-hidden-states; start it with that flag, or "
+    "leave the field out"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +47,7 @@ class PromptInput:
     priority: int | None = None
     cache_key: str = ""
     log_metrics: bool = True
+    task: Task = GENERATE
 
 
 def expand(
@@ -71,6 +78,8 @@ def build_requests(
 ) -> Iterator[Request]:
     """The n requests of one prompt."""
     served = frontend.served
+    if prompt.task == HIDDEN and not served.returns_hidden_states:
+        raise BadRequest("return_hidden_states", NO_HIDDEN_STATES)
     room = 0 if (prompt.sampling or {}).get("max_new_tokens", 1) == 0 else 1
     tokens = check_prompt(prompt.tokens, served, field=prompt.prompt_field, room=room)
     sampling, n = build_sampling(
@@ -89,6 +98,7 @@ def build_requests(
             stream=stream,
             client=client,
             arrival=arrival,
+            task=prompt.task,
         )
 
 
@@ -110,13 +120,12 @@ def prompt_input(
         return share(name, getattr(params, name), index, count)
 
     several = isinstance(params.sampling_params, list)
-    rid = own("rid")
     return PromptInput(
         tokens=tokens,
         sampling=own("sampling_params"),
         sampling_field=f"sampling_params[{index}]" if several else "sampling_params",
         prompt_field=place,
-        rid=rid if count == 1 or isinstance(params.rid, list) or rid is None else f"{rid}-{index}",
+        rid=own_rid(params.rid, index, count),
         logprobs={
             "return_logprob": own("return_logprob"),
             "logprob_start_len": own("logprob_start_len"),
@@ -126,7 +135,14 @@ def prompt_input(
         priority=params.priority,
         cache_key=cache_key(own("extra_key"), own("cache_salt")),
         log_metrics=params.log_metrics,
+        task=HIDDEN if own("return_hidden_states") else GENERATE,
     )
+
+
+def own_rid(rid: str | list[str] | None, index: int, count: int) -> str | None:
+    """The id of one prompt of several."""
+    own = share("rid", rid, index, count)
+    return own if count == 1 or isinstance(rid, list) or own is None else f"{own}-{index}"
 
 
 def share(name: str, value: Any, index: int, count: int) -> Any:

@@ -128,6 +128,7 @@ def load(config: Config, platform: Platform, max_tokens: int, report: ReportProg
         longest=max_tokens,
         progress=report,
         seed=config.runtime.random_seed or 0,
+        own_head=config.pooling is None,
     )
 
 
