@@ -17,11 +17,17 @@ from vivace.frontend.errors import BadRequest, EngineUnavailable, NotSupported
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.offline.build import report, resolve_arguments, start
 from vivace.offline.driver import AsyncDriver
-from vivace.offline.job import Job, create_job
+from vivace.offline.job import Job, create_embedding_job, create_job
 from vivace.offline.keywords import check_keywords
-from vivace.offline.prompts import GenerateOptions, read_call, read_conversations
+from vivace.offline.prompts import (
+    GenerateOptions,
+    read_call,
+    read_conversations,
+    read_encode_call,
+)
 from vivace.offline.scores import PLAIN, ScoreResult, compute_scores, score_prompts
 from vivace.protocol.messages import EngineState, FlushCache, GetState
+from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
 from vivace.version import __version__
 
@@ -174,13 +180,45 @@ class Engine:
         answers: Any = await self.async_generate(None, PLAIN, prompts, **_label_logprobs(labels))
         return compute_scores(answers, labels, apply_softmax)
 
-    def encode(self, prompt: Any, image_data: Any = None, **_: Any) -> NoReturn:
-        """Embeddings: raises NotSupported."""
-        raise NotSupported("", NO_EMBEDDINGS)
+    # -- embeddings ------------------------------------------------------------------------------
 
-    async def async_encode(self, prompt: Any, image_data: Any = None, **_: Any) -> NoReturn:
-        """Embeddings: raises NotSupported."""
-        raise NotSupported("", NO_EMBEDDINGS)
+    def encode(
+        self,
+        prompt: str | list[str] | None = None,
+        image_data: Any = None,
+        audio_data: Any = None,
+        video_data: Any = None,
+        dimensions: int | None = None,
+        lora_path: Any = None,
+        rid: str | list[str] | None = None,
+        priority: int | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+    ) -> Answer | list[Answer]:
+        """A vector of one text (a dict with `embedding` and `meta_info`), or of each of several (a
+        list of them), by an engine with the flag is_embedding.
+
+        `dimensions`: only the first numbers, for models that were trained for it (Matryoshka).
+        """
+        media = {"image_data": image_data, "audio_data": audio_data, "video_data": video_data}
+        params = read_encode_call(dimensions, rid, priority, lora_path=lora_path, **media)
+        return self._whole(self._embedding_job(params, prompt, input_ids))
+
+    async def async_encode(
+        self,
+        prompt: str | list[str] | None = None,
+        image_data: Any = None,
+        audio_data: Any = None,
+        video_data: Any = None,
+        dimensions: int | None = None,
+        lora_path: Any = None,
+        rid: str | list[str] | None = None,
+        priority: int | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+    ) -> Answer | list[Answer]:
+        """`encode` for asyncio; concurrent calls share the engine's steps."""
+        media = {"image_data": image_data, "audio_data": audio_data, "video_data": video_data}
+        params = read_encode_call(dimensions, rid, priority, lora_path=lora_path, **media)
+        return await self._async_whole(self._embedding_job(params, prompt, input_ids))
 
     def rerank(self, prompt: list[list[str]]) -> NoReturn:
         """Cross-encoders: raises NotSupported."""
@@ -257,6 +295,10 @@ class Engine:
         disjoint = bool(self.config.runtime.stream_output)
         return create_job(self._frontend, call, prompt, input_ids, disjoint=disjoint)
 
+    def _embedding_job(self, params: EncodeRequest, prompt: Any, input_ids: Any) -> Job:
+        self._driver.require_alive()
+        return create_embedding_job(self._frontend, params, prompt, input_ids)
+
     def _start(self, job: Job) -> None:
         self._driver.require_alive()
         job.start()
@@ -302,9 +344,6 @@ class Engine:
                     await self._async_driver.next()
         finally:
             job.cancel()
-
-
-NO_EMBEDDINGS = "embedding models are not supported yet"
 
 
 def _render_options(

@@ -129,7 +129,9 @@ NOUNS = frozenset(
     # what layers, lists, remarks and messages are called by everybody
     "Embedding Listing Finding Setting Timing Reading Batching Decoding "
     # messages between processes, which say what has happened
-    "Started Serving Draining Unauthorized".split()
+    "Started Serving Draining Unauthorized "
+    # a task, which is no participle
+    "Embed".split()
 )
 
 

@@ -14,13 +14,14 @@ from vivace.engine.loop import Lockstep, Loop
 from vivace.engine.oracle import (
     Faults,
     OracleWorker,
+    hash_kv,
     oracle_answer,
     oracle_token,
     splitmix64,
 )
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
-from vivace.frontend.request_state import PromptRows
+from vivace.frontend.answer_parts import PromptRows
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import (
     CacheGroup,
@@ -29,7 +30,6 @@ from vivace.protocol.messages import (
     Delta,
     Deltas,
     Finish,
-    KVTransfer,
     LogprobOptions,
     Reply,
     Request,
@@ -37,6 +37,7 @@ from vivace.protocol.messages import (
     TokenLogprob,
 )
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
+from vivace.protocol.tasks import EMBEDDING, GENERATE, Embed, KVTransfer, Payload, Task
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
 VOCABULARY = 97
@@ -62,6 +63,7 @@ class Answer:
     prompt_logprobs: list[TokenLogprob] | None = None
     """as soon as the first token, or the end, is there"""
     prompt_rows: PromptRows | None = None
+    payloads: list[Payload] = field(default_factory=list[Payload])
     finish: Finish | None = None
     times: list[float] = field(default_factory=list)
     """when each delta came"""
@@ -76,6 +78,10 @@ class Answer:
         self.times.append(now)
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs or []
+        if delta.payload is not None:
+            self.add_payload(delta, delta.payload)
+            if delta.finish is None:
+                return
         options = self.request.logprobs
         if (part := delta.prompt_logprobs) is not None:
             assert options is not None
@@ -91,6 +97,22 @@ class Answer:
             assert self.prompt_rows.complete or self.request.resumed or not delta.tokens
             self.prompt_logprobs = list(self.prompt_rows)
         self.finish = delta.finish
+
+    def add_payload(self, delta: Delta, payload: Payload) -> None:
+        self.payloads.append(payload)
+        if payload.kind == EMBEDDING:
+            assert delta.finish is not None and isinstance(self.request.task, Embed)
+            return
+        assert not (delta.tokens or delta.finish or delta.prompt_logprobs), "hidden states, alone"
+        assert not isinstance(self.request.task, Embed)
+        before = sum(one.shape[0] for one in self.payloads[:-1])
+        assert payload.start == self.request.task.hidden_state_start + before, (
+            "in their order, once"
+        )
+
+    def states(self) -> list[int]:
+        """What the oracle's vectors stand for, one after the other."""
+        return [state for one in self.payloads for state in memoryview(one.data).cast("Q").tolist()]
 
 
 class NoEvents:
@@ -208,6 +230,7 @@ class Rig:
         suspect: int = 0,
         begin: float = inf,
         transfer: KVTransfer | None = None,
+        task: Task = GENERATE,
         **sampling: object,
     ) -> Request:
         request = Request(
@@ -225,6 +248,7 @@ class Rig:
             suspect=suspect,
             begin=begin,
             transfer=transfer,
+            task=task,
         )
         self.answers[key] = Answer(request)
         if 0 < resume < len(self.expected(key)):
@@ -289,6 +313,7 @@ class Rig:
         expected = self.expected(key)
         assert answer.finish is not None, key
         assert answer.request.resumed + answer.tokens == expected, key
+        self.check_states(answer)
         stops = set(self.settings.eos_ids) | set(answer.request.sampling.stop_token_ids)
         limit = min(
             answer.request.sampling.max_new_tokens,
@@ -300,6 +325,16 @@ class Rig:
         else:
             assert answer.finish.type == "stop"
             assert answer.finish.matched in stops
+
+    def check_states(self, answer: Answer) -> None:
+        """Its embedding is that of the whole prompt; no hidden state that it wants is missing."""
+        task, tokens = answer.request.task, answer.request.tokens
+        if isinstance(task, Embed):
+            assert answer.states() == hash_kv(tokens)[-1:]
+        elif task.hidden_state_start >= 0:
+            known = tokens + self.expected(answer.request.key)[:-1]
+            found, start = answer.states(), task.hidden_state_start
+            assert found[: len(known) - start] == hash_kv(known)[start:]
 
     def at_rest(self) -> None:
         """Everything is free or merely cached."""

@@ -15,13 +15,13 @@ from vivace.protocol.messages import (
     ALWAYS,
     UNTIL_FIRST_TOKEN,
     CacheGroup,
-    KVTransfer,
     LogprobOptions,
     window_slack,
 )
+from vivace.protocol.tasks import POOLINGS, Embed, Generate, KVTransfer, Task
 
 SUSPICIONS = st.sampled_from([0, 0, 0, UNTIL_FIRST_TOKEN, ALWAYS])
-TRANSFERS = st.sampled_from(["", "", "send", "receive"])
+KINDS = st.sampled_from(["", "", "", "send", "receive", "states", *POOLINGS])
 STEMS = ([5] * 24, list(range(10, 34)))
 
 
@@ -104,11 +104,17 @@ def oracle_worker(rig: Rig) -> OracleWorker:
 
 def send(rig: Rig, key: int, tokens: list[int], length: int, kind: str, **options: object) -> None:
     """`kind`: "send" and "receive" are requests whose prompt goes to another engine, or comes from
-    one."""
-    if any(group.state for group in rig.capacity.others):
+    one; "states" want hidden states; poolings are embeddings."""
+    if kind in ("send", "receive") and any(group.state for group in rig.capacity.others):
         kind = ""
-    transfer = KVTransfer(room=key, receive=kind == "receive") if kind else None
-    rig.send(key, tokens, length, transfer=transfer, **options)  # type: ignore[arg-type]
+    transfer = None
+    if kind in ("send", "receive"):
+        transfer = KVTransfer(room=key, receive=kind == "receive")
+    task: Task = Generate(hidden_state_start=key % 3 if kind == "states" else -1)
+    if kind in POOLINGS:
+        task, length = Embed(pooling=kind), 0
+        options |= {"logprobs": None, "min_new_tokens": 0}
+    rig.send(key, tokens, length, transfer=transfer, task=task, **options)  # type: ignore[arg-type]
     if kind == "receive":
         known = tokens + rig.answers[key].request.resumed
         oracle_worker(rig).transfers.rooms[key] = hash_kv(known[:-1])
@@ -146,7 +152,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         resume=st.sampled_from([0, 0, 0, 2]),
         suspect=SUSPICIONS,
-        kind=TRANSFERS,
+        kind=KINDS,
     )
     def arrive(
         self,
@@ -240,7 +246,7 @@ TestScheduler = SchedulerMachine.TestCase
     drafted=st.sets(st.integers(0, 7), max_size=3),
     step=st.integers(0, 30),
     suspicions=st.lists(SUSPICIONS, min_size=8, max_size=8),
-    kinds=st.lists(TRANSFERS, min_size=8, max_size=8),
+    kinds=st.lists(KINDS, min_size=8, max_size=8),
 )
 @settings(max_examples=150, deadline=None)
 def test_a_failing_request_ends_alone(

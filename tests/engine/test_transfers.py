@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from vivace.engine.oracle import OracleWorker, hash_kv
 from vivace.engine.sequence import Sequence
 from vivace.engine.settings import EngineSettings
-from vivace.protocol.messages import KVTransfer, LogprobOptions
+from vivace.protocol.messages import LogprobOptions
+from vivace.protocol.tasks import KVTransfer
 
 
 def oracle_worker(rig: Rig) -> OracleWorker:

@@ -22,7 +22,7 @@ from vivace.engine.executor import InProcessExecutor
 from vivace.engine.loop import Loop
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
-from vivace.frontend.request_state import PromptRows
+from vivace.frontend.answer_parts import PromptRows
 from vivace.kv.leases import FORGET_SECONDS
 from vivace.models.facts import read_facts
 from vivace.platforms.cpu.facts import has_kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vivace.frontend.request_state import PromptRows
+from vivace.frontend.answer_parts import PromptRows
 from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
 
 

@@ -17,7 +17,7 @@ from vivace.platforms.platform import detect
 from vivace.protocol.messages import LogprobOptions
 from vivace.sampling.sampler import BAD_NUMBERS, Entries
 from vivace.worker.drafter import NO_DRAFTS
-from vivace.worker.model_runner import accepted, find_bad_spans
+from vivace.worker.heads import accepted, find_bad_spans
 
 POISON = 96
 PROMPT = [5, 9, 1, 40, 7, 3, 3, 60]
@@ -142,9 +142,9 @@ def test_every_kind_draws_a_token_of_the_vocabulary_where_numbers_are_bad():
     driver, outputs = Driver(worker), []
     for row, kind in enumerate(KINDS):
         driver.join(row, PROMPT, **kind)
-    head, sample = model.lm_head, worker._head.sample
+    head, sample = model.lm_head, worker._heads.read
     model.lm_head = lambda hidden: torch.full_like(head(hidden), torch.nan)
-    worker._head.sample = lambda *step: outputs.append(sample(*step)) or outputs[-1]
+    worker._heads.read = lambda *step: outputs.append(sample(*step)) or outputs[-1]
     result = driver.step(dict.fromkeys(range(len(KINDS)), len(PROMPT)))
     assert result.bad == dict.fromkeys(range(len(KINDS)), BAD_NUMBERS)
     assert not any(result.advanced) and not any(result.tokens)

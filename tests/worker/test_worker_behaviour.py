@@ -112,7 +112,7 @@ def naive_logprobs(model, worker_tokens):
 @pytest.mark.parametrize("start", [0, 1, 6, 10])
 @pytest.mark.parametrize("chunk", [1, 4, 50])
 def test_prompt_logprobs(monkeypatch, start, chunk):
-    monkeypatch.setattr("vivace.worker.model_runner.SCORE_ELEMENTS", 3 * VOCABULARY)
+    monkeypatch.setattr("vivace.worker.heads.SCORE_ELEMENTS", 3 * VOCABULARY)
     worker, model = toy_worker()
     driver = Driver(worker)
     options = LogprobOptions(start=start, top=2, token_ids=(8,))

@@ -14,6 +14,7 @@ from vivace.platforms.cpu.facts import has_kernels
 from vivace.platforms.platform import PlatformSettings, detect, load_platform
 from vivace.protocol.messages import SamplingParams
 from vivace.protocol.step import Join, StepPlan
+from vivace.protocol.tasks import GENERATE
 from vivace.worker.build import Captures, assemble
 from vivace.worker.sizing import PoolSize
 
@@ -171,6 +172,7 @@ class Driver:
         pages=None,
         stop_ids=(),
         logprobs=None,
+        task=GENERATE,
         **sampling,
     ):
         needed = -(-(len(tokens) + 64) // self.size)
@@ -194,6 +196,7 @@ class Driver:
                 sampling=params,
                 logprobs=logprobs,
                 stop_ids=stop_ids,
+                task=task,
             )
         )
 

@@ -27,11 +27,21 @@ def read_json(path: Path, *, limit: int = MAX_CONFIG, required: bool = False) ->
 
     `limit`: bytes. Raises SourceError.
     """
+    value = read_value(path, limit)
+    if value is None and required:
+        raise SourceError(f"{path}: missing; a model directory needs it")
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise SourceError(f"{path}: must be a JSON object")
+    return value
+
+
+def read_value(path: Path, limit: int = MAX_CONFIG) -> Any:
+    """What a file holds; None when there is no file. Raises SourceError."""
     data = read_bytes(path, limit)
     if data is None:
-        if required:
-            raise SourceError(f"{path}: missing; a model directory needs it")
-        return {}
+        return None
     try:
         value = json.loads(data.decode(), parse_int=_whole)
     except UnicodeDecodeError:
@@ -40,7 +50,7 @@ def read_json(path: Path, *, limit: int = MAX_CONFIG, required: bool = False) ->
         raise SourceError(f"{path}: nested too deeply") from None
     except ValueError as error:
         raise SourceError(f"{path}: not valid JSON: {error}; fetch it again") from None
-    if not isinstance(value, dict):
+    if value is None:
         raise SourceError(f"{path}: must be a JSON object")
     if not _is_shallow(value):
         raise SourceError(f"{path}: nested more than {MAX_DEPTH} levels deep")

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vivace.checkpoint.fields import readable_key
-from vivace.checkpoint.weights import ALL, CheckpointError
+from vivace.checkpoint.weights import ALL, EMBEDDING, OUTPUT, CheckpointError
 
 DTYPES = {
     "F64": torch.float64,
@@ -30,6 +30,8 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 ROWS_AT_ONCE = 4096
+STEM = "model."
+BARE_EMBEDDING = EMBEDDING.removeprefix(STEM)
 
 
 class SafetensorsFiles:
@@ -37,11 +39,14 @@ class SafetensorsFiles:
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._stack = ExitStack()
-        self._where: dict[str, tuple[Path, Any]] = {}
+        self._where: dict[str, tuple[Path, Any, str]] = {}
+        """name -> file, the file opened, the name that it has there"""
         paths = list(files)
         self.place = str(paths[0].parent if len(paths) > 1 else paths[0])
         for path in paths:
             self._add(path)
+        if BARE_EMBEDDING in self._where:
+            self._where = {add_stem(name): where for name, where in self._where.items()}
 
     def _add(self, path: Path) -> None:
         try:
@@ -56,26 +61,31 @@ class SafetensorsFiles:
                 raise CheckpointError(
                     f"{path}: tensor {readable_key(name)} is also in {self._where[name][0]}"
                 )
-            self._where[name] = (path, opened)
+            self._where[name] = (path, opened, name)
 
     def names(self) -> Iterable[str]:
         return self._where.keys()
 
     def kind(self, name: str) -> str:
-        return str(self._where[name][1].get_slice(name).get_dtype())
+        return str(self._slice(name).get_dtype())
+
+    def _slice(self, name: str) -> Any:
+        _, opened, stored = self._where[name]
+        return opened.get_slice(stored)
 
     def dtype(self, name: str) -> torch.dtype | None:
         return DTYPES.get(self.kind(name))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._where[name][1].get_slice(name).get_shape())
+        return tuple(self._slice(name).get_shape())
 
     def nbytes(self, name: str) -> int:
         dtype = self.dtype(name)
         return prod(self.shape(name)) * (1 if dtype is None else dtype.itemsize)
 
     def label(self, name: str) -> str:
-        return f"{self._where[name][0]}: tensor {name!r}"
+        path, _, stored = self._where[name]
+        return f"{path}: tensor {stored!r}"
 
     def same(self, first: str, second: str) -> bool:
         """Whether two matrices have the same numbers; read in pieces, without copies."""
@@ -84,16 +94,22 @@ class SafetensorsFiles:
             return False
         if len(shape) != 2 or dtype is None:
             return False
-        one, other = (self._where[name][1].get_slice(name) for name in (first, second))
+        one, other = (self._slice(name) for name in (first, second))
         pieces = (slice(at, at + ROWS_AT_ONCE) for at in range(0, shape[0], ROWS_AT_ONCE))
         return all(torch.equal(one[piece], other[piece]) for piece in pieces)
 
     def read(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor:
         """A copy: the file may be replaced or cut while the model runs."""
-        opened = self._where[name][1]
+        _, opened, stored = self._where[name]
         if rows == ALL and columns == ALL:
-            return opened.get_tensor(name).clone()
+            return opened.get_tensor(stored).clone()
         ranges = (rows, columns)[: len(self.shape(name))]
-        return opened.get_slice(name)[ranges].clone(memory_format=torch.contiguous_format)
+        return opened.get_slice(stored)[ranges].clone(memory_format=torch.contiguous_format)
 
     read_stored = read
+
+
+def add_stem(name: str) -> str:
+    """The name that a tensor has in a model with a head, as in files of models without one (those
+    of embeddings, which AutoModel has written) it has lost its beginning."""
+    return name if name == OUTPUT else f"{STEM}{name}"

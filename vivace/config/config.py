@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
 
+from vivace.checkpoint.pooling import Pooling
 from vivace.checkpoint.source import ModelSource
 from vivace.config.hicache import HicacheOptions
 from vivace.config.http import HttpOptions
@@ -75,6 +76,8 @@ class Config(Slices):
     environment: dict[str, str] = field(default_factory=dict[str, str])
     depth: int = 2
     """plans in flight"""
+    pooling: Pooling | None = None
+    """with --is-embedding"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from vivace.config.unavailable import (
     NO_MODELOPT,
     NO_QUANTIZATION,
     NO_SPARSITY,
-    NO_STATE,
     ONE_BACKEND,
 )
 
@@ -222,7 +221,7 @@ class OptimizationOptions:
         False, "Run logit processors that clients send.", cpu=NO_CODE
     )
     enable_return_hidden_states: bool = option(
-        False, "Let requests ask for hidden states.", cpu=NO_STATE
+        False, "Let requests of /generate ask for hidden states."
     )
     rl_on_policy_target: str | None = option(
         help="Match the numerics of a training framework.",

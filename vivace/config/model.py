@@ -64,11 +64,7 @@ class ModelOptions:
     context_length: int | None = option(
         help="Maximum prompt plus output length in tokens; default: the model's."
     )
-    is_embedding: bool = option(
-        False,
-        "Serve embeddings or rewards instead of text.",
-        cpu=not_available("embedding models are not supported yet"),
-    )
+    is_embedding: bool = option(False, "Serve vectors of texts (embeddings) instead of text.")
     enable_multimodal: bool = option(
         False,
         "Switch the multimodal processor on for models where it is off.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
+from vivace.checkpoint.pooling import read_pooling
 from vivace.checkpoint.source import ModelSource
 from vivace.config.checks import CHECKS, FINAL_CHECKS, OPTION_CHECKS, PAIR_CHECKS
 from vivace.config.config import (
@@ -43,6 +44,7 @@ def resolve(
         rewrites += changes
     for check in FINAL_CHECKS:
         notices += check(options, context)
+    embedding = options.model.is_embedding
     return Config(
         **{part.name: getattr(options, part.name) for part in dataclasses.fields(Slices)},
         source=source,
@@ -52,6 +54,7 @@ def resolve(
         notices=tuple(notices),
         environment=options.environment,
         depth=1 if options.schedule.disable_overlap_schedule else 2,
+        pooling=read_pooling(source.path, facts.hidden_size) if embedding else None,
     )
 
 

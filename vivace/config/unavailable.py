@@ -33,7 +33,6 @@ NO_DUMPS = not_available("tensor dumps are not supported yet")
 NO_SPARSITY = not_available("double sparsity was removed by SGLang too")
 NO_DIFFUSION = not_available("diffusion language models are not supported yet")
 NO_CODE = not_available("code from outside is never run", "use a registered feature instead")
-NO_STATE = not_available("returning hidden states is not supported yet")
 
 EAGER = no_effect(
     "on the CPU only decode steps are captured: a prompt step is long, its calls are not"

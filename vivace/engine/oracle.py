@@ -21,6 +21,7 @@ from vivace.engine.oracle_memory import REFUSED, OracleMemory, OracleMismatch
 from vivace.engine.oracle_transfers import OracleTransfers
 from vivace.protocol.messages import Capacity, LogprobOptions, PromptLogprobs, TokenLogprob
 from vivace.protocol.step import ExecutorEvent, Join, StepPlan, StepResult
+from vivace.protocol.tasks import EMBEDDING, HIDDEN_STATES, LAST, Embed, Payload
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
 _MASK = (1 << 64) - 1
@@ -172,6 +173,8 @@ class OracleWorker:
         self._rows: dict[int, _Row] = {}
         self._left: dict[int, int] = {}
         """row -> the state in which its last sequence left it"""
+        self._pooled: dict[int, int] = {}
+        """row -> how many tokens, from the first on, it has pooled"""
 
     def run(self, plan: StepPlan) -> CompletedStep:
         return CompletedStep(self.compute(plan))
@@ -287,11 +290,34 @@ class OracleWorker:
             scored = self._prompt_logprobs(row, start, end)
             if scored:
                 result.prompt_logprobs[index] = [scored]
-        drawn = self._verify(result, index, row, drafts) if end == known else []
+        task = row.join.task
+        if isinstance(task, Embed):
+            self._pool(result, index, row, task, start)
+            drawn = []
+        else:
+            drawn = self._verify(result, index, row, drafts) if end == known else []
+            self._return_states(result, index, row, task.hidden_state_start, start)
         result.advanced.append(row.position - start)
         result.tokens.append(drawn)
         for position in range(row.position, start + count):
             self.memory.write(row.slots, position, REFUSED)
+
+    def _pool(self, result: StepResult, index: int, row: _Row, task: Embed, start: int) -> None:
+        """What a row has pooled stays with it while it joins again, as its states do."""
+        number = row.join.row
+        pooled = self._pooled.get(number, 0) if start else 0
+        if task.pooling != LAST and pooled != start:
+            raise OracleMismatch(f"request {row.join.key}: {pooled} of {start} tokens were pooled")
+        self._pooled[number] = row.position
+        if row.position == len(row.tokens):
+            result.payloads[index] = pack_states(EMBEDDING, [row.hash])
+
+    def _return_states(
+        self, result: StepResult, index: int, row: _Row, wanted: int, start: int
+    ) -> None:
+        if wanted >= 0 and row.position > max(start, wanted):
+            states = row.chain[max(start, wanted) : row.position]
+            result.payloads[index] = pack_states(HIDDEN_STATES, states)
 
     def _is_short(self, row: _Row, number: int) -> bool:
         word = splitmix64(splitmix64(number) ^ row.join.key)
@@ -345,6 +371,12 @@ class OracleWorker:
         positions = range(first, min(end + 1, row.join.prompt))
         scored = [oracle_logprob(row.tokens[position], position, options) for position in positions]
         return pack_logprobs(first, scored) if scored else None
+
+
+def pack_states(kind: str, states: list[int]) -> Payload:
+    """What stands for a vector here: the hash of all tokens up to it, as two numbers."""
+    shape = (2,) if kind == EMBEDDING else (len(states), 2)
+    return Payload(kind, "float32", shape, array("Q", states).tobytes())
 
 
 def oracle_logprob(

@@ -16,6 +16,7 @@ from vivace.engine.step_builder import InFlightStep
 from vivace.engine.transfers import Transfers
 from vivace.protocol.messages import (
     FINISH_ABORT,
+    FINISH_LENGTH,
     MAX_RID_CHARACTERS,
     Cancel,
     Capacity,
@@ -24,6 +25,7 @@ from vivace.protocol.messages import (
     Request,
 )
 from vivace.protocol.step import StepResult
+from vivace.protocol.tasks import EMBEDDING, Embed, Payload
 
 logger = logging.getLogger("vivace.engine")
 
@@ -110,6 +112,8 @@ class ResultProcessor:
             pending = sequence.key in self._table.prefill_pending
             if pending:
                 self._table.pages.publish(sequence)
+            if (payload := result.payloads.get(index)) is not None:
+                self._take_payload(sequence, payload)
             if not tokens:
                 return
             drawn.add(len(tokens), None if pending else sequence.last_token_time, sequence, now)
@@ -125,6 +129,13 @@ class ResultProcessor:
             self._accept(sequence, tokens, result, index)
         except Exception as error:
             self._outputs.fail(sequence, error)
+
+    def _take_payload(self, sequence: Sequence, payload: Payload) -> None:
+        """An embedding is all that its request wants."""
+        if payload.kind == EMBEDDING:
+            self._outputs.finish(sequence, Finish(FINISH_LENGTH, length=0), payload)
+        else:
+            self._outputs.deltas += sequence.hidden_state_deltas(payload)
 
     def _process_decodes(
         self, step: InFlightStep, result: StepResult, drawn: _Drawn, now: float
@@ -193,13 +204,15 @@ class OutputQueue:
         deltas, self.deltas = self.deltas, []
         return deltas
 
-    def finish(self, sequence: Sequence, finish: Finish) -> None:
+    def finish(self, sequence: Sequence, finish: Finish, payload: Payload | None = None) -> None:
         """End a sequence and tell its client everything that was not sent yet."""
         self._table.end(sequence)
         now = self._clock()
         self._stats.record_finish(sequence, finish, now)
         self._limits.request_finished(now)
-        self.deltas.append(sequence.take_delta(finish))
+        delta = sequence.take_delta(finish)
+        delta.payload = payload
+        self.deltas.append(delta)
 
     def reject(self, request: Request, finish: Finish) -> None:
         """A request that never became a sequence."""
@@ -278,6 +291,8 @@ class RequestLimits:
         known = len(tokens) + len(request.resumed)
         if request.transfer is not None and any(group.state for group in capacity.others):
             return _abort(400, "the recurrent states of this model go to no other engine")
+        if request.transfer is not None and isinstance(request.task, Embed):
+            return _abort(400, "an embedding is computed by one engine; it has no KV to send")
         if _asks_for_received(request):
             return _abort(400, "the engine that computes a prompt has its log-probabilities")
         if not tokens:

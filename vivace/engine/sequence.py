@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Iterator
 from typing import Protocol
+
+import msgspec
 
 from vivace.engine.settings import EngineSettings
 from vivace.kv.leases import Lease
 from vivace.kv.prefix_tree import pack
-from vivace.protocol.message_size import max_tokens_per_message, split_prompt_logprobs
+from vivace.protocol.message_size import (
+    max_tokens_per_message,
+    split_hidden_states,
+    split_prompt_logprobs,
+)
 from vivace.protocol.messages import (
     FINISH_LENGTH,
     FINISH_STOP,
@@ -19,6 +26,7 @@ from vivace.protocol.messages import (
     Request,
     TokenLogprob,
 )
+from vivace.protocol.tasks import LAST, Embed, Payload, Task
 
 LOWEST_PRIORITY = -(1 << 62)
 
@@ -58,7 +66,7 @@ class Sequence:
         "first_token_time",
         "gates",
         "has_bad_numbers",
-        "has_logprobs",
+        "hidden_state_start",
         "holds",
         "joined",
         "key",
@@ -133,8 +141,8 @@ class Sequence:
         self.num_cached_tokens = 0
         self.retractions = 0
         self.logprobs: list[TokenLogprob] | None = None if request.logprobs is None else []
-        self.has_logprobs = self.logprobs is not None
-        """its tokens are sent with their log-probabilities"""
+        self.hidden_state_start = first_hidden_state(request.task)
+        """position from which on hidden states are to be sent or pooled: the cache has none"""
         self.logprob_start = self.num_prompt_tokens if request.resumed else first_logprob(request)
         """prompt position from which on log-probabilities are still to be sent"""
 
@@ -173,18 +181,24 @@ class Sequence:
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
 
+    @property
+    def has_more_than_tokens(self) -> bool:
+        """Its tokens are sent with their log-probabilities or hidden states."""
+        return self.logprobs is not None or self.hidden_state_start < sys.maxsize
+
     def refresh_prefix(self) -> None:
         self.prefix = pack(self.tokens)
 
     def max_prefix_len(self) -> int:
         """How many tokens a prefix hit may cover.
 
-        One token is left to compute, and the logits before the first prompt position whose
-        log-probability is still wanted.
+        One token is left to compute, the logits before the first prompt position whose
+        log-probability is still wanted, and the first hidden state that is.
         """
+        known = len(self.tokens)
         if self.logprob_start < self.num_prompt_tokens:
-            return self.logprob_start - 1
-        return len(self.tokens) - 1
+            known = self.logprob_start
+        return min(known - 1, self.hidden_state_start)
 
     def accept(self, drawn: list[int]) -> Finish | None:
         """Append drawn tokens; the reason when one of them ends the sequence."""
@@ -230,6 +244,16 @@ class Sequence:
                 index = self.num_sent - self.num_prompt_tokens
                 yield Delta(key=self.key, index=index, tokens=[], prompt_logprobs=part)
 
+    def hidden_state_deltas(self, payload: Payload) -> Iterator[Delta]:
+        """Deltas with the hidden states of the last positions computed, those that were sent before
+        left out."""
+        start = self.computed_len - payload.shape[0]
+        whole = msgspec.structs.replace(payload, start=start)
+        for part in split_hidden_states(whole, self.hidden_state_start):
+            self.hidden_state_start = part.start + part.shape[0]
+            index = self.num_sent - self.num_prompt_tokens
+            yield Delta(key=self.key, index=index, tokens=[], payload=part)
+
     def take_delta(self, finish: Finish | None = None) -> Delta:
         """Everything that was not sent yet, as one delta."""
         index = self.num_sent - self.num_prompt_tokens
@@ -274,6 +298,14 @@ def delta_interval(request: Request, settings: EngineSettings) -> int:
     if request.logprobs is not None:
         interval = min(interval, max_tokens_per_message(request.logprobs))
     return max(1, interval)
+
+
+def first_hidden_state(task: Task) -> int:
+    """The first position whose hidden state is needed besides the last one's; sys.maxsize when
+    none is."""
+    if isinstance(task, Embed):
+        return sys.maxsize if task.pooling == LAST else 0
+    return task.hidden_state_start if task.hidden_state_start >= 0 else sys.maxsize
 
 
 def first_logprob(request: Request) -> int:

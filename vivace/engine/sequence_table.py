@@ -121,7 +121,7 @@ class SequenceTable:
     def prefill_done(self, sequence: Sequence) -> None:
         """All tokens that were known when the sequence got its row are computed."""
         self.prefill_pending.pop(sequence.key, None)
-        sequence.steady = sequence.log_metrics and not sequence.has_logprobs
+        sequence.steady = sequence.log_metrics and not sequence.has_more_than_tokens
 
     def clear_suspicion(self, sequence: Sequence) -> None:
         """It drew a token, and the engine lives."""

@@ -14,6 +14,7 @@ from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.step import Grant, Join, Save, StepPlan, Transfer
+from vivace.protocol.tasks import Generate, Task
 
 MIN_CHUNK = 16
 """tokens: shorter chunks cost as much, and say nothing about the speed"""
@@ -175,7 +176,16 @@ def new_join(sequence: Sequence, pages: Pages) -> Join:
         sampling=request.sampling,
         logprobs=_remaining_logprobs(sequence),
         stop_ids=sequence.stop_ids,
+        task=_remaining_task(sequence),
     )
+
+
+def _remaining_task(sequence: Sequence) -> Task:
+    """Hidden states are sent once, not again after a retraction."""
+    task = sequence.request.task
+    if isinstance(task, Generate) and task.hidden_state_start >= 0:
+        return Generate(sequence.hidden_state_start)
+    return task
 
 
 def _remaining_logprobs(sequence: Sequence) -> LogprobOptions | None:

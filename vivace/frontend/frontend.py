@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Unpack
 
+from vivace.frontend.answer_parts import MissingDelta
 from vivace.frontend.engine_status import (
     Balance,
     CrashingRequests,
@@ -23,7 +24,7 @@ from vivace.frontend.engine_status import (
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import CURRENT_BEGIN
 from vivace.frontend.request_output import QueueSink, RequestOutput, Sink
-from vivace.frontend.request_state import MissingDelta, RequestOptions, RequestState
+from vivace.frontend.request_state import RequestOptions, RequestState
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import TokenizerPool
@@ -48,6 +49,7 @@ from vivace.protocol.messages import (
     SamplingParams,
     ToFrontend,
 )
+from vivace.protocol.tasks import GENERATE, Task
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ class Frontend:
         self.tokenizer = tokenizer
         self.capacity: Capacity | None = None
         self.last_token_time = -math.inf
-        """when an engine last sent a token, in seconds of the clock"""
+        """when an engine last sent a token or a vector, in seconds of the clock"""
         self._configured = served
         self.engines = engines
         self._clock = clock
@@ -171,6 +173,7 @@ class Frontend:
         arrival: float | None = None,
         dp_rank: int | None = None,
         resumed: Sequence[int] = (),
+        task: Task = GENERATE,
     ) -> Request:
         """`request` for a prompt that has passed `check_prompt`; it is not copied."""
         self._require_room(rid)
@@ -194,6 +197,7 @@ class Frontend:
             log_metrics=log_metrics,
             dp_rank=dp_rank,
             resumed=list(resumed),
+            task=task,
         )
 
     def start(self, request: Request, sink: Sink) -> None:
@@ -274,7 +278,7 @@ class Frontend:
     def _deliver(self, deltas: list[Delta], engine: EngineView) -> None:
         stopped: list[int] = []
         table = self._states
-        if any(delta.tokens for delta in deltas):
+        if any(delta.tokens or delta.payload for delta in deltas):
             self.last_token_time = self._clock()
         for delta in deltas:
             state = table.get(delta.key)

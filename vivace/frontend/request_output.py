@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from vivace.protocol.messages import Finish, TokenLogprob
+from vivace.protocol.tasks import Payload
 
 
 class RequestOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -28,6 +29,10 @@ class RequestOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
     cached_tokens: int = 0
     prompt_logprobs: Iterable[TokenLogprob] | None = None
     logprobs: list[TokenLogprob] | None = None
+    embedding: Payload | None = None
+    """With the end of a request that wants one."""
+    hidden_states: list[Payload] | None = None
+    """New ones, in the order of positions, when asked for."""
     retractions: int = 0
     dp_rank: int = 0
     """the engine"""
@@ -64,16 +69,19 @@ def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         completion_tokens=second.completion_tokens,
         cached_tokens=second.cached_tokens,
         prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
-        logprobs=_concat(first.logprobs, second.logprobs),
+        logprobs=concat(first.logprobs, second.logprobs),
+        embedding=second.embedding,
+        hidden_states=concat(first.hidden_states, second.hidden_states),
         retractions=second.retractions,
         dp_rank=second.dp_rank,
         timings=second.timings or first.timings,
     )
 
 
-def _concat(
-    first: list[TokenLogprob] | None, second: list[TokenLogprob] | None
-) -> list[TokenLogprob] | None:
+T = TypeVar("T")
+
+
+def concat(first: list[T] | None, second: list[T] | None) -> list[T] | None:
     if first is None or second is None:
         return second if first is None else first
     return first + second

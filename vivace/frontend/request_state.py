@@ -1,12 +1,13 @@
-"""The log-probabilities of a prompt, gathered as the engine sends them."""
+"""One request at the edge: its ledger, its text, and what the engine sends beside tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypedDict
 
 import msgspec
 
+from vivace.frontend.answer_parts import HiddenStates, MissingDelta, PromptRows, missing_rows
 from vivace.frontend.detokenizer import Detokenizer, StopHit, StopStrings, detokenizer
 from vivace.frontend.engine_status import EngineView
 from vivace.frontend.request_output import RequestOutput, Sink, TextSink
@@ -19,8 +20,8 @@ from vivace.protocol.messages import (
     LogprobOptions,
     PromptLogprobs,
     Request,
-    TokenLogprob,
 )
+from vivace.protocol.tasks import EMBEDDING, GENERATE, Embed, Generate, Payload, Task
 
 
 class RequestOptions(TypedDict, total=False):
@@ -35,62 +36,7 @@ class RequestOptions(TypedDict, total=False):
     log_metrics: bool
     arrival: float | None
     dp_rank: int | None
-
-
-class PromptRows:
-    """One `TokenLogprob` per token from `LogprobOptions.start` on, made when it is looked at:
-    millions of numbers stay the bytes they came as."""
-
-    def __init__(self, tokens: list[int], options: LogprobOptions) -> None:
-        """`tokens`: the prompt. `options.start` is not -1."""
-        self._tokens = tokens
-        self._options = options
-        self._parts: list[PromptLogprobs] = []
-        self.next = max(1, options.start)
-        """prompt position of what comes next"""
-
-    @property
-    def complete(self) -> bool:
-        return self.next >= len(self._tokens)
-
-    def add(self, part: PromptLogprobs) -> bool:
-        """Keep a part, unless it has come before; False when it does not go on where the last one
-        ended, or has more tokens than the prompt."""
-        end = part.start + len(part.logprobs) // 4
-        if end <= self.next:
-            return True
-        if part.start != self.next or end > len(self._tokens):
-            return False
-        self._parts.append(part)
-        self.next = end
-        return True
-
-    def __iter__(self) -> Iterator[TokenLogprob]:
-        if self._options.start == 0:
-            yield TokenLogprob(self._tokens[0], None)
-        for part in self._parts:
-            yield from self._rows(part)
-
-    def _rows(self, part: PromptLogprobs) -> Iterator[TokenLogprob]:
-        ids = self._options.token_ids
-        logprobs = memoryview(part.logprobs).cast("f")
-        top, top_ids = memoryview(part.top).cast("f"), memoryview(part.top_ids).cast("i")
-        chosen = memoryview(part.chosen).cast("f")
-        best, wanted = len(top) // len(logprobs), len(ids)
-        for row, logprob in enumerate(logprobs):
-            first, last = row * best, (row + 1) * best
-            tops = zip(top[first:last].tolist(), top_ids[first:last].tolist(), strict=True)
-            own = chosen[row * wanted : (row + 1) * wanted].tolist()
-            yield TokenLogprob(
-                self._tokens[part.start + row],
-                logprob,
-                list(tops) or None,
-                list(zip(own, ids, strict=True)) or None,
-            )
-
-
-class MissingDelta(Exception):
-    """Part of an answer never arrived; what came behind it must not be shown."""
+    task: Task
 
 
 class RequestState:
@@ -107,6 +53,7 @@ class RequestState:
         "_detokenizer",
         "_ended",
         "_first",
+        "_hidden_states",
         "_offer",
         "_prompt",
         "_prompt_rows",
@@ -137,7 +84,7 @@ class RequestState:
             StopStrings(sampling.stop, keep=sampling.no_stop_trim) if sampling.stop else None
         )
         self._detokenizer: Detokenizer | None = None
-        if tokenizer is not None:
+        if tokenizer is not None and not isinstance(request.task, Embed):
             self._detokenizer = detokenizer(
                 tokenizer,
                 request.tokens,
@@ -145,6 +92,7 @@ class RequestState:
                 spaces_between_special_tokens=sampling.spaces_between_special_tokens,
             )
         plain = self._stops is None and tokenizer is not None and request.logprobs is None
+        plain = plain and request.task == GENERATE
         self._offer = sink.offer if plain and isinstance(sink, TextSink) else None
         self._cached = 0
         self._retractions = 0
@@ -156,6 +104,9 @@ class RequestState:
             PromptRows(request.tokens, options) if options and options.start >= 0 else None
         )
         """log-probabilities of the prompt, until an output shows them"""
+        self._hidden_states: HiddenStates | None = None
+        if isinstance(request.task, Generate) and request.task.hidden_state_start >= 0:
+            self._hidden_states = HiddenStates(request.task.hidden_state_start)
         self._begun = False
         """an output was made"""
         self._ended: Finish | None = None
@@ -187,6 +138,8 @@ class RequestState:
         ledger = self.ledger
         if delta.prompt_logprobs is not None:
             self._add_prompt_logprobs(delta.prompt_logprobs)
+        if delta.payload is not None and self._hidden_states is not None:
+            self._hidden_states.add(delta.payload)
         if delta.index != len(ledger):
             delta = self._without_repeats(delta)
         tokens, finish = delta.tokens, delta.finish
@@ -216,6 +169,8 @@ class RequestState:
             cached_tokens=self._cached,
             prompt_logprobs=self._prompt_logprobs(tokens),
             logprobs=logprobs,
+            embedding=delta.payload if is_embedding(delta.payload) else None,
+            hidden_states=self._take_hidden_states(),
             retractions=self._retractions,
             dp_rank=self.engine.index if self.engine is not None else 0,
             timings=timings,
@@ -253,6 +208,9 @@ class RequestState:
         if request.logprobs is not None and rows is not None:
             logprobs = msgspec.structs.replace(request.logprobs, start=rows.next)
             request = msgspec.structs.replace(request, logprobs=logprobs)
+        if self._hidden_states is not None:
+            task = Generate(self._hidden_states.next)
+            request = msgspec.structs.replace(request, task=task)
         return msgspec.structs.replace(request, resumed=list(self.ledger), suspect=self.suspect)
 
     def reached_end(self, eos_ids: tuple[int, ...]) -> Finish | None:
@@ -346,6 +304,16 @@ class RequestState:
             raise missing_rows(rows)
         return None
 
+    def _take_hidden_states(self) -> list[Payload] | None:
+        """Of the prompt, and of all tokens that are shown but the last."""
+        states = self._hidden_states
+        if states is None:
+            return None
+        needed = self._prompt + len(self.ledger) - 1
+        if self.ledger and states.next < needed:
+            raise MissingDelta(f"hidden states from position {states.next} on were lost")
+        return states.take(max(self._prompt, needed))
+
     # -- times -----------------------------------------------------------------------------------
 
     def _note_start(self, delta: Delta) -> dict[str, float] | None:
@@ -367,5 +335,5 @@ class RequestState:
         }
 
 
-def missing_rows(rows: PromptRows) -> MissingDelta:
-    return MissingDelta(f"log-probabilities from prompt token {rows.next} on were lost")
+def is_embedding(payload: Payload | None) -> bool:
+    return payload is not None and payload.kind == EMBEDDING

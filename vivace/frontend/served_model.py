@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.checkpoint.fields import ConfigFields, FieldKind, Integer, Number
 from vivace.config.serialize import in_unicode
+from vivace.protocol.tasks import GENERATE, Embed, Task
 
 if TYPE_CHECKING:
+    from vivace.checkpoint.pooling import Pooling
     from vivace.checkpoint.source import ModelSource
     from vivace.config.config import Config
     from vivace.frontend.tokenizer import Tokenizer
@@ -97,6 +99,10 @@ class ServedModel:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     eos_ids: tuple[int, ...] = ()
     allow_auto_truncate: bool = False
+    hidden_size: int = 0
+    pooling: Pooling | None = None
+    """of a server of embeddings; None: it generates"""
+    returns_hidden_states: bool = False
     seeds: Iterator[int] = field(default_factory=seed_counter)
     max_live: int = 65536
     max_samples: int = 128
@@ -106,6 +112,14 @@ class ServedModel:
     max_bias_ids: int = 1024
     max_top_logprobs: int = 128
     max_logprob_ids: int = 256
+
+    @property
+    def task(self) -> Task:
+        """What a request asks for that says no more."""
+        pooling = self.pooling
+        if pooling is None:
+            return GENERATE
+        return Embed(pooling=pooling.mode, normalize=pooling.normalize)
 
 
 def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
@@ -123,6 +137,9 @@ def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
         weight_version=in_unicode(model.weight_version or "default"),
         defaults=sampling_defaults(config).values,
         eos_ids=tuple(dict.fromkeys(ends)),
+        hidden_size=facts.hidden_size,
+        pooling=config.pooling,
+        returns_hidden_states=config.optimization.enable_return_hidden_states,
         allow_auto_truncate=bool(config.runtime.allow_auto_truncate),
         seeds=seed_counter(config.runtime.random_seed or 0),
     )

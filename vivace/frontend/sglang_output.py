@@ -4,11 +4,12 @@ offline API."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from vivace.frontend.request_output import RequestOutput
 from vivace.protocol.messages import FINISH_ABORT, FINISH_STOP, Finish, Request, TokenLogprob
+from vivace.protocol.tasks import HIDDEN, Payload
 
 _ABORT_NAMES = {400: "BadRequestError", 429: "TooManyRequests", 503: "ServiceUnavailable"}
 
@@ -42,6 +43,7 @@ class SGLangOutput:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: Iterable[TokenLogprob] = ()
+        self._hidden_states: list[Payload] = []
         self._last: RequestOutput | None = None
 
     @property
@@ -59,29 +61,41 @@ class SGLangOutput:
             self._logprobs.extend(output.logprobs)
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = output.prompt_logprobs
+        if output.hidden_states:
+            self._hidden_states += output.hidden_states
         self._last = output
 
-    def event(self, output: RequestOutput, *, logprobs: bool = True) -> dict[str, Any]:
+    def event(self, output: RequestOutput, *, lists: bool = True) -> dict[str, Any]:
         """One streamed event: the whole answer so far, or only the news when `disjoint`.
-        `logprobs`: as in `body`."""
+        `lists`: as in `body`."""
         self.add(output)
         if not self._disjoint:
-            return self.body(logprobs=logprobs)
+            return self.body(lists=lists)
         body = self._body(output.text, output.tokens)
-        if logprobs:
+        if lists:
             sides = (output.prompt_logprobs or (), output.logprobs or ())
             body["meta_info"] |= self._logprob_fields(*sides)
+            body["meta_info"] |= self._hidden_state_field(output.hidden_states or [])
         return body
 
-    def body(self, *, logprobs: bool = True) -> dict[str, Any]:
-        """The answer as far as it has come; valid after the first `add`. Without `logprobs` it has
-        no log-probabilities: they may be millions (see `logprob_rows`)."""
+    def body(self, *, lists: bool = True) -> dict[str, Any]:
+        """The answer as far as it has come; valid after the first `add`. Without `lists` it has
+        no log-probabilities and hidden states: they may be millions (see `logprob_rows`,
+        `hidden_state_rows`)."""
         text = "".join(self._texts)
         self._texts = [text]
         body = self._body(text, list(self._tokens))
-        if logprobs:
+        if lists:
             body["meta_info"] |= self._logprob_fields(self._prompt_logprobs, self._logprobs)
+            body["meta_info"] |= self._hidden_state_field(self._hidden_states)
         return body
+
+    def embedding(self) -> dict[str, Any]:
+        """The answer to a request for a vector."""
+        vector = self._last.embedding if self._last is not None else None
+        if vector is None:
+            raise ValueError("no embedding has come")
+        return {"embedding": vector.numbers(), "meta_info": self._meta()}
 
     def _body(self, text: str, tokens: list[int]) -> dict[str, Any]:
         body: dict[str, Any] = {"text": text, "output_ids": tokens, "meta_info": self._meta()}
@@ -134,6 +148,28 @@ class SGLangOutput:
             rows["token_ids_logprobs"] = [self._pairs(entry.chosen) for entry in entries]
         return rows
 
+    def _hidden_state_field(self, parts: list[Payload]) -> dict[str, Any]:
+        """As SGLang has them: a list of those of the prompt, then one of each token."""
+        if self._request.task != HIDDEN:
+            return {}
+        prompt, answer = (list(rows) for rows in self.hidden_state_rows(parts))
+        return {"hidden_states": [prompt, *answer] if prompt else answer}
+
+    def hidden_state_rows(
+        self, parts: list[Payload]
+    ) -> tuple[Iterator[list[float]], Iterator[list[float]]]:
+        """(those of the prompt, those behind it), one list of numbers each."""
+        end = len(self._request.tokens)
+        inside = [
+            part.rows(0, min(part.shape[0], end - part.start)) for part in parts if part.start < end
+        ]
+        behind = [
+            part.rows(max(0, end - part.start), part.shape[0])
+            for part in parts
+            if part.start + part.shape[0] > end
+        ]
+        return number_rows(inside), number_rows(behind)
+
     def _row(self, entry: TokenLogprob) -> tuple[float | None, int, str | None]:
         return entry.logprob, entry.token, self._text(entry.token)
 
@@ -146,6 +182,12 @@ class SGLangOutput:
 
     def _text(self, token: int) -> str | None:
         return self._token_text(token) if self._token_text is not None else None
+
+
+def number_rows(parts: list[Payload]) -> Iterator[list[float]]:
+    for part in parts:
+        for row in range(part.shape[0]):
+            yield part.rows(row, row + 1).numbers()
 
 
 def timing_fields(timings: dict[str, float], tokens: int, now: float) -> dict[str, float]:

@@ -237,8 +237,15 @@ async def warm_up(frontend: Frontend) -> Finish | None:
     await frontend.engine.settled()
     count = max(1, min(WARM_UP_TOKENS, frontend.served.context // 2))
     tokens = [index % frontend.served.vocabulary for index in range(count)]
-    sampling = SamplingParams(max_new_tokens=count, temperature=0.0)
-    request = frontend.request(tokens, sampling, rid="HEALTH_CHECK_warm_up", log_metrics=False)
+    served = frontend.served
+    drawn = count if served.pooling is None else 0
+    request = frontend.request(
+        tokens,
+        SamplingParams(max_new_tokens=drawn, temperature=0.0),
+        rid="HEALTH_CHECK_warm_up",
+        log_metrics=False,
+        task=served.task,
+    )
     finish = None
     async for output in frontend.generate(request):
         finish = output.finish

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from vivace.checkpoint.open import OpenWeights, open_weights
+from vivace.checkpoint.open import TIED, OpenWeights, open_weights
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weights import ReportProgress
 from vivace.layers.layout import tensor_parallel
@@ -37,6 +37,7 @@ def load_model(
     longest: int | None = None,
     progress: ReportProgress,
     seed: int = 0,
+    own_head: bool = True,
 ) -> CausalLM:
     """Build, bind and load. `positions` = longest served context in tokens, `longest`
     = what the device's memory can hold of it, where that may be less.
@@ -46,10 +47,15 @@ def load_model(
     `int8_activations`: those of at most six bits are multiplied with activations in int8.
     `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet.
     `group`: the ranks that share all layers.
+    Without `own_head` the output layer is the embedding: nobody asks for logits, and what the files
+    have of one, or lack, does not matter.
 
     Raises CheckpointError for bad weights.
     """
     matrices = matrix_dtype or dtype
+    if not own_head:
+        facts = replace(facts, tied=True)
+        source = replace(source, overridden=(*source.overridden, TIED))
     weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
     packer = WeightPacker(ops=ops, dtype=matrices, activations=dtype, device=device, blocks=blocks)
     config = select_quantization(

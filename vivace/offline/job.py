@@ -12,8 +12,10 @@ from vivace.frontend.fairness import run_now
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
-from vivace.offline.prompts import pythons_words, read_prompts
+from vivace.offline.prompts import pythons_words, read_prompts, read_texts
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
+from vivace.protocol.tasks import Generate
+from vivace.requests.embeddings import NO_GENERATION, EncodeRequest
 from vivace.requests.prompts import expand
 from vivace.requests.schema import GenerateRequest
 
@@ -27,6 +29,8 @@ def create_job(
     disjoint: bool,
 ) -> Job:
     """The job of one call, everything checked and nothing sent yet. Raises BadRequest."""
+    if not isinstance(frontend.served.task, Generate):
+        raise BadRequest("", NO_GENERATION)
     arrival = time.monotonic()
     inputs, batch = read_prompts(frontend, call, prompt, input_ids)
     limit = frontend.served.max_live
@@ -47,6 +51,20 @@ def create_job(
     return Job(frontend, requests, answers, several=several)
 
 
+def create_embedding_job(
+    frontend: Frontend, params: EncodeRequest, prompt: Any, input_ids: Any
+) -> Job:
+    """As `create_job`, of vectors."""
+    arrival = time.monotonic()
+    inputs, batch = read_texts(frontend, params, prompt, input_ids)
+    limit = frontend.served.max_live
+    with pythons_words():
+        requests = run_now(expand(frontend, inputs, limit=limit, stream=False, arrival=arrival))
+    version = frontend.served.weight_version
+    answers = [SGLangOutput(request, weight_version=version) for request in requests]
+    return Job(frontend, requests, answers, several=batch, show=SGLangOutput.embedding)
+
+
 def _token_text(frontend: Frontend) -> Callable[[int], str]:
     if frontend.tokenizer is None:
         raise BadRequest("return_text_in_logprobs", "skip_tokenizer_init is set: there is no text")
@@ -63,11 +81,14 @@ class Job:
         answers: list[SGLangOutput],
         *,
         several: bool,
+        show: Callable[[SGLangOutput], dict[str, Any]] = SGLangOutput.body,
     ) -> None:
+        """`show`: makes the result of a whole answer."""
         self._frontend = frontend
         self._requests = requests
         self._answers = answers
         self._several = several
+        self._show = show
         self._news: deque[tuple[int, RequestOutput]] = deque()
         self._open = len(requests)
 
@@ -108,7 +129,7 @@ class Job:
 
     def result(self) -> dict[str, Any] | list[dict[str, Any]]:
         """The whole answers: a list for a batch and for n > 1."""
-        bodies = [answer.body() for answer in self._answers]
+        bodies = [self._show(answer) for answer in self._answers]
         return bodies if self._several else bodies[0]
 
     def _close(self, finish: Finish | None) -> None:

@@ -14,6 +14,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import run_now
 from vivace.frontend.fields import json_type, refuse_unsupported, validation_error
 from vivace.frontend.frontend import Frontend
+from vivace.requests.embeddings import ENCODE_REFUSED, EncodeRequest, embedding_inputs
 from vivace.requests.prompts import PromptInput, prompt_inputs, template_messages
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest, Message
 
@@ -33,6 +34,8 @@ class GenerateOptions(TypedDict, total=False):
     routed_dp_rank: int | None
     """as SGLang has it; there is one engine, 0"""
     data_parallel_rank: int | None
+    return_hidden_states: bool | list[bool]
+    """with the flag enable_return_hidden_states"""
     extra_key: str | list[str] | None
     """prompts share cached prefixes only with prompts of the same key and salt"""
     cache_salt: str | list[str] | None
@@ -50,6 +53,14 @@ CALL = msgspec.defstruct(
     "Call", [(name, kind, None) for name, kind in get_type_hints(GenerateRequest).items()]
 )
 """The types of /generate, without the limits that hold for one HTTP request."""
+ENCODE_CALL = msgspec.defstruct(
+    "EncodeCall",
+    [
+        ("dimensions", int | None, None),
+        ("rid", str | list[str] | None, None),
+        ("priority", int | None, None),
+    ],
+)
 
 
 def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
@@ -77,6 +88,26 @@ def read_prompts(
         if place == "prompt":
             prompts = _encode(frontend, prompts, batch)
         return list(prompt_inputs(call, prompts, batch, place)), batch
+
+
+def read_encode_call(dimensions: Any, rid: Any, priority: Any, **refused: Any) -> EncodeRequest:
+    """Everything of `Engine.encode` but the texts, checked. Raises BadRequest."""
+    fields = {"dimensions": dimensions, "rid": rid, "priority": priority}
+    convert(fields, ENCODE_CALL, "rid")
+    params = EncodeRequest(**fields, **refused)
+    refuse_unsupported(params, ENCODE_REFUSED)
+    return params
+
+
+def read_texts(
+    frontend: Frontend, params: EncodeRequest, prompt: Any, input_ids: Any
+) -> tuple[list[PromptInput], bool]:
+    """(the texts that want vectors, whether the caller gave a batch). Raises BadRequest."""
+    with pythons_words():
+        place, prompts, batch = _as_list(prompt, input_ids)
+        if place == "prompt":
+            prompts = _encode(frontend, prompts, batch)
+        return list(embedding_inputs(params, frontend.served, prompts, batch, place)), batch
 
 
 def _as_list(prompt: Any, input_ids: Any) -> tuple[str, list[Any], bool]:

@@ -117,7 +117,7 @@ class StepLayout:
 
 
 class SampledTokens(Protocol):
-    """What a step drew (`worker.model_runner.StepOutput` is one)."""
+    """What a step drew (`worker.heads.StepOutput` is one)."""
 
     tokens: Tensor
     """[N] int64"""

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import msgspec
 
 from vivace.protocol.messages import Delta, LogprobOptions, PromptLogprobs
+from vivace.protocol.tasks import Payload
 
 MAX_MESSAGE_BYTES = 1 << 17
 """of one message, about, as a frontend reads nothing else meanwhile; a delta of tokens alone is not
-divided: it has at most a whole answer"""
+divided: it has at most a whole answer, and so is a single vector"""
 DELTA_BYTES, ID_BYTES, NUMBER_BYTES = 64, 5, 16
 """of a delta besides its lists, of a token id, of a log-probability with its token id"""
 
@@ -22,6 +23,8 @@ def delta_bytes(delta: Delta) -> int:
         size += NUMBER_BYTES * (1 + len(one.top or ()) + len(one.chosen or ()))
     if (part := delta.prompt_logprobs) is not None:
         size += len(part.logprobs) + len(part.top) + len(part.top_ids) + len(part.chosen)
+    if delta.payload is not None:
+        size += len(delta.payload.data)
     return size
 
 
@@ -60,3 +63,12 @@ def split_prompt_logprobs(scored: PromptLogprobs, first: int) -> Iterator[Prompt
             columns = (scored.logprobs, scored.top, scored.top_ids, scored.chosen)
             cut = [one[len(one) * begin // count : len(one) * end // count] for one in columns]
             yield PromptLogprobs(scored.start + begin, *cut)
+
+
+def split_hidden_states(payload: Payload, first: int) -> Iterator[Payload]:
+    """The hidden states from position `first` on, as many at a time as a message has room for; at
+    least one token's."""
+    count = payload.shape[0]
+    step = max(1, (MAX_MESSAGE_BYTES - DELTA_BYTES) // max(1, len(payload.data) // count))
+    for begin in range(max(0, first - payload.start), count, step):
+        yield payload.rows(begin, min(count, begin + step))

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from vivace.protocol.metrics import Metrics
+from vivace.protocol.tasks import GENERATE, KVTransfer, Payload, Task
 from vivace.protocol.workers import WorkerState
 
 # -- requests: frontend -> engine ------------------------------------------------------------------
@@ -60,19 +61,8 @@ UNTIL_FIRST_TOKEN, ALWAYS = 1, 2
 """How long a suspect runs in steps of its own: `Request.suspect`, 0 = it is none."""
 
 
-class KVTransfer(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt is computed in one engine and continued in another.
-
-    `room`: the number under which both sides meet. `receive`: the KV of everything known but the
-    last token comes from there; otherwise it goes there as soon as this engine has computed it.
-    """
-
-    room: int
-    receive: bool
-
-
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag="request"):
-    """One sequence to generate. `key` is unique in this server's lifetime; `rid` is the client's.
+    """One sequence. `key` is unique in this server's lifetime; `rid` is the client's.
 
     `key = frontend << 40 | counter`, so the engine knows which frontend gets the answers.
     `cache_key` isolates the prefix cache (extra_key, cache_salt); equal keys share pages.
@@ -88,8 +78,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag
     cache_key: str = ""
     arrival: float = 0.0
     begin: float = inf
-    """as `arrival`, but before its body was read, and before it waited for an engine that starts:
-    later aborts are meant for it"""
+    """as `arrival`, but before its body was read and it waited for an engine: later aborts are
+    meant for it"""
     stream: bool = False
     log_metrics: bool = True
     """False: counted in no metric of requests, tokens and latencies."""
@@ -104,6 +94,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag
     """UNTIL_FIRST_TOKEN: an engine died in a step with this request, so it runs alone until it
     draws a token; ALWAYS: that happened again, so it always runs alone"""
     transfer: KVTransfer | None = None
+    task: Task = GENERATE
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -194,6 +185,8 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The next of them; with nothing else, and all before the first token."""
     logprobs: list[TokenLogprob] | None = None
     """One per token of `tokens`, when asked for."""
+    payload: Payload | None = None
+    """An embedding, with the end; hidden states alone, before the token that they draw."""
     retractions: int = 0
     queue_time: float = 0.0
     """Seconds between arrival and the first scheduled step; set on the first and last delta."""
@@ -248,7 +241,7 @@ class EngineState(msgspec.Struct, kw_only=True, tag="state"):
     used_tokens: int
     """held by live requests (not merely cached)"""
     cached_tokens: int
-    """evictable: in the prefix tree, held by nobody"""
+    """evictable: in the prefix tree alone"""
     last_gen_throughput: float
     steps: int
     audit: list[str]

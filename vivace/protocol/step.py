@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from vivace.protocol.messages import LogprobOptions, PromptLogprobs, SamplingParams, TokenLogprob
+from vivace.protocol.tasks import GENERATE, Payload, Task
 
 
 class Join(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -33,6 +34,8 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     logprobs: LogprobOptions | None = None
     stop_ids: tuple[int, ...] = ()
     """Ids masked out while fewer than `min_new_tokens` were drawn (eos and stop_token_ids)."""
+    task: Task = GENERATE
+    """a row that draws no token ends with the last one that is known"""
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):
@@ -90,7 +93,8 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, ta
     the spans run, and states are saved.
 
     `counts[i]` tokens of row `rows[i]` are computed, starting where the worker's row stands. If
-    that reaches the last known token of the row, one token is drawn and becomes known.
+    that reaches the last known token of the row, one token is drawn and becomes known, unless the
+    row's task is another one.
     """
 
     number: int
@@ -127,6 +131,8 @@ class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result")
     """span index -> one per drawn token"""
     prompt_logprobs: dict[int, list[PromptLogprobs]] = {}
     """span index -> prompt positions decided in this step that were asked for, in their order"""
+    payloads: dict[int, Payload] = {}
+    """span index -> its embedding, or the hidden states of the last positions it advanced by"""
     bad: dict[int, str] = {}
     seconds: float = 0.0
     """Device time of the step."""

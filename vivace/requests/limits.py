@@ -28,6 +28,9 @@ ENTRIES = 4096
 """Of any other list, and members of an object such as logit_bias."""
 LOGPROBS = 1 << 22
 """Log-probabilities one answer may have to hold, of all its sequences: about 130 bytes each."""
+HIDDEN_STATES = 1 << 24
+"""Numbers of hidden states one answer may have to hold, of all its sequences: 4 bytes each, and
+about 20 as JSON."""
 
 DEPTH = 64
 """Lists and objects inside each other."""

@@ -19,10 +19,16 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
 from vivace.protocol.messages import Request, SamplingParams
+from vivace.protocol.tasks import GENERATE, HIDDEN, Task
 from vivace.requests.json_scan import PART_BYTES, Scan
 from vivace.requests.limits import DEPTH, VALUES
 from vivace.requests.long_texts import decode_document
 from vivace.requests.schema import MESSAGE_REFUSED, GenerateRequest, Message, ToolCall
+
+NO_HIDDEN_STATES = (
+    "this server was started without --enable-return-hidden-states; start it with that flag, or "
+    "leave the field out"
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class PromptInput:
     resumed: Sequence[int] = ()
     cache_key: str = ""
     log_metrics: bool = True
+    task: Task = GENERATE
 
 
 def expand(
@@ -88,6 +95,8 @@ def build_requests(
     served = frontend.served
     if prompt.dp_rank is not None:
         prompt.dp_rank.check(len(frontend.engines))
+    if prompt.task == HIDDEN and not served.returns_hidden_states:
+        raise BadRequest("return_hidden_states", NO_HIDDEN_STATES)
     room = 0 if (prompt.sampling or {}).get("max_new_tokens", 1) == 0 else 1
     tokens = check_prompt(prompt.tokens, served, field=prompt.prompt_field, room=room)
     sampling, n = build_sampling(
@@ -110,6 +119,7 @@ def build_requests(
             stream=stream,
             client=client,
             arrival=arrival,
+            task=prompt.task,
         )
 
 
@@ -131,13 +141,12 @@ def prompt_input(
         return share(name, getattr(params, name), index, count)
 
     several = isinstance(params.sampling_params, list)
-    rid = own("rid")
     return PromptInput(
         tokens=tokens,
         sampling=own("sampling_params"),
         sampling_field=f"sampling_params[{index}]" if several else "sampling_params",
         prompt_field=place,
-        rid=rid if count == 1 or isinstance(params.rid, list) or rid is None else f"{rid}-{index}",
+        rid=own_rid(params.rid, index, count),
         logprobs={
             "return_logprob": own("return_logprob"),
             "logprob_start_len": own("logprob_start_len"),
@@ -149,6 +158,7 @@ def prompt_input(
         resumed=own_resumed(params, count),
         cache_key=cache_key(own("extra_key"), own("cache_salt")),
         log_metrics=params.log_metrics,
+        task=HIDDEN if own("return_hidden_states") else GENERATE,
     )
 
 
@@ -185,6 +195,12 @@ def wanted_rank(params: RankedParams) -> WantedRank | None:
     if params.data_parallel_rank is not None:
         return WantedRank("data_parallel_rank", params.data_parallel_rank)
     return None
+
+
+def own_rid(rid: str | list[str] | None, index: int, count: int) -> str | None:
+    """The id of one prompt of several."""
+    own = share("rid", rid, index, count)
+    return own if count == 1 or isinstance(rid, list) or own is None else f"{own}-{index}"
 
 
 def share(name: str, value: Any, index: int, count: int) -> Any:

@@ -26,6 +26,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     token_ids_logprob: Chosen[int | Chosen[int] | None] | None = None
     return_text_in_logprobs: bool = False
     return_prompt_token_ids: bool = False
+    return_hidden_states: bool | PerPrompt[bool] = False
+    """With --enable-return-hidden-states; they are behind the model's last norm."""
     stream: bool = False
     priority: int | None = None
     resumed: Ids | None = None
@@ -71,7 +73,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     lora_path: Any = None
     lora_id: Any = None
     custom_logit_processor: Any = None
-    return_hidden_states: Any = None
     return_routed_experts: Any = None
     routed_experts_start_len: Any = None
     return_indexer_topk: Any = None
@@ -135,7 +136,6 @@ REFUSED: dict[str, str] = {
     "lora_path": NO_LORA,
     "lora_id": NO_LORA,
     "custom_logit_processor": NO_PROCESSORS,
-    "return_hidden_states": "hidden states are not supported yet; leave the field out",
     "return_routed_experts": NO_EXPERTS,
     "routed_experts_start_len": NO_EXPERTS,
     "return_indexer_topk": "the served model has no sparse-attention indexer",

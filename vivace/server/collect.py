@@ -13,7 +13,8 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.request_output import RequestOutput, Sink
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
-from vivace.requests.limits import LOGPROBS
+from vivace.protocol.tasks import HIDDEN
+from vivace.requests.limits import HIDDEN_STATES, LOGPROBS
 from vivace.requests.prompts import PromptInput, expand
 from vivace.server.access import CLIENT
 from vivace.server.body import Body
@@ -49,6 +50,7 @@ async def prepare_requests(
     )
     requests = await context.slicer.run(work)
     check_logprobs(requests)
+    check_hidden_states(requests, context.served.hidden_size)
     body.release()
     if context.request_log.switches.enabled and not quiet:
         context.request_log.log_received(http.path, requests, params, text)
@@ -70,6 +72,20 @@ def check_logprobs(requests: Iterable[Request]) -> None:
             f"the answer could have {numbers} log-probabilities, at most {LOGPROBS} are possible; "
             "ask for fewer, for fewer tokens (max_new_tokens, logprob_start_len), or for fewer "
             "answers at once",
+        )
+
+
+def check_hidden_states(requests: Iterable[Request], hidden_size: int) -> None:
+    """BadRequest when the hidden states of an answer could take too much memory."""
+    wanted = [request for request in requests if request.task == HIDDEN]
+    numbers = hidden_size * sum(
+        len(request.tokens) + request.sampling.max_new_tokens for request in wanted
+    )
+    if numbers > HIDDEN_STATES:
+        raise BadRequest(
+            "return_hidden_states",
+            f"the answer could have {numbers} numbers, at most {HIDDEN_STATES} are possible; ask "
+            "for fewer tokens, or for fewer answers at once",
         )
 
 
@@ -143,6 +159,7 @@ def join(outputs: list[RequestOutput]) -> RequestOutput:
         tokens=[token for output in outputs for token in output.tokens],
         logprobs=_chain([output.logprobs for output in outputs]),
         prompt_logprobs=outputs[0].prompt_logprobs,
+        hidden_states=_chain([output.hidden_states for output in outputs]),
     )
 
 

@@ -18,6 +18,8 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import EngineState, FlushCache, GetState, Reply
+from vivace.protocol.tasks import Embed, Task
+from vivace.requests.embeddings import NO_EMBEDDINGS, NO_GENERATION
 from vivace.server.access import BrowserPolicy, Keys
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.request_log import RequestLog
@@ -259,6 +261,11 @@ class Context:
         if tokenizer is None:
             raise BadRequest(field, "needs text, but the server runs with --skip-tokenizer-init")
         return tokenizer
+
+    def require_task(self, task: type[Task]) -> None:
+        """BadRequest unless it is what the engine does here."""
+        if not isinstance(self.served.task, task):
+            raise BadRequest("", NO_EMBEDDINGS if task is Embed else NO_GENERATION)
 
     def require_ready(self) -> None:
         """Refuse with 503 and Retry-After unless new requests are taken."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -15,6 +15,7 @@ from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.protocol.messages import Request
+from vivace.protocol.tasks import HIDDEN
 from vivace.requests.prompts import PromptInput, entry_type, prompt_inputs
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest
 from vivace.server.body import Body, BodyReader
@@ -26,16 +27,19 @@ from vivace.server.sse import event
 encode = msgspec.json.encode
 
 
-class LogprobLists:
+class AnswerLists:
     """The lists of one answer's meta_info, as far as they have come."""
 
-    def __init__(self, answer: SGLangOutput) -> None:
+    def __init__(self, answer: SGLangOutput, *, hidden_states: bool) -> None:
         self._rows = answer.logprob_rows
+        self._states = answer.hidden_state_rows
         self._lists = {
             f"{side}_{name}": EncodedList()
             for side in ("input", "output")
             for name in answer.logprob_rows([])
         }
+        self._hidden_states = (EncodedList(), EncodedList()) if hidden_states else None
+        """of the prompt, and of each token"""
 
     def add(self, output: RequestOutput) -> Work[None]:
         """Pauses only where there is more to do."""
@@ -46,6 +50,12 @@ class LogprobLists:
                 yield
             for name, rows in self._rows(batch).items():
                 self._lists[f"{side}_{name}"].extend(rows)
+        if self._hidden_states is not None:
+            states = self._states(output.hidden_states or [])
+            for encoded, rows in zip(self._hidden_states, states, strict=True):
+                for batch in batches(rows):
+                    encoded.extend(batch)
+                    yield
 
     def parts(self, body: dict[str, Any]) -> list[bytes]:
         """JSON of a body with these lists in its meta_info, to be written one after the other."""
@@ -54,6 +64,12 @@ class LogprobLists:
         parts = [encode(rest, enc_hook=str)[:-1] + b',"meta_info":' + meta[:-1]]
         for name, entries in self._lists.items():
             parts += [b',"%b":' % name.encode(), *entries.parts()]
+        if self._hidden_states is not None:
+            prompt, tokens = self._hidden_states
+            first = [b"[", *prompt.parts()] if prompt else [b"["]
+            rest = tokens.parts()[1:]
+            comma = [b","] if prompt and tokens else []
+            parts += [b',"hidden_states":', *first, *comma, *rest]
         parts.append(b"}}")
         return parts
 
@@ -75,8 +91,9 @@ class GenerateEvents:
         self._answer = answer
         self._disjoint = disjoint
         self._prompt_ids = prompt_ids
-        self._plain = request.logprobs is None
-        self._logprobs = LogprobLists(answer)
+        self._hidden_states = request.task == HIDDEN
+        self._plain = request.logprobs is None and not self._hidden_states
+        self._lists = AnswerLists(answer, hidden_states=self._hidden_states)
         """of the whole answer"""
         self._prompt = b""
         self._learned = False
@@ -88,18 +105,21 @@ class GenerateEvents:
         self._tail = b""
 
     def parts(self, output: RequestOutput) -> Work[list[bytes]] | None:
-        """The event of an output with log-probabilities, which may be long; None for others."""
+        """The event of an output with log-probabilities or hidden states, which may be long; None
+        for others."""
         if self._plain or error_event(output.finish) is not None:
             return None
-        return self._with_logprobs(output)
+        return self._with_lists(output)
 
-    def _with_logprobs(self, output: RequestOutput) -> Work[list[bytes]]:
-        logprobs = LogprobLists(self._answer) if self._disjoint else self._logprobs
-        yield from logprobs.add(output)
-        body = self._answer.event(output, logprobs=False)
+    def _with_lists(self, output: RequestOutput) -> Work[list[bytes]]:
+        lists = self._lists
+        if self._disjoint:
+            lists = AnswerLists(self._answer, hidden_states=self._hidden_states)
+        yield from lists.add(output)
+        body = self._answer.event(output, lists=False)
         if self._prompt_ids:
             body["meta_info"]["prompt_token_ids"] = self._encoded_prompt()
-        return [b"data: ", *logprobs.parts(body), b"\n\n"]
+        return [b"data: ", *lists.parts(body), b"\n\n"]
 
     def _encoded_prompt(self) -> msgspec.Raw:
         """Once for all events."""
@@ -165,9 +185,14 @@ async def read_inputs(
     return prompt_inputs(params, prompts, batch, field), batch
 
 
-async def read_prompts(
-    context: Context, params: GenerateRequest
-) -> tuple[list[list[int]], bool, str]:
+class PromptFields(Protocol):
+    """What /generate and /encode say of prompts."""
+
+    text: str | list[str] | None
+    input_ids: list[Any] | None
+
+
+async def read_prompts(context: Context, params: PromptFields) -> tuple[list[list[int]], bool, str]:
     """(ids of every prompt, whether they came as a list, the field they came in)."""
     if (params.text is None) == (params.input_ids is None):
         raise BadRequest("text", "give exactly one of text and input_ids")
@@ -268,11 +293,11 @@ def encode_results(
     parts: list[list[bytes]] = []
     for request, answer, output in zip(requests, answers, outputs, strict=True):
         answer.add(output)
-        logprobs = LogprobLists(answer)
-        yield from logprobs.add(output)
-        body = answer.body(logprobs=False)
+        lists = AnswerLists(answer, hidden_states=request.task == HIDDEN)
+        yield from lists.add(output)
+        body = answer.body(lists=False)
         if params.return_prompt_token_ids:
             body["meta_info"]["prompt_token_ids"] = request.tokens
-        parts.append(logprobs.parts(body))
+        parts.append(lists.parts(body))
         yield
     return parts

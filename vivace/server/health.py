@@ -64,14 +64,17 @@ async def probe_engine(context: Context) -> None:
 
 
 async def ask_for_token(context: Context, arrival: float) -> None:
-    """Returns when the engine has answered a request for a token, be it that its queue is full."""
+    """Returns when the engine has answered a request for a token, or a vector where it makes those;
+    be it that its queue is full."""
+    generates = context.served.pooling is None
     try:
         request = context.frontend.request(
             [probe_token(context)],
-            SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
+            SamplingParams(max_new_tokens=int(generates), temperature=0.0, ignore_eos=True),
             rid=new_id("HEALTH_CHECK"),
             log_metrics=False,
             arrival=arrival,
+            task=context.served.task,
         )
         await complete(context, [request], quiet=True)
     except HTTPError as http_error:

@@ -257,7 +257,8 @@ def bind(context: Context, route: Route) -> Handle:
     async def answer(request: web.Request) -> web.StreamResponse:
         body = await read_body(request, limit, settings.body_timeout, context.bodies)
         try:
-            if route.generates:
+            if route.task is not None:
+                context.require_task(route.task)
                 await context.start_queue.wait()
                 context.require_ready()
                 accept(context.frontend)

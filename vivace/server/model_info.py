@@ -22,7 +22,7 @@ async def model_info(context: Context, _request: web.Request, _body: Body) -> we
     return json_response(
         {
             **model_names(context),
-            "is_generation": True,
+            "is_generation": served.pooling is None,
             "preferred_sampling_params": served.defaults or None,
             "weight_version": served.weight_version,
             "has_image_understanding": False,

@@ -125,6 +125,9 @@ class EncodedList:
     def __init__(self) -> None:
         self._segments: list[bytes] = []
 
+    def __bool__(self) -> bool:
+        return any(self._segments)
+
     def extend(self, entries: list[Any]) -> None:
         data = msgspec.json.encode(entries, enc_hook=str)[1:-1]
         segments = self._segments

@@ -8,12 +8,14 @@ from typing import Any
 
 from aiohttp import web
 
+from vivace.protocol.tasks import Embed, Generate, Task
+from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
-from vivace.server import admin, generate, health, metrics, model_info, schema, tokens
+from vivace.server import admin, encode, generate, health, metrics, model_info, schema, tokens
 from vivace.server.access import Access, Effect
 from vivace.server.body import Body
 from vivace.server.context import Context
-from vivace.server.openai import chat, completions
+from vivace.server.openai import chat, completions, embeddings
 from vivace.server.openai import schema as openai
 
 Handler = Callable[[Context, web.Request, Body], Awaitable[web.StreamResponse]]
@@ -46,8 +48,9 @@ class Route:
     answers: Any = None
     streams: Any = None
     """Struct of each event when `stream` is true."""
-    generates: bool = False
-    """Is answered by the engine: waits for one that starts."""
+    task: type[Task] | None = None
+    """Is answered by the engine: waits for one that starts, and is refused where the engine does
+    something else."""
 
 
 def get(
@@ -80,7 +83,7 @@ def post(
     streams: Any = None,
     *,
     methods: tuple[str, ...] = ("POST",),
-    generates: bool = False,
+    task: type[Task] | None = None,
 ) -> Route:
     return Route(
         methods=methods,
@@ -93,7 +96,7 @@ def post(
         accepts=accepts,
         answers=answers,
         streams=streams,
-        generates=generates,
+        task=task,
     )
 
 
@@ -140,7 +143,7 @@ GENERATION = (
         schema.GenerateAnswer,
         schema.GenerateAnswer,
         methods=("POST", "PUT"),
-        generates=True,
+        task=Generate,
     ),
     post(
         "/v1/completions",
@@ -149,7 +152,7 @@ GENERATION = (
         openai.CompletionRequest,
         openai.CompletionAnswer,
         openai.CompletionAnswer,
-        generates=True,
+        task=Generate,
     ),
     post(
         "/v1/chat/completions",
@@ -158,7 +161,27 @@ GENERATION = (
         openai.ChatRequest,
         openai.ChatAnswer,
         openai.ChatChunk,
-        generates=True,
+        task=Generate,
+    ),
+)
+
+EMBEDDINGS = (
+    post(
+        "/encode",
+        encode.encode,
+        "Vectors of texts or token ids, single or in batches",
+        EncodeRequest,
+        encode.EncodeAnswer,
+        methods=("POST", "PUT"),
+        task=Embed,
+    ),
+    post(
+        "/v1/embeddings",
+        embeddings.embeddings,
+        "OpenAI embeddings",
+        embeddings.EmbeddingRequest,
+        embeddings.EmbeddingAnswer,
+        task=Embed,
     ),
 )
 
@@ -222,7 +245,7 @@ CONTROL = (
     ),
 )
 
-ROUTES: tuple[Route, ...] = (*HEALTH, *FACTS, *GENERATION, *TEXT, *CONTROL)
+ROUTES: tuple[Route, ...] = (*HEALTH, *FACTS, *GENERATION, *EMBEDDINGS, *TEXT, *CONTROL)
 
 
 def check_routes(routes: Iterable[Route]) -> None:

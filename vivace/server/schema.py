@@ -97,6 +97,8 @@ class GenerateMeta(msgspec.Struct, kw_only=True):
     output_top_logprobs: list[Any] | None = None
     input_token_ids_logprobs: list[Any] | None = None
     output_token_ids_logprobs: list[Any] | None = None
+    hidden_states: list[list[Any]] | None = None
+    """Of all prompt tokens, then of each output token but the last, which is not computed."""
 
 
 class GenerateAnswer(msgspec.Struct, kw_only=True):

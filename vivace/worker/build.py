@@ -29,14 +29,15 @@ from vivace.platforms.platform import (
 )
 from vivace.protocol.messages import Capacity, Rewrite, window_slack
 from vivace.worker.drafter import NO_DRAFTS, Drafter
+from vivace.worker.heads import SamplingHead, StepHeads
 from vivace.worker.model_runner import (
     CapturedRunner,
     EagerRunner,
     ModelRunner,
     RunnableModel,
-    SamplingHead,
     capture_steps,
 )
+from vivace.worker.pooling import HiddenStatesHead, PoolingHead
 from vivace.worker.rows import RowStates
 from vivace.worker.sizing import Demand, PoolSize, WindowDemand, count_slots, size_pool
 from vivace.worker.step_inputs import StepInputs
@@ -171,6 +172,7 @@ def load(
         longest=max_tokens,
         progress=report,
         seed=config.runtime.random_seed or 0,
+        own_head=config.pooling is None,
     )
 
 
@@ -265,7 +267,6 @@ def assemble(
     kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform, drafter.width)
     rows = build_rows(size, page_size, drafter, platform)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
-    sampling = platform.sampling()
     recorder = platform.recorder() if captures.sizes else None
     inputs = StepInputs(rows, step_tokens, captures.tokens(recorder), drafter)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
@@ -289,9 +290,23 @@ def assemble(
         kv=kv,
         attention=attention,
         runner=runner,
-        head=SamplingHead(model, sampling, rows, vocabulary, original_logprobs=original_logprobs),
+        heads=build_heads(model, platform, rows, vocabulary, original_logprobs),
         inputs=inputs,
         platform=platform,
+    )
+
+
+def build_heads(
+    model: RunnableModel,
+    platform: Platform,
+    rows: RowStates,
+    vocabulary: int,
+    original_logprobs: bool,
+) -> StepHeads:
+    ops = platform.sampling()
+    return StepHeads(
+        SamplingHead(model, ops, rows, vocabulary, original_logprobs=original_logprobs),
+        [PoolingHead(rows), HiddenStatesHead(rows)],
     )
 
 

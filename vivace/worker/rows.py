@@ -19,6 +19,7 @@ from vivace.platforms.memory import zeroed_memory
 from vivace.platforms.rows import ColumnChange, RowColumns, RowOps, SampledTokens, Spans
 from vivace.protocol.messages import CacheGroup, LogprobOptions
 from vivace.protocol.step import Join, StepPlan
+from vivace.protocol.tasks import GENERATE, Embed, Task
 from vivace.sampling.sampler import SamplingRows
 from vivace.worker.state_slots import StateSlots
 
@@ -70,6 +71,12 @@ class RowStates:
         self.sampling = SamplingRows(rows, device)
         self.logprobs: dict[int, LogprobOptions] = {}
         """rows whose request asked for log-probabilities"""
+        self.embeds: dict[int, Embed] = {}
+        """rows that want a vector of what they know"""
+        self.draws = np.ones(rows, np.bool_)
+        """not those"""
+        self.hidden_state_starts: dict[int, int] = {}
+        """rows that want hidden states, too -> from which position on"""
 
     def _allocate(self, device: torch.device) -> RowColumns:
         """The columns; on a CPU big ones are zero pages of the system until a row uses them."""
@@ -157,6 +164,16 @@ class RowStates:
             counts[row] = 0
         self.sampling.clear(row)
         self.logprobs.pop(row, None)
+        self._set_task(row, GENERATE)
+
+    def _set_task(self, row: int, task: Task) -> None:
+        self.embeds.pop(row, None)
+        self.hidden_state_starts.pop(row, None)
+        self.draws[row] = not isinstance(task, Embed)
+        if isinstance(task, Embed):
+            self.embeds[row] = task
+        elif task.hidden_state_start >= 0:
+            self.hidden_state_starts[row] = task.hidden_state_start
 
     def _join(self, join: Join, changes: RowChanges) -> None:
         self._check_join(join)
@@ -171,6 +188,7 @@ class RowStates:
         if join.logprobs is not None:
             self.logprobs[row] = join.logprobs
             self.sampling.ask_logprobs(row)
+        self._set_task(row, join.task)
         self.page_counts[0][row] = 0
         self._grant(row, join.pages, 0, changes)
         windows = zip(self._windows, join.others, strict=False)

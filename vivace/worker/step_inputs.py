@@ -138,6 +138,8 @@ class StepInputs:
         before = states.computed[rows]
         beyond = before + counts - states.known[rows]
         final = np.flatnonzero(beyond >= 0)
+        if states.embeds:
+            final = final[states.draws[rows[final]]]
         last, ahead, drafts = starts[final + 1] - 1, None, None
         if self._drafter.width and int(beyond.max()) > 0:
             drafts = np.maximum(beyond, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,23 +12,18 @@ from torch import Tensor
 
 from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.cache import CacheMemory
-from vivace.platforms.host import upload
+from vivace.platforms.host import ReadBack, upload
 from vivace.platforms.platform import Platform, StepShape
 from vivace.platforms.rows import Spans
 from vivace.protocol.messages import Capacity
-from vivace.protocol.step import ExecutorEvent, StepPlan
+from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
-from vivace.worker.model_runner import ModelRunner, StepOutput
-from vivace.worker.pending import EmptyStep, WorkerStep
+from vivace.sampling.sampler import BAD_NUMBERS
+from vivace.worker.heads import StepHeads, StepOutput
+from vivace.worker.model_runner import ModelRunner
 from vivace.worker.rows import PlanError, RowStates
 from vivace.worker.step_input import StepInput
 from vivace.worker.step_inputs import StepInputs
-
-
-class Head(Protocol):
-    """What turns hidden states into a StepOutput (`SamplingHead` is one)."""
-
-    def sample(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput: ...
 
 
 class Worker:
@@ -47,7 +41,7 @@ class Worker:
         kv: CacheMemory,
         attention: AttentionBackend,
         runner: ModelRunner,
-        head: Head,
+        heads: StepHeads,
         inputs: StepInputs,
         platform: Platform,
     ) -> None:
@@ -56,7 +50,7 @@ class Worker:
         self._kv = kv
         self._attention = attention
         self._runner = runner
-        self._head = head
+        self._heads = heads
         self._inputs = inputs
         self._platform = platform
 
@@ -82,6 +76,7 @@ class Worker:
             if pending.here:  # whatever fails while it is read fails before it is recorded
                 pending.result()
             self._rows.record(spans, output)
+            output.record()
             self._save_states(plan)
         return pending
 
@@ -124,7 +119,7 @@ class Worker:
     def _compute(self, step: StepInput, spans: Spans) -> StepOutput:
         try:
             hidden = self._runner.forward(step)
-            return self._head.sample(step, spans, hidden)
+            return self._heads.read(step, spans, hidden)
         except BaseException:
             self._zero([pages.slot_mapping for pages in step.groups])
             raise
@@ -171,3 +166,94 @@ class Worker:
         """Forget what these slots of each group store."""
         for group, found in enumerate(slots):
             self._kv.zero_slots(found, group)
+
+
+class WorkerStep:
+    """`result` waits for the step, forgets what it stored of numbers that went wrong, and settles
+    what the host knows of its rows."""
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        spans: Spans,
+        output: StepOutput,
+        arrival: ReadBack,
+        rows: RowStates,
+        zero: Callable[[np.ndarray], None],
+        started: float,
+        captured: bool,
+    ) -> None:
+        """`arrival`: of the output's tokens, stays, bad_spans and bad_tokens. `zero` forgets what
+        tokens [T] bool of the step have stored."""
+        self._number = number
+        self._spans = spans
+        self._output = output
+        self._arrival = arrival
+        self.here = arrival.here
+        self._rows = rows
+        self._joined = rows.joined[spans.rows]
+        self._zero = zero
+        self._started = started
+        self._captured = captured
+        self._result: StepResult | None = None
+
+    def result(self) -> StepResult:
+        if self._result is None:
+            self._result = self._read()
+        return self._result
+
+    def _read(self) -> StepResult:
+        tokens, stays, bad, bad_tokens = self._arrival.wait()
+        spans, advanced = self._spans, self._spans.counts
+        if spans.drafts is not None or bad.any():
+            if bad_tokens.any():
+                self._zero(bad_tokens)
+            advanced = self._settle(stays, bad)
+        return StepResult(
+            number=self._number,
+            advanced=advanced.tolist(),
+            tokens=_split_tokens(spans, tokens, stays),
+            logprobs=self._output.read_logprobs(stays),
+            prompt_logprobs=self._output.read_prompt_logprobs(bad),
+            payloads=self._output.read_payloads(advanced),
+            bad=dict.fromkeys(np.flatnonzero(bad).tolist(), BAD_NUMBERS),
+            seconds=time.perf_counter() - self._started,
+            captured=self._captured,
+        )
+
+    def _settle(self, stays: np.ndarray, bad: np.ndarray) -> np.ndarray:
+        """Where less came than could have: returns how far each span moved on, [S] int64."""
+        spans = self._spans
+        drawn = np.bincount(spans.final, stays, minlength=len(bad)).astype(np.int64)
+        advanced = spans.counts
+        if spans.drafts is not None:
+            advanced = advanced - spans.drafts + np.maximum(drawn - 1, 0)
+        advanced = np.where(bad, 0, advanced)
+        self._rows.settle(spans, self._joined, advanced, drawn)
+        return advanced
+
+
+def _split_tokens(spans: Spans, tokens: np.ndarray, stays: np.ndarray) -> list[list[int]]:
+    """The tokens that became known, of each span."""
+    if spans.drafts is None and len(tokens) == len(spans.rows) and stays.all():
+        return [[token] for token in tokens.tolist()]
+    found: list[list[int]] = [[] for _ in range(len(spans.rows))]
+    for span, token, stay in zip(
+        spans.final.tolist(), tokens.tolist(), stays.tolist(), strict=True
+    ):
+        if stay:
+            found[span].append(token)
+    return found
+
+
+class EmptyStep:
+    """A plan without spans has nothing to wait for."""
+
+    here = True
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def result(self) -> StepResult:
+        return StepResult(number=self._number, advanced=[], tokens=[])

@@ -55,7 +55,7 @@ async def completions(context: Context, http: web.Request, body: Body) -> web.St
     check(context, params)
     tokenizer = context.tokenizer("prompt")
     with text_named("prompt"):
-        prompts = await read_prompts(context, params.prompt)
+        prompts = await read_prompts(context, params.prompt, "prompt")
     answer_id = new_id("cmpl")
     with openai_names():
         inputs = (prompt_input(params, prompts, index, answer_id) for index in range(len(prompts)))
@@ -90,25 +90,26 @@ def check(context: Context, params: CompletionRequest) -> None:
         raise BadRequest("logprobs", f"must be between 0 and {MAX_LOGPROBS}")
 
 
-async def read_prompts(context: Context, prompt: str | list) -> list[Prompt]:
-    """One Prompt per prompt, in order; BadRequest when the list mixes kinds or is empty."""
+async def read_prompts(context: Context, prompt: str | list, field: str) -> list[Prompt]:
+    """One Prompt per prompt, in order; BadRequest when the list mixes kinds or is empty. `field`:
+    where they stand in the request."""
     if isinstance(prompt, str):
         return [Prompt(await context.frontend.encode(prompt), prompt)]
     if not prompt:
-        raise BadRequest("prompt", "must not be empty")
+        raise BadRequest(field, "must not be empty")
     max_prompts = context.settings.max_batch
     kind = entry_type(prompt, max(max_prompts, context.served.context) + 1)
     if kind is int:
         return [Prompt(prompt, None)]
     if len(prompt) > max_prompts:
-        raise BadRequest("prompt", f"has {len(prompt)} entries; at most {max_prompts} are allowed")
+        raise BadRequest(field, f"has {len(prompt)} entries; at most {max_prompts} are allowed")
     if kind is str:
         texts = [str(text) for text in prompt]
         found = [ids async for group in context.frontend.encode_all(texts) for ids in group]
         return [Prompt(ids, text) for ids, text in zip(found, texts, strict=True)]
     if kind is list:
         return [Prompt(ids, None) for ids in prompt]
-    raise BadRequest("prompt", "must be a string, strings, token ids, or lists of token ids")
+    raise BadRequest(field, "must be a string, strings, token ids, or lists of token ids")
 
 
 def prompt_input(

@@ -35,6 +35,12 @@ SAMPLING = {
 """SGLang's name -> the field of a body that says it; both bodies have these."""
 
 
+class RidField(Protocol):
+    """What every body of this API says of ids."""
+
+    rid: str | list[str] | None
+
+
 class ToolFields(Protocol):
     """What /v1/chat/completions and /tokenize say of tools."""
 
@@ -120,7 +126,7 @@ def openai_names(limit: str = "max_tokens") -> Iterator[None]:
         raise error.of_field(names.get(field, field)) from None
 
 
-def request_id(request: SamplingFields, index: int, count: int, fallback: str) -> str:
+def request_id(request: RidField, index: int, count: int, fallback: str) -> str:
     """Id of the index-th of `count` prompts."""
     rid = request.rid
     if isinstance(rid, list):

@@ -182,7 +182,7 @@ REFUSED: dict[str, str] = {
     "custom_logit_processor": NO_PROCESSORS,
     "custom_params": NO_PROCESSORS,
     "watermark": native.REFUSED["watermark"],
-    "return_hidden_states": native.REFUSED["return_hidden_states"],
+    "return_hidden_states": "hidden states come with /generate only",
     "return_routed_experts": native.NO_EXPERTS,
     "routed_experts_start_len": native.NO_EXPERTS,
     "return_sampling_mask": native.NO_MASK,

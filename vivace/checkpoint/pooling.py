@@ -1,0 +1,91 @@
+"""How a model of embeddings makes one vector of a text, from the files that sentence-transformers
+puts beside its weights: modules.json, and config.json in the folder of each module. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, Integer, OneOf, Text
+from vivace.checkpoint.json_files import read_json, read_value
+
+MODULES_FILE, CONFIG_FILE = "modules.json", "config.json"
+MODES = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+}
+"""sentence-transformers' switches -> what is pooled"""
+OTHER_MODES = (
+    "pooling_mode_max_tokens",
+    "pooling_mode_mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens",
+)
+NAMES = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+"""of the one key that newer releases write in place of the switches"""
+FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+SUPPORTED = "of Transformer, Pooling and Normalize, in this order, only Normalize may be left out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling:
+    """`mode`: "last", "mean" or "cls", the token or tokens whose hidden states make the vector;
+    `normalize`: to length 1."""
+
+    mode: str = "last"
+    normalize: bool = True
+
+
+def read_pooling(folder: Path, hidden_size: int) -> Pooling:
+    """Of a model's folder; without the files the last token, normalized, as in SGLang. Raises
+    SourceError for values that nothing here does."""
+    file = folder / MODULES_FILE
+    modules = read_value(file) if folder.is_dir() else None
+    if modules is None:
+        return Pooling()
+    if not isinstance(modules, list):
+        raise SourceError(f"{file}: must be a list of modules. {CORRECT}")
+    found = [read_module(file, index, module) for index, module in enumerate(modules)]
+    kinds = [kind for kind, _ in found]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        listed = ", ".join(kinds) or "none"
+        raise SourceError(f"{file}: the modules are {listed}; {SUPPORTED}")
+    path = folder / found[1][1] / CONFIG_FILE
+    values = read_json(path, required=True)
+    fields = ConfigFields(values, lambda key: f"{path}: {key}", CORRECT)
+    return Pooling(mode=read_mode(fields, hidden_size), normalize=len(kinds) == 3)
+
+
+def read_module(file: Path, index: int, module: Any) -> tuple[str, str]:
+    """(class, folder) of a module; the first one's is the model's own."""
+    place = f"{file}: [{index}]"
+    if not isinstance(module, dict):
+        raise SourceError(f"{place} must be an object. {CORRECT}")
+    fields = ConfigFields(module, lambda key: f"{place}.{key}", CORRECT)
+    kind = fields.need("type", Text()).rpartition(".")[2]
+    path = module.get("path")
+    if not isinstance(path, str) or (index and not FOLDER.fullmatch(path)) or (not index and path):
+        wanted = "the name of a folder beside it" if index else "empty"
+        raise fields.refusal("path", f"it must be {wanted}")
+    return kind, path
+
+
+def read_mode(fields: ConfigFields, hidden_size: int) -> str:
+    """What is pooled: exactly one way of it."""
+    size = fields.get("word_embedding_dimension", Integer(1, 1 << 20), hidden_size)
+    if size != hidden_size:
+        raise fields.refusal("word_embedding_dimension", f"the model has {hidden_size}")
+    fields.get("include_prompt", Flag(), True)
+    if fields.has("pooling_mode"):
+        return fields.need("pooling_mode", OneOf(NAMES))
+    for key in OTHER_MODES:
+        if fields.get(key, Flag(), False):
+            raise fields.refusal(key, f"supported are {', '.join(MODES)}")
+    chosen = [mode for key, mode in MODES.items() if fields.get(key, Flag(), False)]
+    if len(chosen) != 1:
+        which = f"{len(chosen)} of {', '.join(MODES)} are true; exactly one must be"
+        raise SourceError(f"{fields.place('pooling_mode')}: {which}. {CORRECT}")
+    return chosen[0]

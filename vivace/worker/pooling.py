@@ -1,0 +1,141 @@
+"""Heads of rows that want a vector of their prompt, or hidden states beside tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vivace.platforms.host import download
+from vivace.platforms.rows import Spans
+from vivace.protocol.tasks import CLS, EMBEDDING, HIDDEN_STATES, LAST, MEAN, Embed, Payload
+from vivace.worker.rows import RowStates
+
+
+class PoolingHead:
+    """One vector of a prompt, for rows whose task is `Embed`.
+
+    Prompts come in chunks, so a row keeps what the next chunk needs: the first state, or the sum
+    of all. A sum is made token by token in float64, so it is the same however a prompt was cut,
+    wherever the device adds in order. A row that joins again behind a failed step goes on with what
+    it has, as computed positions do; one that starts from the beginning starts anew.
+    """
+
+    def __init__(self, states: RowStates) -> None:
+        self.rows = states.embeds
+        self._known = states.known
+        self._kept: Tensor | None = None
+        """[rows, hidden] float64, once there is such a row"""
+
+    def read(self, spans: Spans, hidden: Tensor) -> Iterator[PooledSpan]:
+        if self._kept is None:
+            shape = (len(self._known), hidden.shape[1])
+            self._kept = torch.zeros(shape, dtype=torch.float64, device=hidden.device)
+        for span, row in enumerate(spans.rows.tolist()):
+            if (task := self.rows.get(row)) is not None:
+                yield self._pool(spans, span, task, hidden, self._kept[row])
+
+    def _pool(
+        self, spans: Spans, span: int, task: Embed, hidden: Tensor, kept: Tensor
+    ) -> PooledSpan:
+        """`kept`: the row's column"""
+        before, count = int(spans.before[span]), int(spans.counts[span])
+        states = hidden[int(spans.starts[span]) : int(spans.starts[span + 1])]
+        pooled = POOL[task.pooling](states, kept if before else None)
+        last = before + count == int(self._known[spans.rows[span]])
+        vector = finish_vector(pooled, before + count, task) if last else None
+        return PooledSpan(span, count, pooled, kept, vector)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledSpan:
+    """`pooled` [hidden] float64 so far, which `kept` is to become; `vector` [dimensions] float32 of
+    a whole prompt."""
+
+    span: int
+    count: int
+    pooled: Tensor
+    kept: Tensor
+    vector: Tensor | None
+
+    def record(self) -> None:
+        self.kept.copy_(self.pooled)
+
+    def read(self, advanced: int) -> Payload | None:
+        if self.vector is None or advanced < self.count:
+            return None
+        data = download(self.vector).tobytes()
+        return Payload(EMBEDDING, "float32", tuple(self.vector.shape), data)
+
+
+def pool_last(states: Tensor, _kept: Tensor | None) -> Tensor:
+    return states[-1].double()
+
+
+def pool_first(states: Tensor, kept: Tensor | None) -> Tensor:
+    return states[0].double() if kept is None else kept.clone()
+
+
+def pool_sum(states: Tensor, kept: Tensor | None) -> Tensor:
+    total = states.new_zeros(1, states.shape[1], dtype=torch.float64)
+    if kept is not None:
+        total[0] = kept
+    places = torch.zeros(len(states), dtype=torch.int64, device=states.device)
+    return total.index_add_(0, places, states.double())[0]
+
+
+POOL: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    LAST: pool_last,
+    MEAN: pool_sum,
+    CLS: pool_first,
+}
+"""(states [n, hidden] of a chunk, what the row kept of those before) -> [hidden] float64"""
+
+
+def finish_vector(pooled: Tensor, tokens: int, task: Embed) -> Tensor:
+    """[dimensions] float32 of what `tokens` tokens gave."""
+    vector = pooled / tokens if task.pooling == MEAN else pooled
+    if task.dimensions:
+        vector = vector[: task.dimensions]
+    if task.normalize:
+        vector = torch.nn.functional.normalize(vector, dim=0)
+    return vector.float()
+
+
+class HiddenStatesHead:
+    """The hidden states of the positions that a row asked for."""
+
+    def __init__(self, states: RowStates) -> None:
+        self.rows = states.hidden_state_starts
+
+    def read(self, spans: Spans, hidden: Tensor) -> Iterator[HiddenStatesSpan]:
+        for span, row in enumerate(spans.rows.tolist()):
+            start = self.rows.get(row)
+            if start is None:
+                continue
+            unwanted = max(0, start - int(spans.before[span]))
+            begin, end = int(spans.starts[span]) + unwanted, int(spans.starts[span + 1])
+            if begin < end:  # a copy: the next step writes into the same memory
+                states = hidden[begin:end].to(torch.float32, copy=True)
+                yield HiddenStatesSpan(span, unwanted, states)
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStatesSpan:
+    """Those of a span behind its first `unwanted` positions: [n, hidden] float32."""
+
+    span: int
+    unwanted: int
+    states: Tensor
+
+    def record(self) -> None:
+        """A row keeps none."""
+
+    def read(self, advanced: int) -> Payload | None:
+        count = advanced - self.unwanted
+        if count <= 0:
+            return None
+        data = download(self.states[:count]).tobytes()
+        return Payload(HIDDEN_STATES, "float32", (count, self.states.shape[1]), data)
