@@ -558,7 +558,6 @@ def test_the_limit_in_effect_is_told(engine: Engine) -> None:
 
 def test_what_is_not_there_has_its_own_exception(engine: Engine) -> None:
     calls: list[Callable[[], Any]] = [
-        lambda: engine.encode("a", dimensions=3),
         lambda: engine.rerank([["a", "b"]]),
         lambda: engine.score("a", "b", [1], query_embed_overrides=[1]),
     ]

@@ -13,8 +13,10 @@ import msgspec
 from server_kit import MODEL
 
 from vivace.requests import schema as requests
+from vivace.requests.embeddings import ENCODE_REFUSED, EncodeRequest
 from vivace.server import schema as native
 from vivace.server.openai import schema as openai
+from vivace.server.openai.embeddings import EMBEDDING_REFUSED, EmbeddingRequest
 from vivace.server.tokens import OF_CONVERSATIONS
 
 ABSENT = object()
@@ -112,6 +114,11 @@ GENERATE: dict[str, list[Case]] = {
     "token_ids_logprob": [Effect([65], [66], around=WITH_LOGPROBS)],
     "return_text_in_logprobs": [Effect(True, False, around=WITH_LOGPROBS)],
     "return_prompt_token_ids": [Effect(True, False)],
+    "return_hidden_states": [
+        Effect(True, False),
+        Effect(True, False, around={"stream": True}),
+        Refused("last", "bool"),
+    ],
     "stream": [Effect(True, False)],
     "resumed": [
         Effect([65], [66], "engine", {"sampling_params": {"temperature": 0}}),
@@ -128,6 +135,19 @@ GENERATE: dict[str, list[Case]] = {
     "routing_key": [Logged("key-1")],
     "conversation_id": [Logged("talk-1")],
     "external_trace_header": [Logged({"traceparent": "00-4bf9"}), Refused("00-4bf9", "object")],
+}
+
+ENCODE: dict[str, list[Case]] = {
+    "rid": KEYS["rid"],
+    "priority": KEYS["priority"],
+    "text": [Effect("ab", "abc"), Effect("ab", ["ab"])],
+    "input_ids": [Effect([65], [65, 66], around={"text": None})],
+    "dimensions": [Effect(None, 2), Effect(2, 3), Refused(0, "between"), Refused(5, "between")],
+    "return_prompt_token_ids": [Effect(True, False)],
+    "log_metrics": [Effect(True, False, "engine")],
+    "routing_key": [Logged("key-1")],
+    "external_trace_header": [Logged({"traceparent": "00-4bf9"})],
+    "embed_override_token_id": [Refused(0, "overrides"), Refused(3, "overrides")],
 }
 
 SHARED: dict[str, list[Case]] = {
@@ -161,6 +181,21 @@ SHARED: dict[str, list[Case]] = {
     "return_flat_raw_top_logprobs_b64": [
         Harmless((True, False), "the form of something that is refused")
     ],
+}
+
+EMBEDDING: dict[str, list[Case]] = {
+    "rid": KEYS["rid"],
+    "priority": KEYS["priority"],
+    "model": SHARED["model"],
+    "input": [Effect("ab", "abc"), Effect([65], ["a", "b"])],
+    "encoding_format": [
+        Effect("float", "base64"),
+        Harmless(("float",), "the default"),
+        Refused("int8", "float"),
+    ],
+    "dimensions": ENCODE["dimensions"],
+    "user": [Logged("somebody")],
+    "embed_override_token_id": ENCODE["embed_override_token_id"],
 }
 
 COMPLETION: dict[str, list[Case]] = {
@@ -287,6 +322,10 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         CHAT,
         {**openai.REFUSED, **openai.CHAT_REFUSED},
         openai.CHAT_HARMLESS,
+    ),
+    EncodeRequest: Body("/encode", {"text": "ab", "rid": "r"}, ENCODE, ENCODE_REFUSED),
+    EmbeddingRequest: Body(
+        "/v1/embeddings", {"input": "ab", "rid": "r"}, EMBEDDING, EMBEDDING_REFUSED
     ),
     openai.StreamOptions: Body(
         "/v1/chat/completions",

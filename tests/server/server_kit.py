@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from aiohttp import web
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from vivace.checkpoint.pooling import Pooling
 from vivace.engine.oracle import pack_logprobs
 from vivace.engine.result_processor import Aborts
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
@@ -39,7 +41,9 @@ from vivace.protocol.messages import (
     TokenLogprob,
 )
 from vivace.protocol.metrics import Histogram, Metrics
+from vivace.protocol.tasks import EMBEDDING, HIDDEN, HIDDEN_STATES, Embed, Payload
 from vivace.server.app import make_app, start_site, stop_site
+from vivace.server.context import CONTEXT as CONTEXT_KEY
 from vivace.server.settings import ServerSettings
 
 EOS = 256
@@ -145,6 +149,12 @@ class ScriptedEngine:
             await asyncio.sleep(0)
             self._feed(Delta(key=request.key, index=0, tokens=[], finish=self.refuse))
             return
+        if isinstance(request.task, Embed):
+            await asyncio.sleep(self.pause)
+            self._feed(embedding_delta(request, request.task))
+            self.running.pop(request.key, None)
+            self.finished.append(request.key)
+            return
         most = request.sampling.max_new_tokens
         tokens = self.script(request)[:most]
         stops = set(request.sampling.stop_token_ids)
@@ -159,6 +169,8 @@ class ScriptedEngine:
         for part in make_prompt_parts(request):
             delta = Delta(key=request.key, index=0, tokens=[], prompt_logprobs=part)
             self._feed(delta)
+        for payload in make_states(request, tokens):
+            self._feed(Delta(key=request.key, index=0, tokens=[], payload=payload))
         for index in range(0, max(1, len(tokens)), self.chunk):
             await asyncio.sleep(self.pause)
             part = tokens[index : index + self.chunk]
@@ -201,6 +213,38 @@ def make_prompt_parts(request: Request) -> list[PromptLogprobs]:
     rows = [entry(token, wanted.top, wanted.token_ids) for token in request.tokens]
     first, prompt = max(1, wanted.start), len(rows)
     return [pack_logprobs(at, rows[at : at + 3]) for at in range(first, prompt, 3)]
+
+
+HIDDEN_SIZE = 4
+
+
+def make_vector(tokens: list[int]) -> list[float]:
+    """A made-up vector of a text: how many tokens it has, and of what."""
+    return [float(len(tokens)), float(sum(tokens)), 0.5, -1.25]
+
+
+def embedding_delta(request: Request, task: Embed) -> Delta:
+    numbers = make_vector(request.tokens)[: task.dimensions or HIDDEN_SIZE]
+    payload = Payload(EMBEDDING, "float32", (len(numbers),), array("f", numbers).tobytes())
+    finish = Finish(type="length", length=0)
+    return Delta(
+        key=request.key, index=0, tokens=[], finish=finish, payload=payload, cached_tokens=3
+    )
+
+
+def make_states(request: Request, tokens: list[int]) -> list[Payload]:
+    """A made-up hidden state of each token but the last, the prompt's before the others': its
+    position, and three zeros; in parts of three."""
+    if request.task != HIDDEN:
+        return []
+    count = len(request.tokens) + max(0, len(tokens) - 1)
+    parts: list[Payload] = []
+    for start in range(0, count, 3):
+        end = min(count, start + 3)
+        rows = array("f", [x for at in range(start, end) for x in (at, 0, 0, 0)])
+        shape = (end - start, HIDDEN_SIZE)
+        parts.append(Payload(HIDDEN_STATES, "float32", shape, rows.tobytes(), start))
+    return parts
 
 
 def entry(token: int, top: int, chosen: tuple[int, ...]) -> TokenLogprob:
@@ -279,9 +323,11 @@ def running_server(
     *,
     ready: bool = True,
     tokenizer: Tokenizer | bool = True,
+    every_task: bool = False,
     **served: Any,
 ) -> Iterator[Running]:
-    """Start a server on a free port; stop it at the end."""
+    """Start a server on a free port; stop it at the end. With `every_task` no route is refused,
+    whichever task it is of."""
     settings = settings or ServerSettings()
     engine = engine or ScriptedEngine()
     model = ServedModel(
@@ -294,6 +340,9 @@ def running_server(
             "model_type": "llama",
             "architectures": ("LlamaForCausalLM",),
             "eos_ids": (EOS,),
+            "hidden_size": HIDDEN_SIZE,
+            "returns_hidden_states": True,
+            "pooling": Pooling() if every_task else None,
             **served,
         }
     )
@@ -302,6 +351,8 @@ def running_server(
     frontend = Frontend(model, tokenizer, [EngineView(engine.send)])  # type: ignore[arg-type]
     engine.frontend = frontend
     app = make_app(frontend, settings)
+    if every_task:
+        object.__setattr__(app[CONTEXT_KEY], "require_task", lambda task: None)
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     loop = asyncio.new_event_loop()

@@ -19,6 +19,8 @@ BODIES = {
     "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 1}},
     "/v1/completions": {"prompt": "x", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/encode": {"text": "x"},
+    "/v1/embeddings": {"input": "x"},
     "/tokenize": {"prompt": "x"},
     "/v1/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [65]},
@@ -47,7 +49,7 @@ def test_every_route_with_every_key(api_key: str | None, admin_key: str | None) 
         admin_api_keys=(admin_key,) if admin_key else (),
         metrics=True,
     )
-    with running_server(settings) as server:
+    with running_server(settings, every_task=True) as server:
         for route in ROUTES:
             for key in KEYS:
                 allowed = may(route.auth, key, api_key, admin_key)

@@ -54,7 +54,7 @@ ACTING = {
 
 @pytest.fixture(scope="module")
 def server():
-    with running_server(ServerSettings(metrics=True)) as found:
+    with running_server(ServerSettings(metrics=True), every_task=True) as found:
         yield found
 
 

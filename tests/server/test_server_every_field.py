@@ -65,7 +65,8 @@ class Listening(ScriptedEngine):
 def server() -> Iterator[Running]:
     settings = ServerSettings(metrics=True, log_requests=True, log_requests_format="json")
     tokenizer = make_tokenizer(TEMPLATE, begin=True)
-    with start(settings, Listening(script=thinking), tokenizer=tokenizer) as running:
+    listening = Listening(script=thinking)
+    with start(settings, listening, tokenizer=tokenizer, every_task=True) as running:
         yield running
 
 

@@ -19,7 +19,7 @@ PROMPT = "<user>hi\n<assistant>"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running_server(ServerSettings(cache_report=True)) as running:
+    with running_server(ServerSettings(cache_report=True), every_task=True) as running:
         yield running
 
 
@@ -375,6 +375,7 @@ def test_completion_names_the_field_in_openais_words(
 WITH_A_MODEL: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HI, "max_tokens": 2},
     "/v1/completions": {"prompt": "x", "max_tokens": 2},
+    "/v1/embeddings": {"input": "x"},
     "/tokenize": {"prompt": "x"},
     "/v1/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [65]},
@@ -391,7 +392,7 @@ def test_the_routes_that_take_a_model_are_all_here() -> None:
 
 @pytest.mark.parametrize("path", WITH_A_MODEL)
 def test_any_model_name_is_answered_by_the_served_model_and_counted(path: str) -> None:
-    with running_server(ServerSettings(metrics=True)) as server:
+    with running_server(ServerSettings(metrics=True), every_task=True) as server:
         for count, model in enumerate(("gpt-9", "Qwen/Qwen3-8B", "llama3:8b", "toys:x"), 1):
             answer = ask(server, path, {**WITH_A_MODEL[path], "model": model})
             assert answer.status == 200
@@ -421,7 +422,7 @@ def test_an_adapter_is_refused(server: Running, path: str, model: str) -> None:
 
 @pytest.mark.parametrize("path", WITH_A_MODEL)
 def test_strict_model_name_answers_404_with_openais_code(path: str) -> None:
-    with running_server(ServerSettings(strict_model_name=True)) as server:
+    with running_server(ServerSettings(strict_model_name=True), every_task=True) as server:
         assert ask(server, path, {**WITH_A_MODEL[path], "model": MODEL}).status == 200
         assert ask(server, path, WITH_A_MODEL[path]).status == 200
         answer = ask(server, path, {**WITH_A_MODEL[path], "model": "gpt-9"})

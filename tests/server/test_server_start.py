@@ -26,6 +26,8 @@ BODIES: dict[str, dict[str, Any]] = {
         "messages": [{"role": "user", "content": "x"}],
         **SHORT,
     },
+    "/encode": {"text": "x"},
+    "/v1/embeddings": {"input": "x"},
 }
 
 
@@ -50,12 +52,12 @@ def in_queue(server: Running) -> int:
 
 
 def test_every_route_that_generates_waits() -> None:
-    assert {route.path for route in ROUTES if route.generates} == set(BODIES)
+    assert {route.path for route in ROUTES if route.task is not None} == set(BODIES)
 
 
 def test_requests_are_answered_in_order_when_the_engine_is_there() -> None:
     asked = [("/generate", {**BODIES["/generate"], "rid": f"r{i}"}) for i in range(6)]
-    with running_server(ready=False) as server:
+    with running_server(ready=False, every_task=True) as server:
         with waiting(server, *asked, *BODIES.items()) as answers:
             assert ask(server, "/ready", method="GET").status == 503
             assert not any(answer.done() for answer in answers)
@@ -69,7 +71,7 @@ def test_requests_are_answered_in_order_when_the_engine_is_there() -> None:
 
 def test_a_server_that_warms_up_answers_requests_and_says_that_it_starts() -> None:
     probes = ("/health", "/health_generate", "/ready", "/ping")
-    with running_server(ready=False) as server:
+    with running_server(ready=False, every_task=True) as server:
         server.frontend.engine.warming_up = True
         with waiting(server, *BODIES.items()) as answers:
             get_ready(server)
@@ -140,7 +142,10 @@ def test_a_client_that_leaves_waits_no_more() -> None:
 
 
 def test_a_start_that_fails_is_told_with_the_reason() -> None:
-    with running_server(ready=False) as server, waiting(server, *BODIES.items()) as answers:
+    with (
+        running_server(ready=False, every_task=True) as server,
+        waiting(server, *BODIES.items()) as answers,
+    ):
         server.call(
             server.frontend.feed, EngineDown(reason="toy.gguf: truncated", restarting=False)
         )
@@ -151,7 +156,10 @@ def test_a_start_that_fails_is_told_with_the_reason() -> None:
 
 
 def test_a_server_that_stops_lets_nobody_wait() -> None:
-    with running_server(ready=False) as server, waiting(server, *BODIES.items()) as answers:
+    with (
+        running_server(ready=False, every_task=True) as server,
+        waiting(server, *BODIES.items()) as answers,
+    ):
         server.call(server.frontend.drain)
         for answer in answers:
             got = answer.result(20)
@@ -159,7 +167,7 @@ def test_a_server_that_stops_lets_nobody_wait() -> None:
 
 
 def test_requests_wait_for_an_engine_that_starts_again() -> None:
-    with running_server() as server:
+    with running_server(every_task=True) as server:
         server.call(server.frontend.feed, EngineDown(reason="killed", restarting=True))
         with waiting(server, *BODIES.items()) as answers:
             assert ask(server, "/health", method="GET").status == 503

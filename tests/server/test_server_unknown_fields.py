@@ -17,6 +17,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 2}},
     "/v1/completions": {"prompt": "x", "max_tokens": 2},
     "/v1/chat/completions": {"messages": HI, "max_tokens": 2},
+    "/encode": {"text": "x"},
+    "/v1/embeddings": {"input": "x"},
     "/tokenize": {"prompt": "x"},
     "/v1/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [65]},
@@ -28,7 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running_server(ServerSettings(metrics=True)) as running:
+    with running_server(ServerSettings(metrics=True), every_task=True) as running:
         yield running
 
 

@@ -49,7 +49,8 @@ FIELDS: list[tuple[str, Body, str]] = [
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     tokenizer = make_tokenizer(TEMPLATE, begin=True)
-    with start(ServerSettings(), ScriptedEngine(script=prose), tokenizer=tokenizer) as running:
+    engine = ScriptedEngine(script=prose)
+    with start(ServerSettings(), engine, tokenizer=tokenizer, every_task=True) as running:
         yield running
 
 

@@ -15,7 +15,7 @@ from vivace.requests.limits import Ids, Members, PerPrompt, Prompts
 from vivace.requests.prompts import PromptInput, own_rid
 from vivace.requests.schema import NO_LORA, REFUSED, TEXT_ONLY
 
-NOTHING_DRAWN = {"max_new_tokens": 0, "temperature": 0.0}
+NOTHING_DRAWN = {"max_new_tokens": 0, "temperature": 0.0, "sampling_seed": 0}
 """SGLang's sampling settings of a request that draws no token"""
 
 

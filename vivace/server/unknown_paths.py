@@ -22,11 +22,15 @@ SAME: dict[str, str] = {
     "/api/ps": "/v1/models",
     "/api/show": "/model_info",
     "/api/version": "/server_info",
+    "/api/embed": "/v1/embeddings",
+    "/api/embeddings": "/v1/embeddings",
     # llama.cpp
     "/completion": "/v1/completions",
     "/props": "/server_info",
     "/slots": "/server_info",
     "/apply-template": "/tokenize",
+    "/embedding": "/v1/embeddings",
+    "/pooling": "/encode",
     # Text Generation Inference
     "/generate_stream": "/generate",
     "/info": "/model_info",
@@ -42,7 +46,6 @@ PULL = "models are fetched and removed by the commands `vivace pull` and `vivace
 ELSEWHERE = dict.fromkeys(("/api/pull", "/api/create", "/api/delete", "/api/push"), PULL)
 NOT_YET = frozenset(
     """
-    /api/embed /api/embeddings /embedding /embeddings /v1/embeddings /encode /pooling
     /v1/responses /v1/messages /v1/messages/count_tokens /v1/moderations /v1/files /v1/batches
     /rerank /v1/rerank /score /v1/score /classify /v1/classify /infill
     /v1/audio/transcriptions /v1/audio/speech /v1/images/generations /v1/realtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -28,7 +28,7 @@ from vivace.server.openai.response import UsageCounter
 from vivace.server.openai.schema import DEFAULT_MODEL, Usage
 from vivace.server.responses import json_parts
 
-BASE64 = "base64"
+FLOAT, BASE64 = "float", "base64"
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
@@ -36,8 +36,8 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 
     input: str | Prompts[str | int | Ids]
     model: str = DEFAULT_MODEL
-    encoding_format: Literal["float", "base64"] | None = None
-    """base64: of the numbers as float32, little endian."""
+    encoding_format: str | None = None
+    """float, or base64 of the numbers as float32, little endian."""
     dimensions: int | None = None
     """The first numbers of the vector, for models that were trained for it (Matryoshka)."""
     user: str | None = None
@@ -79,6 +79,8 @@ async def embeddings(context: Context, http: web.Request, body: Body) -> web.Str
     refuse_unsupported(params, EMBEDDING_REFUSED)
     if params.embed_override_token_id is not None:
         raise BadRequest("embed_override_token_id", NO_OVERRIDES)
+    if params.encoding_format not in (None, FLOAT, BASE64):
+        raise BadRequest("encoding_format", f"must be {FLOAT} or {BASE64}")
     with text_named("input"):
         prompts = await read_prompts(context, params.input, "input")
     inputs = prompt_inputs(context, params, prompts)
