@@ -12,7 +12,7 @@ from vivace.config.option import Support
 from vivace.config.parsing import from_arguments, parse
 from vivace.config.table import flag_table
 from vivace.launch.configure import configure
-from vivace.worker.build import DEFAULT_CAPTURE
+from vivace.worker.captures import DEFAULT_CAPTURE
 
 FLAG = re.compile(r"(?<![\w`-])--[a-z0-9-]+")
 

@@ -35,7 +35,7 @@ MOE_A2A = (
 class ParallelOptions:
     tp_size: int = option(
         1,
-        "Devices that share every layer (CPUs: processes; no captured steps).",
+        "Devices that share every layer.",
         flag="tensor-parallel-size",
         aliases=["tp-size", "tp"],
     )
@@ -48,7 +48,7 @@ class ParallelOptions:
     )
     dp_size: int = option(
         1,
-        "Replicas of the model behind one port; CPUs divide cores and memory among them.",
+        "Replicas of the model behind one port.",
         flag="data-parallel-size",
         aliases=["dp-size", "dp"],
     )

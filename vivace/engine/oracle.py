@@ -3,8 +3,7 @@
 The token at position p of a sequence is `oracle_token(...)`, a pure function of the request's
 sampling seed and p, so a client can compute the whole answer beforehand. The worker keeps a
 simulated KV memory (`oracle_memory.py`). Each span re-reads the KV of everything before it, as far
-as its cache groups reach; a lost, doubled, foreign or stale token, page or state raises
-OracleMismatch.
+as its cache groups reach; what is lost, doubled, foreign or stale raises OracleMismatch.
 """
 
 from __future__ import annotations
@@ -48,11 +47,9 @@ def oracle_token(
     stop_ids: tuple[int, ...] = (),
     masked: bool = False,
 ) -> int:
-    """The token the oracle draws for `position` (prompt positions count).
-
-    With probability `eos_rate` it is the first stop id; `masked` (fewer than `min_new_tokens`
-    were drawn) moves on to the next id that is no stop id.
-    """
+    """The token the oracle draws for `position` (prompt positions count). With probability
+    `eos_rate` it is the first stop id; `masked` (fewer than `min_new_tokens` were drawn) moves on
+    to the next id that is no stop id."""
     word = splitmix64(splitmix64((seed ^ request_seed) & _MASK) ^ position)
     token = word % vocabulary
     if stop_ids and splitmix64(word) < eos_rate * 2.0**64:

@@ -370,8 +370,6 @@ class Frontend:
         elif state.engine is not None and state.engine.gone:
             self._finish(state, f"the engine died: {reason}", 503)
 
-    # -- ends ------------------------------------------------------------------------------------
-
     def _finish(self, state: RequestState, message: str, status: int) -> None:
         retry = RETRY_AFTER if status == 503 else None
         finish = Finish(type=FINISH_ABORT, message=message, status=status, retry_after=retry)
@@ -389,8 +387,6 @@ class Frontend:
             state.engine.remove(state.request)
         if self._rids.get(state.request.rid) == state.request.key:
             del self._rids[state.request.rid]
-
-    # -- limits ----------------------------------------------------------------------------------
 
     def _require_room(self, rid: str | None) -> None:
         if self.status != "ready":

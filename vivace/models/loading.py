@@ -45,12 +45,9 @@ def load_model(
     `dtype` is that of activations, `matrix_dtype` that of plain matrices (None: the same);
     `blocks` leaves quantized matrices as they are stored, for ops that read them;
     `int8_activations`: those of at most six bits are multiplied with activations in int8.
-    `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet.
-    `group`: the ranks that share all layers.
-    Without `own_head` the output layer is the embedding: nobody asks for logits, and what the files
-    have of one, or lack, does not matter.
-
-    Raises CheckpointError for bad weights.
+    `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet. `group`:
+    the ranks that share all layers. Without `own_head` the output layer is the embedding, whatever
+    the files have of one: nobody asks for logits. Raises CheckpointError for bad weights.
     """
     matrices = matrix_dtype or dtype
     if not own_head:

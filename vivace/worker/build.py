@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +28,7 @@ from vivace.platforms.platform import (
     load_platform,
 )
 from vivace.protocol.messages import Capacity, Rewrite, window_slack
+from vivace.worker.captures import Captures, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.heads import SamplingHead, StepHeads
 from vivace.worker.model_runner import (
@@ -57,10 +58,6 @@ DTYPES = {
 KV_DTYPES = {**DTYPES, "int8": torch.int8}
 PINNED = "SGLANG_SET_CPU_AFFINITY"
 ORIGINAL_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
-DEFAULT_CAPTURE = 256
-"""rows: a replay runs only the rows that are there, so one capture serves every batch"""
-REPLAYED_TOKENS = 12
-"""tokens of a step with prompts that is quicker as a replay than op by op"""
 DEFAULT_ROWS = 256
 MAX_STEP_BUFFER = 16384
 """tokens; longer steps enlarge the buffers when they come"""
@@ -78,8 +75,7 @@ def build_worker(
     `owns_process`: as in `PlatformSettings`."""
     report("Loading kernels", 0.0)
     workers = group.size * config.parallel.dp_size
-    settings = platform_settings(config, workers, owns_process=owns_process)
-    platform = load_platform(config.platform, settings)
+    platform = load_platform(config.platform, platform_settings(config, workers, owns_process))
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
     (free,) = group.minimum([platform.available_bytes() // workers])
     max_tokens = longest_request(config, free * group.size, kv_dtype)
@@ -188,12 +184,10 @@ def fewer_threads(config: Config, platform: Platform, ranks: int) -> list[Rewrit
     reason = "the system starts no more threads for this process (pids limit, ulimit -u)"
     if config.runtime.disable_cpu_kernels:
         reason = "torch's threads are those of the program (torch.set_num_threads)"
-    return [_rewrite("cpu_threads", requested, platform.threads, reason)]
+    return [rewrite("cpu_threads", requested, platform.threads, reason)]
 
 
-def platform_settings(
-    config: Config, ranks: int = 1, *, owns_process: bool = False
-) -> PlatformSettings:
+def platform_settings(config: Config, ranks: int, owns_process: bool) -> PlatformSettings:
     """The ranks of all engines of a machine divide its threads among them."""
     threads = config.runtime.cpu_threads or config.platform.cores
     return PlatformSettings(
@@ -203,46 +197,6 @@ def platform_settings(
         kernels=not config.runtime.disable_cpu_kernels,
         owns_process=owns_process,
     )
-
-
-@dataclass(frozen=True)
-class Captures:
-    """Which decode steps are captured; no sizes = none."""
-
-    sizes: tuple[int, ...] = ()
-    exact: bool = False
-    """a capture serves its own size only"""
-    rewrites: tuple[Rewrite, ...] = ()
-    """sizes that were asked for and are not captured"""
-
-    def tokens(self, recorder: GraphRecorder | None) -> int:
-        """Of a step with prompts that is replayed."""
-        if recorder is None or self.exact:
-            return 0
-        return min(REPLAYED_TOKENS, max(self.sizes, default=0))
-
-
-def choose_captures(config: Config, rows: int, ranks: int = 1) -> Captures:
-    """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows. None where ranks
-    wait for each other: what they do together is no kernel.
-
-    --cuda-graph-max-bs leaves larger ones out; more rows than a worker has are never needed.
-    """
-    runtime, exact = config.runtime, bool(config.optimization.disable_cuda_graph_padding)
-    if runtime.disable_cuda_graph or ranks > 1:
-        return Captures()
-    requested, max_bs = runtime.cuda_graph_bs or (), runtime.cuda_graph_max_bs
-    limit = min(max_bs or max(requested, default=DEFAULT_CAPTURE), rows)
-    sizes = requested or (range(1, limit + 1) if exact else (limit,))
-    kept = tuple(size for size in sizes if size <= limit) or (limit,)
-    rewrites = []
-    reason = f"at most {rows} requests run at once"
-    if max_bs is not None and max_bs > rows:
-        rewrites.append(_rewrite("cuda_graph_max_bs", max_bs, rows, reason))
-    if requested and set(kept) != set(requested):
-        why = reason if limit == rows else f"--cuda-graph-max-bs is {max_bs}"
-        rewrites.append(_rewrite("cuda_graph_bs", requested, kept, why))
-    return Captures(kept, exact, tuple(rewrites))
 
 
 def assemble(
@@ -408,7 +362,3 @@ def _step_tokens(config: Config, rows: int) -> int:
     """Tokens of the longest usual step: a chunk of prompts and one token for every row."""
     chunk = config.schedule.chunked_prefill_size or 0
     return min(MAX_STEP_BUFFER, max(chunk, 1) + rows)
-
-
-def _rewrite(field: str, before: object, after: object, reason: str) -> Rewrite:
-    return Rewrite(field=field, before=before, after=after, rule="build", reason=reason)
