@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from vivace.protocol.messages import (
     SamplingParams,
     TokenLogprob,
 )
+from vivace.protocol.tasks import EMBEDDING, GENERATE, HIDDEN, Embed, Generate, Payload, Task
 
 LENGTH = Finish(type="length", length=3)
 END = 261
@@ -43,6 +45,7 @@ def start(
     rid: str | None = None,
     prompt: str = "hi",
     logprobs: LogprobOptions | None = None,
+    task: Task = GENERATE,
     **sampling: Any,
 ) -> tuple[Request, Recorder]:
     sink = Recorder()
@@ -51,6 +54,7 @@ def start(
         SamplingParams(**{"max_new_tokens": 50, **sampling}),
         rid=rid,
         logprobs=logprobs,
+        task=task,
     )
     edge.frontend.start(request, sink)  # type: ignore[arg-type]
     return request, sink
@@ -213,6 +217,58 @@ def test_restart_continues_behind_the_ledger() -> None:
     assert sink.text == "abc"
     edge.ready(8)
     assert len(edge.requests()) == 2
+
+
+def states(first: int, end: int) -> Payload:
+    """One number for each position: itself."""
+    data = array("f", range(first, end)).tobytes()
+    return Payload("hidden_states", "float32", (end - first, 1), data, first)
+
+
+def shown(sink: Recorder) -> list[float]:
+    parts = [part for piece in sink.pieces for part in piece.hidden_states or []]
+    return [number for part in parts for number in part.numbers()]
+
+
+def test_a_restart_asks_only_for_hidden_states_that_have_not_come() -> None:
+    edge = Edge()
+    request, sink = start(edge, prompt="hello", task=HIDDEN)
+    edge.feed(delta(request, 0, "", payload=states(0, 3)))
+    edge.feed(delta(request, 0, "", payload=states(3, 5)), delta(request, 0, "a"))
+    edge.feed(delta(request, 1, "", payload=states(5, 7)))  # its tokens did not come any more
+    edge.frontend.feed(EngineDown(reason="killed", restarting=True))
+    edge.frontend.feed(Ready(epoch=EPOCH + 1, capacity=capacity()))
+    resumed = edge.sent[-1]
+    assert isinstance(resumed, Request) and resumed.resumed == ids("a")
+    assert resumed.task == Generate(hidden_state_start=7)
+    news = [delta(request, 1, "", payload=states(6, 9)), delta(request, 1, "bcd", finish=LENGTH)]
+    edge.frontend.feed(Deltas(epoch=EPOCH + 1, deltas=news))
+    assert sink.text == "abcd" and shown(sink) == [*map(float, range(8))]
+
+
+def test_a_gap_in_hidden_states_ends_the_request() -> None:
+    for news in (
+        [{"payload": states(0, 2)}, {"payload": states(3, 4)}],
+        [{"payload": states(0, 1)}, {"text": "a"}],
+    ):
+        edge = Edge()
+        request, sink = start(edge, prompt="hi", task=HIDDEN)
+        for one in news:
+            edge.feed(delta(request, 0, one.pop("text", ""), **one))  # type: ignore[arg-type]
+        assert sink.last.finish is not None and sink.last.finish.status == 500
+
+
+def test_a_restart_asks_again_for_a_vector() -> None:
+    edge = Edge()
+    request, sink = start(edge, prompt="hello", task=Embed(pooling="mean"), max_new_tokens=0)
+    edge.frontend.feed(EngineDown(reason="killed", restarting=True))
+    edge.frontend.feed(Ready(epoch=EPOCH + 1, capacity=capacity()))
+    assert edge.sent[-1] == request
+    vector = Payload(EMBEDDING, "float32", (2,), array("f", [0.5, 1.0]).tobytes())
+    last = delta(request, 0, "", payload=vector, finish=LENGTH)
+    edge.frontend.feed(Deltas(epoch=EPOCH + 1, deltas=[last]))
+    assert sink.last.embedding is not None and sink.last.embedding.numbers() == [0.5, 1.0]
+    assert edge.frontend.live == 0
 
 
 def test_who_was_in_no_fatal_step_survives_any_number_of_restarts() -> None:

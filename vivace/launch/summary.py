@@ -54,7 +54,7 @@ def build_summary(config: Config, capacity: Capacity, url: str) -> Summary:
         ("model", ", ".join((name, *origin(config.source), *model_size(config)))),
         ("memory", memory_text(config, capacity)),
         ("limits", limits_text(capacity)),
-        ("sampling", sampling_defaults(config).text()),
+        answer_row(config),
         ("device", device_text(config, capacity)),
     )
     return Summary(
@@ -64,6 +64,17 @@ def build_summary(config: Config, capacity: Capacity, url: str) -> Summary:
         curl=curl(config, url, name),
         url=url,
     )
+
+
+def answer_row(config: Config) -> Row:
+    """What becomes of the model's numbers where a request does not say it."""
+    pooling = config.pooling
+    if pooling is None:
+        return "sampling", sampling_defaults(config).text()
+    return "embeddings", f"{POOLED[pooling.mode]}, {'' if pooling.normalize else 'not '}normalized"
+
+
+POOLED = {"last": "the last token", "mean": "the mean of all tokens", "cls": "the first token"}
 
 
 def model_size(config: Config) -> list[str]:
@@ -155,16 +166,23 @@ def decision(rewrite: Rewrite) -> str:
 
 def curl(config: Config, url: str, name: str) -> tuple[str, ...]:
     """A request to copy. It names the key's place, never the key."""
-    path = f"{config.http.fastapi_root_path or ''}/v1/chat/completions"
+    root, embeds = config.http.fastapi_root_path or "", config.pooling is not None
+    path = f"{root}/v1/{'embeddings' if embeds else 'chat/completions'}"
     model = json.dumps(name).replace("'", "'\\''")
     return (
         f"curl {url}{path}",
         *(["-H 'Authorization: Bearer <api key>'"] if config.http.keys else []),
         "-H 'Content-Type: application/json'",
         f'-d \'{{"model": {model},',
-        '"messages": [{"role": "user",',
-        '"content": "What is gravity?"}],',
-        '"max_tokens": 32}\'',
+        *(
+            ['"input": "What is gravity?"}\'']
+            if embeds
+            else [
+                '"messages": [{"role": "user",',
+                '"content": "What is gravity?"}],',
+                '"max_tokens": 32}\'',
+            ]
+        ),
     )
 
 

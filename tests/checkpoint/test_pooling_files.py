@@ -1,0 +1,84 @@
+"""How vectors are pooled, as sentence-transformers' files say it; every value is checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.pooling import Pooling, read_pooling
+
+TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
+POOL = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+NORMALIZE = {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+LAST = {"word_embedding_dimension": 8, "pooling_mode_lasttoken": True, "include_prompt": True}
+
+
+def write(folder: Path, modules: Any, config: Any) -> Path:
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "mode"),
+    [
+        (LAST, "last"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}, "mean"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": False}, "cls"),
+        ({"pooling_mode": "lasttoken", "word_embedding_dimension": 8}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+    ],
+)
+def test_what_the_files_say(tmp_path: Path, config: Any, mode: str) -> None:
+    folder = write(tmp_path, [TRANSFORMER, POOL, NORMALIZE], config)
+    assert read_pooling(folder, 8) == Pooling(mode=mode, normalize=True)
+    folder = write(tmp_path, [TRANSFORMER, POOL], config)
+    assert read_pooling(folder, 8) == Pooling(mode=mode, normalize=False)
+
+
+def test_without_files_the_last_token_normalized(tmp_path: Path) -> None:
+    assert read_pooling(tmp_path, 8) == Pooling(mode="last", normalize=True)
+    assert read_pooling(tmp_path / "model.gguf", 8) == Pooling()
+
+
+MODULES = [TRANSFORMER, POOL, NORMALIZE]
+DENSE = {"path": "3_Dense", "type": "sentence_transformers.models.Dense"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "config", "named"),
+    [
+        ({}, LAST, "modules.json"),
+        ([], LAST, "modules.json"),
+        ([TRANSFORMER], LAST, "Transformer"),
+        ([*MODULES, DENSE], LAST, "Dense"),
+        ([POOL, TRANSFORMER], LAST, "path"),
+        ([TRANSFORMER, 5], LAST, "modules.json"),
+        ([TRANSFORMER, {**POOL, "type": 5}], LAST, "type"),
+        ([TRANSFORMER, {**POOL, "path": "../other"}], LAST, "path"),
+        ([TRANSFORMER, {**POOL, "path": "/etc"}], LAST, "path"),
+        ([TRANSFORMER, {**POOL, "path": ".."}], LAST, "path"),
+        ([TRANSFORMER, {**POOL, "path": None}], LAST, "path"),
+        ([{**TRANSFORMER, "path": "0_Transformer"}, POOL], LAST, "path"),
+        ([TRANSFORMER, {**POOL, "path": "2_Pooling"}], LAST, "2_Pooling"),
+        (MODULES, [], "config.json"),
+        (MODULES, {}, "pooling_mode"),
+        (MODULES, {**LAST, "pooling_mode_mean_tokens": True}, "pooling_mode"),
+        (MODULES, {**LAST, "pooling_mode_lasttoken": "yes"}, "pooling_mode_lasttoken"),
+        (MODULES, {**LAST, "pooling_mode_max_tokens": True}, "pooling_mode_max_tokens"),
+        (MODULES, {**LAST, "word_embedding_dimension": 9}, "word_embedding_dimension"),
+        (MODULES, {**LAST, "include_prompt": 1}, "include_prompt"),
+        (MODULES, {"pooling_mode": "max"}, "pooling_mode"),
+    ],
+)
+def test_what_nothing_here_does_is_refused(
+    tmp_path: Path, modules: Any, config: Any, named: str
+) -> None:
+    with pytest.raises(SourceError) as caught:
+        read_pooling(write(tmp_path, modules, config), 8)
+    assert named in str(caught.value) and str(tmp_path) in str(caught.value)
