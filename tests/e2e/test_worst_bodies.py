@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from running_server import RunningServer
-from worst_bodies import LEGAL, illegal_bodies, routes_with_bodies
+from worst_bodies import EMBEDDING, LEGAL, illegal_bodies, routes_with_bodies
 
 from vivace.server.routes import Route
 
@@ -81,9 +81,17 @@ class Canary:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    log = tmp_path_factory.mktemp("worst") / "log"
+    yield from running_server(tmp_path_factory.mktemp("worst") / "log")
+
+
+@pytest.fixture(scope="module")
+def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    yield from running_server(tmp_path_factory.mktemp("embeddings") / "log", "--is-embedding")
+
+
+def running_server(log: Path, *more: str) -> Iterator[RunningServer]:
     environment = {"VIVACE_EXECUTOR": "oracle:0.002"}
-    flags = ("--log-level", "warning", "--max-queued-requests", "4096")
+    flags = ("--log-level", "warning", "--max-queued-requests", "4096", *more)
     with RunningServer(*flags, environment=environment, log=log) as running:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
@@ -129,7 +137,11 @@ def test_the_worst_bodies_of_a_route_do_not_stop_a_stream(
 
 
 @pytest.mark.parametrize("route", routes_with_bodies(), ids=lambda route: route.path)
-def test_the_largest_good_bodies_do_not_stop_others(server: RunningServer, route: Route) -> None:
+def test_the_largest_good_bodies_do_not_stop_others(
+    server: RunningServer, route: Route, request: pytest.FixtureRequest
+) -> None:
+    if route.accepts in EMBEDDING:
+        server = request.getfixturevalue("embedding_server")
     bodies = [
         (f"legal {number}", json.dumps(body).encode(), 200)
         for number, body in enumerate(LEGAL[route.accepts])

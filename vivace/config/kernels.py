@@ -42,9 +42,8 @@ class QuantizationOptions:
     quantization: str | None = option(
         help="Weights in int8: w8a8_int8 (activations too), w8a16 (they stay floats); what is not "
         "int8 in the checkpoint becomes it while loading. gguf: blocks as stored (recognized by "
-        "itself). unquant: int8 of the checkpoint, AWQ and GPTQ become floats. awq, gptq, "
-        "modelslim, compressed-tensors: that the checkpoint is it. The head is left as it is. "
-        "Default: as the checkpoint is.",
+        "itself). unquant: int8, AWQ and GPTQ become floats. awq, gptq, modelslim, "
+        "compressed-tensors: what the checkpoint is, which is the default. The head stays.",
         choices=[
             "gguf", "unquant", "w8a8_int8", "w8a16", "awq", "gptq", "modelslim",
             "compressed-tensors", *QUANTIZATIONS,

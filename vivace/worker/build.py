@@ -111,7 +111,7 @@ def build_worker(
         captures=choose_captures(config, size.rows, group.size),
         report=report,
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
-        rewrites=fewer_threads(config, platform, workers),
+        rewrites=other_threads(config, platform, workers),
     )
 
 
@@ -177,9 +177,9 @@ def wanted_context(config: Config) -> int:
     return config.model.context_length or config.facts.context
 
 
-def fewer_threads(config: Config, platform: Platform, ranks: int) -> list[Rewrite]:
+def other_threads(config: Config, platform: Platform, ranks: int) -> list[Rewrite]:
     requested = (config.runtime.cpu_threads or 0) // ranks
-    if platform.threads >= requested:
+    if not requested or platform.threads == requested:
         return []
     reason = "the system starts no more threads for this process (pids limit, ulimit -u)"
     if config.runtime.disable_cpu_kernels:
