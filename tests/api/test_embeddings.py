@@ -28,7 +28,7 @@ EXACT = {"rtol": 3e-4, "atol": 3e-5}
 """float32 sums in other orders"""
 
 
-def text_ids(text: str) -> list[int]:
+def read_ids(text: str) -> list[int]:
     return [*text.encode(), END]
 
 
@@ -59,7 +59,7 @@ def start(toy: tuple[Path, Any]) -> Iterator[Start]:
 
 def check(model: Any, answers: list[Any], texts: list[str], pooling: str, **settings: Any) -> None:
     for answer, text in zip(answers, texts, strict=True):
-        expected = reference_embedding(model, text_ids(text), pooling, **settings)
+        expected = reference_embedding(model, read_ids(text), pooling, **settings)
         np.testing.assert_allclose(answer["embedding"], expected, **EXACT)
         assert answer["meta_info"]["prompt_tokens"] == len(text) + 1
         assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
@@ -67,7 +67,7 @@ def check(model: Any, answers: list[Any], texts: list[str], pooling: str, **sett
 
 def test_texts_end_as_the_tokenizer_of_the_checkpoint_ends_them(toy: tuple[Path, Any]) -> None:
     words = AutoTokenizer.from_pretrained(toy[0])
-    assert [words(text)["input_ids"] for text in TEXTS] == [text_ids(text) for text in TEXTS]
+    assert [words(text)["input_ids"] for text in TEXTS] == [read_ids(text) for text in TEXTS]
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
@@ -107,7 +107,7 @@ def test_dimensions_are_cut_before_the_length_is_one(toy: tuple[Path, Any], star
 
 def test_ids_and_concurrent_calls(toy: tuple[Path, Any], start: Start) -> None:
     engine = start()
-    answer: Any = engine.encode(input_ids=text_ids("abc"))
+    answer: Any = engine.encode(input_ids=read_ids("abc"))
     check(toy[1], [answer], ["abc"], "last")
 
     async def several() -> list[Any]:
@@ -183,7 +183,7 @@ def test_hidden_states_are_those_of_transformers(toy: tuple[Path, Any], generati
         answers: Any = generating.generate(TEXTS, GREEDY, return_hidden_states=True)
         for answer, text in zip(answers, TEXTS, strict=True):
             prompt, *tokens = answer["meta_info"]["hidden_states"]
-            known = [*text_ids(text), *answer["output_ids"][:-1]]
+            known = [*read_ids(text), *answer["output_ids"][:-1]]
             assert (len(prompt), len(tokens)) == (len(text) + 1, 5)
             expected = reference_states(toy[1], known)
             np.testing.assert_allclose([*prompt, *tokens], expected, rtol=1e-3, atol=1e-3)

@@ -127,7 +127,7 @@ def test_classes_have_the_words_of_the_field() -> None:
 PARTICIPLE = re.compile(r"[A-Z][a-z]+(ed|ing)")
 NOUNS = frozenset(
     # what layers, lists, remarks and messages are called by everybody
-    "Embedding Pooling Listing Finding Setting Timing Reading Batching Decoding "
+    "Embedding Listing Finding Setting Timing Reading Batching Decoding "
     # messages between processes, which say what has happened
     "Started Serving Draining Unauthorized "
     # a task, which is no participle

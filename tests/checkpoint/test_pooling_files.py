@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.pooling import Pooling, read_pooling
+from vivace.checkpoint.pooling import PoolerConfig, read_pooling
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOL = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
@@ -36,14 +36,14 @@ def write(folder: Path, modules: Any, config: Any) -> Path:
 )
 def test_what_the_files_say(tmp_path: Path, config: Any, mode: str) -> None:
     folder = write(tmp_path, [TRANSFORMER, POOL, NORMALIZE], config)
-    assert read_pooling(folder, 8) == Pooling(mode=mode, normalize=True)
+    assert read_pooling(folder, 8) == PoolerConfig(mode=mode, normalize=True)
     folder = write(tmp_path, [TRANSFORMER, POOL], config)
-    assert read_pooling(folder, 8) == Pooling(mode=mode, normalize=False)
+    assert read_pooling(folder, 8) == PoolerConfig(mode=mode, normalize=False)
 
 
 def test_without_files_the_last_token_normalized(tmp_path: Path) -> None:
-    assert read_pooling(tmp_path, 8) == Pooling(mode="last", normalize=True)
-    assert read_pooling(tmp_path / "model.gguf", 8) == Pooling()
+    assert read_pooling(tmp_path, 8) == PoolerConfig(mode="last", normalize=True)
+    assert read_pooling(tmp_path / "model.gguf", 8) == PoolerConfig()
 
 
 MODULES = [TRANSFORMER, POOL, NORMALIZE]

@@ -16,7 +16,7 @@ from aiohttp import web
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from vivace.checkpoint.pooling import Pooling
+from vivace.checkpoint.pooling import PoolerConfig
 from vivace.engine.oracle import pack_logprobs
 from vivace.engine.result_processor import Aborts
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
@@ -342,7 +342,7 @@ def running_server(
             "eos_ids": (EOS,),
             "hidden_size": HIDDEN_SIZE,
             "returns_hidden_states": True,
-            "pooling": Pooling() if every_task else None,
+            "pooling": PoolerConfig() if every_task else None,
             **served,
         }
     )

@@ -31,7 +31,7 @@ SUPPORTED = "of Transformer, Pooling and Normalize, in this order, only Normaliz
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pooling:
+class PoolerConfig:
     """`mode`: "last", "mean" or "cls", the token or tokens whose hidden states make the vector;
     `normalize`: to length 1."""
 
@@ -39,13 +39,13 @@ class Pooling:
     normalize: bool = True
 
 
-def read_pooling(folder: Path, hidden_size: int) -> Pooling:
+def read_pooling(folder: Path, hidden_size: int) -> PoolerConfig:
     """Of a model's folder; without the files the last token, normalized, as in SGLang. Raises
     SourceError for values that nothing here does."""
     file = folder / MODULES_FILE
     modules = read_value(file) if folder.is_dir() else None
     if modules is None:
-        return Pooling()
+        return PoolerConfig()
     if not isinstance(modules, list):
         raise SourceError(f"{file}: must be a list of modules. {CORRECT}")
     found = [read_module(file, index, module) for index, module in enumerate(modules)]
@@ -56,7 +56,7 @@ def read_pooling(folder: Path, hidden_size: int) -> Pooling:
     path = folder / found[1][1] / CONFIG_FILE
     values = read_json(path, required=True)
     fields = ConfigFields(values, lambda key: f"{path}: {key}", CORRECT)
-    return Pooling(mode=read_mode(fields, hidden_size), normalize=len(kinds) == 3)
+    return PoolerConfig(mode=read_mode(fields, hidden_size), normalize=len(kinds) == 3)
 
 
 def read_module(file: Path, index: int, module: Any) -> tuple[str, str]:

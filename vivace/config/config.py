@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
 
-from vivace.checkpoint.pooling import Pooling
+from vivace.checkpoint.pooling import PoolerConfig
 from vivace.checkpoint.source import ModelSource
 from vivace.config.hicache import HicacheOptions
 from vivace.config.http import HttpOptions
@@ -76,7 +76,7 @@ class Config(Slices):
     environment: dict[str, str] = field(default_factory=dict[str, str])
     depth: int = 2
     """plans in flight"""
-    pooling: Pooling | None = None
+    pooling: PoolerConfig | None = None
     """with --is-embedding"""
 
 

@@ -13,7 +13,7 @@ from vivace.config.serialize import in_unicode
 from vivace.protocol.tasks import GENERATE, Embed, Task
 
 if TYPE_CHECKING:
-    from vivace.checkpoint.pooling import Pooling
+    from vivace.checkpoint.pooling import PoolerConfig
     from vivace.checkpoint.source import ModelSource
     from vivace.config.config import Config
     from vivace.frontend.tokenizer import Tokenizer
@@ -100,7 +100,7 @@ class ServedModel:
     eos_ids: tuple[int, ...] = ()
     allow_auto_truncate: bool = False
     hidden_size: int = 0
-    pooling: Pooling | None = None
+    pooling: PoolerConfig | None = None
     """of a server of embeddings; None: it generates"""
     returns_hidden_states: bool = False
     seeds: Iterator[int] = field(default_factory=seed_counter)

@@ -37,7 +37,6 @@ def load_model(
     longest: int | None = None,
     progress: ReportProgress,
     seed: int = 0,
-    own_head: bool = True,
 ) -> CausalLM:
     """Build, bind and load. `positions` = longest served context in tokens, `longest`
     = what the device's memory can hold of it, where that may be less.
@@ -46,13 +45,9 @@ def load_model(
     `blocks` leaves quantized matrices as they are stored, for ops that read them;
     `int8_activations`: those of at most six bits are multiplied with activations in int8.
     `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet. `group`:
-    the ranks that share all layers. Without `own_head` the output layer is the embedding, whatever
-    the files have of one: nobody asks for logits. Raises CheckpointError for bad weights.
+    the ranks that share all layers. Raises CheckpointError for bad weights.
     """
     matrices = matrix_dtype or dtype
-    if not own_head:
-        facts = replace(facts, tied=True)
-        source = replace(source, overridden=(*source.overridden, TIED))
     weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
     packer = WeightPacker(ops=ops, dtype=matrices, activations=dtype, device=device, blocks=blocks)
     config = select_quantization(
@@ -71,6 +66,15 @@ def load_model(
     )
     load_weights(model, weights)
     return model
+
+
+def without_head(source: ModelSource, facts: ModelFacts) -> tuple[ModelSource, ModelFacts]:
+    """The same with the embedding as output layer, for those who ask for no logits: what the files
+    have of one, or lack, does not matter."""
+    if facts.decoder is None:
+        return source, facts
+    overridden = (*source.overridden, TIED)
+    return replace(source, overridden=overridden), replace(facts, tied=True)
 
 
 def load_weights(model: CausalLM, weights: OpenWeights) -> None:

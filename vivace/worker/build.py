@@ -10,7 +10,7 @@ import torch
 
 from vivace.config.environment import switched_on
 from vivace.models.causal_lm import CausalLM
-from vivace.models.loading import ReportProgress, load_model
+from vivace.models.loading import ReportProgress, load_model, without_head
 from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.cache import (
     CacheLayer,
@@ -152,10 +152,12 @@ def load(
     config: Config, platform: Platform, max_tokens: int, report: ReportProgress, group: Group
 ) -> CausalLM:
     """The model with its weights, for requests of up to `max_tokens` tokens."""
-    dtype = DTYPES[config.model.dtype]
+    dtype, source, facts = DTYPES[config.model.dtype], config.source, config.facts
+    if config.pooling is not None:
+        source, facts = without_head(source, facts)
     return load_model(
-        config.source,
-        config.facts,
+        source,
+        facts,
         platform.ops,
         device=platform.device(),
         dtype=platform.activations(dtype),
@@ -168,7 +170,6 @@ def load(
         longest=max_tokens,
         progress=report,
         seed=config.runtime.random_seed or 0,
-        own_head=config.pooling is None,
     )
 
 
