@@ -24,7 +24,14 @@ from vivace.platforms.ops.sampling import (
     mask_excluded,
 )
 from vivace.protocol.messages import LogprobOptions, SamplingParams
-from vivace.sampling.sampler import Entries, Histories, Sampler, SamplingRows, splitmix64, uniforms
+from vivace.protocol.step import Join, StepPlan
+from vivace.sampling.processors import (
+    Entries,
+    Histories,
+    LogitsProcessors,
+    standard_processors,
+)
+from vivace.sampling.sampler import Sampler, SamplingRows, splitmix64, uniforms
 
 VOCABULARY = 50
 
@@ -52,6 +59,22 @@ each = pytest.mark.parametrize(
 )
 
 
+def make_joins(params, stop_ids):
+    return [
+        Join(
+            row=row,
+            key=row,
+            tokens=[1],
+            prompt=1,
+            cached=0,
+            pages=[],
+            sampling=one,
+            stop_ids=tuple(stop_ids),
+        )
+        for row, one in enumerate(params)
+    ]
+
+
 class Table:
     """Rows of requests with some history, ready to draw."""
 
@@ -66,25 +89,27 @@ class Table:
         self.tokens = random.integers(0, VOCABULARY, (count, 20)).astype(np.int32)
         self.options = options or {}
         for row, one in enumerate(params):
-            self.columns.set(row, one, stop_ids)
+            self.columns.set(row, one)
             if row in self.options:
                 self.columns.ask_logprobs(row)
-        self.logits = torch.from_numpy(random.normal(0, 3, (count, VOCABULARY)).astype(np.float32))
-
-    def draw(self, rows=None, **settings):
-        rows = self.rows if rows is None else np.asarray(rows)
         history = Histories(
             tokens=torch.from_numpy(self.tokens),
             prompt=torch.from_numpy(self.prompt),
             known=self.known,
         )
+        standard = standard_processors(ops, history, count, HOST)
+        self.processors = LogitsProcessors(standard, count)
+        self.processors.update(StepPlan(number=0, joins=make_joins(params, stop_ids)))
+        self.logits = torch.from_numpy(random.normal(0, 3, (count, VOCABULARY)).astype(np.float32))
+
+    def draw(self, rows=None, **settings):
+        rows = self.rows if rows is None else np.asarray(rows)
         places = torch.from_numpy(rows), torch.from_numpy(self.known[rows])
-        return Sampler(self.ops, **settings).sample(
+        return Sampler(self.ops, self.processors, **settings).sample(
             self.logits[rows].clone(),
             Entries(*places, rows),
             self.columns,
             self.options,
-            history,
         )
 
     def expected_logits(self, row, params, stop_ids=()):
@@ -182,7 +207,7 @@ def test_uniforms_are_the_53_highest_bits_of_the_scalar_ones(places):
 @given(seed=SEEDS)
 def test_a_row_keeps_its_seed_mixed(seed):
     columns = SamplingRows(3, HOST)
-    columns.set(1, SamplingParams(seed=seed), ())
+    columns.set(1, SamplingParams(seed=seed))
     assert columns.seed.tolist() == [0, signed([scalar_splitmix64(seed)]).item(), 0]
 
 
@@ -270,7 +295,8 @@ def test_minimum_length_masks_every_stop_id(ops):
     table = Table(ops, params, stop_ids=(3, 7))
     table.logits[0, 3], table.logits[0, 7], table.logits[0, 11] = 90.0, 80.0, 70.0
     assert table.draw().tokens.tolist() == [11]
-    table.columns.minimum[0] = 0
+    (reached,) = make_joins([SamplingParams(temperature=0.0, min_new_tokens=0)], (3, 7))
+    table.processors.update(StepPlan(number=1, leaves=[0], joins=[reached]))
     assert table.draw().tokens.tolist() == [3]
 
 
@@ -297,7 +323,19 @@ def test_logprobs_are_taken_after_temperature_unless_original(ops):
 
 def test_a_row_is_clean_after_it_was_given_up():
     columns = SamplingRows(1, HOST)
-    columns.set(0, SamplingParams(logit_bias={1: 5.0}, min_new_tokens=3, top_k=3), (2,))
+    asking = SamplingParams(logit_bias={1: 5.0}, min_new_tokens=3, top_k=3, presence_penalty=1.0)
+    columns.set(0, asking)
     columns.clear(0)
-    columns.set(0, SamplingParams(temperature=0.0), (2,))
-    assert columns.features[0] == 0 and not columns.bias and not columns.stop_ids
+    columns.set(0, SamplingParams(temperature=0.0))
+    assert columns.features[0] == 0
+    table = Table(TorchSampling(), [asking], stop_ids=(2,))
+    assert len(table.processors.rows[0]) == 3
+    table.processors.update(StepPlan(number=1, leaves=[0]))
+    assert not table.processors.rows
+    (joined,) = make_joins([SamplingParams(temperature=0.0)], (2,))
+    table.processors.update(StepPlan(number=2, joins=[joined]))
+    assert not table.processors.rows
+    before = table.logits.clone()
+    entries = Entries(torch.tensor([0]), torch.tensor([3]), np.array([0]))
+    table.processors.apply(table.logits, entries)
+    assert torch.equal(table.logits, before)

@@ -15,7 +15,8 @@ from toy_model import VOCABULARY, Driver, toy_worker
 from vivace.platforms.ops.platform import ReferencePlatform
 from vivace.platforms.platform import detect
 from vivace.protocol.messages import LogprobOptions
-from vivace.sampling.sampler import BAD_NUMBERS, Entries
+from vivace.sampling.processors import Entries
+from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.drafter import NO_DRAFTS
 from vivace.worker.heads import accepted, find_bad_spans
 

@@ -28,6 +28,7 @@ from vivace.platforms.platform import (
     load_platform,
 )
 from vivace.protocol.messages import Capacity, Rewrite, window_slack
+from vivace.sampling.processors import LogitsProcessor
 from vivace.worker.captures import Captures, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.heads import SamplingHead, StepHeads
@@ -217,6 +218,7 @@ def assemble(
     original_logprobs: bool = False,
     rewrites: Sequence[Rewrite] = (),
     drafter: Drafter = NO_DRAFTS,
+    processors: Sequence[LogitsProcessor] = (),
 ) -> Worker:
     """A worker around a model of `dtype`, KV in `kv_dtype` if given. `rewrites`: made before."""
     kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform, drafter.width)
@@ -245,7 +247,7 @@ def assemble(
         kv=kv,
         attention=attention,
         runner=runner,
-        heads=build_heads(model, platform, rows, vocabulary, original_logprobs),
+        heads=build_heads(model, platform, rows, vocabulary, processors, original_logprobs),
         inputs=inputs,
         platform=platform,
     )
@@ -256,13 +258,18 @@ def build_heads(
     platform: Platform,
     rows: RowStates,
     vocabulary: int,
+    processors: Sequence[LogitsProcessor],
     original_logprobs: bool,
 ) -> StepHeads:
-    ops = platform.sampling()
-    return StepHeads(
-        SamplingHead(model, ops, rows, vocabulary, original_logprobs=original_logprobs),
-        [PoolingHead(rows), HiddenStatesHead(rows)],
+    sampling = SamplingHead(
+        model,
+        platform.sampling(),
+        rows,
+        vocabulary,
+        processors=processors,
+        original_logprobs=original_logprobs,
     )
+    return StepHeads(sampling, [PoolingHead(rows), HiddenStatesHead(rows)])
 
 
 def build_rows(size: PoolSize, page_size: int, drafter: Drafter, platform: Platform) -> RowStates:

@@ -14,9 +14,17 @@ from vivace.platforms.host import upload
 from vivace.platforms.ops.sampling import SamplingOps
 from vivace.platforms.rows import Spans
 from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
+from vivace.protocol.step import StepPlan
 from vivace.protocol.tasks import Payload
 from vivace.sampling.logprobs import PromptScores, TokenScores, score_prompt
-from vivace.sampling.sampler import Entries, Histories, Sampler, SamplerOutput
+from vivace.sampling.processors import (
+    Entries,
+    Histories,
+    LogitsProcessor,
+    LogitsProcessors,
+    standard_processors,
+)
+from vivace.sampling.sampler import Sampler, SamplerOutput
 from vivace.worker.model_runner import RunnableModel
 from vivace.worker.rows import RowStates
 from vivace.worker.step_input import StepInput
@@ -111,6 +119,20 @@ class StepHeads:
         self._sampling = sampling
         self._others = others
 
+    def update(self, plan: StepPlan) -> None:
+        """Rows have left and joined."""
+        if plan.joins or plan.leaves:
+            self._sampling.processors.update(plan)
+
+    def needs_tokens(self, spans: Spans) -> bool:
+        """Whether what these rows have drawn must be on the host before `read`."""
+        processors = self._sampling.processors
+        return bool(processors.rows) and processors.needs_tokens(spans.rows)
+
+    def landed(self, row: int, tokens: list[int]) -> None:
+        """What a row has drawn is on the host."""
+        self._sampling.processors.landed(row, tokens)
+
     def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
         """hidden[T, n] of the step -> StepOutput. Changes no row, waits for nothing."""
         output = self._sampling.sample(step, spans, hidden)
@@ -133,17 +155,21 @@ class SamplingHead:
         rows: RowStates,
         vocabulary: int,
         *,
+        processors: Sequence[LogitsProcessor] = (),
         original_logprobs: bool = False,
     ) -> None:
+        """`processors`: behind those that every worker has."""
         self._model = model
         self._ops = ops
         self._vocabulary = vocabulary
-        self._sampler = Sampler(ops, original_logprobs=original_logprobs)
         self._rows = rows
         columns = rows.columns
         self._history = Histories(
             tokens=columns.tokens, prompt=columns.prompt, known=rows.known, drafts=rows.drafts
         )
+        standard = standard_processors(ops, self._history, rows.rows, columns.tokens.device)
+        self.processors = LogitsProcessors([*standard, *processors], rows.rows)
+        self._sampler = Sampler(ops, self.processors, original_logprobs=original_logprobs)
 
     def sample(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
         """hidden[T, n] of the step -> StepOutput. Changes no row, waits for nothing."""
@@ -161,7 +187,6 @@ class SamplingHead:
             entries,
             self._rows.sampling,
             self._rows.logprobs,
-            self._history,
         )
         bad_spans, stays = self._judge(step, spans, entries, draws, bad_tokens)
         return StepOutput(

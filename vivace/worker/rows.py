@@ -183,7 +183,7 @@ class RowStates:
         self.prompt[row] = join.prompt
         self.occupied[row] = True
         self.joined[row] += 1
-        self.sampling.set(row, join.sampling, join.stop_ids)
+        self.sampling.set(row, join.sampling)
         self.logprobs.pop(row, None)
         if join.logprobs is not None:
             self.logprobs[row] = join.logprobs

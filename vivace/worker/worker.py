@@ -53,6 +53,8 @@ class Worker:
         self._heads = heads
         self._inputs = inputs
         self._platform = platform
+        self._unread: list[WorkerStep] = []
+        """steps in flight, the oldest first"""
 
     def run(self, plan: StepPlan) -> WorkerStep | EmptyStep:
         """Launch a step. What its rows drew they know on the device, and the next step may follow
@@ -61,6 +63,7 @@ class Worker:
         with torch.inference_mode():
             self._refuse_unavailable(plan)
             self._rows.apply(plan)
+            self._heads.update(plan)
             if plan.copies:
                 self._kv.copy(plan.copies)
             if plan.vacant:
@@ -71,10 +74,15 @@ class Worker:
                     self._accompany()
                 return EmptyStep(plan.number)
             step, spans = self._inputs.gather(plan, self._attention)
-            output = self._compute(step, spans)
+            needs_tokens = self._heads.needs_tokens(spans)
+            output = self._compute(step, spans, needs_tokens)
             pending = self._follow(plan, step, spans, output, started)
+            if needs_tokens:
+                pending.landed = self._heads.landed
             if pending.here:  # whatever fails while it is read fails before it is recorded
                 pending.result()
+            else:
+                self._unread = [*(one for one in self._unread if not one.is_read), pending]
             self._rows.record(spans, output)
             output.record()
             self._save_states(plan)
@@ -116,9 +124,12 @@ class Worker:
         self._inputs.pad(0, shape)
         self._runner.forward(self._inputs.decode_step(shape, self._attention))
 
-    def _compute(self, step: StepInput, spans: Spans) -> StepOutput:
+    def _compute(self, step: StepInput, spans: Spans, needs_tokens: bool) -> StepOutput:
         try:
             hidden = self._runner.forward(step)
+            if needs_tokens:
+                for pending in self._unread:
+                    pending.result()
             return self._heads.read(step, spans, hidden)
         except BaseException:
             self._zero([pages.slot_mapping for pages in step.groups])
@@ -193,10 +204,16 @@ class WorkerStep:
         self.here = arrival.here
         self._rows = rows
         self._joined = rows.joined[spans.rows]
+        self.landed: Callable[[int, list[int]], None] | None = None
+        """who wants to hear what each row has drawn"""
         self._zero = zero
         self._started = started
         self._captured = captured
         self._result: StepResult | None = None
+
+    @property
+    def is_read(self) -> bool:
+        return self._result is not None
 
     def result(self) -> StepResult:
         if self._result is None:
@@ -210,10 +227,16 @@ class WorkerStep:
             if bad_tokens.any():
                 self._zero(bad_tokens)
             advanced = self._settle(stays, bad)
+        drawn = _split_tokens(spans, tokens, stays)
+        if self.landed is not None:
+            same = self._rows.joined[spans.rows] == self._joined
+            for row, tokens_of_row, stayed in zip(spans.rows.tolist(), drawn, same, strict=True):
+                if stayed and tokens_of_row:
+                    self.landed(row, tokens_of_row)
         return StepResult(
             number=self._number,
             advanced=advanced.tolist(),
-            tokens=_split_tokens(spans, tokens, stays),
+            tokens=drawn,
             logprobs=self._output.read_logprobs(stays),
             prompt_logprobs=self._output.read_prompt_logprobs(bad),
             payloads=self._output.read_payloads(advanced),

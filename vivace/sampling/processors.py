@@ -1,0 +1,265 @@
+"""What changes logits before a token is drawn: penalties, a least length, bias; whatever comes.
+
+Each processor keeps what it knows of its rows in columns on the device, and is asked only in steps
+that draw for such a row. Counts are taken from the own tokens of a row, so a penalty is the same
+after a retraction, in any batch, and a row that is given up leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.platforms.host import upload
+from vivace.platforms.ops.sampling import Penalties, SamplingOps
+from vivace.protocol.step import Join, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Where tokens are drawn. A row has several entries where drafts stand behind what it knows:
+    each sees the tokens before its own position as history, drafts too."""
+
+    rows: Tensor
+    """[n] int64"""
+    positions: Tensor
+    """[n] int64: of the token that is drawn"""
+    host_rows: np.ndarray
+    """[n] int64: `rows`, which a plan names on the host"""
+
+    def __len__(self) -> int:
+        return len(self.host_rows)
+
+    def select(self, chosen: np.ndarray, index: Tensor) -> Entries:
+        """Those at `chosen[m]`, in ascending order; `index`: the same on the device."""
+        if len(chosen) == len(self):
+            return self
+        return Entries(
+            self.rows.index_select(0, index),
+            self.positions.index_select(0, index),
+            self.host_rows[chosen],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Histories:
+    """The tokens of all rows, by row and not by batch entry."""
+
+    tokens: Tensor
+    """[rows, context + 1] int32, or more where drafts stand behind them"""
+    prompt: Tensor
+    """[rows] int64: how many of them are prompt"""
+    known: np.ndarray
+    """[rows] int64, on the host: how many are known, or more"""
+    drafts: int = 0
+    """how many more may stand before an entry"""
+
+
+class LogitsProcessor(Protocol):
+    """Changes the logits of rows that ask for it."""
+
+    needs_tokens: bool
+    """`apply` is for rows whose every token has `landed`: the host waits for the steps in flight,
+    behind the forward pass that they do not hold up. (A grammar is a state of the host.)"""
+
+    def joined(self, row: int, join: Join) -> bool:
+        """A sequence enters a row, which was empty; whether it wants anything of this processor."""
+        ...
+
+    def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
+        """Change, in place, the rows `places[m]` of logits[n, V] float32 of n entries, which are
+        those of rows that want it. A row has several entries where drafts stand behind what it
+        knows; each sees the tokens before its own position. Waits for nothing."""
+        ...
+
+    def landed(self, row: int, tokens: list[int]) -> None:
+        """What a row that wants it has drawn, in its order; only with `needs_tokens`."""
+        ...
+
+
+class LogitsProcessors:
+    """The processors of a worker, in the order in which they are applied, and which rows want
+    which."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor], rows: int) -> None:
+        self._all = [(processor, np.zeros(rows, np.bool_)) for processor in processors]
+        self.rows: dict[int, list[LogitsProcessor]] = {}
+        """those that want some"""
+
+    def update(self, plan: StepPlan) -> None:
+        """Rows leave and join."""
+        for row in plan.leaves:
+            self._leave(row)
+        for join in plan.joins:
+            self._leave(join.row)
+            wanted: list[LogitsProcessor] = []
+            for processor, wants in self._all:
+                wants[join.row] = processor.joined(join.row, join)
+                if wants[join.row]:
+                    wanted.append(processor)
+            if wanted:
+                self.rows[join.row] = wanted
+
+    def _leave(self, row: int) -> None:
+        if self.rows.pop(row, None) is not None:
+            for _, wants in self._all:
+                wants[row] = False
+
+    def apply(self, logits: Tensor, entries: Entries) -> None:
+        """Change, in place, logits[n, V] float32 of n entries."""
+        for processor, places in self._choose(entries.host_rows):
+            processor.apply(logits, entries, places)
+
+    def _choose(self, rows: np.ndarray) -> Iterator[tuple[LogitsProcessor, np.ndarray]]:
+        """Each processor that entries of these rows want, and which of them."""
+        for processor, wants in self._all:
+            places = np.flatnonzero(wants[rows])
+            if len(places):
+                yield processor, places
+
+    def needs_tokens(self, rows: np.ndarray) -> bool:
+        """Whether one of these rows wants a processor that does."""
+        return any(
+            processor.needs_tokens
+            for row in self.rows.keys() & set(rows.tolist())
+            for processor in self.rows[row]
+        )
+
+    def landed(self, row: int, tokens: list[int]) -> None:
+        for processor in self.rows.get(row, ()):
+            if processor.needs_tokens:
+                processor.landed(row, tokens)
+
+
+# --- those that every worker has ------------------------------------------------------------
+
+
+def standard_processors(
+    ops: SamplingOps, history: Histories, rows: int, device: torch.device
+) -> list[LogitsProcessor]:
+    """What SGLang's sampling settings ask for, in its order."""
+    return [
+        PenaltiesLogitsProcessor(ops, history, rows, device),
+        MinTokensLogitsProcessor(history, rows, device),
+        LogitBiasLogitsProcessor(),
+    ]
+
+
+class PenaltiesLogitsProcessor:
+    """frequency_penalty, presence_penalty and repetition_penalty."""
+
+    needs_tokens = False
+
+    def __init__(
+        self, ops: SamplingOps, history: Histories, rows: int, device: torch.device
+    ) -> None:
+        self._ops, self._history, self._device = ops, history, device
+        self._settings = torch.zeros((rows, 3), dtype=torch.float64, device=device)
+        """frequency, presence, repetition: numbers of float32"""
+
+    def joined(self, row: int, join: Join) -> bool:
+        sampling = join.sampling
+        wanted = (
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+            sampling.repetition_penalty,
+        )
+        if wanted == (0.0, 0.0, 1.0):
+            return False
+        rounded = np.array(wanted, np.float32).astype(np.float64)
+        self._settings[row] = upload(rounded, self._device)
+        return True
+
+    def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
+        index = upload(places, logits.device)
+        picked = entries.select(places, index)
+        settings, history = self._settings.index_select(0, picked.rows), self._history
+        penalties = Penalties(
+            rows=picked.rows,
+            prompt=history.prompt.index_select(0, picked.rows),
+            known=picked.positions,
+            frequency=settings[:, 0],
+            presence=settings[:, 1],
+            repetition=settings[:, 2],
+            tokens=history.tokens,
+            longest=int(history.known[picked.host_rows].max()) + history.drafts,
+        )
+        self._ops.apply_penalties(logits, index, penalties)
+
+    def landed(self, row: int, tokens: list[int]) -> None:
+        """They are read on the device."""
+
+
+class MinTokensLogitsProcessor:
+    """min_new_tokens: stop ids cannot be drawn while a row has fewer output tokens."""
+
+    needs_tokens = False
+
+    def __init__(self, history: Histories, rows: int, device: torch.device) -> None:
+        self._history, self._device = history, device
+        self._minimum = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._stop_ids: dict[int, np.ndarray] = {}
+
+    def joined(self, row: int, join: Join) -> bool:
+        minimum = join.sampling.min_new_tokens
+        if minimum <= 0 or not join.stop_ids:
+            return False
+        self._stop_ids[row] = np.array(join.stop_ids, np.int64)
+        self._minimum[row : row + 1] = upload(np.array([minimum]), self._device)
+        return True
+
+    def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
+        picked = entries.select(places, upload(places, logits.device))
+        drawn = picked.positions - self._history.prompt.index_select(0, picked.rows)
+        early = drawn < self._minimum.index_select(0, picked.rows)
+        stops = [self._stop_ids[row] for row in picked.host_rows.tolist()]
+        place, ids, which = _flatten(stops, places, logits)
+        masked = torch.where(early.index_select(0, which), -torch.inf, logits[place, ids])
+        logits.index_put_((place, ids), masked)
+
+    def landed(self, row: int, tokens: list[int]) -> None:
+        """They are counted on the device."""
+
+
+class LogitBiasLogitsProcessor:
+    """logit_bias."""
+
+    needs_tokens = False
+
+    def __init__(self) -> None:
+        self._bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        """(ids int64, values float32)"""
+
+    def joined(self, row: int, join: Join) -> bool:
+        bias = join.sampling.logit_bias
+        if not bias:
+            return False
+        ids = np.array(list(bias), np.int64)
+        self._bias[row] = (ids, np.array(list(bias.values()), np.float32))
+        return True
+
+    def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
+        pairs = [self._bias[row] for row in entries.host_rows[places].tolist()]
+        place, ids, _ = _flatten([ids for ids, _ in pairs], places, logits)
+        inside = [values[ids < logits.shape[1]] for ids, values in pairs]
+        changed = logits[place, ids] + upload(np.concatenate(inside), logits.device)
+        logits.index_put_((place, ids), changed)
+
+    def landed(self, row: int, tokens: list[int]) -> None:
+        """It does not depend on them."""
+
+
+def _flatten(
+    ids: list[np.ndarray], places: np.ndarray, logits: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(entry, id, index in `places`), int64 each, of all ids of the vocabulary in ids[m]."""
+    inside = [some[some < logits.shape[1]] for some in ids]
+    which = np.repeat(np.arange(len(ids)), [len(some) for some in inside])
+    flat = (places[which], np.concatenate(inside), which)
+    place, columns, which = (upload(array, logits.device) for array in flat)
+    return place, columns, which
