@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vivace import Engine
+from vivace.errors import CannotStart
 from vivace.platforms.cpu import platform as cpu
 from vivace.platforms.platform import PlatformSettings, detect
 
@@ -36,3 +37,9 @@ def test_a_process_of_the_engine_is_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(cpu, "keep_freed_blocks", lambda: changed.append("malloc"))
     cpu.cpu_platform(detect("cpu"), PlatformSettings(threads=1, owns_process=True))
     assert changed == ["malloc"] and torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("name", ["dp_size", "tp_size"])
+def test_there_is_one_engine_in_one_process(name: str) -> None:
+    with pytest.raises(CannotStart, match=f"{name}=3"):
+        Engine(**{name: 3})

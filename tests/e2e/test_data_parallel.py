@@ -214,3 +214,7 @@ def test_a_stream_goes_on_on_another_server(server: RunningServer, vocabulary: i
         assert answer["output_ids"] == whole[cut:]
         assert answer["meta_info"]["completion_tokens"] == 40
         assert answer["meta_info"]["finish_reason"]["type"] == "length"
+
+
+def test_the_summary_says_how_many_engines_there_are(server: RunningServer) -> None:
+    assert "2 engines" in server.text()

@@ -47,11 +47,12 @@ def resolve_arguments(arguments: dict[str, Any]) -> Config:
     options = from_arguments(**arguments)
     notices = (*options.notices, *idle_here(arguments))
     config = configure(dataclasses.replace(options, notices=notices))
-    if config.parallel.dp_size > 1:
-        raise ConfigError(
-            f"dp_size={config.parallel.dp_size}: vivace.Engine is one engine; leave it out, or "
-            "start a server with --dp-size"
-        )
+    for name, size in (("dp_size", config.parallel.dp_size), ("tp_size", config.parallel.tp_size)):
+        if size > 1:
+            raise ConfigError(
+                f"{name}={size}: vivace.Engine is one engine in one process; leave it out, or run "
+                f"a server with --{name.replace('_', '-')}"
+            )
     if not logging.getLogger().handlers:
         log_lines.setup(config.logging.log_level)
     for decision in decisions(config, config.rewrites):
