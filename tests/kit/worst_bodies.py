@@ -8,7 +8,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
+from vivace.server.openai.embeddings import EmbeddingRequest
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
 from vivace.server.routes import FULL, ROUTES, Route
 from vivace.server.schema import AbortRequest, ConfigureLogging, DetokenizeRequest, TokenizeRequest
@@ -19,6 +21,8 @@ LEAST: dict[Any, dict[str, Any]] = {
     GenerateRequest: {"text": "a", "sampling_params": ONE},
     CompletionRequest: {"prompt": "a", "max_tokens": 1},
     ChatRequest: {"messages": [TURN], "max_tokens": 1},
+    EncodeRequest: {"text": "a"},
+    EmbeddingRequest: {"input": "a"},
     TokenizeRequest: {"prompt": "a"},
     DetokenizeRequest: {"tokens": [1]},
     AbortRequest: {"rid": "nobody"},
@@ -45,6 +49,8 @@ LEGAL: dict[Any, list[dict[str, Any]]] = {
             "max_tokens": 1,
         },
     ],
+    EncodeRequest: [{"text": TEXTS}, {"input_ids": [list(range(100, 1100))] * 512}],
+    EmbeddingRequest: [{"input": TEXTS}, {"input": [list(range(100, 1100))] * 512}],
     TokenizeRequest: [{"prompt": TEXTS}, {"messages": [TURN] * 1200}, {"prompt": "7 " * 100_000}],
     DetokenizeRequest: [{"tokens": [300] * 1_000_000}, {"tokens": [[300] * 900] * 1024}],
     AbortRequest: [{"rid": "x" * 60_000}],
