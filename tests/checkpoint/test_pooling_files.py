@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.pooling import PoolerConfig, read_pooling
+from vivace.checkpoint.pooling import PoolerConfig, read_modules, read_pooling
+from vivace.checkpoint.source import ModelSource
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOL = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
@@ -36,14 +37,30 @@ def write(folder: Path, modules: Any, config: Any) -> Path:
 )
 def test_what_the_files_say(tmp_path: Path, config: Any, mode: str) -> None:
     folder = write(tmp_path, [TRANSFORMER, POOL, NORMALIZE], config)
-    assert read_pooling(folder, 8) == PoolerConfig(mode=mode, normalize=True)
+    assert read_modules(folder, 8) == PoolerConfig(mode=mode, normalize=True)
     folder = write(tmp_path, [TRANSFORMER, POOL], config)
-    assert read_pooling(folder, 8) == PoolerConfig(mode=mode, normalize=False)
+    assert read_modules(folder, 8) == PoolerConfig(mode=mode, normalize=False)
 
 
 def test_without_files_the_last_token_normalized(tmp_path: Path) -> None:
-    assert read_pooling(tmp_path, 8) == PoolerConfig(mode="last", normalize=True)
-    assert read_pooling(tmp_path / "model.gguf", 8) == PoolerConfig()
+    assert read_modules(tmp_path, 8) == PoolerConfig(mode="last", normalize=True)
+    assert read_pooling(gguf(tmp_path), 8) == PoolerConfig()
+
+
+def gguf(folder: Path, **config: Any) -> ModelSource:
+    path = folder / "model.gguf"
+    spelling = {"pooling_type": "qwen3.pooling_type"}
+    return ModelSource(
+        path=path, format="gguf", files=(), config=config, tokenizer_path=path, spelling=spelling
+    )
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(1, "mean"), (2, "cls"), (3, "last")])
+def test_what_a_gguf_file_says(tmp_path: Path, kind: int, mode: str) -> None:
+    assert read_pooling(gguf(tmp_path, pooling_type=kind), 8) == PoolerConfig(mode=mode)
+    for other in (0, 4, 9, "mean", -1):
+        with pytest.raises(SourceError, match=r"qwen3\.pooling_type"):
+            read_pooling(gguf(tmp_path, pooling_type=other), 8)
 
 
 MODULES = [TRANSFORMER, POOL, NORMALIZE]
@@ -80,5 +97,5 @@ def test_what_nothing_here_does_is_refused(
     tmp_path: Path, modules: Any, config: Any, named: str
 ) -> None:
     with pytest.raises(SourceError) as caught:
-        read_pooling(write(tmp_path, modules, config), 8)
+        read_modules(write(tmp_path, modules, config), 8)
     assert named in str(caught.value) and str(tmp_path) in str(caught.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 import pytest
 from engine_rig import EOS, Rig
@@ -15,9 +17,11 @@ from vivace.protocol.message_size import (
     MAX_MESSAGE_BYTES,
     delta_bytes,
     split_deltas,
+    split_hidden_states,
     split_prompt_logprobs,
 )
 from vivace.protocol.messages import Delta, Deltas, LogprobOptions
+from vivace.protocol.tasks import Payload
 
 ALL_IDS = tuple(range(90))
 KEYS = 4
@@ -89,3 +93,25 @@ def test_messages_keep_the_order(lengths: list[int]) -> None:
     for batch in batches:
         assert len(batch) == 1 or sum(map(delta_bytes, batch)) <= MAX_MESSAGE_BYTES
         assert len(msgspec.msgpack.encode(Deltas(0, batch))) <= sum(map(delta_bytes, batch)) + 64
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.integers(1, 60),
+    width=st.sampled_from([1, 64, 4096, 50_000]),
+    start=st.integers(0, 9),
+    known=st.integers(0, 80),
+)
+def test_hidden_states_are_sent_in_parts(rows: int, width: int, start: int, known: int) -> None:
+    numbers = array("f", [0.0]) * (rows * width)
+    for row in range(rows):
+        numbers[row * width] = start + row
+    whole = Payload("hidden_states", "float32", (rows, width), numbers.tobytes(), start)
+    position = max(start, known)
+    for part in split_hidden_states(whole, known):
+        assert part.start == position and part.shape[1] == width
+        assert part.numbers()[::width] == list(range(position, position + part.shape[0]))
+        size = delta_bytes(Delta(key=1, index=0, tokens=[], payload=part))
+        assert size <= MAX_MESSAGE_BYTES or part.shape[0] == 1
+        position += part.shape[0]
+    assert position == max(start + rows, known)

@@ -4,6 +4,7 @@ KV blocks nobody, and nobody gets pages that a transfer uses."""
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 from engine_rig import EOS, Rig
@@ -14,7 +15,7 @@ from vivace.engine.oracle import OracleWorker, hash_kv
 from vivace.engine.sequence import Sequence
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import LogprobOptions
-from vivace.protocol.tasks import KVTransfer
+from vivace.protocol.tasks import Embed, Generate, KVTransfer
 
 
 def oracle_worker(rig: Rig) -> OracleWorker:
@@ -192,9 +193,18 @@ def test_a_waiting_timeout_holds_for_those_who_wait_for_kv() -> None:
     rig.at_rest()
 
 
-def test_only_who_computes_a_prompt_has_its_log_probabilities() -> None:
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"logprobs": LogprobOptions(start=0)},
+        {"task": Generate(hidden_state_start=0)},
+        {"task": Generate(hidden_state_start=2), "resume": 1},
+        {"task": Embed(), "max_new_tokens": 0},
+    ],
+)
+def test_only_who_computes_a_prompt_has_what_comes_of_it(wanted: dict[str, Any]) -> None:
     rig, transfer = rig_with(0), KVTransfer(room=0, receive=True)
-    rig.send(0, [1, 2, 3], transfer=transfer, logprobs=LogprobOptions(start=0))
+    rig.send(0, [1, 2, 3], transfer=transfer, **wanted)
     rig.run()
     finish = rig.answers[0].finish
     assert finish is not None and (finish.type, finish.status) == ("abort", 400)

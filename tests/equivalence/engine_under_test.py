@@ -36,6 +36,7 @@ from vivace.protocol.messages import (
     SamplingParams,
     TokenLogprob,
 )
+from vivace.protocol.tasks import GENERATE, POOLINGS, Embed, Generate
 from vivace.worker.build import build_worker
 from vivace.worker.worker import Worker
 
@@ -80,6 +81,8 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    numbers: bytes = b""
+    """of its vector, or of its hidden states"""
 
 
 class Clock:
@@ -169,6 +172,7 @@ class Engine:
         assert delta.index == len(answer.tokens)
         answer.tokens += delta.tokens
         answer.logprobs += delta.logprobs or []
+        answer.numbers += delta.payload.data if delta.payload is not None else b""
         self.retractions += delta.retractions if delta.finish else 0
         if delta.finish:
             assert delta.finish.type != "abort", delta.finish
@@ -253,7 +257,8 @@ def build_config(model: Path, setting: Setting, tokens: int = POOL_TOKENS) -> Co
 
 
 def toy_requests(count: int, *, stream: bool, seed: int = 5) -> list[Request]:
-    """Prompts of 1 to 120 tokens, some with shared beginnings; every kind of sampling."""
+    """Prompts of 1 to 120 tokens, some with shared beginnings; every kind of sampling. Some want
+    hidden states, and some a vector and no token."""
     chance = random.Random(seed)
     shared = [[chance.randrange(3, 250) for _ in range(64)] for _ in range(3)]
     return [toy_request(index, chance, shared, stream, seed) for index in range(count)]
@@ -264,6 +269,14 @@ def toy_request(
 ) -> Request:
     own = [chance.randrange(3, 250) for _ in range(chance.randint(1, LONGEST_PROMPT - 64))]
     prompt = (chance.choice(shared) if index % 2 else []) + own
+    if index % 8 == 5:
+        return Request(
+            key=0,
+            rid=f"{seed}/{index}",
+            tokens=prompt,
+            sampling=SamplingParams(max_new_tokens=0),
+            task=Embed(pooling=POOLINGS[index // 8 % 3]),
+        )
     return Request(
         key=0,
         rid=f"{seed}/{index}",
@@ -271,6 +284,7 @@ def toy_request(
         sampling=random_sampling(index, chance),
         stream=stream,
         logprobs=LogprobOptions(start=(0, -1, 3)[index % 3], top=2) if index % 4 < 2 else None,
+        task=Generate(hidden_state_start=index % 5) if index % 8 in (3, 4) else GENERATE,
     )
 
 

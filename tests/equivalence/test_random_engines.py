@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from cached_toys import CONTEXT, VOCABULARY, CachedToy
@@ -34,6 +35,7 @@ from vivace.protocol.messages import (
     SamplingParams,
     window_slack,
 )
+from vivace.protocol.tasks import GENERATE, POOLINGS, Embed, Generate, Task
 from vivace.worker.build import assemble
 from vivace.worker.drafter import NO_DRAFTS, Drafter, ScriptedDrafter
 from vivace.worker.sizing import PoolSize
@@ -64,6 +66,7 @@ class Case:
     tokens: int
     settings: EngineSettings
     requests: list[Request]
+    """for tokens, for tokens with hidden states, and for vectors"""
     spare_pages: int
     draft_quality: float
     """share of the drafts that are right"""
@@ -117,6 +120,7 @@ def draw_requests(chance: random.Random, count: int) -> list[Request]:
         if chance.random() < poisoned:
             own[chance.randrange(len(own))] = POISON
         sampled = chance.random() < 0.5
+        task = draw_task(chance)
         suspect = chance.choice([ALWAYS, UNTIL_FIRST_TOKEN]) if chance.random() < suspicion else 0
         requests.append(
             Request(
@@ -124,7 +128,7 @@ def draw_requests(chance: random.Random, count: int) -> list[Request]:
                 rid=str(key),
                 tokens=chance.choice(stems)[: chance.randint(0, 40)] + own,
                 sampling=SamplingParams(
-                    max_new_tokens=chance.randint(1, 20),
+                    max_new_tokens=0 if isinstance(task, Embed) else chance.randint(1, 20),
                     temperature=0.9 if sampled else 0.0,
                     top_k=chance.choice([0, 20]),
                     repetition_penalty=chance.choice([1.0, 1.3]),
@@ -134,9 +138,18 @@ def draw_requests(chance: random.Random, count: int) -> list[Request]:
                 ),
                 client=chance.choice([0, 0, 1]),
                 suspect=suspect,
+                task=task,
             )
         )
     return requests
+
+
+def draw_task(chance: random.Random) -> Task:
+    if chance.random() < 0.6:
+        return GENERATE
+    if chance.random() < 0.5:
+        return Generate(hidden_state_start=chance.choice([0, 0, 7]))
+    return Embed(pooling=chance.choice(POOLINGS), dimensions=chance.choice([0, 5]))
 
 
 class FailingModel(CachedToy):
@@ -211,8 +224,8 @@ def propose(
 
 def run(
     case: Case, settings: EngineSettings, worker: Worker, arrivals: random.Random
-) -> tuple[dict[int, list[int]], dict[int, str]]:
-    """(tokens, kind of the end) by key; audited after each turn."""
+) -> tuple[dict[int, list[int]], dict[int, str], dict[int, list[float]]]:
+    """(tokens, kind of the end, numbers that came beside) by key; audited after each turn."""
     ticks = iter(range(10_000_000))
 
     def clock() -> float:
@@ -222,7 +235,7 @@ def run(
     mailbox, waiting = LocalMailbox(), list(case.requests)
     loop = Loop(scheduler, InProcessExecutor(worker), mailbox, depth=settings.depth, clock=clock)
     tokens = {request.key: list[int]() for request in waiting}
-    ends = dict[int, str]()
+    ends, numbers = dict[int, str](), {key: list[float]() for key in tokens}
     for turn in turns(lambda: len(ends) < len(tokens) or loop.wait_timeout() == 0.0):
         arrived = arrivals.randint(0, 2)
         for request in waiting[:arrived]:
@@ -236,10 +249,12 @@ def run(
             for delta in message.deltas if isinstance(message, Deltas) else ():
                 assert delta.index == len(tokens[delta.key]) and delta.key not in ends
                 tokens[delta.key] += delta.tokens
+                if delta.payload is not None:
+                    numbers[delta.key] += delta.payload.numbers()
                 if delta.finish is not None:
                     ends[delta.key] = delta.finish.type
     assert scheduler.state().used_tokens == 0
-    return tokens, ends
+    return tokens, ends, numbers
 
 
 def turns(more: Callable[[], bool]) -> Iterator[int]:
@@ -250,13 +265,13 @@ def turns(more: Callable[[], bool]) -> Iterator[int]:
     raise AssertionError("the engine makes no progress")
 
 
-def plain_answers(case: Case) -> list[list[int]]:
-    """Prompt and answer of each request that has the engine for itself."""
+def plain_answers(case: Case) -> tuple[list[list[int]], dict[int, list[float]]]:
+    """(prompt and answer, numbers) of each request that has the engine for itself."""
     settings = EngineSettings(rows=1, depth=1, prefix_cache=False)
     alone = dataclasses.replace(case, settings=settings, tokens=640, cancelled={})
     worker, _ = build_worker(alone)
-    found, _ = run(alone, settings, worker, random.Random(0))
-    return [request.tokens + found[request.key] for request in case.requests]
+    found, _, numbers = run(alone, settings, worker, random.Random(0))
+    return [request.tokens + found[request.key] for request in case.requests], numbers
 
 
 @cache
@@ -274,12 +289,12 @@ def check(seed: int) -> None:
     case = draw_case(seed)
     if case.platform not in platforms():
         return
-    answers, drafts = plain_answers(case), case.settings.num_speculative_tokens
+    (answers, numbers), drafts = plain_answers(case), case.settings.num_speculative_tokens
     script = propose(answers, case.draft_quality, seed)
     worker, model = build_worker(case, ScriptedDrafter(drafts, script) if drafts else NO_DRAFTS)
     steps = iter(range(1_000_000))
     model.failing = lambda: next(steps) in case.failing_steps
-    tokens, ends = run(case, case.settings, worker, random.Random(seed))
+    tokens, ends, came = run(case, case.settings, worker, random.Random(seed))
     for request, answer in zip(case.requests, answers, strict=True):
         wanted, found = answer[len(request.tokens) :], tokens[request.key]
         if POISON in request.tokens:
@@ -289,3 +304,6 @@ def check(seed: int) -> None:
             assert request.key in case.cancelled.values(), (seed, request.key)
             wanted = wanted[: len(found)]
         assert found == wanted, (seed, request.key)
+        count = len(numbers[request.key])  # drafts behind the end bring more
+        if ends[request.key] != "abort":
+            assert np.allclose(came[request.key][:count], numbers[request.key], 1e-4, 1e-4), seed

@@ -30,6 +30,7 @@ from served_toy import toy_llama
 from toy_models import make
 
 from vivace.protocol.messages import Request
+from vivace.protocol.tasks import GENERATE
 
 SETTINGS = {
     "batch": [1, 7, 32],
@@ -100,11 +101,14 @@ def test_log_probabilities_are_compared(models: dict[str, Path]) -> None:
     skip_unbuilt("eager")
     model = models["float32"]
     kernels, torch = plain_answers(model, "eager"), plain_answers(model, "torch")
-    asked = [request.rid for request in toy_requests(COUNT, stream=False) if request.logprobs]
-    assert len(asked) == COUNT // 2
+    requests = toy_requests(COUNT, stream=False)
+    asked = [request.rid for request in requests if request.logprobs]
+    assert len(asked) == 3 * COUNT // 8
     assert all(len(kernels[rid].logprobs) == len(kernels[rid].tokens) for rid in asked)
     assert any(kernels[rid].prompt_logprobs for rid in asked)
     assert answer_tokens(kernels) == answer_tokens(torch) and kernels != torch
+    numbers = [request.rid for request in requests if request.task != GENERATE]
+    assert len(numbers) == 3 * COUNT // 8 and all(kernels[rid].numbers for rid in numbers)
 
 
 def test_int8_activations_are_compared(models: dict[str, Path]) -> None:

@@ -16,7 +16,6 @@ from aiohttp import web
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from vivace.checkpoint.pooling import PoolerConfig
 from vivace.engine.oracle import pack_logprobs
 from vivace.engine.result_processor import Aborts
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
@@ -41,7 +40,7 @@ from vivace.protocol.messages import (
     TokenLogprob,
 )
 from vivace.protocol.metrics import Histogram, Metrics
-from vivace.protocol.tasks import EMBEDDING, HIDDEN, HIDDEN_STATES, Embed, Payload
+from vivace.protocol.tasks import EMBEDDING, GENERATE, HIDDEN, HIDDEN_STATES, Embed, Payload
 from vivace.server.app import make_app, start_site, stop_site
 from vivace.server.context import CONTEXT as CONTEXT_KEY
 from vivace.server.settings import ServerSettings
@@ -342,7 +341,7 @@ def running_server(
             "eos_ids": (EOS,),
             "hidden_size": HIDDEN_SIZE,
             "returns_hidden_states": True,
-            "pooling": PoolerConfig() if every_task else None,
+            "task": Embed() if every_task else GENERATE,
             **served,
         }
     )

@@ -26,7 +26,6 @@ from server_kit import (
     running_server,
 )
 
-from vivace.checkpoint.pooling import PoolerConfig
 from vivace.protocol.messages import Finish
 from vivace.protocol.tasks import Embed
 from vivace.requests.limits import HIDDEN_STATES
@@ -42,8 +41,8 @@ EMBEDDINGS: dict[str, dict[str, Any]] = {"/encode": {"text": "x"}, "/v1/embeddin
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    pooling = PoolerConfig(mode="mean", normalize=False)
-    with running_server(ServerSettings(cache_report=True), pooling=pooling) as running:
+    task = Embed(pooling="mean", normalize=False)
+    with running_server(ServerSettings(cache_report=True), task=task) as running:
         yield running
 
 
@@ -155,19 +154,19 @@ def test_each_server_refuses_what_the_other_one_does(server: Running, generator:
 
 def test_failures_and_aborts_are_told() -> None:
     refuse = Finish(type="abort", message="the request queue is full", status=503, retry_after=2)
-    with running_server(engine=ScriptedEngine(refuse=refuse), pooling=PoolerConfig()) as full:
+    with running_server(engine=ScriptedEngine(refuse=refuse), task=Embed()) as full:
         for path, body in EMBEDDINGS.items():
             answer = ask(full, path, body)
             assert answer.status == 503 and answer.headers["Retry-After"] == "2"
     with running_server(
-        engine=ScriptedEngine(refuse=Finish(type="abort")), pooling=PoolerConfig()
+        engine=ScriptedEngine(refuse=Finish(type="abort")), task=Embed()
     ) as aborted:
         for path, body in EMBEDDINGS.items():
             assert ask(aborted, path, body).status == 400
 
 
 def test_a_client_that_leaves_cancels_its_texts() -> None:
-    with running_server(engine=ScriptedEngine(pause=30), pooling=PoolerConfig()) as slow:
+    with running_server(engine=ScriptedEngine(pause=30), task=Embed()) as slow:
 
         async def leave() -> None:
             async with aiohttp.ClientSession() as session:

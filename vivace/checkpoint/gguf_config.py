@@ -37,6 +37,7 @@ KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
     "sliding_window": "attention.sliding_window",
+    "pooling_type": "pooling_type",
 }
 GEMMA2_KEYS = {
     "attn_logit_softcapping": "attn_logit_softcapping",

@@ -11,6 +11,7 @@ from typing import Any
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, Integer, OneOf, Text
 from vivace.checkpoint.json_files import read_json, read_value
+from vivace.checkpoint.source import ModelSource
 
 MODULES_FILE, CONFIG_FILE = "modules.json", "config.json"
 MODES = {
@@ -26,6 +27,9 @@ OTHER_MODES = (
 )
 NAMES = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 """of the one key that newer releases write in place of the switches"""
+GGUF_KEY = "pooling_type"
+GGUF_MODES = {1: "mean", 2: "cls", 3: "last"}
+"""llama.cpp's numbers"""
 FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 SUPPORTED = "of Transformer, Pooling and Normalize, in this order, only Normalize may be left out"
 
@@ -39,9 +43,21 @@ class PoolerConfig:
     normalize: bool = True
 
 
-def read_pooling(folder: Path, hidden_size: int) -> PoolerConfig:
-    """Of a model's folder; without the files the last token, normalized, as in SGLang. Raises
+def read_pooling(source: ModelSource, hidden_size: int) -> PoolerConfig:
+    """Of a model; where its files say nothing the last token, normalized, as in SGLang. Raises
     SourceError for values that nothing here does."""
+    fields = ConfigFields(source.config, source.place, CORRECT)
+    if source.spelling and fields.has(GGUF_KEY):
+        kind = fields.need(GGUF_KEY, Integer(0, 1 << 31))
+        if kind not in GGUF_MODES:
+            known = ", ".join(f"{number} ({mode})" for number, mode in GGUF_MODES.items())
+            raise fields.refusal(GGUF_KEY, f"supported are {known}")
+        return PoolerConfig(mode=GGUF_MODES[kind])
+    return read_modules(source.path, hidden_size)
+
+
+def read_modules(folder: Path, hidden_size: int) -> PoolerConfig:
+    """What sentence-transformers has written into a model's folder."""
     file = folder / MODULES_FILE
     modules = read_value(file) if folder.is_dir() else None
     if modules is None:

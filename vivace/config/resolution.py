@@ -54,7 +54,7 @@ def resolve(
         notices=tuple(notices),
         environment=options.environment,
         depth=1 if options.schedule.disable_overlap_schedule else 2,
-        pooling=read_pooling(source.path, facts.hidden_size) if embedding else None,
+        pooling=read_pooling(source, facts.hidden_size) if embedding else None,
     )
 
 

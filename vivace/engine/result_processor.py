@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from vivace.engine.sequence import Sequence, State, first_logprob
+from vivace.engine.sequence import Sequence, State, first_hidden_state, first_logprob
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
@@ -294,7 +294,7 @@ class RequestLimits:
         if request.transfer is not None and isinstance(request.task, Embed):
             return _abort(400, "an embedding is computed by one engine; it has no KV to send")
         if _asks_for_received(request):
-            return _abort(400, "the engine that computes a prompt has its log-probabilities")
+            return _abort(400, "the engine that computes a prompt has what comes of it")
         if not tokens:
             return _abort(400, "the prompt is empty")
         if known > capacity.context:
@@ -314,9 +314,13 @@ class RequestLimits:
 
 
 def _asks_for_received(request: Request) -> bool:
-    """It wants log-probabilities of a prompt that is not computed here."""
-    received = request.transfer is not None and request.transfer.receive and not request.resumed
-    return received and first_logprob(request) < len(request.tokens)
+    """It wants log-probabilities or hidden states of a prompt that is not computed here."""
+    if request.transfer is None or not request.transfer.receive:
+        return False
+    prompt, resumed = len(request.tokens), len(request.resumed)
+    if first_hidden_state(request.task) < prompt + resumed - 1:
+        return True
+    return not resumed and first_logprob(request) < prompt
 
 
 def _abort(status: int, message: str, retry_after: float | None = None) -> Finish:

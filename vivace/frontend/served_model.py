@@ -100,8 +100,8 @@ class ServedModel:
     eos_ids: tuple[int, ...] = ()
     allow_auto_truncate: bool = False
     hidden_size: int = 0
-    pooling: PoolerConfig | None = None
-    """of a server of embeddings; None: it generates"""
+    task: Task = GENERATE
+    """What a request asks for that says no more: tokens, or a vector on a server of embeddings."""
     returns_hidden_states: bool = False
     seeds: Iterator[int] = field(default_factory=seed_counter)
     max_live: int = 65536
@@ -113,13 +113,11 @@ class ServedModel:
     max_top_logprobs: int = 128
     max_logprob_ids: int = 256
 
-    @property
-    def task(self) -> Task:
-        """What a request asks for that says no more."""
-        pooling = self.pooling
-        if pooling is None:
-            return GENERATE
-        return Embed(pooling=pooling.mode, normalize=pooling.normalize)
+
+def served_task(pooling: PoolerConfig | None) -> Task:
+    if pooling is None:
+        return GENERATE
+    return Embed(pooling=pooling.mode, normalize=pooling.normalize)
 
 
 def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
@@ -138,7 +136,7 @@ def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
         defaults=sampling_defaults(config).values,
         eos_ids=tuple(dict.fromkeys(ends)),
         hidden_size=facts.hidden_size,
-        pooling=config.pooling,
+        task=served_task(config.pooling),
         returns_hidden_states=config.optimization.enable_return_hidden_states,
         allow_auto_truncate=bool(config.runtime.allow_auto_truncate),
         seeds=seed_counter(config.runtime.random_seed or 0),

@@ -46,6 +46,7 @@ from vivace.protocol.messages import (
     ToFrontend,
 )
 from vivace.protocol.shared_memory import SharedMemory, attach
+from vivace.protocol.tasks import Generate
 from vivace.server.app import build_app, start_site, stop_site
 from vivace.supervisor.messages import (
     LiveRequests,
@@ -237,14 +238,14 @@ async def warm_up(frontend: Frontend) -> Finish | None:
     await frontend.engine.settled()
     count = max(1, min(WARM_UP_TOKENS, frontend.served.context // 2))
     tokens = [index % frontend.served.vocabulary for index in range(count)]
-    served = frontend.served
-    drawn = count if served.pooling is None else 0
+    task = frontend.served.task
+    drawn = count if isinstance(task, Generate) else 0
     request = frontend.request(
         tokens,
         SamplingParams(max_new_tokens=drawn, temperature=0.0),
         rid="HEALTH_CHECK_warm_up",
         log_metrics=False,
-        task=served.task,
+        task=task,
     )
     finish = None
     async for output in frontend.generate(request):

@@ -21,6 +21,7 @@ import msgspec
 
 from vivace.files import open_own_file
 from vivace.protocol.messages import Delta, Finish, LogprobOptions, Request, SamplingParams
+from vivace.protocol.tasks import GENERATE, Task
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class DumpedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     priority: int | None = None
     stream: bool = False
     resumed: list[int] = []
+    task: Task = GENERATE
 
 
 class DumpHead(msgspec.Struct, kw_only=True):
@@ -115,6 +117,7 @@ class CrashDump:
                 priority=request.priority,
                 stream=request.stream,
                 resumed=request.resumed,
+                task=request.task,
             )
         )
         self._lines.append((self._clock(), request.key, line))

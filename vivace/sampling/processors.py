@@ -88,8 +88,10 @@ class LogitsProcessors:
 
     def __init__(self, processors: Sequence[LogitsProcessor], rows: int) -> None:
         self._all = [(processor, np.zeros(rows, np.bool_)) for processor in processors]
+        self._active: list[tuple[LogitsProcessor, np.ndarray]] = []
+        """those that some row wants"""
         self.rows: dict[int, list[LogitsProcessor]] = {}
-        """those that want some"""
+        """rows that want some"""
 
     def update(self, plan: StepPlan) -> None:
         """Rows leave and join."""
@@ -104,6 +106,7 @@ class LogitsProcessors:
                     wanted.append(processor)
             if wanted:
                 self.rows[join.row] = wanted
+        self._active = [(processor, wants) for processor, wants in self._all if wants.any()]
 
     def _leave(self, row: int) -> None:
         if self.rows.pop(row, None) is not None:
@@ -117,7 +120,7 @@ class LogitsProcessors:
 
     def _choose(self, rows: np.ndarray) -> Iterator[tuple[LogitsProcessor, np.ndarray]]:
         """Each processor that entries of these rows want, and which of them."""
-        for processor, wants in self._all:
+        for processor, wants in self._active:
             places = np.flatnonzero(wants[rows])
             if len(places):
                 yield processor, places

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.protocol.messages import SamplingParams
+from vivace.protocol.tasks import Generate
 from vivace.requests.prompts import new_id
 from vivace.server.body import Body
 from vivace.server.collect import complete
@@ -66,7 +67,7 @@ async def probe_engine(context: Context) -> None:
 async def ask_for_token(context: Context, arrival: float) -> None:
     """Returns when the engine has answered a request for a token, or a vector where it makes those;
     be it that its queue is full."""
-    generates = context.served.pooling is None
+    generates = isinstance(context.served.task, Generate)
     try:
         request = context.frontend.request(
             [probe_token(context)],

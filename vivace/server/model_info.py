@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from vivace.protocol.messages import EngineState
+from vivace.protocol.tasks import Generate
 from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.openai.params import is_served, not_found
@@ -22,7 +23,7 @@ async def model_info(context: Context, _request: web.Request, _body: Body) -> we
     return json_response(
         {
             **model_names(context),
-            "is_generation": served.pooling is None,
+            "is_generation": isinstance(served.task, Generate),
             "preferred_sampling_params": served.defaults or None,
             "weight_version": served.weight_version,
             "has_image_understanding": False,
