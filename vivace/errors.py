@@ -119,3 +119,8 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
     close = difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=cutoff)
     return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+class StepRefused(ValueError):
+    """A worker did not begin a step, because of what the plan says: it would be refused wherever it
+    ran."""

@@ -27,6 +27,7 @@ from vivace.engine.loop import Loop
 from vivace.engine.oracle import OracleWorker, oracle_answer
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
+from vivace.frontend.engine_status import EngineView
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
@@ -57,7 +58,7 @@ class Parts:
         self.config = SimpleNamespace(runtime=SimpleNamespace(stream_output=disjoint))
         mailbox = LocalMailbox()
         served = ServedModel(name="toy", context=CONTEXT, vocabulary=VOCABULARY)
-        self.frontend = Frontend(served, tokenizer(), mailbox.post)
+        self.frontend = Frontend(served, tokenizer(), [EngineView(mailbox.post)])
         self.worker = OracleWorker(capacity, VOCABULARY, step_seconds=step_seconds)
         scheduler = Scheduler(EngineSettings(rows=8), capacity, time.monotonic)
         executor = InProcessExecutor(self.worker)

@@ -32,9 +32,9 @@ from vivace.frontend.tokenizer_gguf import build_tokenizer
 from vivace.models.facts import ModelFacts, read_facts
 from vivace.models.families import FAMILIES as KNOWN
 from vivace.models.loading import load_model
-from vivace.models.quantized import refuse_quantized
 from vivace.models.registry import ARCHITECTURES, check_architecture
 from vivace.platforms.cpu.ops import cpu_ops
+from vivace.quantization.description import read_quantization
 
 SLOW = os.environ.get("VIVACE_SLOW_TESTS") == "1"
 MEMORY = 3 << 30
@@ -348,7 +348,7 @@ def test_index(families: dict[str, Path], tmp_path: Path) -> None:
 )  # fmt: skip
 def test_quantization(tree: dict[str, Any]) -> None:
     try:
-        refuse_quantized(
+        read_quantization(
             ConfigFields({"quantization_config": tree}, lambda key: f"config.json: {key}")
         )
     except CannotStart as error:

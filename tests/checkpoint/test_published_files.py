@@ -246,7 +246,8 @@ def test_an_adapter_is_named(tmp_path: Path) -> None:
 
 
 QUANTIZED: dict[str, tuple[str, Any, str]] = {
-    "GPTQ": ("quantization_config", {"bits": 4, "group_size": 128, "quant_method": "gptq"}, "gptq"),
+    "GPTQ": ("quantization_config", {"bits": 3, "group_size": 128, "quant_method": "gptq"}, "gptq"),
+    "AWQ": ("quantization_config", {"bits": 4, "version": "gemv", "quant_method": "awq"}, "awq"),
     "GPTQ of 2023": ("quantization_config", {"bits": 4, "group_size": 128}, "'bits': 4"),
     "8 bits of 2022": ("quantization_config", {"load_in_8bit": True}, "load_in_8bit"),
     "MLX": ("quantization", {"group_size": 64, "bits": 4}, "'bits': 4"),

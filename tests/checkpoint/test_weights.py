@@ -28,7 +28,7 @@ def test_tensors_come_back_as_written(sharded: bool, tmp_path: Path) -> None:
     for name, wanted in tensors().items():
         assert weights.has(name)
         assert torch.equal(weights.take(name, tuple(wanted.shape)), wanted)
-    weights.finish()
+    weights.finish(shapes())
 
 
 def test_weights_outlive_their_file(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_left_over_tensors(tmp_path: Path) -> None:
     for name, shape in shapes().items():
         weights.take(name, shape)
     with pytest.raises(CheckpointError, match=r"model\.layers\.0\.mlp\.router"):
-        weights.finish()
+        weights.finish(shapes())
 
 
 def test_what_may_be_left_over(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_what_may_be_left_over(tmp_path: Path) -> None:
     for name, shape in shapes().items():
         if name != "lm_head.weight":
             weights.take(name, shape)
-    weights.finish()
+    weights.finish(shapes())
 
 
 def test_types_that_are_not_read(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_progress_ends_at_one(tmp_path: Path) -> None:
     )
     for name, shape in shapes().items():
         weights.take(name, shape)
-    weights.finish()
+    weights.finish(shapes())
     parts = [part for _, part in seen]
     assert {stage for stage, _ in seen} == {"Loading weights"}
     assert parts == sorted(parts)
@@ -150,7 +150,7 @@ def test_gguf_leftovers_are_an_error_too(tmp_path: Path) -> None:
     weights = opened(write_gguf(tmp_path / "toy.gguf"))
     weights.take("model.embed_tokens.weight", (40, 32))
     with pytest.raises(CheckpointError, match=r"layers\.0"):
-        weights.finish()
+        weights.finish({"model.embed_tokens.weight"})
 
 
 def test_dummy_weights_depend_on_seed_and_name(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_dummy_weights_depend_on_seed_and_name(tmp_path: Path) -> None:
     assert not torch.equal(first.take("b.weight", shape), first.take("a.weight", shape))
     assert not torch.equal(other.take("a.weight", shape), first.take("a.weight", shape))
     assert first.take("model.norm.weight", (8,)).eq(1).all()
-    first.finish()
+    first.finish(())
 
 
 def tied_with(head: torch.Tensor, folder: Path) -> Path:

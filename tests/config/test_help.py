@@ -12,7 +12,7 @@ from vivace.config.option import Support
 from vivace.config.parsing import from_arguments, parse
 from vivace.config.table import flag_table
 from vivace.launch.configure import configure
-from vivace.worker.build import DEFAULT_CAPTURE
+from vivace.worker.captures import DEFAULT_CAPTURE
 
 FLAG = re.compile(r"(?<![\w`-])--[a-z0-9-]+")
 
@@ -80,4 +80,4 @@ def test_help_wins_over_what_else_was_typed(
     with pytest.raises(SystemExit) as ended:
         parse(words, {})
     assert ended.value.code == 0
-    assert ("--tp-size" in capsys.readouterr().out) is ("--help-all" in words)
+    assert ("--pp-size" in capsys.readouterr().out) is ("--help-all" in words)

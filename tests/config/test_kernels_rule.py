@@ -18,7 +18,7 @@ from vivace.config.resolution import resolve
 from vivace.models.facts import read_facts
 from vivace.platforms.blocks import KEPT, PLAIN
 from vivace.platforms.cpu.facts import dtypes
-from vivace.worker.build import DEFAULT_CAPTURE, Captures, choose_captures
+from vivace.worker.captures import DEFAULT_CAPTURE, Captures, choose_captures
 
 BUILT = frozenset({"avx2", "kernels"})
 

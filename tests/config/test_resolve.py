@@ -49,7 +49,9 @@ def test_what_this_version_promises_works() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--tp", "2"], ["--tensor-parallel-size 2", "one device per server", "start one server"]),
+        (["--pp", "2"], ["--pipeline-parallel-size 2", "one device per server"]),
+        (["--tp", "7"], ["--tensor-parallel-size 7", "devices only"]),
+        (["--tp", "65"], ["--tensor-parallel-size", "64"]),
         (["--enable-lora"], ["--enable-lora is not available", "merge the adapter"]),
         (["--disaggregation-mode", "decode"], ["--disaggregation-mode decode", "not available"]),
         (["--load-format", "pt"], ["--load-format pt", "pickled"]),

@@ -47,16 +47,17 @@ def find_children(pid: int) -> dict[str, int]:
     return found
 
 
-WITH_DRAIN = """
+WITH_PLAN = """
 import runpy
 from vivace.supervisor.plan import Plan
-Plan.__init__.__kwdefaults__["drain"] = {seconds}
+Plan.__init__.__kwdefaults__.update({plan})
 runpy.run_module("vivace", run_name="__main__")
 """
 
 
 class RunningServer:
-    """`vivace serve` with its log; ends with the `with` block. `drain`: its limit, in seconds."""
+    """`vivace serve` with its log; ends with the `with` block. `drain`: its limit, in seconds;
+    `crashes`: of an engine, that are forgiven."""
 
     def __init__(
         self,
@@ -65,10 +66,13 @@ class RunningServer:
         log: Path,
         port: int = 0,
         drain: float | None = None,
+        crashes: int | None = None,
     ) -> None:
         self.port = port or free_port()
         self.log = log
-        program = ["-m", "vivace"] if drain is None else ["-c", WITH_DRAIN.format(seconds=drain)]
+        wanted = {"drain": drain, "crashes": crashes}
+        plan = {name: value for name, value in wanted.items() if value is not None}
+        program = ["-c", WITH_PLAN.format(plan=plan)] if plan else ["-m", "vivace"]
         words = [*program, "serve", "--host", "127.0.0.1", "--port", str(self.port), *flags]
         self._file = log.open("wb")
         self.process = subprocess.Popen(

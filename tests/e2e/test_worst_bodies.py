@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from running_server import RunningServer
-from worst_bodies import LEGAL, illegal_bodies, routes_with_bodies
+from worst_bodies import EMBEDDING, LEGAL, illegal_bodies, routes_with_bodies
 
-from vivace.protocol.tasks import Embed, Generate, Task
 from vivace.server.routes import Route
 
 LENGTH = 1 << 20
@@ -80,18 +79,19 @@ class Canary:
         self.thread.join(30)
 
 
-@pytest.fixture(scope="module", params=[Generate, Embed])
-def task(request: pytest.FixtureRequest) -> type[Task]:
-    """What the server is for."""
-    return request.param
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    yield from running_server(tmp_path_factory.mktemp("worst") / "log")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, task: type[Task]) -> Iterator[RunningServer]:
-    log = tmp_path_factory.mktemp("worst") / "log"
+def embedding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    yield from running_server(tmp_path_factory.mktemp("embeddings") / "log", "--is-embedding")
+
+
+def running_server(log: Path, *more: str) -> Iterator[RunningServer]:
     environment = {"VIVACE_EXECUTOR": "oracle:0.002"}
-    flags = ("--log-level", "warning", "--max-queued-requests", "4096")
-    flags = (*flags, "--is-embedding") if task is Embed else flags
+    flags = ("--log-level", "warning", "--max-queued-requests", "4096", *more)
     with RunningServer(*flags, environment=environment, log=log) as running:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
@@ -130,24 +130,18 @@ def post(server: RunningServer, route: Route, body: bytes) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("route", routes_with_bodies(), ids=lambda route: route.path)
 def test_the_worst_bodies_of_a_route_do_not_stop_a_stream(
-    server: RunningServer, task: type[Task], route: Route
+    server: RunningServer, route: Route
 ) -> None:
-    skip_others(route, task)
     bodies = [(name, body, 400) for name, body in illegal_bodies(route, LENGTH)]
-    canary = streamed(server) if task is Generate else answered(server)
-    watch(server, route, bodies, Canary(canary))
-
-
-def skip_others(route: Route, task: type[Task]) -> None:
-    if (route.task or Generate) is not task:
-        pytest.skip("this server is for something else")
+    watch(server, route, bodies, Canary(streamed(server)))
 
 
 @pytest.mark.parametrize("route", routes_with_bodies(), ids=lambda route: route.path)
 def test_the_largest_good_bodies_do_not_stop_others(
-    server: RunningServer, task: type[Task], route: Route
+    server: RunningServer, route: Route, request: pytest.FixtureRequest
 ) -> None:
-    skip_others(route, task)
+    if route.accepts in EMBEDDING:
+        server = request.getfixturevalue("embedding_server")
     bodies = [
         (f"legal {number}", json.dumps(body).encode(), 200)
         for number, body in enumerate(LEGAL[route.accepts])

@@ -9,8 +9,8 @@ from math import inf
 
 import msgspec
 
-from vivace.engine.executor import InProcessExecutor, PendingStep
-from vivace.engine.loop import Loop
+from vivace.engine.executor import Executor, InProcessExecutor, PendingStep
+from vivace.engine.loop import Lockstep, Loop
 from vivace.engine.oracle import (
     Faults,
     OracleWorker,
@@ -38,6 +38,7 @@ from vivace.protocol.messages import (
 )
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.tasks import EMBEDDING, GENERATE, Embed, KVTransfer, Payload, Task
+from vivace.protocol.workers import WorkerCommand, WorkerState
 
 VOCABULARY = 97
 EOS = 3
@@ -120,6 +121,9 @@ class NoEvents:
     def events(self) -> list[ExecutorEvent]:
         return []
 
+    def control(self, command: WorkerCommand) -> WorkerState:
+        return WorkerState()
+
     def wake_with(self, ring: Callable[[], None]) -> None: ...
 
 
@@ -175,6 +179,8 @@ class Rig:
         cache_share: int | None = None,
         cost: Callable[[StepPlan], float] | None = None,
         others: tuple[CacheGroup, ...] = (),
+        executor: Callable[[Capacity, float, Faults], Executor] | None = None,
+        lockstep: Lockstep | None = None,
     ) -> None:
         self.settings = settings or EngineSettings(eos_ids=(EOS,))
         self.capacity = Capacity(
@@ -189,9 +195,8 @@ class Rig:
         self.eos_rate = eos_rate
         self.clock = VirtualClock()
         self.faults = faults or Faults()
-        self.executor = (LateExecutor if late else OracleExecutor)(
-            self.capacity, eos_rate, self.faults
-        )
+        build = executor or (LateExecutor if late else OracleExecutor)
+        self.executor = build(self.capacity, eos_rate, self.faults)
         self._cost = cost
         self._submit = self.executor.submit
         self.executor.submit = self._take_time  # type: ignore[method-assign]
@@ -203,6 +208,7 @@ class Rig:
             self.mailbox,
             depth=self.settings.depth,
             clock=self.clock,
+            lockstep=lockstep,
         )
         self.answers: dict[int, Answer] = {}
         self.replies: list[Reply] = []

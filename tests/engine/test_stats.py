@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Distribution
 from vivace.launch.engine import StageTimes
-from vivace.protocol.messages import Histogram
+from vivace.protocol.metrics import Histogram
 
 PREFILL = re.compile(
     r"Prefill batch, #new-seq: (\d+), #new-token: (\d+), #cached-token: (\d+), "

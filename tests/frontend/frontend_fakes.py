@@ -12,6 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from vivace.frontend.chat_template import own_template
+from vivace.frontend.engine_status import EngineView
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.served_model import ServedModel, seed_counter
@@ -127,7 +128,10 @@ class Edge:
         self.sent: list[Any] = []
         self.now = 100.0
         self.frontend = Frontend(
-            served(**changes), byte_tokenizer(), self.sent.append, clock=lambda: self.now
+            served(**changes),
+            byte_tokenizer(),
+            [EngineView(self.sent.append)],
+            clock=lambda: self.now,
         )
         if ready:
             self.ready(EPOCH)

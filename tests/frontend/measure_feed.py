@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from frontend_fakes import EPOCH, capacity, embedded_tokenizer, served
 
+from vivace.frontend.engine_status import EngineView
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.messages import Delta, Deltas, Ready, SamplingParams
 
@@ -25,7 +26,7 @@ def microseconds(**sampling: object) -> float:
     """CPU time per delta over `REQUESTS` streams of `STEPS` tokens."""
     tokenizer = embedded_tokenizer()
     model = served(vocabulary=tokenizer.vocabulary, context=8192)
-    frontend = Frontend(model, tokenizer, lambda message: None)
+    frontend = Frontend(model, tokenizer, [EngineView(lambda message: None)])
     frontend.feed(Ready(epoch=EPOCH, capacity=capacity(context=8192)))
     text = tokenizer.encode(
         "It was a bright cold day in April, and the clocks struck thirteen. " * 20

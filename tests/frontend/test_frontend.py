@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivace.engine.oracle import pack_logprobs
+from vivace.frontend.engine_status import EngineView
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.messages import (
@@ -362,7 +363,7 @@ def test_capacity_bounds_the_context() -> None:
     assert edge.frontend.served.context == 20
     with pytest.raises(BadRequest, match="context"):
         edge.frontend.request([1] * 20, SamplingParams(max_new_tokens=1))
-    without = Frontend(edge.frontend.served, None, edge.sent.append)
+    without = Frontend(edge.frontend.served, None, [EngineView(edge.sent.append)])
     without.feed(Ready(epoch=1, capacity=capacity()))
     with pytest.raises(BadRequest, match="stop_token_ids"):
         without.request([1], SamplingParams(max_new_tokens=1, stop=("x",)))
@@ -444,13 +445,15 @@ def test_control() -> None:
         assert isinstance(command, Command)
         edge.frontend.feed(Reply(ticket=command.ticket, ok=True))
         edge.frontend.feed(Reply(ticket=command.ticket, ok=True))
-        assert (await asking).ok
+        (reply,) = await asking
+        assert reply is not None and reply.ok
         with pytest.raises(EngineUnavailable, match="answer"):
             await edge.frontend.commands.run(FlushCache(), timeout=0.01)
         asking = asyncio.ensure_future(edge.frontend.commands.run(FlushCache()))
         await asyncio.sleep(0)
         edge.frontend.feed(EngineDown(reason="killed", restarting=False))
-        assert "killed" in (await asking).message
+        (reply,) = await asking
+        assert reply is not None and "killed" in reply.message
         with pytest.raises(EngineUnavailable, match="down"):
             await edge.frontend.commands.run(FlushCache())
 

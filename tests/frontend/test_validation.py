@@ -8,6 +8,7 @@ from frontend_fakes import served
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vivace.frontend.engine_status import EngineView
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
@@ -128,7 +129,7 @@ def test_order_of_defaults() -> None:
 @pytest.mark.parametrize("defaults", [{"temperature": -1}, {"temprature": 1}, {"regex": "x"}])
 def test_wrong_defaults_stop_the_start(defaults: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="--preferred-sampling-params"):
-        Frontend(served(defaults=defaults), None, lambda message: None)
+        Frontend(served(defaults=defaults), None, [EngineView(lambda message: None)])
 
 
 def test_seeds() -> None:

@@ -197,6 +197,12 @@ CASES: dict[str, Case] = {
     ),
     "scale": plain("scale", lambda **a: OPS.scale(a["x"], 2.0), x=(T, N)),
     "soft_cap": plain("soft_cap", lambda **a: OPS.soft_cap(a["x"], 2.0), x=(T, N)),
+    "quantize_static": plain(
+        "quantize_static", lambda **a: OPS.quantize_static(a["x"], 0.1, 3.0), x=(T, N)
+    ),
+    "add_bias": plain(
+        "add_bias", lambda **a: OPS.add_bias(a["x"], a["bias"]), x=(T, N), bias=(N,)
+    ),
     "embedding": Case(
         "embedding",
         lambda: {"ids": ids(T), "out": torch.ones(T, N)},
@@ -259,7 +265,7 @@ CASES: dict[str, Case] = {
     "bad_tokens": plain("bad_tokens", lambda **a: SAMPLING.bad_tokens(a["x"]), x=(T, N)),
 }  # fmt: skip
 
-TRIED_BY_ANOTHER_NAME = {"rotary_attend", "pack_embedding", "pack_grouped"}
+TRIED_BY_ANOTHER_NAME = {"rotary_attend", "pack_embedding", "pack_grouped", "update_weight"}
 """as "rotate and attend", and in what the cases of their users are given"""
 
 

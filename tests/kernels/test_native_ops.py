@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vivace.platforms.cpu.native_ops import NativeOps
 from vivace.platforms.ops import elementwise
+from vivace.platforms.ops.linear import quantize_static
 
 pytestmark = needs_kernels
 WIDTHS = st.one_of(st.integers(1, 70), st.sampled_from([255, 576, 2047, 2048, 3000]))
@@ -152,6 +153,25 @@ def test_maps_in_place(isa, rows, width):
     assert torch.equal(scaled, x * 1.7)
     assert ops.soft_cap(capped, 30.0) is capped
     close(capped, elementwise.soft_cap(x.double(), 30.0), relative=3e-6)
+
+
+@settings(max_examples=30)
+@given(isa=st.sampled_from(USABLE or [""]), rows=st.integers(1, 9), width=WIDTHS)
+def test_static_int8_has_the_bits_of_its_reference(isa, rows, width):
+    x = torch.randn(rows, width + 5)[:, :width] * 40
+    x[0, 0] = torch.nan
+    x[-1, -1] = -torch.inf
+    found = load_ops(isa).quantize_static(x, 0.37, -11.0)
+    assert torch.equal(found.nan_to_num(500), quantize_static(x, 0.37, -11.0).nan_to_num(500))
+
+
+@settings(max_examples=20)
+@given(isa=st.sampled_from(USABLE or [""]), rows=st.integers(1, 9), width=WIDTHS)
+def test_a_bias_is_added_in_place(isa, rows, width):
+    x, bias = torch.randn(rows, 2, width), torch.randn(width)
+    wanted = x + bias
+    assert load_ops(isa).add_bias(x, bias) is x
+    assert torch.equal(x, wanted)
 
 
 @each_isa

@@ -20,6 +20,7 @@ from vivace.models.transformers_trace import trace_result
 from vivace.platforms.attention import HostStep, StepPages
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.ops import cpu_ops
+from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.platform import Platform
 from vivace.worker.step_input import StepInput
@@ -41,6 +42,7 @@ def load(
     quantization: str | None = None,
     overrides: dict[str, Any] | None = None,
     source: ModelSource | None = None,
+    group: Group = SINGLE_RANK,
 ) -> CausalLM:
     found = source or locate(str(path) if path else None, overrides=overrides)
     if implementation == "transformers":
@@ -56,6 +58,7 @@ def load(
         matrix_dtype=dtype,
         blocks=native is not None,
         quantization=quantization,
+        group=group,
         positions=positions or facts.context,
         progress=lambda stage, fraction: None,
     )

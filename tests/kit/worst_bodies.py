@@ -49,14 +49,21 @@ LEGAL: dict[Any, list[dict[str, Any]]] = {
             "max_tokens": 1,
         },
     ],
-    EncodeRequest: [{"text": TEXTS}, {"input_ids": [list(range(100, 1100))] * 512}],
-    EmbeddingRequest: [{"input": TEXTS}, {"input": [list(range(100, 1100))] * 512}],
+    EncodeRequest: [{"text": TEXTS}, {"input_ids": [list(range(100, 500))] * 512}],
+    EmbeddingRequest: [
+        {"input": TEXTS},
+        {"input": [list(range(100, 500))] * 512, "encoding_format": "base64"},
+    ],
     TokenizeRequest: [{"prompt": TEXTS}, {"messages": [TURN] * 1200}, {"prompt": "7 " * 100_000}],
     DetokenizeRequest: [{"tokens": [300] * 1_000_000}, {"tokens": [[300] * 900] * 1024}],
     AbortRequest: [{"rid": "x" * 60_000}],
     ConfigureLogging: [{}],
 }
 """The largest good bodies of every struct; they are answered with 200."""
+
+
+EMBEDDING = (EncodeRequest, EmbeddingRequest)
+"""taken by a server that was started for embeddings only"""
 
 
 def routes_with_bodies() -> list[Route]:

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from vivace.errors import CANNOT_START
 from vivace.protocol.heartbeat import EngineHeartbeat, FrontendHeartbeat, Span
+from vivace.protocol.message_socket import SocketClosed
 from vivace.protocol.messages import Capacity, Command, Draining, EngineDown, Ready, Reply
 from vivace.protocol.shared_memory import attach
-from vivace.supervisor.ipc import SocketClosed, child_end
+from vivace.supervisor.ipc import child_end
 from vivace.supervisor.messages import (
     Failure,
     LiveRequests,
@@ -81,7 +82,7 @@ def main() -> None:
         sys.exit(CANNOT_START)
     memory = attach(setup.memory)
     if engine:
-        heartbeat = EngineHeartbeat(memory.engine)
+        heartbeat = EngineHeartbeat(memory.engine())
         heartbeat.begin()
         control.send(Progress("Loading", 0.5))
         if act == "no-memory":

@@ -407,7 +407,7 @@ def test_a_limit_on_files_is_the_cause_that_is_named() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
         "from vivace.commands.serve import new_descriptor, shared_memory\n"
-        "shared_memory(new_descriptor(), 1)"
+        "shared_memory(new_descriptor(), 1, 1)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "CannotStart: no memory for the counters" in done.stderr and "ulimit -f" in done.stderr

@@ -106,7 +106,8 @@ def started(asked: dict[str, Any], model: Path) -> Started:
     try:
         with bind(config.http.host, config.http.port) as listener:
             plan = build_plan(config, listener, shared)
-            os.close(plan.engine.file)
+            for engine in plan.engines:
+                os.close(engine.file)
             return Started(
                 config=config,
                 worker=worker,
@@ -139,6 +140,9 @@ EFFECTIVE: dict[str, Callable[[Started], Any]] = {
     "cpu_threads": Started.threads,
     "random_seed": lambda it: it.engine.seed,
     "stream_interval": lambda it: it.engine.stream_interval,
+    # Their processes are started in tests/e2e/test_ranks.py.
+    "tp_size": lambda it: it.config.parallel.tp_size,
+    "dp_size": lambda it: len(it.plan.engines),
     "watchdog_timeout": lambda it: it.plan.watchdog,
     "soft_watchdog_timeout": lambda it: it.plan.soft_watchdog,
     "cuda_graph_bs": Started.captured,

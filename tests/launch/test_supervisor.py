@@ -58,7 +58,7 @@ class Server:
             config=json.dumps({**script, "folder": str(self.folder)}).encode(),
             frontends=frontends,
             listener=self.listener,
-            engine=listen(new_socket()),
+            engines=[listen(new_socket())],
             memory=reserve(new_descriptor(), frontends),
             command=fake_command,
             tick=0.05,

@@ -35,9 +35,10 @@ from vivace.launch.listen import PortInUse, bind, local_url
 from vivace.launch.screen import PlainScreen
 from vivace.launch.summary import build_summary, count_text, plain_lines
 from vivace.protocol.heartbeat import Span
+from vivace.protocol.message_socket import SocketClosed
 from vivace.protocol.messages import Capacity, Command, Drain, Ready, Rewrite
 from vivace.supervisor.child import Child, describe_exit, process_command, spawn
-from vivace.supervisor.ipc import SocketClosed, child_end, supervisor_end
+from vivace.supervisor.ipc import child_end, supervisor_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
 from vivace.supervisor.restart_policy import Backoff, CrashAttribution, CrashBudget, RestartDecision
 from vivace.supervisor.signals import handle_signals
@@ -121,7 +122,7 @@ def died(
 
 def test_who_kills_two_engines_and_the_second_alone_is_found() -> None:
     budget = CrashBudget(3, 600.0)
-    attribution = CrashAttribution(budget)
+    attribution = CrashAttribution([budget])
     assert died(attribution, 1.0, 5, 6, 7) == RestartDecision(True, [], {5: 1, 6: 1, 7: 1})
     assert died(attribution, 2.0, 6) == RestartDecision(True, [6], {5: 1, 7: 1})
     assert budget.spent == 0, "both deaths are explained"
@@ -132,7 +133,7 @@ def test_who_kills_two_engines_and_the_second_alone_is_found() -> None:
 @given(st.integers(1, 12), st.integers(0, 3))
 def test_any_number_of_killers_is_found_within_the_budget(killers: int, others: int) -> None:
     """All of them in one step: each engine dies of the first one that runs alone."""
-    attribution, now, found = CrashAttribution(CrashBudget(3, 600.0)), 0.0, []
+    attribution, now, found = CrashAttribution([CrashBudget(3, 600.0)]), 0.0, []
     live = [*range(killers), *range(100, 100 + others)]
     decision = died(attribution, now, *live)
     while killers - len(found):
@@ -145,20 +146,20 @@ def test_any_number_of_killers_is_found_within_the_budget(killers: int, others: 
 
 
 def test_deaths_between_steps_are_nobodys_and_cost() -> None:
-    attribution = CrashAttribution(CrashBudget(3, 600.0))
+    attribution = CrashAttribution([CrashBudget(3, 600.0)])
     assert [died(attribution, float(t)).restart for t in range(4)] == [True, True, True, False]
 
 
 def test_who_got_on_in_between_is_no_sure_killer() -> None:
     """An engine that somebody kills again and again from outside, with one long stream in it."""
-    attribution = CrashAttribution(CrashBudget(9, 600.0))
+    attribution = CrashAttribution([CrashBudget(9, 600.0)])
     verdicts = [died(attribution, float(t), 5, survived=1000) for t in range(4)]
     assert [decision.refused for decision in verdicts] == [[], [], [], [5]]
     assert [decision.suspects for decision in verdicts[:3]] == [{5: 1}, {5: 2}, {5: 2}]
 
 
 def test_old_charges_are_forgotten() -> None:
-    attribution = CrashAttribution(CrashBudget(3, 600.0))
+    attribution = CrashAttribution([CrashBudget(3, 600.0)])
     died(attribution, 0.0, 5)
     assert died(attribution, 601.0, 5) == RestartDecision(True, [], {5: 1})
 
@@ -209,7 +210,7 @@ def pair():
 
 def test_line_carries_messages_of_any_size_both_ways() -> None:
     ours, theirs = pair()
-    setup = Setup(config=b"x" * 3_000_000, engine=8, memory=9)
+    setup = Setup(config=b"x" * 3_000_000, engines=[8], memory=9)
     sender = threading.Thread(target=lambda: (ours.send(setup), ours.send(Stop(1.0))))
     sender.start()
     assert theirs.wait() == setup
@@ -326,6 +327,7 @@ def test_faults_happen_once_and_only_to_the_first_engine() -> None:
         capacity=CAPACITY,
         run=lambda plan: "result",
         events=list,
+        control=lambda command: None,
         wake_with=lambda ring: None,
         close=lambda: None,
     )
@@ -428,7 +430,7 @@ def test_a_child_that_is_shown_does_not_show_the_keys() -> None:
     ours, _ = pair()
     process = cast("subprocess.Popen[bytes]", None)
     child = Child(role="engine", process=process, control=ours, out_of_memory_kills=0)
-    child.begin(Setup(config=b"sk-secret", memory=0, engine=0))
+    child.begin(Setup(config=b"sk-secret", memory=0, engines=[0]))
     assert "sk-secret" not in repr(child)
 
 

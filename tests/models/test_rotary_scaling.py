@@ -15,12 +15,13 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import ConfigFields
-from vivace.layers.module import Bindings, read_decoded
+from vivace.layers.module import Bindings
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import rotary_table
 from vivace.models.rope import read_rope
 from vivace.platforms.ops.table import reference_ops
-from vivace.quantization.method import LinearMethod
+from vivace.quantization.packed import WeightPacker
+from vivace.quantization.plain import PlainConfig
 
 HEAD = 64
 FACTORS = {
@@ -66,18 +67,13 @@ def build_table(config: dict[str, Any], positions: int) -> RotaryTable:
 
 
 def loaded(table: RotaryTable) -> torch.Tensor:
-    ops, cpu = reference_ops(), torch.device("cpu")
-    table.bind(
-        "",
-        Bindings(
-            ops=ops,
-            dtype=torch.float32,
-            device=cpu,
-            matrix_dtype=torch.float32,
-            read=read_decoded,
-            linear_method=lambda name: LinearMethod(ops, torch.float32, torch.float32, cpu),
-        ),
+    packer = WeightPacker(
+        ops=reference_ops(),
+        dtype=torch.float32,
+        activations=torch.float32,
+        device=torch.device("cpu"),
     )
+    table.bind("", Bindings(packer=packer, quantization=PlainConfig(packer)))
 
     class NoWeights:
         def has(self, name: str) -> bool:

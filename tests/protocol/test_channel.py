@@ -38,13 +38,13 @@ from vivace.protocol.messages import (
     GetState,
     LastRequest,
     LogprobOptions,
-    Metrics,
     Ready,
     Reply,
     Request,
     SamplingParams,
     TokenLogprob,
 )
+from vivace.protocol.metrics import Metrics
 
 CAPACITY = Capacity(pages=4, page_size=16, rows=2, context=64, vocabulary=100)
 

@@ -35,6 +35,7 @@ from vivace.protocol.heartbeat import (
 from vivace.protocol.messages import Capacity, LogprobOptions, SamplingParams, ToEngine
 from vivace.protocol.shared_memory import SharedMemory, attach, new_descriptor, reserve, size_for
 from vivace.protocol.step import ExecutorEvent, Join, StepPlan, StepResult
+from vivace.protocol.workers import WorkerCommand, WorkerState
 
 CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
 HOUR = 3600 * SECOND
@@ -51,7 +52,7 @@ def memory() -> SharedMemory:
 def test_the_memory_is_reserved_and_cannot_shrink(memory: SharedMemory) -> None:
     """A page that is not there, or not there any more, is a SIGBUS."""
     status = os.fstat(memory.descriptor)
-    assert status.st_size == size_for(2) and status.st_blocks * 512 >= status.st_size
+    assert status.st_size == size_for(2, 1) and status.st_blocks * 512 >= status.st_size
     for size in (0, status.st_size - mmap.PAGESIZE, 2 * status.st_size):
         with pytest.raises(PermissionError):
             os.ftruncate(memory.descriptor, size)
@@ -63,12 +64,15 @@ def test_places_do_not_overlap(memory: SharedMemory) -> None:
     other = attach(memory.descriptor)
     assert other.places == 2
     parts = [
-        memory.engine,
+        memory.engine(),
         *(part(p) for p in (0, 1) for part in (memory.heartbeat, memory.counters)),
     ]
     for number, part in enumerate(parts):
         part[:] = bytes([number + 1]) * len(part)
-    again = [other.engine, *(part(p) for p in (0, 1) for part in (other.heartbeat, other.counters))]
+    again = [
+        other.engine(),
+        *(part(p) for p in (0, 1) for part in (other.heartbeat, other.counters)),
+    ]
     for number, part in enumerate(again):
         assert bytes(part) == bytes([number + 1]) * len(part)
     with pytest.raises(ValueError, match="place 2"):
@@ -84,7 +88,7 @@ OTHER = """
 import os, signal, sys
 from vivace.protocol.heartbeat import EngineHeartbeat, Span
 from vivace.protocol.shared_memory import attach
-heartbeat = EngineHeartbeat(attach(int(sys.argv[1])).engine)
+heartbeat = EngineHeartbeat(attach(int(sys.argv[1])).engine())
 heartbeat.begin()
 heartbeat.step(7, 3, 0.5, [Span(11, 5), Span(12, 7)])
 os.kill(os.getpid(), signal.SIGKILL)
@@ -98,15 +102,15 @@ def test_what_a_killed_engine_was_at_can_be_read(memory: SharedMemory) -> None:
         timeout=60,
     )
     assert done.returncode == -signal.SIGKILL
-    heartbeat = EngineHeartbeat(memory.engine)
+    heartbeat = EngineHeartbeat(memory.engine())
     assert heartbeat.fatal_spans() == (7, [Span(11, 5), Span(12, 7)])
     assert heartbeat.read().kind == STEPPING and heartbeat.read().tokens == 3
-    EngineHeartbeat(memory.engine).begin()
+    EngineHeartbeat(memory.engine()).begin()
     assert heartbeat.fatal_spans()[1] == []
 
 
 def test_only_a_step_has_spans(memory: SharedMemory) -> None:
-    heartbeat = EngineHeartbeat(memory.engine)
+    heartbeat = EngineHeartbeat(memory.engine())
     heartbeat.begin()
     heartbeat.step(1, 9, 1.0, (Span(key, 1) for key in range(MAX_SPANS + 50)))
     assert len(heartbeat.fatal_spans()[1]) == MAX_SPANS
@@ -120,7 +124,7 @@ import sys
 from vivace.protocol.heartbeat import IDLE, STEPPING, EngineHeartbeat, FrontendHeartbeat
 from vivace.protocol.shared_memory import attach
 memory = attach(int(sys.argv[1]))
-engine, frontend = EngineHeartbeat(memory.engine), FrontendHeartbeat(memory.heartbeat(0))
+engine, frontend = EngineHeartbeat(memory.engine()), FrontendHeartbeat(memory.heartbeat(0))
 engine.begin()
 frontend.begin()
 print("at work", flush=True)
@@ -137,7 +141,7 @@ def test_whoever_looks_while_another_process_writes_sees_one_state(memory: Share
     """`struct.pack_into` clears its place first: an engine at work looked stalled since the machine
     was started, to one look in 25,000, and /health_generate said so."""
     command = [sys.executable, "-c", BUSY, str(memory.descriptor)]
-    heartbeat, frontend = EngineHeartbeat(memory.engine), FrontendHeartbeat(memory.heartbeat(0))
+    heartbeat, frontend = EngineHeartbeat(memory.engine()), FrontendHeartbeat(memory.heartbeat(0))
     with subprocess.Popen(
         command, pass_fds=[memory.descriptor], stdout=subprocess.PIPE, text=True
     ) as busy:
@@ -153,7 +157,7 @@ def test_whoever_looks_while_another_process_writes_sees_one_state(memory: Share
                     (STEPPING, 2 * SECOND, 9),
                 )
                 assert seen.since >= began and seen.beats >= beats
-                assert frontend.alive and frontend.last_sent >= 0
+                assert frontend.alive and frontend.last_sent() >= 0
                 began, beats = seen.since, seen.beats
         finally:
             busy.kill()
@@ -163,11 +167,11 @@ def test_whoever_looks_while_another_process_writes_sees_one_state(memory: Share
 
 
 def since(memory: SharedMemory) -> int:
-    return EngineHeartbeat(memory.engine).read().since
+    return EngineHeartbeat(memory.engine()).read().since
 
 
 def test_a_step_may_take_what_it_was_allowed(memory: SharedMemory) -> None:
-    heartbeat, progress = EngineHeartbeat(memory.engine), EngineProgress(memory)
+    heartbeat, progress = EngineHeartbeat(memory.engine()), EngineProgress(memory)
     heartbeat.begin()
     assert progress.stall(since(memory) + HOUR) == "", "it rests"
     heartbeat.step(1, 1024, 90.0, [])
@@ -180,11 +184,11 @@ def test_a_step_may_take_what_it_was_allowed(memory: SharedMemory) -> None:
 
 
 def test_an_engine_that_does_not_read_its_messages_is_stalled(memory: SharedMemory) -> None:
-    heartbeat, progress = EngineHeartbeat(memory.engine), EngineProgress(memory)
+    heartbeat, progress = EngineHeartbeat(memory.engine()), EngineProgress(memory)
     FrontendHeartbeat(memory.heartbeat(1)).begin()
     heartbeat.begin()
     FrontendHeartbeat(memory.heartbeat(1)).mark_sent()
-    sent = FrontendHeartbeat(memory.heartbeat(1)).last_sent
+    sent = FrontendHeartbeat(memory.heartbeat(1)).last_sent()
     assert progress.stall(sent + int((MIN_ALLOWANCE - 0.1) * SECOND)) == ""
     assert progress.stall(sent + 3 * SECOND)
     assert progress.activity().kind != IDLE, "so the watchdog counts this time"
@@ -207,7 +211,7 @@ class Mailbox:
 
 
 def test_the_mailbox_tells_rest_from_work(memory: SharedMemory) -> None:
-    writer, reader = EngineHeartbeat(memory.engine), EngineHeartbeat(memory.engine)
+    writer, reader = EngineHeartbeat(memory.engine()), EngineHeartbeat(memory.engine())
     writer.begin()
     seen: list[tuple[int, int]] = []
     mailbox = HeartbeatMailbox(
@@ -244,10 +248,13 @@ class Steps:
     def events(self) -> list[ExecutorEvent]:
         return []
 
+    def control(self, command: WorkerCommand) -> WorkerState:
+        return WorkerState()
+
     def wake_with(self, ring: Callable[[], None]) -> None: ...
 
     def __init__(self, memory: SharedMemory) -> None:
-        self.heartbeat = EngineHeartbeat(memory.engine)
+        self.heartbeat = EngineHeartbeat(memory.engine())
         self.seen: list[tuple[int, list[int], int]] = []
 
     def run(self, plan: StepPlan) -> CompletedStep:
@@ -261,7 +268,7 @@ class Steps:
 
 def test_every_step_shows_who_is_in_it(memory: SharedMemory) -> None:
     steps = Steps(memory)
-    runner = HeartbeatRunner(steps, EngineHeartbeat(memory.engine))
+    runner = HeartbeatRunner(steps, EngineHeartbeat(memory.engine()))
     runner.run(StepPlan(number=0, rows=[0, 2], counts=[3, 3], joins=[join(0, 70), join(2, 72)]))
     runner.run(StepPlan(number=1, rows=[0, 2], counts=[1, 1]))
     runner.run(StepPlan(number=2, rows=[0, 2], counts=[1, 1]))
@@ -281,7 +288,7 @@ def test_every_step_shows_who_is_in_it(memory: SharedMemory) -> None:
 
 def test_a_step_that_raises_stays_the_one_to_blame(memory: SharedMemory) -> None:
     steps = Steps(memory)
-    runner = HeartbeatRunner(steps, EngineHeartbeat(memory.engine))
+    runner = HeartbeatRunner(steps, EngineHeartbeat(memory.engine()))
 
     def fail(plan: StepPlan) -> CompletedStep:
         raise RuntimeError("no such device any more")
@@ -309,7 +316,7 @@ class LateStep:
 def test_steps_that_overlap_may_take_as_long_as_all_of_them(memory: SharedMemory) -> None:
     steps = Steps(memory)
     steps.run = LateStep  # type: ignore[method-assign,assignment]
-    runner = HeartbeatRunner(steps, EngineHeartbeat(memory.engine))
+    runner = HeartbeatRunner(steps, EngineHeartbeat(memory.engine()))
     first = runner.run(StepPlan(number=0, rows=[0], counts=[3], joins=[join(0, 70)]))
     alone = steps.heartbeat.read().allowance
     second = runner.run(StepPlan(number=1, rows=[0], counts=[1]))
@@ -346,7 +353,7 @@ def test_log_probabilities_of_prompts_are_work(
     memory: SharedMemory, logprobs: LogprobOptions | None, slower: int, known: bool
 ) -> None:
     """Of 256 prompts of three tokens: a step of them is allowed what their logits take."""
-    steps, progress = StepHeartbeat(EngineHeartbeat(memory.engine)), EngineProgress(memory)
+    steps, progress = StepHeartbeat(EngineHeartbeat(memory.engine())), EngineProgress(memory)
     for work in (1, 8, 64, 512):
         steps._plain_times.learn(work, 0.01 * work)
         if known:
@@ -361,7 +368,7 @@ def test_log_probabilities_of_prompts_are_work(
 
 def test_log_probabilities_of_outputs_are_work_of_their_own(memory: SharedMemory) -> None:
     """Steps with them do not make those without look slow, nor the other way round."""
-    steps, progress = StepHeartbeat(EngineHeartbeat(memory.engine)), EngineProgress(memory)
+    steps, progress = StepHeartbeat(EngineHeartbeat(memory.engine())), EngineProgress(memory)
     for row, logprobs, seconds in ((0, None, 0.001), (1, LogprobOptions(), 10.0)):
         plan = StepPlan(
             number=row, rows=[row], counts=[1], joins=[join(row, row, logprobs=logprobs)]

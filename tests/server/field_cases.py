@@ -69,6 +69,8 @@ THOUGHT = "<think>hm</think>The quick brown fox"
 KEYS: dict[str, list[Case]] = {
     "rid": [Effect("a", "b", "engine")],
     "priority": [Effect(1, 2, "engine")],
+    "routed_dp_rank": [Effect(ABSENT, 0, "engine"), Refused(1, "0 to 0")],
+    "data_parallel_rank": [Effect(ABSENT, 0, "engine"), Refused(1, "0 to 0")],
     "extra_key": [Effect("a", "b", "engine")],
     "cache_salt": [Effect("a", "b", "engine")],
 }
@@ -118,6 +120,16 @@ GENERATE: dict[str, list[Case]] = {
         Refused("last", "bool"),
     ],
     "stream": [Effect(True, False)],
+    "resumed": [
+        Effect([65], [66], "engine", {"sampling_params": {"temperature": 0}}),
+        Effect(ABSENT, [65], around={"sampling_params": {"sampling_seed": 3}}),
+        Refused([65], "sampling_seed", {"sampling_params": {"temperature": 0.7}}),
+        Refused([65], "n must", {"sampling_params": {"temperature": 0, "n": 2}}),
+        Refused([-1], "token ids", {"sampling_params": {"temperature": 0}}),
+        Refused(
+            [65, 66], "max_new_tokens", {"sampling_params": {"temperature": 0, "max_new_tokens": 1}}
+        ),
+    ],
     "no_logs": [Effect(True, False, "log")],
     "log_metrics": [Effect(True, False, "engine")],
     "routing_key": [Logged("key-1")],

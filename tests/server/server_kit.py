@@ -19,6 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from vivace.engine.oracle import pack_logprobs
 from vivace.engine.result_processor import Aborts
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
+from vivace.frontend.engine_status import EngineView
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
@@ -32,14 +33,13 @@ from vivace.protocol.messages import (
     EngineState,
     Finish,
     FlushCache,
-    Histogram,
-    Metrics,
     PromptLogprobs,
     Ready,
     Reply,
     Request,
     TokenLogprob,
 )
+from vivace.protocol.metrics import Histogram, Metrics
 from vivace.protocol.tasks import EMBEDDING, GENERATE, HIDDEN, HIDDEN_STATES, Embed, Payload
 from vivace.server.app import make_app, start_site, stop_site
 from vivace.server.context import CONTEXT as CONTEXT_KEY
@@ -347,7 +347,7 @@ def running_server(
     )
     if isinstance(tokenizer, bool):
         tokenizer = make_tokenizer() if tokenizer else None  # type: ignore[assignment]
-    frontend = Frontend(model, tokenizer, engine.send)  # type: ignore[arg-type]
+    frontend = Frontend(model, tokenizer, [EngineView(engine.send)])  # type: ignore[arg-type]
     engine.frontend = frontend
     app = make_app(frontend, settings)
     if every_task:

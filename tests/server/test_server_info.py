@@ -116,7 +116,7 @@ def test_health_generate_that_waits_learns_of_a_stall() -> None:
     ):
         asked = pool.submit(ask, server, "/health_generate", method="GET")
         server.until(lambda: len(engine.requests) == 1)
-        heartbeat, server.frontend.engine.progress = shared_heartbeat()
+        heartbeat, server.frontend.engines[0].progress = shared_heartbeat()
         heartbeat.step(1, 7, -1.0, [])
         answer = asked.result(20)
         assert answer.status == 503 and "no progress" in answer.text
@@ -125,7 +125,7 @@ def test_health_generate_that_waits_learns_of_a_stall() -> None:
 def shared_heartbeat() -> tuple[EngineHeartbeat, EngineProgress]:
     """What an engine in another process would write, and what frontends read of it."""
     memory = reserve(new_descriptor(), 1)
-    return EngineHeartbeat(memory.engine), EngineProgress(memory)
+    return EngineHeartbeat(memory.engine()), EngineProgress(memory)
 
 
 @pytest.mark.parametrize("most_live", [65536, 0], ids=["asked", "no room to ask"])
@@ -136,7 +136,7 @@ def test_an_engine_that_computes_long_prompts_is_healthy(most_live: int) -> None
         running_server(ServerSettings(health_timeout=60), engine) as server,
         ThreadPoolExecutor(1) as pool,
     ):
-        heartbeat, server.frontend.engine.progress = shared_heartbeat()
+        heartbeat, server.frontend.engines[0].progress = shared_heartbeat()
         server.frontend.served = replace(server.frontend.served, max_live=most_live)
         heartbeat.step(1, 512, 60.0, [])
         asked = pool.submit(ask, server, "/health_generate", method="GET")
@@ -151,11 +151,11 @@ def test_an_engine_that_computes_long_prompts_is_healthy(most_live: int) -> None
 
 def test_a_step_longer_than_the_health_timeout_is_no_illness() -> None:
     with running_server(ServerSettings(health_timeout=0.2), ScriptedEngine(silent=True)) as server:
-        heartbeat, server.frontend.engine.progress = shared_heartbeat()
+        heartbeat, server.frontend.engines[0].progress = shared_heartbeat()
         heartbeat.step(1, 512, 60.0, [])
         assert ask(server, "/health_generate", method="GET").status == 200
     with running_server(ServerSettings(health_timeout=0.2), ScriptedEngine(silent=True)) as server:
-        heartbeat, server.frontend.engine.progress = shared_heartbeat()
+        heartbeat, server.frontend.engines[0].progress = shared_heartbeat()
         heartbeat.idle()
         assert ask(server, "/health_generate", method="GET").status == 503
 

@@ -138,7 +138,6 @@ def test_cache_salt_and_extra_key_isolate_without_collisions(server: Running) ->
         ("lora_path", "adapter"),
         ("custom_logit_processor", "{}"),
         ("bootstrap_host", "10.0.0.1"),
-        ("data_parallel_rank", 3),
     ],
 )
 def test_unavailable_features_are_refused_by_name(

@@ -14,6 +14,7 @@ from server_kit import ScriptedEngine, fetch, make_tokenizer
 from vivace.checkpoint.source import ModelSource
 from vivace.config.config import Config
 from vivace.config.parsing import from_arguments
+from vivace.frontend.engine_status import EngineView
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.protocol.messages import Capacity, Ready
@@ -84,7 +85,7 @@ def test_a_server_of_a_real_config_shows_no_secret() -> None:
     served = ServedModel(name="toy", context=64, vocabulary=258)
 
     async def run() -> Any:
-        frontend = Frontend(served, make_tokenizer(), engine.send)
+        frontend = Frontend(served, make_tokenizer(), [EngineView(engine.send)])
         engine.frontend = frontend
         sizes = Capacity(pages=10, page_size=10, rows=2, context=64, vocabulary=258)
         frontend.feed(Ready(epoch=1, capacity=sizes))

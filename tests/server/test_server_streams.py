@@ -23,6 +23,7 @@ from server_kit import (
     unchunk,
 )
 
+from vivace.frontend.engine_status import EngineView
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.served_model import ServedModel
@@ -406,7 +407,9 @@ async def fed(kind: str, deltas: list[Delta], *, offers: bool) -> tuple[bytes, i
     """(what a frontend's deltas become on the wire, how many deltas made no piece)."""
     clock = iter(range(1 << 20)).__next__
     served = ServedModel(name="m", context=4096, vocabulary=256)
-    frontend = Frontend(served, TOKENIZER, lambda _: None, clock=lambda: float(clock()))
+    frontend = Frontend(
+        served, TOKENIZER, [EngineView(lambda _: None)], clock=lambda: float(clock())
+    )
     capacity = Capacity(pages=64, page_size=16, rows=8, context=4096, vocabulary=256)
     frontend.feed(Ready(epoch=1, capacity=capacity))
     request = frontend.request([1, 2], SamplingParams(max_new_tokens=999), rid="r", arrival=0.0)

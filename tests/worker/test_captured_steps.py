@@ -11,7 +11,7 @@ from toy_model import VOCABULARY, Driver, ToyModel, skip_unbuilt, toy_worker
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.platform import StepShape
 from vivace.protocol.messages import LogprobOptions
-from vivace.worker.build import Captures
+from vivace.worker.captures import Captures
 from vivace.worker.drafter import ScriptedDrafter
 
 ROWS = 6

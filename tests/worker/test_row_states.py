@@ -12,7 +12,8 @@ from vivace.platforms.ops.platform import ReferencePlatform
 from vivace.platforms.platform import PlatformSettings, StepShape, detect, load_platform
 from vivace.protocol.messages import CacheGroup
 from vivace.protocol.step import Join, Save, StepPlan
-from vivace.worker.build import Captures, assemble
+from vivace.worker.build import assemble
+from vivace.worker.captures import Captures
 from vivace.worker.drafter import NO_DRAFTS, ScriptedDrafter
 from vivace.worker.rows import PlanError
 from vivace.worker.sizing import PoolSize

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vivace.platforms.groups import SingleRank
+from vivace.worker.build import agree
 from vivace.worker.sizing import (
     DEFAULT_MAX_BYTES,
     GIB,
@@ -221,3 +224,29 @@ def advice_works(asked, text):
             assert "--max-total-tokens" not in str(error)
     else:
         assert "Free memory" in text
+
+
+class TightRank(SingleRank):
+    """The other rank has half the memory, larger weights and a head more."""
+
+    size = 2
+
+    def minimum(self, numbers):
+        free, available, weights, states, *kv = numbers
+        return [free // 2, available // 2, weights * 3, states, *(2 * nbytes for nbytes in kv)]
+
+
+def test_ranks_agree_on_what_all_have_room_for():
+    windows = (WindowDemand(window=512, kv_bytes_per_token=100),)
+    mine = demand(windows=windows, state_bytes=7)
+    agreed = agree(mine, TightRank())
+    assert agreed == replace(
+        mine,
+        free_bytes=mine.free_bytes // 2,
+        available_bytes=mine.available_bytes // 2,
+        weight_bytes=3 * WEIGHTS,
+        kv_bytes_per_token=2 * 46080,
+        windows=(replace(windows[0], kv_bytes_per_token=200),),
+    )
+    assert agree(mine, SingleRank()) == mine
+    assert size_pool(agreed).pages < size_pool(mine).pages

@@ -164,6 +164,22 @@ def test_leaving_an_empty_row_is_harmless(driver):
     assert result.advanced == []
 
 
+def test_a_step_of_others_computes_a_token_of_nobody(driver):
+    """Layers that engines share wait for all of them; what a row knows and stores stays."""
+    driver.join(0, PROMPT)
+    driver.generate(0, 3)
+    worker, computed = driver.worker, []
+    forward = worker._runner.forward
+    worker._runner.forward = lambda step: computed.append(len(step.input_ids)) or forward(step)
+    result = worker.run(StepPlan(number=77, ranks=[0, 5])).result()
+    assert (result.advanced, result.tokens) == ([], [])
+    assert worker.run(StepPlan(number=78, ranks=[0, 0])).result().number == 78
+    assert computed == [1]
+    fresh = Driver(toy_worker()[0])
+    fresh.join(3, PROMPT)
+    assert driver.generate(0, 7) == fresh.generate(3, 7)
+
+
 def test_grants_extend_a_row(driver):
     driver.join(0, PROMPT)
     pages = driver.sequences[0]["pages"]

@@ -15,7 +15,8 @@ from vivace.platforms.platform import PlatformSettings, detect, load_platform
 from vivace.protocol.messages import SamplingParams
 from vivace.protocol.step import Join, StepPlan
 from vivace.protocol.tasks import GENERATE
-from vivace.worker.build import Captures, assemble
+from vivace.worker.build import assemble
+from vivace.worker.captures import Captures
 from vivace.worker.sizing import PoolSize
 
 VOCABULARY = 97

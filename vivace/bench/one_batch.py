@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 def measure_config(args: argparse.Namespace, config: Config) -> int:
     from vivace.worker.build import build_worker
 
-    worker = build_worker(config, show_progress)
+    worker = build_worker(config, show_progress, owns_process=True)
     try:
         return measure(args, worker, step_tokens(config))
     finally:

@@ -25,6 +25,7 @@ from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers
 
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
+from vivace.frontend.engine_status import EngineView
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
@@ -76,7 +77,9 @@ async def run(load: StreamLoad) -> dict[str, Any]:
     """Serve, let the client connect, feed the steps, count what came out."""
     requests: list[Request] = []
     served = ServedModel(name="bench", context=CONTEXT, vocabulary=256)
-    frontend = Frontend(served, byte_tokenizer(), lambda message: take(requests, message))
+    frontend = Frontend(
+        served, byte_tokenizer(), [EngineView(lambda message: take(requests, message))]
+    )
     frontend.feed(Ready(epoch=1, capacity=capacity()))
     settings = ServerSettings(access_log_level="error", stream_output=True)
     sock = socket.create_server(("127.0.0.1", 0))

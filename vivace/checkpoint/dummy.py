@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
-from vivace.checkpoint.weights import STAGE, ReportProgress
+from vivace.checkpoint.weights import ALL, FLOATS, STAGE, ReportProgress
 
 DEVIATION = 0.02
 
 
 class DummyWeights:
-    """Has whatever is asked for. Norm scales are ones, everything else is normal."""
-
-    int8 = False
+    """Has whatever is asked for. Norm scales are ones, lists of integers zeros (they are indexes),
+    everything else is random."""
 
     def __init__(self, seed: int, progress: ReportProgress, *, tied: bool) -> None:
         self.tied = tied
@@ -31,15 +31,37 @@ class DummyWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         raise LookupError(name)
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def dtype(self, name: str) -> torch.dtype:
+        return torch.float32
+
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: slice = ALL,
+        columns: slice = ALL,
+        *,
+        dtypes: Collection[torch.dtype] = FLOATS,
+    ) -> Tensor:
+        whole = self._whole(name, shape, next(iter(dtypes)))
+        return whole[(rows, columns)[: len(shape)]].contiguous()
+
+    def take_stored(
+        self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL
+    ) -> Tensor:
+        return self.take(name, shape, rows, columns)
+
+    def _whole(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(shape)
         digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        return torch.randn(shape, generator=generator) * DEVIATION
+        if dtype.is_floating_point:
+            return torch.randn(shape, generator=generator) * DEVIATION
+        if len(shape) == 1:
+            return torch.zeros(shape, dtype=dtype)
+        limits = torch.iinfo(dtype)
+        return torch.randint(limits.min, limits.max, shape, generator=generator, dtype=dtype)
 
-    def take_stored(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self.take(name, shape)
-
-    def finish(self) -> None:
+    def finish(self, claims: Collection[str]) -> None:
         self._progress(STAGE, 1.0)

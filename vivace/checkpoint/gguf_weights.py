@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from vivace.checkpoint.gguf_blocks import decode_blocks
-from vivace.checkpoint.gguf_file import GGUFFile
+from vivace.checkpoint.gguf_file import GGUFFile, TensorEntry
 from vivace.checkpoint.gguf_types import GGMLQuantizationType
-from vivace.checkpoint.weights import CheckpointError
+from vivace.checkpoint.weights import ALL, CheckpointError
 from vivace.platforms.blocks import KEPT
 from vivace.platforms.ops.stored import StoredBlocks
 
@@ -62,8 +62,6 @@ class StoredLayout(Protocol):
 class GGUFWeights:
     """Dequantizes on reading: blocks become `dtype`; F32, F16 and BF16 stay what they are."""
 
-    int8 = False
-
     def __init__(
         self, file: GGUFFile, facts: StoredLayout, dtype: torch.dtype = torch.float32
     ) -> None:
@@ -103,31 +101,49 @@ class GGUFWeights:
     def label(self, name: str) -> str:
         return f"{self.place}: tensor {self._stored[name]!r}"
 
-    def read(self, name: str) -> Tensor:
-        tensor = self._decode(self._stored[name])
-        heads = self._interleaved_heads(name)
-        if heads is not None:
-            return unpermute(tensor, heads)
+    def kind(self, name: str) -> str:
+        return self._file.tensors[self._stored[name]].type.name
+
+    def dtype(self, name: str) -> torch.dtype:
+        return PLAIN.get(self._file.tensors[self._stored[name]].type, torch.float32)
+
+    def read(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor:
+        entry = self._file.tensors[self._stored[name]]
+        matrix = len(entry.shape) > 1
+        tensor = self._decode(entry, self._rows(name, rows))
+        if matrix and columns != ALL:
+            tensor = tensor[:, columns].contiguous()
         if self._gemma and name.endswith("norm.weight"):
             return tensor - 1.0
         return tensor
 
-    def read_stored(self, name: str) -> Tensor | StoredBlocks:
-        """The file's own bytes, a view on it; rows are reordered as in `read`."""
+    def read_stored(
+        self, name: str, rows: slice = ALL, columns: slice = ALL
+    ) -> Tensor | StoredBlocks:
+        """The file's own bytes, a view on it where rows are not reordered."""
         entry = self._file.tensors[self._stored[name]]
         if entry.type.name.lower() not in KEPT or len(entry.shape) != 2:
-            return self.read(name)
-        rows = self._bytes(entry.name).reshape(entry.shape[0], -1)
-        blocks = StoredBlocks(entry.type.name.lower(), rows, entry.shape[1])
+            return self.read(name, rows, columns)
+        data = self._bytes(entry)[self._rows(name, rows)]
+        try:
+            return StoredBlocks(entry.type.name.lower(), data, entry.shape[1]).cut(columns)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self.label(name)}: {error}; split the model over fewer devices, or choose "
+                "another quantization of it"
+            ) from None
+
+    def _bytes(self, entry: TensorEntry) -> np.ndarray:
+        """uint8[rows, bytes of a row], a view on the file"""
+        data = np.frombuffer(self._file.data(entry.name), np.uint8)
+        return data.reshape(entry.shape[0] if entry.shape else 1, -1)
+
+    def _rows(self, name: str, rows: slice) -> slice | np.ndarray:
+        """Where the file has these rows."""
         heads = self._interleaved_heads(name)
         if heads is None:
-            return blocks
-        order = unpermute(torch.arange(entry.shape[0]), heads)
-        return blocks.rows(order.numpy())
-
-    def _bytes(self, stored: str) -> np.ndarray:
-        """uint8[bytes], a view on the file"""
-        return np.frombuffer(self._file.data(stored), np.uint8)
+            return rows
+        return unpermute(torch.arange(self.shape(name)[0]), heads)[rows].numpy()
 
     def _interleaved_heads(self, name: str) -> int | None:
         """Heads of a tensor whose rows llama.cpp reordered; None where it did not."""
@@ -137,18 +153,24 @@ class GGUFWeights:
             return self._facts.kv_heads
         return None
 
-    def _decode(self, stored: str) -> Tensor:
-        entry = self._file.tensors[stored]
-        data = self._bytes(stored)
+    def _decode(self, entry: TensorEntry, rows: slice | np.ndarray) -> Tensor:
+        inner = entry.shape[1:]
         plain = PLAIN.get(entry.type)
         if plain is not None:
-            return torch.from_numpy(data.copy()).view(plain).reshape(entry.shape)
+            data = self._bytes(entry)[rows]
+            return torch.from_numpy(data.copy()).view(plain).reshape(-1, *inner)
+        if not inner:  # blocks along the only dimension
+            return self._decode_blocks(entry, self._bytes(entry).reshape(1, -1)).view(-1)[rows]
+        data = self._bytes(entry)[rows]
+        per_row = data.reshape(len(data) * prod(inner[:-1]), -1)
+        return self._decode_blocks(entry, per_row).view(len(data), *inner)
+
+    def _decode_blocks(self, entry: TensorEntry, rows: np.ndarray) -> Tensor:
         try:
-            rows = data.reshape(prod(entry.shape[:-1]), -1)
-            return decode_blocks(rows, entry.type, self._dtype).view(entry.shape)
+            return decode_blocks(rows, entry.type, self._dtype)
         except NotImplementedError:
             raise CheckpointError(
-                f"{self.place}: tensor {stored!r} is {entry.type.name}, which cannot be read"
+                f"{self.place}: tensor {entry.name!r} is {entry.type.name}, which cannot be read"
             ) from None
 
 

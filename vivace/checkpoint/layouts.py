@@ -7,8 +7,10 @@ import re
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from vivace.checkpoint.json_files import is_file
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.json_files import MAX_INDEX, is_file, read_json
 
 GGUF_MAGIC = b"GGUF"
 PART_OF_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
@@ -16,6 +18,7 @@ MISTRALS_CONFIG, OLLAMAS_RECIPE = "params.json", "Modelfile"
 BELOW = ("*/config.json", "*/*.gguf", "snapshots/*/config.json", "snapshots/*/*.gguf")
 """where models lie in folders of several: other precisions, a repository of the hub's cache"""
 SHOWN = 4
+QUANT_DESCRIPTION = "quant_model_description*.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +72,12 @@ def where_a_model_is(folder: Path) -> str:
             "keeps them as ~/.ollama/models/blobs/sha256-...)"
         )
     return "config.json is missing; a model's folder needs it, or give a GGUF file"
+
+
+def read_quant_description(folder: Path) -> dict[str, Any]:
+    """What ModelSlim writes beside its weights: the type of every tensor. Empty: there is none."""
+    files = sorted(folder.glob(QUANT_DESCRIPTION)) if folder.is_dir() else []
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:SHOWN])
+        raise SourceError(f"{folder}: more than one description: {names}; keep the one that counts")
+    return read_json(files[0], limit=MAX_INDEX, required=True) if files else {}

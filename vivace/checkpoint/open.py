@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from vivace.checkpoint.dummy import DummyWeights
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
@@ -20,35 +19,18 @@ from vivace.checkpoint.weights import (
     CheckpointError,
     ReportProgress,
     TrackedWeights,
+    Weights,
 )
-from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
 TIED = "tie_word_embeddings"
 
 log = logging.getLogger(__name__)
 
 
-class OpenWeights(Protocol):
-    """`layers.module.Weights`, and the check at the end."""
+class OpenWeights(Weights, Protocol):
+    """`Weights`, and the check at the end."""
 
-    int8: bool
-    """some matrices are stored as int8 with a scale for each row"""
-    tied: bool
-    """the output layer is the embedding"""
-
-    def has(self, name: str) -> bool: ...
-
-    def names(self) -> Iterable[str] | None: ...
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
-
-    def take_stored(
-        self, name: str, shape: tuple[int, ...]
-    ) -> Tensor | StoredBlocks | Int8Rows: ...
-
-    def finish(self) -> None: ...
+    def finish(self, claims: Collection[str]) -> None: ...
 
 
 def open_weights(

@@ -13,22 +13,29 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vivace.checkpoint.fields import readable_key
-from vivace.checkpoint.weights import EMBEDDING, OUTPUT, CheckpointError
-from vivace.platforms.ops.stored import Int8Rows
+from vivace.checkpoint.weights import ALL, EMBEDDING, OUTPUT, CheckpointError
 
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 ROWS_AT_ONCE = 4096
 STEM = "model."
 BARE_EMBEDDING = EMBEDDING.removeprefix(STEM)
-INT8, SCALE = "I8", "_scale"
-"""a matrix `x.weight` of int8 has one scale for each row in `x.weight_scale`"""
 
 
 class SafetensorsFiles:
-    """Tensors of one or more files. Raises CheckpointError on a damaged or doubled one.
-
-    A matrix of int8 and its scales are one tensor, under the matrix's name.
-    """
+    """Tensors of one or more files. Raises CheckpointError on a damaged or doubled one."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._stack = ExitStack()
@@ -40,8 +47,6 @@ class SafetensorsFiles:
             self._add(path)
         if BARE_EMBEDDING in self._where:
             self._where = {add_stem(name): where for name, where in self._where.items()}
-        self._scales = {name + SCALE for name in self._where if self._kind(name) == INT8}
-        self.int8 = bool(self._scales)
 
     def _add(self, path: Path) -> None:
         try:
@@ -59,20 +64,24 @@ class SafetensorsFiles:
             self._where[name] = (path, opened, name)
 
     def names(self) -> Iterable[str]:
-        return self._where.keys() - self._scales
+        return self._where.keys()
 
-    def _kind(self, name: str) -> str:
+    def kind(self, name: str) -> str:
         return str(self._slice(name).get_dtype())
 
     def _slice(self, name: str) -> Any:
         _, opened, stored = self._where[name]
         return opened.get_slice(stored)
 
+    def dtype(self, name: str) -> torch.dtype | None:
+        return DTYPES.get(self.kind(name))
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
 
     def nbytes(self, name: str) -> int:
-        return prod(self.shape(name)) * BYTES.get(self._kind(name), 1)
+        dtype = self.dtype(name)
+        return prod(self.shape(name)) * (1 if dtype is None else dtype.itemsize)
 
     def label(self, name: str) -> str:
         path, _, stored = self._where[name]
@@ -80,49 +89,24 @@ class SafetensorsFiles:
 
     def same(self, first: str, second: str) -> bool:
         """Whether two matrices have the same numbers; read in pieces, without copies."""
-        shape, kind = self.shape(first), self._kind(first)
-        if (shape, kind) != (self.shape(second), self._kind(second)):
+        shape, dtype = self.shape(first), self.dtype(first)
+        if (shape, dtype) != (self.shape(second), self.dtype(second)):
             return False
-        if len(shape) != 2 or kind not in BYTES:
+        if len(shape) != 2 or dtype is None:
             return False
         one, other = (self._slice(name) for name in (first, second))
         pieces = (slice(at, at + ROWS_AT_ONCE) for at in range(0, shape[0], ROWS_AT_ONCE))
         return all(torch.equal(one[piece], other[piece]) for piece in pieces)
 
-    def read_stored(self, name: str) -> Tensor | Int8Rows:
-        return self._int8_rows(name) if self._kind(name) == INT8 else self.read(name)
-
-    def read(self, name: str) -> Tensor:
-        kind = self._kind(name)
-        if kind == INT8:
-            return self._int8_rows(name).dequantize()
-        if kind not in BYTES:
-            raise CheckpointError(
-                f"{self._where[name][0]}: tensor {name!r} is {kind}, which is not supported yet; "
-                "use F32, F16, BF16 or int8 weights, or a GGUF file"
-            )
-        return self._copy(name)
-
-    def _int8_rows(self, name: str) -> Int8Rows:
-        path, shape = self._where[name][0], self.shape(name)
-        scale = name + SCALE
-        if scale not in self._where or self._kind(scale) not in BYTES:
-            raise CheckpointError(f"{path}: {name!r} is int8 and has no {scale!r} of floats")
-        found = self.shape(scale)
-        if len(shape) != 2 or found not in ((shape[0],), (shape[0], 1)):
-            raise CheckpointError(
-                f"{path}: {scale!r} has the shape {list(found)}; int8 is read with one scale for "
-                f"each row of {name!r}, which has the shape {list(shape)}"
-            )
-        scales = self._copy(scale).float().flatten()
-        if not bool(scales.isfinite().all()):
-            raise CheckpointError(f"{path}: {scale!r} has infinite or undefined scales")
-        return Int8Rows(self._copy(name).contiguous(), scales)
-
-    def _copy(self, name: str) -> Tensor:
+    def read(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor:
+        """A copy: the file may be replaced or cut while the model runs."""
         _, opened, stored = self._where[name]
-        # A copy: the file may be replaced or cut while the model runs.
-        return opened.get_tensor(stored).clone()
+        if rows == ALL and columns == ALL:
+            return opened.get_tensor(stored).clone()
+        ranges = (rows, columns)[: len(self.shape(name))]
+        return opened.get_slice(stored)[ranges].clone(memory_format=torch.contiguous_format)
+
+    read_stored = read
 
 
 def add_stem(name: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from math import prod
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from vivace.checkpoint.fields import readable_key
 from vivace.errors import CannotStart
-from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
+from vivace.platforms.ops.stored import StoredBlocks
 
 ReportProgress = Callable[[str, float], None]
 """(stage, fraction of it that is done, 0..1)"""
@@ -17,10 +19,54 @@ STAGE = "Loading weights"
 IGNORABLE = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 """buffers that old checkpoints carry and that are computed, not read"""
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+ALL = slice(None)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""what a weight is that no quantization owns"""
 
 
 class CheckpointError(CannotStart):
     """A weight is missing, of another shape, damaged or left over; the text says which."""
+
+
+class Weights(Protocol):
+    """A checkpoint under Hugging Face's tensor names.
+
+    `rows` and `columns` are ranges of one tensor without steps: only these are read.
+    """
+
+    tied: bool
+    """the output layer is the embedding"""
+
+    def has(self, name: str) -> bool: ...
+
+    def names(self) -> Iterable[str] | None:
+        """What the files have; None = whatever is asked for (a dummy)."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        """None: one that torch does not have. Blocks count as float32."""
+        ...
+
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: slice = ALL,
+        columns: slice = ALL,
+        *,
+        dtypes: Collection[torch.dtype] = FLOATS,
+    ) -> Tensor:
+        """A copy on the CPU; `shape` is that of the whole tensor. Raises CheckpointError when it
+        is missing, of another shape or none of `dtypes`."""
+        ...
+
+    def take_stored(
+        self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL
+    ) -> Tensor | StoredBlocks:
+        """As `take` of floats, but blocks stay as the file has them."""
+        ...
 
 
 class TensorReader(Protocol):
@@ -28,12 +74,12 @@ class TensorReader(Protocol):
 
     place: str
     """where the weights are, for messages"""
-    int8: bool
-    """some matrices are stored as int8 with a scale for each row"""
 
     def names(self) -> Iterable[str]: ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def dtype(self, name: str) -> torch.dtype | None: ...
 
     def nbytes(self, name: str) -> int: ...
 
@@ -41,28 +87,30 @@ class TensorReader(Protocol):
         """The file and the name it has there, for messages."""
         ...
 
-    def read(self, name: str) -> Tensor: ...
+    def kind(self, name: str) -> str:
+        """The format's own name of its type, for messages."""
+        ...
 
-    def read_stored(self, name: str) -> Tensor | StoredBlocks | Int8Rows:
-        """As `read`, but without decoding where the format has blocks or int8."""
+    def read(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor: ...
+
+    def read_stored(
+        self, name: str, rows: slice = ALL, columns: slice = ALL
+    ) -> Tensor | StoredBlocks:
+        """As `read`, but without decoding where the format has blocks."""
         ...
 
 
 class TrackedWeights:
-    """Hands out tensors with their shape checked, and knows which nobody asked for.
-
-    `tied`: the output layer is the embedding; a copy of it that the files have is left out.
-    """
+    """Hands out tensors with their shape checked. `tied`: the output layer is the embedding."""
 
     def __init__(self, reader: TensorReader, *, tied: bool, progress: ReportProgress) -> None:
-        self._reader = reader
-        self.int8 = reader.int8
         self.tied = tied
+        self._reader = reader
         self._names = set(reader.names())
-        self._unused = {name for name in self._names if not ignorable(name, tied)}
         self._progress = progress
-        self._total = sum(reader.nbytes(name) for name in self._unused) or 1
-        self._done = 0
+        self._total = sum(reader.nbytes(name) for name in self._names) or 1
+        self.read_bytes = 0
+        """of the files, handed out so far"""
 
     def has(self, name: str) -> bool:
         return name in self._names
@@ -73,19 +121,32 @@ class TrackedWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._reader.shape(name)
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        self._check(name, shape)
-        tensor = self._reader.read(name)
-        self._report(name)
+    def dtype(self, name: str) -> torch.dtype | None:
+        return self._reader.dtype(name)
+
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: slice = ALL,
+        columns: slice = ALL,
+        *,
+        dtypes: Collection[torch.dtype] = FLOATS,
+    ) -> Tensor:
+        self._check(name, shape, dtypes)
+        tensor = self._reader.read(name, rows, columns)
+        self._report(name, shape, rows, columns)
         return tensor
 
-    def take_stored(self, name: str, shape: tuple[int, ...]) -> Tensor | StoredBlocks | Int8Rows:
-        self._check(name, shape)
-        matrix = self._reader.read_stored(name)
-        self._report(name)
+    def take_stored(
+        self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL
+    ) -> Tensor | StoredBlocks:
+        self._check(name, shape, FLOATS)
+        matrix = self._reader.read_stored(name, rows, columns)
+        self._report(name, shape, rows, columns)
         return matrix
 
-    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+    def _check(self, name: str, shape: tuple[int, ...], dtypes: Collection[torch.dtype]) -> None:
         if name not in self._names:
             raise self._missing(name)
         found = self._reader.shape(name)
@@ -93,6 +154,12 @@ class TrackedWeights:
             raise CheckpointError(
                 f"{self._reader.label(name)} has the shape {list(found)}, the model's "
                 f"configuration needs {list(shape)}; one of the two is damaged: fetch it again"
+            )
+        if self._reader.dtype(name) not in dtypes:
+            wanted = " or ".join(str(one).removeprefix("torch.") for one in dtypes)
+            raise CheckpointError(
+                f"{self._reader.label(name)} is {self._reader.kind(name)}, which is not read as "
+                f"{wanted}: its quantization is not supported, or config.json does not say it"
             )
 
     def _missing(self, name: str) -> CheckpointError:
@@ -115,21 +182,25 @@ class TrackedWeights:
             )
         return CheckpointError(f"{self._reader.place}: the tensor {name!r} is missing; {advice}")
 
-    def _report(self, name: str) -> None:
-        self._unused.discard(name)
-        self._done += self._reader.nbytes(name)
-        self._progress(STAGE, min(self._done / self._total, 1.0))
+    def _report(self, name: str, shape: tuple[int, ...], rows: slice, columns: slice) -> None:
+        ranges = (rows, columns)[: len(shape)]
+        share = prod(
+            len(range(size)[part]) / size for size, part in zip(shape, ranges, strict=False) if size
+        )
+        self.read_bytes += int(self._reader.nbytes(name) * share)
+        self._progress(STAGE, min(self.read_bytes / self._total, 1.0))
 
-    def finish(self) -> None:
-        """Raises CheckpointError when tensors are left that this architecture has no place for."""
-        if self._unused:
-            names = [readable_key(name) for name in sorted(self._unused)]
+    def finish(self, claims: Collection[str]) -> None:
+        """Raises CheckpointError when there are tensors that nothing of the model claims, on
+        whatever rank it is."""
+        left = sorted(
+            name for name in self._names.difference(claims) if not name.endswith(IGNORABLE)
+        )
+        if left:
+            names = [readable_key(name) for name in left]
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             raise CheckpointError(
                 f"{self._reader.place}: the model has no place for {', '.join(names[:4])}{more}; "
                 "the checkpoint is of another architecture than its configuration says"
             )
-
-
-def ignorable(name: str, tied: bool) -> bool:
-    return name.endswith(IGNORABLE) or (tied and name == OUTPUT)
+        self._progress(STAGE, 1.0)

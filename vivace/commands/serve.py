@@ -190,13 +190,14 @@ def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> 
     from vivace.launch.out_of_memory import memory_advice
     from vivace.supervisor.supervisor import Plan
 
-    frontends = max(1, config.model.tokenizer_worker_num)
+    frontends, engines = max(1, config.model.tokenizer_worker_num), config.parallel.dp_size
     return Plan(
         config=encode(config),
         frontends=frontends,
         listener=listener,
-        engine=listen(shared.engine),
-        memory=shared_memory(shared.memory, frontends),
+        # The first engine may have been spawned ahead, with its socket.
+        engines=[listen(shared.engine), *(listen(new_socket()) for _ in range(1, engines))],
+        memory=shared_memory(shared.memory, frontends, engines),
         warm_up=not config.http.skip_server_warmup,
         watchdog=config.runtime.watchdog_timeout,
         soft_watchdog=config.runtime.soft_watchdog_timeout,
@@ -206,9 +207,9 @@ def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> 
     )
 
 
-def shared_memory(descriptor: int, frontends: int) -> SharedMemory:
+def shared_memory(descriptor: int, frontends: int, engines: int) -> SharedMemory:
     try:
-        return reserve(descriptor, frontends)
+        return reserve(descriptor, frontends, engines)
     except OSError as error:
         mend = "lower --tokenizer-worker-num or free some memory"
         if error.errno == errno.EFBIG:  # it counts as a file

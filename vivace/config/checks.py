@@ -13,7 +13,9 @@ from vivace.config.errors import ConfigError
 from vivace.config.option import Option, Support
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
+from vivace.config.tensor_parallel import MOST_RANKS, replicas, tensor_parallel
 from vivace.config.values import size_text
+from vivace.models.facts import checkpoint_quantization
 from vivace.platforms.blocks import KEPT, PLAIN
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -24,6 +26,8 @@ LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "tokenizer_worker_num": (1, 64),
+    "tp_size": (1, MOST_RANKS),
+    "dp_size": (1, MOST_RANKS),
     "context_length": (2, 1 << 31),
     "mem_fraction_static": (0.01, 0.99),
     "swa_full_tokens_ratio": (0.001, 1.0),
@@ -260,6 +264,8 @@ def formats(options: Options, context: ResolveContext) -> list[str]:
         raise ConfigError(
             f"--quantization gguf: {context.source.path} is a {context.source.format} model"
         )
+    if context.source.format != "gguf":
+        checkpoint_quantization(context.source, asked)
     if asked not in INT8:
         return []
     if options.model.model_impl == "transformers":
@@ -359,6 +365,8 @@ CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     availability,
     context_length,
     formats,
+    tensor_parallel,
+    replicas,
     retractions,
 ]
 """before the rules"""

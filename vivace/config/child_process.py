@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 from vivace.config.process_environment import KEYS_OF_THE_SERVER
@@ -24,10 +26,16 @@ def child_environment() -> dict[str, str]:
     weights are read once per token, and with small pages the misses of address translation cost
     more than the reading. TOKENIZERS_PARALLELISM off: a frontend tokenizes each text in a thread of
     its own choice; the library would start one more per core, and panic where the system refuses
-    them. Keys reach those who compare them with the rest of the configuration.
+    them. Ranks (gloo) listen on this machine only. Keys reach those who compare them with the rest
+    of the configuration.
     """
     kept = {name: value for name, value in os.environ.items() if name not in KEYS_OF_THE_SERVER}
-    return {"THP_MEM_ALLOC_ENABLE": "1", "TOKENIZERS_PARALLELISM": "false", **kept}
+    return {
+        "THP_MEM_ALLOC_ENABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **kept,
+    }
 
 
 def bare_environment() -> dict[str, str]:
@@ -79,3 +87,25 @@ def python_module(module: str) -> list[str]:
     except FileNotFoundError:
         raise CannotStart("the working directory was removed; cd to one that exists") from None
     return [sys.executable, *path, "-m", module]
+
+
+@contextlib.contextmanager
+def block_signals() -> Generator[None]:
+    """What starts in here begins with the stopping signals blocked: until it says what they are to
+    it, Ctrl-C, which reaches every process of the terminal, would end it with a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def describe_exit(code: int) -> str:
+    """A return code of subprocess in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"killed by {name}"

@@ -28,9 +28,9 @@ SPARSE = (
     "tilelang", "aiter",
 )  # fmt: skip
 QUANTIZATIONS = (
-    "awq", "fp8", "gptq", "marlin", "gptq_marlin", "awq_marlin", "bitsandbytes", "modelopt",
+    "fp8", "marlin", "gptq_marlin", "awq_marlin", "bitsandbytes", "modelopt",
     "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "w8a8_fp8", "moe_wna16", "qoq",
-    "w4afp8", "mxfp4", "auto-round", "compressed-tensors", "modelslim", "quark_int4fp8_moe",
+    "w4afp8", "mxfp4", "auto-round", "quark_int4fp8_moe",
     "mxfp8", "nvfp4_online", "modelopt_mixed", "auto-round-int8", "mxfp_w4a8", "quark",
     "quark_mxfp4", "mlx_q4", "mlx_q8", "humming",
 )  # fmt: skip
@@ -42,11 +42,14 @@ class QuantizationOptions:
     quantization: str | None = option(
         help="Weights in int8: w8a8_int8 (activations too), w8a16 (they stay floats); what is not "
         "int8 in the checkpoint becomes it while loading. gguf: blocks as stored (recognized by "
-        "itself). unquant: int8 of the checkpoint becomes floats. The head is left as it is. "
-        "Default: as the checkpoint is.",
-        choices=["gguf", "unquant", "w8a8_int8", "w8a16", *QUANTIZATIONS],
+        "itself). unquant: int8, AWQ and GPTQ become floats. awq, gptq, modelslim, "
+        "compressed-tensors: what the checkpoint is, which is the default. The head stays.",
+        choices=[
+            "gguf", "unquant", "w8a8_int8", "w8a16", "awq", "gptq", "modelslim",
+            "compressed-tensors", *QUANTIZATIONS,
+        ],
         values=dict.fromkeys(QUANTIZATIONS, NO_QUANTIZATION),
-    )
+    )  # fmt: skip
     activation_dtype: str = option(
         "auto",
         "What GGUF blocks of at most six bits are multiplied with: floats, or int8 with one scale "

@@ -12,6 +12,7 @@ from vivace.config.unavailable import (
     NO_EXPERTS,
     NO_MEDIA,
     NO_PD,
+    NO_ROOMS,
     ONE_DEVICE,
     PIPELINE,
 )
@@ -37,7 +38,6 @@ class ParallelOptions:
         "Devices that share every layer.",
         flag="tensor-parallel-size",
         aliases=["tp-size", "tp"],
-        cpu=ONE_DEVICE,
     )
     pp_size: int = option(
         1,
@@ -51,7 +51,6 @@ class ParallelOptions:
         "Replicas of the model behind one port.",
         flag="data-parallel-size",
         aliases=["dp-size", "dp"],
-        cpu=ONE_DEVICE,
     )
     attn_cp_size: int = option(
         1,
@@ -85,7 +84,7 @@ class ParallelOptions:
             "auto", "round_robin", "follow_bootstrap_room", "total_requests", "total_tokens",
             "shortest_queue", "minimum_tokens", ROUND_ROBIN_ROOMS,
         ],
-        cpu=NEEDS_DP,
+        values={"follow_bootstrap_room": NO_ROOMS},
     )  # fmt: skip
     prefill_round_robin_balance: bool = option(
         False, "Prefill servers are assigned round-robin.", cpu=NEEDS_DP

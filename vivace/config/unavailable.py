@@ -41,5 +41,8 @@ ONE_BACKEND = no_effect("the CPU has one attention backend")
 GPU_KERNELS = no_effect("it tunes GPU kernels, which a CPU does not have")
 NO_COLLECTIVES = no_effect("one device has nobody to communicate with")
 ALONE = no_effect("there is one rank")
+NO_ROOMS = not_available(
+    "prefill and decode are not split yet, so requests have no rooms", "use round_robin"
+)
 NEEDS_DP = no_effect("it matters with data parallelism only")
 """The meaning of a flag that only modifies another one, which is refused by itself."""

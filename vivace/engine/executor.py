@@ -8,6 +8,7 @@ from typing import Protocol
 from vivace.protocol.heartbeat import EngineHeartbeat, StepHeartbeat
 from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
+from vivace.protocol.workers import WorkerCommand, WorkerState
 
 
 class StepSkipped(RuntimeError):
@@ -36,6 +37,10 @@ class Executor(Protocol):
     behind it raise `StepSkipped`. `recover()` empties all rows and lets later submits run; the
     scheduler joins its sequences again (their KV pages keep their content). The transfers of a plan
     begin with it, also when its spans then fail; those of a plan that is skipped do not.
+
+    Where several ranks run a step only `StepRefused` is such a failure: all of them refuse it,
+    before they wait for each other. Whatever else happens to one of them raises `ExecutorDied` with
+    its name.
     """
 
     capacity: Capacity
@@ -47,7 +52,12 @@ class Executor(Protocol):
         ...
 
     def events(self) -> list[ExecutorEvent]:
-        """What has happened beside the steps since the last call; never waits."""
+        """What has happened beside the steps since the last call; never waits. ExecutorDied where
+        a rank has died."""
+        ...
+
+    def control(self, command: WorkerCommand) -> list[WorkerState]:
+        """Ask all ranks, with no step in flight; rank 0's answer is the first."""
         ...
 
     def wake_with(self, ring: Callable[[], None]) -> None:
@@ -68,6 +78,8 @@ class StepWorker(Protocol):
         ...
 
     def events(self) -> list[ExecutorEvent]: ...
+
+    def control(self, command: WorkerCommand) -> WorkerState: ...
 
     def wake_with(self, ring: Callable[[], None]) -> None: ...
 
@@ -154,6 +166,9 @@ class InProcessExecutor:
         self._occupied.clear()
         self._failed = False
 
+    def control(self, command: WorkerCommand) -> list[WorkerState]:
+        return [self._worker.control(command)]
+
     def close(self) -> None:
         self._worker.close()
 
@@ -167,6 +182,7 @@ class HeartbeatRunner:
     def __init__(self, runner: StepWorker, heartbeat: EngineHeartbeat) -> None:
         self.capacity: Capacity = runner.capacity
         self.events = runner.events
+        self.control = runner.control
         self.wake_with = runner.wake_with
         self.close = runner.close
         self._runner = runner

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from vivace.engine.executor import Executor, ExecutorDied, PendingStep
 from vivace.engine.scheduler import Scheduler
 from vivace.protocol.heartbeat import EngineHeartbeat
@@ -30,8 +32,13 @@ from vivace.protocol.messages import (
     ToFrontend,
 )
 from vivace.protocol.step import StepPlan
+from vivace.protocol.workers import GetWorkerState
 
 logger = logging.getLogger("vivace.engine")
+ReportLoad = Callable[[int, int], None]
+"""(requests that live, tokens they have KV of)"""
+ACCOMPANY = -2
+"""number of a step that is only there because other engines take one: not the scheduler's"""
 
 
 class Mailbox(Protocol):
@@ -46,6 +53,37 @@ class Mailbox(Protocol):
     def wake(self) -> None:
         """Let a waiting `receive` return; from any thread."""
         ...
+
+
+class Lockstep(Protocol):
+    """Engines that take every step together, because layers are shared by all of them. Its in-tree
+    implementation is `NoLockstep`; a group of engines comes with data parallel attention."""
+
+    @property
+    def awaited(self) -> bool:
+        """Another engine waits in `agree` for this one."""
+        ...
+
+    def agree(self, tokens: int) -> list[int]:
+        """How many tokens each engine's next step computes, this one's among them; waits for all.
+        All zeros: nobody takes a step."""
+        ...
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        """`ring` is called, from any thread, when another engine begins to wait."""
+        ...
+
+
+class NoLockstep:
+    """An engine that waits for no other."""
+
+    awaited = False
+
+    def agree(self, tokens: int) -> list[int]:
+        return []
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        """Nobody rings."""
 
 
 class HeartbeatMailbox:
@@ -80,6 +118,8 @@ class Loop:
         depth: int = 1,
         epoch: int = 0,
         clock: Callable[[], float],
+        lockstep: Lockstep | None = None,
+        report_load: ReportLoad | None = None,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, not {depth}")
@@ -97,7 +137,10 @@ class Loop:
         self._silent: set[int] = set()
         """frontends that send no more requests"""
         self._stopped = False
+        self._lockstep = lockstep or NoLockstep()
+        self._report_load = report_load
         executor.wake_with(mailbox.wake)
+        self._lockstep.wake_with(mailbox.wake)
 
     def run(self) -> None:
         """Serve until `stop`; ExecutorDied when the device cannot go on."""
@@ -114,7 +157,7 @@ class Loop:
 
     def wait_timeout(self) -> float | None:
         """Seconds a step may wait for a message; None = nothing else can happen."""
-        if self._in_flight or self._commands:
+        if self._in_flight or self._commands or self._lockstep.awaited:
             return 0.0
         moments = [] if self._drain is None else [self._drain[-1]]
         if (moment := self._scheduler.next_moment()) is not None:
@@ -135,6 +178,8 @@ class Loop:
             self._in_flight.append((plan, self._executor.submit(plan)))
         elif self._in_flight:
             self._commit_oldest()
+        if self._report_load is not None and (received or worked):
+            self._report_load(*self._scheduler.load())
         self._send_deltas()
         self._answer_drain()
         return received or worked
@@ -142,9 +187,15 @@ class Loop:
     # --- steps ------------------------------------------------------------------------------
 
     def _plan(self) -> StepPlan | None:
-        if self._commands or len(self._in_flight) >= self._depth:
+        if len(self._in_flight) >= self._depth:
             return None
-        return self._scheduler.plan(idle=not self._in_flight)
+        plan = None if self._commands else self._scheduler.plan(idle=not self._in_flight)
+        if not (self._lockstep.awaited or (plan is not None and plan.rows)):
+            return plan
+        ranks = self._lockstep.agree(sum(plan.counts) if plan is not None else 0)
+        if not any(ranks):
+            return plan
+        return replace(plan or StepPlan(number=ACCOMPANY), ranks=ranks)
 
     def _commit_oldest(self) -> None:
         plan, pending = self._in_flight.popleft()
@@ -155,7 +206,8 @@ class Loop:
         except Exception as error:
             self._recover(plan, error)
             return
-        self._scheduler.commit(plan, result)
+        if plan.number != ACCOMPANY:
+            self._scheduler.commit(plan, result)
 
     def _recover(self, plan: StepPlan, error: Exception) -> None:
         """A step failed: forget the steps behind it, and look for the request to blame."""
@@ -169,7 +221,8 @@ class Loop:
             except Exception as skipped:
                 logger.debug("dropped behind step %d: %r", plan.number, skipped)
         self._executor.recover()
-        self._scheduler.fail(plan, error)
+        if plan.number != ACCOMPANY:
+            self._scheduler.fail(plan, error)
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -238,6 +291,7 @@ class Loop:
     def state(self) -> EngineState:
         state = self._scheduler.state()
         state.executor = type(self._executor).__name__
+        state.workers = self._executor.control(GetWorkerState())
         return state
 
     def _answer_drain(self) -> None:

@@ -3,12 +3,12 @@
 The token at position p of a sequence is `oracle_token(...)`, a pure function of the request's
 sampling seed and p, so a client can compute the whole answer beforehand. The worker keeps a
 simulated KV memory (`oracle_memory.py`). Each span re-reads the KV of everything before it, as far
-as its cache groups reach; a lost, doubled, foreign or stale token, page or state raises
-OracleMismatch.
+as its cache groups reach; what is lost, doubled, foreign or stale raises OracleMismatch.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from array import array
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from vivace.engine.oracle_transfers import OracleTransfers
 from vivace.protocol.messages import Capacity, LogprobOptions, PromptLogprobs, TokenLogprob
 from vivace.protocol.step import ExecutorEvent, Join, StepPlan, StepResult
 from vivace.protocol.tasks import EMBEDDING, HIDDEN_STATES, LAST, Embed, Payload
+from vivace.protocol.workers import WorkerCommand, WorkerState
 
 _MASK = (1 << 64) - 1
 
@@ -46,11 +47,9 @@ def oracle_token(
     stop_ids: tuple[int, ...] = (),
     masked: bool = False,
 ) -> int:
-    """The token the oracle draws for `position` (prompt positions count).
-
-    With probability `eos_rate` it is the first stop id; `masked` (fewer than `min_new_tokens`
-    were drawn) moves on to the next id that is no stop id.
-    """
+    """The token the oracle draws for `position` (prompt positions count). With probability
+    `eos_rate` it is the first stop id; `masked` (fewer than `min_new_tokens` were drawn) moves on
+    to the next id that is no stop id."""
     word = splitmix64(splitmix64((seed ^ request_seed) & _MASK) ^ position)
     token = word % vocabulary
     if stop_ids and splitmix64(word) < eos_rate * 2.0**64:
@@ -196,6 +195,9 @@ class OracleWorker:
 
     def events(self) -> list[ExecutorEvent]:
         return [*self.transfers.events()]
+
+    def control(self, command: WorkerCommand) -> WorkerState:
+        return WorkerState(pid=os.getpid())
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         self.transfers.ring = ring

@@ -338,6 +338,10 @@ class Scheduler:
         """Findings about rows and pages; empty when each has exactly one explanation."""
         return self._table.audit() + self._transfers.audit()
 
+    def load(self) -> tuple[int, int]:
+        """(requests that live, tokens they have KV of)"""
+        return len(self._table.live), self._leases.used * self.capacity.page_size
+
     def state(self) -> EngineState:
         load, page_size = self._stats.load(), self.capacity.page_size
         stats, evicted = self._stats, self._leases.evicted * page_size

@@ -15,7 +15,8 @@ from vivace.engine.sequence import Sequence
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.step_builder import StepBuilder
-from vivace.protocol.messages import FINISH_ABORT, Finish, Histogram, Metrics, Request, Series
+from vivace.protocol.messages import FINISH_ABORT, Finish, Request
+from vivace.protocol.metrics import Histogram, Metrics, Series
 
 logger = logging.getLogger("vivace.engine")
 

@@ -14,7 +14,13 @@ from dataclasses import replace
 from typing import Unpack
 
 from vivace.frontend.answer_parts import MissingDelta
-from vivace.frontend.engine_status import CrashingRequests, EngineCommands, EngineStatus
+from vivace.frontend.engine_status import (
+    Balance,
+    CrashingRequests,
+    EngineCommands,
+    EngineStatus,
+    EngineView,
+)
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import CURRENT_BEGIN
 from vivace.frontend.request_output import QueueSink, RequestOutput, Sink
@@ -23,7 +29,6 @@ from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import TokenizerPool
 from vivace.frontend.validation import check_defaults, check_prompt, check_rid
-from vivace.protocol.heartbeat import EngineProgress
 from vivace.protocol.messages import (
     ABORTED,
     FINISH_ABORT,
@@ -42,7 +47,6 @@ from vivace.protocol.messages import (
     Reply,
     Request,
     SamplingParams,
-    ToEngine,
     ToFrontend,
 )
 from vivace.protocol.tasks import GENERATE, Task
@@ -54,7 +58,7 @@ MAX_ABORTS = 1024
 
 
 class Frontend:
-    """Owns the table of live requests. `send` passes messages to the engine and never blocks.
+    """Owns the table of live requests, each of which is with one of the engines.
 
     Everything but `encode` must be called on one thread; `feed` gets what the engine answers.
     """
@@ -63,24 +67,23 @@ class Frontend:
         self,
         served: ServedModel,
         tokenizer: Tokenizer | None,
-        send: Callable[[ToEngine], None],
+        engines: Sequence[EngineView],
         *,
+        balance: Balance | None = None,
         index: int = 0,
         clock: Callable[[], float] = time.monotonic,
         threads: int = 2,
         release: Callable[[], None] = lambda: None,
-        progress: EngineProgress | None = None,
     ) -> None:
-        """`release`: as in `TokenizerPool`; `progress` of the engine, where that is another
-        process."""
+        """`release`: as in `TokenizerPool`; without `balance` engines take turns."""
         check_defaults(served)
         self.served = served
         self.tokenizer = tokenizer
         self.capacity: Capacity | None = None
         self.last_token_time = -math.inf
-        """when the engine last sent a token or a vector, in seconds of the clock"""
+        """when an engine last sent a token or a vector, in seconds of the clock"""
         self._configured = served
-        self._send = send
+        self.engines = engines
         self._clock = clock
         self._crashing: CrashingRequests | None = None  # none has killed an engine
         self._aborts: deque[Cancel] = deque(maxlen=MAX_ABORTS)
@@ -91,9 +94,8 @@ class Frontend:
         """HTTP requests to generate, from their body to the end of their answer"""
         self._rids: dict[str, int] = {}
         self._pool = TokenizerPool(threads, release)
-        self.engine = EngineStatus(progress)
-        self.commands = EngineCommands(index, self.engine, send)
-        self._epoch: int | None = None
+        self.engine = EngineStatus(engines, balance)
+        self.commands = EngineCommands(index, self.engine, engines)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -110,8 +112,7 @@ class Frontend:
     def drain(self) -> None:
         """Take no new requests, and end those that no engine has heard of; who is live goes on."""
         self.engine.drain()
-        if self.engine.up:
-            self._send(LastRequest(self._index))
+        self.engine.broadcast(LastRequest(self._index))
 
     def stop(self) -> None:
         """End who is live still: the engine will not say anything any more."""
@@ -170,6 +171,8 @@ class Frontend:
         client: int = 0,
         log_metrics: bool = True,
         arrival: float | None = None,
+        dp_rank: int | None = None,
+        resumed: Sequence[int] = (),
         task: Task = GENERATE,
     ) -> Request:
         """`request` for a prompt that has passed `check_prompt`; it is not copied."""
@@ -192,24 +195,35 @@ class Frontend:
             stream=stream,
             client=client,
             log_metrics=log_metrics,
+            dp_rank=dp_rank,
+            resumed=list(resumed),
             task=task,
         )
 
     def start(self, request: Request, sink: Sink) -> None:
-        """Send a request to the engine; its outputs go to `sink`, the last one with `finish`."""
+        """Send a request to an engine; its outputs go to `sink`, the last one with `finish`."""
         self._require_room(request.rid)
         if self._crashing is not None and request in self._crashing:
             raise BadRequest("", "the engine died of this request before: it is refused", 500)
         state = RequestState(request, sink, self.tokenizer, self._clock)
+        engine = self.engine.choose(request.dp_rank)
         self._states[request.key] = state
         self._rids[request.rid] = request.key
-        self._send(request)
+        self._assign(state, engine)
+        if request.resumed and (finish := state.reached_end(self.served.eos_ids)):
+            self._end(state, finish)
+        elif engine.up:
+            engine.send(request)
+
+    def _assign(self, state: RequestState, engine: EngineView) -> None:
+        if state.engine is not None:
+            state.engine.remove(state.request)
+        state.engine = engine
+        engine.add(state.request)
 
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
-        """The outputs of one answer; leaving the iteration early cancels the request.
-
-        A reader slower than the model gets several outputs merged into one.
-        """
+        """The outputs of one answer; leaving the iteration early cancels the request. A reader
+        slower than the model gets several outputs merged into one."""
         sink = QueueSink()
         self.start(request, sink)
         try:
@@ -223,11 +237,13 @@ class Frontend:
 
     def cancel(self, keys: list[int]) -> None:
         """Stop requests nobody listens to any more; their sinks hear nothing further."""
-        known = [key for key in keys if key in self._states]
-        for key in known:
-            self._forget(self._states[key])
-        if known:
-            self._send(Cancel(keys=known))
+        lost: dict[EngineView, list[int]] = {}
+        for state in [self._states[key] for key in keys if key in self._states]:
+            if state.engine is not None:
+                lost.setdefault(state.engine, []).append(state.request.key)
+            self._forget(state)
+        for engine, of_engine in lost.items():
+            engine.send(Cancel(keys=of_engine))
 
     def abort(self, prefix: str) -> None:
         """End all requests whose id begins with `prefix`, whichever frontend has them and wherever
@@ -236,20 +252,20 @@ class Frontend:
             return
         cancel = Cancel(rid_prefix=prefix, when=self._clock())
         self._aborts.append(cancel)
-        if self.engine.up:
-            self._send(cancel)
-            return
+        self.engine.broadcast(cancel)
         for state in list(self._states.values()):  # what waits for a restart ends now
-            if state.request.rid.startswith(prefix):
+            there = state.engine is not None and state.engine.up
+            if not there and state.request.rid.startswith(prefix):
                 self._end(state, ABORTED)
 
     # -- out -------------------------------------------------------------------------------------
 
     def feed(self, message: ToFrontend) -> None:
-        """Take one message of the engine or the supervisor. Never raises."""
+        """Take one message of an engine or the supervisor. Never raises."""
         if type(message) is Deltas:
-            if message.epoch == self._epoch:
-                self._deliver(message.deltas)
+            engine = self.engine.epochs.get(message.epoch)
+            if engine is not None:
+                self._deliver(message.deltas, engine)
         elif isinstance(message, Reply):
             self.commands.answer(message)
         elif isinstance(message, Ready):
@@ -259,7 +275,7 @@ class Frontend:
         elif isinstance(message, Draining):
             self.drain()
 
-    def _deliver(self, deltas: list[Delta]) -> None:
+    def _deliver(self, deltas: list[Delta], engine: EngineView) -> None:
         stopped: list[int] = []
         table = self._states
         if any(delta.tokens or delta.payload for delta in deltas):
@@ -282,7 +298,7 @@ class Frontend:
             except Exception as error:
                 self._break(state, error)
         if stopped:
-            self._send(Cancel(keys=stopped, finished=True))
+            engine.send(Cancel(keys=stopped, finished=True))
 
     def _break(self, state: RequestState, error: Exception) -> None:
         """One request went wrong at the edge: it ends, nobody else notices."""
@@ -292,38 +308,51 @@ class Frontend:
         else:
             log.error("request %s failed in the frontend", state.request.rid, exc_info=error)
         if key in self._states:
+            engine = state.engine
             self._finish(state, f"internal error: {error}", 500)
-            self._send(Cancel(keys=[key], finished=True))
+            if engine is not None:
+                engine.send(Cancel(keys=[key], finished=True))
 
     def _engine_ready(self, message: Ready) -> None:
         self.capacity = message.capacity
         context = min(self._configured.context, message.capacity.context)
         self.served = replace(self._configured, context=context)
-        self.engine.ready()
-        if message.epoch == self._epoch:
+        engine = self.engines[message.engine]
+        if not self.engine.ready(engine, message.epoch):
             return
-        self._epoch = message.epoch
         for cancel in self._aborts:  # the engine before may not have heard of them
-            self._send(cancel)
+            engine.send(cancel)
         for state in list(self._states.values()):
-            self._resume(state)
+            if state.engine is engine or self._may_leave(state):
+                self._resume(state, engine)
         if self.status == "draining":
-            self._send(LastRequest(self._index))
+            engine.send(LastRequest(self._index))
 
-    def _resume(self, state: RequestState) -> None:
-        """A new engine goes on with what a dead one left."""
+    def _may_leave(self, state: RequestState) -> bool:
+        """Whether it waits for an engine that is not there, and may go on with any other. During a
+        drain the others have heard that nothing comes any more."""
+        there = state.engine is not None and state.engine.up
+        return not (there or self.engine.draining) and state.request.dp_rank is None
+
+    def _resume(self, state: RequestState, engine: EngineView) -> None:
+        """An engine goes on with what a dead one left."""
         if finish := state.reached_end(self.served.eos_ids):
             self._end(state, finish)
         else:
-            self._send(state.resume_request())
+            self._assign(state, engine)
+            engine.send(state.resume_request())
 
     def _engine_down(self, message: EngineDown) -> None:
-        if message.restarting:
-            self.engine.restarting()
-        else:
-            self.engine.down(message.reason)
-        self._epoch = None
-        self.commands.fail(f"the engine died: {message.reason}")
+        lost = self.engines if message.engine is None else [self.engines[message.engine]]
+        self.engine.lose(lost, message.reason, restarting=message.restarting)
+        for engine in lost:
+            self.commands.fail(engine, f"the engine died: {message.reason}")
+        self._blame(message)
+        for state in list(self._states.values()):
+            if state.engine in lost:
+                self._go_on_elsewhere(state, message.reason)
+
+    def _blame(self, message: EngineDown) -> None:
         for key in message.refused:
             if (state := self._states.get(key)) is not None:
                 log.error("request %s has killed the engine again: refused", state.request.rid)
@@ -333,11 +362,13 @@ class Frontend:
         for key, level in message.suspects.items():
             if (state := self._states.get(key)) is not None:
                 state.suspect = level
-        if not message.restarting:
-            for state in list(self._states.values()):
-                self._finish(state, f"the engine died: {message.reason}", 503)
 
-    # -- ends ------------------------------------------------------------------------------------
+    def _go_on_elsewhere(self, state: RequestState, reason: str) -> None:
+        """At once, where there is another engine; else it waits for the next one, or ends."""
+        if self._may_leave(state) and self.engine.up:
+            self._resume(state, self.engine.choose())
+        elif state.engine is not None and state.engine.gone:
+            self._finish(state, f"the engine died: {reason}", 503)
 
     def _finish(self, state: RequestState, message: str, status: int) -> None:
         retry = RETRY_AFTER if status == 503 else None
@@ -352,11 +383,10 @@ class Frontend:
             log.exception("request %s: its sink refused the end", state.request.rid)
 
     def _forget(self, state: RequestState) -> None:
-        self._states.pop(state.request.key, None)
+        if self._states.pop(state.request.key, None) is not None and state.engine is not None:
+            state.engine.remove(state.request)
         if self._rids.get(state.request.rid) == state.request.key:
             del self._rids[state.request.rid]
-
-    # -- limits ----------------------------------------------------------------------------------
 
     def _require_room(self, rid: str | None) -> None:
         if self.status != "ready":

@@ -34,6 +34,8 @@ class RequestOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
     hidden_states: list[Payload] | None = None
     """New ones, in the order of positions, when asked for."""
     retractions: int = 0
+    dp_rank: int = 0
+    """the engine"""
     timings: dict[str, float] | None = None
 
 
@@ -71,6 +73,7 @@ def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         embedding=second.embedding,
         hidden_states=concat(first.hidden_states, second.hidden_states),
         retractions=second.retractions,
+        dp_rank=second.dp_rank,
         timings=second.timings or first.timings,
     )
 

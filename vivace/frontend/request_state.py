@@ -9,6 +9,7 @@ import msgspec
 
 from vivace.frontend.answer_parts import HiddenStates, MissingDelta, PromptRows, missing_rows
 from vivace.frontend.detokenizer import Detokenizer, StopHit, StopStrings, detokenizer
+from vivace.frontend.engine_status import EngineView
 from vivace.frontend.request_output import RequestOutput, Sink, TextSink
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import (
@@ -34,6 +35,7 @@ class RequestOptions(TypedDict, total=False):
     client: int
     log_metrics: bool
     arrival: float | None
+    dp_rank: int | None
     task: Task
 
 
@@ -45,9 +47,11 @@ class RequestState:
     """
 
     __slots__ = (
+        "_begun",
         "_cached",
         "_clock",
         "_detokenizer",
+        "_ended",
         "_first",
         "_hidden_states",
         "_offer",
@@ -57,6 +61,7 @@ class RequestState:
         "_retractions",
         "_sent",
         "_stops",
+        "engine",
         "ledger",
         "request",
         "sink",
@@ -71,6 +76,8 @@ class RequestState:
         self.sink = sink
         self.ledger: list[int] = []
         self.suspect = request.suspect
+        self.engine: EngineView | None = None
+        """that has it, or had it last"""
         self._clock = clock
         self._prompt = len(request.tokens)
         self._stops = (
@@ -100,12 +107,22 @@ class RequestState:
         self._hidden_states: HiddenStates | None = None
         if isinstance(request.task, Generate) and request.task.hidden_state_start >= 0:
             self._hidden_states = HiddenStates(request.task.hidden_state_start)
+        self._begun = False
+        """an output was made"""
+        self._ended: Finish | None = None
+        if request.resumed:
+            self._take_up(request.resumed)
+
+    def _take_up(self, tokens: list[int]) -> None:
+        """What the client has already, of an answer that another server began."""
+        _, kept, self._ended = self._text_to_the_end(tokens, None)
+        self.ledger += tokens[:kept]
 
     def try_fast_path(self, delta: Delta) -> bool:
         """Hand a delta of nothing but tokens to a sink that takes mere text, if this is the middle
         of such an answer; else False, and it is one for `accept`. May raise like `accept`."""
         offer, ledger = self._offer, self.ledger
-        if offer is None or not ledger or delta.index != len(ledger):
+        if offer is None or not self._begun or delta.index != len(ledger):
             return False
         tokens = delta.tokens
         if not tokens or delta.finish is not None or delta.retractions or self._detokenizer is None:
@@ -128,7 +145,8 @@ class RequestState:
         tokens, finish = delta.tokens, delta.finish
         if not tokens and finish is None:
             return None
-        timings = None if ledger and finish is None else self._note_start(delta)
+        timings = None if self._begun and finish is None else self._note_start(delta)
+        self._begun = True
         logprobs = delta.logprobs
         if self._stops is None and finish is None:
             text = self._detokenizer.push(tokens) if self._detokenizer is not None else ""
@@ -154,6 +172,7 @@ class RequestState:
             embedding=delta.payload if is_embedding(delta.payload) else None,
             hidden_states=self._take_hidden_states(),
             retractions=self._retractions,
+            dp_rank=self.engine.index if self.engine is not None else 0,
             timings=timings,
         )
 
@@ -178,6 +197,7 @@ class RequestState:
             completion_tokens=len(self.ledger),
             cached_tokens=self._cached,
             retractions=self._retractions,
+            dp_rank=self.engine.index if self.engine is not None else 0,
             timings=timings,
         )
 
@@ -195,6 +215,8 @@ class RequestState:
 
     def reached_end(self, eos_ids: tuple[int, ...]) -> Finish | None:
         """The finish that was lost with an engine, when the ledger shows that there was one."""
+        if self._ended is not None:
+            return self._ended
         sampling, ledger = self.request.sampling, self.ledger
         if ledger and len(ledger) > sampling.min_new_tokens:
             ends = sampling.stop_token_ids + (() if sampling.ignore_eos else eos_ids)
@@ -296,7 +318,7 @@ class RequestState:
 
     def _note_start(self, delta: Delta) -> dict[str, float] | None:
         """Numbers that come with the first delta of an answer (and again with the last)."""
-        if self.ledger:
+        if self._begun:
             return None
         self._cached = delta.cached_tokens or self._cached
         self._queue = delta.queue_time or self._queue

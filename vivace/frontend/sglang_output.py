@@ -112,7 +112,7 @@ class SGLangOutput:
             "finish_reason": finish_reason(output.finish),
             "prompt_tokens": output.prompt_tokens,
             "weight_version": self._weight_version,
-            "dp_rank": 0,
+            "dp_rank": output.dp_rank,
             "num_retractions": output.retractions,
             "completion_tokens": output.completion_tokens,
             "cached_tokens": output.cached_tokens,

@@ -1,7 +1,9 @@
-"""Entry of the children: `python -m vivace.launch.child engine|frontend --control FD --parent PID`.
+"""Entry of the children: `python -m vivace.launch.child engine|frontend|rank --control FD --parent
+PID`.
 
-Only the supervisor starts this. The child dies with it, whatever happens: the kernel sends SIGKILL
-when the parent dies, and the end of the control socket to the parent is watched as well.
+The supervisor starts this, and engines their ranks. The child dies with its parent, whatever
+happens: the kernel sends SIGKILL when that dies, and the end of the control socket to the parent is
+watched as well.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from vivace.launch.prefetch import load_torch_library
 from vivace.observability import log as log_lines
 from vivace.observability.log import protect_standard_streams
 from vivace.observability.timeline import Timeline
-from vivace.supervisor.ipc import MessageSocket, SocketClosed, child_end
+from vivace.protocol.message_socket import MessageSocket, SocketClosed
+from vivace.supervisor.ipc import child_end
 from vivace.supervisor.messages import Failure, Progress, Setup, ToChild
 
 LONGEST_FAILURE = 2000
@@ -35,7 +38,7 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     timeline = Timeline("interpreter, first imports")
     parser = argparse.ArgumentParser(prog="vivace.launch.child", description=__doc__)
-    parser.add_argument("role", choices=("engine", "frontend"))
+    parser.add_argument("role", choices=("engine", "frontend", "rank"))
     parser.add_argument("--control", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--preload", action="store_true", help="import before the setup comes")
@@ -54,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.preload:
             preload(arguments.role, control, timeline)
-        run(arguments.role, control, timeline)
+        run(arguments.role, control, sock, timeline)
     except SocketClosed:
         return 1
     except BaseException as error:
@@ -68,12 +71,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(role: str, control: MessageSocket[ToChild], timeline: Timeline) -> None:
+def run(
+    role: str, control: MessageSocket[ToChild], sock: socket.socket, timeline: Timeline
+) -> None:
+    """`sock` is what `control` reads; a rank hears other messages there."""
     timeline.begin("imports")
     if role == "engine":
         from vivace.launch.engine_process import run_engine
 
         run_engine(control, first_message(control, timeline), timeline)
+        return
+    if role == "rank":
+        from vivace.launch.rank_process import rank_end, run_rank
+
+        run_rank(rank_end(sock))
         return
     import uvloop
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vivace.engine.executor import InProcessExecutor, StepWorker
-from vivace.engine.loop import Loop, Mailbox
+from vivace.engine.executor import Executor, InProcessExecutor, StepWorker
+from vivace.engine.loop import Loop, Mailbox, ReportLoad
 from vivace.engine.oracle import OracleWorker
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
@@ -18,6 +18,7 @@ from vivace.worker.sizing import Demand, size_pool
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
+    from vivace.platforms.groups import Group
 
 ORACLE_BYTES = 4 << 30
 """of its made-up device: it bounds the book-keeping"""
@@ -32,21 +33,51 @@ def engine_parts(
     *,
     epoch: int = 0,
     wrap_runner: Callable[[StepWorker], StepWorker] | None = None,
+    report_load: ReportLoad | None = None,
+    owns_process: bool = False,
 ) -> tuple[Loop, Capacity]:
     """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while.
 
-    `wrap_runner` wraps what runs the steps, for somebody who looks on."""
+    `wrap_runner` wraps what runs the steps, for somebody who looks on; `report_load` hears what the
+    engine holds; `owns_process`: as in `PlatformSettings`."""
     stages = StageTimes(report, time.monotonic)
-    runner = with_fault(
-        build_runner(config, stages), config.environment.get("VIVACE_TEST_FAULT", ""), epoch
-    )
-    executor = InProcessExecutor(wrap_runner(runner) if wrap_runner is not None else runner)
+
+    def wrap(runner: StepWorker) -> StepWorker:
+        faulty = with_fault(runner, config.environment.get("VIVACE_TEST_FAULT", ""), epoch)
+        return wrap_runner(faulty) if wrap_runner is not None else faulty
+
+    executor = build_executor(config, stages, wrap, owns_process)
     settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
     loop = Loop(
-        scheduler, executor, mailbox, depth=settings.depth, epoch=epoch, clock=time.monotonic
+        scheduler,
+        executor,
+        mailbox,
+        depth=settings.depth,
+        epoch=epoch,
+        clock=time.monotonic,
+        report_load=report_load,
     )
     return loop, executor.capacity
+
+
+def build_executor(
+    config: Config,
+    report: ReportProgress,
+    wrap: Callable[[StepWorker], StepWorker],
+    owns_process: bool,
+) -> Executor:
+    """One worker in this process, or the first of several ranks."""
+    ranks = config.parallel.tp_size
+    if ranks == 1 or config.environment.get("VIVACE_EXECUTOR"):
+        return InProcessExecutor(wrap(build_runner(config, report, owns_process)))
+    from vivace.launch.ranks import start_process_group
+    from vivace.worker.build import build_worker
+
+    def build(group: Group) -> StepWorker:
+        return wrap(build_worker(config, report, group, owns_process=owns_process))
+
+    return start_process_group(config, ranks, build, report)
 
 
 class StageTimes:
@@ -78,7 +109,7 @@ class StageTimes:
         self._moment = now
 
 
-def build_runner(config: Config, report: ReportProgress) -> StepWorker:
+def build_runner(config: Config, report: ReportProgress, owns_process: bool = False) -> StepWorker:
     """The worker on its device, or (`VIVACE_EXECUTOR=oracle[:seconds per step]`) no model."""
     name, _, seconds = config.environment.get("VIVACE_EXECUTOR", "").partition(":")
     if name == "oracle":
@@ -89,7 +120,7 @@ def build_runner(config: Config, report: ReportProgress) -> StepWorker:
     report("Loading PyTorch", 0.0)
     from vivace.worker.build import build_worker
 
-    return build_worker(config, report)
+    return build_worker(config, report, owns_process=owns_process)
 
 
 def oracle(config: Config, step_seconds: float) -> OracleWorker:

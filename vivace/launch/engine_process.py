@@ -17,9 +17,9 @@ from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
 from vivace.protocol.channel import EngineMailbox
 from vivace.protocol.heartbeat import EngineHeartbeat
+from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import Command, Ready, Reply, ToFrontend
 from vivace.protocol.shared_memory import attach
-from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import FrontendGone, Progress, Setup, StartupStages, Stop, ToChild
 
 log = logging.getLogger(__name__)
@@ -67,16 +67,17 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
     """Serve until stopped. Raises what ends the engine."""
     timeline.begin("reading the configuration")
     config = decode(setup.config)
-    log_lines.setup(config.logging.log_level, "engine")
+    name = f"engine {setup.index}" if setup.count > 1 else "engine"
+    log_lines.setup(config.logging.log_level, name)
     watch_gc(config.logging.gc_warning_threshold_secs)
     mailbox = EngineMailbox(
-        setup.engine,
+        setup.engines[0],
         epoch=setup.epoch,
         to_supervisor=lambda message: send_reply(control, message),
     )
     thread = SupervisorThread(control, mailbox)
     thread.start()
-    heartbeat = EngineHeartbeat(attach(setup.memory).engine)
+    heartbeat = EngineHeartbeat(attach(setup.memory, setup.count).engine(setup.index))
     heartbeat.begin()
 
     def report(stage: str, fraction: float) -> None:
@@ -89,6 +90,8 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
         report,
         epoch=setup.epoch,
         wrap_runner=lambda runner: HeartbeatRunner(runner, heartbeat),
+        report_load=heartbeat.report_load,
+        owns_process=True,
     )
     timeline.begin("collecting garbage")
     gc.collect()
@@ -97,7 +100,7 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
     heartbeat.idle()
     thread.attach_loop(loop)
     control.send(StartupStages(timeline.stages()))
-    control.send(Ready(epoch=setup.epoch, capacity=capacity))
+    control.send(Ready(epoch=setup.epoch, capacity=capacity, engine=setup.index))
     loop.run()
     mailbox.close()
 

@@ -44,6 +44,7 @@ class FaultyRunner:
         self._kind = kind
         self._left = at
         self.events = runner.events
+        self.control = runner.control
         self.wake_with = runner.wake_with
         self.close = runner.close
 
@@ -71,6 +72,7 @@ class PoisonedRunner:
     def __init__(self, runner: StepWorker, token: int) -> None:
         self.capacity: Capacity = runner.capacity
         self.events = runner.events
+        self.control = runner.control
         self.wake_with = runner.wake_with
         self.close = runner.close
         self._runner = runner

@@ -9,7 +9,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import vivace
 from vivace.config.config import Config
 from vivace.config.serialize import decode
 from vivace.errors import CANNOT_START, FAILED
+from vivace.frontend.engine_status import BALANCES, EngineView
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import served_model
 from vivace.frontend.tokenizer import configured_tokenizer
@@ -28,6 +30,7 @@ from vivace.observability.timeline import Timeline
 from vivace.platforms.cpu.allocator import return_freed_blocks, return_large_blocks
 from vivace.protocol.channel import FrontendMailbox
 from vivace.protocol.heartbeat import EngineProgress, FrontendHeartbeat
+from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import (
     ABORTED,
     FINISH_ABORT,
@@ -42,10 +45,9 @@ from vivace.protocol.messages import (
     ToEngine,
     ToFrontend,
 )
-from vivace.protocol.shared_memory import attach
+from vivace.protocol.shared_memory import SharedMemory, attach
 from vivace.protocol.tasks import Generate
 from vivace.server.app import build_app, start_site, stop_site
-from vivace.supervisor.ipc import MessageSocket, SocketClosed
 from vivace.supervisor.messages import (
     LiveRequests,
     Serving,
@@ -77,24 +79,25 @@ async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: 
     several = config.model.tokenizer_worker_num > 1
     log_lines.setup(config.logging.log_level, f"frontend {setup.index}" if several else "frontend")
     watch_gc(config.logging.gc_warning_threshold_secs)
-    memory = attach(setup.memory)
+    memory = attach(setup.memory, setup.count)
     heartbeat = FrontendHeartbeat(memory.heartbeat(setup.place))
     heartbeat.begin()
-    mailbox = FrontendMailbox(setup.engine, setup.index, on_send=heartbeat.mark_sent)
     dump = crash_dump(config, setup.index)
+    mailboxes, engines = open_engines(setup, memory, heartbeat, dump)
     timeline.begin("tokenizer")
     tokenizer = configured_tokenizer(config)
     frontend = Frontend(
         served_model(config, tokenizer),
         tokenizer,
-        mailbox.send if dump is None else with_record(mailbox.send, dump),
+        engines,
+        balance=BALANCES[config.parallel.load_balance_method](),
         index=setup.index,
         release=return_freed_blocks,
-        progress=EngineProgress(memory),
     )
     frontend.engine.warming_up = True
     fault = config.environment.get("VIVACE_TEST_FAULT", "")
-    child = FrontendChild(control, with_frontend_fault(mailbox, fault, setup.index), frontend, dump)
+    inbox = with_frontend_fault(Inboxes(mailboxes), fault, setup.index)
+    child = FrontendChild(control, inbox, frontend, dump)
     asyncio.get_running_loop().add_reader(control.fileno(), child.on_message)
     child.on_message()  # what came together with the setup
     feeding = asyncio.create_task(child.run_until_stopped())
@@ -112,7 +115,39 @@ async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: 
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(stop_site(runner), child.grace + 1)
     beats.cancel()
-    mailbox.close()
+    for mailbox in mailboxes:
+        mailbox.close()
+
+
+def open_engines(
+    setup: Setup, memory: SharedMemory, heartbeat: FrontendHeartbeat, dump: CrashDump | None
+) -> tuple[list[FrontendMailbox], list[EngineView]]:
+    """The connection to each engine, and what the frontend sees of it."""
+    mailboxes, views = [], []
+    for index, engine in enumerate(setup.engines):
+        sent = partial(heartbeat.mark_sent, index)
+        mailbox = FrontendMailbox(engine, setup.index, on_send=sent)
+        send = mailbox.send if dump is None else with_record(mailbox.send, dump)
+        mailboxes.append(mailbox)
+        views.append(EngineView(send, index, EngineProgress(memory, index)))
+    return mailboxes, views
+
+
+class Inboxes:
+    """What comes from all engines. What the supervisor says of one stands behind what that one has
+    sent."""
+
+    def __init__(self, mailboxes: Sequence[FrontendMailbox]) -> None:
+        self._mailboxes = mailboxes
+
+    async def deliver(self, take: Callable[[ToFrontend], None]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for mailbox in self._mailboxes:
+                group.create_task(mailbox.deliver(take))
+
+    def accept(self, message: Ready | EngineDown | Draining) -> None:
+        engine = None if isinstance(message, Draining) else message.engine
+        self._mailboxes[engine or 0].accept(message)
 
 
 class FrontendChild:

@@ -56,6 +56,7 @@ def build_summary(config: Config, capacity: Capacity, url: str) -> Summary:
         ("limits", limits_text(capacity)),
         answer_row(config),
         ("device", device_text(config, capacity)),
+        *processes(config),
     )
     return Summary(
         rows=(*rows, *details(config, capacity)) if config.logging.verbose else rows,
@@ -64,6 +65,18 @@ def build_summary(config: Config, capacity: Capacity, url: str) -> Summary:
         curl=curl(config, url, name),
         url=url,
     )
+
+
+def processes(config: Config) -> list[Row]:
+    """Where there are several; what is said above is of one of them."""
+    engines, ranks = config.parallel.dp_size, config.parallel.tp_size
+    found = []
+    if engines > 1:
+        balance = config.parallel.load_balance_method
+        found.append(f"{engines} engines, each with the memory and limits above ({balance})")
+    if ranks > 1:
+        found.append(f"{ranks} ranks of each engine, with the weights and KV above")
+    return [("processes", "; ".join(found))] if found else []
 
 
 def answer_row(config: Config) -> Row:

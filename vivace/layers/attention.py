@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
-from vivace.layers.linear import Linear, Part, RMSNorm
+from vivace.layers.linear import Linear, Part, RMSNorm, Shard
 from vivace.layers.module import Bindings, Module
 from vivace.layers.rotary import RotaryTable
 from vivace.platforms.attention import AttendingStep, AttentionLayer
@@ -29,10 +31,21 @@ class Attention(Module):
     ) -> None:
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.shape = shape
-        self.sizes = [q, kv, kv]
-        parts = [Part("q_proj", q), Part("k_proj", kv), Part("v_proj", kv)]
-        self.qkv_proj = Linear(hidden, parts, bias=qkv_bias)
-        self.o_proj = Linear(q, [Part("o_proj", hidden)], bias=output_bias)
+        """this rank's heads, once it is bound"""
+        parts = [
+            Part("q_proj", q, shape.head_dim),
+            Part("k_proj", kv, shape.head_dim, repeated=True),
+            Part("v_proj", kv, shape.head_dim, repeated=True),
+        ]
+        self.qkv_proj = Linear(hidden, parts, bias=qkv_bias, shard=Shard.OUTPUTS, group="attention")
+        self.o_proj = Linear(
+            q,
+            [Part("o_proj", hidden)],
+            bias=output_bias,
+            shard=Shard.INPUTS,
+            group="attention",
+            input_unit=shape.head_dim,
+        )
         self.q_norm = q_norm
         self.k_norm = k_norm
         self._table = rotary
@@ -40,14 +53,17 @@ class Attention(Module):
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
         self._ops = env.ops
+        self.sizes = [part.local_size for part in self.qkv_proj.shape.parts]
+        q, kv, _ = (size // self.shape.head_dim for size in self.sizes)
+        self.shape = replace(self.shape, heads=q, kv_heads=kv)
 
     def __call__(self, x: Tensor, step: AttendingStep) -> Tensor:
         """x[T, hidden] -> [T, hidden]; keys and values of the T tokens are stored on the way."""
         head = self.shape.head_dim
         q, k, v = (
-            part.unflatten(-1, (-1, head)) for part in self.qkv_proj(x).split(self.sizes, -1)
+            part.unflatten(-1, (-1, head)) for part in self.qkv_proj(x, step).split(self.sizes, -1)
         )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         attended = self._ops.rotary_attend(self.shape, q, k, v, self._table.cos_sin, step)
-        return self.o_proj(attended)
+        return self.o_proj(attended, step)

@@ -1,59 +1,49 @@
 """Build -> bind -> load: how a model comes to life.
 
-Layers are built with global shapes and nothing else. One walk binds names and what the device
-offers, a second lets each layer pull its own tensors from the checkpoint. A model file therefore
-holds the architecture and no ranks, prefixes, quantization or weight tables.
+Layers are built with global shapes and nothing else. One walk binds names, this rank's groups and
+what the device offers, a second lets each layer pull its own tensors from the checkpoint. A model
+file therefore holds the architecture and no ranks, prefixes, quantization or weight tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
+from vivace.checkpoint.weights import Weights
+from vivace.layers.layout import SINGLE, ParallelLayout
 from vivace.platforms.ops.table import Ops
-from vivace.quantization.method import LinearMethod, Matrix
-
-
-class Weights(Protocol):
-    """A checkpoint under Hugging Face's tensor names."""
-
-    def has(self, name: str) -> bool: ...
-
-    def names(self) -> Iterable[str] | None:
-        """What the files have; None = whatever is asked for (a dummy)."""
-        ...
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor on the CPU; raises CheckpointError when missing or of another shape."""
-        ...
-
-    def take_stored(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        """As `take`, but quantized blocks stay as the file has them."""
-        ...
+from vivace.quantization.method import QuantizationConfig
+from vivace.quantization.packed import WeightPacker
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bindings:
     """What a layer gets when it is bound."""
 
-    ops: Ops
-    dtype: torch.dtype
-    """of activations and of what is not a matrix"""
-    matrix_dtype: torch.dtype
-    """of matrices that are not quantized"""
-    device: torch.device
-    read: Callable[[Weights, str, tuple[int, int]], Matrix]
-    """how a matrix is taken from the checkpoint: decoded, or as it is stored"""
-    linear_method: Callable[[str], LinearMethod]
-    """full layer name -> a fresh method that will hold its weight"""
+    packer: WeightPacker
+    """how matrices are kept"""
+    quantization: QuantizationConfig
+    """how they are stored"""
+    layout: ParallelLayout = SINGLE
+    """this rank's share of each layer"""
     longest: int | None = None
     """tokens of the longest sequence the device can hold, where somebody knows"""
+
+    @property
+    def ops(self) -> Ops:
+        return self.packer.ops
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """of activations and of what is not a matrix"""
+        return self.packer.activations
+
+    @property
+    def device(self) -> torch.device:
+        return self.packer.device
 
 
 class Module:
@@ -84,17 +74,20 @@ class Module:
             child.bind(f"{name}.{attribute}" if name else attribute, env)
 
     def load(self, weights: Weights) -> None:
-        """Pull weights, depth first."""
+        """Pull weights, depth first. Raises CheckpointError."""
         for _, child in self.children():
             child.load(weights)
 
+    def update(self, weights: Weights) -> None:
+        """Other numbers for what was loaded, in the same memory: captured steps see them."""
+        for _, child in self.children():
+            child.update(weights)
 
-def read_decoded(weights: Weights, name: str, shape: tuple[int, int]) -> Matrix:
-    return weights.take(name, shape)
-
-
-def read_stored(weights: Weights, name: str, shape: tuple[int, int]) -> Matrix:
-    return weights.take_stored(name, shape)
+    def claims(self) -> Iterator[str]:
+        """Names of the checkpoint's tensors that this architecture has a place for, whether this
+        rank takes them or not."""
+        for _, child in self.children():
+            yield from child.claims()
 
 
 def sibling(name: str, other: str) -> str:

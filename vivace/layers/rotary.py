@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vivace.checkpoint.weights import Weights
 from vivace.errors import CannotStart
-from vivace.layers.module import Bindings, Module, Weights
+from vivace.layers.module import Bindings, Module
 
 Frequencies = tuple[Tensor, float]
 """inverse frequencies[rot / 2] in float32, and the factor on cosines and sines"""

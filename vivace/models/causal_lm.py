@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from vivace.layers.module import Bindings, Weights
+from vivace.checkpoint.weights import Weights
+from vivace.layers.module import Bindings
 from vivace.layers.rotary import RotaryTable
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.models.rope import Rope
@@ -29,12 +30,20 @@ class CausalLM(Protocol):
 
     @property
     def attention_layers(self) -> Sequence[CacheLayer]:
-        """Of every kind: whatever keeps something of a sequence."""
+        """Of every kind: whatever keeps something of a sequence; known once it is bound."""
         ...
 
     def bind(self, name: str, env: Bindings) -> None: ...
 
     def load(self, weights: Weights) -> None: ...
+
+    def update(self, weights: Weights) -> None:
+        """Other numbers in the memory of those that were loaded."""
+        ...
+
+    def claims(self) -> Iterable[str]:
+        """Names of tensors that the architecture has a place for, on whatever rank."""
+        ...
 
     def forward(self, step: ModelStep) -> Tensor:
         """ids and positions of T tokens -> hidden[T, hidden], after the final norm"""

@@ -9,12 +9,12 @@ from typing import Any
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, abbreviate
+from vivace.checkpoint.layouts import read_quant_description
 from vivace.checkpoint.source import ModelSource
 from vivace.models.architecture import Architecture, GroupedAttention
 from vivace.models.class_name import read_class_name, unread_code
 from vivace.models.config_fields import SLIDING, EndIds, ModelFields, is_no_window
 from vivace.models.families import FAMILIES
-from vivace.models.quantized import refuse_quantized
 from vivace.models.rope import (
     LARGEST_HEAD,
     Rope,
@@ -26,6 +26,7 @@ from vivace.models.rope import (
     with_scaling,
 )
 from vivace.models.twins import idle, twin_notices, unread_notices
+from vivace.quantization.description import QuantizedCheckpoint, check_request, read_quantization
 
 MOST_PROJECTED = 1 << 22
 """numbers of all query heads of a layer"""
@@ -135,7 +136,7 @@ def read_facts(source: ModelSource) -> ModelFacts:
     """
     architecture = read_class_name(source)
     config = ModelFields(source, FAMILIES[architecture])
-    refuse_quantized(config)
+    checkpoint_quantization(source)
     refuse_bidirectional(config)
     heads, kv_heads, head_dim = read_heads(config)
     layers, vocabulary = config.need_known("num_hidden_layers"), config.need_known("vocab_size")
@@ -172,6 +173,16 @@ def read_facts(source: ModelSource) -> ModelFacts:
         ),
     )
     return add_sizes(facts)
+
+
+def checkpoint_quantization(
+    source: ModelSource, requested: str | None = None
+) -> QuantizedCheckpoint | None:
+    """What the files say of their weights. Raises SourceError for what is not read, and where
+    --quantization asks for something that cannot be made of it."""
+    found = read_quantization(ModelFields(source), read_quant_description(source.path))
+    check_request(found, requested)
+    return found
 
 
 def refuse_bidirectional(config: ModelFields) -> None:

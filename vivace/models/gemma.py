@@ -15,6 +15,7 @@ from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
 from vivace.models.facts import DecoderFacts, ModelFacts
+from vivace.platforms.attention import AttentionLayer
 
 GemmaRMSNorm = partial(RMSNorm, offset=1.0)
 """its weight is the distance from one"""
@@ -52,7 +53,7 @@ class GemmaDecoderLayer(Module):
         x, residual = self.input_layernorm.add(x, residual)
         x = self.post_attention_layernorm(self.self_attn(x, step))
         x, residual = self.pre_feedforward_layernorm.add(x, residual)
-        return self.post_feedforward_layernorm(self.mlp(x)), residual
+        return self.post_feedforward_layernorm(self.mlp(x, step)), residual
 
 
 class GemmaModel(Module):
@@ -83,7 +84,11 @@ class GemmaForCausalLM(Module):
         self.model = GemmaModel(facts, decoder, tables, qk_norm)
         embedding = self.model.embed_tokens
         self.lm_head = LogitsHead(embedding, tied=facts.tied, soft_cap=decoder.logit_cap)
-        self.attention_layers = [layer.self_attn.shape for layer in self.model.layers]
+
+    @property
+    def attention_layers(self) -> list[AttentionLayer]:
+        """This rank's heads; after `bind`."""
+        return [layer.self_attn.shape for layer in self.model.layers]
 
     def forward(self, step: ModelStep) -> Tensor:
         return self.model(step)

@@ -13,6 +13,7 @@ from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
 from vivace.models.facts import DecoderFacts, ModelFacts
+from vivace.platforms.attention import AttentionLayer
 
 
 class LlamaDecoderLayer(Module):
@@ -40,7 +41,7 @@ class LlamaDecoderLayer(Module):
         x, residual = self.input_layernorm.add(x, residual)
         x = self.self_attn(x, step)
         x, residual = self.post_attention_layernorm.add(x, residual)
-        return self.mlp(x), residual
+        return self.mlp(x, step), residual
 
 
 class LlamaModel(Module):
@@ -66,7 +67,11 @@ class LlamaForCausalLM(Module):
     def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
         self.model = LlamaModel(facts, decoder, positions)
         self.lm_head = LogitsHead(self.model.embed_tokens, tied=facts.tied)
-        self.attention_layers = [layer.self_attn.shape for layer in self.model.layers]
+
+    @property
+    def attention_layers(self) -> list[AttentionLayer]:
+        """This rank's heads; after `bind`."""
+        return [layer.self_attn.shape for layer in self.model.layers]
 
     def forward(self, step: ModelStep) -> Tensor:
         return self.model(step)

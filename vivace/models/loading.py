@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 import torch
@@ -11,12 +10,15 @@ import torch
 from vivace.checkpoint.open import TIED, OpenWeights, open_weights
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weights import ReportProgress
-from vivace.layers.module import Bindings, read_decoded, read_stored
+from vivace.layers.layout import tensor_parallel
+from vivace.layers.module import Bindings
 from vivace.models.causal_lm import CausalLM
-from vivace.models.facts import ModelFacts
+from vivace.models.facts import ModelFacts, checkpoint_quantization
 from vivace.models.registry import ARCHITECTURES
+from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.ops.table import Ops
-from vivace.quantization.method import LinearMethod, select_quant_method, select_scheme
+from vivace.quantization.packed import WeightPacker
+from vivace.quantization.select import select_quantization
 
 
 def load_model(
@@ -30,6 +32,7 @@ def load_model(
     blocks: bool = False,
     int8_activations: bool = False,
     quantization: str | None = None,
+    group: Group = SINGLE_RANK,
     positions: int,
     longest: int | None = None,
     progress: ReportProgress,
@@ -41,32 +44,26 @@ def load_model(
     `dtype` is that of activations, `matrix_dtype` that of plain matrices (None: the same);
     `blocks` leaves quantized matrices as they are stored, for ops that read them;
     `int8_activations`: those of at most six bits are multiplied with activations in int8.
-    `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet.
-
-    Raises CheckpointError for bad weights.
+    `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet. `group`:
+    the ranks that share all layers. Raises CheckpointError for bad weights.
     """
     matrices = matrix_dtype or dtype
     weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
-    model = build_model(replace(facts, tied=weights.tied), positions)
-    scheme = select_scheme(quantization, weights.int8)
-    quantized = partial(
-        select_quant_method,
-        scheme=scheme,
-        int8_checkpoint=weights.int8,
-        blocks=blocks,
+    packer = WeightPacker(ops=ops, dtype=matrices, activations=dtype, device=device, blocks=blocks)
+    config = select_quantization(
+        checkpoint_quantization(source, quantization),
+        weights,
+        packer,
+        requested=quantization,
         int8_activations=int8_activations,
     )
-    bindings = Bindings(
-        ops=ops,
-        dtype=dtype,
-        matrix_dtype=matrices,
-        device=device,
-        # of an int8 checkpoint: decoded when nobody wants its int8
-        read=read_stored if (scheme if weights.int8 else blocks) else read_decoded,
-        linear_method=lambda name: LinearMethod(ops, matrices, dtype, device, quantized(name)),
-        longest=longest,
+    model = build_model(replace(facts, tied=weights.tied), positions)
+    model.bind(
+        "",
+        Bindings(
+            packer=packer, quantization=config, layout=tensor_parallel(group), longest=longest
+        ),
     )
-    model.bind("", bindings)
     load_weights(model, weights)
     return model
 
@@ -83,7 +80,7 @@ def without_head(source: ModelSource, facts: ModelFacts) -> tuple[ModelSource, M
 def load_weights(model: CausalLM, weights: OpenWeights) -> None:
     with torch.inference_mode():
         model.load(weights)
-    weights.finish()
+    weights.finish(set(model.claims()))
 
 
 def build_model(facts: ModelFacts, positions: int) -> CausalLM:

@@ -10,6 +10,7 @@ from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
 from vivace.models.facts import DecoderFacts, ModelFacts
+from vivace.platforms.attention import AttentionLayer
 
 
 class Qwen2DecoderLayer(Module):
@@ -37,7 +38,7 @@ class Qwen2DecoderLayer(Module):
         x, residual = self.input_layernorm.add(x, residual)
         x = self.self_attn(x, step)
         x, residual = self.post_attention_layernorm.add(x, residual)
-        return self.mlp(x), residual
+        return self.mlp(x, step), residual
 
 
 class Qwen2Model(Module):
@@ -63,7 +64,11 @@ class Qwen2ForCausalLM(Module):
     def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
         self.model = Qwen2Model(facts, decoder, positions)
         self.lm_head = LogitsHead(self.model.embed_tokens, tied=facts.tied)
-        self.attention_layers = [layer.self_attn.shape for layer in self.model.layers]
+
+    @property
+    def attention_layers(self) -> list[AttentionLayer]:
+        """This rank's heads; after `bind`."""
+        return [layer.self_attn.shape for layer in self.model.layers]
 
     def forward(self, step: ModelStep) -> Tensor:
         return self.model(step)

@@ -15,12 +15,13 @@ from vivace.models.facts import (
     ModelFacts,
     ModelFields,
     TracedModel,
+    checkpoint_quantization,
     read_dtype,
     read_eos_token_ids,
 )
-from vivace.models.quantized import refuse_quantized
 from vivace.models.rope import read_stretch
 from vivace.models.twins import twin_dtypes
+from vivace.quantization.description import Int8Checkpoint
 
 PACKAGE = "transformers"
 
@@ -40,7 +41,12 @@ class TraceResult(msgspec.Struct, frozen=True):
 
 
 def trace_request(source: ModelSource) -> TraceRequest:
-    refuse_quantized(ModelFields(source))
+    checkpoint = checkpoint_quantization(source)
+    if not isinstance(checkpoint, Int8Checkpoint | None):
+        raise SourceError(
+            f"{source.path}: {checkpoint.method} weights, which --model-impl transformers does not "
+            "read; leave it out where Vivace has the architecture itself"
+        )
     return TraceRequest(read_class_name(source), source.config)
 
 

@@ -8,7 +8,7 @@ interface, as the trace of the model found it (`transformers_trace`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -19,13 +19,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivace.checkpoint.source import SourceError
-from vivace.checkpoint.weights import CheckpointError
-from vivace.layers.module import Bindings, Module, Weights
+from vivace.checkpoint.weights import CheckpointError, Weights
+from vivace.layers.module import Bindings, Module
 from vivace.models.causal_lm import ModelStep
 from vivace.models.facts import AttentionFacts, ModelFacts
 from vivace.models.transformers_check import check_same, probe
 from vivace.models.transformers_facts import TraceRequest
 from vivace.platforms.attention import AttentionLayer
+from vivace.quantization.int8 import SCALE_SUFFIX, Int8AsFloats
 
 ATTENTION = "vivace_paged"
 
@@ -50,11 +51,14 @@ class TransformersModel(Module):
             attention_layer(index, found) for index, found in enumerate(facts.attention)
         ]
         self._context = ForwardContext(self.attention_layers)
+        self._claims: Iterable[str] = ()
         self._body: Any = None
         self._head: Any = None
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
+        if env.layout.dense.size > 1:
+            raise SourceError("--model-impl transformers runs on one device")
         self._env = env
 
     def load(self, weights: Weights) -> None:
@@ -62,6 +66,8 @@ class TransformersModel(Module):
         tokens with what transformers computes by itself. Raises SourceError where they differ."""
         from vivace.models.transformers_body import IdentityBody
 
+        weights = Int8AsFloats(weights)
+        self._claims = weights.names() or ()
         with quiet_transformers(), torch.inference_mode(False):
             network = self._network(weights)
         network.requires_grad_(False).to(self._env.device)
@@ -72,6 +78,13 @@ class TransformersModel(Module):
         setattr(network, network.base_model_prefix, IdentityBody())
         self._head = network
         check_same(self, wanted, f"{self.facts.architecture} with --model-impl transformers")
+
+    def update(self, weights: Weights) -> None:
+        raise SourceError("--model-impl transformers cannot take other weights; start it again")
+
+    def claims(self) -> Iterator[str]:
+        """All: `refuse_gaps` has seen which of them have no place."""
+        return (name for one in self._claims for name in (one, one + SCALE_SUFFIX))
 
     def _network(self, weights: Weights) -> Any:
         import transformers

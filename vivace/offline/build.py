@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import CannotStart
+from vivace.frontend.engine_status import EngineView
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import served_model
 from vivace.frontend.tokenizer import configured_tokenizer
@@ -22,6 +23,7 @@ from vivace.protocol.messages import Ready
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
+from vivace.config.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,12 @@ def resolve_arguments(arguments: dict[str, Any]) -> Config:
     options = from_arguments(**arguments)
     notices = (*options.notices, *idle_here(arguments))
     config = configure(dataclasses.replace(options, notices=notices))
+    for name, size in (("dp_size", config.parallel.dp_size), ("tp_size", config.parallel.tp_size)):
+        if size > 1:
+            raise ConfigError(
+                f"{name}={size}: vivace.Engine is one engine in one process; leave it out, or run "
+                f"a server with --{name.replace('_', '-')}"
+            )
     if not logging.getLogger().handlers:
         log_lines.setup(config.logging.log_level)
     for decision in decisions(config, config.rewrites):
@@ -91,7 +99,7 @@ def start(
             "made for chatting; give one that is"
         )
     mailbox = LocalMailbox()
-    frontend = Frontend(served_model(config, tokenizer), tokenizer, mailbox.post)
+    frontend = Frontend(served_model(config, tokenizer), tokenizer, [EngineView(mailbox.post)])
     begin = time.monotonic()
     loop, capacity = engine_parts(config, mailbox, report)
     for decision in decisions(config, capacity.rewrites):

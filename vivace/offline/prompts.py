@@ -31,6 +31,9 @@ class GenerateOptions(TypedDict, total=False):
     stream: bool
     rid: str | list[str] | None
     priority: int | None
+    routed_dp_rank: int | None
+    """as SGLang has it; there is one engine, 0"""
+    data_parallel_rank: int | None
     return_hidden_states: bool | list[bool]
     """with the flag enable_return_hidden_states"""
     extra_key: str | list[str] | None

@@ -63,6 +63,9 @@ class PlatformSettings:
     """each computing thread beside the engine's own stays on one core"""
     kernels: bool = False
     """native kernels where there are some; otherwise torch's own operations"""
+    owns_process: bool = False
+    """the process is there for the engine: torch's threads and what malloc keeps may be set for all
+    of it. In a program that embeds one they are the program's."""
 
 
 @dataclass(frozen=True, slots=True)

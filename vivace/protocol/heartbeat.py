@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vivace.protocol.shared_memory import SharedMemory, words
+from vivace.protocol.shared_memory import ENGINE_BYTES, SharedMemory, words
 from vivace.protocol.step import StepPlan
 
 SECOND = 10**9
@@ -31,6 +31,9 @@ LIST_AT = WORD_BYTES + 2 * ACTIVITY.size + 2 * WORD_BYTES
 STEP, COUNT = LIST_AT // WORD_BYTES - 2, LIST_AT // WORD_BYTES - 1
 """words: the step, and how many spans are listed behind"""
 MAX_SPANS = 4000
+REQUESTS, TOKENS = ENGINE_BYTES // WORD_BYTES - 2, ENGINE_BYTES // WORD_BYTES - 1
+"""words at the end: what the engine holds"""
+MAX_ENGINES = 64
 IDLE, SCHEDULING, STEPPING = range(3)
 MIN_ALLOWANCE = 2.0
 """Seconds: what an engine may take to look at a message, or to decide; no step is allowed less."""
@@ -69,7 +72,12 @@ class EngineHeartbeat:
     def begin(self) -> None:
         """Forget what an engine before this one was at."""
         self._words[STEP] = self._words[COUNT] = 0
+        self.report_load(0, 0)
         self.idle()
+
+    def report_load(self, requests: int, tokens: int) -> None:
+        """That run and wait, of all frontends; and how many tokens these have and will compute."""
+        self._words[REQUESTS], self._words[TOKENS] = requests, tokens
 
     def idle(self) -> None:
         """From now on it waits for messages."""
@@ -109,6 +117,11 @@ class EngineHeartbeat:
                 return Activity(beats, *activity)
 
     @property
+    def load(self) -> tuple[int, int]:
+        """(requests, tokens) as it last reported them"""
+        return self._words[REQUESTS], self._words[TOKENS]
+
+    @property
     def step_number(self) -> int:
         """Of the step that was begun last."""
         return self._words[STEP]
@@ -124,25 +137,26 @@ class EngineHeartbeat:
 
 class FrontendHeartbeat:
     """One frontend writes, everybody reads: when it last beat (0 = nobody is there), and when it
-    last sent something to the engine."""
+    last sent something to each engine."""
 
     def __init__(self, memory: memoryview) -> None:
         self._words = words(memory)
 
     def begin(self) -> None:
         """A new process takes the place over."""
-        self._words[1] = 0
+        self.end()
         self.beat()
 
     def end(self) -> None:
         """Nobody is there any more."""
-        self._words[0] = self._words[1] = 0
+        for word in range(1 + MAX_ENGINES):
+            self._words[word] = 0
 
     def beat(self) -> None:
         self._words[0] = time.monotonic_ns()
 
-    def mark_sent(self) -> None:
-        self._words[1] = time.monotonic_ns()
+    def mark_sent(self, engine: int = 0) -> None:
+        self._words[1 + engine] = time.monotonic_ns()
 
     @property
     def alive(self) -> bool:
@@ -152,16 +166,16 @@ class FrontendHeartbeat:
     def last_beat(self) -> int:
         return self._words[0]
 
-    @property
-    def last_sent(self) -> int:
-        return self._words[1]
+    def last_sent(self, engine: int = 0) -> int:
+        return self._words[1 + engine]
 
 
 class EngineProgress:
     """Is the engine getting on with its work? For any process that shares the memory."""
 
-    def __init__(self, memory: SharedMemory) -> None:
-        self._heartbeat = EngineHeartbeat(memory.engine)
+    def __init__(self, memory: SharedMemory, engine: int = 0) -> None:
+        self._engine = engine
+        self._heartbeat = EngineHeartbeat(memory.engine(engine))
         self._frontends = [
             FrontendHeartbeat(memory.heartbeat(place)) for place in range(memory.places)
         ]
@@ -176,7 +190,8 @@ class EngineProgress:
         seen = self._heartbeat.read()
         if seen.kind != IDLE:
             return seen
-        sent = max(self._asked, *(heartbeat.last_sent for heartbeat in self._frontends))
+        times = (heartbeat.last_sent(self._engine) for heartbeat in self._frontends)
+        sent = max(self._asked, *times)
         if sent <= seen.since:
             return seen
         return Activity(seen.beats, SCHEDULING, sent, int(MIN_ALLOWANCE * SECOND), 0)
@@ -184,6 +199,10 @@ class EngineProgress:
     def steps(self) -> int:
         """How many steps this engine has begun."""
         return self._heartbeat.step_number
+
+    def load(self) -> tuple[int, int]:
+        """(requests, tokens)"""
+        return self._heartbeat.load
 
     def computes(self) -> bool:
         """Whether it is in a step."""

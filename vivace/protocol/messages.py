@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from vivace.protocol.metrics import Metrics
 from vivace.protocol.tasks import GENERATE, KVTransfer, Payload, Task
+from vivace.protocol.workers import WorkerState
 
 # -- requests: frontend -> engine ------------------------------------------------------------------
 
@@ -86,6 +88,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag
     resumed: list[int] = []
     """Output tokens the client already has: after an engine restart a frontend sends its live
     requests again with this ledger, and generation goes on behind it (same seed, same tokens)."""
+    dp_rank: int | None = None
+    """the engine that is asked for"""
     suspect: int = 0
     """UNTIL_FIRST_TOKEN: an engine died in a step with this request, so it runs alone until it
     draws a token; ALWAYS: that happened again, so it always runs alone"""
@@ -192,8 +196,8 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
-    """Deltas of one step for one frontend, in several messages where they are many. `epoch` changes
-    when the engine restarts."""
+    """Deltas of one step for one frontend, in several messages where they are many. `epoch` is that
+    of one life of one engine: no two have the same."""
 
     epoch: int
     deltas: list[Delta]
@@ -227,31 +231,6 @@ class Command(msgspec.Struct, frozen=True, tag="command"):
     body: FlushCache | GetState | Drain
 
 
-class Histogram(msgspec.Struct, frozen=True, array_like=True):
-    """Cumulative histogram: `counts[i]` observations <= `bounds[i]`; the last bound is +inf."""
-
-    bounds: list[float]
-    counts: list[int]
-    total: float
-
-
-class Series(msgspec.Struct, frozen=True, array_like=True):
-    """One series of a metric with labels of its own. Names in `_total` count, others are gauges."""
-
-    name: str
-    labels: dict[str, str]
-    value: float | Histogram
-
-
-class Metrics(msgspec.Struct, kw_only=True):
-    """Engine-side metrics by SGLang's names without the `sglang:` prefix."""
-
-    gauges: dict[str, float] = {}
-    counters: dict[str, float] = {}
-    histograms: dict[str, Histogram] = {}
-    series: list[Series] = []
-
-
 class EngineState(msgspec.Struct, kw_only=True, tag="state"):
     """What /server_info, /metrics and the tests look at."""
 
@@ -271,6 +250,7 @@ class EngineState(msgspec.Struct, kw_only=True, tag="state"):
     memory: dict[str, float] = {}
     """weight, kvcache, kvcache_resident, graph: GB; token_capacity: tokens"""
     executor: str = ""
+    workers: list[WorkerState] = []  # one for each rank
     pid: int = 0
     instructions: str = ""
     """as in `Capacity`"""
@@ -288,6 +268,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
     epoch: int
     capacity: Capacity
+    engine: int = 0
 
 
 class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
@@ -377,6 +358,8 @@ class EngineDown(msgspec.Struct, frozen=True, tag="down"):
 
     reason: str
     restarting: bool
+    engine: int | None = None
+    """None: all, for good"""
     refused: list[int] = []
     """keys of requests that were found to kill engines"""
     suspects: dict[int, int] = {}

@@ -4,7 +4,7 @@ It is anonymous (memfd), so no disk can be full or read-only behind it; it is re
 before any process needs it and sealed against shrinking, so touching it never faults; it belongs to
 the supervisor, so what a process stored outlives that process however it dies.
 
-Layout: the engine's part, what all frontends share, then one place per frontend: its
+Layout: a part for each engine, what all frontends share, then one place per frontend: its
 heartbeat, then its counters.
 """
 
@@ -19,7 +19,6 @@ REQUEST_LOG_BYTES = 64
 HEARTBEAT_BYTES = 4 << 10
 COUNTER_BYTES = 256 << 10
 PLACE_BYTES = HEARTBEAT_BYTES + COUNTER_BYTES
-COMMON_BYTES = ENGINE_BYTES + REQUEST_LOG_BYTES
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -27,21 +26,25 @@ class SharedMemory:
     """The supervisor creates and reserves it; a child attaches to the descriptor it inherits.
 
     Frontends have places 0 to `places` - 1; a frontend that died leaves its place to its successor.
+    Engines are 0 to `engines` - 1, and so is what follows one that died.
     """
 
-    def __init__(self, descriptor: int, places: int) -> None:
+    def __init__(self, descriptor: int, places: int, engines: int = 1) -> None:
         self.descriptor = descriptor
         self.places = places
-        self._map = mmap.mmap(descriptor, size_for(places))
+        self.engines = engines
+        self._map = mmap.mmap(descriptor, size_for(places, engines))
 
-    @property
-    def engine(self) -> memoryview:
-        return memoryview(self._map)[:ENGINE_BYTES]
+    def engine(self, index: int = 0) -> memoryview:
+        if not 0 <= index < self.engines:
+            raise ValueError(f"there is no engine {index}; there are {self.engines}")
+        return memoryview(self._map)[index * ENGINE_BYTES : (index + 1) * ENGINE_BYTES]
 
     @property
     def request_log(self) -> memoryview:
         """What --log-requests logs by now; any frontend may change it for all."""
-        return memoryview(self._map)[ENGINE_BYTES:COMMON_BYTES]
+        start = self.engines * ENGINE_BYTES
+        return memoryview(self._map)[start : start + REQUEST_LOG_BYTES]
 
     def heartbeat(self, place: int) -> memoryview:
         start = self._start(place)
@@ -54,7 +57,7 @@ class SharedMemory:
     def _start(self, place: int) -> int:
         if not 0 <= place < self.places:
             raise ValueError(f"there is no place {place}; there are {self.places}")
-        return COMMON_BYTES + place * PLACE_BYTES
+        return common_bytes(self.engines) + place * PLACE_BYTES
 
 
 def words(memory: memoryview) -> memoryview:
@@ -69,20 +72,24 @@ def new_descriptor() -> int:
     return os.memfd_create("vivace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
-def reserve(descriptor: int, places: int) -> SharedMemory:
+def reserve(descriptor: int, places: int, engines: int = 1) -> SharedMemory:
     """Give it its size for good. OSError when there is no memory."""
-    os.posix_fallocate(descriptor, 0, size_for(places))
+    os.posix_fallocate(descriptor, 0, size_for(places, engines))
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-    return SharedMemory(descriptor, places)
+    return SharedMemory(descriptor, places, engines)
 
 
-def attach(descriptor: int) -> SharedMemory:
+def attach(descriptor: int, engines: int = 1) -> SharedMemory:
     """A child's end. ValueError when the descriptor is no such memory."""
-    places, rest = divmod(os.fstat(descriptor).st_size - COMMON_BYTES, PLACE_BYTES)
+    places, rest = divmod(os.fstat(descriptor).st_size - common_bytes(engines), PLACE_BYTES)
     if rest or places < 0:
         raise ValueError(f"descriptor {descriptor} is not the memory of a server")
-    return SharedMemory(descriptor, places)
+    return SharedMemory(descriptor, places, engines)
 
 
-def size_for(places: int) -> int:
-    return COMMON_BYTES + places * PLACE_BYTES
+def common_bytes(engines: int) -> int:
+    return engines * ENGINE_BYTES + REQUEST_LOG_BYTES
+
+
+def size_for(places: int, engines: int) -> int:
+    return common_bytes(engines) + places * PLACE_BYTES

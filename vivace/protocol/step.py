@@ -110,6 +110,10 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, ta
     their memory back to the system; what they read as until they are written again is finite"""
     sends: list[Transfer] = []
     receives: list[Transfer] = []
+    ranks: list[int] = []
+    """tokens of each engine that takes this step together with this one (data parallel attention);
+    with none of its own an engine computes a token that is nobody's, because the others wait for it
+    in the layers that they share"""
 
 
 class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result"):

@@ -1,123 +1,192 @@
-"""How one linear layer keeps its weight, and what a quantization does to it."""
+"""What stands between a layer and its weight: methods, and what they get of a checkpoint.
+
+A layer says which tensors it is made of and which part of them is this rank's. Its method takes
+them from the checkpoint, whatever the format has beside or in the place of `weight`, keeps them as
+the device likes them, and computes. Models, layers and readers know no format.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
-from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
+from vivace.checkpoint.weights import ALL, FLOATS, CheckpointError, Weights
+from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.linear import Operands
-from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows
-from vivace.platforms.ops.table import Ops
+from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
 Matrix = Tensor | StoredBlocks | Int8Rows
-Quantize = Callable[[Sequence[Matrix]], Sequence[Matrix]]
-"""a layer's pieces -> the pieces that are packed"""
-
-SCHEMES = {"w8a8_int8": True, "w8a16": False}
-"""--quantization -> activations become int8 too"""
-OF_INT8_CHECKPOINTS = "w8a8_int8"
-HEAD = "lm_head"
+WEIGHT, BIAS = "weight", "bias"
 
 
-def keep(pieces: Sequence[Matrix]) -> Sequence[Matrix]:
-    return pieces
+@dataclass(frozen=True)
+class LocalPart:
+    """One tensor of a linear layer."""
+
+    name: str
+    """its full name in the checkpoint without ".weight" """
+    size: int
+    """rows of the whole"""
+    rows: slice
+    """this rank's"""
+
+    @property
+    def local_size(self) -> int:
+        return len(range(self.size)[self.rows])
 
 
-class LinearMethod:
-    """One layer's weight, packed as the device's `linear` likes it.
+@dataclass(frozen=True)
+class LinearShape:
+    """A linear layer as it is in the checkpoint, and what of it is this rank's."""
 
-    `quantize` marks or changes the pieces; floats become `dtype` then; blocks and int8 rows stay
-    what they are. The bias has the activations' dtype.
-    """
+    parts: tuple[LocalPart, ...]
+    inputs: int
+    """columns of the whole"""
+    columns: slice = field(default_factory=lambda: ALL)
+    """this rank's"""
+    bias: bool = False
+    adds_bias: bool = True
+    """False where the ranks' results are added up and another rank's has the bias in it"""
 
-    def __init__(
+    @property
+    def local_inputs(self) -> int:
+        return len(range(self.inputs)[self.columns])
+
+
+class LayerWeights:
+    """The tensors of one linear layer: `part.suffix` is the name of one."""
+
+    def __init__(self, weights: Weights, shape: LinearShape) -> None:
+        self.source = weights
+        self.shape = shape
+
+    def has(self, part: LocalPart, suffix: str) -> bool:
+        return self.source.has(f"{part.name}.{suffix}")
+
+    def dtype(self, part: LocalPart, suffix: str) -> torch.dtype | None:
+        """None: there is no such tensor, or of no type of torch's."""
+        name = f"{part.name}.{suffix}"
+        return self.source.dtype(name) if self.source.has(name) else None
+
+    def dimensions(self, part: LocalPart, suffix: str) -> int | None:
+        """None where nobody knows: it is missing, or a dummy."""
+        name = f"{part.name}.{suffix}"
+        known = self.source.names() is not None and self.source.has(name)
+        return len(self.source.shape(name)) if known else None
+
+    def take(
         self,
-        ops: Ops,
-        dtype: torch.dtype,
-        activations: torch.dtype,
-        device: torch.device,
-        quantize: Quantize = keep,
-    ) -> None:
-        self._ops = ops
-        self._dtype = dtype
-        self._activations = activations
-        self._device = device
-        self._quantize = quantize
-        self.operands = Operands(None, None)
-        """what ops take, `Ops.linear` and those that do more at once"""
+        part: LocalPart,
+        suffix: str,
+        shape: tuple[int, ...],
+        rows: slice = ALL,
+        columns: slice = ALL,
+        *,
+        dtypes: Collection[torch.dtype] = FLOATS,
+    ) -> Tensor:
+        """As `Weights.take`."""
+        name = f"{part.name}.{suffix}"
+        return self.source.take(name, shape, rows, columns, dtypes=dtypes)
 
-    def load(self, pieces: Sequence[Matrix], bias: Tensor | None) -> None:
-        """The pieces [some of out, in], one below the other, and bias[out]."""
-        weight: Any = self._ops.pack_linear(
-            [
-                piece.to(self._device, self._dtype) if isinstance(piece, Tensor) else piece
-                for piece in self._quantize(pieces)
-            ]
+    def take_matrix(
+        self, part: LocalPart, suffix: str = WEIGHT, *, dtypes: Collection[torch.dtype] = FLOATS
+    ) -> Tensor:
+        """[this rank's rows, this rank's columns]"""
+        whole = (part.size, self.shape.inputs)
+        return self.take(part, suffix, whole, part.rows, self.shape.columns, dtypes=dtypes)
+
+    def take_stored(self, part: LocalPart) -> Tensor | StoredBlocks:
+        """As `take_matrix`, but blocks stay as the file has them."""
+        return self.source.take_stored(
+            f"{part.name}.{WEIGHT}",
+            (part.size, self.shape.inputs),
+            part.rows,
+            self.shape.columns,
         )
-        bias = None if bias is None else bias.to(self._device, self._activations)
-        self.operands = Operands(weight, bias)
+
+    def take_bias(self) -> Tensor | None:
+        """[rows of all parts]; None where the layer has none, or another rank adds it."""
+        if not (self.shape.bias and self.shape.adds_bias):
+            return None
+        biases = [self.take(part, BIAS, (part.size,), part.rows) for part in self.shape.parts]
+        return biases[0] if len(biases) == 1 else torch.cat(biases)
+
+    def fail(self, part: LocalPart, suffix: str, reason: str) -> CheckpointError:
+        return CheckpointError(f"{part.name}.{suffix}: {reason}; fetch the checkpoint again")
 
 
-def select_scheme(requested: str | None, int8_checkpoint: bool) -> str | None:
-    """One of SCHEMES, or None: weights stay floats, or blocks. Without a wish, what the
-    checkpoint was made for."""
-    if requested is None and int8_checkpoint:
-        return OF_INT8_CHECKPOINTS
-    return requested if requested in SCHEMES else None
+class LinearMethod(Protocol):
+    """One linear layer's weight, and its product with it."""
+
+    fusible: bool
+    """`apply` is `Ops.linear` of `operands` and nothing else: an op that computes more at once may
+    take these (`FusibleMethod`)"""
+
+    def load(self, weights: LayerWeights) -> None:
+        """Raises CheckpointError."""
+        ...
+
+    def apply(self, x: Tensor, step: AttendingStep | None) -> Tensor:
+        """x[T, in] -> [T, out]; `step` is None where rows are not those of a step (a head)."""
+        ...
+
+    def update(self, weights: LayerWeights) -> None:
+        """Other numbers in the same memory, which captured steps have the addresses of."""
+        ...
+
+    def suffixes(self) -> Collection[str]:
+        """What this format stores beside biases, read or not; of every part."""
+        ...
 
 
-def select_quant_method(
-    name: str, scheme: str | None, *, int8_checkpoint: bool, blocks: bool, int8_activations: bool
-) -> Quantize:
-    """For the layer `name`. `blocks`: the device reads int8 rows as they are; `int8_activations`:
-    GGUF's blocks are multiplied with those. The head is never quantized here, nor what it reads:
-    its error decides tokens."""
-    if scheme is None:
-        return mark_int8_activations if int8_activations and name != HEAD else keep
-    online = not int8_checkpoint and name != HEAD
-    return Int8(int8_activations=SCHEMES[scheme], online=online, decode=not blocks)
+class FusibleMethod(LinearMethod, Protocol):
+    operands: Operands
 
 
-def mark_int8_activations(pieces: Sequence[Matrix]) -> Sequence[Matrix]:
-    """Marks the blocks that a kernel multiplies with int8. Wider blocks and floats are multiplied
-    with floats."""
-    return [
-        piece.with_int8_activations()
-        if isinstance(piece, StoredBlocks) and piece.kind in INT8_ACTIVATION_KINDS
-        else piece
-        for piece in pieces
-    ]
+def is_fusible(method: LinearMethod) -> TypeGuard[FusibleMethod]:
+    return method.fusible
 
 
-class Int8:
-    """A layer's pieces as int8 rows with one scale for each output channel.
+class ExpertMethod(Protocol):
+    """The weights of the experts that are on this rank, and what they make of tokens."""
 
-    `int8_activations`: activations become int8 too (W8A8), otherwise they stay floats (W8A16).
-    `online`: floats and blocks are quantized here; otherwise a layer that the checkpoint left alone
-    stays as it is, and so does a weight that was packed already (a head that shares the
-    embedding's). `decode`: the device has no product of floats with int8, so W8A16 weights become
-    floats again.
-    """
+    def load(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None:
+        """(gate above up, down) of each local expert"""
+        ...
 
-    def __init__(self, *, int8_activations: bool, online: bool, decode: bool = False) -> None:
-        self._int8_activations = int8_activations
-        self._online = online
-        self._decode = decode and not int8_activations
+    def apply(self, x: Tensor, weights: Tensor, experts: Tensor, step: AttendingStep) -> Tensor:
+        """x[T, hidden], weights[T, top], experts[T, top] int64 -> [T, hidden]"""
+        ...
 
-    def __call__(self, pieces: Sequence[Matrix]) -> Sequence[Matrix]:
-        stored = any(isinstance(piece, Int8Rows) for piece in pieces)
-        return [self._rows(piece) for piece in pieces] if self._online or stored else pieces
+    def update(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None: ...
 
-    def _rows(self, piece: Matrix) -> Matrix:
-        if not isinstance(piece, Int8Rows):
-            piece = int8_rows(piece.dequantize() if isinstance(piece, StoredBlocks) else piece)
-        return (
-            piece.dequantize()
-            if self._decode
-            else replace(piece, int8_activations=self._int8_activations)
-        )
+    def suffixes(self) -> Collection[str]: ...
+
+
+class QuantizationConfig(Protocol):
+    """How a checkpoint stores its weights and what is made of them (SGLang's and vLLM's
+    QuantizationConfig)."""
+
+    norm_biases: bool
+    """norms have a bias, which took up what was taken out of activations (ModelSlim)"""
+
+    def linear_method(self, layer: str, parts: Sequence[str]) -> LinearMethod:
+        """A fresh one for the layer `layer`, made of the tensors `parts` (full names)."""
+        ...
+
+    def expert_method(self, layer: str, activation: str) -> ExpertMethod: ...
+
+    def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
+        """A matrix that no method owns (an embedding)."""
+        ...
+
+
+def claim_tensors(shape: LinearShape, suffixes: Collection[str]) -> Iterator[str]:
+    for part in shape.parts:
+        yield from (f"{part.name}.{suffix}" for suffix in suffixes)
+        if shape.bias:
+            yield f"{part.name}.{BIAS}"

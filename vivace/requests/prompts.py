@@ -6,9 +6,9 @@ Free of HTTP: /generate, the OpenAI endpoints and the offline API share it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -16,8 +16,9 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import NO_TEXT, abbreviate, json_type, refuse_unsupported
 from vivace.frontend.frontend import Frontend
+from vivace.frontend.served_model import ServedModel
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
-from vivace.protocol.messages import Request
+from vivace.protocol.messages import Request, SamplingParams
 from vivace.protocol.tasks import GENERATE, HIDDEN, Task
 from vivace.requests.json_scan import PART_BYTES, Scan
 from vivace.requests.limits import DEPTH, VALUES
@@ -28,6 +29,18 @@ NO_HIDDEN_STATES = (
     "this server was started without --enable-return-hidden-states; start it with that flag, or "
     "leave the field out"
 )
+
+
+@dataclass(frozen=True)
+class WantedRank:
+    """The engine that a request asks for, and by which field."""
+
+    field: str
+    rank: int
+
+    def check(self, engines: int) -> None:
+        if not 0 <= self.rank < engines:
+            raise BadRequest(self.field, f"must be an engine, 0 to {engines - 1}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +58,8 @@ class PromptInput:
     rid: str | None = None
     logprobs: Mapping[str, Any] = field(default_factory=dict)
     priority: int | None = None
+    dp_rank: WantedRank | None = None
+    resumed: Sequence[int] = ()
     cache_key: str = ""
     log_metrics: bool = True
     task: Task = GENERATE
@@ -78,6 +93,8 @@ def build_requests(
 ) -> Iterator[Request]:
     """The n requests of one prompt."""
     served = frontend.served
+    if prompt.dp_rank is not None:
+        prompt.dp_rank.check(len(frontend.engines))
     if prompt.task == HIDDEN and not served.returns_hidden_states:
         raise BadRequest("return_hidden_states", NO_HIDDEN_STATES)
     room = 0 if (prompt.sampling or {}).get("max_new_tokens", 1) == 0 else 1
@@ -85,6 +102,8 @@ def build_requests(
     sampling, n = build_sampling(
         prompt.sampling, served, len(tokens), field_prefix=prompt.sampling_field
     )
+    if prompt.resumed:
+        check_resumed(prompt, sampling, n, served)
     logprobs = build_logprobs(served, len(tokens), **prompt.logprobs)
     for index, one in enumerate(samples(sampling, n)):
         yield frontend.checked_request(
@@ -93,6 +112,8 @@ def build_requests(
             rid=prompt.rid if n == 1 or prompt.rid is None else f"{prompt.rid}-{index}",
             logprobs=logprobs,
             priority=prompt.priority,
+            dp_rank=None if prompt.dp_rank is None else prompt.dp_rank.rank,
+            resumed=prompt.resumed,
             cache_key=prompt.cache_key,
             log_metrics=prompt.log_metrics,
             stream=stream,
@@ -133,10 +154,47 @@ def prompt_input(
             "token_ids_logprob": chosen_ids(params.token_ids_logprob, index, count),
         },
         priority=params.priority,
+        dp_rank=wanted_rank(params),
+        resumed=own_resumed(params, count),
         cache_key=cache_key(own("extra_key"), own("cache_salt")),
         log_metrics=params.log_metrics,
         task=HIDDEN if own("return_hidden_states") else GENERATE,
     )
+
+
+def own_resumed(params: GenerateRequest, count: int) -> Sequence[int]:
+    if params.resumed and count > 1:
+        raise BadRequest("resumed", "goes on with one answer: send a single prompt")
+    return params.resumed or ()
+
+
+def check_resumed(
+    prompt: PromptInput, sampling: SamplingParams, n: int, served: ServedModel
+) -> None:
+    """A draw depends on the seed and the position, so the answer goes on as it would have."""
+    if n > 1:
+        raise BadRequest("resumed", "goes on with one answer: n must be 1")
+    if sampling.temperature > 0 and (prompt.sampling or {}).get("sampling_seed") is None:
+        raise BadRequest("resumed", "draws depend on a seed: give sampling_params.sampling_seed")
+    if len(prompt.resumed) > sampling.max_new_tokens:
+        raise BadRequest("resumed", f"has more than max_new_tokens ({sampling.max_new_tokens})")
+    for token in prompt.resumed:
+        if not 0 <= token < served.vocabulary:
+            raise BadRequest("resumed", f"token ids are 0 to {served.vocabulary - 1}")
+
+
+class RankedParams(Protocol):
+    routed_dp_rank: int | None
+    data_parallel_rank: int | None
+
+
+def wanted_rank(params: RankedParams) -> WantedRank | None:
+    """The engine that is asked for; `data_parallel_rank` is the older name."""
+    if params.routed_dp_rank is not None:
+        return WantedRank("routed_dp_rank", params.routed_dp_rank)
+    if params.data_parallel_rank is not None:
+        return WantedRank("data_parallel_rank", params.data_parallel_rank)
+    return None
 
 
 def own_rid(rid: str | list[str] | None, index: int, count: int) -> str | None:

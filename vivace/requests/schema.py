@@ -30,6 +30,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """With --enable-return-hidden-states; they are behind the model's last norm."""
     stream: bool = False
     priority: int | None = None
+    resumed: Ids | None = None
+    """Tokens of the answer that the client has already: only what follows them is sent. Vivace's
+    own field; a router resumes a stream on another server with it."""
     extra_key: str | PerPrompt[str] | None = None
     cache_salt: str | PerPrompt[str] | None = None
     no_logs: bool = False
@@ -100,7 +103,6 @@ NO_LORA = "no LoRA adapters are loaded in this server; remove the field"
 NO_SESSIONS = "sessions are not supported; send the whole conversation (its prefix is cached)"
 NO_DISAGGREGATION = "this server runs prefill and decode together; remove the field"
 NO_EXPERTS = "the served model has no routed experts to report"
-ONE_RANK = "there is one data-parallel rank, 0"
 NO_MASK = "sampling masks are not supported yet; leave the field out"
 NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
 
@@ -151,8 +153,6 @@ REFUSED: dict[str, str] = {
     "bootstrap_room": NO_DISAGGREGATION,
     "bootstrap_pair_key": NO_DISAGGREGATION,
     "decode_tp_size": NO_DISAGGREGATION,
-    "routed_dp_rank": ONE_RANK,
-    "data_parallel_rank": ONE_RANK,
     "disagg_prefill_dp_rank": NO_DISAGGREGATION,
     "max_thinking_tokens": "no reasoning parser is active; use max_new_tokens",
     "multi_item_delimiter_indices": "multi-item scoring is not supported yet; send single requests",

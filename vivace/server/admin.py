@@ -20,9 +20,10 @@ LOGGING = BodyReader(ConfigureLogging)
 
 async def flush_cache(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """Drop the prefix cache; 400 while requests run or wait."""
-    reply = await context.command(FlushCache())
-    if not reply.ok:
-        raise HTTPError(400, f"Flush cache failed: {reply.message}")
+    replies = await context.command(FlushCache())
+    for reply in replies:
+        if reply is not None and not reply.ok:
+            raise HTTPError(400, f"Flush cache failed: {reply.message}")
     return text_response(
         "Cache flushed.\nPlease check backend logs for more details. "
         "(When there are running or waiting requests, the operation will not be performed.)\n"

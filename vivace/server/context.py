@@ -300,20 +300,24 @@ class Context:
         if self.status == "starting":
             raise HTTPError(503, "the server is warming up", retry_after=1.0)
 
-    async def command(self, body: FlushCache | GetState) -> Reply:
-        """One control command; HTTPError 503 when the engine is down or does not answer in time."""
+    async def command(self, body: FlushCache | GetState) -> list[Reply | None]:
+        """One control command to every engine; None of those that are not up. HTTPError 503 when
+        none is, or one does not answer in time."""
         self.require_progress()
         try:
             return await self.frontend.commands.run(body, timeout=self.settings.control_timeout)
         except (EngineUnavailable, TimeoutError) as error:
             raise HTTPError(503, f"the engine did not answer: {error}", retry_after=1.0) from None
 
-    async def engine_state(self) -> EngineState:
-        """The engine's state; HTTPError 503 when it does not answer."""
-        reply = await self.command(GetState())
-        if reply.state is None:
-            raise HTTPError(503, f"the engine gave no state: {reply.message}", retry_after=1.0)
-        return reply.state
+    async def engine_states(self) -> dict[int, EngineState]:
+        """The state of each engine that is up; HTTPError 503 when one does not answer."""
+        found = {}
+        for index, reply in enumerate(await self.command(GetState())):
+            if reply is not None and reply.state is not None:
+                found[index] = reply.state
+        if not found:
+            raise HTTPError(503, "the engine gave no state", retry_after=1.0)
+        return found
 
 
 CONTEXT = web.AppKey("context", Context)

@@ -8,7 +8,6 @@ import time
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.frontend import Frontend
 from vivace.protocol.messages import SamplingParams
 from vivace.protocol.tasks import Generate
 from vivace.requests.prompts import new_id
@@ -41,12 +40,14 @@ async def probe_engine(context: Context) -> None:
     """Returns once any token has come, whose ever it is, or the engine has run a whole step (of a
     long prompt, perhaps: no token comes of that for long); HTTPError when neither happens."""
     frontend, timeout = context.frontend, context.settings.health_timeout
-    began, step = time.monotonic(), steps(frontend)
+    began, step = time.monotonic(), frontend.engine.steps()
     own = asyncio.create_task(ask_for_token(context, began))
     try:
         async with asyncio.timeout(timeout):
             while not (
-                own.done() or frontend.last_token_time >= began or steps(frontend) > step + 1
+                own.done()
+                or frontend.last_token_time >= began
+                or frontend.engine.steps() > step + 1
             ):
                 if frontend.engine.stall:
                     raise TimeoutError
@@ -54,8 +55,8 @@ async def probe_engine(context: Context) -> None:
             if own.done():
                 await own
     except TimeoutError:
-        stall, progress = frontend.engine.stall, frontend.engine.progress
-        if not stall and progress is not None and progress.computes():
+        stall = frontend.engine.stall
+        if not stall and frontend.engine.computes():
             return  # a single step takes longer than that
         reason = stall or f"the engine produced no token within {timeout:g} s"
         raise HTTPError(503, reason) from None
@@ -86,12 +87,6 @@ async def ask_for_token(context: Context, arrival: float) -> None:
             raise
         context.require_ready()
         await asyncio.Future()  # too many live here: what they hear of the engine must do
-
-
-def steps(frontend: Frontend) -> int:
-    """How many the engine has begun, where somebody counts them."""
-    progress = frontend.engine.progress
-    return progress.steps() if progress is not None else 0
 
 
 def probe_token(context: Context) -> int:

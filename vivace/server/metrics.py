@@ -19,28 +19,31 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from vivace.frontend.errors import BadRequest
-from vivace.protocol.messages import EngineState, Histogram, Metrics, Series
+from vivace.protocol.messages import EngineState
+from vivace.protocol.metrics import Histogram, Metrics, Series
 from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.responses import HTTPError, json_response
 
 PREFIX = "sglang:"
 ENGINE_TYPE = "unified"
-RANKS = {"tp_rank": "0", "pp_rank": "0", "dp_rank": "0"}
-"""The one engine, and the HTTP layer before it."""
+RANKS = {"tp_rank": "0", "pp_rank": "0"}
+"""beside dp_rank, the engine"""
 
 
 async def metrics(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """Engine and HTTP layer in one page; 404 unless --enable-metrics."""
     if not context.settings.metrics:
         raise HTTPError(404, "metrics are off; start the server with --enable-metrics")
-    state = await context.engine_state()
-    labels = {"model_name": context.served.name, "engine_type": ENGINE_TYPE, **RANKS}
-    found = [
-        *families([*series(state.metrics), *cache_config(context)], labels),
-        resident_kv(state, labels),
-        *context.http_metrics.families(list(labels), list(labels.values())),
-    ]
+    states = await context.engine_states()
+    common = {"model_name": context.served.name, "engine_type": ENGINE_TYPE, **RANKS}
+    found: list[Metric] = []
+    for rank, state in states.items():
+        labels = {**common, "dp_rank": str(rank)}
+        found += families([*series(state.metrics), *cache_config(context)], labels)
+        found.append(resident_kv(state, labels))
+    labels = {**common, "dp_rank": "0"}  # the HTTP layer before them
+    found += context.http_metrics.families(list(labels), list(labels.values()))
     page = exposition(found)
     return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
@@ -128,41 +131,50 @@ SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
 
 async def loads(context: Context, request: web.Request, _body: Body) -> web.Response:
     """Query: dp_rank, include (comma-separated sections), format (json)."""
-    check_query(request)
-    state = await context.engine_state()
-    load = rank_load(context, state)
+    wanted = check_query(request, len(context.frontend.engines))
+    states = await context.engine_states()
+    ranks = {rank: state for rank, state in states.items() if wanted in (None, rank)}
+    loads = [rank_load(context, state, rank) for rank, state in ranks.items()]
+    running, waiting = (sum(load[f"num_{what}_reqs"] for load in loads) for what in WHAT)
+    count = max(1, len(loads))
     return json_response(
         {
             "timestamp": time.time(),
-            "dp_rank_count": 1,
-            "loads": [load],
+            "dp_rank_count": len(context.frontend.engines),
+            "loads": loads,
             "aggregate": {
-                "total_running_reqs": state.running,
-                "total_waiting_reqs": state.waiting,
-                "total_reqs": state.running + state.waiting,
-                "avg_token_usage": load["token_usage"],
-                "avg_throughput": state.last_gen_throughput,
+                "total_running_reqs": running,
+                "total_waiting_reqs": waiting,
+                "total_reqs": running + waiting,
+                "avg_token_usage": sum(load["token_usage"] for load in loads) / count,
+                "avg_throughput": sum(load["gen_throughput"] for load in loads) / count,
             },
         }
     )
 
 
-def check_query(request: web.Request) -> None:
+WHAT = ("running", "waiting")
+
+
+def check_query(request: web.Request, engines: int) -> int | None:
+    """The rank that is asked for; None: all."""
     query = request.query
-    if query.get("dp_rank", "0") != "0":
-        raise BadRequest("dp_rank", "there is one data-parallel rank, 0")
+    wanted = query.get("dp_rank")
+    if wanted is not None and wanted not in map(str, range(engines)):
+        raise BadRequest("dp_rank", f"data-parallel ranks are 0 to {engines - 1}")
     if query.get("format", "json") != "json":
         raise BadRequest("format", "only json; Prometheus text is at /metrics")
     for section in filter(None, query.get("include", "").split(",")):
         if section not in SECTIONS:
             raise BadRequest("include", f"sections are {', '.join(SECTIONS)}")
+    return None if wanted is None else int(wanted)
 
 
-def rank_load(context: Context, state: EngineState) -> dict[str, Any]:
+def rank_load(context: Context, state: EngineState, rank: int) -> dict[str, Any]:
     usage = state.used_tokens / state.total_tokens if state.total_tokens else 0.0
     capacity = context.frontend.capacity
     return {
-        "dp_rank": 0,
+        "dp_rank": rank,
         "num_running_reqs": state.running,
         "num_waiting_reqs": state.waiting,
         "num_total_reqs": state.running + state.waiting,

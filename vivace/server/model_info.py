@@ -38,13 +38,15 @@ async def model_info(context: Context, _request: web.Request, _body: Body) -> we
 
 async def server_info(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """Every setting (secrets removed), the scheduler's facts, the engine's state, the version."""
-    state = await context.engine_state()
+    states = await context.engine_states()
     return json_response(
         {
             **context.settings.public,
             **model_names(context),
-            **scheduler_facts(context, state),
-            "internal_states": [internal_state(context, state)],
+            **scheduler_facts(context, next(iter(states.values()))),
+            "internal_states": [
+                internal_state(context, state, rank) for rank, state in states.items()
+            ],
             "status": context.status,
             "version": __version__,
         }
@@ -78,7 +80,7 @@ def scheduler_facts(context: Context, state: EngineState) -> dict[str, Any]:
     return facts
 
 
-def internal_state(context: Context, state: EngineState) -> dict[str, Any]:
+def internal_state(context: Context, state: EngineState, rank: int) -> dict[str, Any]:
     """One data-parallel rank: the engine's state under its own names, and under SGLang's.
 
     `audit` lists findings of the page audit: empty is right.
@@ -95,7 +97,7 @@ def internal_state(context: Context, state: EngineState) -> dict[str, Any]:
     for name in ("type", "metrics", "memory"):
         own.pop(name, None)
     return {
-        "dp_rank": 0,
+        "dp_rank": rank,
         **own,
         "memory_usage": memory,
         "effective_max_running_requests_per_dp": capacity.rows if capacity else None,

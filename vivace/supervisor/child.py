@@ -12,11 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vivace.config.child_process import child_environment, python_module
+from vivace.config.child_process import (
+    block_signals,
+    child_environment,
+    describe_exit,
+    python_module,
+)
 from vivace.errors import CANNOT_START, says_no_memory
-from vivace.supervisor.ipc import MessageSocket, supervisor_end
+from vivace.protocol.message_socket import MessageSocket
+from vivace.supervisor.ipc import supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
-from vivace.supervisor.signals import block_signals
 
 Role = Literal["engine", "frontend"]
 Command = Callable[[Role, int], Sequence[str]]
@@ -64,7 +69,10 @@ class Child:
 
     @property
     def name(self) -> str:
-        return "engine" if self.role == "engine" else f"frontend {self.index}"
+        several = self.setup is not None and self.setup.count > 1
+        if self.role == "engine":
+            return f"engine {self.index}" if several else "engine"
+        return f"frontend {self.index}"
 
     @property
     def index(self) -> int:
@@ -176,17 +184,6 @@ def process_command(role: Role, control: int) -> list[str]:
 def with_preload(command: Command) -> Command:
     """The same command for a child that imports what it needs before it has its setup."""
     return lambda role, control: [*command(role, control), "--preload"]
-
-
-def describe_exit(code: int) -> str:
-    """A return code of subprocess in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"killed by {name}"
 
 
 def out_of_memory_kills() -> int:

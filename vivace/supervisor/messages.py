@@ -13,22 +13,25 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
 
     config: bytes
     """`config.encode`"""
-    engine: int
-    """file descriptor of the engine's socket: to listen on, or to connect by"""
+    engines: list[int]
+    """file descriptors of the engines' sockets: to connect by; of this engine: to listen on"""
     index: int = 0
-    """of this frontend; never used again after it died"""
+    """of this frontend, never used again after it died; or of this engine, which its successor
+    gets too"""
     epoch: int = 0
     """of this engine"""
     listener: int = -1
     """file descriptor of the listening socket"""
     memory: int
     """file descriptor of the shared memory (protocol/shared_memory.py)"""
+    count: int = 1
+    """of engines"""
     place: int = 0
     """of this frontend in the shared memory; its successor gets it too"""
 
     def descriptors(self) -> list[int]:
         """Those that the child inherits."""
-        return [number for number in (self.engine, self.listener, self.memory) if number >= 0]
+        return [number for number in (*self.engines, self.listener, self.memory) if number >= 0]
 
 
 class WarmUp(msgspec.Struct, frozen=True, tag="warm_up"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vivace.observability.timeline import Stage
@@ -28,7 +28,7 @@ class Plan:
     config: bytes
     frontends: int
     listener: socket.socket
-    engine: EngineSocket
+    engines: Sequence[EngineSocket]
     memory: SharedMemory
     """with a place for each frontend"""
     warm_up: bool
@@ -56,18 +56,25 @@ class Plan:
             log.error("no %s can be started: %s; trying again in %s", role, error.strerror, seconds)
             return None
 
-    def engine_setup(self, epoch: int) -> Setup:
-        listening, memory = self.engine.listening, self.memory.descriptor
-        return Setup(config=self.config, engine=listening, epoch=epoch, memory=memory)
+    def engine_setup(self, index: int, epoch: int) -> Setup:
+        return Setup(
+            config=self.config,
+            engines=[self.engines[index].listening],
+            index=index,
+            epoch=epoch,
+            memory=self.memory.descriptor,
+            count=len(self.engines),
+        )
 
     def frontend_setup(self, index: int, place: int) -> Setup:
         return Setup(
             config=self.config,
-            engine=self.engine.file,
+            engines=[engine.file for engine in self.engines],
             index=index,
             listener=self.listener.fileno(),
             memory=self.memory.descriptor,
             place=place,
+            count=len(self.engines),
         )
 
 

@@ -112,11 +112,12 @@ class RestartDecision:
     suspects: dict[int, int] = field(default_factory=dict)
     """key -> `Request.suspect`"""
 
-    def engine_down(self, reason: str) -> EngineDown:
+    def engine_down(self, reason: str, engine: int) -> EngineDown:
         """What frontends are told."""
         return EngineDown(
             reason=reason,
             restarting=self.restart,
+            engine=engine,
             refused=self.refused,
             suspects=self.suspects,
         )
@@ -130,19 +131,25 @@ class CrashAttribution:
     killer (somebody may have killed the engine from outside) and has a death more.
     """
 
-    def __init__(self, budget: CrashBudget) -> None:
-        self._budget = budget
+    def __init__(self, budgets: Sequence[CrashBudget]) -> None:
+        """`budgets`: of each engine; a request may kill one after the other."""
+        self._budgets = budgets
         self._deaths: dict[int, list[float]] = {}
 
-    def record_death(self, step: int, spans: Sequence[Span], now: float) -> RestartDecision:
+    def record_death(
+        self, step: int, spans: Sequence[Span], now: float, engine: int = 0
+    ) -> RestartDecision:
         """An engine died in this step (no spans: between two) at `now` seconds."""
-        self._forget(now - self._budget.window)
+        budget = self._budgets[engine]
+        self._forget(now - budget.window)
         for span in spans:
             self._deaths.setdefault(span.key, []).append(now)
         if len(spans) == 1 and self._is_found(spans[0], step):
-            self._budget.refund(self._deaths.pop(spans[0].key))
+            explained = self._deaths.pop(spans[0].key)
+            for one in self._budgets:
+                one.refund(explained)
             return RestartDecision(True, [spans[0].key], self._suspects())
-        return RestartDecision(self._budget.spend(now), [], self._suspects())
+        return RestartDecision(budget.spend(now), [], self._suspects())
 
     def _is_found(self, span: Span, step: int) -> bool:
         deaths = len(self._deaths[span.key])

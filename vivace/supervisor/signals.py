@@ -91,17 +91,6 @@ def handle_signals(
         writer.close()
 
 
-@contextlib.contextmanager
-def block_signals() -> Iterator[None]:
-    """What starts in here begins with the stopping signals blocked: until it says what they are to
-    it, Ctrl-C, which reaches every process of the terminal, would end it with a traceback."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def not_ignored() -> list[signal.Signals]:
     """Those of STOPPING that may stop this process."""
     return [

@@ -13,16 +13,14 @@ import time
 from collections.abc import Iterable
 from typing import Literal
 
-from vivace.protocol.channel import SUPERVISOR
-from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
-from vivace.protocol.messages import KEY_SHIFT, Command, Drain, Draining, EngineDown, Ready, Reply
+from vivace.protocol.message_socket import SocketClosed
+from vivace.protocol.messages import Draining, EngineDown, Ready, Reply
 from vivace.supervisor import signals
 from vivace.supervisor.child import FAILED, Child
+from vivace.supervisor.engines import Engines, EngineSlot
 from vivace.supervisor.frontends import Frontends
-from vivace.supervisor.ipc import SocketClosed
 from vivace.supervisor.messages import (
     Failure,
-    FrontendGone,
     LiveRequests,
     Progress,
     Serving,
@@ -34,9 +32,7 @@ from vivace.supervisor.messages import (
     WarmUp,
 )
 from vivace.supervisor.output import Outputs
-from vivace.supervisor.plan import SPAWN_RETRY_SECONDS, WARMING_UP, Hooks, Plan
-from vivace.supervisor.restart_policy import CrashAttribution, CrashBudget
-from vivace.supervisor.watch import EngineWatch, Watchdog
+from vivace.supervisor.plan import WARMING_UP, Hooks, Plan
 
 log = logging.getLogger(__name__)
 
@@ -53,23 +49,14 @@ class Supervisor:
 
     def __init__(self, plan: Plan, hooks: Hooks, engine: Child | None = None) -> None:
         self._plan = plan
-        self._first_engine = engine
+        self._first_engine = engine  # of the first slot
         self._hooks = hooks
         self._phase: Phase = "starting"
-        self._epoch = 0
-        self._engine: Child | None = None
+        self._engines = Engines(plan)
         self._frontends = Frontends(plan)
-        self._ready: Ready | None = None
         self._warm_up_sent = False
-        self._budget = CrashBudget(plan.crashes, plan.crash_window)
-        self._attribution = CrashAttribution(self._budget)
-        self._engine_due: float | None = None  # when to try again to start the engine
-        self._heartbeat = EngineHeartbeat(plan.memory.engine)
-        watchdog = Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog)
-        self._watch = EngineWatch(EngineProgress(plan.memory), watchdog)
         self._selector = selectors.DefaultSelector()
         self._outputs = Outputs(self._selector, hooks.write)
-        self._down_since: float | None = None
         self._deadline: float | None = None
         """when the present phase is cut short"""
         self._drained_by = 0.0  # when the engine is to end what it still computes
@@ -79,7 +66,8 @@ class Supervisor:
     def run(self) -> int:
         with signals.handle_signals(self._selector, self._on_signal):
             try:
-                self._start_engine(self._first_engine)
+                for slot in self._engines.slots:
+                    self._start_engine(slot, self._first_engine if slot.index == 0 else None)
                 self._start_frontends(time.monotonic())
                 while self._phase != "stopping" or self._children():
                     for key, _ in self._selector.select(self._plan.tick):
@@ -91,24 +79,17 @@ class Supervisor:
 
     # -- children ---------------------------------------------------------------------------------
 
-    def _start_engine(self, engine: Child | None = None) -> None:
-        setup = self._plan.engine_setup(self._epoch)
-        self._watch.restart(time.monotonic())
-        self._heartbeat.begin()  # what the last engine died of is not this one's doing
-        engine = engine or self._plan.spawn("engine", setup)
-        self._engine = engine
-        if engine is None:
-            self._engine_due = time.monotonic() + SPAWN_RETRY_SECONDS
-        else:
-            self._engine_due = None
-            self._begin(engine, setup)
+    def _start_engine(self, slot: EngineSlot, engine: Child | None = None) -> None:
+        started = self._engines.start(slot, engine)
+        if started is not None:
+            self._begin(*started)
 
     def _start_frontends(self, now: float) -> None:
         for child, setup in self._frontends.start_due(now):
             self._begin(child, setup)
             self._warm_up_sent = False  # whoever was warming up may be the dead one
-            if self._ready is not None:  # before it serves: its first client finds an engine
-                child.control.send(self._ready)
+            for ready in self._engines.ready:  # before it serves: its first client finds an engine
+                child.control.send(ready)
             if self._phase == "serving":
                 child.control.send(Started())
 
@@ -127,7 +108,8 @@ class Supervisor:
             match message:
                 case Progress():
                     child.stage = message.stage
-                    self._hooks.progress(message.stage, message.fraction)
+                    if child.index == 0 or child.role != "engine":  # the others do the same
+                        self._hooks.progress(message.stage, message.fraction)
                 case StartupStages():
                     self._hooks.timed(child.name, message.stages)
                 case Failure():
@@ -147,11 +129,12 @@ class Supervisor:
                     child.live = message.count
                     self._stop_if_unused()
                 case Reply():
-                    self._on_drained(message)
+                    self._on_drained(child, message)
 
     def _read_other_files(self, child: Child) -> bool:
         """Looking before one is started again is not enough: they may change until it has."""
-        again = self._epoch if child is self._engine else child.index >= self._plan.frontends
+        is_engine = child.role == "engine"
+        again = self._engines.is_again(child) if is_engine else child.index >= self._plan.frontends
         changed = self._plan.changed_files() if again else ""
         if changed:
             child.kill("it has read other files")
@@ -159,21 +142,18 @@ class Supervisor:
         return bool(changed)
 
     def _engine_is_ready(self, engine: Child, ready: Ready) -> None:
-        engine.serving = True
-        self._ready = ready
-        self._watch.restart(time.monotonic())
+        slot = self._engines.find(engine)
+        if slot is None:
+            return
+        self._engines.on_ready(slot, ready)
         self._frontends.broadcast(ready)
-        if self._down_since is not None:
-            away = time.monotonic() - self._down_since
-            log.info("The engine is back after %.1f s; live requests go on", away)
-            self._down_since = None
         if self._phase == "draining":
-            self._drain_engine(engine)
+            self._drain_engine(slot)
         self._finish_start_if_all_serve()
 
     def _finish_start_if_all_serve(self) -> None:
         """Once engine and frontends are there: warm up, then say that the server is ready."""
-        loaded = self._phase == "starting" and self._ready is not None
+        loaded = self._phase == "starting" and self._engines.all_ready
         if not loaded or not self._frontends.all_serve:
             return
         if self._plan.warm_up and not self._warm_up_sent:
@@ -190,11 +170,11 @@ class Supervisor:
             self._complete_start()
 
     def _complete_start(self) -> None:
-        assert self._ready is not None
+        capacity = self._engines.ready[0].capacity
         self._phase = "serving"
         self._hooks.ready()
         self._frontends.broadcast(Started())
-        self._hooks.show(self._ready.capacity)
+        self._hooks.show(capacity)
 
     # -- deaths -----------------------------------------------------------------------------------
 
@@ -203,42 +183,36 @@ class Supervisor:
         cause = child.cause(self._plan.memory_advice)
         self._outputs.finish(child)
         child.close()
-        if child is self._engine:
-            self._engine = None
-            self._engine_died(child, cause)
+        slot = self._engines.find(child)
+        if slot is not None:
+            slot.child = slot.ready = None
+            self._engine_died(slot, child, cause)
         else:
             self._frontends.remove(child)
             self._frontend_died(child, cause)
 
-    def _engine_died(self, engine: Child, cause: str) -> None:
-        self._ready = None
+    def _engine_died(self, slot: EngineSlot, engine: Child, cause: str) -> None:
         if self._phase == "stopping":
             return
+        name = engine.name
         if self._phase == "starting" and not engine.serving:
-            self._fail(f"the engine did not start: {cause}", engine.exit_code)
+            self._fail(f"the {name} did not start: {cause}", engine.exit_code)
         elif self._phase == "draining" and engine.killed_because:
-            self._fail(f"the engine died while draining: {cause}", told=cause)
+            self._fail(f"the {name} died while draining: {cause}", told=cause)
         elif changed := self._plan.changed_files():
-            self._fail(f"the engine died: {cause}. {changed}", told=f"{cause}. {changed}")
+            self._fail(f"the {name} died: {cause}. {changed}", told=f"{cause}. {changed}")
         else:
-            self._replace_engine(cause)
+            self._replace_engine(slot, cause)
             self._stop_if_unused()
 
-    def _replace_engine(self, cause: str) -> None:
+    def _replace_engine(self, slot: EngineSlot, cause: str) -> None:
         """Unless it died too often. What is found to kill engines does not come back."""
-        now = time.monotonic()
-        step, spans = self._heartbeat.fatal_spans()
-        decision = self._attribution.record_death(step, spans, now)
-        self._frontends.broadcast(decision.engine_down(cause))
-        if not decision.restart:
-            self._fail(f"the engine died: {cause}. {self._budget.exhausted_note()}")
-            return
-        company = f", in a step of {len(spans)} requests" if spans else ""
-        blame = ". One request is found to kill engines and refused" if decision.refused else ""
-        log.error("The engine died: %s%s%s. %s", cause, company, blame, self._budget.restart_note())
-        self._down_since = self._down_since or now
-        self._epoch += 1
-        self._start_engine()
+        decision = self._engines.record_death(slot, cause)
+        self._frontends.broadcast(decision.engine_down(cause, slot.index))
+        if decision.restart:
+            self._start_engine(slot)
+        elif not self._engines.any_left:
+            self._fail(f"the engine died: {cause}. {slot.budget.exhausted_note()}")
 
     def _frontend_died(self, child: Child, cause: str) -> None:
         if self._phase == "stopping":
@@ -246,8 +220,7 @@ class Supervisor:
         if self._phase == "starting" and not child.serving:
             self._fail(f"{child.name} did not start: {cause}", child.exit_code)
             return
-        if self._engine is not None:
-            self._engine.control.send(FrontendGone(child.index))
+        self._engines.frontend_gone(child.index)
         if self._phase == "draining":
             log.error("The %s died while draining: %s%s", child.name, cause, cut_off([child]))
             if child.serving and child.live != 0:
@@ -268,11 +241,11 @@ class Supervisor:
     # -- time -------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> None:
-        if self._engine is not None and self._engine.serving:
-            self._watch.check(self._engine, now, draining=self._phase == "draining")
+        self._engines.check(now, draining=self._phase == "draining")
         self._frontends.check(now)
-        if self._engine_due is not None and now >= self._engine_due and self._phase != "stopping":
-            self._start_engine()
+        if self._phase != "stopping":
+            for slot in list(self._engines.due(now)):
+                self._start_engine(slot)
         if self._phase in ("starting", "serving"):
             self._start_frontends(now)
         if self._deadline is not None and now >= self._deadline:
@@ -283,7 +256,7 @@ class Supervisor:
             else:
                 self._kill_everything()
         if self._phase == "stopping" and not self._frontends.children:
-            self._stop_engine(now)
+            self._stop_engines(now)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -316,27 +289,28 @@ class Supervisor:
         self._drained_by = time.monotonic() + self._plan.drain
         self._deadline = self._drained_by + DRAIN_REPLY_SECONDS
         self._frontends.broadcast(Draining())
-        if self._engine is not None and self._engine.serving:
-            self._drain_engine(self._engine)
+        for slot in self._engines.slots:
+            self._drain_engine(slot)
         self._stop_if_unused()
 
-    def _drain_engine(self, engine: Child) -> None:
+    def _drain_engine(self, slot: EngineSlot) -> None:
         left = max(0.0, self._drained_by - time.monotonic())
-        drain = Drain(timeout=round(left, 1), frontends=self._frontends.indexes)
-        self._watch.expect_reaction()
-        engine.control.send(Command(ticket=SUPERVISOR << KEY_SHIFT, body=drain))
+        self._engines.drain(slot, left, self._frontends.indexes)
 
     def _stop_if_unused(self) -> None:
         """While there is no engine that serves: nobody may wait for one."""
-        served = self._engine is not None and self._engine.serving
+        served = self._engines.serve
         if self._phase == "draining" and not served and not self._frontends.busy:
             log.info("Drained: no live requests")
             self._stop_frontends(STOP_GRACE_SECONDS)
 
-    def _on_drained(self, reply: Reply) -> None:
-        if self._phase == "draining":
+    def _on_drained(self, engine: Child, reply: Reply) -> None:
+        slot = self._engines.find(engine)
+        if self._phase == "draining" and slot is not None:
+            slot.drained = True
             log.log(logging.INFO if reply.ok else logging.WARNING, "Drained: %s", reply.message)
-            self._stop_frontends(STOP_GRACE_SECONDS)
+            if self._engines.all_drained:
+                self._stop_frontends(STOP_GRACE_SECONDS)
 
     def _stop_frontends(self, grace: float) -> None:
         """First the frontends, so that the last tokens reach the clients; then the engine."""
@@ -348,14 +322,15 @@ class Supervisor:
             if not child.serving:
                 child.kill()
 
-    def _stop_engine(self, now: float) -> None:
-        if self._engine is not None and self._engine.serving:
-            self._engine.serving = False
-            self._engine.control.send(Stop(grace=STOP_GRACE_SECONDS))
-            self._deadline = now + STOP_GRACE_SECONDS
+    def _stop_engines(self, now: float) -> None:
+        for slot in self._engines.slots:
+            if (engine := slot.serving) is not None:
+                engine.serving = False
+                engine.control.send(Stop(grace=STOP_GRACE_SECONDS))
+                self._deadline = now + STOP_GRACE_SECONDS
 
     def _children(self) -> list[Child]:
-        return [*self._frontends.children, *([self._engine] if self._engine else [])]
+        return [*self._frontends.children, *self._engines.children]
 
     def _kill_everything(self) -> None:
         for child in self._children():

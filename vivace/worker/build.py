@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,7 @@ from vivace.platforms.cache import (
     group_bytes_per_token,
     own_windows,
 )
+from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.platform import (
     GraphRecorder,
     Platform,
@@ -28,6 +29,7 @@ from vivace.platforms.platform import (
 )
 from vivace.protocol.messages import Capacity, Rewrite, window_slack
 from vivace.sampling.processors import LogitsProcessor
+from vivace.worker.captures import Captures, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.heads import SamplingHead, StepHeads
 from vivace.worker.model_runner import (
@@ -57,42 +59,44 @@ DTYPES = {
 KV_DTYPES = {**DTYPES, "int8": torch.int8}
 PINNED = "SGLANG_SET_CPU_AFFINITY"
 ORIGINAL_LOGPROBS = "SGLANG_RETURN_ORIGINAL_LOGPROB"
-DEFAULT_CAPTURE = 256
-"""rows: a replay runs only the rows that are there, so one capture serves every batch"""
-REPLAYED_TOKENS = 12
-"""tokens of a step with prompts that is quicker as a replay than op by op"""
 DEFAULT_ROWS = 256
 MAX_STEP_BUFFER = 16384
 """tokens; longer steps enlarge the buffers when they come"""
 
 
-def build_worker(config: Config, report: ReportProgress) -> Worker:
-    """Load the platform and the weights, size the pool with what is left, and assemble."""
+def build_worker(
+    config: Config,
+    report: ReportProgress,
+    group: Group = SINGLE_RANK,
+    *,
+    owns_process: bool = False,
+) -> Worker:
+    """Load the platform and the weights, size the pool with what is left, and assemble. `group`:
+    the ranks that share the layers, each of which does the same; they agree on one size.
+    `owns_process`: as in `PlatformSettings`."""
     report("Loading kernels", 0.0)
-    platform = load_platform(config.platform, platform_settings(config))
+    workers = group.size * config.parallel.dp_size
+    platform = load_platform(config.platform, platform_settings(config, workers, owns_process))
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
-    free = platform.available_bytes()
-    # What a checkpoint claims is allocated for only as far as the memory could ever hold it.
-    one_pool, facts = config.memory.disable_hybrid_swa_memory, config.facts
-    kept = (0 if one_pool else facts.full_kv_elements) or facts.kv_elements
-    held = free // (kept * kv_dtype.itemsize)
-    max_tokens = max(1, min(wanted_context(config), held))
+    (free,) = group.minimum([platform.available_bytes() // workers])
+    max_tokens = longest_request(config, free * group.size, kv_dtype)
     report("Loading weights", 0.0)
-    model = load(config, platform, max_tokens, report)
+    model = load(config, platform, max_tokens, report, group)
     report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
-    windows = own_windows(layers, max_tokens, one_pool=one_pool)
+    windows = own_windows(layers, max_tokens, one_pool=config.memory.disable_hybrid_swa_memory)
     demand = memory_demand(
         config,
         free_bytes=free,
-        available_bytes=platform.available_bytes(),
+        available_bytes=platform.available_bytes() // workers,
         weight_bytes=weight_bytes,
+        workers=workers,
         kv_bytes_per_token=group_bytes_per_token(layers, windows, kv_dtype),
         windows=windows,
         state_bytes=bytes_per_state(layers, kv_dtype),
         max_tokens=max_tokens,
     )
-    size = size_pool(demand)
+    size = size_pool(agree(demand, group))
     report("Sizing the KV pool", 1.0)
     return assemble(
         model,
@@ -105,14 +109,49 @@ def build_worker(config: Config, report: ReportProgress) -> Worker:
         vocabulary=config.facts.vocabulary,
         weight_bytes=weight_bytes,
         step_tokens=_step_tokens(config, size.rows),
-        captures=choose_captures(config, size.rows),
+        captures=choose_captures(config, size.rows, group.size),
         report=report,
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
-        rewrites=fewer_threads(config, platform),
+        rewrites=other_threads(config, platform, workers),
     )
 
 
-def load(config: Config, platform: Platform, max_tokens: int, report: ReportProgress) -> CausalLM:
+def longest_request(config: Config, free: int, kv_dtype: torch.dtype) -> int:
+    """Tokens. What a checkpoint claims is allocated for only as far as the memory of all ranks
+    (`free` bytes) could ever hold it."""
+    one_pool, facts = config.memory.disable_hybrid_swa_memory, config.facts
+    kept = (0 if one_pool else facts.full_kv_elements) or facts.kv_elements
+    return max(1, min(wanted_context(config), free // (kept * kv_dtype.itemsize)))
+
+
+def agree(demand: Demand, group: Group) -> Demand:
+    """What every rank has room for: the same on all of them, and so is what is made of it."""
+    bytes_of_token = [demand.kv_bytes_per_token, *(w.kv_bytes_per_token for w in demand.windows)]
+    free, available, *most = group.minimum(
+        [
+            demand.free_bytes,
+            demand.available_bytes,
+            *(-nbytes for nbytes in (demand.weight_bytes, demand.state_bytes, *bytes_of_token)),
+        ]
+    )
+    weights, states, kv, *windows = (-nbytes for nbytes in most)
+    return replace(
+        demand,
+        free_bytes=free,
+        available_bytes=available,
+        weight_bytes=weights,
+        state_bytes=states,
+        kv_bytes_per_token=kv,
+        windows=tuple(
+            replace(window, kv_bytes_per_token=nbytes)
+            for window, nbytes in zip(demand.windows, windows, strict=True)
+        ),
+    )
+
+
+def load(
+    config: Config, platform: Platform, max_tokens: int, report: ReportProgress, group: Group
+) -> CausalLM:
     """The model with its weights, for requests of up to `max_tokens` tokens."""
     dtype, source, facts = DTYPES[config.model.dtype], config.source, config.facts
     if config.pooling is not None:
@@ -127,6 +166,7 @@ def load(config: Config, platform: Platform, max_tokens: int, report: ReportProg
         blocks=platform.reads_blocks,
         int8_activations=config.quantization.activation_dtype == "int8",
         quantization=config.quantization.quantization,
+        group=group,
         positions=wanted_context(config),
         longest=max_tokens,
         progress=report,
@@ -139,60 +179,26 @@ def wanted_context(config: Config) -> int:
     return config.model.context_length or config.facts.context
 
 
-def fewer_threads(config: Config, platform: Platform) -> list[Rewrite]:
-    requested = config.runtime.cpu_threads or 0
-    if platform.threads >= requested:
+def other_threads(config: Config, platform: Platform, ranks: int) -> list[Rewrite]:
+    requested = (config.runtime.cpu_threads or 0) // ranks
+    if not requested or platform.threads == requested:
         return []
     reason = "the system starts no more threads for this process (pids limit, ulimit -u)"
-    return [_rewrite("cpu_threads", requested, platform.threads, reason)]
+    if config.runtime.disable_cpu_kernels:
+        reason = "torch's threads are those of the program (torch.set_num_threads)"
+    return [rewrite("cpu_threads", requested, platform.threads, reason)]
 
 
-def platform_settings(config: Config) -> PlatformSettings:
+def platform_settings(config: Config, ranks: int, owns_process: bool) -> PlatformSettings:
+    """The ranks of all engines of a machine divide its threads among them."""
+    threads = config.runtime.cpu_threads or config.platform.cores
     return PlatformSettings(
-        threads=config.runtime.cpu_threads or None,
+        threads=max(1, threads // ranks),
         deterministic=bool(config.runtime.enable_deterministic_inference),
         pinned=switched_on(config.environment, PINNED),
         kernels=not config.runtime.disable_cpu_kernels,
+        owns_process=owns_process,
     )
-
-
-@dataclass(frozen=True)
-class Captures:
-    """Which decode steps are captured; no sizes = none."""
-
-    sizes: tuple[int, ...] = ()
-    exact: bool = False
-    """a capture serves its own size only"""
-    rewrites: tuple[Rewrite, ...] = ()
-    """sizes that were asked for and are not captured"""
-
-    def tokens(self, recorder: GraphRecorder | None) -> int:
-        """Of a step with prompts that is replayed."""
-        if recorder is None or self.exact:
-            return 0
-        return min(REPLAYED_TOKENS, max(self.sizes, default=0))
-
-
-def choose_captures(config: Config, rows: int) -> Captures:
-    """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows.
-
-    --cuda-graph-max-bs leaves larger ones out; more rows than a worker has are never needed.
-    """
-    runtime, exact = config.runtime, bool(config.optimization.disable_cuda_graph_padding)
-    if runtime.disable_cuda_graph:
-        return Captures()
-    requested, max_bs = runtime.cuda_graph_bs or (), runtime.cuda_graph_max_bs
-    limit = min(max_bs or max(requested, default=DEFAULT_CAPTURE), rows)
-    sizes = requested or (range(1, limit + 1) if exact else (limit,))
-    kept = tuple(size for size in sizes if size <= limit) or (limit,)
-    rewrites = []
-    reason = f"at most {rows} requests run at once"
-    if max_bs is not None and max_bs > rows:
-        rewrites.append(_rewrite("cuda_graph_max_bs", max_bs, rows, reason))
-    if requested and set(kept) != set(requested):
-        why = reason if limit == rows else f"--cuda-graph-max-bs is {max_bs}"
-        rewrites.append(_rewrite("cuda_graph_bs", requested, kept, why))
-    return Captures(kept, exact, tuple(rewrites))
 
 
 def assemble(
@@ -327,6 +333,7 @@ def memory_demand(
     free_bytes: int,
     available_bytes: int,
     weight_bytes: int,
+    workers: int = 1,
     kv_bytes_per_token: Sequence[int],
     windows: Sequence[int] = (),
     state_bytes: int = 0,
@@ -340,6 +347,7 @@ def memory_demand(
         free_bytes=free_bytes,
         available_bytes=available_bytes,
         weight_bytes=weight_bytes,
+        workers=workers,
         kv_bytes_per_token=first,
         page_size=config.memory.page_size or config.platform.page_sizes[0],
         context=context,
@@ -362,7 +370,3 @@ def _step_tokens(config: Config, rows: int) -> int:
     """Tokens of the longest usual step: a chunk of prompts and one token for every row."""
     chunk = config.schedule.chunked_prefill_size or 0
     return min(MAX_STEP_BUFFER, max(chunk, 1) + rows)
-
-
-def _rewrite(field: str, before: object, after: object, reason: str) -> Rewrite:
-    return Rewrite(field=field, before=before, after=after, rule="build", reason=reason)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivace.errors import StepRefused
 from vivace.platforms.memory import zeroed_memory
 from vivace.platforms.rows import ColumnChange, RowColumns, RowOps, SampledTokens, Spans
 from vivace.protocol.messages import CacheGroup, LogprobOptions
@@ -23,7 +24,7 @@ from vivace.sampling.sampler import SamplingRows
 from vivace.worker.state_slots import StateSlots
 
 
-class PlanError(ValueError):
+class PlanError(StepRefused):
     """The plan contradicts the rows: a bug of the scheduler, told in its terms."""
 
 

@@ -69,6 +69,8 @@ class Demand:
     window_ratio: float | None = None
     """tokens of each such group for a token of the first one (--swa-full-tokens-ratio); None: what
     all rows need at once"""
+    workers: int = 1
+    """that divide the memory of this machine; all bytes are of one's share"""
     state_bytes: int = 0
     """of the states of one row; 0: no layer has one"""
 
@@ -264,8 +266,16 @@ def _too_small(demand: Demand, allowed: int) -> str:
     if demand.static_fraction is not None and need <= demand.room:
         memory = _memory_text(demand, demand.static_fraction)
     else:
+        share = (
+            ""
+            if demand.workers == 1
+            else (
+                f" for each of {demand.workers} workers (--data-parallel-size, "
+                "--tensor-parallel-size)"
+            )
+        )
         memory = (
-            f"{_gib(demand.free_bytes)} were free before loading, the weights take "
+            f"{_gib(demand.free_bytes)} were free{share} before loading, the weights take "
             f"{_gib(demand.weight_bytes)}, {_gib(max(0, demand.room))} are left for KV"
         )
     return (

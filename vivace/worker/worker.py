@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -12,10 +13,11 @@ from torch import Tensor
 from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.cache import CacheMemory
 from vivace.platforms.host import ReadBack, upload
-from vivace.platforms.platform import Platform
+from vivace.platforms.platform import Platform, StepShape
 from vivace.platforms.rows import Spans
 from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
+from vivace.protocol.workers import WorkerCommand, WorkerState
 from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.heads import StepHeads, StepOutput
 from vivace.worker.model_runner import ModelRunner
@@ -68,6 +70,8 @@ class Worker:
                 self._kv.vacate(plan.vacant)
                 self._platform.trim()
             if not plan.rows:
+                if any(plan.ranks):
+                    self._accompany()
                 return EmptyStep(plan.number)
             step, spans = self._inputs.gather(plan, self._attention)
             needs_tokens = self._heads.needs_tokens(spans)
@@ -88,6 +92,14 @@ class Worker:
         """Nothing happens beside the steps: no transport of KV is built in."""
         return []
 
+    def control(self, command: WorkerCommand) -> WorkerState:
+        return WorkerState(
+            pid=os.getpid(),
+            threads=self._platform.threads,
+            weight_bytes=self.capacity.weight_bytes,
+            kv_bytes=self.capacity.kv_bytes,
+        )
+
     def wake_with(self, ring: Callable[[], None]) -> None:
         """There is nothing to ring for."""
 
@@ -104,6 +116,13 @@ class Worker:
                 raise PlanError(f"step {plan.number}: {save} is of a row that has no span")
         if plan.sends or plan.receives:
             raise PlanError(f"step {plan.number} transfers KV, but this worker has no transport")
+
+    def _accompany(self) -> None:
+        """Compute a token that is nobody's: other engines compute theirs, and the layers that all
+        share wait for everybody."""
+        shape = StepShape(1, 1)
+        self._inputs.pad(0, shape)
+        self._runner.forward(self._inputs.decode_step(shape, self._attention))
 
     def _compute(self, step: StepInput, spans: Spans, needs_tokens: bool) -> StepOutput:
         try:

@@ -74,6 +74,18 @@ class PackedLinears:
         result = torch.ops.mkldnn._linear_pointwise(x, weight.packed, bias, "none", [], "")
         return result if out is None else out.copy_(result)
 
+    def update(self, kept: Any, new: Any) -> None:
+        """`Ops.update_weight`"""
+        if not isinstance(kept, PackedLinear):
+            reference.update_weight(kept, new)
+            return
+        if kept.packed.shape != new.packed.shape or kept.packed.dtype != new.packed.dtype:
+            raise ValueError(f"{list(kept.packed.shape)} is not {list(new.packed.shape)}")
+        kept.packed.copy_(new.packed)
+        if kept.plain is not None:
+            kept.plain.copy_(new.packed.to_dense())
+        self._left += new.packed.numel() * new.packed.element_size()
+
 
 def widened_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
     """x[T, in] -> [T, out] of 16-bit floats, multiplied and added in float32."""

@@ -143,6 +143,12 @@ class NativeLinears:
         self._pack[kind](count, pointer, row_bytes, data.data_ptr(), inputs, scales)
         return Panels(kind, data, first, count)
 
+    def update(self, kept: PackedWeight, new: PackedWeight) -> None:
+        """`Ops.update_weight`"""
+        require("update_weight", layout(kept) == layout(new), "the two are packed differently")
+        for part, other in zip(kept.parts, new.parts, strict=True):
+            part.data.copy_(other.data)
+
     def pack_embedding(self, weight: Tensor | StoredBlocks) -> PackedWeight:
         """[V, hidden] -> what `embedding` and `pack` take"""
         return self.pack([weight])
@@ -202,6 +208,11 @@ class NativeLinears:
         found = self._kernels.empty(rows * quantized_bytes(inputs), dtype=torch.uint8)
         self._quantize_rows(rows, address, stride, found.data_ptr(), inputs)
         return found
+
+
+def layout(weight: PackedWeight) -> tuple[object, ...]:
+    parts = ((part.kind, part.first, part.columns) for part in weight.parts)
+    return (weight.inputs, weight.outputs, *parts)
 
 
 def quantized_bytes(inputs: int) -> int:

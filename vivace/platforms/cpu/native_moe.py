@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.cpu.native import I64, Kernels, block, matrix, optional, require, sizes
-from vivace.platforms.cpu.native_linear import A8_BLOCKS, PANEL, NativeLinears, PackedWeight
+from vivace.platforms.cpu.native_linear import (
+    A8_BLOCKS,
+    PANEL,
+    NativeLinears,
+    PackedWeight,
+    layout,
+)
 from vivace.platforms.ops.moe import Gate, Routes
 
 
@@ -125,8 +131,7 @@ class NativeMoe:
         packed = tuple(self._linears.pack(pieces) for pieces in experts)
         if any(part.kind in A8_BLOCKS for part in packed[0].parts):
             raise ValueError("experts are multiplied with floats: leave their blocks as stored")
-        shapes = {tuple((p.kind, p.first, p.columns) for p in weight.parts) for weight in packed}
-        if len(shapes) != 1 or len({weight.inputs for weight in packed}) != 1:
+        if len({layout(weight) for weight in packed}) != 1:
             raise ValueError("the experts of a layer must have one shape and one format")
         parts = []
         for of_experts in zip(*(weight.parts for weight in packed), strict=True):
@@ -135,6 +140,11 @@ class NativeMoe:
             panel_bytes = part.data.nbytes // -(-part.columns // PANEL)
             parts.append(GroupedPart(part.kind, addresses, panel_bytes, part.first, part.columns))
         return GroupedWeight(tuple(parts), packed)
+
+    def update(self, kept: PackedWeight | GroupedWeight, new: PackedWeight | GroupedWeight) -> None:
+        """`Ops.update_weight`"""
+        for old, other in zip(plain_weights(kept), plain_weights(new), strict=True):
+            self._linears.update(old, other)
 
     def linear(self, x: Tensor, weight: GroupedWeight, routes: Routes) -> Tensor:
         rows, top = sizes("grouped_linear", "places", routes.places)
@@ -158,3 +168,7 @@ class NativeMoe:
                 experts,
             )
         return out
+
+
+def plain_weights(weight: PackedWeight | GroupedWeight) -> tuple[PackedWeight, ...]:
+    return weight.experts if isinstance(weight, GroupedWeight) else (weight,)

@@ -34,6 +34,8 @@ class NativeOps:
         }
         self._scale = kernels.operation("scale", "qqqd")
         self._soft_cap = kernels.operation("soft_cap", "qqqd")
+        self._quantize_static = kernels.operation("quantize_static", "q" * 5 + "dd")
+        self._add_bias = kernels.operation("add_bias", "q" * 4)
 
     def rms_norm(
         self,
@@ -124,6 +126,22 @@ class NativeOps:
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         rows, columns = sizes("soft_cap", "x", x)
         self._soft_cap(rows, block("soft_cap", "x", x, rows, columns), columns, cap)
+        return x
+
+    def quantize_static(self, x: Tensor, scale: float, offset: float) -> Tensor:
+        rows, columns = sizes("quantize_static", "x", x)
+        address, stride = matrix("quantize_static", "x", x, columns, rows)
+        result = self._empty(rows, columns)
+        self._quantize_static(rows, address, stride, result.data_ptr(), columns, scale, offset)
+        return result
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        """x without gaps"""
+        columns = x.shape[-1] if x.ndim > 1 else 0
+        require("add_bias", columns > 0, f"x of {list(x.shape)}")
+        address = block("add_bias", "x", x, *x.shape)
+        added = block("add_bias", "bias", bias, columns)
+        self._add_bias(x.numel() // columns, address, added, columns)
         return x
 
 

@@ -20,6 +20,7 @@ def cpu_ops() -> Ops:
     return dataclasses.replace(
         reference_ops(),
         pack_linear=linears.pack,
+        update_weight=linears.update,
         linear=linears.linear,
         rms_norm=norms.rms_norm,
         add_rms_norm=norms.add_rms_norm,

@@ -26,15 +26,15 @@ from vivace.platforms.rows import RowColumns, RowOps
 
 
 def cpu_platform(facts: PlatformFacts, settings: PlatformSettings) -> Platform:
-    """The side of the CPU that these settings ask for. Sets torch's threads and glibc's
-    thresholds. Raises NoKernels when kernels are asked for and were not built."""
-    keep_freed_blocks()
+    """The side of the CPU that these settings ask for. Raises NoKernels when kernels are asked for
+    and were not built."""
     threads = max(1, settings.threads or facts.cores)
-    if settings.kernels:
+    if settings.owns_process:
+        keep_freed_blocks()
         # The kernels have threads of their own: two sets would be more than there are cores.
-        torch.set_num_threads(1)
+        torch.set_num_threads(1 if settings.kernels else threads)
+    if settings.kernels:
         return NativePlatform(facts, best_kernels(threads, pinned=settings.pinned))
-    torch.set_num_threads(threads)
     return TorchPlatform(facts, settings.deterministic)
 
 

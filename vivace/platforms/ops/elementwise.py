@@ -50,6 +50,11 @@ def add_rms_norm(
     return rms_norm(residual, weight, eps, offset=offset), residual
 
 
+def add_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """x[..., n] += bias[n]"""
+    return x.add_(bias)
+
+
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate q[T, Hq, D] and k[T, Hk, D] in place by their positions[T]; returns (q, k).
 

@@ -129,3 +129,35 @@ def linear_w8a8(
     if bias is not None:
         result += bias
     return result.to(x.dtype) if out is None else out.copy_(result)
+
+
+def quantize_static(x: Tensor, scale: float, offset: float) -> Tensor:
+    """x[T, n] -> the int8 numbers that stand for it, as floats of x's type (ModelSlim's
+    npu_quantize)."""
+    return x.float().div(scale).add_(offset).round_().clamp_(-128, 127).to(x.dtype)
+
+
+def update_weight(kept: Any, new: Any) -> None:
+    """`kept` gets the numbers of `new`, in its own memory: tensors, one by one, of what
+    `pack_linear`, `pack_embedding` and `pack_grouped` return here.
+
+    Raises ValueError where the two were not packed alike.
+    """
+    if isinstance(kept, Tensor):
+        if kept.shape != new.shape or kept.dtype != new.dtype:
+            raise ValueError(f"{kept.dtype} {list(kept.shape)} is not {new.dtype} {new.shape}")
+        kept.copy_(new)
+        return
+    for old, other in zip(packed_parts(kept), packed_parts(new), strict=True):
+        update_weight(old, other)
+
+
+def packed_parts(weight: Any) -> Sequence[Any]:
+    match weight:
+        case DecodedBlocks():
+            return (weight.numbers,)
+        case W8A8Weight():
+            return (*weight.parts, weight.scales)
+        case list():
+            return weight
+    raise ValueError(f"{type(weight).__name__}: not a packed weight")

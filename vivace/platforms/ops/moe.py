@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.ops.linear import linear, pack_linear
-from vivace.platforms.ops.stored import StoredBlocks
+from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
 NOTHING = 1e-20
 """added to a sum that divides, as the models' own definitions do"""
@@ -98,7 +98,7 @@ def moe_combine(x: Tensor, weights: Tensor, routes: Routes) -> Tensor:
     return (x[routes.places] * weights.unsqueeze(-1).to(x.dtype)).sum(1)
 
 
-def pack_grouped(experts: Sequence[Sequence[Tensor | StoredBlocks]]) -> Any:
+def pack_grouped(experts: Sequence[Sequence[Tensor | StoredBlocks | Int8Rows]]) -> Any:
     """One weight for each expert, in the pieces that `pack_linear` takes."""
     return [pack_linear(pieces) for pieces in experts]
 
@@ -106,5 +106,5 @@ def pack_grouped(experts: Sequence[Sequence[Tensor | StoredBlocks]]) -> Any:
 def grouped_linear(x: Tensor, weight: Any, routes: Routes) -> Tensor:
     """x[T * top, in], sorted by expert -> [T * top, out], each row by its expert's weight."""
     starts = routes.starts.tolist()
-    parts = [linear(x[a:b], w) for w, a, b in zip(weight, starts, starts[1:], strict=True)]
+    parts = [linear(x[a:b], w) for w, a, b in zip(weight, starts[:-1], starts[1:], strict=True)]
     return torch.cat(parts)

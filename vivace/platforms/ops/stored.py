@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
@@ -32,9 +32,19 @@ class StoredBlocks:
     def shape(self) -> tuple[int, ...]:
         return (*self.data.shape[:-1], self.columns)
 
-    def rows(self, order: np.ndarray) -> StoredBlocks:
-        """These rows, in this order; a copy."""
-        return replace(self, data=self.data[order])
+    def cut(self, columns: slice) -> StoredBlocks:
+        """These columns, a copy unless it is all of them. Raises ValueError where they do not
+        begin and end with blocks."""
+        start, stop, _ = columns.indices(self.columns)
+        if (start, stop) == (0, self.columns):
+            return self
+        size, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.kind.upper()]]
+        if start % size or stop % size:
+            raise ValueError(
+                f"columns {start} to {stop} are no whole {self.kind} blocks of {size} numbers"
+            )
+        data = self.data[:, start // size * nbytes : stop // size * nbytes]
+        return replace(self, data=np.ascontiguousarray(data), columns=stop - start)
 
     def with_int8_activations(self) -> StoredBlocks:
         """Raises ValueError for a kind that is not one of INT8_ACTIVATION_KINDS."""

@@ -121,6 +121,14 @@ class Ops:
     them."""
     linear: LinearOp
     """(x[T, in], weight, bias=None, out=None) -> [T, out]"""
+    update_weight: Callable[[PackedWeight, PackedWeight], None]
+    """(packed, another packed of the same layer) -> the first one has the numbers of the second,
+    in its own memory. Raises ValueError where the two were not packed alike."""
+    quantize_static: Callable[[Tensor, float, float], Tensor]
+    """(x[T, n], scale, offset) -> like x: the whole numbers clamp(round(x / scale + offset), -128,
+    127); a NaN stays one"""
+    add_bias: Callable[[Tensor, Tensor], Tensor]
+    """(x[..., n], bias[n]) -> x, in place"""
     gated_mlp: GatedMlpOp | None
     """(x[T, hidden], gate_up, down, activation) -> [T, hidden]: down(act(gate(x)) * up(x)), with
     gate above up in one weight. None: the device has nothing better than `gated_mlp` below"""
@@ -132,7 +140,7 @@ class Ops:
     """(x[T, n], routes) -> [T * top, n], sorted"""
     moe_combine: Callable[[Tensor, Tensor, Routes], Tensor]
     """(x[T * top, n], weights[T, top], routes) -> [T, n]"""
-    pack_grouped: Callable[[Sequence[Sequence[Tensor | StoredBlocks]]], Any]
+    pack_grouped: Callable[[Sequence[Sequence[Tensor | StoredBlocks | Int8Rows]]], Any]
     """(what `pack_linear` takes, for each expert) -> what `grouped_linear` takes"""
     grouped_linear: Callable[[Tensor, Any, Routes], Tensor]
     """(x[T * top, in] sorted by expert, weight, routes) -> [T * top, out]"""
@@ -157,6 +165,9 @@ def reference_ops() -> Ops:
         gelu_mul=elementwise.gelu_mul,
         pack_linear=linear.pack_linear,
         linear=linear.linear,
+        update_weight=linear.update_weight,
+        quantize_static=linear.quantize_static,
+        add_bias=elementwise.add_bias,
         gated_mlp=None,
         moe_gate=moe.moe_gate,
         moe_routes=moe.moe_routes,
@@ -172,14 +183,20 @@ def reference_ops() -> Ops:
 
 def gated_mlp(ops: Ops) -> GatedMlpOp:
     """down(act(gate(x)) * up(x)) by `ops`: the slow twin of a fused one."""
-    activations: dict[str, Callable[[Tensor], Tensor]] = {
-        "silu": ops.silu_mul,
-        "gelu": lambda x: ops.gelu_mul(x, tanh=False),
-        "gelu_tanh": lambda x: ops.gelu_mul(x, tanh=True),
-    }
+    activations = {name: gated_activation(ops, name) for name in ACTIVATIONS}
 
     def run(x: Tensor, gate_up: Operands, down: Operands, activation: str) -> Tensor:
         inner = activations[activation](ops.linear(x, gate_up.weight, gate_up.bias))
         return ops.linear(inner, down.weight, down.bias)
 
     return run
+
+
+def gated_activation(ops: Ops, name: str) -> Callable[[Tensor], Tensor]:
+    """x[T, 2n] -> [T, n]: act(x[:, :n]) * x[:, n:], for one of ACTIVATIONS"""
+    activations: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": ops.silu_mul,
+        "gelu": lambda x: ops.gelu_mul(x, tanh=False),
+        "gelu_tanh": lambda x: ops.gelu_mul(x, tanh=True),
+    }
+    return activations[name]

@@ -12,7 +12,7 @@ from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer_pool import text_named
 from vivace.protocol.messages import Request
-from vivace.requests.prompts import PromptInput, new_id, template_messages
+from vivace.requests.prompts import PromptInput, new_id, template_messages, wanted_rank
 from vivace.requests.schema import Message
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import prepare_requests
@@ -98,6 +98,7 @@ def prompt_input(params: ChatRequest, tokens: list[int], rid: str) -> PromptInpu
         prompt_field="messages",
         logprobs={"return_logprob": params.logprobs, "top_logprobs_num": params.top_logprobs},
         priority=params.priority,
+        dp_rank=wanted_rank(params),
         cache_key=prompt_cache_key(params, 0, 1),
     )
 

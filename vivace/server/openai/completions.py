@@ -16,7 +16,7 @@ from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import text_named
 from vivace.protocol.messages import Request
-from vivace.requests.prompts import PromptInput, entry_type, new_id
+from vivace.requests.prompts import PromptInput, entry_type, new_id, wanted_rank
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import prepare_requests
 from vivace.server.context import Context
@@ -128,6 +128,7 @@ def prompt_input(
         rid=request_id(params, index, len(prompts), answer_id),
         logprobs=logprobs,
         priority=params.priority,
+        dp_rank=wanted_rank(params),
         cache_key=prompt_cache_key(params, index, len(prompts)),
     )
 

@@ -192,8 +192,6 @@ REFUSED: dict[str, str] = {
     "bootstrap_port": native.NO_DISAGGREGATION,
     "bootstrap_room": native.NO_DISAGGREGATION,
     "disagg_prefill_dp_rank": native.NO_DISAGGREGATION,
-    "routed_dp_rank": native.ONE_RANK,
-    "data_parallel_rank": native.ONE_RANK,
     "images_config": native.TEXT_ONLY,
     "video_config": native.TEXT_ONLY,
     "mm_processor_kwargs": native.TEXT_ONLY,

@@ -77,6 +77,39 @@ bool map(Suite& suite, Random& random, const char* op, double value, double (*wa
     return suite.close(op, x, wanted, wanted, 2e-6);
 }
 
+bool quantize_static(Suite& suite, Random& random, int64_t rows, int64_t n) {
+    const int64_t stride = n + 3;
+    const float scale = 0.05f, offset = -7;
+    auto x = floats(random, rows * stride, 8);
+    x[0] = 1e30f;
+    std::vector<float> out;
+    const auto reset = [&] { out.assign((size_t)(rows * n), 0); };
+    reset();
+    Words words;
+    words.add(rows).add(x).add(stride).add(out).add(n).add((double)scale).add((double)offset);
+    if (!suite.run("quantize_static", words, reset, [&] { return bytes_of(out); })) return false;
+    std::vector<double> wanted;
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < n; ++i) {
+            const float number = x[r * stride + i] / scale + offset;
+            wanted.push_back(std::nearbyint(std::fmin(127.0f, std::fmax(-128.0f, number))));
+        }
+    return suite.close("quantize_static", out, wanted, std::vector<double>(wanted.size(), 1), 0);
+}
+
+bool add_bias(Suite& suite, Random& random, int64_t rows, int64_t n) {
+    const auto before = floats(random, rows * n, 8), bias = floats(random, n, 8);
+    std::vector<float> x;
+    const auto reset = [&] { x = before; };
+    reset();
+    Words words;
+    words.add(rows).add(x).add(bias).add(n);
+    if (!suite.run("add_bias", words, reset, [&] { return bytes_of(x); })) return false;
+    std::vector<double> wanted;
+    for (int64_t i = 0; i < rows * n; ++i) wanted.push_back(before[i] + bias[i % n]);
+    return suite.close("add_bias", x, wanted, std::vector<double>(wanted.size(), 1), 0);
+}
+
 }  // namespace
 
 void elementwise(Suite& suite) {
@@ -99,6 +132,12 @@ void elementwise(Suite& suite) {
     });
     suite.op("soft_cap", [&](Random& random) {
         return map(suite, random, "soft_cap", 30.0, [](double x, double cap) { return cap * std::tanh(x / cap); });
+    });
+    suite.op("quantize_static", [&](Random& random) {
+        return quantize_static(suite, random, 1, 37) && quantize_static(suite, random, 5, 576);
+    });
+    suite.op("add_bias", [&](Random& random) {
+        return add_bias(suite, random, 1, 37) && add_bias(suite, random, 5, 576);
     });
 }
 

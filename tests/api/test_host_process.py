@@ -1,0 +1,45 @@
+"""An engine inside of a program leaves alone what is the program's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vivace import Engine
+from vivace.errors import CannotStart
+from vivace.platforms.cpu import platform as cpu
+from vivace.platforms.platform import PlatformSettings, detect
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
+def test_torch_and_malloc_stay_as_they_are(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed: list[str] = []
+    monkeypatch.setattr(cpu, "keep_freed_blocks", lambda: changed.append("malloc"))
+    engine = Engine(disable_cpu_kernels=not kernels, cpu_threads=1, max_total_tokens=512)
+    try:
+        assert engine.generate("a", {"temperature": 0, "max_new_tokens": 2})
+        assert torch.get_num_threads() == 2
+        assert not changed
+    finally:
+        engine.shutdown()
+
+
+def test_a_process_of_the_engine_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed: list[str] = []
+    monkeypatch.setattr(cpu, "keep_freed_blocks", lambda: changed.append("malloc"))
+    cpu.cpu_platform(detect("cpu"), PlatformSettings(threads=1, owns_process=True))
+    assert changed == ["malloc"] and torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("name", ["dp_size", "tp_size"])
+def test_there_is_one_engine_in_one_process(name: str) -> None:
+    with pytest.raises(CannotStart, match=f"{name}=3"):
+        Engine(**{name: 3})

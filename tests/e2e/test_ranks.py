@@ -1,0 +1,110 @@
+"""A real server whose model two processes share: the tokens of one process, also when a rank is
+killed at any step."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_server import RunningServer, find_children, is_alive
+from served_toy import write_toy_llama
+
+FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
+KILLS = 60 if os.environ.get("VIVACE_SLOW_TESTS") else 3
+TOKENS = 120
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_llama(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    log = tmp_path_factory.mktemp("pair") / "log"
+    flags = ("--model-path", str(folder), "--tp-size", "2", *FLAGS)
+    with RunningServer(*flags, log=log) as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
+    """What a server of one process draws for each seed."""
+    log = tmp_path_factory.mktemp("alone") / "log"
+    with RunningServer("--model-path", str(folder), *FLAGS, log=log) as server:
+        server.wait_ready()
+        return {seed: stream_tokens(server, seed) for seed in range(8)}
+
+
+def body(seed: int) -> dict[str, Any]:
+    sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
+    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
+    return {"input_ids": [5 + seed, 6, 7, 8], "sampling_params": sampling}
+
+
+def stream_tokens(server: RunningServer, seed: int) -> list[int]:
+    tokens: list[int] = []
+    for event in server.stream("/generate", body(seed)):
+        assert "error" not in event, event
+        tokens = event["output_ids"]
+    return tokens
+
+
+def find_rank(server: RunningServer) -> int:
+    """The process of rank 1, of the engine that runs."""
+    for _ in range(400):
+        engine = server.children().get("engine")
+        rank = find_children(engine).get("rank") if engine else None
+        if rank:
+            return rank
+        time.sleep(0.05)
+    raise AssertionError(server.text())
+
+
+def test_two_processes_draw_the_tokens_of_one(
+    pair: RunningServer, wanted: dict[int, list[int]]
+) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(stream_tokens, pair, seed) for seed in range(8)]
+        assert {seed: answer.result(120) for seed, answer in enumerate(answers)} == wanted
+    state = pair.json("/server_info")["internal_states"][0]
+    assert state["executor"] == "ProcessGroupExecutor"
+    assert [worker.get("rank", 0) for worker in state["workers"]] == [0, 1]
+    assert state["workers"][1]["pid"] == find_rank(pair)
+    assert state["audit"] == []
+
+
+def test_a_rank_that_is_killed_is_named_and_streams_go_on(
+    pair: RunningServer, wanted: dict[int, list[int]]
+) -> None:
+    """A stream may be in the fatal step of one kill only: after two, a request counts as the one
+    that kills."""
+    chance = random.Random(3)
+    for kill in range(KILLS):
+        before = pair.text().count("killed by SIGKILL (step")
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(stream_tokens, pair, seed) for seed in range(8)]
+            time.sleep(chance.uniform(0.05, 0.6))
+            rank = find_rank(pair)
+            os.kill(rank, signal.SIGKILL)
+            found = {seed: answer.result(120) for seed, answer in enumerate(answers)}
+        assert found == wanted, kill
+        assert not is_alive(rank)
+        text = pair.text()
+        assert re.search(rf"rank 1 \(process {rank}\): killed by SIGKILL", text), text[-3000:]
+        assert text.count("killed by SIGKILL (step") >= before
+
+
+def test_heads_that_ranks_cannot_divide_end_the_start(folder: Path, tmp_path: Path) -> None:
+    flags = ("--model-path", str(folder), "--tp-size", "3", *FLAGS)
+    with RunningServer(*flags, log=tmp_path / "log") as server:
+        assert server.process.wait(60) == 2
+        assert "--tensor-parallel-size 3" in server.text()

@@ -1,0 +1,217 @@
+"""One engine of several ranks, on oracles: refusals of all, deaths of one, steps with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from engine_rig import VOCABULARY, Rig, scripted_draft
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivace.engine.executor import ExecutorDied
+from vivace.engine.oracle import Faults, InjectedFault, OracleWorker
+from vivace.engine.process_group import (
+    ProcessGroupExecutor,
+    RankDeath,
+    RankDied,
+    RankWorker,
+)
+from vivace.engine.settings import EngineSettings
+from vivace.errors import StepRefused
+from vivace.protocol.messages import Capacity
+from vivace.protocol.ranks import RankAnswer
+from vivace.protocol.step import StepPlan, StepResult
+from vivace.protocol.workers import GetWorkerState, WorkerCommand
+
+RANKS = 3
+
+
+class RefusingWorker(OracleWorker):
+    """Refuses what the oracle's faults would fail at: on every rank the same."""
+
+    def run(self, plan: StepPlan):
+        try:
+            return super().run(plan)
+        except InjectedFault as error:
+            raise StepRefused(str(error)) from error
+
+
+class FakeRank:
+    """A rank in the same process; `dies_at`: the number of the step that it does not survive."""
+
+    def __init__(self, name: str, worker: OracleWorker, dies_at: int | None = None) -> None:
+        self.name = name
+        self.dead = False
+        self.plans: list[StepPlan] = []
+        self.ring: Callable[[], None] = lambda: None
+        self._worker = RankWorker(worker)
+        self._dies_at = dies_at
+        self._answers: list[RankAnswer] = []
+
+    def send(self, message: StepPlan | WorkerCommand) -> None:
+        if isinstance(message, StepPlan):
+            self.plans.append(message)
+            self.dead = self.dead or message.number == self._dies_at
+        if not self.dead:
+            self._answers.append(self._worker.answer(message))
+
+    def wait(self) -> RankAnswer:
+        if not self._answers:
+            raise RankDied(f"{self.name}: killed by SIGKILL")
+        return self._answers.pop(0)
+
+    def death(self, wait: float = 0.0) -> RankDeath | None:
+        return RankDeath(f"{self.name}: killed by SIGKILL", reported=False) if self.dead else None
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        self.ring = ring
+
+    def close(self) -> None: ...
+
+
+class Group:
+    """Builds the executor of a rig, and keeps its ranks."""
+
+    def __init__(self, *, dies_at: int | None = None, differs: bool = False) -> None:
+        self.ranks: list[FakeRank] = []
+        self._dies_at, self._differs = dies_at, differs
+
+    def __call__(self, capacity: Capacity, eos_rate: float, faults: Faults) -> ProcessGroupExecutor:
+        def worker(found: Faults) -> OracleWorker:
+            how = {"eos_rate": eos_rate, "faults": found, "draft": scripted_draft}
+            return RefusingWorker(capacity, VOCABULARY, **how)
+
+        for rank in range(1, RANKS):
+            dies_at = self._dies_at if rank == 2 else None
+            own = Faults() if self._differs and rank == 1 else Faults(**vars(faults))
+            self.ranks.append(FakeRank(f"rank {rank}", worker(own), dies_at))
+        return ProcessGroupExecutor(worker(faults), self.ranks)
+
+
+@settings(max_examples=20)
+@given(
+    prompts=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    depth=st.integers(1, 3),
+    width=st.integers(0, 2),
+)
+def test_ranks_get_every_plan_and_answers_are_the_oracles(
+    prompts: list[int], depth: int, width: int
+) -> None:
+    group = Group()
+    rig = Rig(
+        EngineSettings(depth=depth, chunk=16, num_speculative_tokens=width),
+        executor=group,
+    )
+    for key, length in enumerate(prompts):
+        rig.send(key, [5 + key] * length, 9)
+    rig.run()
+    for key in range(len(prompts)):
+        rig.check(key)
+    assert group.ranks[0].plans == group.ranks[1].plans
+    assert rig.loop.state().executor == "ProcessGroupExecutor"
+    assert len(rig.loop.state().workers) == RANKS
+
+
+def test_a_refused_step_is_undone_on_all_ranks_and_its_request_found() -> None:
+    rig = Rig(EngineSettings(depth=2), executor=Group(), faults=Faults(raise_on_keys={1}))
+    for key, token in enumerate((5, 11, 7)):
+        rig.send(key, [token] * 6, 9)
+    rig.run()
+    assert rig.answers[1].finish is not None
+    assert rig.answers[1].finish.status == 500
+    rig.check(0)
+    rig.check(2)
+    rig.at_rest()
+
+
+def test_a_step_that_one_rank_alone_runs_ends_the_engine_with_its_name() -> None:
+    rig = Rig(executor=Group(differs=True), faults=Faults(raise_on_keys={1}))
+    rig.send(1, [11] * 6, 9)
+    with pytest.raises(ExecutorDied, match="StepDone"):
+        rig.run()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("step", range(8))
+def test_a_dead_rank_is_named(step: int, depth: int) -> None:
+    rig = Rig(EngineSettings(depth=depth), executor=Group(dies_at=step))
+    for key in range(3):
+        rig.send(key, [5 + key] * 6, 30)
+    with pytest.raises(ExecutorDied, match=r"rank 2: .*SIGKILL"):
+        rig.run()
+
+
+def test_a_rank_that_dies_while_nobody_asks_rings_and_is_named() -> None:
+    group = Group()
+    rig = Rig(executor=group)
+    assert rig.loop.wait_timeout() is None
+    group.ranks[0].dead = True
+    group.ranks[0].ring()
+    with pytest.raises(ExecutorDied, match=r"rank 1: .*SIGKILL"):
+        rig.loop.step(None)
+
+
+def test_a_rank_that_is_dead_does_not_answer_commands() -> None:
+    group = Group()
+    rig = Rig(executor=group)
+    group.ranks[1].dead = True
+    with pytest.raises(ExecutorDied, match=r"rank 2: .*GetWorkerState"):
+        rig.executor.control(GetWorkerState())
+
+
+# steps with other engines
+
+
+class OtherEngine:
+    """Of two engines the other one, which computes as many tokens as it was told, step by step."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+        self.agreed: list[list[int]] = []
+
+    @property
+    def awaited(self) -> bool:
+        return bool(self.tokens)
+
+    def agree(self, tokens: int) -> list[int]:
+        self.agreed.append([tokens, self.tokens.pop(0) if self.tokens else 0])
+        return self.agreed[-1]
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        self.ring = ring
+
+
+def test_an_engine_steps_with_the_others_also_when_it_has_nothing_to_do() -> None:
+    other = OtherEngine([7, 3])
+    group = Group()
+    rig = Rig(executor=group, lockstep=other)
+    assert rig.loop.wait_timeout() == 0.0, "it may not sleep while another one waits"
+    rig.run()
+    assert other.agreed == [[0, 7], [0, 3]]
+    assert [(plan.rows, plan.ranks) for plan in group.ranks[0].plans] == [
+        ([], [0, 7]),
+        ([], [0, 3]),
+    ]
+    assert rig.loop.wait_timeout() is None
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_answers_are_the_same_beside_others(depth: int) -> None:
+    other = OtherEngine([2] * 25)
+    rig = Rig(EngineSettings(depth=depth), executor=Group(), lockstep=other)
+    for key in range(3):
+        rig.send(key, [5 + key] * 6, 12)
+    rig.run()
+    for key in range(3):
+        rig.check(key)
+    rig.at_rest()
+    assert not other.tokens
+
+
+def test_a_result_is_read_once() -> None:
+    group = Group()
+    rig = Rig(executor=group)
+    pending = rig.executor.submit(StepPlan(number=0))
+    first: StepResult = pending.result()
+    assert pending.result() is first

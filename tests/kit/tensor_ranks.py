@@ -1,0 +1,72 @@
+"""One rank of several that share models by tensors: `python tensor_ranks.py FOLDER RANK RANKS`.
+
+For every case of FOLDER/cases.json and each size of a group that divides RANKS, the ranks of the
+first group compute the logits of a prompt in chunks; rank r writes CASE.tpN.r.safetensors there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import paged_model
+import torch
+from paged_model import PagedModel, load
+from safetensors.torch import save_file
+from torch import distributed as dist
+from toy_models import tokens
+
+from vivace.checkpoint.weights import TrackedWeights
+from vivace.platforms.cpu.native import Kernels, NoKernels
+from vivace.platforms.cpu.platform import NativePlatform
+from vivace.platforms.groups import Group, TorchGroup
+from vivace.platforms.platform import detect
+from vivace.worker.tensor_memory import tensor_bytes
+
+IDS = tokens(21)
+CHUNKS = [9, 1, 11]
+
+
+def compute(case: dict[str, Any], group: Group) -> dict[str, torch.Tensor]:
+    read = []
+    finish = TrackedWeights.finish
+
+    def counted(self: TrackedWeights, claims: Any) -> None:
+        read.append(self.read_bytes)
+        finish(self, claims)
+
+    TrackedWeights.finish = counted
+    model = load(Path(case["path"]), quantization=case.get("quantization"), group=group)
+    TrackedWeights.finish = finish
+    return {
+        "logits": PagedModel(model).feed("a", IDS, CHUNKS),
+        "read": torch.tensor(read[0]),
+        "held": torch.tensor(tensor_bytes(model)),
+    }
+
+
+def main() -> None:
+    folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks
+    )
+    native = None
+    with suppress(NoKernels):
+        native = NativePlatform(detect("cpu"), Kernels(1))
+    for size in (n for n in range(1, ranks + 1) if ranks % n == 0):
+        group = dist.new_group(list(range(size)))
+        if rank >= size:
+            continue
+        ranks_of_case = TorchGroup(group)
+        for case in json.loads((folder / "cases.json").read_text()):
+            paged_model.PLATFORM = None if case["torch"] else native
+            found = compute(case, ranks_of_case)
+            save_file(found, folder / f"{case['name']}.tp{size}.{rank}.safetensors")
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

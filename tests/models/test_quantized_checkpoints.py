@@ -1,0 +1,175 @@
+"""Checkpoints of ModelSlim, AWQ and GPTQ: the layout of their files, against transformers with the
+layers that these stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paged_model import PagedModel, load
+from quantized_toys import (
+    AWQ,
+    GROUP,
+    SIZES,
+    GptqForm,
+    StoredModel,
+    Tensors,
+    awq,
+    awq_meant,
+    change_config,
+    dynamic,
+    dynamic_meant,
+    int4,
+    static,
+    static_meant,
+)
+from torch import Tensor, nn
+from toy_models import make, reference, tokens
+
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.weights import CheckpointError
+
+IDS = tokens(21)
+
+
+def logits(folder: Path, quantization: str | None = None) -> Tensor:
+    return PagedModel(load(folder, quantization=quantization)).feed("a", IDS, [9, 1, 11])
+
+
+@pytest.mark.parametrize("halves", [False, True], ids=["float32", "bits in int64"])
+def test_modelslim_static(halves: bool, tmp_path: Path) -> None:
+    toy = StoredModel(tmp_path)
+    toy.store(lambda name, layer: static(name, layer, halves), static_meant, kind="W8A8")
+    toy.save()
+    toy.describe()
+    compare(toy, tolerance=2e-2)
+    compare(toy, "modelslim", tolerance=2e-2)
+
+
+@pytest.mark.parametrize("form", [dynamic, int4], ids=["W8A8", "W4A8"])
+def test_modelslim_dynamic(form: Callable[[str, nn.Linear], Tensors], tmp_path: Path) -> None:
+    toy = StoredModel(tmp_path)
+    kind = "W8A8_DYNAMIC" if form is dynamic else "W4A8_DYNAMIC"
+    toy.store(form, dynamic_meant, kind=kind)
+    toy.save()
+    toy.describe()
+    compare(toy, tolerance=2e-2)
+
+
+def test_modelslim_mixes_types_and_moves_activations_into_biases_of_norms(tmp_path: Path) -> None:
+    """As DeepSeek's are: static attention, dynamic MLP, some layers floats."""
+    toy = StoredModel(tmp_path, "Llama")
+    toy.store(static, static_meant, only="layers.1.self_attn", kind="W8A8")
+    toy.store(dynamic, dynamic_meant, only="layers.2.mlp", kind="W8A8_DYNAMIC")
+    for name, module in list(toy.model.named_modules()):
+        if name.endswith("layernorm"):
+            bias = torch.randn(SIZES["hidden_size"], generator=torch.Generator().manual_seed(1))
+            toy.tensors[f"{name}.bias"], toy.types[f"{name}.bias"] = bias, "FLOAT"
+            toy.types["model.layers.0.norm.bias"] = "FLOAT"
+            module.register_forward_hook(lambda _, __, y, bias=bias: y + bias)
+    toy.save()
+    toy.describe()
+    compare(toy, tolerance=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kv_cache_type": "C8"}, "kv_cache_type"),
+        ({"model.layers.0.self_attn.q_proj.weight": "W8A8_MXFP8"}, "W8A8_MXFP8"),
+        ({"model.layers.0.self_attn.q_proj.weight": "FLOAT"}, "W8A8"),
+    ],
+)
+def test_modelslim_that_is_not_read(change: dict[str, str], said: str, tmp_path: Path) -> None:
+    toy = StoredModel(tmp_path)
+    toy.store(static, static_meant, kind="W8A8")
+    toy.save()
+    toy.describe(**change)
+    with pytest.raises(SourceError, match=said):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["input_scale", "deq_scale", "quant_bias"])
+def test_modelslim_without_one_of_its_tensors(suffix: str, tmp_path: Path) -> None:
+    toy = StoredModel(tmp_path)
+    toy.store(static, static_meant, kind="W8A8")
+    del toy.tensors[f"model.layers.1.mlp.up_proj.{suffix}"]
+    toy.save()
+    toy.describe()
+    with pytest.raises(CheckpointError, match=rf"up_proj\.{suffix}"):
+        load(tmp_path)
+
+
+def test_another_quantization_than_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    toy = StoredModel(tmp_path)
+    toy.store(dynamic, dynamic_meant, kind="W8A8_DYNAMIC")
+    toy.save()
+    toy.describe()
+    with pytest.raises(SourceError, match="--quantization w8a16"):
+        load(tmp_path, quantization="w8a16")
+
+
+@pytest.mark.parametrize("quantization", [None, "awq", "unquant"])
+def test_awq(quantization: str | None, tmp_path: Path) -> None:
+    toy = StoredModel(tmp_path)
+    toy.store(awq, awq_meant, only="layers.0")
+    toy.store(awq, awq_meant, only="layers.2")
+    toy.save(quantization_config={**AWQ, "modules_to_not_convert": ["layers.1"]})
+    compare(toy, quantization, tolerance=2e-3 if quantization != "unquant" else 2e-5)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        GptqForm(4, GROUP, ordered=False, version=1),
+        GptqForm(4, -1, ordered=False, version=2),
+        GptqForm(4, 16, ordered=True, version=2),
+        GptqForm(8, GROUP, ordered=False, version=1),
+        GptqForm(2, GROUP, ordered=False, version=2),
+    ],
+    ids=["4 bits", "one group", "by activation", "8 bits", "2 bits"],
+)
+def test_gptq(form: GptqForm, tmp_path: Path) -> None:
+    toy = StoredModel(tmp_path)
+    toy.store(form.stored, form.meant)
+    toy.save(quantization_config=form.config())
+    compare(toy, tolerance=1e-4)
+
+
+def test_groups_that_do_not_fill_a_layer(tmp_path: Path) -> None:
+    toy = StoredModel(tmp_path)
+    toy.store(awq, awq_meant)
+    toy.save(quantization_config={**AWQ, "group_size": 36})
+    with pytest.raises(CheckpointError, match=r"q_proj\.scales"):
+        load(tmp_path)
+
+
+def test_groups_that_are_not_there(tmp_path: Path) -> None:
+    form = GptqForm(4, 16, ordered=True, version=2)
+    toy = StoredModel(tmp_path)
+    toy.store(form.stored, form.meant)
+    toy.tensors["model.layers.0.mlp.up_proj.g_idx"][3] = 99
+    toy.save(quantization_config=form.config())
+    with pytest.raises(CheckpointError, match=r"up_proj\.g_idx"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"bits": 3}, {"group_size": 0}, {"group_size": "32"}, {"zero_point": 1}, {"version": "gemv"}],
+    ids=str,
+)
+def test_other_kinds_of_awq_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    make("Qwen2", tmp_path, **SIZES)
+    change_config(tmp_path, quantization_config={**AWQ, **change})
+    with pytest.raises(SourceError, match="quantization_config"):
+        load(tmp_path)
+
+
+def compare(toy: StoredModel, quantization: str | None = None, tolerance: float = 2e-4) -> None:
+    found = logits(toy.folder, quantization)
+    wanted = reference(toy.model, IDS)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=tolerance * wanted.abs().max())

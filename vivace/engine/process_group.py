@@ -1,0 +1,210 @@
+"""An executor of several ranks: each runs every plan on its share of the model.
+
+The scheduler knows nothing of them. Rank 0 runs in the engine's process and its results count; the
+other ranks compute the same and say only that they have. They meet in the collectives of the layers
+they share, so a rank that does not come makes the others wait: it ends the engine, with its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from vivace.engine.executor import (
+    ExecutorDied,
+    FailedStep,
+    LaunchedStep,
+    PendingStep,
+    StepSkipped,
+    StepWorker,
+)
+from vivace.errors import StepRefused
+from vivace.protocol.ranks import RankAnswer, StepDone, StepRefusal
+from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
+from vivace.protocol.workers import WorkerCommand, WorkerState
+
+DYING_SECONDS = 1.0
+"""between what others notice of a death and that its process has ended"""
+
+
+class RankDied(Exception):
+    """A rank will not answer any more; the text is its name and why."""
+
+
+@dataclass(frozen=True)
+class RankDeath:
+    """`reported`: it ended over an error, as ranks also do when another one has gone."""
+
+    text: str
+    reported: bool
+
+
+class RankLink(Protocol):
+    """A rank in another process."""
+
+    name: str
+
+    def send(self, message: StepPlan | WorkerCommand) -> None:
+        """To one that has died this does nothing."""
+        ...
+
+    def wait(self) -> RankAnswer:
+        """The answer to the oldest message that has none. Raises RankDied."""
+        ...
+
+    def death(self, wait: float = 0.0) -> RankDeath | None:
+        """None while it lives; `wait`: so many seconds it may take to die."""
+        ...
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        """`ring` is called, from any thread, when it dies."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def find_cause(ranks: Sequence[RankLink], wait: float = 0.0) -> str:
+    """Which ranks died and why; of some that reported errors and one that was killed, this one.
+    Empty: all live."""
+    deaths = [death for rank in ranks if (death := rank.death(wait)) is not None]
+    killed = [death for death in deaths if not death.reported]
+    return ", ".join(death.text for death in killed or deaths)
+
+
+class ProcessGroupExecutor:
+    """`worker` is rank 0; `ranks` are the others, in order."""
+
+    def __init__(self, worker: StepWorker, ranks: Sequence[RankLink]) -> None:
+        self.capacity = worker.capacity
+        self._worker = worker
+        self._ranks = ranks
+        self._occupied: set[int] = set()
+        self._failed = False
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        if self._failed:
+            return FailedStep(StepSkipped(f"step {plan.number} follows a failed step"))
+        self._note_rows(plan)
+        return self._launch(plan)
+
+    def _note_rows(self, plan: StepPlan) -> None:
+        self._occupied.difference_update(plan.leaves)
+        self._occupied.update(join.row for join in plan.joins)
+
+    def _launch(self, plan: StepPlan) -> PendingStep:
+        for rank in self._ranks:
+            rank.send(plan)
+        try:
+            pending = self._worker.run(plan)
+        except StepRefused as error:
+            self._failed = True
+            self._expect_refusal(plan)
+            return FailedStep(error)
+        except Exception as error:
+            raise self._blame(plan, error) from error
+        return GroupStep(self, plan, LaunchedStep(pending))
+
+    def complete(self, plan: StepPlan, pending: PendingStep) -> StepResult:
+        """Rank 0's result, once all ranks have run the step."""
+        try:
+            result = pending.result()
+        except Exception as error:
+            raise self._blame(plan, error) from error
+        for rank, answer in self._answers(plan):
+            if not isinstance(answer, StepDone) or answer.number != plan.number:
+                raise ExecutorDied(
+                    f"{rank.name} answers {answer} to step {plan.number}, which rank 0 has run"
+                )
+        return result
+
+    def _expect_refusal(self, plan: StepPlan) -> None:
+        for rank, answer in self._answers(plan):
+            if not isinstance(answer, StepRefusal) or answer.number != plan.number:
+                raise ExecutorDied(
+                    f"{rank.name} answers {answer} to step {plan.number}, which rank 0 has refused"
+                )
+
+    def _answers(self, asked: StepPlan | WorkerCommand) -> list[tuple[RankLink, RankAnswer]]:
+        try:
+            return [(rank, rank.wait()) for rank in self._ranks]
+        except RankDied as error:
+            raise self._blame(asked, error) from error
+
+    def _blame(self, asked: StepPlan | WorkerCommand, error: Exception) -> ExecutorDied:
+        """A rank that was killed makes others fail too: it is the cause."""
+        what = f"step {asked.number}" if isinstance(asked, StepPlan) else type(asked).__name__
+        if cause := find_cause(self._ranks, DYING_SECONDS):
+            return ExecutorDied(f"{cause} ({what})")
+        if isinstance(error, ExecutorDied | RankDied):
+            return ExecutorDied(f"{error} ({what})")
+        return ExecutorDied(f"rank 0 failed in {what}: {type(error).__name__}: {error}")
+
+    def recover(self) -> None:
+        """Empty every row of every rank."""
+        leaves, self._failed = sorted(self._occupied), False
+        try:
+            self._launch(StepPlan(number=-1, leaves=leaves)).result()
+        except StepRefused as error:
+            raise ExecutorDied(f"the ranks do not recover from a refused step: {error}") from error
+        self._occupied.clear()
+
+    def events(self) -> list[ExecutorEvent]:
+        if cause := find_cause(self._ranks):
+            raise ExecutorDied(cause)
+        return self._worker.events()
+
+    def control(self, command: WorkerCommand) -> list[WorkerState]:
+        for rank in self._ranks:
+            rank.send(command)
+        states = [self._worker.control(command)]
+        for rank, answer in self._answers(command):
+            if not isinstance(answer, WorkerState):
+                raise ExecutorDied(f"{rank.name} answers {answer} to {type(command).__name__}")
+            states.append(replace(answer, rank=len(states)))
+        return states
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        self._worker.wake_with(ring)
+        for rank in self._ranks:
+            rank.wake_with(ring)
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.close()
+        self._worker.close()
+
+
+class GroupStep:
+    """A step that all ranks run."""
+
+    def __init__(self, group: ProcessGroupExecutor, plan: StepPlan, pending: PendingStep) -> None:
+        self._group = group
+        self._plan = plan
+        self._pending = pending
+        self._result: StepResult | None = None
+        self.here = False
+
+    def result(self) -> StepResult:
+        if self._result is None:
+            self._result = self._group.complete(self._plan, self._pending)
+        return self._result
+
+
+class RankWorker:
+    """What a rank does with the messages of rank 0."""
+
+    def __init__(self, worker: StepWorker) -> None:
+        self._worker = worker
+
+    def answer(self, message: StepPlan | WorkerCommand) -> RankAnswer:
+        """Whatever else is raised ends the rank."""
+        if not isinstance(message, StepPlan):
+            return self._worker.control(message)
+        try:
+            self._worker.run(message).result()
+        except StepRefused as error:
+            return StepRefusal(message.number, str(error))
+        return StepDone(message.number)

@@ -1,0 +1,193 @@
+"""The ranks of one engine: processes that it starts, and that die with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vivace.config.child_process import (
+    block_signals,
+    child_environment,
+    describe_exit,
+    python_module,
+)
+from vivace.config.serialize import encode
+from vivace.engine.executor import ExecutorDied, StepWorker
+from vivace.engine.process_group import (
+    ProcessGroupExecutor,
+    RankDeath,
+    RankDied,
+    find_cause,
+)
+from vivace.errors import CannotStart
+from vivace.protocol.message_socket import MessageSocket, SocketClosed
+from vivace.protocol.ranks import (
+    FromRank,
+    JoinRanks,
+    RankAnswer,
+    RankFailure,
+    RankHere,
+    RankReady,
+    RankSetup,
+    StepDone,
+    StepRefusal,
+)
+from vivace.protocol.step import StepPlan
+from vivace.protocol.workers import WorkerCommand, WorkerState
+
+if TYPE_CHECKING:
+    from vivace.checkpoint.weights import ReportProgress
+    from vivace.config.config import Config
+    from vivace.platforms.groups import Group
+
+MEETING = timedelta(seconds=60)
+"""how long ranks that are all there may take to find each other"""
+EXIT_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def start_process_group(
+    config: Config,
+    ranks: int,
+    build: Callable[[Group], StepWorker],
+    report: ReportProgress,
+) -> ProcessGroupExecutor:
+    """Start the other ranks, build rank 0 here, and wait until all are ready. What one of them
+    dies of ends the start, with its name."""
+    with meeting_place() as meeting:
+        report("Starting ranks", 0.0)
+        links = [spawn_rank(config, rank, ranks, meeting) for rank in range(1, ranks)]
+        try:
+            for done, link in enumerate(links):
+                link.expect(RankHere)
+                report("Starting ranks", (done + 1) / len(links))
+            for link in links:
+                link.begin()
+            worker = build(join_group(0, ranks, meeting))
+            for link in links:
+                link.expect(RankReady)
+        except CannotStart:
+            raise  # every rank says the same
+        except Exception as error:
+            cause = find_cause(links, EXIT_SECONDS) or str(error)
+            raise ExecutorDied(cause) from error
+    return ProcessGroupExecutor(worker, links)
+
+
+@contextmanager
+def meeting_place() -> Iterator[str]:
+    """A file in a folder of our own, there while ranks find each other."""
+    with tempfile.TemporaryDirectory(prefix="vivace-ranks-") as folder:
+        yield str(Path(folder) / "meeting")
+
+
+def join_group(rank: int, ranks: int, meeting: str) -> Group:
+    """Collective: returns when all ranks have come."""
+    from torch import distributed as dist
+
+    from vivace.platforms.groups import TorchGroup
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=MEETING
+    )
+    return TorchGroup()
+
+
+def spawn_rank(config: Config, rank: int, ranks: int, meeting: str) -> RankProcess:
+    ours, theirs = socket.socketpair()
+    command = [
+        *python_module("vivace.launch.child"),
+        "rank",
+        *("--control", str(theirs.fileno()), "--parent", str(os.getpid())),
+    ]
+    with theirs, block_signals():
+        process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=child_environment()
+        )
+    link = RankProcess(f"rank {rank}", process, ours)
+    link.control.send(RankSetup(config=encode(config), rank=rank, ranks=ranks, meeting=meeting))
+    return link
+
+
+class RankProcess:
+    """A `RankLink` to a process of ours. Its socket closes the moment it dies."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+        self.name = f"{name} (process {process.pid})"
+        self.control = MessageSocket(ours, msgspec.msgpack.Decoder(FromRank))
+        self._process = process
+        self._failure = ""
+
+    def begin(self) -> None:
+        self.control.send(JoinRanks())
+
+    def send(self, message: StepPlan | WorkerCommand) -> None:
+        self.control.send(message)
+
+    def wait(self) -> RankAnswer:
+        message = self._wait()
+        if isinstance(message, StepDone | StepRefusal | WorkerState):
+            return message
+        raise RankDied(f"{self.name} says {type(message).__name__}, which nobody asked")
+
+    def expect(self, kind: type[RankHere | RankReady]) -> None:
+        """While it starts. Raises RankDied."""
+        message = self._wait()
+        if not isinstance(message, kind):
+            raise RankDied(f"{self.name} says {type(message).__name__}, not {kind.__name__}")
+
+    def _wait(self) -> FromRank:
+        try:
+            message = self.control.wait()
+            if not isinstance(message, RankFailure):
+                return message
+            self._failure = message.text
+        except SocketClosed:
+            pass
+        death = self.death(EXIT_SECONDS)
+        raise RankDied(death.text if death else f"{self.name} has closed its socket")
+
+    def death(self, wait: float = 0.0) -> RankDeath | None:
+        try:
+            ending = describe_exit(self._process.wait(wait))
+        except subprocess.TimeoutExpired:
+            return None
+        failure = self._failure or self._last_failure()
+        if failure:
+            return RankDeath(f"{self.name}: {failure} ({ending})", reported=True)
+        return RankDeath(f"{self.name}: {ending}", reported=False)
+
+    def _last_failure(self) -> str:
+        """Of one that has ended: whatever else it has sent is of no use any more."""
+        try:
+            messages = self.control.receive()
+        except SocketClosed:
+            return ""
+        return next((one.text for one in messages if isinstance(one, RankFailure)), "")
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        def watch() -> None:
+            self._process.wait()
+            ring()
+
+        threading.Thread(target=watch, name=self.name, daemon=True).start()
+
+    def close(self) -> None:
+        """It ends when its socket does."""
+        self.control.close()
+        try:
+            self._process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()

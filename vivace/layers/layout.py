@@ -1,0 +1,65 @@
+"""Which ranks share which layers, and what of a layer is a rank's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vivace.errors import CannotStart
+from vivace.platforms.groups import SINGLE_RANK, Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelLayout:
+    """The group of each kind of layer that this rank is in."""
+
+    attention: Group
+    dense: Group
+    """gated MLPs"""
+    experts: Group
+    vocabulary: Group
+    """embedding and head"""
+
+
+def tensor_parallel(group: Group) -> ParallelLayout:
+    """All layers are shared by the same ranks."""
+    return ParallelLayout(attention=group, dense=group, experts=group, vocabulary=group)
+
+
+SINGLE = tensor_parallel(SINGLE_RANK)
+
+
+def split(what: str, size: int, unit: int, group: Group) -> slice:
+    """This rank's range of `size` rows, in whole units (a head, or 1). Raises CannotStart where
+    the units do not go into the ranks."""
+    units = size // unit
+    if units % group.size:
+        raise CannotStart(
+            f"{what}: its {units} parts cannot be divided among {group.size} ranks; "
+            f"possible for --tp-size are {', '.join(map(str, divisors(units)))}"
+        )
+    each = units // group.size * unit
+    return slice(group.rank * each, (group.rank + 1) * each)
+
+
+def split_or_repeat(what: str, size: int, unit: int, group: Group) -> slice:
+    """The same, but with more ranks than units several have the same one (heads of keys)."""
+    units = size // unit
+    if units >= group.size or group.size % units:
+        return split(what, size, unit, group)
+    first = group.rank * units // group.size * unit
+    return slice(first, first + unit)
+
+
+def split_unevenly(size: int, group: Group) -> list[int]:
+    """How many rows each rank has; the first ones may have one more. Raises CannotStart where some
+    would have none."""
+    if size < group.size:
+        raise CannotStart(
+            f"{size} tokens of a vocabulary cannot be divided among {group.size} devices"
+        )
+    each, more = divmod(size, group.size)
+    return [each + (rank < more) for rank in range(group.size)]
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, min(number, 1024) + 1) if number % n == 0]

@@ -1,0 +1,93 @@
+"""Ranks that share a layer, and what they do together.
+
+`Group` is what layers see. With one rank everything is the identity, and layers leave it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+class Group(Protocol):
+    """Every rank of it calls the same of these in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """0 .. size - 1"""
+        ...
+
+    @property
+    def size(self) -> int: ...
+
+    def sum(self, x: Tensor) -> Tensor:
+        """x of every rank, added up, in x's memory"""
+        ...
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """x[n, widths[rank]] of each rank -> [n, sum of widths]"""
+        ...
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Rank 0's, in x's memory"""
+        ...
+
+    def minimum(self, numbers: Sequence[int]) -> list[int]:
+        """The least of each number that any rank has"""
+        ...
+
+
+class SingleRank:
+    """The only rank of its group."""
+
+    rank, size = 0, 1
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        return x
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return x
+
+    def minimum(self, numbers: Sequence[int]) -> list[int]:
+        return list(numbers)
+
+
+SINGLE_RANK = SingleRank()
+
+
+class TorchGroup:
+    """By torch.distributed (gloo on CPUs). `None`: the default group of the process."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+
+    def sum(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x, group=self._group)
+        return x
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """gloo wants equal shapes: narrower ones are filled up."""
+        widest = max(widths)
+        mine = x.new_zeros(x.shape[0], widest)
+        mine[:, : x.shape[1]] = x
+        parts = [torch.empty_like(mine) for _ in widths]
+        dist.all_gather(parts, mine, group=self._group)
+        return torch.cat([part[:, :n] for part, n in zip(parts, widths, strict=True)], 1)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        dist.broadcast(x, group=self._group, group_src=0)
+        return x
+
+    def minimum(self, numbers: Sequence[int]) -> list[int]:
+        found = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self._group)
+        return found.tolist()

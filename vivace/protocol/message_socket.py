@@ -1,0 +1,98 @@
+"""A socket pair that carries typed messages: four bytes of length, then msgpack.
+
+Its end of file says that the other process is gone, however it died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+LENGTH = struct.Struct("<I")
+LARGEST_MESSAGE = 64 << 20
+CHUNK = 1 << 16
+SEND_SECONDS = 10.0
+"""A peer that takes nothing for so long is as good as dead."""
+
+T = TypeVar("T")
+
+
+class SocketClosed(Exception):
+    """The other end is closed: its process is gone."""
+
+
+class MessageSocket(Generic[T]):
+    """One end. `send` may be called from any thread, `receive` and `wait` from one."""
+
+    def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> None:
+        self._socket = sock
+        self._decoder = decoder
+        self._encoder = msgspec.msgpack.Encoder()
+        self._lock = threading.Lock()
+        self._unread = bytearray()
+        timeout = struct.pack("ll", int(SEND_SECONDS), 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: Any) -> None:
+        """To a peer that is gone this does nothing; its end is noticed elsewhere."""
+        data = self._encoder.encode(message)
+        with self._lock, contextlib.suppress(OSError):
+            self._socket.sendall(LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> list[T]:
+        """What has arrived; SocketClosed once the peer has gone and all is read. Never waits."""
+        while True:
+            try:
+                chunk = self._socket.recv(CHUNK, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return self._messages()
+            except OSError:
+                chunk = b""
+            if not chunk:
+                messages = self._messages()
+                if messages:
+                    return messages
+                raise SocketClosed
+            self._unread += chunk
+
+    def wait(self) -> T:
+        """The next message; blocks until it is there."""
+        while (message := self._next()) is None:
+            try:
+                chunk = self._socket.recv(CHUNK)
+            except OSError:
+                chunk = b""
+            if not chunk:
+                raise SocketClosed
+            self._unread += chunk
+        return message
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _messages(self) -> list[T]:
+        messages: list[T] = []
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return messages
+
+    def _next(self) -> T | None:
+        if len(self._unread) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(self._unread)
+        if length > LARGEST_MESSAGE:
+            raise SocketClosed
+        end = LENGTH.size + length
+        if len(self._unread) < end:
+            return None
+        frame = bytes(self._unread[LENGTH.size : end])
+        del self._unread[:end]
+        return self._decoder.decode(frame)

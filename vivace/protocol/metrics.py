@@ -1,0 +1,30 @@
+"""What an engine measures, as it travels."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Histogram(msgspec.Struct, frozen=True, array_like=True):
+    """Cumulative histogram: `counts[i]` observations <= `bounds[i]`; the last bound is +inf."""
+
+    bounds: list[float]
+    counts: list[int]
+    total: float
+
+
+class Series(msgspec.Struct, frozen=True, array_like=True):
+    """One series of a metric with labels of its own. Names in `_total` count, others are gauges."""
+
+    name: str
+    labels: dict[str, str]
+    value: float | Histogram
+
+
+class Metrics(msgspec.Struct, kw_only=True):
+    """Engine-side metrics by SGLang's names without the `sglang:` prefix."""
+
+    gauges: dict[str, float] = {}
+    counters: dict[str, float] = {}
+    histograms: dict[str, Histogram] = {}
+    series: list[Series] = []

@@ -1,0 +1,55 @@
+"""What an engine and the processes of its ranks say to each other."""
+
+from __future__ import annotations
+
+import msgspec
+
+from vivace.protocol.step import StepPlan
+from vivace.protocol.workers import WorkerCommand, WorkerState
+
+
+class RankSetup(msgspec.Struct, frozen=True, kw_only=True, tag="rank_setup"):
+    """The first message to a rank, from the engine that started it: it computes what that does."""
+
+    config: bytes
+    """`config.encode` of the engine's own: nothing is decided twice"""
+    rank: int
+    ranks: int
+    meeting: str
+    """a file that only these processes know, where they find each other"""
+
+
+class JoinRanks(msgspec.Struct, frozen=True, tag="join_ranks"):
+    """Engine -> ranks, once all are there: meet the others and load."""
+
+
+class RankHere(msgspec.Struct, frozen=True, tag="rank_here"):
+    """Rank -> engine: what it needs is imported."""
+
+
+class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
+    """Rank -> engine: it is loaded and runs plans from now on."""
+
+
+class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
+    """Rank -> rank 0: it has run this step."""
+
+    number: int
+
+
+class StepRefusal(msgspec.Struct, frozen=True, tag="step_refusal"):
+    """Rank -> rank 0: `StepRefused`, and nothing of it was run."""
+
+    number: int
+    reason: str
+
+
+class RankFailure(msgspec.Struct, frozen=True, tag="failure"):
+    """Rank -> engine: the exception that is about to end it."""
+
+    text: str
+
+
+RankAnswer = StepDone | StepRefusal | WorkerState
+ToRank = RankSetup | JoinRanks | StepPlan | WorkerCommand
+FromRank = RankHere | RankReady | RankAnswer | RankFailure

@@ -1,0 +1,27 @@
+"""What an engine may ask its workers beside plans."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class GetWorkerState(msgspec.Struct, frozen=True, tag="get_worker_state"):
+    """Answered by every rank with its `WorkerState`."""
+
+
+WorkerCommand = GetWorkerState
+"""What an executor may be asked between steps; more kinds come with what they are of."""
+
+
+class WorkerState(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="worker_state"
+):
+    """A worker, as it is."""
+
+    rank: int = 0
+    pid: int = 0
+    """of its process"""
+    threads: int = 0
+    weight_bytes: int = 0
+    """of this rank"""
+    kv_bytes: int = 0

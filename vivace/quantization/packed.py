@@ -1,0 +1,167 @@
+"""Weights that the device's `linear` takes as they are packed: floats, blocks, int8 rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vivace.platforms.attention import AttendingStep
+from vivace.platforms.ops.linear import Operands
+from vivace.platforms.ops.table import Ops, PackedWeight, gated_activation
+from vivace.quantization.method import WEIGHT, LayerWeights, LocalPart, Matrix
+
+Quantize = Callable[[Sequence[Matrix]], Sequence[Matrix]]
+"""a layer's pieces -> the pieces that are packed"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightPacker:
+    """How one device keeps weights: floats become `dtype`; blocks and int8 rows stay what they
+    are. Biases have the activations' dtype."""
+
+    ops: Ops
+    dtype: torch.dtype
+    activations: torch.dtype
+    device: torch.device
+    blocks: bool = False
+    """the device reads blocks and int8 rows as they are stored"""
+
+    def pack(self, pieces: Sequence[Matrix]) -> PackedWeight:
+        """[some of out, in], one below the other"""
+        return self.ops.pack_linear([self._place(piece) for piece in pieces])
+
+    def pack_grouped(self, experts: Sequence[Sequence[Matrix]]) -> PackedWeight:
+        return self.ops.pack_grouped(
+            [[self._place(piece) for piece in pieces] for pieces in experts]
+        )
+
+    def place_bias(self, bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else bias.to(self.device, self.activations)
+
+    def update(self, kept: Operands, new: Operands) -> None:
+        """The numbers of `new` in the memory of `kept`."""
+        self.ops.update_weight(kept.weight, new.weight)
+        if kept.bias is not None and new.bias is not None:
+            kept.bias.copy_(new.bias)
+
+    def _place(self, piece: Matrix) -> Matrix:
+        return piece.to(self.device, self.dtype) if isinstance(piece, Tensor) else piece
+
+
+def keep(pieces: Sequence[Matrix]) -> Sequence[Matrix]:
+    return pieces
+
+
+class PackedMethod:
+    """`read` takes a part from the checkpoint, `quantize` marks or changes what is packed."""
+
+    fusible = True
+
+    def __init__(
+        self,
+        packer: WeightPacker,
+        read: Callable[[LayerWeights, LocalPart], Matrix],
+        quantize: Quantize = keep,
+        suffixes: Collection[str] = (WEIGHT,),
+    ) -> None:
+        self._packer = packer
+        self._linear = packer.ops.linear
+        self._read = read
+        self._quantize = quantize
+        self._suffixes = suffixes
+        self.operands = Operands(None, None)
+
+    def load(self, weights: LayerWeights) -> None:
+        self.operands = self._pack(weights)
+
+    def update(self, weights: LayerWeights) -> None:
+        self._packer.update(self.operands, self._pack(weights))
+
+    def _pack(self, weights: LayerWeights) -> Operands:
+        pieces = [self._read(weights, part) for part in weights.shape.parts]
+        bias = self._packer.place_bias(weights.take_bias())
+        return Operands(self._packer.pack(self._quantize(pieces)), bias)
+
+    def apply(self, x: Tensor, step: AttendingStep | None) -> Tensor:
+        return self._linear(x, self.operands.weight, self.operands.bias)
+
+    def suffixes(self) -> Collection[str]:
+        return self._suffixes
+
+
+class PackedExperts:
+    """Every expert's gate and up as one product, grouped by expert, and its down."""
+
+    def __init__(
+        self,
+        packer: WeightPacker,
+        read: Callable[[LayerWeights, LocalPart], Matrix],
+        activation: str,
+        quantize: Quantize = keep,
+        suffixes: Collection[str] = (WEIGHT,),
+    ) -> None:
+        self._packer = packer
+        self._ops = packer.ops
+        self._read = read
+        self._quantize = quantize
+        self._suffixes = suffixes
+        self._activate = gated_activation(packer.ops, activation)
+        self._gate_up: PackedWeight = None
+        self._down: PackedWeight = None
+        self._count = 0
+
+    def load(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None:
+        self._count = len(experts)
+        self._gate_up, self._down = self._pack(experts)
+
+    def update(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None:
+        for kept, new in zip((self._gate_up, self._down), self._pack(experts), strict=True):
+            self._ops.update_weight(kept, new)
+
+    def _pack(
+        self, experts: Sequence[tuple[LayerWeights, LayerWeights]]
+    ) -> tuple[PackedWeight, PackedWeight]:
+        gate_ups, downs = zip(*experts, strict=True)
+        return self._packer.pack_grouped([self._pieces(one) for one in gate_ups]), (
+            self._packer.pack_grouped([self._pieces(one) for one in downs])
+        )
+
+    def _pieces(self, weights: LayerWeights) -> Sequence[Matrix]:
+        return self._quantize([self._read(weights, part) for part in weights.shape.parts])
+
+    def apply(self, x: Tensor, weights: Tensor, experts: Tensor, step: AttendingStep) -> Tensor:
+        ops = self._ops
+        routes = ops.moe_routes(experts, self._count)
+        rows = ops.moe_permute(x, routes)
+        inner = self._activate(ops.grouped_linear(rows, self._gate_up, routes))
+        return ops.moe_combine(ops.grouped_linear(inner, self._down, routes), weights, routes)
+
+    def suffixes(self) -> Collection[str]:
+        return self._suffixes
+
+
+class SharedMethod:
+    """The product with a weight that another layer owns: a head with its embedding's."""
+
+    fusible = False
+
+    def __init__(self, packer: WeightPacker, weight: Callable[[], PackedWeight]) -> None:
+        self._ops = packer.ops
+        self._weight = weight
+        self._packed: PackedWeight = None
+
+    def load(self, weights: LayerWeights) -> None:
+        """After the other layer."""
+        self._packed = self._ops.pack_linear([self._weight()])
+
+    def update(self, weights: LayerWeights) -> None:
+        self._ops.update_weight(self._packed, self._ops.pack_linear([self._weight()]))
+
+    def apply(self, x: Tensor, step: AttendingStep | None) -> Tensor:
+        return self._ops.linear(x, self._packed)
+
+    def suffixes(self) -> Collection[str]:
+        return (WEIGHT,)

@@ -1,0 +1,160 @@
+"""The engines of a server: each is replaced by another one when it dies."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from vivace.protocol.channel import SUPERVISOR
+from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
+from vivace.protocol.messages import KEY_SHIFT, Command, Drain, Ready
+from vivace.supervisor.child import Child
+from vivace.supervisor.messages import FrontendGone, Setup
+from vivace.supervisor.plan import SPAWN_RETRY_SECONDS, Plan
+from vivace.supervisor.restart_policy import CrashAttribution, CrashBudget, RestartDecision
+from vivace.supervisor.watch import EngineWatch, Watchdog
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, eq=False)
+class EngineSlot:
+    """One engine, and those before it. Times are seconds of time.monotonic()."""
+
+    index: int
+    heartbeat: EngineHeartbeat
+    watch: EngineWatch
+    budget: CrashBudget
+    child: Child | None = None
+    ready: Ready | None = None
+    due: float | None = None
+    """when to try again to start it"""
+    down_since: float | None = None
+    lost: bool = False
+    """it died too often: none follows"""
+    drained: bool = False
+
+    @property
+    def serving(self) -> Child | None:
+        return self.child if self.child is not None and self.child.serving else None
+
+
+@dataclass
+class Engines:
+    plan: Plan
+    slots: list[EngineSlot] = field(init=False)
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        self.slots = [
+            EngineSlot(
+                index=index,
+                heartbeat=EngineHeartbeat(plan.memory.engine(index)),
+                watch=EngineWatch(
+                    EngineProgress(plan.memory, index),
+                    Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog),
+                ),
+                budget=CrashBudget(plan.crashes, plan.crash_window),
+            )
+            for index in range(len(plan.engines))
+        ]
+        self._attribution = CrashAttribution([slot.budget for slot in self.slots])
+        self._epoch = 0
+
+    @property
+    def children(self) -> list[Child]:
+        return [slot.child for slot in self.slots if slot.child is not None]
+
+    @property
+    def serve(self) -> bool:
+        """One does."""
+        return any(slot.serving for slot in self.slots)
+
+    @property
+    def ready(self) -> list[Ready]:
+        return [slot.ready for slot in self.slots if slot.ready is not None]
+
+    @property
+    def all_ready(self) -> bool:
+        return all(slot.ready is not None for slot in self.slots)
+
+    @property
+    def any_left(self) -> bool:
+        """One serves, or is on its way."""
+        return any(not slot.lost for slot in self.slots)
+
+    def find(self, child: Child) -> EngineSlot | None:
+        return next((slot for slot in self.slots if slot.child is child), None)
+
+    def start(self, slot: EngineSlot, child: Child | None = None) -> tuple[Child, Setup] | None:
+        """Spawn one (or take `child`); it is to be told its setup. None when none can be started
+        now: it is tried again. No two lives of engines have the same epoch."""
+        setup = self.plan.engine_setup(slot.index, self._epoch)
+        slot.watch.restart(time.monotonic())
+        slot.heartbeat.begin()  # what the last engine died of is not this one's doing
+        slot.child = child or self.plan.spawn("engine", setup)
+        if slot.child is None:
+            slot.due = time.monotonic() + SPAWN_RETRY_SECONDS
+            return None
+        slot.due = None
+        self._epoch += 1
+        return slot.child, setup
+
+    def due(self, now: float) -> Iterator[EngineSlot]:
+        yield from (slot for slot in self.slots if slot.due is not None and now >= slot.due)
+
+    def is_again(self, child: Child) -> bool:
+        """Whether it follows one that died."""
+        return child.setup is not None and child.setup.epoch >= len(self.slots)
+
+    def on_ready(self, slot: EngineSlot, ready: Ready) -> None:
+        if slot.child is not None:
+            slot.child.serving = True
+        slot.ready = ready
+        slot.watch.restart(time.monotonic())
+        if slot.down_since is not None:
+            away = time.monotonic() - slot.down_since
+            log.info("The %s is back after %.1f s; live requests go on", self.name(slot), away)
+            slot.down_since = None
+
+    def name(self, slot: EngineSlot) -> str:
+        return f"engine {slot.index}" if len(self.slots) > 1 else "engine"
+
+    def record_death(self, slot: EngineSlot, cause: str) -> RestartDecision:
+        """What follows from it; told in one line where the server goes on."""
+        now = time.monotonic()
+        step, spans = slot.heartbeat.fatal_spans()
+        decision = self._attribution.record_death(step, spans, now, slot.index)
+        slot.lost = not decision.restart
+        if slot.lost and not self.any_left:
+            return decision
+        note = slot.budget.exhausted_note() if slot.lost else slot.budget.restart_note()
+        note = f"{note}: the others go on without it" if slot.lost else note
+        company = f", in a step of {len(spans)} requests" if spans else ""
+        blame = ". One request is found to kill engines and refused" if decision.refused else ""
+        log.error("The %s died: %s%s%s. %s", self.name(slot), cause, company, blame, note)
+        slot.down_since = slot.down_since or now
+        return decision
+
+    def frontend_gone(self, index: int) -> None:
+        for child in self.children:
+            child.control.send(FrontendGone(index))
+
+    def drain(self, slot: EngineSlot, timeout: float, frontends: list[int]) -> None:
+        if (child := slot.serving) is not None:
+            slot.watch.expect_reaction()
+            drain = Drain(timeout=round(timeout, 1), frontends=frontends)
+            child.control.send(Command(ticket=SUPERVISOR << KEY_SHIFT, body=drain))
+
+    @property
+    def all_drained(self) -> bool:
+        """No engine has anything left to say."""
+        return all(slot.drained or slot.lost for slot in self.slots)
+
+    def check(self, now: float, *, draining: bool) -> None:
+        """To be called often: who is stuck is ended."""
+        for slot in self.slots:
+            if (child := slot.serving) is not None:
+                slot.watch.check(child, now, draining=draining)

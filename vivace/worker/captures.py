@@ -1,0 +1,61 @@
+"""Which decode steps are captured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vivace.platforms.platform import GraphRecorder
+from vivace.protocol.messages import Rewrite
+
+if TYPE_CHECKING:
+    from vivace.config.config import Config
+
+DEFAULT_CAPTURE = 256
+"""rows: a replay runs only the rows that are there, so one capture serves every batch"""
+REPLAYED_TOKENS = 12
+"""tokens of a step with prompts that is quicker as a replay than op by op"""
+
+
+@dataclass(frozen=True)
+class Captures:
+    """Which decode steps are captured; no sizes = none."""
+
+    sizes: tuple[int, ...] = ()
+    exact: bool = False
+    """a capture serves its own size only"""
+    rewrites: tuple[Rewrite, ...] = ()
+    """sizes that were asked for and are not captured"""
+
+    def tokens(self, recorder: GraphRecorder | None) -> int:
+        """Of a step with prompts that is replayed."""
+        if recorder is None or self.exact:
+            return 0
+        return min(REPLAYED_TOKENS, max(self.sizes, default=0))
+
+
+def choose_captures(config: Config, rows: int, ranks: int = 1) -> Captures:
+    """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows. None where ranks
+    wait for each other: what they do together is no kernel.
+
+    --cuda-graph-max-bs leaves larger ones out; more rows than a worker has are never needed.
+    """
+    runtime, exact = config.runtime, bool(config.optimization.disable_cuda_graph_padding)
+    if runtime.disable_cuda_graph or ranks > 1:
+        return Captures()
+    requested, max_bs = runtime.cuda_graph_bs or (), runtime.cuda_graph_max_bs
+    limit = min(max_bs or max(requested, default=DEFAULT_CAPTURE), rows)
+    sizes = requested or (range(1, limit + 1) if exact else (limit,))
+    kept = tuple(size for size in sizes if size <= limit) or (limit,)
+    rewrites = []
+    reason = f"at most {rows} requests run at once"
+    if max_bs is not None and max_bs > rows:
+        rewrites.append(rewrite("cuda_graph_max_bs", max_bs, rows, reason))
+    if requested and set(kept) != set(requested):
+        why = reason if limit == rows else f"--cuda-graph-max-bs is {max_bs}"
+        rewrites.append(rewrite("cuda_graph_bs", requested, kept, why))
+    return Captures(kept, exact, tuple(rewrites))
+
+
+def rewrite(field: str, before: object, after: object, reason: str) -> Rewrite:
+    return Rewrite(field=field, before=before, after=after, rule="build", reason=reason)
