@@ -128,9 +128,7 @@ class LogitsProcessors:
     def needs_tokens(self, rows: np.ndarray) -> bool:
         """Whether one of these rows wants a processor that does."""
         return any(
-            processor.needs_tokens
-            for row in self.rows.keys() & set(rows.tolist())
-            for processor in self.rows[row]
+            bool(wants[rows].any()) for processor, wants in self._active if processor.needs_tokens
         )
 
     def landed(self, row: int, tokens: list[int]) -> None:
