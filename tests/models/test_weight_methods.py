@@ -38,7 +38,7 @@ from vivace.quantization.method import (
 from vivace.quantization.packed import PackedExperts, WeightPacker
 from vivace.quantization.plain import PlainConfig, read_floats
 from vivace.worker.step_input import StepInput
-from vivace.worker.tensor_memory import members, memory_block
+from vivace.worker.tensor_memory import memory_blocks
 
 RANK, ALPHA = 4, 8
 FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma2"]
@@ -177,22 +177,6 @@ def test_an_adapter_for_each_sequence_of_a_step(family: str, tmp_path: Path) -> 
 # other numbers in the same memory
 
 
-def memory(root: object) -> dict[object, int]:
-    """Address -> bytes of every tensor that can be reached."""
-    found, seen, left = {}, set(), [root]
-    while left:
-        one = left.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, Tensor):
-            key, size = memory_block(one)
-            found[key] = size
-        else:
-            left.extend(members(one))
-    return found
-
-
 def update(model: CausalLM, folder: Path, **how: Any) -> None:
     source = locate(str(folder))
     weights = open_weights(source, read_facts(source), seed=0, progress=lambda stage, part: None)
@@ -211,9 +195,9 @@ def test_other_weights_in_the_same_memory(
     file = tmp_path / "new" / "model.safetensors"
     save_file({name: weight * 0.9 for name, weight in load_file(file).items()}, file)
     model = load(tmp_path / "old", quantization=quantization)
-    old, before = PagedModel(model).feed("a", ids, [9]), memory(model)
+    old, before = PagedModel(model).feed("a", ids, [9]), memory_blocks(model)
     update(model, tmp_path / "new")
-    assert memory(model) == before
+    assert memory_blocks(model) == before
     found = PagedModel(model).feed("a", ids, [9])
     fresh = PagedModel(load(tmp_path / "new", quantization=quantization)).feed("a", ids, [9])
     assert torch.equal(found, fresh)

@@ -10,8 +10,13 @@ from torch import Tensor, nn
 
 
 def tensor_bytes(root: object) -> int:
-    """Of every tensor that can be reached from `root` through objects of ours, containers and
-    torch modules. Memory that several tensors share counts once."""
+    """Of every tensor that can be reached from `root`. Memory that several share counts once."""
+    return sum(memory_blocks(root).values())
+
+
+def memory_blocks(root: object) -> dict[object, int]:
+    """Bytes of each piece of memory behind the tensors that can be reached from `root` through
+    objects of ours, containers and torch modules."""
     found: dict[object, int] = {}
     seen: set[int] = set()
     left: list[object] = [root]
@@ -25,7 +30,7 @@ def tensor_bytes(root: object) -> int:
             found[key] = size
         else:
             left.extend(members(one))
-    return sum(found.values())
+    return found
 
 
 def memory_block(tensor: Tensor) -> tuple[object, int]:
