@@ -125,6 +125,20 @@ def test_a_refused_step_is_undone_on_all_ranks_and_its_request_found() -> None:
     rig.at_rest()
 
 
+@pytest.mark.parametrize("depth", [2, 3])
+def test_a_step_is_refused_while_others_are_under_way(depth: int) -> None:
+    rig = Rig(EngineSettings(depth=depth), executor=Group(), faults=Faults(raise_on_keys={1}))
+    rig.send(0, [5] * 6, 40)
+    for _ in range(2 * depth):
+        rig.loop.step(0)
+    rig.send(1, [11] * 6, 9)
+    rig.run()
+    assert rig.answers[1].finish is not None
+    assert rig.answers[1].finish.status == 500
+    rig.check(0)
+    rig.at_rest()
+
+
 def test_a_step_that_one_rank_alone_runs_ends_the_engine_with_its_name() -> None:
     rig = Rig(executor=Group(differs=True), faults=Faults(raise_on_keys={1}))
     rig.send(1, [11] * 6, 9)

@@ -3,6 +3,7 @@ layers that these stand for."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,70 @@ def test_awq(quantization: str | None, tmp_path: Path) -> None:
 def test_gptq(form: GptqForm, tmp_path: Path) -> None:
     toy = StoredModel(tmp_path)
     toy.store(form.stored, form.meant)
+    toy.save(quantization_config=form.config())
+    compare(toy, tolerance=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("file", "config"),
+    [
+        ("quant_config.json", {"zero_point": True, "q_group_size": GROUP, "w_bit": 4}),
+        ("quantize_config.json", AWQ),
+        ("quantize_config.json", {"bits": 4, "group_size": GROUP, "desc_act": False}),
+    ],
+    ids=["awq", "awq by name", "gptq"],
+)
+def test_a_file_of_older_tools_says_it(file: str, config: dict[str, Any], tmp_path: Path) -> None:
+    toy = StoredModel(tmp_path)
+    form = GptqForm(4, GROUP, ordered=False, version=1)
+    pair = (form.stored, form.meant) if "bits" in config and "version" not in config else None
+    toy.store(*(pair or (awq, awq_meant)))
+    toy.save()
+    (tmp_path / file).write_text(json.dumps(config))
+    compare(toy, tolerance=2e-3)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_bias_that_the_model_does_not_have(value: float, tmp_path: Path) -> None:
+    """AutoGPTQ's older files have one of zeros in every layer."""
+    form = GptqForm(4, GROUP, ordered=False, version=1)
+    toy = StoredModel(tmp_path, "Llama")
+    toy.store(
+        lambda name, layer: {
+            **form.stored(name, layer),
+            "bias": torch.full((layer.out_features,), value, dtype=torch.float16),
+        },
+        form.meant,
+    )
+    toy.save(quantization_config=form.config())
+    if value:
+        with pytest.raises(CheckpointError, match=r"q_proj\.bias"):
+            load(tmp_path)
+    else:
+        compare(toy, tolerance=1e-4)
+
+
+def test_an_order_of_inputs_that_the_configuration_denies(tmp_path: Path) -> None:
+    form = GptqForm(4, 16, ordered=True, version=1)
+    toy = StoredModel(tmp_path)
+    toy.store(form.stored, form.meant)
+    toy.save(quantization_config={**form.config(), "desc_act": False})
+    with pytest.raises(CheckpointError, match=r"q_proj\.g_idx.*desc_act"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["in order", "zeros"])
+def test_an_order_that_says_nothing(told: bool, tmp_path: Path) -> None:
+    """GPTQ-for-LLaMA's files have zeros there."""
+    form = GptqForm(4, GROUP, ordered=False, version=1)
+    toy = StoredModel(tmp_path)
+    toy.store(
+        lambda name, layer: {
+            **form.stored(name, layer),
+            "g_idx": (torch.arange(layer.in_features) // GROUP * told).int(),
+        },
+        form.meant,
+    )
     toy.save(quantization_config=form.config())
     compare(toy, tolerance=1e-4)
 

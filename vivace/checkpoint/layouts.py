@@ -19,6 +19,8 @@ BELOW = ("*/config.json", "*/*.gguf", "snapshots/*/config.json", "snapshots/*/*.
 """where models lie in folders of several: other precisions, a repository of the hub's cache"""
 SHOWN = 4
 QUANT_DESCRIPTION = "quant_model_description*.json"
+QUANTIZE_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""what AutoGPTQ and AutoAWQ wrote before config.json had a key for it, and whose it is"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +83,12 @@ def read_quant_description(folder: Path) -> dict[str, Any]:
         names = ", ".join(file.name for file in files[:SHOWN])
         raise SourceError(f"{folder}: more than one description: {names}; keep the one that counts")
     return read_json(files[0], limit=MAX_INDEX, required=True) if files else {}
+
+
+def read_quantize_config(folder: Path) -> tuple[str, dict[str, Any]]:
+    """(file, what it says) of how weights are quantized, where an older tool wrote that into a file
+    of its own; ("", {}): there is none."""
+    for name, method in QUANTIZE_CONFIGS.items():
+        if folder.is_dir() and (found := read_json(folder / name)):
+            return str(folder / name), {"quant_method": method, **found}
+    return "", {}

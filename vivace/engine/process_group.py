@@ -101,8 +101,7 @@ class ProcessGroupExecutor:
             pending = self._worker.run(plan)
         except StepRefused as error:
             self._failed = True
-            self._expect_refusal(plan)
-            return FailedStep(error)
+            return RefusedStep(self, plan, error)
         except Exception as error:
             raise self._blame(plan, error) from error
         return GroupStep(self, plan, LaunchedStep(pending))
@@ -120,7 +119,8 @@ class ProcessGroupExecutor:
                 )
         return result
 
-    def _expect_refusal(self, plan: StepPlan) -> None:
+    def expect_refusal(self, plan: StepPlan) -> None:
+        """Of all ranks; called in the order of submission, as `complete` is."""
         for rank, answer in self._answers(plan):
             if not isinstance(answer, StepRefusal) or answer.number != plan.number:
                 raise ExecutorDied(
@@ -191,6 +191,21 @@ class GroupStep:
         if self._result is None:
             self._result = self._group.complete(self._plan, self._pending)
         return self._result
+
+
+class RefusedStep:
+    """A step that rank 0 has refused. The others say so behind what they answer to the steps
+    before it, which may still be under way."""
+
+    def __init__(self, group: ProcessGroupExecutor, plan: StepPlan, error: StepRefused) -> None:
+        self._group = group
+        self._plan = plan
+        self._error = error
+        self.here = False
+
+    def result(self) -> StepResult:
+        self._group.expect_refusal(self._plan)
+        raise self._error
 
 
 class RankWorker:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, abbreviate
-from vivace.checkpoint.layouts import read_quant_description
+from vivace.checkpoint.layouts import read_quant_description, read_quantize_config
 from vivace.checkpoint.source import ModelSource
 from vivace.models.architecture import Architecture, GroupedAttention
 from vivace.models.class_name import read_class_name, unread_code
@@ -180,7 +180,8 @@ def checkpoint_quantization(
 ) -> QuantizedCheckpoint | None:
     """What the files say of their weights. Raises SourceError for what is not read, and where
     --quantization asks for something that cannot be made of it."""
-    found = read_quantization(ModelFields(source), read_quant_description(source.path))
+    description, beside = read_quant_description(source.path), read_quantize_config(source.path)
+    found = read_quantization(ModelFields(source), description, beside)
     check_request(found, requested)
     return found
 

@@ -42,10 +42,15 @@ class MessageSocket(Generic[T]):
         return self._socket.fileno()
 
     def send(self, message: Any) -> None:
-        """To a peer that is gone this does nothing; its end is noticed elsewhere."""
+        """To a peer that is gone this does nothing; its end is noticed elsewhere. One that takes
+        nothing for SEND_SECONDS finds our end closed behind what it has of this message."""
         data = self._encoder.encode(message)
         with self._lock, contextlib.suppress(OSError):
-            self._socket.sendall(LENGTH.pack(len(data)) + data)
+            try:
+                self._socket.sendall(LENGTH.pack(len(data)) + data)
+            except OSError:
+                self._socket.shutdown(socket.SHUT_WR)
+                raise
 
     def receive(self) -> list[T]:
         """What has arrived; SocketClosed once the peer has gone and all is read. Never waits."""

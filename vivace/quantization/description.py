@@ -75,9 +75,12 @@ QuantizedCheckpoint = Int8Checkpoint | AwqCheckpoint | GptqCheckpoint | ModelSli
 
 
 def read_quantization(
-    config: ConfigFields, description: Mapping[str, Any] | None = None
+    config: ConfigFields,
+    description: Mapping[str, Any] | None = None,
+    beside: tuple[str, Mapping[str, Any]] = ("", {}),
 ) -> QuantizedCheckpoint | None:
-    """None: the weights are floats, or blocks. `description`: ModelSlim's file of it.
+    """None: the weights are floats, or blocks. `description`: ModelSlim's file of it; `beside`: a
+    file of an older tool and what it says, which counts where `config` says nothing.
 
     Raises SourceError for weights that no method of ours reads.
     """
@@ -88,8 +91,9 @@ def read_quantization(
             continue  # others write there what concerns no weights
         found = config.inner(key)
         if found is not None and found.values:
-            return read_method(found, config.place(key))
-    return None
+            return read_method(found.values, config.place(key))
+    place, values = beside
+    return read_method(values, place) if values else None
 
 
 def check_request(checkpoint: QuantizedCheckpoint | None, requested: str | None) -> None:
@@ -106,8 +110,8 @@ def check_request(checkpoint: QuantizedCheckpoint | None, requested: str | None)
         )
 
 
-def read_method(found: ConfigFields, place: str) -> QuantizedCheckpoint:
-    values, method = found.values, found.values.get("quant_method")
+def read_method(values: Mapping[str, Any], place: str) -> QuantizedCheckpoint:
+    method = values.get("quant_method")
     refusal = f"{place}: the weights are quantized ({describe_method(values)}); {SUPPORTED}"
     if int8_by_channel(values):
         return Int8Checkpoint()

@@ -21,6 +21,7 @@ from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
 Matrix = Tensor | StoredBlocks | Int8Rows
 WEIGHT, BIAS = "weight", "bias"
+OTHER_TP = "give another --tp-size"
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,10 @@ class LayerWeights:
         biases = [self.take(part, BIAS, (part.size,), part.rows) for part in self.shape.parts]
         return biases[0] if len(biases) == 1 else torch.cat(biases)
 
-    def fail(self, part: LocalPart, suffix: str, reason: str) -> CheckpointError:
-        return CheckpointError(f"{part.name}.{suffix}: {reason}; fetch the checkpoint again")
+    def fail(
+        self, part: LocalPart, suffix: str, reason: str, advice: str = "fetch the checkpoint again"
+    ) -> CheckpointError:
+        return CheckpointError(f"{part.name}.{suffix}: {reason}; {advice}")
 
 
 class LinearMethod(Protocol):

@@ -21,6 +21,7 @@ from vivace.platforms.ops.stored import Int8Rows
 from vivace.quantization.description import FLOAT, ModelSlimCheckpoint
 from vivace.quantization.int8 import Int8, read_scales
 from vivace.quantization.method import (
+    OTHER_TP,
     WEIGHT,
     ExpertMethod,
     LayerWeights,
@@ -106,7 +107,9 @@ def read_int4_channels(weights: LayerWeights, part: LocalPart) -> Int8Rows:
     refuse_offsets(weights, part)
     first, stop, _ = part.rows.indices(part.size)
     if part.size % 2 or first % 2 or stop % 2:
-        raise weights.fail(part, WEIGHT, f"rows {first} to {stop} of two in a byte")
+        raise weights.fail(
+            part, WEIGHT, f"two rows are in a byte, not {first} to {stop}", OTHER_TP
+        )
     shape = (part.size // 2, weights.shape.inputs)
     rows = slice(first // 2, stop // 2)
     packed = weights.take(part, WEIGHT, shape, rows, weights.shape.columns, dtypes=INT8)
@@ -119,7 +122,9 @@ def refuse_offsets(weights: LayerWeights, part: LocalPart) -> None:
         return
     shape = (part.size, 1) if weights.dimensions(part, OFFSET) == 2 else (part.size,)
     if bool(weights.take(part, OFFSET, shape, part.rows).any()):
-        raise weights.fail(part, OFFSET, "weights with zero points are not supported yet")
+        raise weights.fail(
+            part, OFFSET, "weights with zero points are not supported yet", "use one without them"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ from vivace.checkpoint.weights import CheckpointError
 from vivace.platforms.ops.stored import StoredBlocks
 from vivace.quantization.description import AwqCheckpoint, GptqCheckpoint
 from vivace.quantization.method import (
+    BIAS,
+    OTHER_TP,
+    WEIGHT,
     ExpertMethod,
     LayerWeights,
     LinearMethod,
@@ -36,6 +39,7 @@ AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 """the output channel of each half byte of a word, from the lowest"""
 BLOCK = 32
 """numbers of a block of q4_0 and q4_1"""
+CORRECT_ONE = "correct quantization_config, or fetch the checkpoint again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +118,25 @@ class WeightOnlyConfig:
 
     def _read_packed(self, weights: LayerWeights, part: LocalPart) -> Matrix:
         """A layer that was left alone without a word about it is floats."""
-        if weights.has(part, "weight") and not weights.has(part, QWEIGHT):
+        if weights.has(part, WEIGHT) and not weights.has(part, QWEIGHT):
             return read_floats(weights, part)
         found = self._read(weights, part)
+        refuse_bias(weights, part)
         if not bool(found.scales.isfinite().all()):
             raise weights.fail(part, SCALES, "infinite or undefined scales")
         blocks = found.blocks() if self._blocks else None
         return found.decode() if blocks is None else blocks
 
 
-SUFFIXES: Collection[str] = (QWEIGHT, QZEROS, SCALES, ORDER, "weight")
+SUFFIXES: Collection[str] = (QWEIGHT, QZEROS, SCALES, ORDER, WEIGHT, BIAS)
+
+
+def refuse_bias(weights: LayerWeights, part: LocalPart) -> None:
+    """AutoGPTQ's older files have a bias for every layer, of zeros where the model has none."""
+    if weights.shape.bias or weights.dimensions(part, BIAS) is None:
+        return
+    if bool(weights.take(part, BIAS, (part.size,), part.rows).any()):
+        raise weights.fail(part, BIAS, "the model's configuration has none here", CORRECT_ONE)
 
 
 class AwqReader:
@@ -194,10 +207,17 @@ class GptqReader:
     def _groups(
         self, weights: LayerWeights, part: LocalPart, columns: int, group: int, count: int
     ) -> Tensor:
-        if not self._checkpoint.ordered:
-            return torch.arange(columns) // group
-        shape = (weights.shape.inputs,)
-        found = weights.take(part, ORDER, shape, weights.shape.columns, dtypes=INT32).long()
+        unordered = torch.arange(columns) // group
+        ordered = self._checkpoint.ordered
+        if not ordered and weights.dimensions(part, ORDER) is None:
+            return unordered
+        shape, ours = (weights.shape.inputs,), weights.shape.columns
+        found = weights.take(part, ORDER, shape, ours, dtypes=INT32).long()
+        if not ordered:
+            first = (ours.start or 0) // group
+            if bool(found.any()) and not torch.equal(found - first, unordered):
+                raise weights.fail(part, ORDER, "inputs are ordered, desc_act is not", CORRECT_ONE)
+            return unordered
         if bool((found < 0).any()) or bool((found >= count).any()):
             raise weights.fail(part, ORDER, f"groups outside 0..{count - 1}")
         return found
@@ -218,7 +238,9 @@ def read_group(weights: LayerWeights, part: LocalPart, group_size: int) -> int:
     inputs = weights.shape.inputs
     group = inputs if group_size == -1 else group_size
     if inputs % group:
-        raise weights.fail(part, SCALES, f"groups of {group} do not divide {inputs} inputs")
+        raise weights.fail(
+            part, SCALES, f"groups of {group} do not divide {inputs} inputs", CORRECT_ONE
+        )
     return group
 
 
@@ -232,5 +254,5 @@ def divide(part: slice, size: int, unit: int) -> slice | None:
 
 def misfit(weights: LayerWeights, part: LocalPart, units: str) -> CheckpointError:
     return weights.fail(
-        part, QWEIGHT, f"this rank's share of it does not begin and end with {units}"
+        part, QWEIGHT, f"this rank's share of it does not begin and end with {units}", OTHER_TP
     )
