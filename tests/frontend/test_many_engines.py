@@ -16,6 +16,7 @@ from vivace.frontend.engine_status import (
     FewestTokens,
     RoundRobin,
 )
+from vivace.frontend.errors import BadRequest
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
 from vivace.protocol.messages import (
@@ -199,6 +200,9 @@ def test_an_engine_that_does_not_come_back_is_no_end_while_there_are_others() ->
     server.kill(0, restarting=False)
     assert server.frontend.status == "ready"
     assert waiting.finish is not None and waiting.finish.status == 503
+    with pytest.raises(BadRequest, match="routed_dp_rank") as refused:
+        server.ask(dp_rank=0)
+    assert refused.value.status == 503
     server.kill(1, restarting=False)
     assert server.frontend.status == "down"
     assert sink.finish is not None and sink.finish.status == 503

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ranks = [
         subprocess.Popen(
             [sys.executable, PROGRAM, folder, str(rank), str(RANKS)],
+            env={**os.environ, "PYTHONSAFEPATH": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )

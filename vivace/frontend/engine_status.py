@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from vivace.frontend.errors import EngineUnavailable
+from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.protocol.heartbeat import EngineProgress
 from vivace.protocol.messages import (
     KEY_SHIFT,
@@ -155,9 +155,12 @@ class EngineStatus:
         return bool(self.epochs)
 
     def choose(self, dp_rank: int | None = None) -> EngineView:
-        """Who gets a request: the one that is asked for; else one of those that take messages (one
-        does) and get on, where any of them does."""
+        """Who gets a request: the one that is asked for (BadRequest where it has died for good);
+        else one of those that take messages (one does) and get on, where any of them does."""
         if dp_rank is not None:
+            if self._engines[dp_rank].gone:
+                reason = f"engine {dp_rank} died too often: leave the field out, others answer"
+                raise BadRequest("routed_dp_rank", reason, 503)
             return self._engines[dp_rank]
         if len(self._engines) == 1:
             return self._engines[0]

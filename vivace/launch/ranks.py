@@ -51,8 +51,9 @@ if TYPE_CHECKING:
     from vivace.config.config import Config
     from vivace.platforms.groups import Group
 
-MEETING = timedelta(seconds=60)
-"""how long ranks that are all there may take to find each other"""
+LONGEST_WAIT = timedelta(minutes=30)
+"""of ranks for each other, in a collective; while they load, one may be long behind the others. One
+that dies ends it at once, one that is stuck in a step ends by the watchdog."""
 EXIT_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ def start_process_group(
 ) -> ProcessGroupExecutor:
     """Start the other ranks, build rank 0 here, and wait until all are ready. What one of them
     dies of ends the start, with its name."""
+    require_loopback()
     with meeting_place() as meeting:
         report("Starting ranks", 0.0)
         links = [spawn_rank(config, rank, ranks, meeting) for rank in range(1, ranks)]
@@ -86,6 +88,18 @@ def start_process_group(
     return ProcessGroupExecutor(worker, links)
 
 
+def require_loopback() -> None:
+    """Raises CannotStart where processes cannot reach each other on this machine."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=EXIT_SECONDS).close()
+    except OSError as error:
+        raise CannotStart(
+            f"--tp-size: the ranks talk over the loopback interface, and 127.0.0.1 cannot be "
+            f"reached ({error.strerror or error}); `ip link set lo up`, or leave the flag out"
+        ) from None
+
+
 @contextmanager
 def meeting_place() -> Iterator[str]:
     """A file in a folder of our own, there while ranks find each other."""
@@ -100,7 +114,7 @@ def join_group(rank: int, ranks: int, meeting: str) -> Group:
     from vivace.platforms.groups import TorchGroup
 
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=MEETING
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=LONGEST_WAIT
     )
     return TorchGroup()
 
