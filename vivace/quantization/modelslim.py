@@ -107,9 +107,7 @@ def read_int4_channels(weights: LayerWeights, part: LocalPart) -> Int8Rows:
     refuse_offsets(weights, part)
     first, stop, _ = part.rows.indices(part.size)
     if part.size % 2 or first % 2 or stop % 2:
-        raise weights.fail(
-            part, WEIGHT, f"two rows are in a byte, not {first} to {stop}", OTHER_TP
-        )
+        raise weights.fail(part, WEIGHT, f"two rows are in a byte, not {first} to {stop}", OTHER_TP)
     shape = (part.size // 2, weights.shape.inputs)
     rows = slice(first // 2, stop // 2)
     packed = weights.take(part, WEIGHT, shape, rows, weights.shape.columns, dtypes=INT8)
