@@ -160,8 +160,20 @@ def test_an_engine_that_dies_too_often_leaves_the_others(tmp_path: Path, vocabul
         assert list(wait_for_engines(server, 1)) == [0]
         assert server.call("GET", "/health")[0] == 200
         assert stream(server, 3, 20) == (expected(3, 20, vocabulary), {0})
+        refuses_the_lost_one(server)
+        before = server.children()["frontend"]
+        os.kill(before, signal.SIGKILL)
+        server.wait_for("The frontend 0 died")
+        server.wait_ready()
+        assert server.children()["frontend"] != before
+        refuses_the_lost_one(server)
         server.signal()
         assert server.wait() == 0
+
+
+def refuses_the_lost_one(server: RunningServer) -> None:
+    status, answer = server.call("POST", "/generate", body(1, 2, routed_dp_rank=1))
+    assert (status, b"routed_dp_rank" in answer) == (503, True), answer
 
 
 def test_a_drain_is_over_when_all_engines_are(tmp_path: Path, vocabulary: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from frontend_fakes import byte_tokenizer, capacity, served
 from hypothesis import given, settings
@@ -206,6 +207,20 @@ def test_an_engine_that_does_not_come_back_is_no_end_while_there_are_others() ->
     server.kill(1, restarting=False)
     assert server.frontend.status == "down"
     assert sink.finish is not None and sink.finish.status == 503
+
+
+def test_a_request_fits_every_engine() -> None:
+    """Whichever was ready last: another one may have less memory."""
+    server = Server(2)
+    room = capacity()
+    for index, context in ((1, 10), (0, 30)):
+        shorter = msgspec.structs.replace(room, context=context)
+        epoch = 90 + index
+        server.frontend.feed(Ready(epoch=epoch, capacity=shorter, engine=index))
+    assert server.frontend.served.context == 10
+    assert server.frontend.capacity is not None and server.frontend.capacity.context == 10
+    server.frontend.feed(Ready(epoch=95, capacity=room, engine=1))
+    assert server.frontend.served.context == min(30, served().context)
 
 
 def test_a_drain_waits_for_the_engine_that_has_the_request() -> None:

@@ -50,9 +50,11 @@ PROGRAM = Path(__file__).parents[1] / "kit" / "tensor_ranks.py"
 
 def quantized_cases(folder: Path) -> list[dict[str, Any]]:
     gptq = GptqForm(4, 32, ordered=False, version=1)
+    whole = GptqForm(4, -1, ordered=False, version=2)
     forms = {
         "awq": (awq, awq_meant, "", {"quantization_config": AWQ}),
         "gptq": (gptq.stored, gptq.meant, "", {"quantization_config": gptq.config()}),
+        "gptq, one group": (whole.stored, whole.meant, "", {"quantization_config": whole.config()}),
         "modelslim static": (static, static_meant, "W8A8", {}),
         "modelslim dynamic": (dynamic, dynamic_meant, "W8A8_DYNAMIC", {}),
     }
@@ -113,7 +115,7 @@ def read(folder: Path, name: str, size: int) -> list[dict[str, Tensor]]:
 
 NAMES = (
     *FAMILIES, "by torch", "w8a16", "Q4_0", "Q4_0 by torch", "Q8_0", "Q8_0 by torch", "awq", "gptq",
-    "modelslim static", "modelslim dynamic",
+    "gptq, one group", "modelslim static", "modelslim dynamic",
 )  # fmt: skip
 
 

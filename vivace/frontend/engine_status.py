@@ -16,6 +16,7 @@ from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.protocol.heartbeat import EngineProgress
 from vivace.protocol.messages import (
     KEY_SHIFT,
+    Capacity,
     Command,
     FlushCache,
     GetState,
@@ -42,6 +43,8 @@ class EngineView:
         """None while it takes no messages"""
         self.gone = False
         """it has died, and no other one comes"""
+        self.capacity: Capacity | None = None
+        """of the one that was ready last"""
         self._requests = 0
         self._tokens = 0
 
@@ -200,6 +203,13 @@ class EngineStatus:
         self.down_because = ""
         self._change("draining" if self.draining else "ready")
         return epoch != before
+
+    def least_capacity(self, engine: EngineView, capacity: Capacity) -> Capacity:
+        """`capacity` is now this engine's. That of the one that takes the shortest requests: what
+        it takes, any of them takes."""
+        engine.capacity = capacity
+        known = [one.capacity for one in self._engines if one.capacity is not None]
+        return min(known, key=lambda each: each.context)
 
     def drain(self) -> None:
         """Nothing new is taken, whatever comes."""

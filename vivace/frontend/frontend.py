@@ -314,10 +314,10 @@ class Frontend:
                 engine.send(Cancel(keys=[key], finished=True))
 
     def _engine_ready(self, message: Ready) -> None:
-        self.capacity = message.capacity
-        context = min(self._configured.context, message.capacity.context)
-        self.served = replace(self._configured, context=context)
         engine = self.engines[message.engine]
+        self.capacity = self.engine.least_capacity(engine, message.capacity)
+        context = min(self._configured.context, self.capacity.context)
+        self.served = replace(self._configured, context=context)
         if not self.engine.ready(engine, message.epoch):
             return
         for cancel in self._aborts:  # the engine before may not have heard of them

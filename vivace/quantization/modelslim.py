@@ -70,7 +70,8 @@ class ModelSlimConfig:
 
     def expert_method(self, layer: str, activation: str) -> ExpertMethod:
         """Decoded: there is no product of grouped int8 rows yet."""
-        return PackedExperts(self._packer, self._read_decoded, activation, suffixes=STATIC)
+        suffixes = (*STATIC, SCALE_BIAS)
+        return PackedExperts(self._packer, self._read_decoded, activation, suffixes=suffixes)
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
         return read_floats(weights, part)

@@ -149,7 +149,7 @@ class AwqReader:
     def __call__(self, weights: LayerWeights, part: LocalPart) -> GroupedNumbers:
         inputs, columns = weights.shape.inputs, weights.shape.columns
         group = read_group(weights, part, self._group_size)
-        groups, outputs = divide(columns, inputs, group), divide(part.rows, part.size, 8)
+        groups, outputs = divide_groups(columns, inputs, group), divide(part.rows, part.size, 8)
         if groups is None or outputs is None:
             raise misfit(weights, part, f"groups of {group} inputs and words of 8 outputs")
         packed = weights.take(
@@ -183,7 +183,7 @@ class GptqReader:
         bits, each = known.bits, WORD // known.bits
         group = read_group(weights, part, known.group_size)
         all_groups = inputs // group
-        groups = slice(0, all_groups) if known.ordered else divide(columns, inputs, group)
+        groups = slice(0, all_groups) if known.ordered else divide_groups(columns, inputs, group)
         words, outputs = divide(columns, inputs, each), divide(part.rows, part.size, each)
         if groups is None or words is None or outputs is None:
             raise misfit(weights, part, f"groups of {group} inputs and words of {each} numbers")
@@ -250,6 +250,11 @@ def divide(part: slice, size: int, unit: int) -> slice | None:
     if size % unit or start % unit or stop % unit:
         return None
     return slice(start // unit, stop // unit)
+
+
+def divide_groups(columns: slice, inputs: int, group: int) -> slice | None:
+    """One group of all inputs is every rank's."""
+    return slice(0, 1) if group == inputs else divide(columns, inputs, group)
 
 
 def misfit(weights: LayerWeights, part: LocalPart, units: str) -> CheckpointError:

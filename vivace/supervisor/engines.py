@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
-from vivace.protocol.messages import KEY_SHIFT, Command, Drain, Ready
+from vivace.protocol.messages import KEY_SHIFT, Command, Drain, EngineDown, Ready
 from vivace.supervisor.child import Child
 from vivace.supervisor.messages import FrontendGone, Setup
 from vivace.supervisor.plan import SPAWN_RETRY_SECONDS, Plan
@@ -72,9 +72,13 @@ class Engines:
         """One does."""
         return any(slot.serving for slot in self.slots)
 
-    @property
-    def ready(self) -> list[Ready]:
-        return [slot.ready for slot in self.slots if slot.ready is not None]
+    def known(self) -> Iterator[Ready | EngineDown]:
+        """What a frontend that starts now has not heard."""
+        for slot in self.slots:
+            if slot.lost:
+                yield EngineDown(reason="it died too often", restarting=False, engine=slot.index)
+            elif slot.ready is not None:
+                yield slot.ready
 
     @property
     def all_ready(self) -> bool:

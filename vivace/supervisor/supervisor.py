@@ -88,8 +88,8 @@ class Supervisor:
         for child, setup in self._frontends.start_due(now):
             self._begin(child, setup)
             self._warm_up_sent = False  # whoever was warming up may be the dead one
-            for ready in self._engines.ready:  # before it serves: its first client finds an engine
-                child.control.send(ready)
+            for message in self._engines.known():  # before it serves: its first client finds one
+                child.control.send(message)
             if self._phase == "serving":
                 child.control.send(Started())
 
@@ -170,7 +170,7 @@ class Supervisor:
             self._complete_start()
 
     def _complete_start(self) -> None:
-        capacity = self._engines.ready[0].capacity
+        capacity = next(slot.ready.capacity for slot in self._engines.slots if slot.ready)
         self._phase = "serving"
         self._hooks.ready()
         self._frontends.broadcast(Started())
