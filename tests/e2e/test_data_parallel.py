@@ -113,7 +113,7 @@ def test_a_killed_engine_is_a_pause_for_its_streams(server: RunningServer, vocab
         expected(seed, 400, vocabulary) for seed in range(STREAMS)
     ]
     assert any(len(ranks) == 2 for _, ranks in found), "some have moved"
-    assert "The engine 0 died: killed by SIGKILL" in server.text()
+    assert "Engine 0 died: killed by SIGKILL" in server.text()
     assert wait_for_engines(server)[0] != before[0]
 
 

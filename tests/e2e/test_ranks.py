@@ -89,7 +89,6 @@ def test_a_rank_that_is_killed_is_named_and_streams_go_on(
     that kills."""
     chance = random.Random(3)
     for kill in range(KILLS):
-        before = pair.text().count("killed by SIGKILL (step")
         with ThreadPoolExecutor(8) as pool:
             answers = [pool.submit(stream_tokens, pair, seed) for seed in range(8)]
             time.sleep(chance.uniform(0.05, 0.6))
@@ -100,7 +99,6 @@ def test_a_rank_that_is_killed_is_named_and_streams_go_on(
         assert not is_alive(rank)
         text = pair.text()
         assert re.search(rf"rank 1 \(process {rank}\): killed by SIGKILL", text), text[-3000:]
-        assert text.count("killed by SIGKILL (step") >= before
 
 
 def test_heads_that_ranks_cannot_divide_end_the_start(folder: Path, tmp_path: Path) -> None:

@@ -208,10 +208,10 @@ class GptqForm:
 
     def stored(self, name: str, layer: nn.Linear) -> Tensors:
         numbers, zeros, scales, groups = self.parts(layer)
-        most = (1 << self.bits) - 1
+        ones = sum(1 << place for place in range(0, 32, self.bits))
         return {
             "qweight": pack(numbers, self.bits).T,
-            "qzeros": pack((zeros.T - int(self.version == 1)) & most, self.bits),
+            "qzeros": pack(zeros.T, self.bits) - (ones if self.version == 1 else 0),
             "scales": scales.T,
             "g_idx": groups.int(),
         }

@@ -21,9 +21,13 @@ from quantized_toys import (
     awq,
     awq_meant,
     change_config,
+    decoded,
     dynamic,
     dynamic_meant,
+    grouped,
     int4,
+    keep_layer,
+    pack,
     static,
     static_meant,
 )
@@ -31,7 +35,9 @@ from torch import Tensor, nn
 from toy_models import make, reference, tokens
 
 from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.source import locate
 from vivace.checkpoint.weights import CheckpointError
+from vivace.worker.tensor_memory import tensor_bytes
 
 IDS = tokens(21)
 
@@ -130,8 +136,9 @@ def test_awq(quantization: str | None, tmp_path: Path) -> None:
         GptqForm(4, 16, ordered=True, version=2),
         GptqForm(8, GROUP, ordered=False, version=1),
         GptqForm(2, GROUP, ordered=False, version=2),
+        GptqForm(4, 16, ordered=True, version=1),
     ],
-    ids=["4 bits", "one group", "by activation", "8 bits", "2 bits"],
+    ids=["4 bits", "one group", "by activation", "8 bits", "2 bits", "zeros that borrow"],
 )
 def test_gptq(form: GptqForm, tmp_path: Path) -> None:
     toy = StoredModel(tmp_path)
@@ -204,6 +211,84 @@ def test_an_order_that_says_nothing(told: bool, tmp_path: Path) -> None:
     compare(toy, tolerance=1e-4)
 
 
+def test_zero_points_of_version_1_may_be_zero(tmp_path: Path) -> None:
+    """Of groups without negative weights: 1 is taken from words, not from numbers."""
+    form = GptqForm(4, 16, ordered=True, version=1)
+    toy = StoredModel(tmp_path)
+    for name, weight in toy.model.named_parameters():
+        if name.endswith("up_proj.weight"):
+            weight.data[:20] = weight.data[:20].abs()
+    toy.store(form.stored, form.meant)
+    toy.save(quantization_config=form.config())
+    compare(toy, tolerance=1e-4)
+
+
+def test_symmetric_zero_points_count_more_than_the_version(tmp_path: Path) -> None:
+    """Files of some releases name the other one."""
+    form = GptqForm(4, GROUP, ordered=False, version=2)
+    toy = StoredModel(tmp_path)
+    toy.store(form.stored, form.meant)
+    toy.save(quantization_config={**form.config(), "checkpoint_format": "gptq"})
+    compare(toy, tolerance=1e-4)
+    toy.tensors["model.layers.1.mlp.up_proj.qzeros"][0, 0] = 5
+    toy.save(quantization_config=form.config())
+    with pytest.raises(CheckpointError, match=r"up_proj\.qzeros"):
+        load(tmp_path)
+
+
+def test_awq_without_zero_points(tmp_path: Path) -> None:
+    def stored(name: str, layer: nn.Linear) -> Tensors:
+        groups = torch.arange(layer.in_features) // GROUP
+        numbers, _, scales = grouped(layer.weight.detach(), groups, 4, symmetric=True)
+        return {"qweight": pack(numbers.T, 4, (0, 2, 4, 6, 1, 3, 5, 7)), "scales": scales.T}
+
+    def meant(layer: nn.Linear, found: Tensors) -> nn.Module:
+        groups = torch.arange(layer.in_features) // GROUP
+        return keep_layer(
+            layer, decoded(*grouped(layer.weight.detach(), groups, 4, symmetric=True), groups)
+        )
+
+    toy = StoredModel(tmp_path)
+    toy.store(stored, meant)
+    toy.save(quantization_config={**AWQ, "zero_point": False})
+    compare(toy, tolerance=1e-4)
+
+
+def test_scales_of_bfloat16_leave_weights_as_they_are(tmp_path: Path) -> None:
+    form = GptqForm(4, GROUP, ordered=False, version=1)
+    toy = StoredModel(tmp_path)
+    toy.store(form.stored, form.meant)
+    toy.save(quantization_config=form.config())
+    sizes = []
+    for dtype in (torch.float16, torch.bfloat16):
+        for name in toy.tensors:
+            if name.endswith(".scales"):
+                toy.tensors[name] = toy.tensors[name].bfloat16().to(dtype)
+        toy.save(quantization_config=form.config())
+        sizes.append(tensor_bytes(load(tmp_path)))
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("scale", [1 << 40, 3], ids=["not 32 bits", "a whole number"])
+def test_scales_that_are_no_bits_of_floats(scale: int, tmp_path: Path) -> None:
+    toy = StoredModel(tmp_path)
+    toy.store(lambda name, layer: static(name, layer, True), static_meant, kind="W8A8")
+    toy.tensors["model.layers.1.mlp.up_proj.deq_scale"][3] = scale
+    toy.save()
+    toy.describe()
+    with pytest.raises(CheckpointError, match=r"up_proj\.deq_scale"):
+        load(tmp_path)
+
+
+def test_a_dummy_of_a_static_checkpoint(tmp_path: Path) -> None:
+    toy = StoredModel(tmp_path)
+    toy.store(static, static_meant, kind="W8A8")
+    toy.save()
+    toy.describe()
+    model = load(None, source=locate(str(tmp_path), load_format="dummy"))
+    assert PagedModel(model).feed("a", IDS, [21]).isfinite().all()
+
+
 def test_groups_that_do_not_fill_a_layer(tmp_path: Path) -> None:
     toy = StoredModel(tmp_path)
     toy.store(awq, awq_meant)
@@ -224,12 +309,28 @@ def test_groups_that_are_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"bits": 3}, {"group_size": 0}, {"group_size": "32"}, {"zero_point": 1}, {"version": "gemv"}],
+    [
+        {"bits": 3},
+        {"bits": "4"},
+        {"group_size": 0},
+        {"group_size": "32"},
+        {"zero_point": 1},
+        {"version": "gemv"},
+    ],
     ids=str,
 )
 def test_other_kinds_of_awq_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
     make("Qwen2", tmp_path, **SIZES)
     change_config(tmp_path, quantization_config={**AWQ, **change})
+    with pytest.raises(SourceError, match="quantization_config"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("bits", [3, 4.0, "4", True])
+def test_other_kinds_of_gptq_are_refused(bits: Any, tmp_path: Path) -> None:
+    make("Qwen2", tmp_path, **SIZES)
+    config = GptqForm(4, GROUP, ordered=False, version=1).config()
+    change_config(tmp_path, quantization_config={**config, "bits": bits})
     with pytest.raises(SourceError, match="quantization_config"):
         load(tmp_path)
 

@@ -14,8 +14,8 @@ DEVIATION = 0.02
 
 
 class DummyWeights:
-    """Has whatever is asked for. Norm scales are ones, lists of integers zeros (they are indexes),
-    everything else is random."""
+    """Has whatever is asked for. Norm scales and single numbers (parts of a layer share them) are
+    ones, lists of integers zeros (they are indexes), everything else is random."""
 
     def __init__(self, seed: int, progress: ReportProgress, *, tied: bool) -> None:
         self.tied = tied
@@ -33,6 +33,9 @@ class DummyWeights:
 
     def dtype(self, name: str) -> torch.dtype:
         return torch.float32
+
+    def label(self, name: str) -> str:
+        return f"dummy {name!r}"
 
     def take(
         self,
@@ -54,6 +57,8 @@ class DummyWeights:
     def _whole(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(shape)
+        if shape == (1,):
+            return torch.ones(shape, dtype=dtype)
         digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         if dtype.is_floating_point:

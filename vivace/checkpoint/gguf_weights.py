@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vivace.checkpoint.gguf_blocks import decode_blocks
 from vivace.checkpoint.gguf_file import GGUFFile, TensorEntry
-from vivace.checkpoint.gguf_types import GGMLQuantizationType
+from vivace.checkpoint.gguf_types import GGML_QUANT_SIZES, GGMLQuantizationType
 from vivace.checkpoint.weights import ALL, CheckpointError
 from vivace.platforms.blocks import KEPT
 from vivace.platforms.ops.stored import StoredBlocks
@@ -109,10 +109,10 @@ class GGUFWeights:
 
     def read(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor:
         entry = self._file.tensors[self._stored[name]]
-        matrix = len(entry.shape) > 1
-        tensor = self._decode(entry, self._rows(name, rows))
-        if matrix and columns != ALL:
-            tensor = tensor[:, columns].contiguous()
+        if columns != ALL and len(entry.shape) > 1:
+            tensor = self._decode_columns(entry, self._rows(name, rows), columns)
+        else:
+            tensor = self._decode(entry, self._rows(name, rows))
         if self._gemma and name.endswith("norm.weight"):
             return tensor - 1.0
         return tensor
@@ -164,6 +164,22 @@ class GGUFWeights:
         data = self._bytes(entry)[rows]
         per_row = data.reshape(len(data) * prod(inner[:-1]), -1)
         return self._decode_blocks(entry, per_row).view(len(data), *inner)
+
+    def _decode_columns(
+        self, entry: TensorEntry, rows: slice | np.ndarray, columns: slice
+    ) -> Tensor:
+        """Of blocks those alone that have these columns; [rows, columns, ...]"""
+        size, nbytes = GGML_QUANT_SIZES[entry.type]
+        start, stop, _ = columns.indices(entry.shape[1])
+        if len(entry.shape) != 2:
+            return self._decode(entry, rows)[:, columns].contiguous()
+        first, last = start // size, -(-stop // size)
+        data = self._bytes(entry)[rows][:, first * nbytes : last * nbytes]
+        plain = PLAIN.get(entry.type)
+        if plain is not None:
+            return torch.from_numpy(data.copy()).view(plain)
+        whole = self._decode_blocks(entry, np.ascontiguousarray(data))
+        return whole[:, start - first * size : stop - first * size].contiguous()
 
     def _decode_blocks(self, entry: TensorEntry, rows: np.ndarray) -> Tensor:
         try:

@@ -60,6 +60,8 @@ def read_value(path: Path, limit: int = MAX_CONFIG) -> Any:
 def read_bytes(path: Path, limit: int) -> bytes | None:
     """A file of at most `limit` bytes; None when there is none. Raises SourceError."""
     if not is_file(path):
+        if is_something_else(path):
+            raise SourceError(f"{path}: a link to nothing, or no file; fetch it again")
         return None
     try:
         with path.open("rb") as file:
@@ -84,6 +86,16 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
+
+
+def is_something_else(path: Path) -> bool:
+    """The name is taken by what is no file: a link of the hub's cache whose file was never fetched,
+    a folder, a pipe."""
+    try:
+        path.lstat()
+    except (OSError, ValueError):
+        return False
+    return not is_file(path)
 
 
 def _whole(text: str) -> int:

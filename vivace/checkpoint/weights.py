@@ -49,6 +49,10 @@ class Weights(Protocol):
         """None: one that torch does not have. Blocks count as float32."""
         ...
 
+    def label(self, name: str) -> str:
+        """The file and the name a tensor has there, for messages."""
+        ...
+
     def take(
         self,
         name: str,
@@ -123,6 +127,9 @@ class TrackedWeights:
 
     def dtype(self, name: str) -> torch.dtype | None:
         return self._reader.dtype(name)
+
+    def label(self, name: str) -> str:
+        return self._reader.label(name)
 
     def take(
         self,

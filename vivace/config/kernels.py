@@ -27,13 +27,18 @@ SPARSE = (
     "flashmla_sparse", "flashmla_kv", "flashmla_auto", "flashmla_prefill", "flashmla_decode", "fa3",
     "tilelang", "aiter",
 )  # fmt: skip
+KERNELS = ("marlin", "gptq_marlin", "awq_marlin", "moe_wna16")
+"""values of --quantization that name how a GPU multiplies with AWQ's and GPTQ's weights"""
 QUANTIZATIONS = (
-    "fp8", "marlin", "gptq_marlin", "awq_marlin", "bitsandbytes", "modelopt",
-    "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "w8a8_fp8", "moe_wna16", "qoq",
+    "fp8", "bitsandbytes", "modelopt",
+    "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "w8a8_fp8", "qoq",
     "w4afp8", "mxfp4", "auto-round", "quark_int4fp8_moe",
     "mxfp8", "nvfp4_online", "modelopt_mixed", "auto-round-int8", "mxfp_w4a8", "quark",
-    "quark_mxfp4", "mlx_q4", "mlx_q8", "humming",
+    "quark_mxfp4", "mlx_q4", "mlx_q8", "humming", *KERNELS,
 )  # fmt: skip
+NO_KERNEL = not_available(
+    "it names kernels of GPUs", "leave it out: a checkpoint of AWQ or GPTQ says what it is"
+)
 NO_COMPILE = not_available("torch.compile is not used: it would need a compiler at run time")
 
 
@@ -48,7 +53,10 @@ class QuantizationOptions:
             "gguf", "unquant", "w8a8_int8", "w8a16", "awq", "gptq", "modelslim",
             "compressed-tensors", *QUANTIZATIONS,
         ],
-        values=dict.fromkeys(QUANTIZATIONS, NO_QUANTIZATION),
+        values={
+            **dict.fromkeys(QUANTIZATIONS, NO_QUANTIZATION),
+            **dict.fromkeys(KERNELS, NO_KERNEL),
+        },
     )  # fmt: skip
     activation_dtype: str = option(
         "auto",

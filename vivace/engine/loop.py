@@ -36,7 +36,7 @@ from vivace.protocol.workers import GetWorkerState
 
 logger = logging.getLogger("vivace.engine")
 ReportLoad = Callable[[int, int], None]
-"""(requests that live, tokens they have KV of)"""
+"""(requests that live, tokens they have KV of or wait with)"""
 ACCOMPANY = -2
 """number of a step that is only there because other engines take one: not the scheduler's"""
 

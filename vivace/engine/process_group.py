@@ -7,6 +7,7 @@ they share, so a rank that does not come makes the others wait: it ends the engi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -68,8 +69,10 @@ class RankLink(Protocol):
 
 def find_cause(ranks: Sequence[RankLink], wait: float = 0.0) -> str:
     """Which ranks died and why; of some that reported errors and one that was killed, this one.
-    Empty: all live."""
-    deaths = [death for rank in ranks if (death := rank.death(wait)) is not None]
+    Empty: all live. `wait`: so many seconds they may take to die, all together."""
+    deadline = time.monotonic() + wait
+    found = (rank.death(max(0.0, deadline - time.monotonic())) for rank in ranks)
+    deaths = [death for death in found if death is not None]
     killed = [death for death in deaths if not death.reported]
     return ", ".join(death.text for death in killed or deaths)
 

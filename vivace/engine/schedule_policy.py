@@ -24,8 +24,10 @@ class WaitingQueue:
         self._order = order
         self._max_queued = max_queued
         self._queues: dict[int, list[Sequence]] = {}
-        self._keys: set[int] = set()
-        """of all that wait"""
+        self._keys: dict[int, int] = {}
+        """of all that wait -> the tokens that are known of each"""
+        self.tokens = 0
+        """of all of them"""
         self._unsorted: set[int] = set()
         self._stale: Counter[int] = Counter()
         """of each client: how many of its queue wait no more"""
@@ -46,14 +48,15 @@ class WaitingQueue:
         self._prune(sequence.client)
         self._queues.setdefault(sequence.client, []).append(sequence)
         self._unsorted.add(sequence.client)
-        self._keys.add(sequence.key)
+        self._keys[sequence.key] = length = len(sequence.tokens)
+        self.tokens += length
 
     def remove(self, sequences: Iterable[Sequence]) -> None:
         """Those of them that wait. Queues are rebuilt when somebody looks at them, so that many may
         go one by one."""
         for sequence in sequences:
             if sequence.key in self._keys:
-                self._keys.discard(sequence.key)
+                self.tokens -= self._keys.pop(sequence.key)
                 self._stale[sequence.client] += 1
 
     def in_order(self, client: int) -> list[Sequence]:

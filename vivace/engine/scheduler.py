@@ -339,8 +339,9 @@ class Scheduler:
         return self._table.audit() + self._transfers.audit()
 
     def load(self) -> tuple[int, int]:
-        """(requests that live, tokens they have KV of)"""
-        return len(self._table.live), self._leases.used * self.capacity.page_size
+        """(requests that live, tokens they have KV of or wait with)"""
+        held = self._leases.used * self.capacity.page_size
+        return len(self._table.live), held + self._table.waiting.tokens
 
     def state(self) -> EngineState:
         load, page_size = self._stats.load(), self.capacity.page_size

@@ -107,7 +107,7 @@ class FewestRequests:
 
 
 class FewestTokens:
-    """Who holds and has to compute the fewest tokens; of equal ones in turn."""
+    """Who holds the fewest tokens, those of waiting prompts included; of equal ones in turn."""
 
     def __init__(self) -> None:
         self._turns = RoundRobin()
@@ -250,7 +250,8 @@ class EngineCommands:
 
     async def run(self, body: FlushCache | GetState, timeout: float = 10.0) -> list[Reply | None]:
         """One control command to every engine, and each one's answer; None of those that are not
-        up. Raises EngineUnavailable when there is none, or no answer comes within `timeout`."""
+        up, a refusal of one that does not answer within `timeout`. Raises EngineUnavailable when
+        there is none, or none answers."""
         if not self._status.up:
             raise EngineUnavailable(f"the engine is {self._status.status}")
         answers: dict[int, asyncio.Future[Reply]] = {}
@@ -260,15 +261,15 @@ class EngineCommands:
                 answer = answers[engine.index] = asyncio.get_running_loop().create_future()
                 tickets.append(self.send(body, partial(settle, answer), engine))
         try:
-            async with asyncio.timeout(timeout):
-                replies = await asyncio.gather(*answers.values())
-        except TimeoutError:
-            reason = self._status.stall or f"the engine did not answer within {timeout:g} s"
-            raise EngineUnavailable(reason) from None
+            done, _ = await asyncio.wait(answers.values(), timeout=timeout)
         finally:
             for ticket in tickets:
                 self._pending.pop(ticket, None)
-        found = dict(zip(answers, replies, strict=True))
+        late = f"the engine did not answer within {timeout:g} s"
+        if not done:
+            raise EngineUnavailable(self._status.stall or late)
+        refusal = Reply(ticket=0, ok=False, message=late)
+        found = {index: one.result() if one.done() else refusal for index, one in answers.items()}
         return [found.get(engine.index) for engine in self._engines]
 
     def send(

@@ -66,7 +66,8 @@ class SGLangOutput:
         self._last = output
 
     def event(self, output: RequestOutput, *, lists: bool = True) -> dict[str, Any]:
-        """One streamed event: the whole answer so far, or only the news when `disjoint`.
+        """One streamed event: the whole answer so far, or only the news when `disjoint`. Hidden
+        states come with the last event, or as news: each is long.
         `lists`: as in `body`."""
         self.add(output)
         if not self._disjoint:
@@ -87,7 +88,8 @@ class SGLangOutput:
         body = self._body(text, list(self._tokens))
         if lists:
             body["meta_info"] |= self._logprob_fields(self._prompt_logprobs, self._logprobs)
-            body["meta_info"] |= self._hidden_state_field(self._hidden_states)
+            if self.finish is not None:
+                body["meta_info"] |= self._hidden_state_field(self._hidden_states)
         return body
 
     def embedding(self) -> dict[str, Any]:

@@ -35,18 +35,19 @@ def engine_parts(
     wrap_runner: Callable[[StepWorker], StepWorker] | None = None,
     report_load: ReportLoad | None = None,
     owns_process: bool = False,
+    share: int = 0,
 ) -> tuple[Loop, Capacity]:
     """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while.
 
     `wrap_runner` wraps what runs the steps, for somebody who looks on; `report_load` hears what the
-    engine holds; `owns_process`: as in `PlatformSettings`."""
+    engine holds; `owns_process`: as in `PlatformSettings`; `share`: as in `build_worker`."""
     stages = StageTimes(report, time.monotonic)
 
     def wrap(runner: StepWorker) -> StepWorker:
         faulty = with_fault(runner, config.environment.get("VIVACE_TEST_FAULT", ""), epoch)
         return wrap_runner(faulty) if wrap_runner is not None else faulty
 
-    executor = build_executor(config, stages, wrap, owns_process)
+    executor = build_executor(config, stages, wrap, owns_process, share)
     settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
     loop = Loop(
@@ -66,16 +67,17 @@ def build_executor(
     report: ReportProgress,
     wrap: Callable[[StepWorker], StepWorker],
     owns_process: bool,
+    share: int,
 ) -> Executor:
     """One worker in this process, or the first of several ranks."""
     ranks = config.parallel.tp_size
     if ranks == 1 or config.environment.get("VIVACE_EXECUTOR"):
-        return InProcessExecutor(wrap(build_runner(config, report, owns_process)))
+        return InProcessExecutor(wrap(build_runner(config, report, owns_process, share)))
     from vivace.launch.ranks import start_process_group
     from vivace.worker.build import build_worker
 
     def build(group: Group) -> StepWorker:
-        return wrap(build_worker(config, report, group, owns_process=owns_process))
+        return wrap(build_worker(config, report, group, owns_process=owns_process, share=share))
 
     return start_process_group(config, ranks, build, report)
 
@@ -109,7 +111,9 @@ class StageTimes:
         self._moment = now
 
 
-def build_runner(config: Config, report: ReportProgress, owns_process: bool = False) -> StepWorker:
+def build_runner(
+    config: Config, report: ReportProgress, owns_process: bool = False, share: int = 0
+) -> StepWorker:
     """The worker on its device, or (`VIVACE_EXECUTOR=oracle[:seconds per step]`) no model."""
     name, _, seconds = config.environment.get("VIVACE_EXECUTOR", "").partition(":")
     if name == "oracle":
@@ -120,7 +124,7 @@ def build_runner(config: Config, report: ReportProgress, owns_process: bool = Fa
     report("Loading PyTorch", 0.0)
     from vivace.worker.build import build_worker
 
-    return build_worker(config, report, owns_process=owns_process)
+    return build_worker(config, report, owns_process=owns_process, share=share)
 
 
 def oracle(config: Config, step_seconds: float) -> OracleWorker:

@@ -92,6 +92,7 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
         wrap_runner=lambda runner: HeartbeatRunner(runner, heartbeat),
         report_load=heartbeat.report_load,
         owns_process=True,
+        share=setup.share,
     )
     timeline.begin("collecting garbage")
     gc.collect()

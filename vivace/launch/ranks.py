@@ -6,12 +6,10 @@ import logging
 import os
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -55,6 +53,8 @@ LONGEST_WAIT = timedelta(minutes=30)
 """of ranks for each other, in a collective; while they load, one may be long behind the others. One
 that dies ends it at once, one that is stuck in a step ends by the watchdog."""
 EXIT_SECONDS = 5.0
+COMING_SECONDS = 300.0
+"""until a rank has imported what it needs"""
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +68,15 @@ def start_process_group(
     """Start the other ranks, build rank 0 here, and wait until all are ready. What one of them
     dies of ends the start, with its name."""
     require_loopback()
-    with meeting_place() as meeting:
+    links: list[RankProcess] = []
+    with meeting_place() as meeting, ExitStack() as started:
         report("Starting ranks", 0.0)
-        links = [spawn_rank(config, rank, ranks, meeting) for rank in range(1, ranks)]
         try:
+            for rank in range(1, ranks):
+                links.append(spawn_rank(config, rank, ranks, meeting))
+                started.callback(links[-1].close)
             for done, link in enumerate(links):
-                link.expect(RankHere)
+                link.expect(RankHere, COMING_SECONDS)
                 report("Starting ranks", (done + 1) / len(links))
             for link in links:
                 link.begin()
@@ -83,8 +86,9 @@ def start_process_group(
         except CannotStart:
             raise  # every rank says the same
         except Exception as error:
-            cause = find_cause(links, EXIT_SECONDS) or str(error)
+            cause = find_cause(links, EXIT_SECONDS) or f"the ranks did not start: {error}"
             raise ExecutorDied(cause) from error
+        started.pop_all()
     return ProcessGroupExecutor(worker, links)
 
 
@@ -101,25 +105,32 @@ def require_loopback() -> None:
 
 
 @contextmanager
-def meeting_place() -> Iterator[str]:
-    """A file in a folder of our own, there while ranks find each other."""
-    with tempfile.TemporaryDirectory(prefix="vivace-ranks-") as folder:
-        yield str(Path(folder) / "meeting")
+def meeting_place() -> Iterator[int]:
+    """A file without a name, which ranks inherit, there while they find each other."""
+    meeting = os.memfd_create("vivace-ranks")
+    try:
+        yield meeting
+    finally:
+        os.close(meeting)
 
 
-def join_group(rank: int, ranks: int, meeting: str) -> Group:
-    """Collective: returns when all ranks have come."""
+def join_group(rank: int, ranks: int, meeting: int) -> Group:
+    """Collective: returns when all ranks have come. `meeting`: file descriptor."""
     from torch import distributed as dist
 
     from vivace.platforms.groups import TorchGroup
 
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=LONGEST_WAIT
+        "gloo",
+        init_method=f"file:///proc/self/fd/{meeting}",
+        rank=rank,
+        world_size=ranks,
+        timeout=LONGEST_WAIT,
     )
     return TorchGroup()
 
 
-def spawn_rank(config: Config, rank: int, ranks: int, meeting: str) -> RankProcess:
+def spawn_rank(config: Config, rank: int, ranks: int, meeting: int) -> RankProcess:
     ours, theirs = socket.socketpair()
     command = [
         *python_module("vivace.launch.child"),
@@ -128,7 +139,10 @@ def spawn_rank(config: Config, rank: int, ranks: int, meeting: str) -> RankProce
     ]
     with theirs, block_signals():
         process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=child_environment()
+            command,
+            pass_fds=[theirs.fileno(), meeting],
+            stdin=subprocess.DEVNULL,
+            env=child_environment(),
         )
     link = RankProcess(f"rank {rank}", process, ours)
     link.control.send(RankSetup(config=encode(config), rank=rank, ranks=ranks, meeting=meeting))
@@ -156,20 +170,22 @@ class RankProcess:
             return message
         raise RankDied(f"{self.name} says {type(message).__name__}, which nobody asked")
 
-    def expect(self, kind: type[RankHere | RankReady]) -> None:
+    def expect(self, kind: type[RankHere | RankReady], timeout: float | None = None) -> None:
         """While it starts. Raises RankDied."""
-        message = self._wait()
+        message = self._wait(timeout)
         if not isinstance(message, kind):
             raise RankDied(f"{self.name} says {type(message).__name__}, not {kind.__name__}")
 
-    def _wait(self) -> FromRank:
+    def _wait(self, timeout: float | None = None) -> FromRank:
         try:
-            message = self.control.wait()
+            message = self.control.wait(timeout)
             if not isinstance(message, RankFailure):
                 return message
             self._failure = message.text
         except SocketClosed:
             pass
+        except TimeoutError:
+            raise RankDied(f"{self.name} has said nothing for {timeout:g} s") from None
         death = self.death(EXIT_SECONDS)
         raise RankDied(death.text if death else f"{self.name} has closed its socket")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vivace.checkpoint.fields import ConfigFields, ListOf, Text
 from vivace.checkpoint.source import ModelSource
+from vivace.models.families import FAMILIES
 from vivace.models.transformers_support import read_support
 
 NO_LANGUAGE_MODEL = (
@@ -13,7 +14,8 @@ NO_LANGUAGE_MODEL = (
 
 
 def read_class_name(source: ModelSource) -> str:
-    """The first of `architectures`."""
+    """The first of `architectures`. Of a body that was saved without its head, as models of
+    embeddings are, the class that generates text: a head is not asked for where none is used."""
     given = source.config.get("model_type")
     known = read_support().causal_class(given)
     advice = NO_LANGUAGE_MODEL
@@ -21,7 +23,9 @@ def read_class_name(source: ModelSource) -> str:
         override = f'--json-model-override-args \'{{"architectures": ["{known}"]}}\''
         advice = f"Models of the type {given!r} that generate text are of {known}: give {override}"
     fields = ConfigFields(source.config, source.place, advice)
-    return fields.need("architectures", ListOf(Text(), 64, 1))[0]
+    named = fields.need("architectures", ListOf(Text(), 64, 1))[0]
+    whole = f"{named.removesuffix('Model')}ForCausalLM"
+    return whole if whole in FAMILIES else named
 
 
 def unread_code(source: ModelSource) -> tuple[str, ...]:

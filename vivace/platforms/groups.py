@@ -32,10 +32,6 @@ class Group(Protocol):
         """x[n, widths[rank]] of each rank -> [n, sum of widths]"""
         ...
 
-    def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's, in x's memory"""
-        ...
-
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         """The least of each number that any rank has"""
         ...
@@ -50,9 +46,6 @@ class SingleRank:
         return x
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        return x
-
-    def broadcast(self, x: Tensor) -> Tensor:
         return x
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
@@ -82,10 +75,6 @@ class TorchGroup:
         parts = [torch.empty_like(mine) for _ in widths]
         dist.all_gather(parts, mine, group=self._group)
         return torch.cat([part[:, :n] for part, n in zip(parts, widths, strict=True)], 1)
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        dist.broadcast(x, group=self._group, group_src=0)
-        return x
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         found = torch.tensor(numbers, dtype=torch.int64)

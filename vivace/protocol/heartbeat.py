@@ -76,7 +76,8 @@ class EngineHeartbeat:
         self.idle()
 
     def report_load(self, requests: int, tokens: int) -> None:
-        """That run and wait, of all frontends; and how many tokens these have and will compute."""
+        """That run and wait, of all frontends; and how many tokens they have KV of or wait
+        with."""
         self._words[REQUESTS], self._words[TOKENS] = requests, tokens
 
     def idle(self) -> None:

@@ -6,6 +6,7 @@ Its end of file says that the other process is gone, however it died.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -68,9 +69,12 @@ class MessageSocket(Generic[T]):
                 raise SocketClosed
             self._unread += chunk
 
-    def wait(self) -> T:
-        """The next message; blocks until it is there."""
+    def wait(self, timeout: float | None = None) -> T:
+        """The next message; blocks until it is there, or raises TimeoutError when nothing comes for
+        `timeout` seconds."""
         while (message := self._next()) is None:
+            if timeout is not None and not select.select([self._socket], [], [], timeout)[0]:
+                raise TimeoutError
             try:
                 chunk = self._socket.recv(CHUNK)
             except OSError:

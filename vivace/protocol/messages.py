@@ -343,6 +343,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     graph_bytes: int = 0
     """of captured steps and their buffers"""
     available_bytes: int = 0
+    free_bytes: int = 0
+    """what each worker had to size with, before it loaded"""
     rewrites: tuple[Rewrite, ...] = ()
     """settings that the device or the pool did not allow as they were"""
     instructions: str = ""

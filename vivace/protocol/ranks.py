@@ -15,8 +15,8 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True, tag="rank_setup"):
     """`config.encode` of the engine's own: nothing is decided twice"""
     rank: int
     ranks: int
-    meeting: str
-    """a file that only these processes know, where they find each other"""
+    meeting: int
+    """descriptor of a file that only these processes have, where they find each other"""
 
 
 class JoinRanks(msgspec.Struct, frozen=True, tag="join_ranks"):

@@ -57,6 +57,8 @@ class GptqCheckpoint:
     """-1: one for all inputs"""
     ordered: bool
     """desc_act: `g_idx` says which group an input is in"""
+    symmetric: bool
+    """sym: all zero points are the middle"""
     zero_shift: int
     """added to stored zero points: 1 in version 1 of the format"""
     skipped: tuple[str, ...]
@@ -137,7 +139,12 @@ def read_awq(values: Mapping[str, Any], place: str, refusal: str) -> AwqCheckpoi
 
 def read_gptq(values: Mapping[str, Any], place: str, refusal: str) -> GptqCheckpoint:
     bits, layout = values.get("bits"), values.get("checkpoint_format", "gptq")
-    if bits not in GPTQ_BITS or layout not in ("gptq", "gptq_v2") or values.get("dynamic"):
+    if (
+        type(bits) is not int
+        or bits not in GPTQ_BITS
+        or layout not in ("gptq", "gptq_v2")
+        or values.get("dynamic")
+    ):
         raise SourceError(
             f"{refusal}; of GPTQ, bits {GPTQ_BITS} of the formats gptq and gptq_v2 and without "
             f"`dynamic`"
@@ -147,6 +154,7 @@ def read_gptq(values: Mapping[str, Any], place: str, refusal: str) -> GptqCheckp
         bits=bits,
         group_size=read_group_size(values, "group_size", place=place),
         ordered=read_switch(values, "desc_act", False, place),
+        symmetric=read_switch(values, "sym", False, place),
         zero_shift=1 if layout == "gptq" else 0,
         skipped=(*head, *read_names(values, "modules_to_not_convert", place)),
     )
@@ -192,8 +200,8 @@ def read_modelslim(description: Mapping[str, Any], config: ConfigFields) -> Mode
     other = sorted({kind for kind in types.values() if kind not in MODELSLIM_TYPES})
     if other:
         raise SourceError(
-            f"{place}: tensors of the types {', '.join(other[:4])}; of ModelSlim's types these are "
-            f"supported: {', '.join(MODELSLIM_TYPES)}"
+            f"{place}: tensors of the types {', '.join(map(abbreviate, other[:4]))}; supported of "
+            f"ModelSlim's are {', '.join(MODELSLIM_TYPES)}"
         )
     if not any(name.endswith(".weight") for name in types):
         raise SourceError(f"{place}: it has no types of weights; fetch it again")
@@ -212,7 +220,8 @@ def int8_by_channel(found: Mapping[str, Any]) -> bool:
     if found.get("quant_method") == "w8a8_int8":
         return True
     groups = found.get("config_groups")
-    if found.get("format") != "int-quantized" or not isinstance(groups, dict):
+    plain = found.get("format") == "int-quantized" and not found.get("transform_config")
+    if not plain or not isinstance(groups, dict):
         return False
     wanted = {"num_bits": 8, "type": "int", "symmetric": True}
     parts = [

@@ -114,6 +114,9 @@ class Int8AsFloats:
     def dtype(self, name: str) -> torch.dtype | None:
         return torch.float32 if self._is_int8(name) else self._weights.dtype(name)
 
+    def label(self, name: str) -> str:
+        return self._weights.label(name)
+
     def take(
         self,
         name: str,

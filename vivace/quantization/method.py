@@ -53,10 +53,6 @@ class LinearShape:
     adds_bias: bool = True
     """False where the ranks' results are added up and another rank's has the bias in it"""
 
-    @property
-    def local_inputs(self) -> int:
-        return len(range(self.inputs)[self.columns])
-
 
 class LayerWeights:
     """The tensors of one linear layer: `part.suffix` is the name of one."""
@@ -119,7 +115,7 @@ class LayerWeights:
     def fail(
         self, part: LocalPart, suffix: str, reason: str, advice: str = "fetch the checkpoint again"
     ) -> CheckpointError:
-        return CheckpointError(f"{part.name}.{suffix}: {reason}; {advice}")
+        return CheckpointError(f"{self.source.label(f'{part.name}.{suffix}')}: {reason}; {advice}")
 
 
 class LinearMethod(Protocol):

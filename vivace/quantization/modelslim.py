@@ -39,6 +39,7 @@ INPUT_SCALE, INPUT_OFFSET, DEQ_SCALE, QUANT_BIAS = (
 CHANNEL = (WEIGHT, SCALE, OFFSET)
 STATIC = (WEIGHT, INPUT_SCALE, INPUT_OFFSET, DEQ_SCALE, QUANT_BIAS, SCALE, OFFSET)
 """the scales of the weight are in deq_scale, and stored by some versions besides"""
+TINY = torch.finfo(torch.float32).tiny
 INT8, INT32, INT64 = (torch.int8,), (torch.int32,), torch.int64
 
 
@@ -162,7 +163,12 @@ def read_deq_scale(weights: LayerWeights, part: LocalPart) -> Tensor:
     """float32[this rank's rows]; where the model is float16, stored as the bits of a float32 in an
     int64"""
     found = weights.take(part, DEQ_SCALE, (part.size,), part.rows, dtypes=(torch.float32, INT64))
-    scales = found.to(torch.int32).view(torch.float32) if found.dtype is INT64 else found
+    scales = found
+    if found.dtype is INT64:
+        scales = found.to(torch.int32).view(torch.float32)
+        whole, denormal = (found >= -(1 << 31)) & (found < 1 << 32), scales.abs() < TINY
+        if not bool((whole & (~denormal | (found == 0))).all()):
+            raise weights.fail(part, DEQ_SCALE, "not the bits of float32 scales")
     if not bool(scales.isfinite().all()):
         raise weights.fail(part, DEQ_SCALE, "infinite or undefined scales")
     return scales

@@ -3,7 +3,7 @@ neighboring inputs: weight = (number - zero) * scale.
 
 Where the device reads blocks, four-bit weights become GGUF's: q4_0 where all zero points are 8,
 which is exact; otherwise q4_1, whose minimum (zero * scale) is rounded to float16. Elsewhere, and
-where groups are no whole blocks, they are decoded.
+where groups are no whole blocks or scales no numbers of float16, they are decoded.
 """
 
 from __future__ import annotations
@@ -65,12 +65,14 @@ class GroupedNumbers:
     def blocks(self) -> StoredBlocks | None:
         """None where blocks cannot stand for it."""
         rows, columns = self.numbers.shape
-        if self.bits > 4 or columns % BLOCK or self.scales.dtype is not torch.float16:
+        halves_of_scales = self.scales.half()
+        exact = torch.equal(halves_of_scales.to(self.scales.dtype), self.scales)
+        if self.bits > 4 or columns % BLOCK or not exact:
             return None
         per_block = self.groups.view(-1, BLOCK)
         if not bool((per_block == per_block[:, :1]).all()):
             return None
-        scales, zeros = (x[:, per_block[:, 0]] for x in (self.scales, self.zeros))
+        scales, zeros = (x[:, per_block[:, 0]] for x in (halves_of_scales, self.zeros))
         halves = self.numbers.view(rows, -1, 2, BLOCK // 2)
         packed = halves[:, :, 0] | (halves[:, :, 1] << 4)
         header = [scales]
@@ -155,16 +157,16 @@ class AwqReader:
         packed = weights.take(
             part, QWEIGHT, (inputs, part.size // 8), columns, outputs, dtypes=INT32
         )
-        zeros = weights.take(
-            part, QZEROS, (inputs // group, part.size // 8), groups, outputs, dtypes=INT32
-        )
         scales = weights.take(part, SCALES, (inputs // group, part.size), groups, part.rows)
         shifts = torch.tensor(AWQ_COLUMNS).argsort() * 4
+        zeros = middle_zeros(scales)
+        if self._zero_points or weights.dimensions(part, QZEROS) is not None:
+            shape = (inputs // group, part.size // 8)
+            words = weights.take(part, QZEROS, shape, groups, outputs, dtypes=INT32)
+            zeros = unpack(words, shifts, 4).short().T.contiguous()
         return GroupedNumbers(
             unpack(packed, shifts, 4).T.contiguous(),
-            unpack(zeros, shifts, 4).short().T.contiguous()
-            if self._zero_points
-            else middle_zeros(scales),
+            zeros,
             scales.T.contiguous(),
             torch.arange(packed.shape[0]) // group,
             4,
@@ -195,14 +197,29 @@ class GptqReader:
         )
         scales = weights.take(part, SCALES, (all_groups, part.size), groups, part.rows)
         shifts = torch.arange(each) * bits
+        zeros = self._zeros(weights, part, zeros, shifts)
         numbers = unpack(packed.T, shifts, bits)
         return GroupedNumbers(
             numbers.contiguous(),
-            (unpack(zeros, shifts, bits).short() + known.zero_shift).T.contiguous(),
+            zeros,
             scales.T.contiguous(),
             self._groups(weights, part, numbers.shape[1], group, all_groups),
             bits,
         )
+
+    def _zeros(
+        self, weights: LayerWeights, part: LocalPart, words: Tensor, shifts: Tensor
+    ) -> Tensor:
+        """int16[rows, groups]. Symmetric ones are the middle, and tell by themselves in which
+        version of the format they are: some files name the other one."""
+        known, middle = self._checkpoint, 1 << self._checkpoint.bits - 1
+        if known.symmetric:
+            found = unpack(words, shifts, known.bits)
+            if not bool((found == middle).all() or (found == middle - 1).all()):
+                raise weights.fail(part, QZEROS, "zero points, sym has none", CORRECT_ONE)
+            return torch.full_like(found.T, middle, dtype=torch.int16)
+        added = add_to_each(words, known.zero_shift, known.bits)
+        return unpack(added, shifts, known.bits).short().T.contiguous()
 
     def _groups(
         self, weights: LayerWeights, part: LocalPart, columns: int, group: int, count: int
@@ -227,6 +244,13 @@ def unpack(words: Tensor, shifts: Tensor, bits: int) -> Tensor:
     """int32[n, m] -> uint8[n, m * len(shifts)]: the numbers at these bits of each word"""
     numbers = (words.unsqueeze(-1) >> shifts.to(torch.int32)) & ((1 << bits) - 1)
     return numbers.to(torch.uint8).flatten(1)
+
+
+def add_to_each(words: Tensor, number: int, bits: int) -> Tensor:
+    """int32[n, m] words of numbers of `bits` -> the same with `number` added. Version 1 of the
+    format took 1 from whole words, so a zero borrowed from its neighbor: this gives it back."""
+    added = words.long() + number * sum(1 << shift for shift in range(0, WORD, bits))
+    return added.to(torch.int32)
 
 
 def middle_zeros(scales: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.served_model import ServedModel
 from vivace.protocol.tasks import Embed
 from vivace.requests.limits import Ids, Members, PerPrompt, Prompts
-from vivace.requests.prompts import PromptInput, own_rid
+from vivace.requests.prompts import PromptInput, own_rid, wanted_rank
 from vivace.requests.schema import NO_LORA, REFUSED, TEXT_ONLY
 
 NOTHING_DRAWN = {"max_new_tokens": 0, "temperature": 0.0, "sampling_seed": 0}
@@ -26,6 +26,9 @@ class EncodeRequest(msgspec.Struct, kw_only=True):
     input_ids: Prompts[int | Ids] | None = None
     rid: str | PerPrompt[str] | None = None
     priority: int | None = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
+    """The engine that is to answer; the older name."""
     dimensions: int | None = None
     """The first numbers of the vector, for models that were trained for it (Matryoshka)."""
     return_prompt_token_ids: bool = False
@@ -94,6 +97,7 @@ def embedding_inputs(
             prompt_field=f"{place}[{index}]" if batch else place,
             rid=own_rid(params.rid, index, len(prompts)),
             priority=params.priority,
+            dp_rank=wanted_rank(params),
             log_metrics=params.log_metrics,
             task=task,
         )

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 T = TypeVar("T")
 
-PROMPTS = 1024
+PROMPTS = 2048
 """Prompts of one request, and entries of what may be given once per prompt."""
 MESSAGES = 8192
 PARTS = 4096

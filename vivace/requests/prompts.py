@@ -18,7 +18,7 @@ from vivace.frontend.fields import NO_TEXT, abbreviate, json_type, refuse_unsupp
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
-from vivace.protocol.messages import Request, SamplingParams
+from vivace.protocol.messages import LogprobOptions, Request, SamplingParams
 from vivace.protocol.tasks import GENERATE, HIDDEN, Task
 from vivace.requests.json_scan import PART_BYTES, Scan
 from vivace.requests.limits import DEPTH, VALUES
@@ -102,9 +102,9 @@ def build_requests(
     sampling, n = build_sampling(
         prompt.sampling, served, len(tokens), field_prefix=prompt.sampling_field
     )
-    if prompt.resumed:
-        check_resumed(prompt, sampling, n, served)
     logprobs = build_logprobs(served, len(tokens), **prompt.logprobs)
+    if prompt.resumed:
+        check_resumed(prompt, sampling, n, served, logprobs)
     for index, one in enumerate(samples(sampling, n)):
         yield frontend.checked_request(
             tokens,
@@ -169,7 +169,11 @@ def own_resumed(params: GenerateRequest, count: int) -> Sequence[int]:
 
 
 def check_resumed(
-    prompt: PromptInput, sampling: SamplingParams, n: int, served: ServedModel
+    prompt: PromptInput,
+    sampling: SamplingParams,
+    n: int,
+    served: ServedModel,
+    logprobs: LogprobOptions | None,
 ) -> None:
     """A draw depends on the seed and the position, so the answer goes on as it would have."""
     if n > 1:
@@ -181,6 +185,11 @@ def check_resumed(
     for token in prompt.resumed:
         if not 0 <= token < served.vocabulary:
             raise BadRequest("resumed", f"token ids are 0 to {served.vocabulary - 1}")
+    ends = sampling.stop_token_ids + (() if sampling.ignore_eos else served.eos_ids)
+    if any(token in ends for token in prompt.resumed[sampling.min_new_tokens : -1]):
+        raise BadRequest("resumed", "a token before its last one has ended the answer")
+    if logprobs is not None and logprobs.start >= 0:
+        raise BadRequest("logprob_start_len", "the prompt was scored before: leave it out")
 
 
 class RankedParams(Protocol):

@@ -57,14 +57,15 @@ class AnswerLists:
                     encoded.extend(batch)
                     yield
 
-    def parts(self, body: dict[str, Any]) -> list[bytes]:
-        """JSON of a body with these lists in its meta_info, to be written one after the other."""
+    def parts(self, body: dict[str, Any], *, hidden_states: bool = True) -> list[bytes]:
+        """JSON of a body with these lists in its meta_info, to be written one after the other.
+        Without `hidden_states`, which are long, not these."""
         rest = dict(body)
         meta = encode(rest.pop("meta_info"), enc_hook=str)
         parts = [encode(rest, enc_hook=str)[:-1] + b',"meta_info":' + meta[:-1]]
         for name, entries in self._lists.items():
             parts += [b',"%b":' % name.encode(), *entries.parts()]
-        if self._hidden_states is not None:
+        if hidden_states and self._hidden_states is not None:
             prompt, tokens = self._hidden_states
             first = [b"[", *prompt.parts()] if prompt else [b"["]
             rest = tokens.parts()[1:]
@@ -119,7 +120,8 @@ class GenerateEvents:
         body = self._answer.event(output, lists=False)
         if self._prompt_ids:
             body["meta_info"]["prompt_token_ids"] = self._encoded_prompt()
-        return [b"data: ", *lists.parts(body), b"\n\n"]
+        shows_states = self._disjoint or output.finish is not None
+        return [b"data: ", *lists.parts(body, hidden_states=shows_states), b"\n\n"]
 
     def _encoded_prompt(self) -> msgspec.Raw:
         """Once for all events."""

@@ -35,6 +35,8 @@ class EngineSlot:
     lost: bool = False
     """it died too often: none follows"""
     drained: bool = False
+    share: int = 0
+    """`Setup.share` of those that follow"""
 
     @property
     def serving(self) -> Child | None:
@@ -82,7 +84,8 @@ class Engines:
 
     @property
     def all_ready(self) -> bool:
-        return all(slot.ready is not None for slot in self.slots)
+        """Those that come at all, of which there is one."""
+        return all(slot.ready is not None or slot.lost for slot in self.slots)
 
     @property
     def any_left(self) -> bool:
@@ -95,7 +98,7 @@ class Engines:
     def start(self, slot: EngineSlot, child: Child | None = None) -> tuple[Child, Setup] | None:
         """Spawn one (or take `child`); it is to be told its setup. None when none can be started
         now: it is tried again. No two lives of engines have the same epoch."""
-        setup = self.plan.engine_setup(slot.index, self._epoch)
+        setup = self.plan.engine_setup(slot.index, self._epoch, slot.share)
         slot.watch.restart(time.monotonic())
         slot.heartbeat.begin()  # what the last engine died of is not this one's doing
         slot.child = child or self.plan.spawn("engine", setup)
@@ -117,14 +120,15 @@ class Engines:
         if slot.child is not None:
             slot.child.serving = True
         slot.ready = ready
+        slot.share = slot.share or ready.capacity.free_bytes
         slot.watch.restart(time.monotonic())
         if slot.down_since is not None:
             away = time.monotonic() - slot.down_since
-            log.info("The %s is back after %.1f s; live requests go on", self.name(slot), away)
+            log.info("%s is back after %.1f s; live requests go on", self.title(slot), away)
             slot.down_since = None
 
-    def name(self, slot: EngineSlot) -> str:
-        return f"engine {slot.index}" if len(self.slots) > 1 else "engine"
+    def title(self, slot: EngineSlot) -> str:
+        return f"Engine {slot.index}" if len(self.slots) > 1 else "The engine"
 
     def record_death(self, slot: EngineSlot, cause: str) -> RestartDecision:
         """What follows from it; told in one line where the server goes on."""
@@ -138,7 +142,7 @@ class Engines:
         note = f"{note}: the others go on without it" if slot.lost else note
         company = f", in a step of {len(spans)} requests" if spans else ""
         blame = ". One request is found to kill engines and refused" if decision.refused else ""
-        log.error("The %s died: %s%s%s. %s", self.name(slot), cause, company, blame, note)
+        log.error("%s died: %s%s%s. %s", self.title(slot), cause, company, blame, note)
         slot.down_since = slot.down_since or now
         return decision
 

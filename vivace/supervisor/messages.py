@@ -26,6 +26,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     """file descriptor of the shared memory (protocol/shared_memory.py)"""
     count: int = 1
     """of engines"""
+    share: int = 0
+    """bytes of memory that each worker of this engine had to size with in its first life: what is
+    free now is less where other engines live on; 0: this is the first"""
     place: int = 0
     """of this frontend in the shared memory; its successor gets it too"""
 

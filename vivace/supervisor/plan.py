@@ -56,8 +56,9 @@ class Plan:
             log.error("no %s can be started: %s; trying again in %s", role, error.strerror, seconds)
             return None
 
-    def engine_setup(self, index: int, epoch: int) -> Setup:
+    def engine_setup(self, index: int, epoch: int, share: int) -> Setup:
         return Setup(
+            share=share,
             config=self.config,
             engines=[self.engines[index].listening],
             index=index,

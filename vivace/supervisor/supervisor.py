@@ -170,7 +170,10 @@ class Supervisor:
             self._complete_start()
 
     def _complete_start(self) -> None:
-        capacity = next(slot.ready.capacity for slot in self._engines.slots if slot.ready)
+        capacity = next((slot.ready.capacity for slot in self._engines.slots if slot.ready), None)
+        if capacity is None:  # the engine died behind its answer to the warm-up
+            self._warm_up_sent = False
+            return
         self._phase = "serving"
         self._hooks.ready()
         self._frontends.broadcast(Started())
@@ -298,9 +301,11 @@ class Supervisor:
         self._engines.drain(slot, left, self._frontends.indexes)
 
     def _stop_if_unused(self) -> None:
-        """While there is no engine that serves: nobody may wait for one."""
-        served = self._engines.serve
-        if self._phase == "draining" and not served and not self._frontends.busy:
+        """In a drain, when every engine has drained or is lost, or none serves and nobody waits for
+        one."""
+        engines = self._engines
+        unused = engines.all_drained or not (engines.serve or self._frontends.busy)
+        if self._phase == "draining" and unused:
             log.info("Drained: no live requests")
             self._stop_frontends(STOP_GRACE_SECONDS)
 

@@ -11,7 +11,6 @@ import torch
 from vivace.config.environment import switched_on
 from vivace.models.causal_lm import CausalLM
 from vivace.models.loading import ReportProgress, load_model, without_head
-from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.cache import (
     CacheLayer,
     CacheMemory,
@@ -20,25 +19,13 @@ from vivace.platforms.cache import (
     own_windows,
 )
 from vivace.platforms.groups import SINGLE_RANK, Group
-from vivace.platforms.platform import (
-    GraphRecorder,
-    Platform,
-    PlatformSettings,
-    StepShape,
-    load_platform,
-)
+from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.protocol.messages import Capacity, Rewrite, window_slack
 from vivace.sampling.processors import LogitsProcessor
-from vivace.worker.captures import Captures, choose_captures, rewrite
+from vivace.worker.captures import Captures, build_runner, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.heads import SamplingHead, StepHeads
-from vivace.worker.model_runner import (
-    CapturedRunner,
-    EagerRunner,
-    ModelRunner,
-    RunnableModel,
-    capture_steps,
-)
+from vivace.worker.model_runner import ModelRunner, RunnableModel
 from vivace.worker.pooling import HiddenStatesHead, PoolingHead
 from vivace.worker.rows import RowStates
 from vivace.worker.sizing import Demand, PoolSize, WindowDemand, count_slots, size_pool
@@ -70,17 +57,17 @@ def build_worker(
     group: Group = SINGLE_RANK,
     *,
     owns_process: bool = False,
+    share: int = 0,
 ) -> Worker:
     """Load the platform and the weights, size the pool with what is left, and assemble. `group`:
-    the ranks that share the layers, each of which does the same; they agree on one size.
-    `owns_process`: as in `PlatformSettings`."""
+    the ranks that share the layers; they agree on one size. `owns_process`: as in
+    `PlatformSettings`; `share`: as in `Setup`, 0: what is free is divided."""
     report("Loading kernels", 0.0)
     workers = group.size * config.parallel.dp_size
     platform = load_platform(config.platform, platform_settings(config, workers, owns_process))
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
-    (free,) = group.minimum([platform.available_bytes() // workers])
+    free, share = share_memory(platform, workers, share, group)
     max_tokens = longest_request(config, free * group.size, kv_dtype)
-    report("Loading weights", 0.0)
     model = load(config, platform, max_tokens, report, group)
     report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
@@ -88,7 +75,7 @@ def build_worker(
     demand = memory_demand(
         config,
         free_bytes=free,
-        available_bytes=platform.available_bytes() // workers,
+        available_bytes=own_share(platform, workers, max(0, share - weight_bytes)),
         weight_bytes=weight_bytes,
         workers=workers,
         kv_bytes_per_token=group_bytes_per_token(layers, windows, kv_dtype),
@@ -114,6 +101,18 @@ def build_worker(
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
         rewrites=other_threads(config, platform, workers),
     )
+
+
+def share_memory(platform: Platform, workers: int, share: int, group: Group) -> tuple[int, int]:
+    """(bytes for each worker, `share` of rank 0, which alone is told one): what every rank has"""
+    (least,) = group.minimum([-share])
+    (free,) = group.minimum([own_share(platform, workers, -least)])
+    return free, -least
+
+
+def own_share(platform: Platform, workers: int, share: int) -> int:
+    available = platform.available_bytes()
+    return min(share, available) if share else available // workers
 
 
 def longest_request(config: Config, free: int, kv_dtype: torch.dtype) -> int:
@@ -153,6 +152,7 @@ def load(
     config: Config, platform: Platform, max_tokens: int, report: ReportProgress, group: Group
 ) -> CausalLM:
     """The model with its weights, for requests of up to `max_tokens` tokens."""
+    report("Loading weights", 0.0)
     dtype, source, facts = DTYPES[config.model.dtype], config.source, config.facts
     if config.pooling is not None:
         source, facts = without_head(source, facts)
@@ -228,20 +228,15 @@ def assemble(
     inputs = StepInputs(rows, step_tokens, captures.tokens(recorder), drafter)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
     return Worker(
-        capacity=Capacity(
-            pages=size.pages,
-            others=size.others,
+        capacity=describe_capacity(
+            size,
+            kv,
+            runner,
+            platform,
             page_size=page_size,
-            rows=size.rows,
-            context=size.context,
             vocabulary=vocabulary,
             weight_bytes=weight_bytes,
-            kv_bytes=kv.nbytes,
-            cache_share=size.cache_share if kv.lazy else None,
-            graph_bytes=runner.nbytes,
-            available_bytes=platform.available_bytes(),
             rewrites=(*rewrites, *size.rewrites, *captures.rewrites),
-            instructions=platform.instructions,
         ),
         rows=rows,
         kv=kv,
@@ -250,6 +245,35 @@ def assemble(
         heads=build_heads(model, platform, rows, vocabulary, processors, original_logprobs),
         inputs=inputs,
         platform=platform,
+    )
+
+
+def describe_capacity(
+    size: PoolSize,
+    kv: CacheMemory,
+    runner: ModelRunner,
+    platform: Platform,
+    *,
+    page_size: int,
+    vocabulary: int,
+    weight_bytes: int,
+    rewrites: tuple[Rewrite, ...],
+) -> Capacity:
+    return Capacity(
+        pages=size.pages,
+        others=size.others,
+        page_size=page_size,
+        rows=size.rows,
+        context=size.context,
+        vocabulary=vocabulary,
+        weight_bytes=weight_bytes,
+        kv_bytes=kv.nbytes,
+        cache_share=size.cache_share if kv.lazy else None,
+        graph_bytes=runner.nbytes,
+        available_bytes=platform.available_bytes(),
+        free_bytes=size.free_bytes,
+        rewrites=rewrites,
+        instructions=platform.instructions,
     )
 
 
@@ -297,34 +321,6 @@ def build_memory(
     windows = [group.reach + 1 for group in size.others if not group.state]
     slots = sum(count_slots(size.rows, drafts, group.pages) for group in size.others if group.state)
     return platform.cache(layers, pages, page_size, dtype, windows, slots)
-
-
-def build_runner(
-    recorder: GraphRecorder | None,
-    model: RunnableModel,
-    attention: AttentionBackend,
-    inputs: StepInputs,
-    captures: Captures,
-    report: ReportProgress,
-) -> ModelRunner:
-    """Eager, or captured where the platform can and steps were asked for."""
-    eager = EagerRunner(model, attention)
-    if recorder is None:
-        return eager
-    steps = capture_steps(
-        eager,
-        recorder,
-        inputs,
-        attention,
-        [
-            StepShape(size, each)
-            for size in captures.sizes
-            for each in {1, min(1 + inputs.drafts, recorder.most_tokens_per_row)}
-        ],
-        lambda fraction: report("Capturing decode steps", fraction),
-    )
-    nbytes = recorder.nbytes + sum(step.graph.nbytes for step in steps)
-    return CapturedRunner(eager, attention, inputs, steps, nbytes=nbytes, exact=captures.exact)
 
 
 def memory_demand(

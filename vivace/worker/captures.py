@@ -1,12 +1,23 @@
-"""Which decode steps are captured."""
+"""Which decode steps are captured, and what runs them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vivace.platforms.platform import GraphRecorder
+from vivace.models.loading import ReportProgress
+from vivace.platforms.attention import AttentionBackend
+from vivace.platforms.platform import GraphRecorder, StepShape
 from vivace.protocol.messages import Rewrite
+from vivace.worker.model_runner import (
+    CapturedRunner,
+    EagerRunner,
+    ModelRunner,
+    RunnableModel,
+    capture_steps,
+)
+from vivace.worker.step_inputs import StepInputs
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -41,8 +52,10 @@ def choose_captures(config: Config, rows: int, ranks: int = 1) -> Captures:
     --cuda-graph-max-bs leaves larger ones out; more rows than a worker has are never needed.
     """
     runtime, exact = config.runtime, bool(config.optimization.disable_cuda_graph_padding)
-    if runtime.disable_cuda_graph or ranks > 1:
+    if runtime.disable_cuda_graph:
         return Captures()
+    if ranks > 1:
+        return Captures(rewrites=tuple(idle_sizes(config)))
     requested, max_bs = runtime.cuda_graph_bs or (), runtime.cuda_graph_max_bs
     limit = min(max_bs or max(requested, default=DEFAULT_CAPTURE), rows)
     sizes = requested or (range(1, limit + 1) if exact else (limit,))
@@ -57,5 +70,41 @@ def choose_captures(config: Config, rows: int, ranks: int = 1) -> Captures:
     return Captures(kept, exact, tuple(rewrites))
 
 
+def idle_sizes(config: Config) -> Iterator[Rewrite]:
+    """What was asked for of captured steps, where there are none."""
+    reason = "steps of several ranks are not captured"
+    for field in ("cuda_graph_bs", "cuda_graph_max_bs"):
+        if asked := getattr(config.runtime, field):
+            yield rewrite(field, asked, None, reason)
+
+
 def rewrite(field: str, before: object, after: object, reason: str) -> Rewrite:
     return Rewrite(field=field, before=before, after=after, rule="build", reason=reason)
+
+
+def build_runner(
+    recorder: GraphRecorder | None,
+    model: RunnableModel,
+    attention: AttentionBackend,
+    inputs: StepInputs,
+    captures: Captures,
+    report: ReportProgress,
+) -> ModelRunner:
+    """Eager, or captured where the platform can and steps were asked for."""
+    eager = EagerRunner(model, attention)
+    if recorder is None:
+        return eager
+    steps = capture_steps(
+        eager,
+        recorder,
+        inputs,
+        attention,
+        [
+            StepShape(size, each)
+            for size in captures.sizes
+            for each in {1, min(1 + inputs.drafts, recorder.most_tokens_per_row)}
+        ],
+        lambda fraction: report("Capturing decode steps", fraction),
+    )
+    nbytes = recorder.nbytes + sum(step.graph.nbytes for step in steps)
+    return CapturedRunner(eager, attention, inputs, steps, nbytes=nbytes, exact=captures.exact)

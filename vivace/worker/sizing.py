@@ -140,6 +140,8 @@ class PoolSize:
     """groups of windows, then of states"""
     rewrites: tuple[Rewrite, ...] = ()
     """settings that did not fit as they were"""
+    free_bytes: int = 0
+    """`Demand.free_bytes` that it was made of"""
 
 
 def count_slots(rows: int, drafts: int, pages: int) -> int:
@@ -164,6 +166,7 @@ def size_pool(demand: Demand) -> PoolSize:
         context=context,
         cache_share=pages if fixed else min(pages, -(-context // page)),
         others=demand.other_groups(pages),
+        free_bytes=demand.free_bytes,
     )
     return replace(size, rewrites=tuple(_rewrites(demand, size)))
 

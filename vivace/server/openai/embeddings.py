@@ -48,9 +48,21 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     lora_path: Any = None
     embed_override_token_id: int | None = None
     embed_overrides: Any = None
+    normalize: Any = None
+    truncate_prompt_tokens: Any = None
+    add_special_tokens: Any = None
+    messages: Any = None
 
 
-EMBEDDING_REFUSED: dict[str, str] = {"lora_path": NO_LORA, "embed_overrides": NO_OVERRIDES}
+BY_FILES = "the model's files say how a text becomes a vector; remove the field"
+EMBEDDING_REFUSED: dict[str, str] = {
+    "lora_path": NO_LORA,
+    "embed_overrides": NO_OVERRIDES,
+    "normalize": BY_FILES,
+    "truncate_prompt_tokens": "a text that is too long is refused; cut it before",
+    "add_special_tokens": BY_FILES,
+    "messages": "chat templates are not applied to texts; send `input`",
+}
 
 
 class EmbeddingEntry(msgspec.Struct, kw_only=True):
