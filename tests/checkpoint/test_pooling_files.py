@@ -47,6 +47,18 @@ def test_without_files_the_last_token_normalized(tmp_path: Path) -> None:
     assert read_pooling(gguf(tmp_path), 8) == PoolerConfig()
 
 
+def test_a_file_that_is_none_is_not_a_missing_one(tmp_path: Path) -> None:
+    """A link of the hub's cache whose file was never fetched; a folder."""
+    file = tmp_path / "modules.json"
+    file.symlink_to(tmp_path / "blobs" / "gone")
+    with pytest.raises(SourceError, match=r"modules\.json"):
+        read_modules(tmp_path, 8)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(SourceError, match=r"modules\.json"):
+        read_modules(tmp_path, 8)
+
+
 def gguf(folder: Path, **config: Any) -> ModelSource:
     path = folder / "model.gguf"
     spelling = {"pooling_type": "qwen3.pooling_type"}

@@ -188,6 +188,26 @@ def test_a_drain_is_over_when_all_engines_are(tmp_path: Path, vocabulary: int) -
         assert server.wait() == 0
 
 
+def test_an_engine_that_is_lost_in_a_drain_ends_it(tmp_path: Path) -> None:
+    """The other one has drained: nobody is waited for any more."""
+    with RunningServer(*FLAGS, environment=ORACLE, log=tmp_path / "log", crashes=1) as server:
+        server.wait_ready()
+        before = wait_for_engines(server)
+        os.kill(before[1], signal.SIGKILL)
+        server.wait_for("is back after")
+        found = wait_for_engines(server)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.call, "POST", "/generate", body(1, 5000, routed_dp_rank=1))
+            time.sleep(0.3)
+            server.signal()
+            server.wait_for("Drained: no running requests")
+            os.kill(found[1], signal.SIGKILL)
+            started = time.monotonic()
+            server.wait()
+            assert time.monotonic() - started < 15, server.text()
+            assert answer.result(10)[0] == 503
+
+
 def test_a_request_that_kills_engines_does_not_kill_all(tmp_path: Path, vocabulary: int) -> None:
     """It is refused after it has killed two; the others go on."""
     faults = {**ORACLE, "VIVACE_TEST_FAULT": "engine-kill-token@77"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -22,13 +23,16 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
 from vivace.protocol.messages import (
     Cancel,
+    Command,
     Delta,
     Deltas,
     Draining,
     EngineDown,
     Finish,
+    FlushCache,
     LastRequest,
     Ready,
+    Reply,
     Request,
     SamplingParams,
 )
@@ -221,6 +225,22 @@ def test_a_request_fits_every_engine() -> None:
     assert server.frontend.capacity is not None and server.frontend.capacity.context == 10
     server.frontend.feed(Ready(epoch=95, capacity=room, engine=1))
     assert server.frontend.served.context == min(30, served().context)
+
+
+def test_an_engine_that_does_not_answer_is_no_silence_of_the_others() -> None:
+    async def scenario() -> None:
+        server = Server(2)
+        commands = server.frontend.commands
+        asking = asyncio.ensure_future(commands.run(FlushCache(), timeout=0.05))
+        await asyncio.sleep(0)
+        asked = server.engines[1].said[-1]
+        assert isinstance(asked, Command)
+        server.frontend.feed(Reply(ticket=asked.ticket, ok=True))
+        silent, other = await asking
+        assert silent is not None and not silent.ok
+        assert other is not None and other.ok
+
+    asyncio.run(scenario())
 
 
 def test_a_drain_waits_for_the_engine_that_has_the_request() -> None:

@@ -91,6 +91,22 @@ def test_every_architecture_is_compared() -> None:
     assert {models[config].__name__ for config in configs} == set(ARCHITECTURES)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen3"])
+def test_a_body_without_a_head(kind: str, tmp_path: Path) -> None:
+    """As AutoModel saves it, and models of embeddings are published."""
+    theirs = make(kind, tmp_path, head_dim=16)
+    theirs.base_model.save_pretrained(tmp_path)
+    source = locate(str(tmp_path), overrides={"tie_word_embeddings": True})
+    assert source.config["architectures"] == [f"{kind}Model"]
+    assert read_facts(source).architecture == f"{kind}ForCausalLM"
+    ids = tokens(9)
+    with torch.inference_mode():
+        wanted = theirs.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+    paged = PagedModel(load(None, source=source))
+    paged.model.lm_head = lambda hidden: hidden  # type: ignore[method-assign]
+    torch.testing.assert_close(paged.feed("a", ids, [9]), wanted, rtol=1e-4, atol=2e-4)
+
+
 def test_bfloat16_stays_close(tmp_path: Path) -> None:
     theirs = make("Llama", tmp_path)
     ours = PagedModel(load(tmp_path, dtype=torch.bfloat16), dtype=torch.bfloat16)

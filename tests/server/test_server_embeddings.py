@@ -91,6 +91,31 @@ def test_the_engine_is_told_how_to_pool(server: Running) -> None:
     assert [len(one["embedding"]) for one in answer.json] == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("normalize", True),
+        ("add_special_tokens", False),
+        ("truncate_prompt_tokens", 3),
+        ("messages", [{"role": "user", "content": "ab"}]),
+        ("lora_path", "x"),
+    ],
+)
+def test_fields_that_would_change_the_vector(server: Running, field: str, value: Any) -> None:
+    answer = ask(server, "/v1/embeddings", {"input": "ab", field: value})
+    assert (answer.status, answer.json["param"]) == (400, field)
+    if isinstance(value, bool):
+        assert ask(server, "/v1/embeddings", {"input": "ab", field: not value}).status == 200
+
+
+@pytest.mark.parametrize("field", ["routed_dp_rank", "data_parallel_rank"])
+def test_an_engine_that_is_not_there(server: Running, field: str) -> None:
+    assert ask(server, "/encode", {"text": "ab", field: 0}).status == 200
+    for rank in (-1, 1, 1 << 70, "x"):
+        answer = ask(server, "/encode", {"text": "ab", field: rank})
+        assert (answer.status, answer.json["param"]) == (400, field)
+
+
 def test_meta_info(server: Running) -> None:
     answer = ask(server, "/encode", {"text": "abc", "return_prompt_token_ids": True}).json
     meta = answer["meta_info"]
@@ -203,6 +228,16 @@ def test_hidden_states_of_the_prompt_and_then_of_each_token(generator: Running, 
 
 def ask_stream(server: Running, body: dict[str, Any]) -> str:
     return ask(server, "/generate", {**body, "stream": True}).text
+
+
+def test_hidden_states_come_with_the_last_event(generator: Running) -> None:
+    """All of them with every event would be quadratic."""
+    body = {"text": "abc", "sampling_params": {"max_new_tokens": 4}, "return_hidden_states": True}
+    shown = [msgspec.json.decode(data) for data in events(ask_stream(generator, body))[:-1]]
+    assert len(shown) > 1
+    for one in shown:
+        ended = one["meta_info"]["finish_reason"] is not None
+        assert ("hidden_states" in one["meta_info"]) == ended
 
 
 def test_streams_of_news_only_show_each_state_once() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivace.platforms.groups import SingleRank
-from vivace.worker.build import agree
+from vivace.worker.build import agree, own_share, share_memory
 from vivace.worker.sizing import (
     DEFAULT_MAX_BYTES,
     GIB,
@@ -250,3 +250,38 @@ def test_ranks_agree_on_what_all_have_room_for():
     )
     assert agree(mine, SingleRank()) == mine
     assert size_pool(agreed).pages < size_pool(mine).pages
+
+
+class Memory:
+    """A platform with so many bytes free."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def available_bytes(self) -> int:
+        return self.free
+
+
+class FirstRank(SingleRank):
+    """Of two: the other one has these numbers."""
+
+    def __init__(self, others: list[list[int]]) -> None:
+        self.others = others
+
+    def minimum(self, numbers):
+        return [min(pair) for pair in zip(numbers, self.others.pop(0), strict=True)]
+
+
+def test_an_engine_that_follows_another_has_its_share():
+    """Beside engines that live on and hold theirs, a part of what is free would be less."""
+    first, _ = share_memory(Memory(100 * GIB), 2, 0, SingleRank())
+    assert first == 50 * GIB
+    left = Memory(55 * GIB)
+    assert share_memory(left, 2, first, SingleRank()) == (first, first)
+    assert own_share(left, 2, first - WEIGHTS) == first - WEIGHTS
+    assert share_memory(Memory(30 * GIB), 2, first, SingleRank()) == (30 * GIB, first)
+
+
+def test_rank_0_tells_the_others_the_share():
+    free, share = share_memory(Memory(55 * GIB), 4, 25 * GIB, FirstRank([[0], [24 * GIB]]))
+    assert (free, share) == (24 * GIB, 25 * GIB)

@@ -48,19 +48,18 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     lora_path: Any = None
     embed_override_token_id: int | None = None
     embed_overrides: Any = None
-    normalize: Any = None
     truncate_prompt_tokens: Any = None
-    add_special_tokens: Any = None
     messages: Any = None
+    # vLLM's and TEI's, refused where they ask for what the model's files do not say.
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
 
 
 BY_FILES = "the model's files say how a text becomes a vector; remove the field"
 EMBEDDING_REFUSED: dict[str, str] = {
     "lora_path": NO_LORA,
     "embed_overrides": NO_OVERRIDES,
-    "normalize": BY_FILES,
     "truncate_prompt_tokens": "a text that is too long is refused; cut it before",
-    "add_special_tokens": BY_FILES,
     "messages": "chat templates are not applied to texts; send `input`",
 }
 
@@ -110,6 +109,10 @@ def prompt_inputs(
     context: Context, params: EmbeddingRequest, prompts: list[Prompt]
 ) -> Iterator[PromptInput]:
     task, answer_id = embed_task(context.served, params.dimensions), new_id("embd")
+    if params.normalize not in (None, task.normalize):
+        raise BadRequest("normalize", BY_FILES)
+    if params.add_special_tokens is False:
+        raise BadRequest("add_special_tokens", BY_FILES)
     for index, prompt in enumerate(prompts):
         yield PromptInput(
             tokens=prompt.tokens,
