@@ -285,7 +285,7 @@ def test_a_class_that_is_not_named_is_proposed(value: Any, model_type: Any, fold
         assert read_facts(locate(str(folder), overrides=overrides))
 
 
-@pytest.mark.parametrize("name", ["LlamaModel", "LLaMAForCausalLM", "LlamaForTokenClassification"])
+@pytest.mark.parametrize("name", ["LlamaOther", "LLaMAForCausalLM", "LlamaForTokenClassification"])
 def test_other_classes_of_a_known_type_name_the_one_that_generates(name: str, folder: Path) -> None:
     changed(folder / "config.json", architectures=[name])
     with pytest.raises(SourceError, match=f"{name} .*LlamaForCausalLM"):

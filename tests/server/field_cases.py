@@ -138,8 +138,7 @@ GENERATE: dict[str, list[Case]] = {
 }
 
 ENCODE: dict[str, list[Case]] = {
-    "rid": KEYS["rid"],
-    "priority": KEYS["priority"],
+    **{key: KEYS[key] for key in ("rid", "priority", "routed_dp_rank", "data_parallel_rank")},
     "text": [Effect("ab", "abc"), Effect("ab", ["ab"])],
     "input_ids": [Effect([65], [65, 66], around={"text": None})],
     "dimensions": [Effect(None, 2), Effect(2, 3), Refused(0, "between"), Refused(5, "between")],
@@ -184,6 +183,8 @@ SHARED: dict[str, list[Case]] = {
 }
 
 EMBEDDING: dict[str, list[Case]] = {
+    "normalize": [Refused(False, "files"), Harmless((True, None), "as the files say")],
+    "add_special_tokens": [Refused(False, "files"), Harmless((True, None), "as the files say")],
     "rid": KEYS["rid"],
     "priority": KEYS["priority"],
     "model": SHARED["model"],

@@ -20,6 +20,7 @@ from worst_bodies import malformed_bodies
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import DISCARDED, Work, discard, run_now
 from vivace.requests import json_scan, limits, long_texts
+from vivace.requests.limits import PROMPTS
 from vivace.requests.prompts import read_arguments
 from vivace.requests.schema import GenerateRequest
 from vivace.server import body as bodies
@@ -330,15 +331,15 @@ def listed(entry: str, count: int) -> str:
 
 CALL = '{"function":{"name":"f"}}'
 TOO_MUCH = [
-    ("/tokenize", '{"prompt":' + listed('"a"', 400_000) + "}", "prompt", 1024),
-    ("/tokenize", '{"prompt":' + listed('"a"', 2_000) + "}", "prompt", 1024),
+    ("/tokenize", '{"prompt":' + listed('"a"', 400_000) + "}", "prompt", PROMPTS),
+    ("/tokenize", '{"prompt":' + listed('"a"', PROMPTS + 1) + "}", "prompt", PROMPTS),
     ("/tokenize", '{"messages":' + listed('{"role":"user"}', 9_000) + "}", "messages", 8192),
-    ("/detokenize", '{"tokens":' + listed("[1]", 100_000) + "}", "tokens", 1024),
-    ("/detokenize", '{"tokens":' + listed("[1]", 1_100) + "}", "tokens", 1024),
+    ("/detokenize", '{"tokens":' + listed("[1]", 100_000) + "}", "tokens", PROMPTS),
+    ("/detokenize", '{"tokens":' + listed("[1]", PROMPTS + 1) + "}", "tokens", PROMPTS),
     ("/detokenize", '{"tokens":' + numbers(1_048_577) + "}", "tokens", 1_048_576),
     ("/generate", '{"input_ids":' + numbers(1_048_577) + "}", "input_ids", 1_048_576),
-    ("/generate", '{"input_ids":' + listed("[]", 200_000) + "}", "input_ids", 1024),
-    ("/generate", '{"text":"a","rid":' + listed('"r"', 1_025) + "}", "rid", 1024),
+    ("/generate", '{"input_ids":' + listed("[]", 200_000) + "}", "input_ids", PROMPTS),
+    ("/generate", '{"text":"a","rid":' + listed('"r"', PROMPTS + 1) + "}", "rid", PROMPTS),
     ("/generate", '{"text":"a","kv_hints":' + listed("[]", 140_000) + "}", "body", 65_536),
     ("/generate", '{"text":"a","kv_hints":{"x":' + listed("0", 70_000) + "}}", "kv_hints", 16_384),
     ("/generate", '{"text":"a","what":' + listed("{}", 70_000) + "}", "what", 16_384),
@@ -373,7 +374,7 @@ TOO_MUCH = [
         "messages[1].tool_calls[0].function.arguments",
         16_384,
     ),
-    ("/v1/completions", '{"prompt":' + listed("[1]", 5_000) + "}", "prompt", 1024),
+    ("/v1/completions", '{"prompt":' + listed("[1]", 5_000) + "}", "prompt", PROMPTS),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from vivace.config.checks import loopback
 from vivace.config.config import Config
 from vivace.config.serialize import public
+from vivace.requests.limits import PROMPTS
 
 DEFAULT_BODY_LIMIT = 16 << 20
 KEEP_ALIVE = 75.0
@@ -54,7 +55,7 @@ class ServerSettings:
     """Characters held back for one stream above which its client is given up."""
     stream_stall: float = 30.0
     """Seconds a client may take nothing at all before it is given up."""
-    max_batch: int = 1024
+    max_batch: int = PROMPTS
     """Sequences (prompts times n) one HTTP request may ask for."""
     public: dict[str, Any] = field(default_factory=dict)
 
