@@ -137,7 +137,7 @@ BAD: list[tuple[str, Any]] = [
     ("input", None), ("input", 5), ("input", {}), ("input", ""), ("input", []), ("input", [[]]),
     ("input", [1, "a"]), ("input", ["a", [1]]), ("input", [None]), ("input", [{"text": "a"}]),
     ("input", [-1]), ("input", [VOCABULARY]), ("input", [["a"]]), ("input", [True]),
-    ("input", ["a", ""]), ("input", ["a"] * 1025),
+    ("input", ["a", ""]), ("input", ["a"] * 2049),
     ("model", 5), ("model", f"{MODEL}:poet"),
     ("encoding_format", "int8"), ("encoding_format", 1), ("encoding_format", ["float"]),
     ("dimensions", 0), ("dimensions", -1), ("dimensions", HIDDEN_SIZE + 1), ("dimensions", "x"),
