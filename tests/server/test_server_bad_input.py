@@ -101,7 +101,7 @@ GENERATE: list[tuple[bytes, int, str]] = [
     (ids(json.dumps([1] * 100_000)), 400, "input_ids"),
     (b'{"text": "' + b"x" * CONTEXT + b'"}', 400, "text"),
     (b'{"text": "' + b"x" * 900_000 + b'"}', 400, "text"),
-    (json.dumps({"text": ["x"] * 2000}).encode(), 400, "text"),
+    (json.dumps({"text": ["x"] * 3000}).encode(), 400, "text"),
     (b'{"text": "x", "return_logprob": true, "top_logprobs_num": 100000}', 400, "top_logprobs_num"),
     (b'{"text": "x", "return_logprob": true, "logprob_start_len": 9}', 400, "logprob_start_len"),
     (b'{"text": "x", "token_ids_logprob": [999]}', 400, "token_ids_logprob"),
