@@ -137,8 +137,12 @@ GENERATE: dict[str, list[Case]] = {
     "external_trace_header": [Logged({"traceparent": "00-4bf9"}), Refused("00-4bf9", "object")],
 }
 
+ENCODE_KEYS = (
+    *("rid", "priority", "routed_dp_rank", "data_parallel_rank"),
+    *("extra_key", "cache_salt"),
+)
 ENCODE: dict[str, list[Case]] = {
-    **{key: KEYS[key] for key in ("rid", "priority", "routed_dp_rank", "data_parallel_rank")},
+    **{key: KEYS[key] for key in ENCODE_KEYS},
     "text": [Effect("ab", "abc"), Effect("ab", ["ab"])],
     "input_ids": [Effect([65], [65, 66], around={"text": None})],
     "dimensions": [Effect(None, 2), Effect(2, 3), Refused(0, "between"), Refused(5, "between")],

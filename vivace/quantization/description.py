@@ -103,7 +103,7 @@ def check_request(checkpoint: QuantizedCheckpoint | None, requested: str | None)
     if requested is None or (checkpoint and requested == checkpoint.method):
         return
     if requested in METHODS:
-        found = checkpoint.method if checkpoint else "not quantized, or by nothing that says so"
+        found = checkpoint.method if checkpoint else "floats, or blocks of a GGUF file"
         raise SourceError(f"--quantization {requested}: the weights are {found}; leave it out")
     possible = {AwqCheckpoint: (UNQUANT,), GptqCheckpoint: (UNQUANT,), ModelSlimCheckpoint: ()}
     if checkpoint and requested not in possible.get(type(checkpoint), (requested,)):

@@ -12,7 +12,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.served_model import ServedModel
 from vivace.protocol.tasks import Embed
 from vivace.requests.limits import Ids, Members, PerPrompt, Prompts
-from vivace.requests.prompts import PromptInput, own_rid, wanted_rank
+from vivace.requests.prompts import PromptInput, cache_key, own_rid, share, wanted_rank
 from vivace.requests.schema import NO_LORA, REFUSED, TEXT_ONLY
 
 NOTHING_DRAWN = {"max_new_tokens": 0, "temperature": 0.0, "sampling_seed": 0}
@@ -29,6 +29,9 @@ class EncodeRequest(msgspec.Struct, kw_only=True):
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
     """The engine that is to answer; the older name."""
+    extra_key: str | PerPrompt[str] | None = None
+    cache_salt: str | PerPrompt[str] | None = None
+    """Prompts with different ones share no cached prefix."""
     dimensions: int | None = None
     """The first numbers of the vector, for models that were trained for it (Matryoshka)."""
     return_prompt_token_ids: bool = False
@@ -98,6 +101,10 @@ def embedding_inputs(
             rid=own_rid(params.rid, index, len(prompts)),
             priority=params.priority,
             dp_rank=wanted_rank(params),
+            cache_key=cache_key(
+                share("extra_key", params.extra_key, index, len(prompts)),
+                share("cache_salt", params.cache_salt, index, len(prompts)),
+            ),
             log_metrics=params.log_metrics,
             task=task,
         )
