@@ -189,6 +189,51 @@ def test_a_dead_engines_requests_go_on_at_once() -> None:
     assert first.finish and second.finish
 
 
+def test_an_engine_that_comes_back_takes_its_share_of_what_waits() -> None:
+    """Of what another one has and has not begun, the last to come; who has begun stays."""
+    server = Server(2)
+    sinks = [server.ask() for _ in range(8)]
+    server.step(0)
+    server.step(1)
+    server.kill(0)
+    pinned = server.ask(dp_rank=1)
+    late = [server.ask() for _ in range(3)]
+    assert len(server.engines[1].live) == 12
+    server.start(0)
+    moved = set(server.engines[0].live)
+    assert len(moved) == 6 and pinned.key not in moved
+    assert {sink.key for sink in late} <= moved
+    assert not moved & set(server.engines[1].live)
+    begun = [sink for sink in sinks if sink.key not in moved]
+    assert all(sink.key in server.engines[1].live for sink in begun)
+    assert [one.moved for one in server.engines[1].said if isinstance(one, Cancel)] == [True] * 6
+    server.finish()
+    assert all(sink.finish for sink in server.sinks)
+
+
+def test_what_one_engine_says_of_a_request_that_has_moved_on_is_not_heard() -> None:
+    server = Server(2)
+    server.kill(0)
+    sinks = [server.ask() for _ in range(4)]
+    late = server.engines[1].step()  # on its way while the other one becomes ready
+    server.start(0)
+    assert len(server.engines[0].live) == 2
+    assert late is not None
+    server.frontend.feed(late)
+    assert sorted(len(sink.tokens) for sink in sinks) == [0, 0, 1, 1]
+    server.finish()
+    assert all(sink.finish for sink in sinks)
+
+
+def test_during_a_drain_nothing_moves() -> None:
+    server = Server(2)
+    server.kill(0)
+    sinks = [server.ask() for _ in range(4)]
+    server.frontend.feed(Draining())
+    server.start(0)
+    assert not server.engines[0].live and len(server.engines[1].live) == len(sinks)
+
+
 def test_who_asked_for_an_engine_waits_for_it() -> None:
     server = Server(2)
     sink = server.ask(dp_rank=0)

@@ -144,7 +144,9 @@ class Scheduler:
         """Stop requests; what they hold is free as soon as the steps in flight are committed."""
         self._aborts.add(cancel)
         for sequence in self._select(cancel):
-            if cancel.finished:
+            if cancel.moved:
+                self._table.end(sequence)
+            elif cancel.finished:
                 self._table.end(sequence)
                 self._stats.record_finish(sequence, None, self._clock())
             else:

@@ -45,7 +45,8 @@ class EngineView:
         """it has died, and no other one comes"""
         self.capacity: Capacity | None = None
         """of the one that was ready last"""
-        self._requests = 0
+        self.requests = 0
+        """of this frontend"""
         self._tokens = 0
 
     @property
@@ -60,18 +61,18 @@ class EngineView:
 
     def add(self, request: Request) -> None:
         """A request of this frontend is its."""
-        self._requests += 1
+        self.requests += 1
         self._tokens += len(request.tokens)
 
     def remove(self, request: Request) -> None:
-        self._requests -= 1
+        self.requests -= 1
         self._tokens -= len(request.tokens)
 
     def load(self) -> tuple[int, int]:
         """(requests, tokens): what it last said, which is of all frontends, or what this one has
         given it, which it may not have seen yet; the larger."""
         requests, tokens = self.progress.load() if self.progress is not None else (0, 0)
-        return max(requests, self._requests), max(tokens, self._tokens)
+        return max(requests, self.requests), max(tokens, self._tokens)
 
 
 class Balance(Protocol):

@@ -24,14 +24,13 @@ from vivace.frontend.engine_status import (
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import CURRENT_BEGIN
 from vivace.frontend.request_output import QueueSink, RequestOutput, Sink
-from vivace.frontend.request_state import RequestOptions, RequestState
+from vivace.frontend.request_state import RETRY_AFTER, RequestOptions, RequestState, failed, movable
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import TokenizerPool
 from vivace.frontend.validation import check_defaults, check_prompt, check_rid
 from vivace.protocol.messages import (
     ABORTED,
-    FINISH_ABORT,
     KEY_SHIFT,
     MAX_RID_CHARACTERS,
     Cancel,
@@ -53,7 +52,6 @@ from vivace.protocol.tasks import GENERATE, Task
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER = 2.0
 MAX_ABORTS = 1024
 
 
@@ -277,12 +275,11 @@ class Frontend:
 
     def _deliver(self, deltas: list[Delta], engine: EngineView) -> None:
         stopped: list[int] = []
-        table = self._states
         if any(delta.tokens or delta.payload for delta in deltas):
             self.last_token_time = self._clock()
         for delta in deltas:
-            state = table.get(delta.key)
-            if state is None:
+            state = self._states.get(delta.key)
+            if state is None or state.engine is not engine:
                 continue
             try:
                 if state.try_fast_path(delta):
@@ -327,6 +324,11 @@ class Frontend:
                 self._resume(state, engine)
         if self.status == "draining":
             engine.send(LastRequest(self._index))
+            return
+        share = len(self._states) // len(self.engine.epochs)
+        for state in movable(self._states.values(), engine, share):
+            state.leave_engine()
+            self._resume(state, engine)
 
     def _may_leave(self, state: RequestState) -> bool:
         """Whether it waits for an engine that is not there, and may go on with any other. During a
@@ -371,9 +373,7 @@ class Frontend:
             self._finish(state, f"the engine died: {reason}", 503)
 
     def _finish(self, state: RequestState, message: str, status: int) -> None:
-        retry = RETRY_AFTER if status == 503 else None
-        finish = Finish(type=FINISH_ABORT, message=message, status=status, retry_after=retry)
-        self._end(state, finish)
+        self._end(state, failed(message, status))
 
     def _end(self, state: RequestState, finish: Finish) -> None:
         self._forget(state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypedDict
 
 import msgspec
@@ -13,8 +13,10 @@ from vivace.frontend.engine_status import EngineView
 from vivace.frontend.request_output import RequestOutput, Sink, TextSink
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import (
+    FINISH_ABORT,
     FINISH_LENGTH,
     FINISH_STOP,
+    Cancel,
     Delta,
     Finish,
     LogprobOptions,
@@ -22,6 +24,9 @@ from vivace.protocol.messages import (
     Request,
 )
 from vivace.protocol.tasks import EMBEDDING, GENERATE, Embed, Generate, Payload, Task
+
+RETRY_AFTER = 2.0
+"""seconds"""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -54,6 +59,7 @@ class RequestState:
         "_ended",
         "_first",
         "_hidden_states",
+        "_known",
         "_offer",
         "_prompt",
         "_prompt_rows",
@@ -78,6 +84,8 @@ class RequestState:
         self.suspect = request.suspect
         self.engine: EngineView | None = None
         """that has it, or had it last"""
+        self._known = 0
+        """tokens of the answer, when that engine got it"""
         self._clock = clock
         self._prompt = len(request.tokens)
         self._stops = (
@@ -117,6 +125,12 @@ class RequestState:
         """What the client has already, of an answer that another server began."""
         _, kept, self._ended = self._text_to_the_end(tokens, None)
         self.ledger += tokens[:kept]
+        self._known = kept
+
+    @property
+    def waits(self) -> bool:
+        """Its engine has sent no token of it yet."""
+        return len(self.ledger) == self._known
 
     def try_fast_path(self, delta: Delta) -> bool:
         """Hand a delta of nothing but tokens to a sink that takes mere text, if this is the middle
@@ -205,6 +219,7 @@ class RequestState:
         """The request as a new engine needs it: it goes on behind the ledger, and behind what is
         known of the prompt."""
         request, rows = self.request, self._prompt_rows
+        self._known = len(self.ledger)
         if request.logprobs is not None and rows is not None:
             logprobs = msgspec.structs.replace(request.logprobs, start=rows.next)
             request = msgspec.structs.replace(request, logprobs=logprobs)
@@ -212,6 +227,11 @@ class RequestState:
             task = Generate(self._hidden_states.next)
             request = msgspec.structs.replace(request, task=task)
         return msgspec.structs.replace(request, resumed=list(self.ledger), suspect=self.suspect)
+
+    def leave_engine(self) -> None:
+        """Another one goes on with it."""
+        if self.engine is not None:
+            self.engine.send(Cancel(keys=[self.request.key], moved=True))
 
     def reached_end(self, eos_ids: tuple[int, ...]) -> Finish | None:
         """The finish that was lost with an engine, when the ledger shows that there was one."""
@@ -335,5 +355,26 @@ class RequestState:
         }
 
 
+def failed(message: str, status: int) -> Finish:
+    """The end of a request that is no fault of its own"""
+    retry = RETRY_AFTER if status == 503 else None
+    return Finish(type=FINISH_ABORT, message=message, status=status, retry_after=retry)
+
+
 def is_embedding(payload: Payload | None) -> bool:
     return payload is not None and payload.kind == EMBEDDING
+
+
+def movable(
+    states: Iterable[RequestState], engine: EngineView, share: int
+) -> Iterator[RequestState]:
+    """Who moves to an engine that has just come, while it has less than `share` requests: of those
+    with more, requests that wait there, the last to come first. Move them as they come."""
+    for state in reversed([*states]):
+        if engine.requests >= share:
+            return
+        other = state.engine
+        if other is None or other is engine or other.requests <= share:
+            continue
+        if state.waits and state.request.dp_rank is None:
+            yield state

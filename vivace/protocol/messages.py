@@ -102,6 +102,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     "" is all of them.
 
     `finished` = the client has already got its answer (stop string): nothing is sent back.
+    `moved` = another engine goes on with them: they count as nothing here.
     `when`: time.monotonic() of the frontend, in seconds. Requests that began later are not meant;
     those that began before but have not come yet are. inf = what is there now.
     """
@@ -109,6 +110,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     keys: list[int] = []
     rid_prefix: str | None = None
     finished: bool = False
+    moved: bool = False
     when: float = inf
 
 
