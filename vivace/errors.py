@@ -27,6 +27,11 @@ def one_line_without_memory() -> Iterator[None]:
         ) from error
 
 
+class RankLost(Exception):
+    """Another rank will not come or answer any more; the text is which one and why, or that the
+    others do not answer. Where it was missed says nothing, so no traceback is shown."""
+
+
 NO_MEMORY = (
     "MemoryError",
     "Cannot allocate memory",  # the system, torch

@@ -99,6 +99,7 @@ def test_a_rank_that_is_killed_is_named_and_streams_go_on(
         assert not is_alive(rank)
         text = pair.text()
         assert re.search(rf"rank 1 \(process {rank}\): killed by SIGKILL", text), text[-3000:]
+        assert "Traceback" not in text
 
 
 def test_heads_that_ranks_cannot_divide_end_the_start(folder: Path, tmp_path: Path) -> None:

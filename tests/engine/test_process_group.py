@@ -14,11 +14,10 @@ from vivace.engine.oracle import Faults, InjectedFault, OracleWorker
 from vivace.engine.process_group import (
     ProcessGroupExecutor,
     RankDeath,
-    RankDied,
     RankWorker,
 )
 from vivace.engine.settings import EngineSettings
-from vivace.errors import StepRefused
+from vivace.errors import RankLost, StepRefused
 from vivace.protocol.messages import Capacity
 from vivace.protocol.ranks import RankAnswer
 from vivace.protocol.step import StepPlan, StepResult
@@ -58,7 +57,7 @@ class FakeRank:
 
     def wait(self) -> RankAnswer:
         if not self._answers:
-            raise RankDied(f"{self.name}: killed by SIGKILL")
+            raise RankLost(f"{self.name}: killed by SIGKILL")
         return self._answers.pop(0)
 
     def death(self, wait: float = 0.0) -> RankDeath | None:

@@ -22,17 +22,13 @@ from vivace.engine.executor import (
     StepSkipped,
     StepWorker,
 )
-from vivace.errors import StepRefused
+from vivace.errors import RankLost, StepRefused
 from vivace.protocol.ranks import RankAnswer, StepDone, StepRefusal
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
 DYING_SECONDS = 1.0
 """between what others notice of a death and that its process has ended"""
-
-
-class RankDied(Exception):
-    """A rank will not answer any more; the text is its name and why."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class RankLink(Protocol):
         ...
 
     def wait(self) -> RankAnswer:
-        """The answer to the oldest message that has none. Raises RankDied."""
+        """The answer to the oldest message that has none. Raises RankLost."""
         ...
 
     def death(self, wait: float = 0.0) -> RankDeath | None:
@@ -133,7 +129,7 @@ class ProcessGroupExecutor:
     def _answers(self, asked: StepPlan | WorkerCommand) -> list[tuple[RankLink, RankAnswer]]:
         try:
             return [(rank, rank.wait()) for rank in self._ranks]
-        except RankDied as error:
+        except RankLost as error:
             raise self._blame(asked, error) from error
 
     def _blame(self, asked: StepPlan | WorkerCommand, error: Exception) -> ExecutorDied:
@@ -141,7 +137,7 @@ class ProcessGroupExecutor:
         what = f"step {asked.number}" if isinstance(asked, StepPlan) else type(asked).__name__
         if cause := find_cause(self._ranks, DYING_SECONDS):
             return ExecutorDied(f"{cause} ({what})")
-        if isinstance(error, ExecutorDied | RankDied):
+        if isinstance(error, ExecutorDied | RankLost):
             return ExecutorDied(f"{error} ({what})")
         return ExecutorDied(f"rank 0 failed in {what}: {type(error).__name__}: {error}")
 
@@ -156,7 +152,7 @@ class ProcessGroupExecutor:
 
     def events(self) -> list[ExecutorEvent]:
         if cause := find_cause(self._ranks):
-            raise ExecutorDied(cause)
+            raise ExecutorDied(cause) from RankLost(cause)
         return self._worker.events()
 
     def control(self, command: WorkerCommand) -> list[WorkerState]:

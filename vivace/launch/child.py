@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from vivace.config.child_process import STOPPING, die_with
-from vivace.errors import CANNOT_START, CannotStart, is_out_of_memory
+from vivace.errors import CANNOT_START, CannotStart, RankLost, is_out_of_memory
 from vivace.launch.prefetch import load_torch_library
 from vivace.observability import log as log_lines
 from vivace.observability.log import protect_standard_streams
@@ -66,7 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return CANNOT_START  # the supervisor says why, in one line
         if is_out_of_memory(error):
             return 1  # and what would help
-        log.critical("the %s ends: %s", arguments.role, describe(error), exc_info=error)
+        lost = isinstance(error, RankLost) or isinstance(error.__cause__, RankLost)
+        log.critical(
+            "the %s ends: %s", arguments.role, describe(error), exc_info=None if lost else error
+        )
         return 1
     return 0
 

@@ -25,10 +25,9 @@ from vivace.engine.executor import ExecutorDied, StepWorker
 from vivace.engine.process_group import (
     ProcessGroupExecutor,
     RankDeath,
-    RankDied,
     find_cause,
 )
-from vivace.errors import CannotStart
+from vivace.errors import CannotStart, RankLost
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import (
     FromRank,
@@ -168,13 +167,13 @@ class RankProcess:
         message = self._wait()
         if isinstance(message, StepDone | StepRefusal | WorkerState):
             return message
-        raise RankDied(f"{self.name} says {type(message).__name__}, which nobody asked")
+        raise RankLost(f"{self.name} says {type(message).__name__}, which nobody asked")
 
     def expect(self, kind: type[RankHere | RankReady], timeout: float | None = None) -> None:
-        """While it starts. Raises RankDied."""
+        """While it starts. Raises RankLost."""
         message = self._wait(timeout)
         if not isinstance(message, kind):
-            raise RankDied(f"{self.name} says {type(message).__name__}, not {kind.__name__}")
+            raise RankLost(f"{self.name} says {type(message).__name__}, not {kind.__name__}")
 
     def _wait(self, timeout: float | None = None) -> FromRank:
         try:
@@ -185,9 +184,9 @@ class RankProcess:
         except SocketClosed:
             pass
         except TimeoutError:
-            raise RankDied(f"{self.name} has said nothing for {timeout:g} s") from None
+            raise RankLost(f"{self.name} has said nothing for {timeout:g} s") from None
         death = self.death(EXIT_SECONDS)
-        raise RankDied(death.text if death else f"{self.name} has closed its socket")
+        raise RankLost(death.text if death else f"{self.name} has closed its socket")
 
     def death(self, wait: float = 0.0) -> RankDeath | None:
         try:

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from vivace.errors import RankLost, say
+
 
 class Group(Protocol):
-    """Every rank of it calls the same of these in the same order."""
+    """Every rank of it calls the same of these in the same order. RankLost where one does not."""
 
     @property
     def rank(self) -> int:
@@ -64,7 +66,7 @@ class TorchGroup:
         self.size = dist.get_world_size(group)
 
     def sum(self, x: Tensor) -> Tensor:
-        dist.all_reduce(x, group=self._group)
+        self._together(dist.all_reduce, x)
         return x
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
@@ -73,10 +75,16 @@ class TorchGroup:
         mine = x.new_zeros(x.shape[0], widest)
         mine[:, : x.shape[1]] = x
         parts = [torch.empty_like(mine) for _ in widths]
-        dist.all_gather(parts, mine, group=self._group)
+        self._together(dist.all_gather, parts, mine)
         return torch.cat([part[:, :n] for part, n in zip(parts, widths, strict=True)], 1)
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         found = torch.tensor(numbers, dtype=torch.int64)
-        dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self._group)
+        self._together(dist.all_reduce, found, dist.ReduceOp.MIN)
         return found.tolist()
+
+    def _together(self, collective: Callable[..., Any], *operands: Any) -> None:
+        try:
+            collective(*operands, group=self._group)
+        except RuntimeError as error:
+            raise RankLost(f"other ranks do not answer any more ({say(error)})") from error
