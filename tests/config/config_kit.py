@@ -29,6 +29,7 @@ PLATFORM = PlatformFacts(
     dtypes=("float32", "bfloat16"),
     page_sizes=(16, 1),
     cpu_kernels=True,
+    on_cores=True,
     overlap=False,
     chunked_prefill_size=1024,
     max_running_requests=256,

@@ -4,7 +4,7 @@ puts beside its weights: modules.json, and config.json in the folder of each mod
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,20 @@ GGUF_KEY = "pooling_type"
 GGUF_MODES = {1: "mean", 2: "cls", 3: "last"}
 """llama.cpp's numbers"""
 FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-SUPPORTED = "of Transformer, Pooling and Normalize, in this order, only Normalize may be left out"
+SUPPORTED = (
+    "of Transformer, Pooling and Normalize, in this order, only Normalize may be left out; use a "
+    "model made of these"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerConfig:
     """`mode`: "last", "mean" or "cls", the token or tokens whose hidden states make the vector;
-    `normalize`: to length 1."""
+    `normalize`: to length 1; `stated`: by the model's files."""
 
     mode: str = "last"
     normalize: bool = True
+    stated: bool = field(default=True, compare=False)
 
 
 def read_pooling(source: ModelSource, hidden_size: int) -> PoolerConfig:
@@ -61,7 +65,7 @@ def read_modules(folder: Path, hidden_size: int) -> PoolerConfig:
     file = folder / MODULES_FILE
     modules = read_value(file) if folder.is_dir() else None
     if modules is None:
-        return PoolerConfig()
+        return PoolerConfig(stated=False)
     if not isinstance(modules, list):
         raise SourceError(f"{file}: must be a list of modules. {CORRECT}")
     found = [read_module(file, index, module) for index, module in enumerate(modules)]

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from vivace.config.config import Options, ResolveContext, all_options, option_value
+from vivace.config.config import ModelContext, Options, ResolveContext, all_options, option_value
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
 from vivace.config.option import Option, Support
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
-from vivace.config.tensor_parallel import MOST_RANKS, replicas, tensor_parallel
+from vivace.config.tensor_parallel import MOST_RANKS, crowded, replicas, tensor_parallel
 from vivace.config.values import size_text
 from vivace.models.facts import checkpoint_quantization
 from vivace.platforms.blocks import KEPT, PLAIN
@@ -149,7 +149,7 @@ def names(options: Options) -> list[str]:
     return []
 
 
-def context_length(options: Options, context: ResolveContext) -> list[str]:
+def context_length(options: Options, context: ModelContext) -> list[str]:
     asked, limit, stretch = (
         options.model.context_length,
         context.facts.context,
@@ -258,7 +258,7 @@ def loopback(host: str) -> bool:
         return False
 
 
-def formats(options: Options, context: ResolveContext) -> list[str]:
+def formats(options: Options, context: ModelContext) -> list[str]:
     asked = options.quantization.quantization
     if asked == "gguf" and context.source.format != "gguf":
         raise ConfigError(
@@ -347,6 +347,11 @@ def idle(options: Options, context: ResolveContext) -> list[str]:
         options.schedule.enable_priority_scheduling
     ):
         notices.append("--abort-on-priority-when-disabled has no effect: priorities are on")
+    if options.model.is_embedding and options.optimization.enable_return_hidden_states:
+        notices.append(
+            "--enable-return-hidden-states has no effect with --is-embedding: vectors are made of "
+            "them, and they come with generated text only"
+        )
     return notices
 
 
@@ -360,12 +365,16 @@ OPTION_CHECKS: list[Callable[[Options], list[str]]] = [ranges, names, origins, h
 """of single values, whatever the model and the machine"""
 PAIR_CHECKS: list[Callable[[Options], list[str]]] = [chunk_and_page, priorities, exposure]
 """of values beside each other"""
-CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
-    of_the_model,
-    availability,
+MODEL_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
     context_length,
     formats,
     tensor_parallel,
+]
+"""of values beside a model, whatever the machine"""
+CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
+    of_the_model,
+    availability,
+    *MODEL_CHECKS,
     replicas,
     retractions,
 ]
@@ -374,5 +383,6 @@ FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     computable,
     activations,
     decoded_blocks,
+    crowded,
     idle,
 ]

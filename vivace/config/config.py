@@ -81,11 +81,17 @@ class Config(Slices):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResolveContext:
-    """What checks and rules may look at besides the options."""
+class ModelContext:
+    """What checks may look at besides the options, whatever the machine."""
 
     source: ModelSource
     facts: ModelFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolveContext(ModelContext):
+    """What checks and rules may look at besides the options."""
+
     platform: PlatformFacts
 
 

@@ -23,12 +23,16 @@ ELSEWHERE = {
     "--enforce-eager": ("vLLM", "--disable-cuda-graph"),
     "--no-enable-prefix-caching": ("vLLM", "--disable-radix-cache"),
     "-tp": ("vLLM", "--tp-size"),
+    "-dp": ("vLLM", "--dp-size"),
+    "--embedding": ("llama.cpp", "--is-embedding"),
+    "--embeddings": ("llama.cpp", "--is-embedding"),
     "--cache-type-k": ("llama.cpp", "--kv-cache-dtype"),
     "-ctk": ("llama.cpp", "--kv-cache-dtype"),
 }
 """what people type who come from elsewhere -> (from where, the flag that means it here)"""
 _GPU = ("llama.cpp", "this version runs on the CPU")
 _BATCHED = ("llama.cpp", "requests are always batched continuously")
+_TASK = ("vLLM", "text is generated, or vectors made with --is-embedding")
 _COPIED = ("llama.cpp", "weights are copied into memory")
 WITHOUT = {
     "--enable-prefix-caching": (
@@ -45,5 +49,11 @@ WITHOUT = {
     "--mlock": _COPIED,
     "--no-mmap": _COPIED,
     "--jinja": ("llama.cpp", "templates are always Jinja"),
+    "--task": _TASK,
+    "--runner": _TASK,
+    "--convert": _TASK,
+    "--pooling": ("llama.cpp", "the model's files say what is pooled"),
+    "--pooler-config": ("vLLM", "the model's files say what is pooled"),
+    "--override-pooler-config": ("vLLM", "the model's files say what is pooled"),
 }
 """the same where nothing means it here -> (from where, why it is to be left out)"""

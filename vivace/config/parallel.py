@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from vivace.config.option import no_effect, option
 from vivace.config.unavailable import (
     ALONE,
+    CONTEXT_PARALLEL,
     NEEDS_DP,
     NO_COLLECTIVES,
     NO_EXPERTS,
     NO_MEDIA,
     NO_PD,
     NO_ROOMS,
-    ONE_DEVICE,
+    ONE_MACHINE,
     PIPELINE,
 )
 
@@ -44,7 +45,7 @@ class ParallelOptions:
         "Devices in a row, each with some layers.",
         flag="pipeline-parallel-size",
         aliases=["pp-size", "pp"],
-        cpu=ONE_DEVICE,
+        cpu=PIPELINE,
     )
     dp_size: int = option(
         1,
@@ -56,7 +57,7 @@ class ParallelOptions:
         1,
         "Devices that share one long prompt.",
         aliases=["attention-context-parallel-size"],
-        cpu=ONE_DEVICE,
+        cpu=CONTEXT_PARALLEL,
     )
     pp_max_micro_batch_size: int | None = option(
         help="Maximum number of requests in a pipeline's micro-batch.", cpu=PIPELINE
@@ -64,8 +65,8 @@ class ParallelOptions:
     pp_async_batch_depth: int = option(
         0, "Further micro-batches in flight, to hide communication.", cpu=PIPELINE
     )
-    nnodes: int = option(1, "Machines of this deployment.", cpu=ONE_DEVICE)
-    node_rank: int = option(0, "Which of the machines this is, from 0.", cpu=ONE_DEVICE)
+    nnodes: int = option(1, "Machines of this deployment.", cpu=ONE_MACHINE)
+    node_rank: int = option(0, "Which of the machines this is, from 0.", cpu=ONE_MACHINE)
     dist_init_addr: str | None = option(
         help="host:port where the ranks of several machines meet.",
         aliases=["nccl-init-addr"],
@@ -79,7 +80,7 @@ class ParallelOptions:
     )
     load_balance_method: str = option(
         "auto",
-        "How requests are spread over replicas.",
+        "Requests go to replicas in turn, or by load.",
         choices=[
             "auto", "round_robin", "follow_bootstrap_room", "total_requests", "total_tokens",
             "shortest_queue", "minimum_tokens", ROUND_ROBIN_ROOMS,
@@ -104,7 +105,7 @@ class ParallelOptions:
     )
     enable_nsa_prefill_context_parallel: bool = option(
         False, "Context parallelism of sparse attention.", aliases=["enable-prefill-cp"],
-        cpu=ONE_DEVICE,
+        cpu=CONTEXT_PARALLEL,
     )  # fmt: skip
     nsa_prefill_cp_mode: str = option(
         "in-seq-split",
@@ -145,7 +146,7 @@ class ExpertOptions:
         "Devices that share the experts.",
         flag="expert-parallel-size",
         aliases=["ep-size", "ep"],
-        cpu=ONE_DEVICE,
+        cpu=NO_EXPERTS,
     )
     moe_a2a_backend: str = option(
         "none", "How tokens travel to the ranks of their experts.", choices=MOE_A2A, cpu=NO_EXPERTS

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vivace.config.config import Options, ResolveContext
+from vivace.config.config import ModelContext, Options, ResolveContext
 from vivace.config.errors import ConfigError
-from vivace.models.facts import ModelFacts
+from vivace.models.facts import ModelFacts, undivided_inputs
 
 MOST_RANKS = 64
 """of one machine"""
@@ -22,10 +22,32 @@ def replicas(options: Options, context: ResolveContext) -> list[str]:
             f"--data-parallel-size {parallel.dp_size} times --tensor-parallel-size "
             f"{parallel.tp_size}: a machine has at most {MOST_RANKS} workers"
         )
+    if parallel.dp_size == 1 and "load_balance_method" in options.given:
+        return ["--load-balance-method has no effect: there is one engine (--data-parallel-size)"]
     return []
 
 
-def tensor_parallel(options: Options, context: ResolveContext) -> list[str]:
+def crowded(options: Options, context: ResolveContext) -> list[str]:
+    """Workers that compute on the same cores, and ranks that wait for each other there."""
+    parallel, platform = options.parallel, context.platform
+    workers, notices = parallel.dp_size * parallel.tp_size, list[str]()
+    if not platform.on_cores:
+        return notices
+    if parallel.tp_size > 1:
+        notices.append(
+            f"--tensor-parallel-size {parallel.tp_size}: ranks on the cores of one machine answer "
+            "several times more slowly than one process with all threads, because they exchange "
+            "every layer's results; without the flag all cores are used too"
+        )
+    if workers > max(1, platform.cores):
+        notices.append(
+            f"{workers} workers (--data-parallel-size times --tensor-parallel-size) share "
+            f"{platform.cores} cores: they take turns, so give fewer"
+        )
+    return notices
+
+
+def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
     ranks, facts = options.parallel.tp_size, context.facts
     if ranks == 1:
         return []
@@ -40,7 +62,26 @@ def tensor_parallel(options: Options, context: ResolveContext) -> list[str]:
             f"{facts.intermediate_size} numbers inside of an MLP are divided among "
             f"{', '.join(map(str, possible))} devices only"
         )
+    if reason := why_groups_are_cut(options, context):
+        raise ConfigError(f"--tensor-parallel-size {ranks}: {reason}")
     return []
+
+
+def why_groups_are_cut(options: Options, context: ModelContext) -> str:
+    """Inputs of AWQ's and GPTQ's groups share a scale, so a group stays on one device."""
+    facts, ranks = context.facts, options.parallel.tp_size
+    group = undivided_inputs(context.source)
+    divided = {
+        "numbers inside of an MLP": facts.intermediate_size,
+        "numbers of all heads": facts.heads * facts.head_dim,
+    }
+    for what, size in divided.items():
+        if size // ranks % group:
+            return (
+                f"{size} {what} cannot be divided: the checkpoint's groups of {group} would be "
+                "cut; give fewer devices"
+            )
+    return ""
 
 
 def divides(facts: ModelFacts, ranks: int) -> bool:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from vivace.config.option import no_effect, not_available
 
-ONE_DEVICE = not_available("this version runs one device per server", "start one server per device")
-PIPELINE = not_available("pipeline stages are not supported yet", "run one device per server")
+ONE_MACHINE = not_available(
+    "a server of several machines is not supported yet",
+    "start one on each, with --tensor-parallel-size or --data-parallel-size for its workers",
+)
+PIPELINE = not_available(
+    "pipeline stages are not supported yet", "divide the layers with --tensor-parallel-size"
+)
+CONTEXT_PARALLEL = not_available("a prompt is not divided among devices yet")
 NO_LORA = not_available("LoRA adapters are not supported yet", "merge the adapter into the model")
 NO_SPECULATION = not_available("speculative decoding is not supported yet")
 NO_EXPERTS = not_available(

@@ -84,7 +84,8 @@ def answer_row(config: Config) -> Row:
     pooling = config.pooling
     if pooling is None:
         return "sampling", sampling_defaults(config).text()
-    return "embeddings", f"{POOLED[pooling.mode]}, {'' if pooling.normalize else 'not '}normalized"
+    text = f"{POOLED[pooling.mode]}, {'' if pooling.normalize else 'not '}normalized"
+    return "embeddings", text if pooling.stated else f"{text} (the default; its files do not say)"
 
 
 POOLED = {"last": "the last token", "mean": "the mean of all tokens", "cls": "the first token"}

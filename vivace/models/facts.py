@@ -26,7 +26,13 @@ from vivace.models.rope import (
     with_scaling,
 )
 from vivace.models.twins import idle, twin_notices, unread_notices
-from vivace.quantization.description import QuantizedCheckpoint, check_request, read_quantization
+from vivace.quantization.description import (
+    AwqCheckpoint,
+    GptqCheckpoint,
+    QuantizedCheckpoint,
+    check_requested_method,
+    read_quantization,
+)
 
 MOST_PROJECTED = 1 << 22
 """numbers of all query heads of a layer"""
@@ -182,8 +188,17 @@ def checkpoint_quantization(
     --quantization asks for something that cannot be made of it."""
     description, beside = read_quant_description(source.path), read_quantize_config(source.path)
     found = read_quantization(ModelFields(source), description, beside)
-    check_request(found, requested)
+    check_requested_method(found, requested)
     return found
+
+
+def undivided_inputs(source: ModelSource) -> int:
+    """How many neighboring inputs of a layer are on one rank, because they share a scale."""
+    found = checkpoint_quantization(source)
+    whole = isinstance(found, GptqCheckpoint) and found.ordered  # every rank has all scales
+    if whole or not isinstance(found, AwqCheckpoint | GptqCheckpoint):
+        return 1
+    return max(1, found.group_size)
 
 
 def refuse_bidirectional(config: ModelFields) -> None:

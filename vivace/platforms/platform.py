@@ -43,6 +43,8 @@ class PlatformFacts:
     """KV page sizes, preferred first; every size works"""
     cpu_kernels: bool = False
     """its ops are the native kernels that --disable-cpu-kernels replaces by torch's operations"""
+    on_cores: bool = False
+    """workers compute on the machine's cores, which they share"""
     overlap: bool = True
     """the host can plan a step while the device computes another"""
     chunked_prefill_size: int = 8192

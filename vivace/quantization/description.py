@@ -98,7 +98,7 @@ def read_quantization(
     return read_method(values, place) if values else None
 
 
-def check_request(checkpoint: QuantizedCheckpoint | None, requested: str | None) -> None:
+def check_requested_method(checkpoint: QuantizedCheckpoint | None, requested: str | None) -> None:
     """Raises SourceError where --quantization and the checkpoint contradict each other."""
     if requested is None or (checkpoint and requested == checkpoint.method):
         return

@@ -53,6 +53,7 @@ def detect() -> PlatformFacts:
         features=known | {"kernels"} if has_kernels() else known,
         dtypes=dtypes(known),
         cpu_kernels=True,
+        on_cores=True,
         overlap=False,  # the CPU that would plan ahead is the CPU that computes
         chunked_prefill_size=1024,
         max_running_requests=256,  # beyond it the cores are busy and each one waits the longer

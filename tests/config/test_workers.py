@@ -1,0 +1,95 @@
+"""Several engines and ranks: what the start says of their number, their cores and their shares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from config_kit import PLATFORM, SOURCE, resolved
+from toy_config import LLAMA
+
+from vivace.config.config import Config
+from vivace.config.errors import ConfigError
+from vivace.config.parsing import parse
+from vivace.config.resolution import resolve
+from vivace.models.facts import read_facts
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+DIVISIBLE = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+}
+
+
+def started(changes: dict[str, Any], *argv: str) -> Config:
+    source = replace(SOURCE, config={**LLAMA, **changes})
+    return resolve(parse(argv, {}), source, read_facts(source), PLATFORM)
+
+
+def said(config: Config, text: str) -> bool:
+    return any(text in line for line in config.notices)
+
+
+@pytest.mark.parametrize(
+    ("argv", "crowded"),
+    [
+        ([], False),
+        (["--dp-size", "4"], False),
+        (["--tp-size", "2", "--dp-size", "2"], False),
+        (["--dp-size", "5"], True),
+        (["--tp-size", "2", "--dp-size", "4"], True),
+    ],
+)
+def test_more_workers_than_cores_are_said(argv: list[str], crowded: bool) -> None:
+    config = started(DIVISIBLE, *argv)
+    assert said(config, f"share {PLATFORM.cores} cores") is crowded
+    assert said(config, "--tensor-parallel-size 2") is ("--tp-size" in argv and argv[1] == "2")
+
+
+def test_one_engine_needs_no_balance() -> None:
+    balance = ["--load-balance-method", "total_tokens"]
+    assert said(resolved(*balance), "--load-balance-method has no effect")
+    assert not said(resolved(*balance, "--dp-size", "2"), "--load-balance-method")
+    assert not said(resolved(), "--load-balance-method")
+
+
+def test_vectors_come_without_hidden_states() -> None:
+    hidden = ["--enable-return-hidden-states"]
+    assert said(resolved("--is-embedding", *hidden), "no effect with --is-embedding")
+    assert not said(resolved(*hidden), "--is-embedding")
+
+
+@pytest.mark.parametrize("form", [AWQ, GPTQ])
+def test_groups_that_devices_would_cut_are_refused_before_any_starts(form: dict[str, Any]) -> None:
+    changes = {**DIVISIBLE, "quantization_config": form}
+    assert started(changes, "--tp-size", "2").parallel.tp_size == 2
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 4: 64 .* 32"):
+        started(changes, "--tp-size", "4")
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2: 96 .* 32"):
+        started({**changes, "intermediate_size": 96}, "--tp-size", "2")
+
+
+@pytest.mark.parametrize("more", [{"group_size": -1}, {"desc_act": True}])
+def test_one_group_and_ordered_inputs_are_every_devices(more: dict[str, Any]) -> None:
+    changes = {**DIVISIBLE, "quantization_config": {**GPTQ, **more}}
+    assert started(changes, "--tp-size", "4").parallel.tp_size == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "remedy"),
+    [
+        (["--nnodes", "2"], "--data-parallel-size"),
+        (["--pp-size", "2"], "--tensor-parallel-size"),
+        (["--attn-cp-size", "2"], "yet"),
+        (["--ep-size", "2"], "experts"),
+    ],
+)
+def test_what_is_not_divided_yet_says_what_is(flags: list[str], remedy: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolved(*flags)
+    assert remedy in str(refused.value)
