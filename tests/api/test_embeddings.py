@@ -137,9 +137,9 @@ def test_bad_calls(start: Start, call: dict[str, Any], field: str) -> None:
 
 
 def test_each_kind_of_engine_refuses_the_other_kind(start: Start) -> None:
-    with pytest.raises(vivace.BadRequest, match="--is-embedding"):
+    with pytest.raises(vivace.BadRequest, match="is_embedding=True"):
         start().generate("a")
-    with pytest.raises(vivace.BadRequest, match="--is-embedding"):
+    with pytest.raises(vivace.BadRequest, match="is_embedding=True"):
         start(is_embedding=False).encode("a")
 
 

@@ -14,8 +14,8 @@ from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
 from vivace.offline.prompts import pythons_words, read_prompts, read_texts
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
-from vivace.protocol.tasks import Generate
-from vivace.requests.embeddings import NO_GENERATION, EncodeRequest
+from vivace.protocol.tasks import Embed, Generate
+from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.prompts import expand
 from vivace.requests.schema import GenerateRequest
 
@@ -30,7 +30,7 @@ def create_job(
 ) -> Job:
     """The job of one call, everything checked and nothing sent yet. Raises BadRequest."""
     if not isinstance(frontend.served.task, Generate):
-        raise BadRequest("", NO_GENERATION)
+        raise BadRequest("", "this engine has is_embedding=True: it generates no text; call encode")
     arrival = time.monotonic()
     inputs, batch = read_prompts(frontend, call, prompt, input_ids)
     limit = frontend.served.max_live
@@ -55,6 +55,10 @@ def create_embedding_job(
     frontend: Frontend, params: EncodeRequest, prompt: Any, input_ids: Any
 ) -> Job:
     """As `create_job`, of vectors."""
+    if not isinstance(frontend.served.task, Embed):
+        raise BadRequest(
+            "", "this engine generates text; for vectors create one with is_embedding=True"
+        )
     arrival = time.monotonic()
     inputs, batch = read_texts(frontend, params, prompt, input_ids)
     limit = frontend.served.max_live

@@ -60,9 +60,15 @@ class EncodeRequest(msgspec.Struct, kw_only=True):
     multi_item_delimiter_indices: Any = None
     token_indices_to_pool: Any = None
     decision_layout: Any = None
+    # /generate's, of text.
+    stream: Any = None
+    return_logprob: Any = None
+    return_hidden_states: Any = None
+    resumed: Any = None
 
 
 NO_OVERRIDES = REFUSED["positional_embed_overrides"]
+NO_TEXT = "it is about generated text; remove the field"
 
 ENCODE_REFUSED: dict[str, str] = {
     "sampling_params": "no token is drawn; remove the field",
@@ -83,6 +89,10 @@ ENCODE_REFUSED: dict[str, str] = {
     "multi_item_delimiter_indices": REFUSED["multi_item_delimiter_indices"],
     "token_indices_to_pool": "the model says which tokens are pooled; remove the field",
     "decision_layout": REFUSED["multi_item_delimiter_indices"],
+    "stream": NO_TEXT,
+    "return_logprob": NO_TEXT,
+    "return_hidden_states": NO_TEXT,
+    "resumed": NO_TEXT,
 }
 
 

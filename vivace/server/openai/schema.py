@@ -66,6 +66,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """Adds `sglext` with the cached tokens of each tier."""
     response_format: ResponseFormat | None = None
     # Refused with a reason when set (REFUSED).
+    resumed: Any = None
     custom_labels: Any = None
     return_spec_tokens_details: Any = None
     regex: Any = None
@@ -163,6 +164,7 @@ NO_FUNCTIONS = (
 )
 
 REFUSED: dict[str, str] = {
+    "resumed": "answers are taken up by /generate only",
     "custom_labels": native.REFUSED["custom_labels"],
     "return_spec_tokens_details": "nothing is speculated in this server",
     "regex": NO_GRAMMAR,
