@@ -19,13 +19,17 @@ class ParallelLayout:
     vocabulary: Group
     """embedding and head"""
 
+    def group(self, kind: str) -> Group:
+        """By the name of its field"""
+        return getattr(self, kind)
 
-def tensor_parallel(group: Group) -> ParallelLayout:
+
+def share_all_layers(group: Group) -> ParallelLayout:
     """All layers are shared by the same ranks."""
     return ParallelLayout(attention=group, dense=group, experts=group, vocabulary=group)
 
 
-SINGLE = tensor_parallel(SINGLE_RANK)
+SINGLE = share_all_layers(SINGLE_RANK)
 
 
 def split(what: str, size: int, unit: int, group: Group) -> slice:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vivace.checkpoint.weights import Weights
-from vivace.layers.layout import ParallelLayout, split, split_or_repeat, split_unevenly
+from vivace.layers.layout import split, split_or_repeat, split_unevenly
 from vivace.layers.module import Bindings, Module, sibling
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.groups import Group, SingleRank
@@ -79,7 +79,7 @@ class Linear(Module):
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
-        self.shape = self._share(read_group(env.layout, self.group))
+        self.shape = self._share(env.layout.group(self.group))
         self.method = env.quantization.linear_method(name, [part.name for part in self.shape.parts])
 
     def _share(self, group: Group) -> LinearShape:
@@ -121,10 +121,6 @@ class Linear(Module):
     def complete(self, y: Tensor) -> Tensor:
         """What this rank's share of the inputs gives -> the whole"""
         return y if self._sum is None else self._sum(y)
-
-
-def read_group(layout: ParallelLayout, name: str) -> Group:
-    return getattr(layout, name)
 
 
 class GatedMLP(Module):

@@ -10,7 +10,7 @@ import torch
 from vivace.checkpoint.open import TIED, OpenWeights, open_weights
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weights import ReportProgress
-from vivace.layers.layout import tensor_parallel
+from vivace.layers.layout import share_all_layers
 from vivace.layers.module import Bindings
 from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts, checkpoint_quantization
@@ -61,7 +61,7 @@ def load_model(
     model.bind(
         "",
         Bindings(
-            packer=packer, quantization=config, layout=tensor_parallel(group), longest=longest
+            packer=packer, quantization=config, layout=share_all_layers(group), longest=longest
         ),
     )
     load_weights(model, weights)

@@ -150,7 +150,7 @@ class AwqReader:
 
     def __call__(self, weights: LayerWeights, part: LocalPart) -> GroupedNumbers:
         inputs, columns = weights.shape.inputs, weights.shape.columns
-        group = read_group(weights, part, self._group_size)
+        group = inputs_of_group(weights, part, self._group_size)
         groups, outputs = divide_groups(columns, inputs, group), divide(part.rows, part.size, 8)
         if groups is None or outputs is None:
             raise misfit(weights, part, f"groups of {group} inputs and words of 8 outputs")
@@ -183,7 +183,7 @@ class GptqReader:
     def __call__(self, weights: LayerWeights, part: LocalPart) -> GroupedNumbers:
         known, inputs, columns = self._checkpoint, weights.shape.inputs, weights.shape.columns
         bits, each = known.bits, WORD // known.bits
-        group = read_group(weights, part, known.group_size)
+        group = inputs_of_group(weights, part, known.group_size)
         all_groups = inputs // group
         groups = slice(0, all_groups) if known.ordered else divide_groups(columns, inputs, group)
         words, outputs = divide(columns, inputs, each), divide(part.rows, part.size, each)
@@ -257,7 +257,7 @@ def middle_zeros(scales: Tensor) -> Tensor:
     return torch.full(scales.T.shape, 8, dtype=torch.int16)
 
 
-def read_group(weights: LayerWeights, part: LocalPart, group_size: int) -> int:
+def inputs_of_group(weights: LayerWeights, part: LocalPart, group_size: int) -> int:
     """Inputs that share a scale; raises CheckpointError where groups do not fill a row."""
     inputs = weights.shape.inputs
     group = inputs if group_size == -1 else group_size
