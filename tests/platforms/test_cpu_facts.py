@@ -152,6 +152,7 @@ def test_detect_describes_this_machine():
         features=found.features,
         dtypes=found.dtypes,
         cpu_kernels=True,
+        on_cores=True,
         overlap=False,
         chunked_prefill_size=1024,
         max_running_requests=256,
