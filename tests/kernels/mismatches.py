@@ -230,6 +230,10 @@ CASES: dict[str, Case] = {
         },
         lambda **a: OPS.moe_combine(a["x"], a["weights"], Routes(a["places"], ROUTES.starts)),
     ),
+    "add_gated": plain(
+        "add_gated", lambda **a: OPS.add_gated(a["y"], a["x"], a["gate"]),
+        y=(T, N), x=(T, N), gate=(T, 1),
+    ),
     "grouped_linear": Case(
         "grouped_linear",
         lambda: {

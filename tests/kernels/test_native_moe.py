@@ -16,6 +16,8 @@ from test_native_int8_activations import random_blocks
 from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.native_linear import NativeLinears
 from vivace.platforms.cpu.native_moe import NativeMoe
+from vivace.platforms.cpu.native_table import native_ops
+from vivace.platforms.errors import CaptureError
 from vivace.platforms.ops import moe
 from vivace.platforms.ops.moe import Gate
 from vivace.platforms.ops.stored import StoredBlocks
@@ -78,6 +80,45 @@ def test_routes_spread_and_combine_equal_the_reference():
     assert torch.equal(spread, moe.moe_permute(x[:, :21], wanted))
     expected = moe.moe_combine(spread.double(), weights, wanted).float()
     torch.testing.assert_close(ops.combine(spread, weights, routes), expected)
+
+
+def test_a_gated_sum_follows_the_definition():
+    y, x, gate = torch.randn(11, 40), torch.randn(11, 53)[:, :40], torch.randn(11, 1) * 20
+    wanted = moe.add_gated(y.double(), x.double(), gate.double()).float()
+    found = native().add_gated(y, x, gate)
+    assert found is y
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 5])
+def test_a_captured_mixture_is_replayed_with_fewer_tokens(rows):
+    """Its calls have a row for each token, or one for each pair."""
+    kernels = load_kernels(None, 1)
+    ops = native_ops(kernels)
+    logits, x = torch.randn(5, 7), torch.randn(5, 32)
+    weight = ops.pack_grouped([[torch.randn(64, 32)] for _ in range(7)])
+
+    def run(count):
+        weights, chosen = ops.moe_gate(Gate(top=3), logits[:count])
+        routes = ops.moe_routes(chosen, 7)
+        inner = ops.silu_mul(ops.grouped_linear(ops.moe_permute(x[:count], routes), weight, routes))
+        return ops.moe_combine(inner, weights, routes)
+
+    with kernels.capture(Arena()) as graph:
+        out = run(5)
+    logits.copy_(torch.randn(5, 7))
+    out.fill_(7.0)
+    graph.run(rows)
+    assert rows == 0 or torch.equal(out[:rows], run(rows))
+    assert (out[rows:] == 7.0).all()
+
+
+def test_calls_whose_rows_are_no_multiples_are_no_graph():
+    kernels = load_kernels(None, 1)
+    ops = native_ops(kernels)
+    with pytest.raises(CaptureError), kernels.capture(Arena()):
+        ops.scale(torch.ones(2, 4), 2.0)
+        ops.scale(torch.ones(3, 4), 2.0)
 
 
 def random_weights(kind, experts, outputs, inputs):

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.cpu.library import LIBRARY, NoKernels, StaleKernels, load_library
+from vivace.platforms.errors import CaptureError
 from vivace.platforms.platform import StepShape
 
 F32, I64 = torch.float32, torch.int64
@@ -142,6 +143,7 @@ class Kernels:
             yield graph
         finally:
             self._graph = None
+        graph.check_rows()
 
 
 class Graph:
@@ -156,22 +158,35 @@ class Graph:
         if not self._graph:
             raise MemoryError("no memory for a graph of kernels")
         weakref.finalize(self, library.vv_graph_free, self._graph)
-        self._rows: int | None = None
+        self._counts: set[int] = set()
+        """rows of the calls"""
+        self._rows = 0
+        """the least of them"""
         self.computes_all_rows = False
 
     def add(self, number: int, words: bytes) -> None:
         (rows,) = struct.unpack_from("=q", words)
-        self._rows = rows if self._rows is None else min(rows, self._rows)
+        if rows not in self._counts:
+            self._counts.add(rows)
+            self._rows = min(self._counts)
         self._library.vv_graph_add(self._context, self._graph, number, words)
+
+    def check_rows(self) -> None:
+        """Raises CaptureError where a call's rows are no multiple of the least."""
+        if any(count % max(1, self._rows) for count in self._counts):
+            raise CaptureError(
+                f"calls of {sorted(self._counts)} rows cannot be replayed with fewer"
+            )
 
     def replay(self, step: object, shape: StepShape) -> None:
         """As `StepGraph`: the kernels read everything else in the captured buffers."""
         self.run(shape.rows)
 
     def run(self, rows: int) -> None:
-        """Run every call with `rows` instead of the captured number of rows. Raises ValueError for
-        more than those."""
-        if not 0 <= rows <= (self._rows or 0):
+        """Run every call with `rows` instead of the captured number of rows, and one that has
+        several for each of those (pairs of a token and an expert) with as many. Raises ValueError
+        for more than those."""
+        if not 0 <= rows <= self._rows:
             raise ValueError(f"replay: {rows} rows of a graph that was captured for {self._rows}")
         self._library.vv_graph_replay(self._context, self._graph, rows)
 

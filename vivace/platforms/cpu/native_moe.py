@@ -58,6 +58,7 @@ class NativeMoe:
         self._routes = kernels.operation("moe_routes", "q" * 6)
         self._permute = kernels.operation("moe_permute", "q" * 7)
         self._combine = kernels.operation("moe_combine", "q" * 8)
+        self._add_gated = kernels.operation("add_gated", "q" * 6)
         self._grouped = kernels.operation("grouped_linear", "q" * 12)
 
     def gate(self, gate: Gate, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -123,6 +124,19 @@ class NativeMoe:
             block("moe_combine", "weights", weights, rows, top),
         )
         return out
+
+    def add_gated(self, y: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        rows, inner = sizes("add_gated", "y", y)
+        address, stride = matrix("add_gated", "x", x, inner, rows)
+        self._add_gated(
+            rows,
+            block("add_gated", "y", y, rows, inner),
+            address,
+            stride,
+            block("add_gated", "gate", gate, rows, 1),
+            inner,
+        )
+        return y
 
     def pack(self, experts: Sequence[Sequence[Any]]) -> GroupedWeight:
         """Raises ValueError when experts differ in shape or format, or are blocks that want

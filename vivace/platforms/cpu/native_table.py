@@ -35,6 +35,7 @@ def native_ops(kernels: Kernels) -> Ops:
         moe_routes=experts.routes,
         moe_permute=experts.permute,
         moe_combine=experts.combine,
+        add_gated=experts.add_gated,
         pack_grouped=experts.pack,
         grouped_linear=experts.linear,
         scale=rows.scale,

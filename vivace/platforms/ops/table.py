@@ -140,6 +140,8 @@ class Ops:
     """(x[T, n], routes) -> [T * top, n], sorted"""
     moe_combine: Callable[[Tensor, Tensor, Routes], Tensor]
     """(x[T * top, n], weights[T, top], routes) -> [T, n]"""
+    add_gated: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """(y[T, n], x[T, n], gate[T, 1]) -> y, in place: plus sigmoid(gate) * x"""
     pack_grouped: Callable[[Sequence[Sequence[Tensor | StoredBlocks | Int8Rows]]], Any]
     """(what `pack_linear` takes, for each expert) -> what `grouped_linear` takes"""
     grouped_linear: Callable[[Tensor, Any, Routes], Tensor]
@@ -173,6 +175,7 @@ def reference_ops() -> Ops:
         moe_routes=moe.moe_routes,
         moe_permute=moe.moe_permute,
         moe_combine=moe.moe_combine,
+        add_gated=moe.add_gated,
         pack_grouped=moe.pack_grouped,
         grouped_linear=moe.grouped_linear,
         store_kv=cache.store_kv,

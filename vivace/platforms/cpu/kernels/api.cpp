@@ -113,12 +113,15 @@ struct Context {
     Pool pool;
 };
 
-// Calls whose arguments are kept. The first word of each is its rows, replaced on replay.
+// Calls whose arguments are kept. The first word of each is its rows, replaced on replay: where it is a
+// multiple of the least (pairs of tokens and experts, say), by that multiple.
 struct Graph {
     struct Entry {
         const Op* op;
         size_t at;
+        int64_t rows;
     };
+    int64_t least = 0;
     std::vector<Entry> entries;
     std::vector<int64_t> words;
     std::vector<Call> calls;
@@ -178,7 +181,8 @@ void vv_graph_add(void* context, void* graph, int64_t op, const int64_t* args) {
     auto* self = static_cast<Context*>(context);
     auto* list = static_cast<Graph*>(graph);
     const Op* chosen = &self->ops[(size_t)op];
-    list->entries.push_back({chosen, list->words.size()});
+    if (list->entries.empty() || args[0] < list->least) list->least = args[0];
+    list->entries.push_back({chosen, list->words.size(), args[0]});
     list->words.insert(list->words.end(), args, args + chosen->words);
 }
 
@@ -196,7 +200,8 @@ void vv_graph_replay(void* context, void* graph, int64_t rows) {
         list->calls.clear();
         for (const auto& entry : list->entries) list->calls.push_back({entry.op, list->words.data() + entry.at});
     }
-    for (const auto& entry : list->entries) list->words[entry.at] = rows;
+    const int64_t least = list->least > 0 ? list->least : 1;
+    for (const auto& entry : list->entries) list->words[entry.at] = entry.rows / least * rows;
     self->pool.run(list->calls.data(), (int64_t)list->calls.size());
 }
 
