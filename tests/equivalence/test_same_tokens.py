@@ -45,7 +45,7 @@ SETTINGS = {
     "operations": ["captured", "eager", "torch"],
     "captures": [None, (1, 2, 6)],
     "exact": [False, True],
-    "weights": ["float32", "q4_1", "gemma3", "mistral"],
+    "weights": ["float32", "q4_1", "gemma3", "mistral", "mixture"],
     "windows": ["one pool", "own", "tight"],
 }
 ROWS = pairwise(SETTINGS, seed=3)
@@ -60,11 +60,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sliding = {"vocab_size": 300, "max_position_embeddings": 512, "sliding_window": 24}
     make("Gemma3Text", folder / "gemma3", **sliding, head_dim=16, sliding_window_pattern=2)
     make("Mistral", folder / "mistral", **sliding, head_dim=16)
+    make(
+        "Qwen2Moe",
+        folder / "mixture",
+        **{**sliding, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
+        shared_expert_intermediate_size=48,
+        mlp_only_layers=[1],
+    )
     return {
         "float32": write_toy_llama(folder / "float32"),
         "q4_1": blocks,
         "gemma3": folder / "gemma3",
         "mistral": folder / "mistral",
+        "mixture": folder / "mixture",
     }
 
 

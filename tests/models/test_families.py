@@ -19,6 +19,7 @@ from vivace.models.registry import ARCHITECTURES, check_architecture
 from vivace.platforms.cache import bytes_per_token
 
 SLIDING = {"sliding_window": 7}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -30,6 +31,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-sliding": ("Qwen2", {**SLIDING, "use_sliding_window": True, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, **SLIDING}),
+    "mixtral-full": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 1}),
+    "qwen2-moe": ("Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 48}),
+    "qwen2-moe-mixed": ("Qwen2Moe", EXPERTS | {
+        "shared_expert_intermediate_size": 24, "mlp_only_layers": [1], "qkv_bias": False,
+        "norm_topk_prob": True, "use_sliding_window": True, "max_window_layers": 2, **SLIDING}),
+    "qwen3-moe": ("Qwen3Moe", EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
+    "qwen3-moe-mixed": ("Qwen3Moe", EXPERTS | {
+        "head_dim": 16, "decoder_sparse_step": 2, "attention_bias": True,
+        "tie_word_embeddings": True, "use_sliding_window": True, **SLIDING}),
     "gemma2": ("Gemma2", {**SLIDING, "head_dim": 16, "query_pre_attn_scalar": 10}),
     "gemma3": ("Gemma3Text", {**SLIDING, "head_dim": 16, "query_pre_attn_scalar": 24,
                               "num_hidden_layers": 7}),
@@ -74,7 +85,7 @@ def test_facts_describe_the_model(name: str, tmp_path: Path) -> None:
     matrices = sum(weight.numel() for weight in theirs.parameters() if weight.dim() > 1)
     assert facts.parameters == matrices
     shown = getattr(config, "layer_types", None) or ["full_attention"] * facts.layers
-    if name == "mistral-sliding":
+    if name in ("mistral-sliding", "mixtral", "qwen3-moe-mixed"):  # all layers
         shown = ["sliding_attention"] * facts.layers
     slides = [7 if kind == "sliding_attention" else None for kind in shown]
     assert list(facts.layer_windows) == slides

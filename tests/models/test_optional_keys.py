@@ -26,6 +26,9 @@ KINDS = {
     "MistralForCausalLM": "Mistral",
     "Qwen2ForCausalLM": "Qwen2",
     "Qwen3ForCausalLM": "Qwen3",
+    "MixtralForCausalLM": "Mixtral",
+    "Qwen2MoeForCausalLM": "Qwen2Moe",
+    "Qwen3MoeForCausalLM": "Qwen3Moe",
     "Gemma2ForCausalLM": "Gemma2",
     "Gemma3ForCausalLM": "Gemma3Text",
 }
@@ -40,6 +43,7 @@ SIZES = {
 CODE_ONLY = {
     *("head_dim", "layer_types", "sliding_window_pattern"),
     *("rope_theta", "rope_local_base_freq", "original_max_position_embeddings"),
+    *("num_experts", "num_local_experts"),  # one is the other's second name
 }
 """keys that transformers reads, and that are no fields of its classes"""
 UNUSED = {("Gemma3ForCausalLM", "attn_logit_softcapping")}
@@ -142,11 +146,25 @@ CHANGES: dict[str, Any] = {
     "max_window_layers": 2,
     "sliding_window_pattern": 3,
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 2,
+    "mlp_only_layers": [0],
 }
 """a value of each key that changes the model where the key is read"""
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 WINDOWS: dict[str, dict[str, Any]] = {
     "Qwen2": {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1},
     "Qwen3": {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1},
+    "Qwen2Moe": {
+        **EXPERTS,
+        "sliding_window": 7,
+        "use_sliding_window": True,
+        "max_window_layers": 2,
+        "shared_expert_intermediate_size": 24,
+    },
+    "Qwen3Moe": {**EXPERTS, "sliding_window": 7, "use_sliding_window": True},
+    "Mixtral": {"sliding_window": 7, "num_local_experts": 4},
     "Llama": {},
 }
 

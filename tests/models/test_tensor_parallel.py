@@ -43,7 +43,19 @@ SIZES: dict[str, Any] = {
     "head_dim": 32,
     "num_hidden_layers": 2,
 }
-FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3")
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Mistral": {},
+    "Mixtral": {"num_local_experts": 4},
+    "Qwen2": {},
+    "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 128},
+    "Qwen3": {},
+    "Qwen3Moe": {**EXPERTS, "mlp_only_layers": [0]},
+    "Gemma2": {},
+    "Gemma3": {},
+}
+"""what each has besides SIZES"""
 CLASSES = {"Gemma3": "Gemma3Text"}
 PROGRAM = Path(__file__).parents[1] / "kit" / "tensor_ranks.py"
 
@@ -71,8 +83,8 @@ def quantized_cases(folder: Path) -> list[dict[str, Any]]:
 
 def write_cases(folder: Path) -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = []
-    for family in FAMILIES:
-        make(CLASSES.get(family, family), folder / family, **SIZES)
+    for family, more in FAMILIES.items():
+        make(CLASSES.get(family, family), folder / family, **SIZES, **more)
         cases.append({"name": family, "path": str(folder / family)})
     path = str(folder / "Llama")
     cases.append({"name": "by torch", "path": path, "torch": True})

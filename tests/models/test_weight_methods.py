@@ -42,6 +42,12 @@ from vivace.worker.tensor_memory import memory_blocks
 
 RANK, ALPHA = 4, 8
 FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma2"]
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 4},
+    "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
+    "Qwen3Moe": EXPERTS,
+}
 
 
 def packer() -> WeightPacker:
@@ -185,13 +191,13 @@ def update(model: CausalLM, folder: Path, **how: Any) -> None:
 
 
 @pytest.mark.parametrize("quantization", [None, "w8a8_int8", "w8a16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])
 def test_other_weights_in_the_same_memory(
     family: str, quantization: str | None, tmp_path: Path
 ) -> None:
     ids = tokens(9)
     for name in ("old", "new"):
-        make(family, tmp_path / name, head_dim=16)
+        make(family, tmp_path / name, head_dim=16, **MIXTURES.get(family, {}))
     file = tmp_path / "new" / "model.safetensors"
     save_file({name: weight * 0.9 for name, weight in load_file(file).items()}, file)
     model = load(tmp_path / "old", quantization=quantization)

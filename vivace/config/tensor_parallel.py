@@ -59,7 +59,7 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
     if ranks not in possible:
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {facts.heads} heads, {facts.kv_heads} of keys, and "
-            f"{facts.intermediate_size} numbers inside of an MLP are divided among "
+            f"{join_sizes(facts.mlp_widths)} numbers inside of an MLP are divided among "
             f"{', '.join(map(str, possible))} devices only"
         )
     if reason := why_groups_are_cut(options, context):
@@ -71,11 +71,11 @@ def why_groups_are_cut(options: Options, context: ModelContext) -> str:
     """Inputs of AWQ's and GPTQ's groups share a scale, so a group stays on one device."""
     facts, ranks = context.facts, options.parallel.tp_size
     group = undivided_inputs(context.source)
-    divided = {
-        "numbers inside of an MLP": facts.intermediate_size,
-        "numbers of all heads": facts.heads * facts.head_dim,
-    }
-    for what, size in divided.items():
+    divided = [
+        *(("numbers inside of an MLP", width) for width in facts.mlp_widths),
+        ("numbers of all heads", facts.heads * facts.head_dim),
+    ]
+    for what, size in divided:
         if size // ranks % group:
             return (
                 f"{size} {what} cannot be divided: the checkpoint's groups of {group} would be "
@@ -89,7 +89,11 @@ def divides(facts: ModelFacts, ranks: int) -> bool:
     kv = facts.kv_heads
     return not (
         facts.heads % ranks
-        or facts.intermediate_size % ranks
+        or any(width % ranks for width in facts.mlp_widths)
         or (kv % ranks and ranks % kv)
         or facts.vocabulary < ranks
     )
+
+
+def join_sizes(sizes: tuple[int, ...]) -> str:
+    return " or ".join(map(str, sizes))

@@ -15,7 +15,7 @@ CONTEXT_PARALLEL = not_available("a prompt is not divided among devices yet")
 NO_LORA = not_available("LoRA adapters are not supported yet", "merge the adapter into the model")
 NO_SPECULATION = not_available("speculative decoding is not supported yet")
 NO_EXPERTS = not_available(
-    "experts are not spread over devices (transformers' code runs them on one)"
+    "whole experts are not spread over devices yet", "--tensor-parallel-size divides each of them"
 )
 NO_MAMBA = not_available("models with recurrent layers are not supported yet")
 NO_TIERS = not_available("KV tiers behind the device are not supported yet")

@@ -18,6 +18,8 @@ class ParallelLayout:
     experts: Group
     vocabulary: Group
     """embedding and head"""
+    replicated: Group = SINGLE_RANK
+    """what every rank has whole"""
 
     def group(self, kind: str) -> Group:
         """By the name of its field"""

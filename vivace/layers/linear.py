@@ -26,7 +26,8 @@ from vivace.quantization.method import (
     claim_tensors,
     is_fusible,
 )
-from vivace.quantization.packed import SharedMethod
+from vivace.quantization.packed import PackedMethod, SharedMethod
+from vivace.quantization.plain import read_floats
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,26 @@ class Linear(Module):
         group: str,
         bias: bool = False,
         input_unit: int = 1,
+        floats: bool = False,
     ) -> None:
+        """`floats`: whatever the others are quantized to"""
         self.inputs = inputs
         self.parts = tuple(parts)
         self.bias = bias
         self.shard = shard
         self.group = group
         self.input_unit = input_unit
+        self.floats = floats
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
         self.shape = self._share(env.layout.group(self.group))
-        self.method = env.quantization.linear_method(name, [part.name for part in self.shape.parts])
+        parts = [part.name for part in self.shape.parts]
+        self.method = (
+            PackedMethod(env.packer, read_floats)
+            if self.floats
+            else env.quantization.linear_method(name, parts)
+        )
 
     def _share(self, group: Group) -> LinearShape:
         inputs = self.shard is Shard.INPUTS

@@ -132,12 +132,14 @@ class LinearAttention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one layer; `shared_width`: of the expert every token passes."""
+    """Of one layer; `shared_width`: of the expert every token passes, `shared_gate`: which a
+    number of each token weighs."""
 
     count: int
     chosen: int
     width: int
     shared_width: int
+    shared_gate: bool = False
 
 
 MTP_LAYERS = {"MiMoV2FlashForCausalLM": 3}
@@ -206,7 +208,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         if self.experts is not None:
             count = self.experts.chosen if active else self.experts.count
             width = count * self.experts.width + self.experts.shared_width
-            total += self.expert_layers * self.hidden * (3 * width + self.experts.count)
+            gates = self.experts.count + self.experts.shared_gate
+            total += self.expert_layers * self.hidden * (3 * width + gates)
         return total + self.hidden * self.vocabulary * (1 if self.tied else 2)
 
 

@@ -8,12 +8,15 @@ from typing import Protocol
 from torch import Tensor
 
 from vivace.checkpoint.weights import Weights
+from vivace.layers.experts import USUAL_NAMES, ExpertNames, MixtureOfExperts
+from vivace.layers.linear import GatedMLP
 from vivace.layers.module import Bindings
 from vivace.layers.rotary import RotaryTable
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.models.rope import Rope
 from vivace.platforms.attention import AttendingStep, AttentionLayer
 from vivace.platforms.cache import CacheLayer
+from vivace.platforms.ops.moe import Gate
 
 
 class ModelStep(AttendingStep, Protocol):
@@ -68,4 +71,25 @@ def attention_shape(facts: ModelFacts, decoder: DecoderFacts, index: int) -> Att
         scale=decoder.query_scale,
         window=facts.layer_windows[index],
         soft_cap=decoder.score_cap,
+    )
+
+
+def feed_forward(
+    facts: ModelFacts,
+    decoder: DecoderFacts,
+    index: int,
+    names: ExpertNames = USUAL_NAMES,
+) -> GatedMLP | MixtureOfExperts:
+    """What follows the attention of a layer; `names`: of an expert's matrices."""
+    hidden, experts = facts.hidden_size, decoder.experts
+    if experts is None or not experts.layers[index]:
+        return GatedMLP(hidden, facts.intermediate_size, decoder.activation, bias=decoder.mlp_bias)
+    return MixtureOfExperts(
+        hidden,
+        experts.width,
+        experts.count,
+        decoder.activation,
+        Gate(top=experts.top, renormalize=experts.renormalize),
+        names=names,
+        shared_inner=experts.shared_width,
     )

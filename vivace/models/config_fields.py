@@ -33,6 +33,7 @@ ACTIVATIONS = {
 SLIDING = {"sliding_attention": True, "full_attention": False}
 MOST_LAYERS = 4096
 MOST_TOKENS = 1 << 24
+MOST_EXPERTS = 1 << 14
 MOST_ENDS = 256
 
 TABLE: dict[str, FieldKind[Any]] = {
@@ -62,6 +63,15 @@ TABLE: dict[str, FieldKind[Any]] = {
     "torch_dtype": OneOf(
         {prefix + name: name for name in DTYPES for prefix in ("", "torch.")} | {"auto": ""}
     ),
+    "num_experts": Integer(0, MOST_EXPERTS),
+    "num_local_experts": Integer(0, MOST_EXPERTS),
+    "num_experts_per_tok": Integer(1, MOST_EXPERTS),
+    "moe_intermediate_size": Integer(1, 1 << 22),
+    "shared_expert_intermediate_size": Integer(0, 1 << 22),
+    "norm_topk_prob": Flag(),
+    "decoder_sparse_step": Integer(1, MOST_LAYERS),
+    "mlp_only_layers": ListOf(Integer(0, MOST_LAYERS), MOST_LAYERS),
+    "qkv_bias": Flag(),
     "rope_theta": THETA,
     "rope_local_base_freq": THETA,
     "original_max_position_embeddings": LENGTH,

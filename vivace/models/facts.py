@@ -3,18 +3,18 @@ checked here and in `config_fields` only, so that models and layers can rely on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, abbreviate
 from vivace.checkpoint.layouts import read_quant_description, read_quantize_config
 from vivace.checkpoint.source import ModelSource
-from vivace.models.architecture import Architecture, GroupedAttention
+from vivace.models.architecture import Architecture, Experts, GroupedAttention
 from vivace.models.class_name import read_class_name, unread_code
-from vivace.models.config_fields import SLIDING, EndIds, ModelFields, is_no_window
+from vivace.models.config_fields import EndIds, ModelFields
+from vivace.models.expert_facts import ExpertFacts, read_experts
 from vivace.models.families import FAMILIES
+from vivace.models.layer_windows import idle_patterns, layer_windows, sliding_layers
 from vivace.models.rope import (
     LARGEST_HEAD,
     Rope,
@@ -25,7 +25,7 @@ from vivace.models.rope import (
     rope_of_layers,
     with_scaling,
 )
-from vivace.models.twins import idle, twin_notices, unread_notices
+from vivace.models.twins import twin_notices, unread_notices
 from vivace.quantization.description import (
     AwqCheckpoint,
     GptqCheckpoint,
@@ -55,6 +55,9 @@ class DecoderFacts:
     query_scale: float
     score_cap: float | None
     logit_cap: float | None
+    qkv_bias: bool | None = None
+    """where the configuration may turn off what the family has"""
+    experts: ExpertFacts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +137,16 @@ class ModelFacts:
     stretch: Stretch | None = None
     """where more than `context` may be what the model was trained for"""
 
+    @property
+    def mlp_widths(self) -> tuple[int, ...]:
+        """Inside of the MLPs and experts of all layers, each once."""
+        experts = self.decoder.experts if self.decoder is not None else None
+        if experts is None:
+            return (self.intermediate_size,)
+        plain = () if all(experts.layers) else (self.intermediate_size,)
+        shared = (experts.shared_width,) if experts.shared_width else ()
+        return tuple(dict.fromkeys((*plain, experts.width, *shared)))
+
 
 def read_facts(source: ModelSource) -> ModelFacts:
     """Read the facts of an architecture that Vivace has written from a model's configuration.
@@ -167,7 +180,7 @@ def read_facts(source: ModelSource) -> ModelFacts:
         eos_ids=ends,
         sliding_window=next((w for w in windows if w), None),
         layer_windows=windows,
-        decoder=read_decoder_facts(config, head_dim, context),
+        decoder=read_decoder_facts(config, head_dim, context, layers),
         stretch=read_stretch(config, context, model_type),
         notices=(
             *source.notices,
@@ -241,59 +254,9 @@ def read_heads(config: ModelFields) -> tuple[int, int, int]:
     return heads, kv_heads, head_dim
 
 
-def layer_windows(config: ModelFields, sliding: list[bool]) -> tuple[int | None, ...]:
-    """Sliding window of each layer in tokens, None where attention is full."""
-    layers = len(sliding)
-    if config.get_known("use_sliding_window") is False:  # the value has no effect, whatever it is
-        return (None,) * layers
-    none = "sliding_window" in config.values and is_no_window(config.values["sliding_window"])
-    window = None if none else config.get_known("sliding_window")  # read if no layer slides, too
-    return tuple(window if slides else None for slides in sliding)
-
-
-def sliding_layers(config: ModelFields, layers: int) -> list[bool]:
-    refuse_other_layers(config)
-    listed = config.get_known("layer_types")
-    if listed is not None and len(listed) != layers:
-        if len(listed) < layers or "num_hidden_layers" not in config.overridden:
-            raise config.refusal(
-                "layer_types", f"there must be {layers} entries, one for each layer"
-            )
-        listed = listed[:layers]  # fewer layers than there are: to try something out
-    return list(listed) if listed is not None else unlisted_layers(config, layers)
-
-
-def unlisted_layers(config: ModelFields, layers: int) -> list[bool]:
-    """Which layers slide where `layer_types` does not say it."""
-    if config.family.reads("use_sliding_window"):
-        first = config.get_known("max_window_layers")
-        wanted = config.get_known("use_sliding_window")
-        return [wanted and index >= first for index in range(layers)]
-    every = config.get_known("sliding_window_pattern") or config.family.full_every
-    return [not every or (index + 1) % every != 0 for index in range(layers)]
-
-
-def idle_patterns(config: ModelFields, windows: tuple[int | None, ...]) -> Iterator[str]:
-    """A notice where `layer_types` counts, and an older key says something else."""
-    otherwise = layer_windows(config, unlisted_layers(config, len(windows)))
-    by_flag = config.family.reads("use_sliding_window")
-    key = "max_window_layers" if by_flag else "sliding_window_pattern"
-    if config.has("layer_types") and config.has(key) and otherwise != windows:
-        yield idle(config, "layer_types", config, key)
-
-
-def refuse_other_layers(config: ModelFields) -> None:
-    """Layers that are no attention: the model is as it should be, and is not supported."""
-    listed = config.whole.values.get("layer_types")
-    for kind in listed if isinstance(listed, list) else ():
-        if isinstance(kind, str) and kind not in SLIDING:
-            raise SourceError(
-                f"{config.place('layer_types')}: layers of kind {abbreviate(kind)} are not "
-                f"supported; supported are {' and '.join(SLIDING)}"
-            )
-
-
-def read_decoder_facts(config: ModelFields, head_dim: int, context: int) -> DecoderFacts:
+def read_decoder_facts(
+    config: ModelFields, head_dim: int, context: int, layers: int
+) -> DecoderFacts:
     rope, local_rope = read_ropes(config, head_dim, context)
     return DecoderFacts(
         norm_eps=config.get_known("rms_norm_eps"),
@@ -305,6 +268,8 @@ def read_decoder_facts(config: ModelFields, head_dim: int, context: int) -> Deco
         query_scale=(config.get_known("query_pre_attn_scalar") or head_dim) ** -0.5,
         score_cap=config.get_known("attn_logit_softcapping"),
         logit_cap=config.get_known("final_logit_softcapping"),
+        qkv_bias=config.get_known("qkv_bias"),
+        experts=read_experts(config, layers),
     )
 
 
@@ -372,6 +337,7 @@ def describe_architecture(facts: ModelFacts) -> Architecture:
         head_dim=facts.head_dim,
         value_dim=facts.head_dim,
     )
+    found = facts.decoder.experts if facts.decoder is not None else None
     return Architecture(
         title=facts.architecture,
         layers=facts.layers,
@@ -380,10 +346,20 @@ def describe_architecture(facts: ModelFacts) -> Architecture:
         context=facts.context,
         tied=facts.tied,
         attention=attention,
-        dense_layers=facts.layers,
+        dense_layers=facts.layers if found is None else found.layers.count(False),
         dense_width=facts.intermediate_size,
-        experts=None,
+        experts=None if found is None else describe_experts(found),
         sliding=attention,
         sliding_layers=sum(window is not None for window in facts.layer_windows),
         name=facts.architecture,
+    )
+
+
+def describe_experts(found: ExpertFacts) -> Experts:
+    return Experts(
+        count=found.count,
+        chosen=found.top,
+        width=found.width,
+        shared_width=found.shared_width,
+        shared_gate=found.shared_width > 0,
     )

@@ -26,12 +26,15 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     `defaults`: the optional keys that transformers reads for this family, and what each means in a
     config.json without it (a test compares them with transformers' classes). `num_key_value_heads`
     None = all heads, `head_dim` None = hidden size / heads, `query_pre_attn_scalar` None = head.
-    `full_every`: every n-th layer attends fully (0: none).
+    `full_every`: every n-th layer attends fully (0: none); `first_slide`: where
+    `use_sliding_window` is set every other one of the first `max_window_layers` has a window, not
+    all behind them.
     """
 
     model_types: tuple[str, ...] = ()
     defaults: dict[str, Any] = {}
     full_every: int = 0
+    first_slide: bool = False
 
     def reads(self, key: str) -> bool:
         return key in self.defaults
@@ -75,6 +78,11 @@ _QWEN2: dict[str, Any] = {
     "max_window_layers": 28,
     "layer_types": None,
 }
+_EXPERTS: dict[str, Any] = {
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": False,
+    "mlp_only_layers": None,
+}
 _GEMMA: dict[str, Any] = {
     **_DECODER,
     "num_key_value_heads": 4,
@@ -106,6 +114,51 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": Family(model_types=("qwen2",), defaults=_QWEN2),
     "Qwen3ForCausalLM": Family(
         model_types=("qwen3",), defaults={**_QWEN2, "head_dim": 128, "attention_bias": False}
+    ),
+    "MixtralForCausalLM": Family(
+        model_types=("mixtral",),
+        defaults={
+            **_LLAMA,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "sliding_window": None,
+            "num_local_experts": 8,
+            "num_experts": None,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        model_types=("qwen2_moe",),
+        first_slide=True,
+        defaults={
+            **_QWEN2,
+            **_EXPERTS,
+            "num_key_value_heads": 16,
+            "qkv_bias": True,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        model_types=("qwen3_moe",),
+        defaults={
+            **_LLAMA,
+            **_EXPERTS,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "eos_token_id": None,
+            "attention_bias": False,
+            "sliding_window": 4096,
+            "use_sliding_window": False,
+            "num_experts": 128,
+            "num_local_experts": None,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
     ),
     "Gemma2ForCausalLM": Family(
         model_types=("gemma2",),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from vivace.layers.attention import Attention
-from vivace.layers.linear import Embedding, GatedMLP, LogitsHead, RMSNorm
+from vivace.layers.linear import Embedding, LogitsHead, RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
-from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
+from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward, rotary_table
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.platforms.attention import AttentionLayer
 
@@ -23,13 +23,11 @@ class Qwen2DecoderLayer(Module):
             attention_shape(facts, decoder, index),
             hidden,
             rotary,
-            qkv_bias=True,
+            qkv_bias=decoder.qkv_bias is not False,
             output_bias=decoder.attention_bias,
         )
         self.post_attention_layernorm = RMSNorm(hidden, eps)
-        self.mlp = GatedMLP(
-            hidden, facts.intermediate_size, decoder.activation, bias=decoder.mlp_bias
-        )
+        self.mlp = feed_forward(facts, decoder, index)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, step: ModelStep
@@ -72,3 +70,7 @@ class Qwen2ForCausalLM(Module):
 
     def forward(self, step: ModelStep) -> Tensor:
         return self.model(step)
+
+
+class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
+    """The same network; some layers have experts and a shared expert in the place of the MLP."""

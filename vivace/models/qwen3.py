@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from vivace.layers.attention import Attention
-from vivace.layers.linear import Embedding, GatedMLP, LogitsHead, RMSNorm
+from vivace.layers.linear import Embedding, LogitsHead, RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
-from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
+from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward, rotary_table
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.platforms.attention import AttentionLayer
 
@@ -29,9 +29,7 @@ class Qwen3DecoderLayer(Module):
             k_norm=RMSNorm(facts.head_dim, eps),
         )
         self.post_attention_layernorm = RMSNorm(hidden, eps)
-        self.mlp = GatedMLP(
-            hidden, facts.intermediate_size, decoder.activation, bias=decoder.mlp_bias
-        )
+        self.mlp = feed_forward(facts, decoder, index)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, step: ModelStep
@@ -74,3 +72,7 @@ class Qwen3ForCausalLM(Module):
 
     def forward(self, step: ModelStep) -> Tensor:
         return self.model(step)
+
+
+class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
+    """The same network; some layers have experts in the place of the MLP."""

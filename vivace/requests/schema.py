@@ -102,7 +102,7 @@ TEXT_ONLY = "this server generates from text and token ids only"
 NO_LORA = "no LoRA adapters are loaded in this server; remove the field"
 NO_SESSIONS = "sessions are not supported; send the whole conversation (its prefix is cached)"
 NO_DISAGGREGATION = "this server runs prefill and decode together; remove the field"
-NO_EXPERTS = "the served model has no routed experts to report"
+NO_EXPERTS = "experts of tokens are not reported yet; remove the field"
 NO_MASK = "sampling masks are not supported yet; leave the field out"
 NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
 

@@ -1,0 +1,153 @@
+"""Mixtures of experts as their authors publish them: sizes, layers, keys that contradict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.source import locate
+from vivace.config.errors import ConfigError
+from vivace.config.parsing import parse
+from vivace.config.resolution import resolve
+from vivace.models.facts import ModelFacts, describe_architecture, read_facts
+from vivace.platforms.platform import detect
+
+QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+QWEN3_LARGE = {
+    **QWEN3,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "max_window_layers": 94,
+    "moe_intermediate_size": 1536,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 94,
+}
+QWEN2: dict[str, Any] = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "model_type": "qwen2_moe",
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 8192,
+    "max_window_layers": 21,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 16,
+    "rope_theta": 1000000.0,
+    "shared_expert_intermediate_size": 5632,
+    "sliding_window": 32768,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+MIXTRAL: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "vocab_size": 32000,
+}
+
+
+def facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_facts(locate(str(folder), load_format="dummy"))
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "active"),
+    [(QWEN3, 30.5, 3.3), (QWEN3_LARGE, 235, 22), (QWEN2, 14.3, 2.7), (MIXTRAL, 46.7, 12.9)],
+)
+def test_parameters_are_the_published_ones(
+    config: dict[str, Any], billions: float, active: float, tmp_path: Path
+) -> None:
+    found = facts(tmp_path, config)
+    assert not found.notices
+    assert found.parameters / 1e9 == pytest.approx(billions, rel=0.005)
+    assert describe_architecture(found).parameters(active=True) / 1e9 == pytest.approx(
+        active, rel=0.05
+    )
+
+
+def test_layers_without_experts(tmp_path: Path) -> None:
+    found = facts(tmp_path, {**QWEN3, "decoder_sparse_step": 3, "mlp_only_layers": [2, 4]})
+    assert found.decoder is not None and found.decoder.experts is not None
+    mixed = [index for index, one in enumerate(found.decoder.experts.layers) if one]
+    assert mixed == [5, 8, 11, *range(14, 48, 3)]
+    assert found.mlp_widths == (6144, 768)
+    alone = facts(tmp_path, {**QWEN3, "mlp_only_layers": [*range(48)]})
+    assert alone.decoder is not None and alone.decoder.experts is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_experts_per_tok", 129),
+        ("num_experts_per_tok", 0),
+        ("num_local_experts", 64),
+        ("num_experts", "many"),
+        ("num_experts", 1 << 40),
+        ("moe_intermediate_size", 0),
+        ("decoder_sparse_step", 0),
+        ("mlp_only_layers", [-1]),
+        ("mlp_only_layers", "all"),
+        ("norm_topk_prob", "yes"),
+    ],
+)
+def test_nonsense_is_named(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=rf"config\.json: {key}"):
+        facts(tmp_path, {**QWEN3, key: value})
+
+
+def test_experts_are_divided_among_devices_that_divide_them(tmp_path: Path) -> None:
+    found = facts(tmp_path, {**QWEN3, "moe_intermediate_size": 772})
+    source, platform = locate(str(tmp_path), load_format="dummy"), detect("cpu")
+    options = parse(["--model-path", str(tmp_path), "--load-format", "dummy", "--tp-size", "8"], {})
+    with pytest.raises(ConfigError, match="772"):
+        resolve(options, source, found, platform)
