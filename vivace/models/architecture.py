@@ -132,8 +132,7 @@ class LinearAttention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one layer; `shared_width`: of the expert every token passes, `shared_gate`: which a
-    number of each token weighs."""
+    """Of one layer; `shared_width`: of the expert every token passes, `shared_gate`: weighed."""
 
     count: int
     chosen: int
@@ -220,8 +219,8 @@ def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "
     values = Shapes({**config, **inner.values} if inner else config, title)
     meant = partial(find_family(config).missing, values.values)
     layers = values.size("num_hidden_layers")
-    experts = parse_experts(values)
-    dense, dense_width = parse_dense(values, layers) if experts else (layers, "intermediate_size")
+    experts = parse_experts(values, meant)
+    dense, dense_width = parse_dense(values, meant, layers, experts)
     linear, linear_layers = parse_linear(values, layers)
     sliding, sliding_layers = parse_sliding(values, layers)
     return Architecture(
@@ -337,8 +336,18 @@ def parse_sliding(values: Shapes, layers: int) -> tuple[GroupedAttention | None,
     return attention, sum(map(bool, numbers(values, "hybrid_layer_pattern", layers)))
 
 
-def parse_dense(values: Shapes, layers: int) -> tuple[int, str]:
-    """(how many layers of a model with experts have one wide MLP, the key of its width)"""
+def parse_dense(
+    values: Shapes, meant: Callable[[str], Any], layers: int, experts: Experts | None
+) -> tuple[int, str]:
+    """(how many layers have one wide MLP, the key of its width)"""
+    if experts is None:
+        return layers, "intermediate_size"
+    if meant("decoder_sparse_step"):
+        step = values.size("decoder_sparse_step", meant("decoder_sparse_step"))
+        listed = ListOf(Integer(0, MOST_LAYERS), MOST_LAYERS)
+        plain = values.get("mlp_only_layers", listed, ())
+        wide = [index for index in range(layers) if index in plain or (index + 1) % step]
+        return len(wide), "intermediate_size"
     if isinstance(values.values.get("moe_layer_freq"), list):
         spread = numbers(values, "moe_layer_freq", layers)
         return sum(not each for each in spread), "intermediate_size"
@@ -348,21 +357,28 @@ def parse_dense(values: Shapes, layers: int) -> tuple[int, str]:
     return min(values.count("first_k_dense_replace"), layers), "intermediate_size"
 
 
-def parse_experts(values: Shapes) -> Experts | None:
-    counts = map(values.count, ("n_routed_experts", "num_experts", "num_local_experts"))
+def parse_experts(values: Shapes, meant: Callable[[str], Any]) -> Experts | None:
+    """`meant`: what the family means by a key that is missing."""
+    counts = [values.count(key) for key in ("n_routed_experts", "num_experts", "num_local_experts")]
     count = next(filter(None, counts), 0)
+    if not (values.has("num_experts") or values.has("num_local_experts")):
+        count = count or meant("num_experts") or meant("num_local_experts") or 0
     if not count:
         return None
-    width = values.find("moe_intermediate_size", Integer(1, MOST))
+    width = values.find("moe_intermediate_size", Integer(1, MOST)) or meant("moe_intermediate_size")
     width = width or values.size("intermediate_size")
-    chosen = values.size("num_experts_per_tok")
+    chosen = values.size("num_experts_per_tok", meant("num_experts_per_tok"))
     if chosen > count:
         raise values.refusal("num_experts_per_tok", f"there are {count} experts")
-    shared = values.count("shared_expert_intermediate_size")
+    gated = meant("shared_expert_intermediate_size")
+    shared = values.get("shared_expert_intermediate_size", Integer(0, MOST), gated or 0)
     if not shared:
         always = str(values.values.get("model_type")).startswith("llama4")
         shared = values.get("n_shared_experts", Integer(0, MOST), int(always)) * width
-    return Experts(count=count, chosen=chosen, width=width, shared_width=shared)
+    weighed = bool(gated and shared)
+    return Experts(
+        count=count, chosen=chosen, width=width, shared_width=shared, shared_gate=weighed
+    )
 
 
 def parse_linear(values: Shapes, layers: int) -> tuple[LinearAttention | None, int]:
