@@ -7,6 +7,7 @@ first group compute the logits of a prompt in chunks; rank r writes CASE.tpN.r.s
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from toy_models import tokens
 from vivace.checkpoint.weights import TrackedWeights
 from vivace.platforms.cpu.native import Kernels, NoKernels
 from vivace.platforms.cpu.platform import NativePlatform
-from vivace.platforms.groups import Group, TorchGroup
+from vivace.platforms.groups import Group, RankMemory, TorchGroup
 from vivace.platforms.platform import detect
 from vivace.worker.tensor_memory import tensor_bytes
 
@@ -60,10 +61,12 @@ def main() -> None:
         group = dist.new_group(list(range(size)))
         if rank >= size:
             continue
-        ranks_of_case = TorchGroup(group)
+        memory = os.open(folder / f"memory.{size}", os.O_RDWR | os.O_CREAT)
+        by_torch = TorchGroup(group, RankMemory(memory))
+        shared = native.collectives(by_torch) if native is not None and size > 1 else by_torch
         for case in json.loads((folder / "cases.json").read_text()):
             paged_model.PLATFORM = None if case["torch"] else native
-            found = compute(case, ranks_of_case)
+            found = compute(case, by_torch if case["torch"] else shared)
             save_file(found, folder / f"{case['name']}.tp{size}.{rank}.safetensors")
     dist.barrier()
 

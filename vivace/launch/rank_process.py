@@ -23,6 +23,7 @@ def rank_end(sock: socket.socket) -> MessageSocket[ToRank]:
 
 def run_rank(control: MessageSocket[ToRank]) -> None:
     """Until the engine's end of the socket closes (SocketClosed). Raises what ends the rank."""
+    from vivace.platforms.groups import RankMemory
     from vivace.worker.build import build_worker
 
     setup = control.wait()
@@ -33,7 +34,7 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     control.send(RankHere())
     if not isinstance(control.wait(), JoinRanks):
         raise TypeError("a message before the ranks have met")
-    group = join_group(setup.rank, setup.ranks, setup.meeting)
+    group = join_group(setup.rank, setup.ranks, setup.meeting, RankMemory(setup.memory))
     worker = RankWorker(
         build_worker(config, lambda stage, fraction: None, group, owns_process=True)
     )

@@ -46,7 +46,7 @@ from vivace.protocol.workers import WorkerCommand, WorkerState
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
-    from vivace.platforms.groups import Group
+    from vivace.platforms.groups import Group, RankMemory
 
 LONGEST_WAIT = timedelta(minutes=30)
 """of ranks for each other, in a collective; while they load, one may be long behind the others. One
@@ -66,20 +66,25 @@ def start_process_group(
 ) -> ProcessGroupExecutor:
     """Start the other ranks, build rank 0 here, and wait until all are ready. What one of them
     dies of ends the start, with its name."""
+    from vivace.platforms.groups import RankMemory
+
     require_loopback()
     links: list[RankProcess] = []
-    with meeting_place() as meeting, ExitStack() as started:
+    with file_of_ranks() as meeting, file_of_ranks() as memory, ExitStack() as started:
         report("Starting ranks", 0.0)
         try:
             for rank in range(1, ranks):
-                links.append(spawn_rank(config, rank, ranks, meeting))
+                links.append(spawn_rank(config, rank, ranks, meeting, memory))
                 started.callback(links[-1].close)
             for done, link in enumerate(links):
                 link.expect(RankHere, COMING_SECONDS)
                 report("Starting ranks", (done + 1) / len(links))
             for link in links:
                 link.begin()
-            worker = build(join_group(0, ranks, meeting))
+            shared = RankMemory(memory)
+            for link in links:
+                link.wake_with(shared.abandon)
+            worker = build(join_group(0, ranks, meeting, shared))
             for link in links:
                 link.expect(RankReady)
         except CannotStart:
@@ -104,16 +109,16 @@ def require_loopback() -> None:
 
 
 @contextmanager
-def meeting_place() -> Iterator[int]:
-    """A file without a name, which ranks inherit, there while they find each other."""
-    meeting = os.memfd_create("vivace-ranks")
+def file_of_ranks() -> Iterator[int]:
+    """A file without a name, which ranks inherit, there while they start."""
+    descriptor = os.memfd_create("vivace-ranks")
     try:
-        yield meeting
+        yield descriptor
     finally:
-        os.close(meeting)
+        os.close(descriptor)
 
 
-def join_group(rank: int, ranks: int, meeting: int) -> Group:
+def join_group(rank: int, ranks: int, meeting: int, memory: RankMemory) -> Group:
     """Collective: returns when all ranks have come. `meeting`: file descriptor."""
     from torch import distributed as dist
 
@@ -126,10 +131,10 @@ def join_group(rank: int, ranks: int, meeting: int) -> Group:
         world_size=ranks,
         timeout=LONGEST_WAIT,
     )
-    return TorchGroup()
+    return TorchGroup(memory=memory)
 
 
-def spawn_rank(config: Config, rank: int, ranks: int, meeting: int) -> RankProcess:
+def spawn_rank(config: Config, rank: int, ranks: int, meeting: int, memory: int) -> RankProcess:
     ours, theirs = socket.socketpair()
     command = [
         *python_module("vivace.launch.child"),
@@ -139,12 +144,14 @@ def spawn_rank(config: Config, rank: int, ranks: int, meeting: int) -> RankProce
     with theirs, block_signals():
         process = subprocess.Popen(
             command,
-            pass_fds=[theirs.fileno(), meeting],
+            pass_fds=[theirs.fileno(), meeting, memory],
             stdin=subprocess.DEVNULL,
             env=child_environment(),
         )
     link = RankProcess(f"rank {rank}", process, ours)
-    link.control.send(RankSetup(config=encode(config), rank=rank, ranks=ranks, meeting=meeting))
+    link.control.send(
+        RankSetup(config=encode(config), rank=rank, ranks=ranks, meeting=meeting, memory=memory)
+    )
     return link
 
 

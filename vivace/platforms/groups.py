@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -57,11 +60,31 @@ class SingleRank:
 SINGLE_RANK = SingleRank()
 
 
-class TorchGroup:
-    """By torch.distributed (gloo on CPUs). `None`: the default group of the process."""
+class RankMemory:
+    """A file without a name that all ranks of a machine have inherited, to be mapped by those whose
+    platform exchanges that way; it begins with a word that says whether anybody is still awaited
+    (0)."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        """while they start"""
+        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)  # as others do: it never cuts
+        self._first = mmap.mmap(descriptor, mmap.PAGESIZE)
+
+    def abandon(self) -> None:
+        """A rank has died: nobody waits for another one any more. From any thread."""
+        self._first[:4] = (1).to_bytes(4, sys.byteorder)
+
+
+class TorchGroup:
+    """By torch.distributed (gloo on CPUs). `group` None: the default group of the process;
+    `memory`: where the ranks can exchange, too."""
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, memory: RankMemory | None = None
+    ) -> None:
         self._group = group
+        self.memory = memory
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from vivace.platforms.attention import AttentionBackend, Step
     from vivace.platforms.cache import CacheLayer, CacheMemory
+    from vivace.platforms.groups import Group
     from vivace.platforms.host import ReadBack
     from vivace.platforms.ops.sampling import SamplingOps
     from vivace.platforms.ops.table import Ops
@@ -133,6 +134,10 @@ class Platform(Protocol):
 
     def activations(self, matrices: Any) -> Any:
         """The torch.dtype of activations when matrices have this one."""
+        ...
+
+    def collectives(self, group: Group) -> Group:
+        """The same ranks, exchanging by what is best here."""
         ...
 
     def recorder(self) -> GraphRecorder | None:

@@ -17,6 +17,8 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True, tag="rank_setup"):
     ranks: int
     meeting: int
     """descriptor of a file that only these processes have, where they find each other"""
+    memory: int
+    """of another one, which they may map"""
 
 
 class JoinRanks(msgspec.Struct, frozen=True, tag="join_ranks"):

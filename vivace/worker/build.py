@@ -60,12 +60,12 @@ def build_worker(
     share: int = 0,
 ) -> Worker:
     """Load the platform and the weights, size the pool with what is left, and assemble. `group`:
-    the ranks that share the layers; they agree on one size. `owns_process`: as in
-    `PlatformSettings`; `share`: as in `Setup`, 0: what is free is divided."""
+    the ranks that share the layers. `owns_process`, `share`: as in `PlatformSettings`, `Setup`."""
     report("Loading kernels", 0.0)
     workers = group.size * config.parallel.dp_size
     platform = load_platform(config.platform, platform_settings(config, workers, owns_process))
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
+    group = platform.collectives(group)
     free, share = share_memory(platform, workers, share, group)
     max_tokens = longest_request(config, free * group.size, kv_dtype)
     model = load(config, platform, max_tokens, report, group)

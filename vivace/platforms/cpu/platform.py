@@ -18,6 +18,7 @@ from vivace.platforms.cpu.instructions import best_kernels
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.ops import cpu_ops
 from vivace.platforms.cpu.rows import HostRows
+from vivace.platforms.groups import Group, TorchGroup
 from vivace.platforms.host import ReadBack, SharedReadBack
 from vivace.platforms.ops.paged_cache import PagedCache, keep_together
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
@@ -57,6 +58,13 @@ class NativePlatform:
 
     def activations(self, matrices: torch.dtype) -> torch.dtype:
         return torch.float32
+
+    def collectives(self, group: Group) -> Group:
+        if not isinstance(group, TorchGroup) or group.memory is None:
+            return group
+        from vivace.platforms.cpu.shared_group import SharedMemoryGroup
+
+        return SharedMemoryGroup(self._kernels, group, group.memory)
 
     def recorder(self) -> GraphRecorder:
         return CpuGraphs(self._kernels)
@@ -124,6 +132,9 @@ class TorchPlatform:
 
     def activations(self, matrices: torch.dtype) -> torch.dtype:
         return matrices
+
+    def collectives(self, group: Group) -> Group:
+        return group
 
     def recorder(self) -> None:
         return None

@@ -174,6 +174,7 @@ void kvcache(Suite& suite);
 void attention(Suite& suite);
 void sampling(Suite& suite);
 void moe(Suite& suite);
+void collectives(Suite& suite);
 int pool_stress(int64_t jobs);
 
 }  // namespace check

@@ -1,0 +1,90 @@
+// What a rank does with the memory that it shares with others, which are played here.
+#include "check.h"
+
+namespace check {
+
+namespace {
+
+constexpr int64_t RANKS = 3, SLOT = 4096;  // bytes
+
+// Slots of both phases with random numbers; phase 1 is read after one collective.
+struct Slots {
+    explicit Slots(Random& random) : numbers(floats(random, 2 * RANKS * SLOT / 4)) {}
+    const float* of(int64_t phase, int64_t rank) const { return &numbers[(phase * RANKS + rank) * SLOT / 4]; }
+    std::vector<float> numbers;
+};
+
+bool share_rows(Suite& suite, Random& random, int64_t rows, int64_t n) {
+    const int64_t stride = n + 3, rank = 1;
+    const auto x = floats(random, rows * stride);
+    Slots slots(random);
+    const auto before = slots.numbers;
+    const std::vector<int64_t> own = {0};
+    const auto reset = [&] { slots.numbers = before; };
+    Words words;
+    words.add(rows).add(x).add(stride).add(n).add(slots.numbers).add(SLOT).add(rank).add(RANKS).add(own);
+    if (!suite.run("share_rows", words, reset, [&] { return bytes_of(slots.numbers); })) return false;
+    auto wanted = before;
+    for (int64_t i = 0; i < rows * n; ++i)
+        wanted[(RANKS + rank) * SLOT / 4 + i] = x[i / n * stride + i % n];
+    return slots.numbers == wanted;
+}
+
+// The others have published as much already, so nobody waits.
+bool meet(Suite& suite) {
+    std::vector<int64_t> memory(8 * (RANKS + 2)), own = {6};
+    auto* group = (int64_t*)(((intptr_t)memory.data() + 63) / 64 * 64);
+    const int64_t rank = 1;
+    const auto reset = [&] {
+        std::fill(memory.begin(), memory.end(), 0);
+        own[0] = 6, group[8] = 7, group[8 * 3] = 8;
+    };
+    reset();
+    Words words;
+    words.add((int64_t)5).add((const void*)group).add((const void*)(group + 8)).add(rank).add(RANKS).add(own);
+    if (!suite.run("meet", words, reset, [&] { return bytes_of(memory); })) return false;
+    return own[0] == 7 && group[8 * 2] == 7 && group[8] == 7 && group[8 * 3] == 8;
+}
+
+bool add_shares(Suite& suite, Random& random, int64_t rows, int64_t n) {
+    const Slots slots(random);
+    const std::vector<int64_t> own = {1};
+    std::vector<float> out((size_t)(rows * n)), wanted(out.size());
+    const auto reset = [&] { std::fill(out.begin(), out.end(), 0.0f); };
+    Words words;
+    words.add(rows).add(out).add(n).add(slots.numbers).add(SLOT).add(RANKS).add(own);
+    if (!suite.run("add_shares", words, reset, [&] { return bytes_of(out); })) return false;
+    for (int64_t i = 0; i < rows * n; ++i) wanted[i] = slots.of(1, 0)[i] + slots.of(1, 1)[i] + slots.of(1, 2)[i];
+    return out == wanted;
+}
+
+bool gather_shares(Suite& suite, Random& random, int64_t rows) {
+    const Slots slots(random);
+    const std::vector<int64_t> own = {4}, widths = {5, 1, 9};
+    std::vector<float> out((size_t)(rows * 15)), wanted;
+    const auto reset = [&] { std::fill(out.begin(), out.end(), 0.0f); };
+    Words words;
+    words.add(rows).add(out).add(widths).add(slots.numbers).add(SLOT).add(RANKS).add(own);
+    if (!suite.run("gather_shares", words, reset, [&] { return bytes_of(out); })) return false;
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t rank = 0; rank < RANKS; ++rank)
+            for (int64_t i = 0; i < widths[rank]; ++i) wanted.push_back(slots.of(0, rank)[row * widths[rank] + i]);
+    return out == wanted;
+}
+
+}  // namespace
+
+void collectives(Suite& suite) {
+    suite.op("share_rows", [&](Random& random) {
+        return share_rows(suite, random, 1, 1) && share_rows(suite, random, 9, 37);
+    });
+    suite.op("meet", [&](Random&) { return meet(suite); });
+    suite.op("add_shares", [&](Random& random) {
+        return add_shares(suite, random, 1, 1) && add_shares(suite, random, 9, 37) && add_shares(suite, random, 4, 64);
+    });
+    suite.op("gather_shares", [&](Random& random) {
+        return gather_shares(suite, random, 1) && gather_shares(suite, random, 9);
+    });
+}
+
+}  // namespace check
