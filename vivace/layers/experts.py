@@ -11,7 +11,7 @@ from torch import Tensor
 from vivace.checkpoint.weights import Weights
 from vivace.layers.layout import split
 from vivace.layers.linear import GatedMLP, Linear, Part, Shard
-from vivace.layers.module import Bindings, Module
+from vivace.layers.module import Bindings, Module, sibling
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.moe import Gate
 from vivace.platforms.ops.table import Ops
@@ -27,8 +27,9 @@ from vivace.quantization.method import (
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
-    """What a family calls the three matrices of an expert in its checkpoints."""
+    """What a family's checkpoints call the mixture and the three matrices of an expert."""
 
+    mixture: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -117,6 +118,7 @@ class MixtureOfExperts(Module):
         shared_inner: int = 0,
     ) -> None:
         self._choose = gate
+        self._name = names.mixture
         self.gate = replicated(hidden, "gate", count)
         self.experts = RoutedExperts(hidden, inner, count, activation, names)
         self.shared_expert: GatedMLP | None = None
@@ -126,7 +128,7 @@ class MixtureOfExperts(Module):
             self.shared_expert_gate = replicated(hidden, "shared_expert_gate", 1)
 
     def bind(self, name: str, env: Bindings) -> None:
-        super().bind(name, env)
+        super().bind(sibling(name, self._name), env)
         self._ops = env.ops
 
     def __call__(self, x: Tensor, step: AttendingStep) -> Tensor:

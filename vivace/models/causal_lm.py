@@ -74,13 +74,16 @@ def attention_shape(facts: ModelFacts, decoder: DecoderFacts, index: int) -> Att
     )
 
 
+EXPERT_NAMES = {
+    "MixtralForCausalLM": ExpertNames(mixture="block_sparse_moe", gate="w1", up="w3", down="w2"),
+}
+"""of families whose checkpoints have others than most"""
+
+
 def feed_forward(
-    facts: ModelFacts,
-    decoder: DecoderFacts,
-    index: int,
-    names: ExpertNames = USUAL_NAMES,
+    facts: ModelFacts, decoder: DecoderFacts, index: int
 ) -> GatedMLP | MixtureOfExperts:
-    """What follows the attention of a layer; `names`: of an expert's matrices."""
+    """What follows the attention of a layer."""
     hidden, experts = facts.hidden_size, decoder.experts
     if experts is None or not experts.layers[index]:
         return GatedMLP(hidden, facts.intermediate_size, decoder.activation, bias=decoder.mlp_bias)
@@ -90,6 +93,6 @@ def feed_forward(
         experts.count,
         decoder.activation,
         Gate(top=experts.top, renormalize=experts.renormalize),
-        names=names,
+        names=EXPERT_NAMES.get(facts.architecture, USUAL_NAMES),
         shared_inner=experts.shared_width,
     )

@@ -1,6 +1,6 @@
-"""Llama 2 and 3, and Mistral: pre-norm decoder with grouped-query attention.
+"""Llama 2 and 3, Mistral and Mixtral: pre-norm decoder with grouped-query attention.
 
-Sources: Touvron et al. 2023; Dubey et al. 2024; Jiang et al. 2023.
+Sources: Touvron et al. 2023; Dubey et al. 2024; Jiang et al. 2023 and 2024.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from vivace.layers.attention import Attention
-from vivace.layers.linear import Embedding, GatedMLP, LogitsHead, RMSNorm
+from vivace.layers.linear import Embedding, LogitsHead, RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
-from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
+from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward, rotary_table
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.platforms.attention import AttentionLayer
 
@@ -30,9 +30,7 @@ class LlamaDecoderLayer(Module):
             output_bias=decoder.attention_bias,
         )
         self.post_attention_layernorm = RMSNorm(hidden, eps)
-        self.mlp = GatedMLP(
-            hidden, facts.intermediate_size, decoder.activation, bias=decoder.mlp_bias
-        )
+        self.mlp = feed_forward(facts, decoder, index)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, step: ModelStep
@@ -79,3 +77,7 @@ class LlamaForCausalLM(Module):
 
 class MistralForCausalLM(LlamaForCausalLM):
     """The same network; its layers may have a window (`ModelFacts.layer_windows`)."""
+
+
+class MixtralForCausalLM(MistralForCausalLM):
+    """The same network with experts in the place of the MLP."""

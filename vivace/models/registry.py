@@ -17,7 +17,7 @@ ARCHITECTURES: Registry[Callable[[ModelFacts, DecoderFacts, int], object]] = Reg
         "MistralForCausalLM": "vivace.models.llama:MistralForCausalLM",
         "Qwen2ForCausalLM": "vivace.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "vivace.models.qwen3:Qwen3ForCausalLM",
-        "MixtralForCausalLM": "vivace.models.mixtral:MixtralForCausalLM",
+        "MixtralForCausalLM": "vivace.models.llama:MixtralForCausalLM",
         "Qwen2MoeForCausalLM": "vivace.models.qwen2:Qwen2MoeForCausalLM",
         "Qwen3MoeForCausalLM": "vivace.models.qwen3:Qwen3MoeForCausalLM",
         "Gemma2ForCausalLM": "vivace.models.gemma:Gemma2ForCausalLM",
