@@ -125,14 +125,6 @@ def test_capture_sizes(argv: str, rows: int, expected: Captures) -> None:
     assert (found.sizes, found.exact) == (expected.sizes, expected.exact)
 
 
-def test_ranks_capture_nothing_and_say_so() -> None:
-    options = resolved_for("--cuda-graph-bs 1 4 --cuda-graph-max-bs 4")
-    found = choose_captures(options, 24, ranks=2)
-    assert not found.sizes
-    assert {one.field for one in found.rewrites} == {"cuda_graph_bs", "cuda_graph_max_bs"}
-    assert not choose_captures(resolved_for(""), 24, ranks=2).rewrites
-
-
 @pytest.mark.parametrize("scheme", ["w8a8_int8", "w8a16"])
 def test_int8_says_what_it_does_to_the_weights(scheme: str) -> None:
     (notice,) = resolved_for(f"--quantization {scheme}").notices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -14,33 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vivace.platforms.cpu.native import Kernels
+from vivace.errors import RankLost
+from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.shared_group import SLOT_BYTES, SharedMemoryGroup
-from vivace.platforms.groups import RankMemory
+from vivace.platforms.errors import CaptureError
+from vivace.platforms.groups import SINGLE_RANK, RankMemory
 
 pytestmark = needs_kernels
 
 
-class Peers:
-    """What a group needs to know of its ranks."""
-
-    memory = None
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-    def minimum(self, numbers: Sequence[int]) -> list[int]:
-        return list(numbers)
-
-
 def make_groups(size: int, isa: str | None = None) -> tuple[RankMemory, list[SharedMemoryGroup]]:
-    memory = RankMemory(os.memfd_create("ranks"))
+    descriptor = os.memfd_create("ranks")
+    memories = [RankMemory(descriptor) for _ in range(size)]
     groups = [
-        SharedMemoryGroup(Kernels(1 + rank % 2, isa=isa), Peers(rank, size), memory)  # type: ignore[arg-type]
+        SharedMemoryGroup(Kernels(1 + rank % 2, isa=isa), memories[rank], rank, size)
         for rank in range(size)
     ]
-    os.close(memory.descriptor)
-    return memory, groups
+    return memories[0], groups
 
 
 @pytest.fixture
@@ -124,15 +114,78 @@ def test_many_in_a_row_do_not_mix(calls: list[tuple[bool, int, int]]) -> None:
         assert found.tolist() == wanted
 
 
+def test_a_captured_sum_serves_fewer_rows() -> None:
+    """A replay is the same calls with another number of rows."""
+    _, groups = make_groups(2)
+    whole = [torch.randn(6, 40) for _ in range(2)]
+
+    def run(one: SharedMemoryGroup) -> Tensor:
+        kernels, arena = one._kernels, Arena()
+        with kernels.capture(arena) as graph:
+            x = kernels.empty(6, 40)
+            y = one.gather(one.sum(x), [40, 40])
+        results = []
+        for rows in (6, 1, 0, 4):
+            x[:] = whole[one.rank]
+            graph.run(rows)
+            results.append(y[:rows].clone())
+        return torch.cat(results)
+
+    total = whole[0] + whole[1]
+    wanted = torch.cat([torch.cat([total[:rows]] * 2, 1) for rows in (6, 1, 0, 4)])
+    assert all(torch.equal(found, wanted) for found in on_all(groups, run))
+
+
+def test_more_than_a_slot_is_not_captured(
+    pair: tuple[RankMemory, list[SharedMemoryGroup]],
+) -> None:
+    kernels = pair[1][0]._kernels
+    x = torch.zeros(9, SLOT_BYTES // 4 // 8)
+    with pytest.raises(CaptureError, match="--cuda-graph-max-bs 8"), kernels.capture(Arena()):
+        pair[1][0].sum(x)
+
+
+def test_the_least_of_all_ranks() -> None:
+    _, groups = make_groups(3)
+    numbers = [[5, -(1 << 62), 0], [4, 7, -1], [9, 1 << 62, 1]]
+    found = on_all(groups, lambda one: torch.tensor(one.minimum(numbers[one.rank])))
+    assert all(each.tolist() == [4, -(1 << 62), -1] for each in found)
+
+
+def test_parts_of_a_group_do_not_hear_each_other() -> None:
+    _, groups = make_groups(6)
+
+    def run(one: SharedMemoryGroup) -> Tensor:
+        mixed = one.divide([[0, 3], [5, 1], [2], [4]])
+        halves = one.divide([[0, 1, 2], [3, 4, 5]])
+        mine = torch.full((2, 3), float(one.rank + 1))
+        assert (mixed is SINGLE_RANK) == (one.rank in (2, 4))
+        return torch.stack([mixed.sum(mine.clone()), halves.sum(mine.clone()), one.sum(mine)])
+
+    found = [result[:, 0, 0].tolist() for result in on_all(groups, run)]
+    assert [each[0] for each in found] == [5.0, 8.0, 3.0, 5.0, 5.0, 8.0]
+    assert [each[1] for each in found] == [6.0] * 3 + [15.0] * 3
+    assert {each[2] for each in found} == {21.0}
+    with pytest.raises(ValueError, match="none"):
+        make_groups(2)[1][0].divide([[1]])
+
+
 def test_nobody_waits_for_a_rank_that_has_died(
     pair: tuple[RankMemory, list[SharedMemoryGroup]],
 ) -> None:
     memory, groups = pair
     ended = threading.Event()
-    waiting = threading.Thread(target=lambda: (groups[0].sum(torch.ones(3, 40)), ended.set()))
+
+    def wait() -> None:
+        with pytest.raises(RankLost):
+            groups[0].sum(torch.ones(3, 40))
+        ended.set()
+
+    waiting = threading.Thread(target=wait)
     waiting.start()
     assert not ended.wait(0.3)
     memory.abandon()
     assert ended.wait(10)
-    groups[0].sum(torch.ones(3, 40))  # nor is anybody awaited later
     waiting.join()
+    with pytest.raises(RankLost):
+        groups[0].minimum([1])  # nor is anybody awaited later

@@ -23,7 +23,7 @@ from toy_models import tokens
 from vivace.checkpoint.weights import TrackedWeights
 from vivace.platforms.cpu.native import Kernels, NoKernels
 from vivace.platforms.cpu.platform import NativePlatform
-from vivace.platforms.groups import Group, RankMemory, TorchGroup
+from vivace.platforms.groups import Group, RankMemory, Rendezvous, TorchGroup
 from vivace.platforms.platform import detect
 from vivace.worker.tensor_memory import tensor_bytes
 
@@ -62,8 +62,11 @@ def main() -> None:
         if rank >= size:
             continue
         memory = os.open(folder / f"memory.{size}", os.O_RDWR | os.O_CREAT)
-        by_torch = TorchGroup(group, RankMemory(memory))
-        shared = native.collectives(by_torch) if native is not None and size > 1 else by_torch
+        by_torch = TorchGroup(group)
+        shared = by_torch
+        if native is not None and size > 1:
+            place = Rendezvous(rank=rank, size=size, meeting="", memory=RankMemory(memory))
+            shared = native.join(place)
         for case in json.loads((folder / "cases.json").read_text()):
             paged_model.PLATFORM = None if case["torch"] else native
             found = compute(case, by_torch if case["torch"] else shared)

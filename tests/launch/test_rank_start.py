@@ -11,7 +11,7 @@ import pytest
 
 from vivace.config.child_process import child_environment
 from vivace.errors import CannotStart
-from vivace.launch.ranks import require_loopback
+from vivace.platforms.groups import require_loopback
 
 
 def test_without_loopback_the_start_ends_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from vivace.worker.sizing import Demand, size_pool
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
-    from vivace.platforms.groups import Group
+    from vivace.platforms.groups import Rendezvous
 
 ORACLE_BYTES = 4 << 30
 """of its made-up device: it bounds the book-keeping"""
@@ -76,8 +76,8 @@ def build_executor(
     from vivace.launch.ranks import start_process_group
     from vivace.worker.build import build_worker
 
-    def build(group: Group) -> StepWorker:
-        return wrap(build_worker(config, report, group, owns_process=owns_process, share=share))
+    def build(found: Rendezvous) -> StepWorker:
+        return wrap(build_worker(config, report, found, owns_process=owns_process, share=share))
 
     return start_process_group(config, ranks, build, report)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from vivace.config.serialize import decode
 from vivace.engine.process_group import RankWorker
-from vivace.launch.ranks import join_group
+from vivace.launch.ranks import meet_ranks
 from vivace.observability import log as log_lines
 from vivace.protocol.message_socket import MessageSocket
 from vivace.protocol.ranks import JoinRanks, RankHere, RankReady, RankSetup, ToRank
@@ -23,7 +23,6 @@ def rank_end(sock: socket.socket) -> MessageSocket[ToRank]:
 
 def run_rank(control: MessageSocket[ToRank]) -> None:
     """Until the engine's end of the socket closes (SocketClosed). Raises what ends the rank."""
-    from vivace.platforms.groups import RankMemory
     from vivace.worker.build import build_worker
 
     setup = control.wait()
@@ -34,9 +33,9 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     control.send(RankHere())
     if not isinstance(control.wait(), JoinRanks):
         raise TypeError("a message before the ranks have met")
-    group = join_group(setup.rank, setup.ranks, setup.meeting, RankMemory(setup.memory))
+    rendezvous = meet_ranks(setup.rank, setup.ranks, setup.meeting, setup.memory)
     worker = RankWorker(
-        build_worker(config, lambda stage, fraction: None, group, owns_process=True)
+        build_worker(config, lambda stage, fraction: None, rendezvous, owns_process=True)
     )
     gc.collect()
     gc.freeze()

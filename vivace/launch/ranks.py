@@ -9,7 +9,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -46,11 +45,8 @@ from vivace.protocol.workers import WorkerCommand, WorkerState
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
-    from vivace.platforms.groups import Group, RankMemory
+    from vivace.platforms.groups import Rendezvous
 
-LONGEST_WAIT = timedelta(minutes=30)
-"""of ranks for each other, in a collective; while they load, one may be long behind the others. One
-that dies ends it at once, one that is stuck in a step ends by the watchdog."""
 EXIT_SECONDS = 5.0
 COMING_SECONDS = 300.0
 """until a rank has imported what it needs"""
@@ -61,14 +57,11 @@ log = logging.getLogger(__name__)
 def start_process_group(
     config: Config,
     ranks: int,
-    build: Callable[[Group], StepWorker],
+    build: Callable[[Rendezvous], StepWorker],
     report: ReportProgress,
 ) -> ProcessGroupExecutor:
     """Start the other ranks, build rank 0 here, and wait until all are ready. What one of them
     dies of ends the start, with its name."""
-    from vivace.platforms.groups import RankMemory
-
-    require_loopback()
     links: list[RankProcess] = []
     with file_of_ranks() as meeting, file_of_ranks() as memory, ExitStack() as started:
         report("Starting ranks", 0.0)
@@ -81,10 +74,10 @@ def start_process_group(
                 report("Starting ranks", (done + 1) / len(links))
             for link in links:
                 link.begin()
-            shared = RankMemory(memory)
+            rendezvous = meet_ranks(0, ranks, meeting, memory)
             for link in links:
-                link.wake_with(shared.abandon)
-            worker = build(join_group(0, ranks, meeting, shared))
+                link.wake_with(rendezvous.memory.abandon)
+            worker = build(rendezvous)
             for link in links:
                 link.expect(RankReady)
         except CannotStart:
@@ -94,18 +87,6 @@ def start_process_group(
             raise ExecutorDied(cause) from error
         started.pop_all()
     return ProcessGroupExecutor(worker, links)
-
-
-def require_loopback() -> None:
-    """Raises CannotStart where processes cannot reach each other on this machine."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=EXIT_SECONDS).close()
-    except OSError as error:
-        raise CannotStart(
-            f"--tp-size: the ranks talk over the loopback interface, and 127.0.0.1 cannot be "
-            f"reached ({error.strerror or error}); `ip link set lo up`, or leave the flag out"
-        ) from None
 
 
 @contextmanager
@@ -118,20 +99,12 @@ def file_of_ranks() -> Iterator[int]:
         os.close(descriptor)
 
 
-def join_group(rank: int, ranks: int, meeting: int, memory: RankMemory) -> Group:
-    """Collective: returns when all ranks have come. `meeting`: file descriptor."""
-    from torch import distributed as dist
+def meet_ranks(rank: int, ranks: int, meeting: int, memory: int) -> Rendezvous:
+    """`meeting`, `memory`: descriptors, open until the group has come together."""
+    from vivace.platforms.groups import RankMemory, Rendezvous
 
-    from vivace.platforms.groups import TorchGroup
-
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file:///proc/self/fd/{meeting}",
-        rank=rank,
-        world_size=ranks,
-        timeout=LONGEST_WAIT,
-    )
-    return TorchGroup(memory=memory)
+    place = f"file:///proc/self/fd/{meeting}"
+    return Rendezvous(rank=rank, size=ranks, meeting=place, memory=RankMemory(memory))
 
 
 def spawn_rank(config: Config, rank: int, ranks: int, meeting: int, memory: int) -> RankProcess:

@@ -205,8 +205,7 @@ class Embedding(Module):
         self._group = env.layout.vocabulary
         self.sizes = split_unevenly(self.vocabulary, self._group)
         self._first = sum(self.sizes[: self._group.rank])
-        self._count = self.sizes[self._group.rank]
-        rows = slice(self._first, self._first + self._count)
+        rows = slice(self._first, self._first + self.sizes[self._group.rank])
         self.shape = LinearShape((LocalPart(name, self.vocabulary, rows),), self.hidden)
         if self._scale is not None:
             # The reference rounds the scale to the model's dtype before it multiplies.
@@ -231,14 +230,9 @@ class Embedding(Module):
         if self._group.size == 1:
             embedded = self._ops.embedding(ids, self.weight)
         else:
-            embedded = self._group.sum(self._own_rows(ids - self._first))
+            share = self._ops.embedding(ids, self.weight, first=self._first, whole=self.vocabulary)
+            embedded = self._group.sum(share)
         return embedded if self._scale is None else self._ops.scale(embedded, self._scale)
-
-    def _own_rows(self, local: Tensor) -> Tensor:
-        """Zeros for the ids of others"""
-        foreign = (local < 0) | (local >= self._count)
-        rows = self._ops.embedding(local.masked_fill(foreign, 0), self.weight)
-        return rows.masked_fill(foreign.unsqueeze(1), 0)
 
 
 EMBEDDING_SUFFIXES = ("weight", "weight_scale")

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from vivace.errors import RankLost, say
+from vivace.errors import CannotStart, RankLost, say
+
+LONGEST_WAIT = timedelta(minutes=30)
+"""of ranks for each other, in a collective of torch's; while they load, one may be long behind the
+others. One that dies ends it at once, one that is stuck in a step ends by the watchdog."""
+LOOPBACK_SECONDS = 5.0
 
 
 class Group(Protocol):
@@ -41,6 +49,11 @@ class Group(Protocol):
         """The least of each number that any rank has"""
         ...
 
+    def divide(self, parts: Sequence[Sequence[int]]) -> Group:
+        """The group of that part which this rank is in. Of the group of all ranks only; `parts`:
+        the same on all of them, and each is in one."""
+        ...
+
 
 class SingleRank:
     """The only rank of its group."""
@@ -56,37 +69,75 @@ class SingleRank:
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         return list(numbers)
 
+    def divide(self, parts: Sequence[Sequence[int]]) -> Group:
+        return self
+
 
 SINGLE_RANK = SingleRank()
 
 
 class RankMemory:
     """A file without a name that all ranks of a machine have inherited, to be mapped by those whose
-    platform exchanges that way; it begins with a word that says whether anybody is still awaited
-    (0)."""
+    platform exchanges that way. It begins with a word that says whether anybody is still awaited
+    (0); regions behind it are taken in the same order by all ranks."""
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        """while they start"""
-        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)  # as others do: it never cuts
-        self._first = mmap.mmap(descriptor, mmap.PAGESIZE)
+        self._descriptor = descriptor
+        self._length = 0
+        self.first = self.take(mmap.PAGESIZE)
+
+    def take(self, nbytes: int) -> mmap.mmap:
+        """The next region, which costs memory as far as it is touched."""
+        start, length = self._length, pages(nbytes)
+        self.skip(nbytes)
+        # Others do the same, at other times: this makes the file longer, and never cuts it.
+        os.posix_fallocate(self._descriptor, self._length - 1, 1)
+        return mmap.mmap(self._descriptor, length, offset=start)
+
+    def skip(self, nbytes: int) -> None:
+        """Leave the next region to others."""
+        self._length += pages(nbytes)
 
     def abandon(self) -> None:
         """A rank has died: nobody waits for another one any more. From any thread."""
-        self._first[:4] = (1).to_bytes(4, sys.byteorder)
+        self.first[:4] = (1).to_bytes(4, sys.byteorder)
+
+    @property
+    def abandoned(self) -> bool:
+        return self.first[:4] != bytes(4)
+
+
+def pages(nbytes: int) -> int:
+    """Filled up to whole pages"""
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Where a rank of several finds the others of its machine."""
+
+    rank: int
+    size: int
+    meeting: str
+    """URL of a file for torch.distributed"""
+    memory: RankMemory
 
 
 class TorchGroup:
-    """By torch.distributed (gloo on CPUs). `group` None: the default group of the process;
-    `memory`: where the ranks can exchange, too."""
+    """By torch.distributed (gloo on CPUs). `group` None: the default group of the process."""
 
-    def __init__(
-        self, group: dist.ProcessGroup | None = None, memory: RankMemory | None = None
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
-        self.memory = memory
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+
+    def divide(self, parts: Sequence[Sequence[int]]) -> Group:
+        mine: Group = self
+        for part in parts:
+            made = dist.new_group(list(part))  # by those who are not in it, too
+            if isinstance(made, dist.ProcessGroup) and self.rank in part:
+                mine = TorchGroup(made)
+        return mine
 
     def sum(self, x: Tensor) -> Tensor:
         self._together(dist.all_reduce, x)
@@ -111,3 +162,28 @@ class TorchGroup:
             collective(*operands, group=self._group)
         except RuntimeError as error:
             raise RankLost(f"other ranks do not answer any more ({say(error)})") from error
+
+
+def join_by_gloo(rendezvous: Rendezvous) -> TorchGroup:
+    """Collective: returns when all ranks have come. Raises CannotStart."""
+    require_loopback()
+    dist.init_process_group(
+        "gloo",
+        init_method=rendezvous.meeting,
+        rank=rendezvous.rank,
+        world_size=rendezvous.size,
+        timeout=LONGEST_WAIT,
+    )
+    return TorchGroup()
+
+
+def require_loopback() -> None:
+    """Raises CannotStart where processes cannot reach each other on this machine."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=LOOPBACK_SECONDS).close()
+    except OSError as error:
+        raise CannotStart(
+            f"--tp-size: the ranks talk over the loopback interface, and 127.0.0.1 cannot be "
+            f"reached ({error.strerror or error}); `ip link set lo up`, or leave the flag out"
+        ) from None

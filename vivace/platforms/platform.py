@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from vivace.platforms.attention import AttentionBackend, Step
     from vivace.platforms.cache import CacheLayer, CacheMemory
-    from vivace.platforms.groups import Group
+    from vivace.platforms.groups import Group, Rendezvous
     from vivace.platforms.host import ReadBack
     from vivace.platforms.ops.sampling import SamplingOps
     from vivace.platforms.ops.table import Ops
@@ -136,8 +136,9 @@ class Platform(Protocol):
         """The torch.dtype of activations when matrices have this one."""
         ...
 
-    def collectives(self, group: Group) -> Group:
-        """The same ranks, exchanging by what is best here."""
+    def join(self, rendezvous: Rendezvous) -> Group:
+        """The group of all ranks, exchanging by what is best here; they come one after the other.
+        Raises CannotStart."""
         ...
 
     def recorder(self) -> GraphRecorder | None:

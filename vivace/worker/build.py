@@ -18,7 +18,7 @@ from vivace.platforms.cache import (
     group_bytes_per_token,
     own_windows,
 )
-from vivace.platforms.groups import SINGLE_RANK, Group
+from vivace.platforms.groups import SINGLE_RANK, Group, Rendezvous
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.protocol.messages import Capacity, Rewrite, window_slack
 from vivace.sampling.processors import LogitsProcessor
@@ -54,18 +54,18 @@ MAX_STEP_BUFFER = 16384
 def build_worker(
     config: Config,
     report: ReportProgress,
-    group: Group = SINGLE_RANK,
+    rendezvous: Rendezvous | None = None,
     *,
     owns_process: bool = False,
     share: int = 0,
 ) -> Worker:
-    """Load the platform and the weights, size the pool with what is left, and assemble. `group`:
-    the ranks that share the layers. `owns_process`, `share`: as in `PlatformSettings`, `Setup`."""
+    """Load platform and weights, size the pool with what is left, assemble. `rendezvous`: of the
+    ranks that share layers; `owns_process`, `share`: as in `PlatformSettings`, `Setup`."""
     report("Loading kernels", 0.0)
-    workers = group.size * config.parallel.dp_size
+    workers = config.parallel.tp_size * config.parallel.dp_size
     platform = load_platform(config.platform, platform_settings(config, workers, owns_process))
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
-    group = platform.collectives(group)
+    group = SINGLE_RANK if rendezvous is None else platform.join(rendezvous)
     free, share = share_memory(platform, workers, share, group)
     max_tokens = longest_request(config, free * group.size, kv_dtype)
     model = load(config, platform, max_tokens, report, group)
@@ -96,7 +96,7 @@ def build_worker(
         vocabulary=config.facts.vocabulary,
         weight_bytes=weight_bytes,
         step_tokens=_step_tokens(config, size.rows),
-        captures=choose_captures(config, size.rows, group.size),
+        captures=choose_captures(config, size.rows),
         report=report,
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
         rewrites=other_threads(config, platform, workers),

@@ -66,7 +66,7 @@ MOST_INT8_INPUTS = 1 << 16
 """more could overflow a sum of 32 bits"""
 FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 Rows = Tensor | StoredBlocks | Int8Rows
-PACK, LINEAR, EMBED, QUANTIZE_ROWS = "qqqqqq", "qqqqqqqqq", "qqqqqq", "qqqqq"
+PACK, LINEAR, EMBED, QUANTIZE_ROWS = "qqqqqq", "qqqqqqqqq", "qqqqqqqq", "qqqqq"
 GATED = "q" * 10
 
 
@@ -153,7 +153,15 @@ class NativeLinears:
         """[V, hidden] -> what `embedding` and `pack` take"""
         return self.pack([weight])
 
-    def embedding(self, ids: Tensor, weight: PackedWeight, out: Tensor | None = None) -> Tensor:
+    def embedding(
+        self,
+        ids: Tensor,
+        weight: PackedWeight,
+        out: Tensor | None = None,
+        *,
+        first: int = 0,
+        whole: int | None = None,
+    ) -> Tensor:
         """ids[T] int64 -> [T, hidden] float32; an id that is not in the vocabulary gives NaN"""
         part, (rows,) = weight.parts[0], sizes("embedding", "ids", ids, 1)
         embed = self._embed.get(part.kind) if len(weight.parts) == 1 else None
@@ -167,6 +175,8 @@ class NativeLinears:
             block("embedding", "out", result, rows, weight.inputs),
             weight.outputs,
             weight.inputs,
+            first,
+            weight.outputs if whole is None else whole,
         )
         return result
 

@@ -18,7 +18,7 @@ from vivace.platforms.cpu.instructions import best_kernels
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.ops import cpu_ops
 from vivace.platforms.cpu.rows import HostRows
-from vivace.platforms.groups import Group, TorchGroup
+from vivace.platforms.groups import Group, Rendezvous, join_by_gloo
 from vivace.platforms.host import ReadBack, SharedReadBack
 from vivace.platforms.ops.paged_cache import PagedCache, keep_together
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
@@ -59,12 +59,11 @@ class NativePlatform:
     def activations(self, matrices: torch.dtype) -> torch.dtype:
         return torch.float32
 
-    def collectives(self, group: Group) -> Group:
-        if not isinstance(group, TorchGroup) or group.memory is None:
-            return group
+    def join(self, rendezvous: Rendezvous) -> Group:
         from vivace.platforms.cpu.shared_group import SharedMemoryGroup
 
-        return SharedMemoryGroup(self._kernels, group, group.memory)
+        place = rendezvous.rank, rendezvous.size
+        return SharedMemoryGroup(self._kernels, rendezvous.memory, *place)
 
     def recorder(self) -> GraphRecorder:
         return CpuGraphs(self._kernels)
@@ -133,8 +132,8 @@ class TorchPlatform:
     def activations(self, matrices: torch.dtype) -> torch.dtype:
         return matrices
 
-    def collectives(self, group: Group) -> Group:
-        return group
+    def join(self, rendezvous: Rendezvous) -> Group:
+        return join_by_gloo(rendezvous)
 
     def recorder(self) -> None:
         return None

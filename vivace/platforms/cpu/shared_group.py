@@ -2,61 +2,75 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vivace.errors import RankLost
 from vivace.platforms.cpu.native import Kernels, block, matrix, require, sizes
-from vivace.platforms.groups import RankMemory, TorchGroup
+from vivace.platforms.errors import CaptureError
+from vivace.platforms.groups import SINGLE_RANK, Group, RankMemory, pages
 
 LINE = 64
 """bytes of a cache line"""
-SLOT_BYTES = 1 << 20
-"""what a rank shares at once; longer rows come in pieces"""
-
-
-def shared_bytes(ranks: int) -> int:
-    """Memory of a group: a line for all, one of each rank, two slots of each."""
-    return first_slot(ranks) + 2 * ranks * SLOT_BYTES
+SLOT_BYTES = 16 << 20
+"""what a rank shares at once; longer inputs come in pieces"""
 
 
 def first_slot(ranks: int) -> int:
-    return -(-LINE * (1 + ranks) // mmap.PAGESIZE) * mmap.PAGESIZE
+    """Bytes in front of the slots: a line of each rank."""
+    return pages(LINE * ranks)
+
+
+def region_bytes(ranks: int) -> int:
+    """The lines, and two slots of each rank"""
+    return first_slot(ranks) + 2 * ranks * SLOT_BYTES
 
 
 class SharedMemoryGroup:
     """Sums are added in the order of the ranks: every rank has the same bits, and they are the same
-    in every run. `peers` are the same ranks by torch.distributed, for what is no step.
+    in every run. Captured steps may have all but `minimum` in them.
 
-    A rank that waits for one that has died waits until `RankMemory.abandon`; what it gets then is
-    nonsense, and nobody asks for it any more.
+    A rank that waits for one that has died waits until `RankMemory.abandon`; what a captured step
+    gets then is nonsense, and nobody asks for it any more.
     """
 
-    def __init__(self, kernels: Kernels, peers: TorchGroup, memory: RankMemory) -> None:
-        os.ftruncate(memory.descriptor, shared_bytes(peers.size))  # every rank, to the same length
-        self.rank, self.size = peers.rank, peers.size
-        self._peers = peers
+    def __init__(self, kernels: Kernels, memory: RankMemory, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
         self._kernels = kernels
-        self._mapped = np.frombuffer(
-            mmap.mmap(memory.descriptor, shared_bytes(self.size)), np.uint8
-        )
+        self._memory = memory
+        region = memory.take(region_bytes(size))
+        self._mapped = np.frombuffer(region, np.uint8), np.frombuffer(memory.first, np.uint8)
         self._own = np.zeros(1, np.int64)
         """collectives that this rank has met the others in"""
-        base = self._mapped.ctypes.data
-        self._group, self._lines = base, base + LINE
-        self._slots = base + first_slot(self.size), SLOT_BYTES
+        self._lines, self._group = (mapped.ctypes.data for mapped in self._mapped)
+        self._slots = self._lines + first_slot(size), SLOT_BYTES
+        self._widths: dict[tuple[int, ...], np.ndarray] = {}
         self._share = kernels.operation("share_rows", "q" * 9)
         self._meet = kernels.operation("meet", "q" * 6)
         self._add = kernels.operation("add_shares", "q" * 7)
         self._gather = kernels.operation("gather_shares", "q" * 7)
 
+    def divide(self, parts: Sequence[Sequence[int]]) -> Group:
+        mine: Group | None = None
+        for part in parts:
+            if self.rank not in part:
+                self._memory.skip(region_bytes(len(part)))
+            elif len(part) == 1:
+                mine = SINGLE_RANK
+                self._memory.skip(region_bytes(1))
+            else:
+                place = part.index(self.rank)
+                mine = SharedMemoryGroup(self._kernels, self._memory, place, len(part))
+        if mine is None:
+            raise ValueError(f"rank {self.rank} is in none of {parts}")
+        return mine
+
     def sum(self, x: Tensor) -> Tensor:
         rows, columns = sizes("sum", "x", x)
-        for first, last in pieces(rows, columns):
+        for first, last in self._pieces(rows, columns):
             part = x[first:last]
             self._exchange(part, columns)
             self._add(
@@ -72,32 +86,42 @@ class SharedMemoryGroup:
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         rows, columns = sizes("gather", "x", x)
         require("gather", columns == widths[self.rank], f"{columns} of {list(widths)}")
-        wide = torch.tensor(widths)
+        wide = self._widths.setdefault(tuple(widths), np.array(widths, np.int64))
         out = self._kernels.empty(rows, sum(widths))
-        for first, last in pieces(rows, max(widths)):
+        for first, last in self._pieces(rows, max(widths)):
             self._exchange(x[first:last], columns)
             self._gather(
                 last - first,
                 out[first:last].data_ptr(),
-                wide.data_ptr(),
+                wide.ctypes.data,
                 *self._slots,
                 self.size,
                 self._own.ctypes.data,
             )
         return out
 
+    def minimum(self, numbers: Sequence[int]) -> list[int]:
+        """By a gather of their bits, two floats each"""
+        mine = torch.tensor([list(numbers)], dtype=torch.int64).view(torch.float32)
+        found = self.gather(mine, [mine.shape[1]] * self.size).view(torch.int64)
+        return found.view(self.size, -1).amin(0).tolist()
+
+    def _pieces(self, rows: int, columns: int) -> list[tuple[int, int]]:
+        """Ranges of rows that fit a slot; the same on every rank."""
+        require("share_rows", 4 * columns <= SLOT_BYTES, f"rows of {columns} numbers")
+        each = SLOT_BYTES // (4 * max(1, columns))
+        if rows > each and self._kernels.capturing:
+            raise CaptureError(
+                f"ranks share at most {each} rows of {columns} numbers at once: give "
+                f"--cuda-graph-max-bs {each} or less"
+            )
+        return [(first, min(first + each, rows)) for first in range(0, rows, each)]
+
     def _exchange(self, part: Tensor, columns: int) -> None:
+        """This rank's rows -> its slot; returns when those of all are there. Raises RankLost."""
         address, stride = matrix("share_rows", "x", part, columns)
         rows, own = part.shape[0], self._own.ctypes.data
         self._share(rows, address, stride, columns, *self._slots, self.rank, self.size, own)
         self._meet(rows, self._group, self._lines, self.rank, self.size, own)
-
-    def minimum(self, numbers: Sequence[int]) -> list[int]:
-        return self._peers.minimum(numbers)
-
-
-def pieces(rows: int, columns: int) -> list[tuple[int, int]]:
-    """Ranges of rows that fit a slot; the same on every rank."""
-    require("share_rows", 4 * columns <= SLOT_BYTES, f"rows of {columns} numbers")
-    each = SLOT_BYTES // (4 * max(1, columns))
-    return [(first, min(first + each, rows)) for first in range(0, rows, each)]
+        if self._memory.abandoned and not self._kernels.capturing:
+            raise RankLost("other ranks do not answer any more")

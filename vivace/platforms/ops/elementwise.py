@@ -18,9 +18,21 @@ def pack_embedding(weight: Tensor | StoredBlocks) -> Tensor:
     return weight if isinstance(weight, Tensor) else weight.dequantize()
 
 
-def embedding(ids: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-    """Rows of `weight[V, hidden]` for `ids[T]` (int64 or int32) -> [T, hidden]."""
-    return torch.index_select(weight, 0, ids, out=out)
+def embedding(
+    ids: Tensor,
+    weight: Tensor,
+    out: Tensor | None = None,
+    *,
+    first: int = 0,
+    whole: int | None = None,
+) -> Tensor:
+    """Rows of `weight[V, hidden]` for `ids[T]` (int64 or int32) -> [T, hidden]. `whole`: the weight
+    is that of ids first .. first + V - 1 of so many, and the others give zeros."""
+    if whole is None:
+        return torch.index_select(weight, 0, ids, out=out)
+    foreign = (ids < first) | (ids >= first + len(weight))
+    rows = torch.index_select(weight, 0, (ids - first).masked_fill_(foreign, 0), out=out)
+    return rows.masked_fill_(foreign.unsqueeze(1), 0)
 
 
 def rms_norm(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.cache import CacheLayer
+from vivace.platforms.groups import Group, Rendezvous, join_by_gloo
 from vivace.platforms.host import HOST, CopiedReadBack, ReadBack, SharedReadBack
 from vivace.platforms.ops.attention import ReferenceAttention
 from vivace.platforms.ops.paged_cache import PagedCache, keep_apart
@@ -40,6 +41,9 @@ class ReferencePlatform:
 
     def activations(self, matrices: torch.dtype) -> torch.dtype:
         return matrices
+
+    def join(self, rendezvous: Rendezvous) -> Group:
+        return join_by_gloo(rendezvous)
 
     def recorder(self) -> None:
         return None

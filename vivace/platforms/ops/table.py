@@ -91,7 +91,15 @@ class MoeGateOp(Protocol):
 
 
 class EmbeddingOp(Protocol):
-    def __call__(self, ids: Tensor, weight: PackedWeight, out: Tensor | None = None) -> Tensor: ...
+    def __call__(
+        self,
+        ids: Tensor,
+        weight: PackedWeight,
+        out: Tensor | None = None,
+        *,
+        first: int = 0,
+        whole: int | None = None,
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +107,8 @@ class Ops:
     """The ops a model may use. Every entry has the signature of its torch reference."""
 
     embedding: EmbeddingOp
-    """(ids[T] int64, packed weight[V, hidden], out=None) -> [T, hidden]"""
+    """(ids[T] int64, packed weight[V, hidden], out=None, *, first=0, whole=None) -> [T, hidden];
+    `whole`: the weight has ids first .. first + V - 1 of so many, and the others give zeros"""
     rms_norm: RmsNormOp
     """(x[..., n], weight[n], eps, *, offset=0.0, out=None) -> like x; reduction in float32"""
     add_rms_norm: AddRmsNormOp

@@ -254,22 +254,24 @@ bool multiply(Suite& suite, const char* op, const Layer& layer, Random& random, 
 
 // Rows of a packed layer; an id that it has not gives NaN.
 bool embed(Suite& suite, const char* op, const Layer& layer, Random& random) {
-    std::vector<int64_t> ids = {0, layer.n - 1, -1, layer.n, 16, 15};
-    for (int i = 0; i < 5; ++i) ids.push_back(random.below(layer.n));
+    const int64_t first = 7, whole = first + layer.n + 2;
+    std::vector<int64_t> ids = {0, first - 1, first, first + layer.n - 1, first + layer.n, whole - 1, -1, whole, 16, 15};
+    for (int i = 0; i < 5; ++i) ids.push_back(first + random.below(layer.n));
     const int64_t rows = (int64_t)ids.size(), k = layer.k;
     std::vector<float> out;
     const auto reset = [&] { out.assign((size_t)(rows * k), 0); };
     reset();
     Words words;
-    words.add(rows).add(ids).add(layer.panels).add(out).add(layer.n).add(k);
+    words.add(rows).add(ids).add(layer.panels).add(out).add(layer.n).add(k).add(first).add(whole);
     if (!suite.run(op, words, reset, [&] { return bytes_of(out); })) return false;
     double largest = 0;
     for (double w : layer.weights) largest = std::max(largest, std::fabs(w));
     std::vector<double> wanted(out.size(), 0), scale(out.size(), largest);
     for (int64_t i = 0; i < rows * k; ++i) {
         const int64_t id = ids[i / k];
-        const bool there = id >= 0 && id < layer.n;
-        if (there) wanted[i] = layer.weights[id * k + i % k];
+        const bool there = id >= first && id < first + layer.n, others = id >= 0 && id < whole;
+        if (there) wanted[i] = layer.weights[(id - first) * k + i % k];
+        else if (others) scale[i] = 0;
         else if (out[i] == out[i]) return suite.fail(op, "has a row for every id");
         else out[i] = 0;
     }
