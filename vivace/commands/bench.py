@@ -9,12 +9,13 @@ from vivace.errors import CANNOT_START
 from vivace.registry import Registry
 
 BENCHES = {
-    "serving": "a running server under load (also: python -m vivace.bench_serving)",
+    "serving": "a running server under load (or: python -m vivace.bench_serving)",
     "offline": "throughput of the engine in one process",
     "one-batch": "one batch: prefill and decode time",
     "scheduler": "time to plan and commit a step",
     "check": "time of `vivace check`, with the interpreter's start",
     "kernels": "the CPU's linear layers beside the machine's limits",
+    "collectives": "what ranks exchange over shared memory, beside gloo",
     "peers": "this server against others on the same workload",
     "sse": "CPU time of a streamed chunk in the frontend",
     "soak": "many streams with random aborts: nothing may leak or fail",

@@ -26,9 +26,8 @@ def child_environment() -> dict[str, str]:
     weights are read once per token, and with small pages the misses of address translation cost
     more than the reading. TOKENIZERS_PARALLELISM off: a frontend tokenizes each text in a thread of
     its own choice; the library would start one more per core, and panic where the system refuses
-    them. Ranks that exchange by gloo
-    (without our kernels) listen on this machine only: it trusts whoever connects. Keys reach those who compare them with the rest
-    of the configuration.
+    them. Ranks that exchange by gloo (without our kernels) listen on this machine only: it trusts
+    whoever connects. Keys reach those who compare them with the rest of the configuration.
     """
     kept = {name: value for name, value in os.environ.items() if name not in KEYS_OF_THE_SERVER}
     return {
