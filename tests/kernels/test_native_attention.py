@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,8 +126,16 @@ class Sequences:
         seen = at[:, None] >= at
         if layer.window:
             seen &= at[:, None] - at < layer.window
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if layer.sinks is not None:
+            sinks = layer.sinks.double().view(-1, 1, 1).expand(-1, length, 1)
+            scores = torch.cat((scores, sinks), -1)
+        weights = scores.softmax(-1)[..., :length]
         return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+
+
+def some_sinks(heads):
+    return torch.linspace(-3, 6, heads)[torch.randperm(heads)]
 
 
 def shaped(heads=6, kv_heads=2, head_dim=16, **changes):
@@ -178,6 +186,7 @@ def cases(draw):
         head_dim=draw(st.sampled_from([16, 48, 64, 80, 128, 256])),
         window=draw(st.sampled_from([None, None, 1, 7, 40, 150])),
         soft_cap=draw(st.sampled_from([None, None, 2.0])),
+        sinks=some_sinks(kv_heads * group) if draw(st.booleans()) else None,
     )
     lengths = draw(st.lists(st.integers(1, 40) | st.integers(100, 400), min_size=1, max_size=4))
     dtype = draw(st.sampled_from(KV))
@@ -224,11 +233,13 @@ def test_any_steps_follow_the_definition_and_chunks_do_not_matter(data):
 
 @pytest.mark.parametrize("isa", USABLE)
 @pytest.mark.parametrize("dtype", KV)
-@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize(
+    "limits", [{}, {"window": 300}, {"sinks": some_sinks(9)}, {"window": 70, "sinks": some_sinks(9)}]
+)
 def test_a_token_is_the_same_decoded_alone_in_a_batch_in_a_prompt_and_by_any_threads(
-    isa, dtype, window
+    isa, dtype, limits
 ):
-    layer = shaped(heads=9, kv_heads=3, head_dim=64, window=window)
+    layer = shaped(heads=9, kv_heads=3, head_dim=64, **limits)
     sequences = Sequences(layer, [1000, 129, 128, 1, 513], 16, dtype)
     prompt = native(sequences, isa)
     wanted = [sequences.run(prompt, [(r, 0, n)])[-1] for r, n in enumerate(sequences.lengths)]
@@ -248,6 +259,27 @@ def test_what_lies_before_the_window_is_not_read():
     backend._memory.layers[0][sequences.pages[0, : (398 - 50) // 16]] = torch.nan
     assert torch.equal(sequences.run(backend, [(0, 399, 400)])[0], wanted[-1])
     assert torch.equal(sequences.run(backend, [(0, 397, 400)]), wanted)
+
+
+@pytest.mark.parametrize("isa", USABLE)
+def test_sinks_far_above_and_far_below_all_scores(isa):
+    sinks = torch.tensor([200.0, -200.0, -torch.inf, 1e4, -1e4, 0.0])
+    sequences = Sequences(shaped(head_dim=32, sinks=sinks), [150], 16, torch.float32)
+    found = sequences.run(native(sequences, isa), [(0, 0, 150)])
+    torch.testing.assert_close(found.double(), sequences.expected(0), atol=3e-6, rtol=2e-5)
+    layer = replace(sequences.layer, sinks=None)
+    alone = Sequences(layer, [150], 16, torch.float32)
+    plain = alone.run(native(alone, isa), [(0, 0, 150)]).unflatten(-1, (6, 32))
+    assert torch.equal(found.unflatten(-1, (6, 32))[:, [1, 2, 4]], plain[:, [1, 2, 4]])
+
+
+@pytest.mark.parametrize(
+    "sinks", [torch.zeros(5), torch.zeros(6, dtype=torch.float64), torch.zeros(6, 2)[:, 0]]
+)
+def test_sinks_of_another_shape_or_type_are_refused(sinks):
+    sequences = Sequences(shaped(sinks=sinks), [10], 16, torch.float32)
+    with pytest.raises(ValueError, match="sinks"):
+        sequences.run(native(sequences), [(0, 0, 10)])
 
 
 def test_contexts_longer_than_announced_are_not_shared_but_right():
@@ -283,8 +315,9 @@ def test_a_nan_stays_in_its_row_and_is_seen_there(isa, dtype):
 
 
 @pytest.mark.parametrize("dtype", KV)
-def test_a_captured_decode_replays_with_any_rows_up_to_its_own(dtype):
-    layer = shaped(heads=6, kv_heads=3, head_dim=64)
+@pytest.mark.parametrize("limits", [{}, {"window": 100, "sinks": some_sinks(6)}])
+def test_a_captured_decode_replays_with_any_rows_up_to_its_own(dtype, limits):
+    layer = shaped(heads=6, kv_heads=3, head_dim=64, **limits)
     lengths = [300, 17, 700, 128, 5, 64, 65, 400]
     sequences = Sequences(layer, lengths, 16, dtype)
     backend = native(sequences)

@@ -33,8 +33,7 @@ class AttentionLayer:
     soft_cap: float | None = None
     """scores become cap * tanh(score / cap) before the softmax"""
     sinks: Tensor | None = field(default=None, compare=False)
-    """[heads]: a score of each head that takes its part of the softmax and has no value; only
-    backends of torch operations have it"""
+    """[heads] float32: a score of each head that takes its part of the softmax and has no value"""
 
     @property
     def cache(self) -> LayerCache:

@@ -10,6 +10,7 @@ struct Shape {
     int64_t heads, kv_heads, head_dim, window;
     double soft_cap;
     int64_t kv;
+    bool sinks = false;
 };
 
 // A KV cache of random numbers whose pages lie in any order.
@@ -38,7 +39,8 @@ struct Query {
     int64_t span, position;
 };
 
-void attend(const Shape& s, const Cache& cache, Query query, const float* q, int64_t head, double* out) {
+void attend(const Shape& s, const Cache& cache, Query query, const float* q, int64_t head, const float* sinks,
+            double* out) {
     const int64_t kv_head = head / (s.heads / s.kv_heads);
     const int64_t first = s.window && query.position >= s.window ? query.position - s.window + 1 : 0;
     std::vector<double> scores;
@@ -48,8 +50,9 @@ void attend(const Shape& s, const Cache& cache, Query query, const float* q, int
         dot /= std::sqrt((double)s.head_dim);
         scores.push_back(s.soft_cap > 0 ? s.soft_cap * std::tanh(dot / s.soft_cap) : dot);
     }
-    const double row_max = *std::max_element(scores.begin(), scores.end());
-    double total = 0;
+    const double sink = s.sinks ? sinks[head] : -INFINITY;
+    const double row_max = std::max(sink, *std::max_element(scores.begin(), scores.end()));
+    double total = std::exp(sink - row_max);
     for (double& score : scores) total += score = std::exp(score - row_max);
     for (int64_t i = 0; i < s.head_dim; ++i) {
         out[i] = 0;
@@ -70,7 +73,7 @@ bool attention(Suite& suite, Random& random, const Shape& s, const std::vector<i
     }
     const Cache cache(s, random, lengths);
     const int64_t rows = (int64_t)queries.size(), q_stride = width + 8, max_tiles = 64;
-    const auto q = floats(random, rows * q_stride, 2);
+    const auto q = floats(random, rows * q_stride, 2), sinks = floats(random, s.heads, 6);
     std::vector<float> out,
         partial((size_t)(spans * s.kv_heads * max_tiles * (2 * ((group + 15) / 16 * 16) + group * s.head_dim)));
     std::vector<int64_t> arrivals((size_t)(spans * s.kv_heads), 0);
@@ -83,14 +86,15 @@ bool attention(Suite& suite, Random& random, const Shape& s, const std::vector<i
         .add(s.head_dim)
         .add(1 / std::sqrt((double)s.head_dim))
         .add(s.window)
-        .add(s.soft_cap);
+        .add(s.soft_cap)
+        .add(s.sinks ? sinks.data() : nullptr);
     words.add(cache.pages).add(cache.pages_a_span).add(lengths).add(decoding ? nullptr : starts.data()).add(spans);
     words.add(partial).add(arrivals).add(spans).add(max_tiles);
     if (!suite.run("attention", words, reset, [&] { return bytes_of(out); })) return false;
     std::vector<double> wanted(out.size());
     for (int64_t row = 0; row < rows; ++row)
         for (int64_t head = 0; head < s.heads; ++head)
-            attend(s, cache, queries[row], &q[row * q_stride + head * s.head_dim], head,
+            attend(s, cache, queries[row], &q[row * q_stride + head * s.head_dim], head, sinks.data(),
                    &wanted[row * width + head * s.head_dim]);
     return suite.close("attention", out, wanted, std::vector<double>(out.size(), 1), 2e-5);
 }
@@ -104,7 +108,9 @@ void attention(Suite& suite) {
                                                      {9, 3, 64, 20, 0, BF16},
                                                      {4, 1, 128, 0, 5, WIDE},
                                                      {9, 3, 64, 0, 0, INT8},
-                                                     {4, 2, 80, 30, 0, INT8}}) {
+                                                     {4, 2, 80, 30, 0, INT8},
+                                                     {6, 2, 64, 0, 0, WIDE, true},
+                                                     {8, 1, 64, 20, 0, INT8, true}}) {
             if (!attention(suite, random, shape, {1, 17, 300, 64}, {1, 1, 1, 1}, true)) return false;
             if (!attention(suite, random, shape, {700}, {1}, true)) return false;
             if (!attention(suite, random, shape, {5, 90, 64, 130}, {5, 40, 1, 130}, false)) return false;
