@@ -26,6 +26,7 @@ from vivace.platforms.ops.paged_cache import PagedCache
 LONGEST = 2048
 KV = [torch.float32, torch.bfloat16, torch.int8]
 
+LIMITS = [*((n, None) for n in (None, None, 1, 7, 40, 150)), *((None, n) for n in (1, 9, 128, 150))]
 KERNELS = {isa: load_kernels(isa) for isa in USABLE}
 pytestmark = needs_kernels
 
@@ -126,6 +127,8 @@ class Sequences:
         seen = at[:, None] >= at
         if layer.window:
             seen &= at[:, None] - at < layer.window
+        if layer.chunk:
+            seen &= at[:, None] // layer.chunk == at // layer.chunk
         scores = scores.masked_fill(~seen, -torch.inf)
         if layer.sinks is not None:
             sinks = layer.sinks.double().view(-1, 1, 1).expand(-1, length, 1)
@@ -179,12 +182,14 @@ def test_one_stored_number_of_a_short_row_may_round_the_other_way(off, allowed):
 
 @st.composite
 def cases(draw):
+    window, chunk = draw(st.sampled_from(LIMITS))
     kv_heads, group = draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 2, 3, 7, 14]))
     layer = shaped(
         heads=kv_heads * group,
         kv_heads=kv_heads,
         head_dim=draw(st.sampled_from([16, 48, 64, 80, 128, 256])),
-        window=draw(st.sampled_from([None, None, 1, 7, 40, 150])),
+        window=window,
+        chunk=chunk,
         soft_cap=draw(st.sampled_from([None, None, 2.0])),
         sinks=some_sinks(kv_heads * group) if draw(st.booleans()) else None,
     )
@@ -234,7 +239,15 @@ def test_any_steps_follow_the_definition_and_chunks_do_not_matter(data):
 @pytest.mark.parametrize("isa", USABLE)
 @pytest.mark.parametrize("dtype", KV)
 @pytest.mark.parametrize(
-    "limits", [{}, {"window": 300}, {"sinks": some_sinks(9)}, {"window": 70, "sinks": some_sinks(9)}]
+    "limits",
+    [
+        {},
+        {"window": 300},
+        {"sinks": some_sinks(9)},
+        {"window": 70, "sinks": some_sinks(9)},
+        {"chunk": 300},
+        {"chunk": 256, "sinks": some_sinks(9)},
+    ],
 )
 def test_a_token_is_the_same_decoded_alone_in_a_batch_in_a_prompt_and_by_any_threads(
     isa, dtype, limits
@@ -259,6 +272,15 @@ def test_what_lies_before_the_window_is_not_read():
     backend._memory.layers[0][sequences.pages[0, : (398 - 50) // 16]] = torch.nan
     assert torch.equal(sequences.run(backend, [(0, 399, 400)])[0], wanted[-1])
     assert torch.equal(sequences.run(backend, [(0, 397, 400)]), wanted)
+
+
+def test_what_lies_before_the_chunk_is_not_read():
+    sequences = Sequences(shaped(chunk=96), [200], 16, torch.float32)
+    backend = native(sequences)
+    wanted = sequences.run(backend, [(0, 0, 200)])
+    backend._memory.layers[0][sequences.pages[0, : 192 // 16]] = torch.nan
+    assert torch.equal(sequences.run(backend, [(0, 199, 200)])[0], wanted[-1])
+    assert torch.equal(sequences.run(backend, [(0, 192, 200)]), wanted[-8:])
 
 
 @pytest.mark.parametrize("isa", USABLE)
@@ -315,7 +337,7 @@ def test_a_nan_stays_in_its_row_and_is_seen_there(isa, dtype):
 
 
 @pytest.mark.parametrize("dtype", KV)
-@pytest.mark.parametrize("limits", [{}, {"window": 100, "sinks": some_sinks(6)}])
+@pytest.mark.parametrize("limits", [{}, {"window": 100, "sinks": some_sinks(6)}, {"chunk": 100}])
 def test_a_captured_decode_replays_with_any_rows_up_to_its_own(dtype, limits):
     layer = shaped(heads=6, kv_heads=3, head_dim=64, **limits)
     lengths = [300, 17, 700, 128, 5, 64, 65, 400]

@@ -105,6 +105,8 @@ def test_equals_the_definition(backend, page_size, name):
         shaped(window=30, soft_cap=2.0),
         shaped(sinks=torch.linspace(-2, 3, 6)),
         shaped(window=7, soft_cap=2.0, sinks=torch.linspace(3, -2, 6)),
+        shaped(chunk=9),
+        shaped(chunk=24, sinks=torch.linspace(3, -2, 6)),
     ):
         for scattered in (True, False):
             step = made_step(STEPS[name], page_size, scattered=scattered)
@@ -137,7 +139,7 @@ def test_keys_and_values_may_be_stored_in_another_dtype(backend):
 
 def test_long_spans_are_cut_into_blocks():
     step = made_step([(0, 300), (100, 270)], 16, scattered=True)
-    for layer in (shaped(), shaped(window=64)):
+    for layer in (shaped(), shaped(window=64), shaped(chunk=64), shaped(chunk=120)):
         expected, _ = run(ReferenceAttention, layer, step, 16, torch.float32)
         found, _ = run(CpuAttention, layer, step, 16, torch.float32)
         torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
@@ -173,6 +175,17 @@ def test_out_buffer_is_filled():
     backend.plan(step)
     assert backend.attend(layer, q, k, v, step, out=out) is out
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, ReferenceAttention])
+@pytest.mark.parametrize(("limit", "first"), [({"chunk": 8}, 16), ({"window": 8}, 14), ({}, 0)])
+def test_a_query_sees_the_mean_of_its_chunk_or_window(backend, limit, first):
+    """Scores are all equal."""
+    layer, step = shaped(scale=0.0, **limit), made_step([(0, 22)], 16, scattered=True)
+    found, memory = run(backend, layer, step, 16, torch.float32)
+    values = memory[step.page_table[0]][:, :, 1].flatten(0, 1)[first:22].mean(0)
+    expected = values.repeat_interleave(3, 0).flatten()
+    torch.testing.assert_close(found[21], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, ReferenceAttention])

@@ -9,13 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vivace.platforms.cache import CachePart, LayerCache
+
+Positions = TypeVar("Positions", int, np.ndarray, Tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAttention:
+    """Which of the keys before it a query sees; with neither, all."""
+
+    window: int | None = None
+    """the last ones up to its own"""
+    chunk: int | None = None
+    """those of its own chunk: positions are cut into chunks of so many (Llama 4); never beside a
+    window"""
+
+    def first_key(self, position: Positions) -> Positions:
+        """The first position that a query at `position` sees; below 0: everything."""
+        if self.chunk is not None:
+            return position - position % self.chunk
+        return position - position if self.window is None else position - self.window + 1
+
+    def limits(self, longest: int) -> bool:
+        """Whether any query of so many tokens misses one before it."""
+        return self.first_key(longest - 1) > 0
+
+
+FULL_ATTENTION = LocalAttention()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +56,16 @@ class AttentionLayer:
     scale: float
     window: int | None = None
     """a query at position p sees positions p - window + 1 .. p; None = everything before it"""
+    chunk: int | None = None
+    """a query sees the positions of its own chunk of so many; KV of all positions is kept"""
     soft_cap: float | None = None
     """scores become cap * tanh(score / cap) before the softmax"""
     sinks: Tensor | None = field(default=None, compare=False)
     """[heads] float32: a score of each head that takes its part of the softmax and has no value"""
+
+    @property
+    def local(self) -> LocalAttention:
+        return LocalAttention(self.window, self.chunk)
 
     @property
     def cache(self) -> LayerCache:

@@ -18,14 +18,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivace.platforms.attention import AttentionLayer, HostStep, Step
+from vivace.platforms.attention import (
+    FULL_ATTENTION,
+    AttentionLayer,
+    HostStep,
+    LocalAttention,
+    Step,
+)
 from vivace.platforms.cache import CacheLayer
 from vivace.platforms.cpu.attention_plan import (
+    AttentionPlan,
     DecodeGroup,
     Masks,
     PrefillSpan,
-    WindowPlan,
-    plan_window,
+    plan_attention,
 )
 from vivace.platforms.cpu.dense_rows import DensePlan, DenseRows
 from vivace.platforms.cpu.ops import neighbors
@@ -35,19 +41,19 @@ from vivace.platforms.ops.sequential import SequentialLayers
 
 
 class CpuAttention:
-    """AttentionBackend over `PagedCache`. One plan serves all layers with the same window."""
+    """AttentionBackend over `PagedCache`. One plan serves all layers whose queries see the same."""
 
     def __init__(
         self, layers: Sequence[CacheLayer], memory: PagedCache, dtype: torch.dtype
     ) -> None:
         self._memory = memory
-        self._windows = {
-            layer.window: memory.groups[layer.index]
+        self._groups = {
+            layer.local: memory.groups[layer.index]
             for layer in layers
             if isinstance(layer, AttentionLayer)
         }
-        """window -> the cache group of the layers that have it"""
-        self._plans: dict[int | None, WindowPlan] = {}
+        """the cache group of the layers whose queries see so much"""
+        self._plans: dict[LocalAttention, AttentionPlan] = {}
         self._masks = Masks(dtype)
         self._gathered = Scratch()
         self._dense = DenseRows(memory, dtype, self._masks)
@@ -59,29 +65,31 @@ class CpuAttention:
     def plan(self, step: Step) -> None:
         host = step.host
         longest = int(host.context_lens.max())
-        everything: dict[int, WindowPlan] = {}
+        everything: dict[int, AttentionPlan] = {}
         first = step.groups[0]
         self._masks.clear()
         self._dense_plan = (
-            self._dense.plan(host, first.page_table.numpy()) if None in self._windows else None
+            self._dense.plan(host, first.page_table.numpy())
+            if FULL_ATTENTION in self._groups
+            else None
         )
         if self._dense_plan is None:
             self._memory.versions[
                 np.unique(first.slot_mapping.numpy() // self._memory.page_size)
             ] += 1
-        for window, group in self._windows.items():
+        for local, group in self._groups.items():
             pages = step.groups[group].page_table.numpy()
-            if window is None and self._dense_plan is not None:
+            if local == FULL_ATTENTION and self._dense_plan is not None:
                 continue
-            if window is not None and window < longest:
-                self._plans[window] = self._plan(host, pages, window)
+            if local.limits(longest):
+                self._plans[local] = self._plan(host, pages, local)
             else:
                 if group not in everything:
-                    everything[group] = self._plan(host, pages, None)
-                self._plans[window] = everything[group]
+                    everything[group] = self._plan(host, pages, FULL_ATTENTION)
+                self._plans[local] = everything[group]
 
-    def _plan(self, host: HostStep, pages: np.ndarray, window: int | None) -> WindowPlan:
-        return plan_window(host, pages, window, self._memory, self._masks)
+    def _plan(self, host: HostStep, pages: np.ndarray, local: LocalAttention) -> AttentionPlan:
+        return plan_attention(host, pages, local, self._memory, self._masks)
 
     def attend(
         self,
@@ -94,10 +102,10 @@ class CpuAttention:
     ) -> Tensor:
         kv = self._memory.layers[layer.index]
         self._store(kv, k, v, step.groups[self._memory.groups[layer.index]].slot_mapping)
-        if layer.window is None and self._dense_plan is not None:
+        if layer.local == FULL_ATTENTION and self._dense_plan is not None:
             flat = self._decode_dense(layer, q, k, v, self._dense_plan)
             return flat if out is None else out.copy_(flat)
-        plan = self._plans[layer.window]
+        plan = self._plans[layer.local]
         if plan.single is not None:
             flat = self._decode(layer, q, kv, plan.single)
             return flat if out is None else out.copy_(flat)

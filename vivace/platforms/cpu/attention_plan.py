@@ -1,4 +1,4 @@
-"""What a step's attention will do, decided once for all layers with the same window."""
+"""What a step's attention will do, decided once for all layers whose queries see the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import HostStep
+from vivace.platforms.attention import HostStep, LocalAttention
 from vivace.platforms.ops.paged_cache import PagedCache
 
 GROUP_BYTES = 4 << 20
@@ -63,7 +63,7 @@ class PrefillSpan:
 
 
 @dataclass(kw_only=True, slots=True)
-class WindowPlan:
+class AttentionPlan:
     single: DecodeGroup | None = None
     """set when the step is this one decode group, in the step's order"""
     groups: list[DecodeGroup] = field(default_factory=list)
@@ -75,19 +75,22 @@ class Masks:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._kept: dict[tuple[int, int, int, int | None], Tensor] = {}
+        self._kept: dict[tuple[int, int, int, int, LocalAttention], Tensor] = {}
 
     def clear(self) -> None:
         self._kept.clear()
 
-    def block(self, queries: int, keys: int, offset: int, window: int | None) -> Tensor:
-        """[queries, keys]: 0 where query i (at key offset + i) sees key j, else -inf."""
-        key = (queries, keys, offset, window)
+    def block(
+        self, queries: int, keys: int, offset: int, first: int, local: LocalAttention
+    ) -> Tensor:
+        """[queries, keys]: 0 where query i (at key offset + i) sees key j, else -inf. `first`: the
+        position of key 0."""
+        first = first % local.chunk if local.chunk is not None else 0  # nothing else depends on it
+        key = (queries, keys, offset, first, local)
         if key not in self._kept:
-            distance = torch.arange(offset, offset + queries).unsqueeze(1) - torch.arange(keys)
-            hidden = distance < 0
-            if window is not None:
-                hidden |= distance >= window
+            places = torch.arange(first, first + keys)
+            at = torch.arange(first + offset, first + offset + queries).unsqueeze(1)
+            hidden = (places > at) | (places < local.first_key(at))
             self._kept[key] = torch.zeros(queries, keys, dtype=self._dtype).masked_fill_(
                 hidden, -torch.inf
             )
@@ -103,20 +106,20 @@ class Masks:
         return mask.masked_fill_(torch.from_numpy(hidden), -torch.inf).view(len(ends), 1, 1, keys)
 
 
-def plan_window(
-    host: HostStep, pages: np.ndarray, window: int | None, memory: PagedCache, masks: Masks
-) -> WindowPlan:
+def plan_attention(
+    host: HostStep, pages: np.ndarray, local: LocalAttention, memory: PagedCache, masks: Masks
+) -> AttentionPlan:
     """Decode spans into groups, longer ones into blocks of queries; `pages`: a page table."""
-    plan = WindowPlan()
+    plan = AttentionPlan()
     counts = host.starts[1:] - host.starts[:-1]
     singles = np.arange(len(counts)) if host.decode else np.flatnonzero(counts == 1)
     if len(singles):
-        plan.groups = _decode_groups(host, pages, singles, window, memory, masks)
+        plan.groups = _decode_groups(host, pages, singles, local, memory, masks)
     if host.decode and len(plan.groups) == 1 and len(singles) == len(plan.groups[0].tokens):
         plan.single = plan.groups[0]
         return plan
     for span in np.flatnonzero(counts != 1).tolist():
-        plan.spans.append(_prefill_span(host, pages, span, window, memory, masks))
+        plan.spans.append(_prefill_span(host, pages, span, local, memory, masks))
     return plan
 
 
@@ -124,12 +127,12 @@ def _decode_groups(
     host: HostStep,
     table: np.ndarray,
     spans: np.ndarray,
-    window: int | None,
+    local: LocalAttention,
     memory: PagedCache,
     masks: Masks,
 ) -> list[DecodeGroup]:
     lengths = host.context_lens[spans]
-    firsts = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
+    firsts = np.maximum(local.first_key(lengths - 1), 0)
     page_firsts = firsts // memory.page_size
     needed = -(-lengths // memory.page_size) - page_firsts
     groups = []
@@ -235,20 +238,20 @@ def _prefill_span(
     host: HostStep,
     table: np.ndarray,
     span: int,
-    window: int | None,
+    local: LocalAttention,
     memory: PagedCache,
     masks: Masks,
 ) -> PrefillSpan:
     start, end = int(host.starts[span]), int(host.starts[span + 1])
     length = int(host.context_lens[span])
     before = length - (end - start)
-    if before == 0 and (window is None or length <= window):
+    if before == 0 and not local.limits(length):
         whole = Block(start=start, end=end, key_start=0, key_end=length, causal=True, mask=None)
         return PrefillSpan(start=start, end=end, history=None, blocks=[whole])
     if before == 0:
         history, origin = None, 0
     else:
-        first = 0 if window is None else max(0, before - window + 1)
+        first = max(0, local.first_key(before))
         history = _one_row(
             table[span], length, first, memory.page_size, torch.tensor([start]), masks
         )
@@ -257,12 +260,10 @@ def _prefill_span(
     for block in range(start, end, QUERY_BLOCK):
         block_end = min(end, block + QUERY_BLOCK)
         position = before + block - start
-        seen_from = 0 if window is None else max(0, position - window + 1)
-        key_start = max(0, seen_from - origin)
+        key_start = max(0, local.first_key(position) - origin)
         key_end = before + block_end - start - origin
-        mask = masks.block(
-            block_end - block, key_end - key_start, position - origin - key_start, window
-        )
+        keys, first_key = key_end - key_start, origin + key_start
+        mask = masks.block(block_end - block, keys, position - first_key, first_key, local)
         blocks.append(
             Block(
                 start=block,

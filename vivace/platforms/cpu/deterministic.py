@@ -114,9 +114,8 @@ def _attend_each(layer: AttentionLayer, q: Tensor, history: Tensor, positions: T
     one query's group of heads by KEY_BLOCK keys.
     """
     count, places = q.shape[0], torch.arange(history.shape[0])
-    hidden = places > positions.unsqueeze(1)
-    if layer.window is not None:
-        hidden |= places <= positions.unsqueeze(1) - layer.window
+    at = positions.unsqueeze(1)
+    hidden = (places > at) | (places < layer.local.first_key(at))
     mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf)
     keys, values = (
         history[:, which].transpose(0, 1).unsqueeze(0).expand(count, -1, -1, -1) for which in (0, 1)

@@ -80,7 +80,7 @@ class NativeAttention:
         self._rotary_positions: int | None = None
         """positions that captured rotations have numbers for"""
         self._partial = PartialResults(attending, kernels.threads, max_length)
-        self._attention = kernels.operation("attention", "qqqqqqqqqqqdqdqqqqqqqqqq")
+        self._attention = kernels.operation("attention", "qqqqqqqqqqqdqqdqqqqqqqqqq")
         self._store = kernels.operation("store_kv", "q" * 10)
         sequential = SequentialLayers(memory)
         self.attend_latent = sequential.attend_latent
@@ -191,6 +191,7 @@ class NativeAttention:
             layer.head_dim,
             layer.scale,
             layer.window or 0,
+            layer.chunk or 0,
             layer.soft_cap or 0.0,
             optional("attend", "sinks", layer.sinks, layer.heads),
             *matrix("attend", "step.page_table", table, pages, spans, I64),

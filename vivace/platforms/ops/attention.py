@@ -88,9 +88,7 @@ class ReferenceAttention:
 def _attend_one(layer: AttentionLayer, q: Tensor, seen: Tensor, position: Tensor) -> Tensor:
     """q[Hq, D] at `position` over what it may see of seen[L, 2, Hk, D] -> [Hq, D]."""
     places = torch.arange(len(seen), device=q.device)
-    hidden = places > position
-    if layer.window is not None:
-        hidden |= places <= position - layer.window
+    hidden = (places > position) | (places < layer.local.first_key(position))
     group = layer.heads // layer.kv_heads
     keys = seen[:, 0].repeat_interleave(group, dim=1)
     values = seen[:, 1].repeat_interleave(group, dim=1)

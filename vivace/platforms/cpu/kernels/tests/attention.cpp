@@ -11,6 +11,7 @@ struct Shape {
     double soft_cap;
     int64_t kv;
     bool sinks = false;
+    int64_t chunk = 0;
 };
 
 // A KV cache of random numbers whose pages lie in any order.
@@ -42,7 +43,9 @@ struct Query {
 void attend(const Shape& s, const Cache& cache, Query query, const float* q, int64_t head, const float* sinks,
             double* out) {
     const int64_t kv_head = head / (s.heads / s.kv_heads);
-    const int64_t first = s.window && query.position >= s.window ? query.position - s.window + 1 : 0;
+    const int64_t first = s.chunk                                  ? query.position / s.chunk * s.chunk
+                          : s.window && query.position >= s.window ? query.position - s.window + 1
+                                                                   : 0;
     std::vector<double> scores;
     for (int64_t p = first; p <= query.position; ++p) {
         double dot = 0;
@@ -86,6 +89,7 @@ bool attention(Suite& suite, Random& random, const Shape& s, const std::vector<i
         .add(s.head_dim)
         .add(1 / std::sqrt((double)s.head_dim))
         .add(s.window)
+        .add(s.chunk)
         .add(s.soft_cap)
         .add(s.sinks ? sinks.data() : nullptr);
     words.add(cache.pages).add(cache.pages_a_span).add(lengths).add(decoding ? nullptr : starts.data()).add(spans);
@@ -110,7 +114,9 @@ void attention(Suite& suite) {
                                                      {9, 3, 64, 0, 0, INT8},
                                                      {4, 2, 80, 30, 0, INT8},
                                                      {6, 2, 64, 0, 0, WIDE, true},
-                                                     {8, 1, 64, 20, 0, INT8, true}}) {
+                                                     {8, 1, 64, 20, 0, INT8, true},
+                                                     {6, 2, 64, 0, 0, BF16, false, 50},
+                                                     {4, 1, 48, 0, 0, WIDE, true, 200}}) {
             if (!attention(suite, random, shape, {1, 17, 300, 64}, {1, 1, 1, 1}, true)) return false;
             if (!attention(suite, random, shape, {700}, {1}, true)) return false;
             if (!attention(suite, random, shape, {5, 90, 64, 130}, {5, 40, 1, 130}, false)) return false;
