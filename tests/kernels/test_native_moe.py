@@ -82,9 +82,11 @@ def test_routes_spread_and_combine_equal_the_reference():
     torch.testing.assert_close(ops.combine(spread, weights, routes), expected)
 
 
-def test_a_gated_sum_follows_the_definition():
-    y, x, gate = torch.randn(11, 40), torch.randn(11, 53)[:, :40], torch.randn(11, 1) * 20
-    wanted = moe.add_gated(y.double(), x.double(), gate.double()).float()
+@pytest.mark.parametrize("gate", [torch.linspace(-40, 40, 11).unsqueeze(1), None])
+def test_a_gated_sum_follows_the_definition(gate):
+    y, x = torch.randn(11, 40), torch.randn(11, 53)[:, :40]
+    wide = None if gate is None else gate.double()
+    wanted = moe.add_gated(y.double(), x.double(), wide).float()
     found = native().add_gated(y, x, gate)
     assert found is y
     torch.testing.assert_close(found, wanted)

@@ -46,6 +46,9 @@ def scramble(model: Any) -> None:
             else:
                 fan = 1.0 if "embed" in name else weight.shape[1] ** -0.5
                 weight.copy_(noise * fan)
+        for name, bias in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # as large as differences of scores
+                bias.add_(torch.randn(bias.shape, generator=generator) * 0.2)
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

@@ -13,6 +13,8 @@ from vivace.checkpoint.source import locate
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import parse
 from vivace.config.resolution import resolve
+from vivace.deploy.catalogue.models import find_model
+from vivace.models.architecture import parse_architecture
 from vivace.models.facts import ModelFacts, describe_architecture, read_facts
 from vivace.platforms.platform import detect
 
@@ -151,3 +153,88 @@ def test_experts_are_divided_among_devices_that_divide_them(tmp_path: Path) -> N
     options = parse(["--model-path", str(tmp_path), "--load-format", "dummy", "--tp-size", "8"], {})
     with pytest.raises(ConfigError, match="772"):
         resolve(options, source, found, platform)
+
+
+GLM: dict[str, Any] = {"attention_bias": True, "partial_rotary_factor": 0.5, "rope_theta": 1e6}
+PUBLISHED: dict[str, tuple[float, float, dict[str, Any]]] = {
+    "glm-4.5": (355, 32, {**GLM, "use_qk_norm": True, "routed_scaling_factor": 2.5}),
+    "glm-4.5-air": (106, 12, GLM),
+}
+"""billions of parameters, and of those that a token passes, as the authors say them (technical
+reports and model cards; some count the embedding or draft layers, some do not), and keys of
+config.json that the catalogue of `vivace deploy` leaves out"""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_models_of_the_catalogue_have_the_published_sizes(name: str, tmp_path: Path) -> None:
+    billions, active, more = PUBLISHED[name]
+    known = find_model(name)
+    assert known is not None
+    config = {key: value for key, value in known.config.items() if key != "quantization_config"}
+    found = facts(tmp_path, {**config, **more})
+    assert found.parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    shape = describe_architecture(found)
+    assert shape.parameters(active=True) / 1e9 == pytest.approx(active, rel=0.12)
+    deployed = parse_architecture(config, name)
+    for active in (False, True):
+        assert shape.parameters(active=active) == deployed.parameters(active=active)
+    assert shape.kv_elements(8) == deployed.kv_elements(8)
+
+
+GROUPED: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "hidden_size": 96,
+    "intermediate_size": 80,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "head_dim": 16,
+    "vocab_size": 96,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("n_group", 5),
+        ("n_group", 0),
+        ("topk_group", 5),
+        ("topk_group", 0),
+        ("num_experts_per_tok", 7),
+        ("first_k_dense_replace", -1),
+        ("moe_layer_freq", 0),
+        ("topk_method", "greedy"),
+        ("topk_method", "best"),
+        ("scoring_func", "softmax"),
+        ("routed_scaling_factor", 0),
+        ("n_shared_experts", -1),
+        ("num_nextn_predict_layers", -1),
+        ("use_qk_norm", "yes"),
+        ("partial_rotary_factor", 2),
+        ("partial_rotary_factor", 0),
+        ("partial_rotary_factor", 0.3125),
+    ],
+)
+def test_nonsense_about_groups_is_named(key: str, value: Any, tmp_path: Path) -> None:
+    facts(tmp_path, GROUPED)
+    with pytest.raises(SourceError, match=rf"config\.json: {key}"):
+        facts(tmp_path, {**GROUPED, key: value})
+
+
+@pytest.mark.parametrize(
+    ("first", "every", "mixed"), [(0, 1, [0, 1, 2, 3, 4]), (2, 1, [2, 3, 4]), (1, 2, [2, 4])]
+)
+def test_the_first_layers_are_plain(
+    first: int, every: int, mixed: list[int], tmp_path: Path
+) -> None:
+    more = {"first_k_dense_replace": first, "moe_layer_freq": every}
+    found = facts(tmp_path, {**GROUPED, **more})
+    assert found.decoder is not None and found.decoder.experts is not None
+    assert [index for index, one in enumerate(found.decoder.experts.layers) if one] == mixed
+    shape, deployed = describe_architecture(found), parse_architecture({**GROUPED, **more}, "toy")
+    assert shape.dense_layers == deployed.dense_layers == 5 - len(mixed)

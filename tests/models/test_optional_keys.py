@@ -20,6 +20,7 @@ from vivace.checkpoint.source import locate
 from vivace.models.config_fields import ACTIVATIONS, SLIDING, TABLE
 from vivace.models.facts import ModelFacts, read_facts
 from vivace.models.families import FAMILIES
+from vivace.models.rope import PART
 
 KINDS = {
     "LlamaForCausalLM": "Llama",
@@ -29,6 +30,7 @@ KINDS = {
     "MixtralForCausalLM": "Mixtral",
     "Qwen2MoeForCausalLM": "Qwen2Moe",
     "Qwen3MoeForCausalLM": "Qwen3Moe",
+    "Glm4MoeForCausalLM": "Glm4Moe",
     "Gemma2ForCausalLM": "Gemma2",
     "Gemma3ForCausalLM": "Gemma3Text",
 }
@@ -44,6 +46,7 @@ CODE_ONLY = {
     *("head_dim", "layer_types", "sliding_window_pattern"),
     *("rope_theta", "rope_local_base_freq", "original_max_position_embeddings"),
     *("num_experts", "num_local_experts"),  # one is the other's second name
+    *("topk_method", "scoring_func", "moe_layer_freq", "num_nextn_predict_layers"),
 }
 """keys that transformers reads, and that are no fields of its classes"""
 UNUSED = {("Gemma3ForCausalLM", "attn_logit_softcapping")}
@@ -150,10 +153,27 @@ CHANGES: dict[str, Any] = {
     "norm_topk_prob": True,
     "decoder_sparse_step": 2,
     "mlp_only_layers": [0],
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 0.4,
+    "first_k_dense_replace": 2,
+    "use_qk_norm": True,
 }
 """a value of each key that changes the model where the key is read"""
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
-WINDOWS: dict[str, dict[str, Any]] = {
+GROUPED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_mtp_layers": 0,
+}
+GROUPED_KINDS = ("Glm4Moe",)
+BASES: dict[str, dict[str, Any]] = {
     "Qwen2": {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1},
     "Qwen3": {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1},
     "Qwen2Moe": {
@@ -165,6 +185,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
     },
     "Qwen3Moe": {**EXPERTS, "sliding_window": 7, "use_sliding_window": True},
     "Mixtral": {"sliding_window": 7, "num_local_experts": 4},
+    "Glm4Moe": GROUPED,
     "Llama": {},
 }
 
@@ -196,12 +217,14 @@ def test_each_key_means_what_it_does_to_transformers(
     architecture: str, key: str, tmp_path: Path
 ) -> None:
     kind, change = KINDS[architecture], {key: CHANGES[key]}
-    base = {"head_dim": 16, **WINDOWS.get(kind, {"sliding_window": 7})}
+    base = {"head_dim": 16, **BASES.get(kind, {"sliding_window": 7})}
     make(kind, tmp_path, **{**base, **(change if key != "layer_types" else {})})
     notices = compare(tmp_path, ("layer_types", "rope_parameters"), change)
     told = [line for line in notices if f" {key} is " in line]
-    unread = not FAMILIES[architecture].reads(key)
-    assert len(told) == (unread and not (kind == "Llama" and key in QUIET))
+    family = FAMILIES[architecture]
+    unread = not family.reads(key) and (key != PART or family.rotated_share is None)
+    slides = family.reads("sliding_window")
+    assert len(told) == (unread and (slides or key not in QUIET))
 
 
 @pytest.mark.parametrize("place", ["outer", "inner", "both"])
@@ -210,7 +233,7 @@ def test_the_length_before_stretching_counts_where_transformers_reads_it(
     architecture: str, place: str, tmp_path: Path
 ) -> None:
     kind = KINDS[architecture]
-    make(kind, tmp_path, head_dim=16)
+    make(kind, tmp_path, head_dim=16, **(GROUPED if kind in GROUPED_KINDS else {}))
     scaling = {**YARN, **({ORIGINAL: 40} if place != "outer" else {})}
     notices = compare(
         tmp_path,

@@ -18,7 +18,7 @@ from vivace.checkpoint.fields import ConfigFields
 from vivace.layers.module import Bindings
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import rotary_table
-from vivace.models.rope import read_rope
+from vivace.models.rope import RotatedHead, read_rope
 from vivace.platforms.ops.table import reference_ops
 from vivace.quantization.packed import WeightPacker
 from vivace.quantization.plain import PlainConfig
@@ -62,7 +62,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 def build_table(config: dict[str, Any], positions: int) -> RotaryTable:
     fields = ConfigFields(config, lambda key: f"config.json: {key}")
-    rope = read_rope(fields, HEAD, config.get("max_position_embeddings", 2048))
+    rope = read_rope(fields, RotatedHead(HEAD), config.get("max_position_embeddings", 2048))
     return rotary_table(rope, positions)
 
 

@@ -44,6 +44,14 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
 }
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+GROUPED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Mistral": {},
@@ -52,6 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 128},
     "Qwen3": {},
     "Qwen3Moe": {**EXPERTS, "mlp_only_layers": [0]},
+    "Glm4Moe": GROUPED,
     "Gemma2": {},
     "Gemma3": {},
 }

@@ -47,6 +47,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4},
     "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
     "Qwen3Moe": EXPERTS,
+    "Glm4Moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
 }
 
 

@@ -16,7 +16,8 @@ import msgspec
 
 from vivace.config.releases.tables import FOLDER, flags_at, holds, releases, row_at
 from vivace.deploy.schema.deployment import Flags
-from vivace.models.architecture import Architecture, CompressedAttention, LatentAttention
+from vivace.models.architecture import Architecture
+from vivace.models.attention_shapes import CompressedAttention, LatentAttention
 
 UNKNOWN = object()
 TOLD = frozenset(

@@ -4,8 +4,9 @@ shared expert that every token passes. Shazeer et al. 2017; Fedus et al. 2021; D
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from vivace.checkpoint.weights import Weights
@@ -27,15 +28,65 @@ from vivace.quantization.method import (
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
-    """What a family's checkpoints call the mixture and the three matrices of an expert."""
+    """What a family's checkpoints call the mixture, the three matrices of an expert, and the expert
+    that every token passes."""
 
     mixture: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    shared: str = "shared_expert"
 
 
 USUAL_NAMES = ExpertNames()
+
+
+class TopkRouter(Module):
+    """x[T, hidden] -> each token's experts and their weights. Logits are float32, whatever the
+    model's dtype: two that are nearly equal decide which experts run."""
+
+    correction: Tensor | None = None
+    """[count] float32, added to scores for the choice"""
+    _ops: Ops
+
+    def __init__(self, hidden: int, count: int, gate: Gate, *, corrected: bool = False) -> None:
+        """`corrected`: the checkpoint has `e_score_correction_bias` (DeepSeek-V3, 2024)"""
+        self.count = count
+        self.corrected = corrected
+        self._gate = gate
+        self.linear = replicated(hidden, "gate", count)
+
+    def bind(self, name: str, env: Bindings) -> None:
+        self.name = name
+        self._ops, self._device = env.ops, env.device
+        wide = replace(env.packer, dtype=torch.float32, activations=torch.float32)
+        self.linear.bind(name, replace(env, packer=wide))
+
+    def load(self, weights: Weights) -> None:
+        super().load(weights)
+        if self.corrected:
+            self.correction = self._take_correction(weights)
+
+    def update(self, weights: Weights) -> None:
+        super().update(weights)
+        if self.correction is not None:
+            self.correction.copy_(self._take_correction(weights))
+
+    def _take_correction(self, weights: Weights) -> Tensor:
+        taken = weights.take(f"{self.name}.{CORRECTION}", (self.count,))
+        return taken.to(self._device, torch.float32)
+
+    def claims(self) -> Iterator[str]:
+        yield from super().claims()
+        if self.corrected:
+            yield f"{self.name}.{CORRECTION}"
+
+    def __call__(self, x: Tensor, step: AttendingStep) -> tuple[Tensor, Tensor]:
+        """(weights[T, top] float32, experts[T, top] int64)"""
+        return self._ops.moe_gate(self._gate, self.linear(x.float(), step), self.correction)
+
+
+CORRECTION = "e_score_correction_bias"
 
 
 class RoutedExperts(Module):
@@ -63,7 +114,6 @@ class RoutedExperts(Module):
         group = env.layout.experts
         share = split(name, self.inner, 1, group)
         self.shapes = [self._shapes(expert, share) for expert in range(self.count)]
-        self._sum: Callable[[Tensor], Tensor] | None = group.sum if group.size > 1 else None
         self.method = env.quantization.expert_method(name, self.activation)
 
     def _shapes(self, expert: int, share: slice) -> tuple[LinearShape, LinearShape]:
@@ -95,50 +145,51 @@ class RoutedExperts(Module):
                 yield from claim_tensors(shape, self.method.suffixes())
 
     def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor, step: AttendingStep) -> Tensor:
-        """weights[T, top] float32, chosen[T, top] int64: a token's experts"""
-        y = self.method.apply(x, weights, chosen, step)
-        return y if self._sum is None else self._sum(y)
+        """weights[T, top] float32, chosen[T, top] int64: a token's experts. What this rank has of
+        them: all ranks' are to be added up."""
+        return self.method.apply(x, weights, chosen, step)
 
 
 class MixtureOfExperts(Module):
-    """What stands in the place of the MLP. `shared_inner`: of the expert that every token passes,
-    gated by the token; 0 where there is none."""
+    """What stands in the place of the MLP. `shared`: the expert that every token passes, where
+    there is one, on the ranks that share the others; `shared_gate` weighs it by the token."""
 
     _ops: Ops
 
     def __init__(
         self,
-        hidden: int,
-        inner: int,
-        count: int,
-        activation: str,
-        gate: Gate,
-        *,
-        names: ExpertNames = USUAL_NAMES,
-        shared_inner: int = 0,
+        router: TopkRouter,
+        experts: RoutedExperts,
+        shared: GatedMLP | None = None,
+        shared_gate: Linear | None = None,
     ) -> None:
-        self._choose = gate
-        self._name = names.mixture
-        self.gate = replicated(hidden, "gate", count)
-        self.experts = RoutedExperts(hidden, inner, count, activation, names)
-        self.shared_expert: GatedMLP | None = None
-        self.shared_expert_gate: Linear | None = None
-        if shared_inner:
-            self.shared_expert = GatedMLP(hidden, shared_inner, activation)
-            self.shared_expert_gate = replicated(hidden, "shared_expert_gate", 1)
+        self.router = router
+        self.experts = experts
+        self.shared = shared
+        self.shared_gate = shared_gate
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """Under the checkpoint's names."""
+        yield "gate", self.router
+        yield "experts", self.experts
+        if self.shared is not None:
+            yield self.experts.names.shared, self.shared
+        if self.shared_gate is not None:
+            yield "shared_expert_gate", self.shared_gate
 
     def bind(self, name: str, env: Bindings) -> None:
-        super().bind(sibling(name, self._name), env)
+        super().bind(sibling(name, self.experts.names.mixture), env)
         self._ops = env.ops
+        group = env.layout.experts
+        self._sum: Callable[[Tensor], Tensor] | None = group.sum if group.size > 1 else None
 
     def __call__(self, x: Tensor, step: AttendingStep) -> Tensor:
         """x[T, hidden] -> [T, hidden]"""
-        weights, chosen = self._ops.moe_gate(self._choose, self.gate(x, step))
-        routed = self.experts(x, weights, chosen, step)
-        if self.shared_expert is None or self.shared_expert_gate is None:
-            return routed
-        shared = self.shared_expert(x, step)
-        return self._ops.add_gated(routed, shared, self.shared_expert_gate(x, step))
+        y = self.experts(x, *self.router(x, step), step)
+        if self.shared is not None:
+            gate = None if self.shared_gate is None else self.shared_gate(x, step)
+            y = self._ops.add_gated(y, self.shared.share(x, step), gate)
+        return y if self._sum is None else self._sum(y)
 
 
 def replicated(hidden: int, name: str, size: int) -> Linear:

@@ -135,17 +135,25 @@ class Linear(Module):
 class GatedMLP(Module):
     """down(act(gate(x)) * up(x)); `activation`: one of `platforms.ops.table.ACTIVATIONS`."""
 
-    def __init__(self, hidden: int, inner: int, activation: str, *, bias: bool = False) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        activation: str,
+        *,
+        bias: bool = False,
+        group: str = "dense",
+    ) -> None:
         self.activation = activation
         self.gate_up_proj = Linear(
             hidden,
             [Part("gate_proj", inner), Part("up_proj", inner)],
             bias=bias,
             shard=Shard.OUTPUTS,
-            group="dense",
+            group=group,
         )
         self.down_proj = Linear(
-            inner, [Part("down_proj", hidden)], bias=bias, shard=Shard.INPUTS, group="dense"
+            inner, [Part("down_proj", hidden)], bias=bias, shard=Shard.INPUTS, group=group
         )
 
     def bind(self, name: str, env: Bindings) -> None:
@@ -157,7 +165,11 @@ class GatedMLP(Module):
 
     def __call__(self, x: Tensor, step: AttendingStep) -> Tensor:
         """x[T, hidden] -> [T, hidden]"""
-        return self.down_proj.complete(self._run(x, step))
+        return self.down_proj.complete(self.share(x, step))
+
+    def share(self, x: Tensor, step: AttendingStep) -> Tensor:
+        """What this rank has of it: all ranks' are to be added up."""
+        return self._run(x, step)
 
 
 GatedProduct = Callable[[Tensor, AttendingStep], Tensor]

@@ -8,10 +8,18 @@ from typing import Protocol
 from torch import Tensor
 
 from vivace.checkpoint.weights import Weights
-from vivace.layers.experts import USUAL_NAMES, ExpertNames, MixtureOfExperts
+from vivace.layers.experts import (
+    USUAL_NAMES,
+    ExpertNames,
+    MixtureOfExperts,
+    RoutedExperts,
+    TopkRouter,
+    replicated,
+)
 from vivace.layers.linear import GatedMLP
 from vivace.layers.module import Bindings
 from vivace.layers.rotary import RotaryTable
+from vivace.models.expert_facts import ExpertFacts
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.models.rope import Rope
 from vivace.platforms.attention import AttendingStep, AttentionLayer
@@ -74,8 +82,10 @@ def attention_shape(facts: ModelFacts, decoder: DecoderFacts, index: int) -> Att
     )
 
 
+SHARED = ExpertNames(shared="shared_experts")
 EXPERT_NAMES = {
     "MixtralForCausalLM": ExpertNames(mixture="block_sparse_moe", gate="w1", up="w3", down="w2"),
+    "Glm4MoeForCausalLM": SHARED,
 }
 """of families whose checkpoints have others than most"""
 
@@ -84,15 +94,30 @@ def feed_forward(
     facts: ModelFacts, decoder: DecoderFacts, index: int
 ) -> GatedMLP | MixtureOfExperts:
     """What follows the attention of a layer."""
-    hidden, experts = facts.hidden_size, decoder.experts
-    if experts is None or not experts.layers[index]:
-        return GatedMLP(hidden, facts.intermediate_size, decoder.activation, bias=decoder.mlp_bias)
+    experts = decoder.experts
+    if experts is not None and experts.layers[index]:
+        return mixture(facts, decoder, experts)
+    inner = facts.intermediate_size
+    return GatedMLP(facts.hidden_size, inner, decoder.activation, bias=decoder.mlp_bias)
+
+
+def mixture(facts: ModelFacts, decoder: DecoderFacts, experts: ExpertFacts) -> MixtureOfExperts:
+    hidden, activation, shared = facts.hidden_size, decoder.activation, experts.shared_width
+    names = EXPERT_NAMES.get(facts.architecture, USUAL_NAMES)
+    choice = experts.choice
+    gate = Gate(
+        top=choice.top,
+        scoring=choice.scoring,
+        renormalize=choice.renormalize,
+        scale=choice.scale,
+        groups=choice.groups,
+        top_groups=choice.top_groups,
+    )
     return MixtureOfExperts(
-        hidden,
-        experts.width,
-        experts.count,
-        decoder.activation,
-        Gate(top=experts.top, renormalize=experts.renormalize),
-        names=EXPERT_NAMES.get(facts.architecture, USUAL_NAMES),
-        shared_inner=experts.shared_width,
+        TopkRouter(hidden, experts.count, gate, corrected=choice.corrected),
+        RoutedExperts(hidden, experts.width, experts.count, activation, names),
+        GatedMLP(hidden, shared, activation, bias=decoder.mlp_bias, group="experts")
+        if shared
+        else None,
+        replicated(hidden, "shared_expert_gate", 1) if experts.shared_gate else None,
     )

@@ -35,6 +35,7 @@ MOST_LAYERS = 4096
 MOST_TOKENS = 1 << 24
 MOST_EXPERTS = 1 << 14
 MOST_ENDS = 256
+TOPK_METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
 
 TABLE: dict[str, FieldKind[Any]] = {
     "hidden_size": Integer(1, 1 << 20),
@@ -72,6 +73,23 @@ TABLE: dict[str, FieldKind[Any]] = {
     "decoder_sparse_step": Integer(1, MOST_LAYERS),
     "mlp_only_layers": ListOf(Integer(0, MOST_LAYERS), MOST_LAYERS),
     "qkv_bias": Flag(),
+    "n_routed_experts": Integer(1, MOST_EXPERTS),
+    "n_shared_experts": Integer(0, MOST_EXPERTS),
+    "n_group": Integer(1, MOST_EXPERTS),
+    "topk_group": Integer(1, MOST_EXPERTS),
+    "topk_method": OneOf({name: name for name in TOPK_METHODS}),
+    "scoring_func": OneOf({name: name for name in ("softmax", "sigmoid")}),
+    "routed_scaling_factor": Number(1e-3, 1e3),
+    "first_k_dense_replace": Integer(0, MOST_LAYERS),
+    "moe_layer_freq": Integer(1, MOST_LAYERS),
+    "num_nextn_predict_layers": Integer(0, 64),
+    "use_qk_norm": Flag(),
+    "q_lora_rank": Integer(1, 1 << 20),
+    "kv_lora_rank": Integer(1, 1 << 16),
+    "qk_nope_head_dim": Integer(1, LARGEST_HEAD),
+    "qk_rope_head_dim": Integer(2, LARGEST_HEAD),
+    "v_head_dim": Integer(1, LARGEST_HEAD),
+    "rope_interleave": Flag(),
     "rope_theta": THETA,
     "rope_local_base_freq": THETA,
     "original_max_position_embeddings": LENGTH,

@@ -3,21 +3,24 @@ checked here and in `config_fields` only, so that models and layers can rely on 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, abbreviate
 from vivace.checkpoint.layouts import read_quant_description, read_quantize_config
 from vivace.checkpoint.source import ModelSource
-from vivace.models.architecture import Architecture, Experts, GroupedAttention
+from vivace.models.architecture import Architecture, Experts
+from vivace.models.attention_shapes import Attention, GroupedAttention, LatentAttention
 from vivace.models.class_name import read_class_name, unread_code
 from vivace.models.config_fields import EndIds, ModelFields
 from vivace.models.expert_facts import ExpertFacts, read_experts
 from vivace.models.families import FAMILIES
+from vivace.models.head_facts import HeadFacts, LatentFacts, read_heads, read_query_scale
 from vivace.models.layer_windows import idle_patterns, layer_windows, sliding_layers
 from vivace.models.rope import (
-    LARGEST_HEAD,
     Rope,
+    RotatedHead,
     Stretch,
     read_rope,
     read_stretch,
@@ -25,7 +28,7 @@ from vivace.models.rope import (
     rope_of_layers,
     with_scaling,
 )
-from vivace.models.twins import twin_notices, unread_notices
+from vivace.models.twins import describe, twin_notices, unread_notices
 from vivace.quantization.description import (
     AwqCheckpoint,
     GptqCheckpoint,
@@ -33,9 +36,6 @@ from vivace.quantization.description import (
     check_requested_method,
     read_quantization,
 )
-
-MOST_PROJECTED = 1 << 22
-"""numbers of all query heads of a layer"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,9 @@ class DecoderFacts:
     logit_cap: float | None
     qkv_bias: bool | None = None
     """where the configuration may turn off what the family has"""
+    qk_norm: bool = False
+    """where the configuration says whether query and key heads are normed"""
+    latent: LatentFacts | None = None
     experts: ExpertFacts | None = None
 
 
@@ -134,6 +137,8 @@ class ModelFacts:
     """for transformers' code, where that runs the model"""
     notices: tuple[str, ...] = ()
     """what the user should know about values that have no effect"""
+    draft_layers: int = 0
+    """behind the last one, for speculation"""
     stretch: Stretch | None = None
     """where more than `context` may be what the model was trained for"""
 
@@ -157,7 +162,7 @@ def read_facts(source: ModelSource) -> ModelFacts:
     config = ModelFields(source, FAMILIES[architecture])
     checkpoint_quantization(source)
     refuse_bidirectional(config)
-    heads, kv_heads, head_dim = read_heads(config)
+    found = read_heads(config)
     layers, vocabulary = config.need_known("num_hidden_layers"), config.need_known("vocab_size")
     sliding = sliding_layers(config, layers)
     windows = layer_windows(config, sliding)
@@ -169,9 +174,9 @@ def read_facts(source: ModelSource) -> ModelFacts:
         model_type=model_type,
         hidden_size=config.need_known("hidden_size"),
         layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        heads=found.heads,
+        kv_heads=found.kv_heads,
+        head_dim=found.head_dim,
         intermediate_size=config.need_known("intermediate_size"),
         vocabulary=vocabulary,
         context=context,
@@ -180,15 +185,17 @@ def read_facts(source: ModelSource) -> ModelFacts:
         eos_ids=ends,
         sliding_window=next((w for w in windows if w), None),
         layer_windows=windows,
-        decoder=read_decoder_facts(config, head_dim, context, layers),
+        decoder=read_decoder_facts(config, found, context, layers),
+        draft_layers=config.get_known("num_nextn_predict_layers") or 0,
         stretch=read_stretch(config, context, model_type),
         notices=(
             *source.notices,
             *unread_code(source),
             *notices,
-            *twin_notices(config, head_dim, context),
+            *twin_notices(config, found.rotated, context),
             *idle_patterns(config, windows),
             *unread_notices(config, windows),
+            *idle_draft_layers(config),
         ),
     )
     return add_sizes(facts)
@@ -221,6 +228,15 @@ def refuse_bidirectional(config: ModelFields) -> None:
             raise config.refusal(key, "only causal attention is supported")
 
 
+def idle_draft_layers(config: ModelFields) -> Iterator[str]:
+    key = "num_nextn_predict_layers"
+    if config.has(key) and config.get_known(key):
+        yield (
+            f"{describe(config, key)}: layers behind the last one are kept for speculative "
+            "decoding, which is not supported yet; they are not loaded"
+        )
+
+
 def read_dtype(config: ModelFields) -> str:
     """`torch_dtype` is the older key; where both are, transformers reads `dtype`."""
     found = [config.need_known(key) for key in config.spelled("dtype", "torch_dtype")]
@@ -235,29 +251,10 @@ def read_model_type(config: ModelFields, architecture: str) -> str:
     return found
 
 
-def read_heads(config: ModelFields) -> tuple[int, int, int]:
-    """(query heads, key and value heads, numbers of a head)."""
-    heads, hidden = config.need_known("num_attention_heads"), config.need_known("hidden_size")
-    kv_heads = config.get_known("num_key_value_heads") or heads
-    if heads % kv_heads:
-        why = f"{kv_heads} heads of keys must divide the {heads} attention heads"
-        raise config.refusal("num_key_value_heads", why)
-    head_dim = config.get_known("head_dim")
-    if head_dim is None:
-        if hidden % heads:
-            why = f"without head_dim it must be a multiple of the {heads} attention heads"
-            raise config.refusal("hidden_size", why)
-        head_dim = hidden // heads
-    if head_dim % 2 or head_dim > LARGEST_HEAD or heads * head_dim > MOST_PROJECTED:
-        why = f"{heads} heads of {head_dim} numbers: heads are even and at most {LARGEST_HEAD} "
-        raise config.refusal("num_attention_heads", why + f"and {MOST_PROJECTED} together")
-    return heads, kv_heads, head_dim
-
-
 def read_decoder_facts(
-    config: ModelFields, head_dim: int, context: int, layers: int
+    config: ModelFields, found: HeadFacts, context: int, layers: int
 ) -> DecoderFacts:
-    rope, local_rope = read_ropes(config, head_dim, context)
+    rope, local_rope = read_ropes(config, found.rotated, context)
     return DecoderFacts(
         norm_eps=config.get_known("rms_norm_eps"),
         activation=config.get_known(config.family.activation),
@@ -265,15 +262,17 @@ def read_decoder_facts(
         mlp_bias=bool(config.get_known("mlp_bias")),
         rope=rope,
         local_rope=local_rope,
-        query_scale=(config.get_known("query_pre_attn_scalar") or head_dim) ** -0.5,
+        query_scale=read_query_scale(config, found, rope),
         score_cap=config.get_known("attn_logit_softcapping"),
         logit_cap=config.get_known("final_logit_softcapping"),
         qkv_bias=config.get_known("qkv_bias"),
+        qk_norm=bool(config.get_known("use_qk_norm")),
+        latent=found.latent,
         experts=read_experts(config, layers),
     )
 
 
-def read_ropes(config: ModelFields, head_dim: int, context: int) -> tuple[Rope, Rope]:
+def read_ropes(config: ModelFields, head: RotatedHead, context: int) -> tuple[Rope, Rope]:
     """(of layers that attend fully, of those with a window), from either spelling."""
     nested = rope_by_layer(config)
     by_layer = config.family.reads("rope_local_base_freq")
@@ -285,14 +284,14 @@ def read_ropes(config: ModelFields, head_dim: int, context: int) -> tuple[Rope, 
     full = None
     if nested is not None:
         full = with_scaling(config, rope_of_layers(nested, "full_attention"))
-    rope = read_rope(config, head_dim, context, full, config.family.defaults["rope_theta"])
+    rope = read_rope(config, head, context, full, config.family.defaults["rope_theta"])
     if not by_layer:
         return rope, rope
     base = config.get_known("rope_local_base_freq")
     if nested is None:
         return rope, Rope(theta=base, rotated=rope.rotated)
     local = rope_of_layers(nested, "sliding_attention")
-    return rope, read_rope(config, head_dim, context, local, base, own=True)
+    return rope, read_rope(config, head, context, local, base, own=True)
 
 
 def read_eos_token_ids(
@@ -331,12 +330,7 @@ def add_sizes(facts: ModelFacts) -> ModelFacts:
 
 def describe_architecture(facts: ModelFacts) -> Architecture:
     """The same model as memory and communication see it."""
-    attention = GroupedAttention(
-        heads=facts.heads,
-        kv_heads=facts.kv_heads,
-        head_dim=facts.head_dim,
-        value_dim=facts.head_dim,
-    )
+    attention = describe_attention(facts)
     found = facts.decoder.experts if facts.decoder is not None else None
     return Architecture(
         title=facts.architecture,
@@ -349,17 +343,36 @@ def describe_architecture(facts: ModelFacts) -> Architecture:
         dense_layers=facts.layers if found is None else found.layers.count(False),
         dense_width=facts.intermediate_size,
         experts=None if found is None else describe_experts(found),
-        sliding=attention,
+        sliding=attention if isinstance(attention, GroupedAttention) else None,
         sliding_layers=sum(window is not None for window in facts.layer_windows),
         name=facts.architecture,
+    )
+
+
+def describe_attention(facts: ModelFacts) -> Attention:
+    latent = facts.decoder.latent if facts.decoder is not None else None
+    if latent is None:
+        return GroupedAttention(
+            heads=facts.heads,
+            kv_heads=facts.kv_heads,
+            head_dim=facts.head_dim,
+            value_dim=facts.head_dim,
+        )
+    return LatentAttention(
+        heads=facts.heads,
+        q_rank=latent.q_rank,
+        kv_rank=latent.kv_rank,
+        nope=latent.nope,
+        rope=latent.rope,
+        value=latent.value,
     )
 
 
 def describe_experts(found: ExpertFacts) -> Experts:
     return Experts(
         count=found.count,
-        chosen=found.top,
+        chosen=found.choice.top,
         width=found.width,
         shared_width=found.shared_width,
-        shared_gate=found.shared_width > 0,
+        shared_gate=found.shared_gate,
     )

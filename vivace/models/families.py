@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 NULL_SAYS_NONE = frozenset(
     "num_key_value_heads sliding_window attn_logit_softcapping final_logit_softcapping "
-    "eos_token_id".split()
+    "eos_token_id q_lora_rank n_group topk_group".split()
 )
 """Keys whose null turns something off. Null in others is as good as missing."""
 MISSING_IN_GGUF: dict[str, Any] = {
@@ -28,13 +28,15 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     None = all heads, `head_dim` None = hidden size / heads, `query_pre_attn_scalar` None = head.
     `full_every`: every n-th layer attends fully (0: none); `first_slide`: where
     `use_sliding_window` is set every other one of the first `max_window_layers` has a window, not
-    all behind them.
+    all behind them. `rotated_share`: how much of a head is turned where `partial_rotary_factor` is
+    missing; None: the family turns whole heads and does not read it.
     """
 
     model_types: tuple[str, ...] = ()
     defaults: dict[str, Any] = {}
     full_every: int = 0
     first_slide: bool = False
+    rotated_share: float | None = None
 
     def reads(self, key: str) -> bool:
         return key in self.defaults
@@ -83,6 +85,16 @@ _EXPERTS: dict[str, Any] = {
     "norm_topk_prob": False,
     "mlp_only_layers": None,
 }
+_GROUPED_EXPERTS: dict[str, Any] = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "moe_layer_freq": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "num_nextn_predict_layers": 1,
+}
+"""what DeepSeek V3 and GLM-4.5 have in common"""
 _GEMMA: dict[str, Any] = {
     **_DECODER,
     "num_key_value_heads": 4,
@@ -158,6 +170,26 @@ FAMILIES: dict[str, Family] = {
             "num_local_experts": None,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
+        },
+    ),
+    "Glm4MoeForCausalLM": Family(
+        model_types=("glm4_moe",),
+        rotated_share=0.5,
+        defaults={
+            **_LLAMA,
+            **_GROUPED_EXPERTS,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": None,
+            "attention_bias": False,
+            "use_qk_norm": False,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 128,
+            "routed_scaling_factor": 1.0,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
         },
     ),
     "Gemma2ForCausalLM": Family(

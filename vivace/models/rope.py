@@ -19,6 +19,7 @@ LENGTH = Integer(2, LONGEST_CONTEXT)
 FACTOR = Number(1, 1e6)
 THETA = Number(2, 1e15)
 POSITIVE = Number(1e-3, 1e6)
+SHARE = Number(0, 1)
 PART = "partial_rotary_factor"
 ORIGINAL = "original_max_position_embeddings"
 STRETCHING = ("linear", "dynamic")
@@ -51,6 +52,15 @@ class Rope:
     theta: float = 10000.0
     rotated: int
     scaling: dict[str, float | bool | list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RotatedHead:
+    """A head as rotary embedding sees it."""
+
+    size: int
+    share: float | None = None
+    """how much of it is turned where the configuration does not say it; None: always all of it"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +126,7 @@ def with_scaling(config: ConfigFields, full: ConfigFields) -> ConfigFields:
 
 def read_rope(
     config: ConfigFields,
-    head_dim: int,
+    head: RotatedHead,
     context: int,
     given: ConfigFields | None = None,
     theta: float = Rope.theta,
@@ -128,7 +138,7 @@ def read_rope(
     `own`: the model's `rope_theta` is of other layers."""
     given = given or next(iter(rope_objects(config)), ConfigFields({}, config.place))
     kind = given.get("rope_type", KINDS, given.get("type", KINDS, "default"))
-    rotated = read_rotary_dim(config, given, head_dim, kind)
+    rotated = read_rotary_dim(config, given, head, kind)
     if kind == "dynamic" and rotated < 4:
         raise given.refusal("rope_type", "dynamic scaling needs 4 rotated numbers for each head")
     reader = SCALINGS.get(kind)
@@ -145,12 +155,13 @@ def read_theta(config: ConfigFields, given: ConfigFields, default: float) -> flo
     return found[0] if found else default
 
 
-def read_rotary_dim(config: ConfigFields, given: ConfigFields, head_dim: int, kind: str) -> int:
-    """A GGUF file's `rope_dimension_count`, or else the whole head."""
-    rotated = config.get("rope_dimension_count", Integer(2, head_dim), head_dim)
+def read_rotary_dim(config: ConfigFields, given: ConfigFields, head: RotatedHead, kind: str) -> int:
+    """A GGUF file's `rope_dimension_count`; a part where the family has one; the whole head."""
+    if head.share is not None:
+        return read_part(config, given, head.size, head.share)
+    rotated = config.get("rope_dimension_count", Integer(2, head.size), head.size)
     if rotated % 2:
-        why = f"{rotated} of the {head_dim} numbers of a head would be rotated, not an even count"
-        raise config.refusal("rope_dimension_count", why)
+        raise config.refusal("rope_dimension_count", odd(rotated, head.size))
     for where in idle_parts(given, config):
         if kind != "default":
             why = f"where rope_type is {kind!r} there is no model that rotates a part of its heads"
@@ -158,10 +169,23 @@ def read_rotary_dim(config: ConfigFields, given: ConfigFields, head_dim: int, ki
     return rotated
 
 
+def read_part(config: ConfigFields, given: ConfigFields, size: int, share: float) -> int:
+    """`given`'s, or else the model's, as in transformers."""
+    where = next((one for one in (given, config) if one.has(PART)), config)
+    rotated = int(size * where.get(PART, SHARE, share))
+    if rotated % 2 or not rotated:
+        raise where.refusal(PART, odd(rotated, size))
+    return rotated
+
+
+def odd(rotated: int, size: int) -> str:
+    return f"{rotated} of the {size} numbers of a head would be rotated, not an even count"
+
+
 def idle_parts(*places: ConfigFields) -> list[ConfigFields]:
     """Those with a `partial_rotary_factor`: transformers' code for our families rotates whole
     heads, and fails where a scaling is for less."""
-    return [where for where in places if where.get(PART, Number(0, 1), 1.0) != 1.0]
+    return [where for where in places if where.get(PART, SHARE, 1.0) != 1.0]
 
 
 @dataclass(frozen=True)
@@ -212,8 +236,8 @@ def yarn(source: ScalingInput) -> Scaling:
     given, original = source.given, source.original()
     factor = given.get("factor", FACTOR, max(source.context / original, 1.0))
     fast, slow = given.get("beta_fast", POSITIVE, 32.0), given.get("beta_slow", POSITIVE, 1.0)
-    if slow >= fast:
-        raise given.refusal("beta_slow", f"it must be below beta_fast, {fast:g}")
+    if slow > fast:
+        raise given.refusal("beta_slow", f"it must be at most beta_fast, {fast:g}")
     return {
         "factor": factor,
         "original": original,

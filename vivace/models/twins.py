@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vivace.checkpoint.fields import ConfigFields, FieldKind, Number, Object, abbreviate
+from vivace.checkpoint.fields import ConfigFields, FieldKind, Object, abbreviate
 from vivace.models.config_fields import TABLE, EndIds, ModelFields, is_no_window
 from vivace.models.rope import (
     KINDS,
@@ -17,7 +17,9 @@ from vivace.models.rope import (
     ORIGINAL,
     PART,
     READ_ORIGINAL,
+    SHARE,
     THETA,
+    RotatedHead,
     idle_parts,
     read_rope,
     rope_by_layer,
@@ -30,14 +32,14 @@ OWN_MEANING = ("model_type",)
 """keys that mean the whole model at the top, and its language model in `text_config`"""
 
 
-def twin_notices(config: ModelFields, head_dim: int, context: int) -> Iterator[str]:
+def twin_notices(config: ModelFields, head: RotatedHead, context: int) -> Iterator[str]:
     """A notice for each key that has no effect because another says something else. Raises
     SourceError for one that is not what it may be."""
     yield from twin_dtypes(config)
     if rope_by_layer(config) is not None:
-        yield from twin_ropes_by_layer(config, head_dim, context)
+        yield from twin_ropes_by_layer(config, head, context)
     else:
-        yield from twin_ropes(config, head_dim, context)
+        yield from twin_ropes(config, head, context)
     yield from twins_of_the_text_config(config)
 
 
@@ -47,42 +49,46 @@ def twin_dtypes(config: ModelFields) -> Iterator[str]:
         yield from differing(config, spellings[0], config, spellings[1], TABLE["dtype"])
 
 
-def twin_ropes(config: ModelFields, head_dim: int, context: int) -> Iterator[str]:
+def twin_ropes(config: ModelFields, head: RotatedHead, context: int) -> Iterator[str]:
     objects = rope_objects(config)
     for given in objects[:1]:
         yield from differing(given, "rope_type", given, "type", KINDS)
         yield from differing(given, "rope_theta", config, "rope_theta", THETA)
         yield from differing(config, ORIGINAL, given, ORIGINAL, LENGTH)
-    ropes = [read_rope(config, head_dim, context, given) for given in objects]
+        if head.share is not None:
+            yield from differing(given, PART, config, PART, SHARE)
+    ropes = [read_rope(config, head, context, given) for given in objects]
     if len(ropes) > 1 and ropes[0] != ropes[1]:
         first, second = config.spelled("rope_scaling", "rope_parameters")
         yield idle(config, first, config, second)
     used = objects[0] if objects else ConfigFields({}, config.place)
     kind = ropes[0].kind if ropes else "default"
-    yield from idle_rope_keys((used, config), kind, context)
+    yield from idle_rope_keys((used, config), kind, context, head)
 
 
-def twin_ropes_by_layer(config: ModelFields, head_dim: int, context: int) -> Iterator[str]:
+def twin_ropes_by_layer(config: ModelFields, head: RotatedHead, context: int) -> Iterator[str]:
     nested = config.need_inner("rope_parameters")
     full, local = (rope_of_layers(nested, f"{kind}_attention") for kind in ("full", "sliding"))
     yield from differing(full, "rope_theta", config, "rope_theta", THETA)
     yield from differing(local, "rope_theta", config, "rope_local_base_freq", THETA)
     scaled = with_scaling(config, full)
     if scaled is full and config.has("rope_scaling"):
-        read_rope(config, head_dim, context, config.need_inner("rope_scaling"))
+        read_rope(config, head, context, config.need_inner("rope_scaling"))
         yield idle(config, "rope_parameters", config, "rope_scaling")
-    before = read_rope(config, head_dim, context, full)
-    if before.scaling and before != read_rope(config, head_dim, context, scaled):
+    before = read_rope(config, head, context, full)
+    if before.scaling and before != read_rope(config, head, context, scaled):
         yield idle(config, "rope_scaling", nested, "full_attention")
     for given in (scaled, local):
-        kind = read_rope(config, head_dim, context, given).kind
-        yield from idle_rope_keys((given,), kind, context)
-    yield from idle_rope_keys((config,), "default", context)
+        kind = read_rope(config, head, context, given).kind
+        yield from idle_rope_keys((given,), kind, context, head)
+    yield from idle_rope_keys((config,), "default", context, head)
 
 
-def idle_rope_keys(places: tuple[ConfigFields, ...], kind: str, context: int) -> Iterator[str]:
+def idle_rope_keys(
+    places: tuple[ConfigFields, ...], kind: str, context: int, head: RotatedHead
+) -> Iterator[str]:
     """A notice for each key that a rotary embedding of this kind does not read."""
-    for where in idle_parts(*places):
+    for where in idle_parts(*places) if head.share is None else ():
         yield f"{describe(where, PART)}: it has no effect, whole heads are rotated"
     for where in places:
         read = kind in READ_ORIGINAL or where.get(ORIGINAL, LENGTH, context) == context
@@ -97,7 +103,7 @@ def twins_of_the_text_config(config: ModelFields) -> Iterator[str]:
         return
     for key, kind in {
         **TABLE,
-        PART: Number(0, 1),
+        PART: SHARE,
         **dict.fromkeys(("rope_scaling", "rope_parameters"), Object()),
         "eos_token_id": EndIds(config.need_known("vocab_size")),
     }.items():

@@ -16,7 +16,8 @@ from vivace.deploy.memory.defaults import USUAL_CHUNK, chunk_size, graph_default
 from vivace.deploy.memory.weights import PRECISIONS, dense_ranks, weight_precision, weights
 from vivace.deploy.memory.windows import HCCL, buffer_variable, prefill_tokens
 from vivace.deploy.server_plan import ServerPlan, UnknownValue
-from vivace.models.architecture import Architecture, CompressedAttention
+from vivace.models.architecture import Architecture
+from vivace.models.attention_shapes import CompressedAttention
 
 ELEMENT_BYTES = {"fp8_e5m2": 1, "fp8_e4m3": 1, "int8": 1, "float32": 4}
 GRAPH_ROW = 2 * MIB

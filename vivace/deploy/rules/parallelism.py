@@ -10,7 +10,7 @@ from vivace.deploy.memory.weights import dense_ranks, weight_precision
 from vivace.deploy.processes import instances, role_name
 from vivace.deploy.rules.rule import ARGS, PAGE, Issue, case_rule, server_rule
 from vivace.deploy.server_plan import PARTITION, ServerPlan, placeholder
-from vivace.models.architecture import GroupedAttention
+from vivace.models.attention_shapes import GroupedAttention
 
 PP_INDICES = "SGLang's get_pp_indices and make_layers"
 CONFIG = "the model's config.json"

@@ -11,7 +11,7 @@ from vivace.deploy.memory.defaults import default_chunk, graph_default
 from vivace.deploy.rules.rule import ARGS, Issue, Rule, ServerCheck, server_rule
 from vivace.deploy.server_plan import ServerPlan
 from vivace.deploy.startup import TOLD, rewritten
-from vivace.models.architecture import LatentAttention
+from vivace.models.attention_shapes import LatentAttention
 
 ASCEND_BACKEND = "0.5.6.post1"  # hardware_backend/npu/utils.py
 OVERLAPPED = "0.5.11"

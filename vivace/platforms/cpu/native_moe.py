@@ -125,7 +125,7 @@ class NativeMoe:
         )
         return out
 
-    def add_gated(self, y: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+    def add_gated(self, y: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
         rows, inner = sizes("add_gated", "y", y)
         address, stride = matrix("add_gated", "x", x, inner, rows)
         self._add_gated(
@@ -133,7 +133,7 @@ class NativeMoe:
             block("add_gated", "y", y, rows, inner),
             address,
             stride,
-            block("add_gated", "gate", gate, rows, 1),
+            optional("add_gated", "gate", gate, rows, 1),
             inner,
         )
         return y

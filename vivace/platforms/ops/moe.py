@@ -98,9 +98,9 @@ def moe_combine(x: Tensor, weights: Tensor, routes: Routes) -> Tensor:
     return (x[routes.places] * weights.unsqueeze(-1).to(x.dtype)).sum(1)
 
 
-def add_gated(y: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-    """y[T, n] + sigmoid(gate[T, 1]) * x[T, n], in y's memory."""
-    return y.addcmul_(gate.sigmoid(), x)
+def add_gated(y: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
+    """y[T, n] + sigmoid(gate[T, 1]) * x[T, n], in y's memory; without a gate y + x."""
+    return y.add_(x) if gate is None else y.addcmul_(gate.sigmoid(), x)
 
 
 def pack_grouped(experts: Sequence[Sequence[Tensor | StoredBlocks | Int8Rows]]) -> Any:

@@ -149,8 +149,8 @@ class Ops:
     """(x[T, n], routes) -> [T * top, n], sorted"""
     moe_combine: Callable[[Tensor, Tensor, Routes], Tensor]
     """(x[T * top, n], weights[T, top], routes) -> [T, n]"""
-    add_gated: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """(y[T, n], x[T, n], gate[T, 1]) -> y, in place: plus sigmoid(gate) * x"""
+    add_gated: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """(y[T, n], x[T, n], gate[T, 1]) -> y, in place: plus sigmoid(gate) * x; without a gate, x"""
     pack_grouped: Callable[[Sequence[Sequence[Tensor | StoredBlocks | Int8Rows]]], Any]
     """(what `pack_linear` takes, for each expert) -> what `grouped_linear` takes"""
     grouped_linear: Callable[[Tensor, Any, Routes], Tensor]

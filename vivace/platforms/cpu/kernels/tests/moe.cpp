@@ -182,18 +182,19 @@ bool moe_combine(Suite& suite, Random& random, const Pairs& pairs, int64_t n) {
     return suite.close("moe_combine", out, wanted, scale, 1e-6);
 }
 
-bool add_gated(Suite& suite, Random& random, int64_t rows, int64_t n) {
+bool add_gated(Suite& suite, Random& random, int64_t rows, int64_t n, bool gated) {
     const int64_t stride = n + 3;
     const auto x = floats(random, rows * stride), gate = floats(random, rows, 20), before = floats(random, rows * n);
     std::vector<float> out;
     const auto reset = [&] { out = before; };
     reset();
     Words words;
-    words.add(rows).add(out).add(x).add(stride).add(gate).add(n);
+    words.add(rows).add(out).add(x).add(stride);
+    gated ? words.add(gate).add(n) : words.add(0).add(n);
     if (!suite.run("add_gated", words, reset, [&] { return bytes_of(out); })) return false;
     std::vector<double> wanted(out.size()), scale(out.size());
     for (int64_t i = 0; i < rows * n; ++i) {
-        const double more = x[i / n * stride + i % n] / (1 + std::exp(-(double)gate[i / n]));
+        const double by = gated ? 1 / (1 + std::exp(-(double)gate[i / n])) : 1, more = by * x[i / n * stride + i % n];
         wanted[i] = before[i] + more, scale[i] = std::fabs(before[i]) + std::fabs(more);
     }
     return suite.close("add_gated", out, wanted, scale, 2e-6);
@@ -306,7 +307,7 @@ void moe(Suite& suite) {
     suite.op("add_gated", [&](Random& random) {
         for (int64_t rows : {1, 5, 60})
             for (int64_t n : {1, 16, 37})
-                if (!add_gated(suite, random, rows, n)) return false;
+                if (!add_gated(suite, random, rows, n, true) || !add_gated(suite, random, rows, n, false)) return false;
         return true;
     });
     suite.op("grouped_linear", [&](Random& random) {
