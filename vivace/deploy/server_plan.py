@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from vivace.config.errors import ConfigError
+from vivace.config.parallelism import Parallelism
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.config.values import parse_value
 from vivace.deploy.catalogue.flags import ServerFlag
@@ -20,8 +21,6 @@ from vivace.deploy.from_script.programs import DYNAMO, DYNAMO_FLAGS
 from vivace.deploy.schema.deployment import FlagValue, Kind, Role
 from vivace.deploy.schema.nodes import RoleNode
 
-ALL_TO_ALL = ("deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer")
-"""backends for which SGLang sets ep to tp"""
 PREFILLS: tuple[Kind, ...] = ("mixed", "prefill")
 DECODES: tuple[Kind, ...] = ("mixed", "decode")
 DISPATCH = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
@@ -64,56 +63,6 @@ def placeholder(value: Any) -> bool:
     text = str(value)
     named = "<" in text or ("{" in text and "}" in text)
     return named or (len(text) > 1 and not text.strip("xX"))
-
-
-class Parallelism(msgspec.Struct, frozen=True, dict=True):
-    """How the devices of one instance share the model; a size raises UnknownValue by itself."""
-
-    server: ServerPlan
-
-    @cached_property
-    def tp(self) -> int:
-        return self.server.positive("tp_size")
-
-    @cached_property
-    def pp(self) -> int:
-        return self.server.positive("pp_size")
-
-    @cached_property
-    def dp(self) -> int:
-        return self.server.positive("dp_size")
-
-    @cached_property
-    def cp(self) -> int:
-        return self.server.positive("attn_cp_size")
-
-    @cached_property
-    def ep(self) -> int:
-        spread = self.server.value("moe_a2a_backend") in ALL_TO_ALL
-        return self.tp if spread else self.server.positive("ep_size")
-
-    @cached_property
-    def dp_attention(self) -> bool:
-        return self.server.has("enable_dp_attention") and self.dp > 1
-
-    @property
-    def attention_dp(self) -> int:
-        """Groups of ranks with requests of their own (dp attention)."""
-        return self.dp if self.dp_attention else 1
-
-    @property
-    def attention_tp(self) -> int:
-        """Ranks that share the heads of one request."""
-        return max(1, self.tp // (self.attention_dp * self.cp))
-
-    @property
-    def replicas(self) -> int:
-        """Copies of the whole model in one instance (data parallelism without dp attention)."""
-        return 1 if self.dp_attention else self.dp
-
-    @property
-    def devices(self) -> int:
-        return self.tp * self.pp * self.replicas
 
 
 class ServerPlan(msgspec.Struct, frozen=True, dict=True):

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from vivace.deploy.server_plan import ALL_TO_ALL, ServerPlan
+from vivace.deploy.server_plan import ServerPlan
 from vivace.models.architecture import Architecture
 
 
@@ -91,7 +91,7 @@ def weights(model: Architecture, server: ServerPlan, precision: Precision) -> di
 
 
 def dense_ranks(server: ServerPlan) -> int:
-    return server.number("moe_dense_tp_size") or server.parallelism.tp
+    return server.parallelism.dense_tp or server.parallelism.tp
 
 
 def shared_parameters(model: Architecture, server: ServerPlan) -> float:
@@ -99,8 +99,8 @@ def shared_parameters(model: Architecture, server: ServerPlan) -> float:
     if model.experts is None:
         return 0.0
     whole = 3 * model.hidden * model.experts.shared_width
-    spread = server.value("moe_a2a_backend") in ALL_TO_ALL
-    return whole if spread else whole / server.parallelism.tp
+    layout = server.parallelism
+    return whole if layout.all_to_all else whole / layout.tp
 
 
 def expert_parameters(model: Architecture, server: ServerPlan) -> float:
@@ -119,8 +119,7 @@ def tables(model: Architecture, server: ServerPlan, precision: Precision) -> dic
     layout = server.parallelism
     size = model.vocabulary * model.hidden * precision.table
     embedding = size if layout.dp_attention else size / layout.tp
-    ranks = layout.attention_tp if server.has("enable_dp_lm_head") else layout.tp
-    return {"embedding": embedding, "head": 0.0 if model.tied else size / ranks}
+    return {"embedding": embedding, "head": 0.0 if model.tied else size / layout.lm_head}
 
 
 def draft_bytes(model: Architecture, server: ServerPlan, precision: Precision) -> float:

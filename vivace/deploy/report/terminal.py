@@ -10,6 +10,7 @@ from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.locations import COMMAND
 from vivace.deploy.memory.plan import MemoryPlan, fraction_for, plans
+from vivace.deploy.report.groups import group_tables
 from vivace.deploy.rules.judge import CheckResult, Finding
 from vivace.deploy.rules.rule import Severity
 from vivace.terminal import shorten, shown
@@ -75,6 +76,9 @@ def report(case: Case, result: CheckResult, *, notes: bool, memory: bool) -> Ite
     shown = [f for f in result.findings if notes or f.severity in ("error", "warning")]
     for finding in shown:
         yield from format_finding(finding)
+    for title, *rows in group_tables(case):
+        yield [(title, "bold")]
+        yield from ([(row, "")] for row in rows)
     if memory:
         for _, plan in plans(case):
             yield from format_plan(plan)

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vivace.config.parallelism import (
+    dense_tp,
+    dp_divides_tp,
+    ep_divides_tp,
+    nodes_share_ranks,
+    plain_dp_nodes,
+)
 from vivace.deploy.case import Case
 from vivace.deploy.from_script.roles import flag_value
 from vivace.deploy.memory.weights import dense_ranks, weight_precision
@@ -76,14 +83,11 @@ def nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 
 @server_rule("nodes-share-ranks", "error", source=ARGS)
-def nodes_share_ranks(server: ServerPlan, case: Case) -> Iterator[Issue]:
+def ranks_per_node(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """tp x pp is a multiple of the nodes.
     Every node starts tp x pp / nnodes ranks; SGLang asserts that the division leaves nothing."""
-    nnodes, layout = server.positive("nnodes"), server.parallelism
-    ranks = layout.tp * layout.pp
-    if ranks % nnodes:
-        text = f"tp {layout.tp} x pp {layout.pp} = {ranks} is not a multiple of {nnodes} nodes"
-        yield Issue("nnodes", text, "choose a tp that is a multiple of the nodes")
+    if fault := nodes_share_ranks(server.parallelism):
+        yield Issue("nnodes", fault, "choose a tp that is a multiple of the nodes")
 
 
 @server_rule("meeting-point", "error", source=ARGS)
@@ -103,25 +107,20 @@ def meeting_point(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 
 @server_rule("plain-dp-nodes", "error", source=ARGS)
-def plain_dp_nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
+def nodes_of_replicas(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Data parallelism over several nodes uses dp attention.
     Replicas without it are whole servers on one node; SGLang stops when they would span nodes."""
-    nnodes, layout = server.positive("nnodes"), server.parallelism
-    if nnodes > 1 and layout.dp > 1 and not layout.dp_attention:
-        text = f"dp {layout.dp} on {nnodes} nodes needs --enable-dp-attention"
+    if fault := plain_dp_nodes(server.parallelism):
         remedy = "--enable-dp-attention, or one instance per replica behind a router"
-        yield Issue("dp_size", text, remedy)
+        yield Issue("dp_size", fault, remedy)
 
 
 @server_rule("dp-divides-tp", "error", "dp_size", "choose a dp (x cp) that divides tp", source=ARGS)
-def dp_divides_tp(server: ServerPlan, case: Case) -> Iterator[str]:
+def attention_groups(server: ServerPlan, case: Case) -> Iterator[str]:
     """With dp attention or context parallelism, tp is a multiple of dp x cp.
     An attention group has tp / (dp x cp) ranks, and all groups have the same size."""
-    layout = server.parallelism
-    dp = layout.attention_dp
-    if layout.tp % (dp * layout.cp):
-        groups = f"dp {dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
-        yield f"tp {layout.tp} is not a multiple of {groups}: attention groups differ in size"
+    if fault := dp_divides_tp(server.parallelism):
+        yield fault
 
 
 @server_rule("running-divides", "warning", source=ARGS)
@@ -197,21 +196,20 @@ def weight_blocks(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 
 @server_rule("ep-divides-tp", "error", "ep_size", "choose an ep that divides tp", source=ARGS)
-def ep_divides_tp(server: ServerPlan, case: Case) -> Iterator[str]:
+def expert_groups(server: ServerPlan, case: Case) -> Iterator[str]:
     """tp is a multiple of ep.
     The experts of a layer are divided among groups of tp / ep ranks."""
-    ep, tp = server.number("ep_size") or 1, server.parallelism.tp
-    if ep > 1 and tp % ep and server.parallelism.ep == ep:
-        yield f"tp {tp} is not a multiple of ep {ep}"
+    if fault := ep_divides_tp(server.parallelism):
+        yield fault
 
 
 @server_rule("dense-tp", "error", "moe_dense_tp_size", "use 1, or remove it", source=ARGS)
-def dense_tp(server: ServerPlan, case: Case) -> Iterator[str]:
+def dense_groups(server: ServerPlan, case: Case) -> Iterator[str]:
     """--moe-dense-tp-size is unset or 1, from 0.5.13 on also tp.
     The dense layers of an expert model are replicated or divided among all ranks."""
-    size, tp = server.number("moe_dense_tp_size"), server.parallelism.tp
-    if size is not None and size != 1 and (size != tp or case.target.before("0.5.13")):
-        yield f"--moe-dense-tp-size must be 1, or from 0.5.13 on tp ({tp}), got {size}"
+    stated = server.number("moe_dense_tp_size") is not None
+    if stated and (fault := dense_tp(server.parallelism, whole=not case.target.before("0.5.13"))):
+        yield fault
 
 
 @server_rule("pipeline-partition", "error", source=PP_INDICES)

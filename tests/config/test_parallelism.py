@@ -1,0 +1,198 @@
+"""The groups of ranks, against SGLang's layout read once more as nested loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+
+from vivace.config.parallelism import Parallelism, ProcessGroups, process_groups
+from vivace.deploy.report.groups import ranks_text, table
+
+MOST = 64
+FLAGS = {
+    "tp": "tp_size", "pp": "pp_size", "dp": "dp_size", "attention": "enable_dp_attention",
+    "cp": "attn_cp_size", "ep": "ep_size", "dense": "moe_dense_tp_size",
+    "head": "enable_dp_lm_head", "nodes": "nnodes", "backend": "moe_a2a_backend",
+}  # fmt: skip
+
+
+class Flags:
+    """A `SizeSource`"""
+
+    def __init__(self, **sizes: Any) -> None:
+        self._values = {FLAGS[name]: value for name, value in sizes.items()}
+
+    def value(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def has(self, name: str) -> bool:
+        return bool(self.value(name))
+
+    def number(self, name: str) -> int | None:
+        return self.value(name)
+
+    def positive(self, name: str) -> int:
+        return self.value(name) or 1
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def legal() -> Iterator[dict[str, Any]]:
+    for tp, pp, dp in product(range(1, MOST + 1), repeat=3):
+        if tp * pp > MOST:
+            continue
+        attentions = [True] if tp * pp * dp > MOST else [False, True]
+        for attention in attentions:
+            spread = dp if attention else 1
+            if tp % spread or (not attention and tp * pp * dp > MOST):
+                continue
+            for cp, ep in product((1, 2), divisors(tp)):
+                if tp % (spread * cp):
+                    continue
+                for dense, head, nodes in product((None, 1), (False, True), divisors(tp * pp)):
+                    if nodes == 1 or attention or dp == 1:
+                        yield {
+                            "tp": tp, "pp": pp, "dp": dp, "attention": attention, "cp": cp,
+                            "ep": ep, "dense": dense, "head": head, "nodes": nodes,
+                        }  # fmt: skip
+
+
+@cache
+def attention_groups(replicas: int, pp: int, dp: int, cp: int, heads: int) -> tuple[Any, ...]:
+    """(attention tp, attention cp, attention dp): a rank is counted wherever the loops find it."""
+    by_heads: dict[Any, list[int]] = {}
+    by_context: dict[Any, list[int]] = {}
+    by_requests: dict[Any, list[int]] = {}
+    rank = 0
+    for replica in range(replicas):
+        for stage in range(pp):
+            for requests in range(dp):
+                for context in range(cp):
+                    for head in range(heads):
+                        by_heads.setdefault((replica, stage, requests, context), []).append(rank)
+                        by_context.setdefault((replica, stage, requests, head), []).append(rank)
+                        by_requests.setdefault((replica, stage, context, head), []).append(rank)
+                        rank += 1
+    return tuple(sorted(map(tuple, d.values())) for d in (by_heads, by_context, by_requests))
+
+
+@cache
+def expert_groups(replicas: int, pp: int, tp: int, ep: int) -> tuple[Any, ...]:
+    """(moe ep, moe tp), by SGLang's own ranges of initialize_model_parallel."""
+    moe_tp, by_expert, inside = tp // ep, [], []
+    for i in range(replicas * pp):
+        for j in range(moe_tp):
+            by_expert.append(tuple(range(i * tp + j, (i + 1) * tp + j, moe_tp)))
+        for j in range(ep):
+            inside.append(tuple(range(i * tp + j * moe_tp, i * tp + (j + 1) * moe_tp)))
+    return sorted(by_expert), sorted(inside)
+
+
+@cache
+def whole_groups(replicas: int, pp: int, tp: int) -> tuple[Any, ...]:
+    """(tp, pp, dp)"""
+    of_layer: dict[Any, list[int]] = {}
+    of_stages: dict[Any, list[int]] = {}
+    of_replicas: dict[Any, list[int]] = {}
+    for replica in range(replicas):
+        for stage in range(pp):
+            for rank in range(tp):
+                number = (replica * pp + stage) * tp + rank
+                of_layer.setdefault((replica, stage), []).append(number)
+                of_stages.setdefault((replica, rank), []).append(number)
+                of_replicas.setdefault((stage, rank), []).append(number)
+    return tuple(sorted(map(tuple, d.values())) for d in (of_layer, of_stages, of_replicas))
+
+
+@cache
+def in_a_row(ranks: int, size: int) -> list[tuple[int, ...]]:
+    found: list[list[int]] = []
+    for rank in range(ranks):
+        if rank % size == 0:
+            found.append([])
+        found[-1].append(rank)
+    return [tuple(group) for group in found]
+
+
+def expected(sizes: dict[str, Any]) -> dict[str, Any]:
+    tp, pp, attention = sizes["tp"], sizes["pp"], sizes["attention"] and sizes["dp"] > 1
+    replicas, groups = (1, sizes["dp"]) if attention else (sizes["dp"], 1)
+    ranks, heads = replicas * pp * tp, tp // (groups * sizes["cp"])
+    names = "attention_tp", "attention_cp", "attention_dp", "moe_ep", "moe_tp", "tp", "pp", "dp"
+    found = (
+        *attention_groups(replicas, pp, groups, sizes["cp"], heads),
+        *expert_groups(replicas, pp, tp, sizes["ep"]),
+        *whole_groups(replicas, pp, tp),
+    )
+    return dict(zip(names, found, strict=True)) | {
+        "dense_tp": in_a_row(ranks, sizes["dense"] or tp),
+        "lm_head": in_a_row(ranks, heads if attention and sizes["head"] else tp),
+        "nodes": in_a_row(ranks, ranks // sizes["nodes"]),
+    }
+
+
+def made(**sizes: Any) -> ProcessGroups:
+    return process_groups(Parallelism(Flags(**sizes)))
+
+
+def test_every_legal_combination_of_64_ranks() -> None:
+    count = 0
+    for sizes in legal():
+        groups, count = made(**sizes), count + 1
+        for kind, wanted in expected(sizes).items():
+            assert sorted(getattr(groups, kind)) == wanted, (kind, sizes)
+    assert count > 10_000
+
+
+def test_the_groups_of_one_rank() -> None:
+    assert made(tp=8, dp=4, attention=True, ep=4).find(5) == {
+        "tp": tuple(range(8)),
+        "pp": (5,),
+        "dp": (5,),
+        "attention_tp": (4, 5),
+        "attention_cp": (5,),
+        "attention_dp": (1, 3, 5, 7),
+        "moe_ep": (1, 3, 5, 7),
+        "moe_tp": (4, 5),
+        "dense_tp": tuple(range(8)),
+        "lm_head": tuple(range(8)),
+        "nodes": tuple(range(8)),
+    }
+
+
+def test_an_all_to_all_gives_every_rank_whole_experts() -> None:
+    assert made(tp=8, backend="deepep") == made(tp=8, ep=8)
+
+
+@pytest.mark.parametrize(
+    "sizes, values",
+    [
+        ({"tp": 6, "nodes": 4}, ["6", "4"]),
+        ({"tp": 2, "dp": 2, "nodes": 2}, ["enable-dp-attention"]),
+        ({"tp": 8, "dp": 3, "attention": True}, ["8", "dp 3"]),
+        ({"tp": 8, "dp": 2, "cp": 8, "attention": True}, ["dp 2 x cp 8"]),
+        ({"tp": 8, "ep": 3}, ["8", "ep 3"]),
+        ({"tp": 8, "dense": 2}, ["moe-dense-tp-size", "got 2"]),
+        ({"tp": 8, "ep": 3, "dense": 0}, ["ep 3", "got 0"]),
+    ],
+)
+def test_what_is_not_legal(sizes: dict[str, Any], values: list[str]) -> None:
+    with pytest.raises(ValueError) as raised:
+        made(**sizes)
+    assert all(value in str(raised.value) for value in values)
+
+
+def test_ranks_are_short_to_read() -> None:
+    assert ranks_text((0, 1, 2, 3)) == "0-3"
+    assert ranks_text((0, 4, 8)) == "0,4,8"
+    assert ranks_text(tuple(range(1, 64, 4))) == "1-61 by 4"
+    lines = list(table(made(tp=64, dp=32, attention=True, ep=16, nodes=4)))
+    assert any("attention tp" in line and "62-63" in line and "..." in line for line in lines)
+    assert all(len(line) < 100 for line in lines)
+    assert len(list(table(made(tp=8, ep=8)))) == 1, "of one rank each there is no line"
