@@ -194,6 +194,8 @@ class OtherEngine:
     def wake_with(self, ring: Callable[[], None]) -> None:
         self.ring = ring
 
+    def stop(self) -> None: ...
+
 
 def test_an_engine_steps_with_the_others_also_when_it_has_nothing_to_do() -> None:
     other = OtherEngine([7, 3])

@@ -92,6 +92,25 @@ def test_uneven_parts_are_put_side_by_side() -> None:
         groups[0].gather(torch.zeros(2, 3), widths)
 
 
+@pytest.mark.parametrize("counts", [[1, 1, 1], [5, 1, 9], [0, 3, 0]])
+@pytest.mark.parametrize("columns", [7, 64, SLOT_BYTES // 4 // 2])
+def test_rows_of_all_ranks_and_the_sum_of_ones_own(counts: list[int], columns: int) -> None:
+    """Also where they come in pieces of two rows."""
+    _, groups = make_groups(3)
+    whole = torch.randn(sum(counts), columns)
+    parts = whole.split(counts)
+    found = on_all(groups, lambda one: one.gather_rows(parts[one.rank], counts))
+    assert all(torch.equal(each, whole) for each in found)
+    every = [torch.randn(sum(counts), columns) for _ in range(3)]
+    sums = on_all(groups, lambda one: one.reduce_scatter(every[one.rank], counts, one.rank))
+    wanted = (every[0] + every[1] + every[2]).split(counts)
+    assert all(torch.equal(mine, part) for mine, part in zip(sums, wanted, strict=True))
+    with pytest.raises(ValueError, match="gather_rows"):
+        groups[0].gather_rows(torch.zeros(77, 3), counts)
+    with pytest.raises(ValueError, match="reduce_scatter"):
+        groups[0].reduce_scatter(torch.zeros(77, 3), counts, 0)
+
+
 @settings(max_examples=20, deadline=None)
 @given(calls=st.lists(st.tuples(st.booleans(), st.integers(1, 9), st.integers(1, 70)), max_size=30))
 def test_many_in_a_row_do_not_mix(calls: list[tuple[bool, int, int]]) -> None:

@@ -56,8 +56,8 @@ class Mailbox(Protocol):
 
 
 class Lockstep(Protocol):
-    """Engines that take every step together, because layers are shared by all of them. Its in-tree
-    implementation is `NoLockstep`; a group of engines comes with data parallel attention."""
+    """Engines that take every step together, because layers are shared by all of them
+    (`NoLockstep` where they are not, `SharedLockstep` in engine/lockstep.py)."""
 
     @property
     def awaited(self) -> bool:
@@ -73,6 +73,10 @@ class Lockstep(Protocol):
         """`ring` is called, from any thread, when another engine begins to wait."""
         ...
 
+    def stop(self) -> None:
+        """`agree` waits for nobody any more: nobody takes a step. From any thread."""
+        ...
+
 
 class NoLockstep:
     """An engine that waits for no other."""
@@ -84,6 +88,9 @@ class NoLockstep:
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         """Nobody rings."""
+
+    def stop(self) -> None:
+        """Nobody is waited for."""
 
 
 class HeartbeatMailbox:
@@ -153,6 +160,7 @@ class Loop:
     def stop(self) -> None:
         """End `run` after the step under way; from any thread or a signal handler."""
         self._stopped = True
+        self._lockstep.stop()
         self._mailbox.wake()
 
     def wait_timeout(self) -> float | None:
@@ -193,6 +201,8 @@ class Loop:
         if not (self._lockstep.awaited or (plan is not None and plan.rows)):
             return plan
         ranks = self._lockstep.agree(sum(plan.counts) if plan is not None else 0)
+        if self._stopped and not any(ranks):
+            return None  # alone it would wait for the others in the layers they share
         if not any(ranks):
             return plan
         return replace(plan or StepPlan(number=ACCOMPANY), ranks=ranks)

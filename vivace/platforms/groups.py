@@ -45,6 +45,14 @@ class Group(Protocol):
         """x[n, widths[rank]] of each rank -> [n, sum of widths]"""
         ...
 
+    def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """x[counts[rank], n] of each rank -> [sum of counts, n], one below the other"""
+        ...
+
+    def reduce_scatter(self, x: Tensor, counts: Sequence[int], place: int) -> Tensor:
+        """x[sum of counts, n] of every rank, added up: rows of `place` -> [counts[place], n]"""
+        ...
+
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         """The least of each number that any rank has"""
         ...
@@ -65,6 +73,12 @@ class SingleRank:
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         return x
+
+    def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        return x
+
+    def reduce_scatter(self, x: Tensor, counts: Sequence[int], place: int) -> Tensor:
+        return x.split(list(counts))[place]
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         return list(numbers)
@@ -151,6 +165,17 @@ class TorchGroup:
         parts = [torch.empty_like(mine) for _ in widths]
         self._together(dist.all_gather, parts, mine)
         return torch.cat([part[:, :n] for part, n in zip(parts, widths, strict=True)], 1)
+
+    def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """As in `gather`"""
+        mine = x.new_zeros(max(counts), x.shape[1])
+        mine[: len(x)] = x
+        parts = [torch.empty_like(mine) for _ in counts]
+        self._together(dist.all_gather, parts, mine)
+        return torch.cat([part[:n] for part, n in zip(parts, counts, strict=True)])
+
+    def reduce_scatter(self, x: Tensor, counts: Sequence[int], place: int) -> Tensor:
+        return self.sum(x).split(list(counts))[place]
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         found = torch.tensor(numbers, dtype=torch.int64)

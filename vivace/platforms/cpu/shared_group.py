@@ -31,7 +31,7 @@ def region_bytes(ranks: int) -> int:
 
 class SharedMemoryGroup:
     """Sums are added in the order of the ranks: every rank has the same bits, and they are the same
-    in every run. Captured steps may have all but `minimum` in them.
+    in every run. Captured steps may have sums and gathers in them.
 
     A rank that waits for one that has died waits until `RankMemory.abandon`; what a captured step
     gets then is nonsense, and nobody asks for it any more.
@@ -50,7 +50,8 @@ class SharedMemoryGroup:
         self._widths: dict[tuple[int, ...], np.ndarray] = {}
         self._share = kernels.operation("share_rows", "q" * 9)
         self._meet = kernels.operation("meet", "q" * 6)
-        self._add = kernels.operation("add_shares", "q" * 7)
+        self._add = kernels.operation("add_shares", "q" * 8)
+        self._gather_rows = kernels.operation("gather_rows", "q" * 8)
         self._gather = kernels.operation("gather_shares", "q" * 7)
 
     def divide(self, parts: Sequence[Sequence[int]]) -> Group:
@@ -77,11 +78,57 @@ class SharedMemoryGroup:
                 last - first,
                 block("sum", "x", part, last - first, columns),
                 columns,
+                0,
                 *self._slots,
                 self.size,
                 self._own.ctypes.data,
             )
         return x
+
+    def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        rows, columns = sizes("gather_rows", "x", x)
+        require("gather_rows", rows == counts[self.rank], f"{rows} rows of {list(counts)}")
+        self._refuse_capture("gather_rows")
+        out = self._kernels.empty(sum(counts), columns)
+        starts = np.cumsum([0, *counts[:-1]])
+        for first, last in self._pieces(max(counts), columns):
+            some = np.clip(np.array(counts) - first, 0, last - first)
+            self._exchange(x[first : first + some[self.rank]], columns)
+            together = first == 0 and last >= max(counts)
+            part = out if together else self._kernels.empty(int(some.sum()), columns)
+            self._gather_rows(
+                len(part),
+                part.data_ptr(),
+                columns,
+                some.ctypes.data,
+                *self._slots,
+                self.size,
+                self._own.ctypes.data,
+            )
+            if not together:
+                for start, piece in zip(starts, part.split(some.tolist()), strict=True):
+                    out[start + first : start + first + len(piece)] = piece
+        return out
+
+    def reduce_scatter(self, x: Tensor, counts: Sequence[int], place: int) -> Tensor:
+        rows, columns = sizes("reduce_scatter", "x", x)
+        require("reduce_scatter", rows == sum(counts), f"{rows} rows of {list(counts)}")
+        self._refuse_capture("reduce_scatter")
+        start, out = sum(counts[:place]), self._kernels.empty(counts[place], columns)
+        for first, last in self._pieces(rows, columns):
+            self._exchange(x[first:last], columns)
+            begin, end = max(first, start), min(last, start + counts[place])
+            if begin < end:
+                self._add(
+                    end - begin,
+                    out[begin - start :].data_ptr(),
+                    columns,
+                    begin - first,
+                    *self._slots,
+                    self.size,
+                    self._own.ctypes.data,
+                )
+        return out
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         rows, columns = sizes("gather", "x", x)
@@ -117,11 +164,15 @@ class SharedMemoryGroup:
             )
         return [(first, min(first + each, rows)) for first in range(0, rows, each)]
 
+    def _refuse_capture(self, what: str) -> None:
+        if self._kernels.capturing:
+            raise CaptureError(f"{what}: its counts differ from step to step")
+
     def _exchange(self, part: Tensor, columns: int) -> None:
         """This rank's rows -> its slot; returns when those of all are there. Raises RankLost."""
         address, stride = matrix("share_rows", "x", part, columns)
         rows, own = part.shape[0], self._own.ctypes.data
         self._share(rows, address, stride, columns, *self._slots, self.rank, self.size, own)
-        self._meet(rows, self._group, self._lines, self.rank, self.size, own)
+        self._meet(rows or 1, self._group, self._lines, self.rank, self.size, own)
         if self._memory.abandoned and not self._kernels.capturing:
             raise RankLost("other ranks do not answer any more")

@@ -46,15 +46,32 @@ bool meet(Suite& suite) {
     return own[0] == 7 && group[8 * 2] == 7 && group[8] == 7 && group[8 * 3] == 8;
 }
 
-bool add_shares(Suite& suite, Random& random, int64_t rows, int64_t n) {
+bool add_shares(Suite& suite, Random& random, int64_t rows, int64_t n, int64_t first = 0) {
     const Slots slots(random);
     const std::vector<int64_t> own = {1};
     std::vector<float> out((size_t)(rows * n)), wanted(out.size());
     const auto reset = [&] { std::fill(out.begin(), out.end(), 0.0f); };
     Words words;
-    words.add(rows).add(out).add(n).add(slots.numbers).add(SLOT).add(RANKS).add(own);
+    words.add(rows).add(out).add(n).add(first).add(slots.numbers).add(SLOT).add(RANKS).add(own);
     if (!suite.run("add_shares", words, reset, [&] { return bytes_of(out); })) return false;
-    for (int64_t i = 0; i < rows * n; ++i) wanted[i] = slots.of(1, 0)[i] + slots.of(1, 1)[i] + slots.of(1, 2)[i];
+    for (int64_t i = 0; i < rows * n; ++i) {
+        const int64_t at = first * n + i;
+        wanted[i] = slots.of(1, 0)[at] + slots.of(1, 1)[at] + slots.of(1, 2)[at];
+    }
+    return out == wanted;
+}
+
+bool gather_rows(Suite& suite, Random& random, const std::vector<int64_t>& counts, int64_t n) {
+    const Slots slots(random);
+    const std::vector<int64_t> own = {3};
+    const int64_t rows = counts[0] + counts[1] + counts[2];
+    std::vector<float> out((size_t)(rows * n)), wanted;
+    const auto reset = [&] { std::fill(out.begin(), out.end(), 0.0f); };
+    Words words;
+    words.add(rows).add(out).add(n).add(counts).add(slots.numbers).add(SLOT).add(RANKS).add(own);
+    if (!suite.run("gather_rows", words, reset, [&] { return bytes_of(out); })) return false;
+    for (int64_t rank = 0; rank < RANKS; ++rank)
+        wanted.insert(wanted.end(), slots.of(1, rank), slots.of(1, rank) + counts[rank] * n);
     return out == wanted;
 }
 
@@ -80,7 +97,12 @@ void collectives(Suite& suite) {
     });
     suite.op("meet", [&](Random&) { return meet(suite); });
     suite.op("add_shares", [&](Random& random) {
-        return add_shares(suite, random, 1, 1) && add_shares(suite, random, 9, 37) && add_shares(suite, random, 4, 64);
+        return add_shares(suite, random, 1, 1) && add_shares(suite, random, 9, 37) && add_shares(suite, random, 4, 64) &&
+               add_shares(suite, random, 5, 37, 3);
+    });
+    suite.op("gather_rows", [&](Random& random) {
+        return gather_rows(suite, random, {1, 1, 1}, 1) && gather_rows(suite, random, {9, 0, 3}, 37) &&
+               gather_rows(suite, random, {2, 7, 11}, 64);
     });
     suite.op("gather_shares", [&](Random& random) {
         return gather_shares(suite, random, 1) && gather_shares(suite, random, 9);

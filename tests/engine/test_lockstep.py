@@ -1,0 +1,174 @@
+"""Engines that share layers take every step together: real waiting, in threads and processes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from engine_rig import Rig
+
+from vivace.engine.lockstep import Bells, SharedLockstep, new_bells
+from vivace.engine.settings import EngineSettings
+from vivace.protocol.messages import Deltas
+from vivace.protocol.shared_memory import words
+from vivace.protocol.step import StepPlan
+
+
+@contextmanager
+def make_lockstep(count: int) -> Iterator[list[SharedLockstep]]:
+    memory = words(memoryview(mmap.mmap(-1, mmap.PAGESIZE))[: 16 * count])
+    bells = [new_bells() for _ in range(count)]
+    ends = [SharedLockstep(memory, index, bells) for index in range(count)]
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            end.stop()
+
+
+def test_all_know_what_each_computes() -> None:
+    with make_lockstep(4) as ends:
+        found: dict[int, list[list[int]]] = {}
+
+        def run(index: int) -> None:
+            chance = random.Random(index)
+            steps = []
+            for step in range(200):
+                if chance.random() < 0.05:
+                    time.sleep(0.001)
+                steps.append(ends[index].agree(1000 * step + index))
+            found[index] = steps
+
+        threads = [threading.Thread(target=run, args=(index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    wanted = [[1000 * step + index for index in range(4)] for step in range(200)]
+    assert all(found[index] == wanted for index in range(4))
+
+
+def test_an_engine_that_is_awaited_is_rung_and_one_that_is_stopped_waits_no_more() -> None:
+    with make_lockstep(2) as ends:
+        rung, found = threading.Event(), list[list[int]]()
+        ends[1].wake_with(rung.set)
+        assert not ends[1].awaited
+        waiting = threading.Thread(target=lambda: found.append(ends[0].agree(5)))
+        waiting.start()
+        assert rung.wait(10)
+        assert ends[1].awaited
+        assert not ends[0].awaited
+        assert not found
+        ends[0].stop()
+        waiting.join(10)
+        assert found == [[0, 0]]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_loops_in_lockstep_answer_like_alone(depth: int) -> None:
+    """Requests come to some of three engines at any time; all compute every step."""
+    chance = random.Random(depth)
+    with make_lockstep(3) as ends:
+        rigs = [Rig(EngineSettings(depth=depth), lockstep=end) for end in ends]
+        steps: list[list[StepPlan]] = [[], [], []]
+        for rig, seen in zip(rigs, steps, strict=True):
+            keep_plans(rig, seen)
+        ended = threading.Event()
+
+        def serve(rig: Rig) -> None:
+            while not ended.is_set():
+                rig.clock.now += 0.01
+                rig.loop.step(rig.loop.wait_timeout())
+
+        threads = [threading.Thread(target=serve, args=(rig,)) for rig in rigs]
+        for thread in threads:
+            thread.start()
+        for key in range(30):
+            rig = rigs[chance.choice([0, 0, 1, 2])]
+            rig.send(key, [5 + key] * chance.randint(1, 30), chance.randint(1, 20))
+            time.sleep(chance.choice([0.0, 0.0, 0.005]))
+        for rig in rigs:
+            wait_for_answers(rig)
+        ended.set()
+        for rig in rigs:
+            rig.loop.stop()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+    for rig in rigs:
+        for key in rig.answers:
+            rig.check(key)
+    shared = [[plan.ranks for plan in seen if plan.ranks] for seen in steps]
+    assert shared[0] == shared[1] == shared[2]
+    for index, seen in enumerate(steps):
+        assert all(plan.ranks[index] == sum(plan.counts) for plan in seen if plan.ranks)
+        assert all(plan.ranks for plan in seen if plan.rows)
+
+
+def keep_plans(rig: Rig, seen: list[StepPlan]) -> None:
+    submit = rig.executor.submit
+
+    def keep(plan: StepPlan):
+        seen.append(plan)
+        return submit(plan)
+
+    rig.executor.submit = keep  # type: ignore[method-assign]
+
+
+def wait_for_answers(rig: Rig) -> None:
+    for _ in range(1000):
+        for message in rig.mailbox.collect():
+            if isinstance(message, Deltas):
+                for delta in message.deltas:
+                    rig.answers[delta.key].add(delta, 0.0)
+        if all(answer.finish is not None for answer in rig.answers.values()):
+            return
+        time.sleep(0.01)
+    raise AssertionError(rig.scheduler.state())
+
+
+CHILD = """
+import mmap, sys
+from vivace.engine.lockstep import Bells, SharedLockstep
+from vivace.protocol.shared_memory import words
+memory, index, *bells = map(int, sys.argv[1:])
+pairs = [Bells(*bells[i : i + 2]) for i in range(0, len(bells), 2)]
+view = words(memoryview(mmap.mmap(memory, mmap.PAGESIZE))[: 16 * len(pairs)])
+end = SharedLockstep(view, index, pairs)
+for step in range(300):
+    assert end.agree(step) == [step] * len(pairs), step
+"""
+
+
+def test_processes_agree() -> None:
+    memory = os.memfd_create("lockstep")
+    os.ftruncate(memory, mmap.PAGESIZE)
+    bells = [new_bells() for _ in range(3)]
+    numbers = [number for pair in bells for number in (pair.awaited, pair.arrived)]
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD, *map(str, (memory, index, *numbers))],
+            pass_fds=[memory, *numbers],
+        )
+        for index in range(3)
+    ]
+    assert [child.wait(60) for child in children] == [0, 0, 0]
+    for pair in bells:
+        pair.close()
+    os.close(memory)
+
+
+def test_bells_are_closed() -> None:
+    pair = new_bells()
+    assert isinstance(pair, Bells)
+    pair.close()
+    with pytest.raises(OSError, match="Bad"):
+        os.eventfd_read(pair.arrived)

@@ -1,0 +1,95 @@
+"""Engines of one machine that take every step together, because all of them share some layers.
+
+Each has two words in shared memory, used in turn: the number of a step, and its tokens. Who agrees
+publishes its word and waits for those of all others. Who publishes step k + 1 has read all of k, so
+who has read k + 1 may write over k. One of two bells of an engine rings
+when another begins to wait for it, the other one when one that it waits for has come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+TOKEN_BITS = 32
+LONGEST_SLEEP = 0.1
+"""seconds: a bell that was missed costs no more"""
+
+
+@dataclass(frozen=True)
+class Bells:
+    """Descriptors (eventfd) of one engine."""
+
+    awaited: int
+    """another one waits for this engine"""
+    arrived: int
+    """one that this engine waits for has come"""
+
+    def close(self) -> None:
+        os.close(self.awaited)
+        os.close(self.arrived)
+
+
+def new_bells() -> Bells:
+    return Bells(*(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2)))
+
+
+class SharedLockstep:
+    """`Lockstep` of engine `index`. `words`: two signed numbers of 8 bytes for each engine, zeros
+    at first; a store or load of one is never torn (protocol/shared_memory.py)."""
+
+    def __init__(self, words: memoryview, index: int, bells: Sequence[Bells]) -> None:
+        self._words = words
+        self._index = index
+        self._bells = bells
+        self._others = [one for one in range(len(bells)) if one != index]
+        self._steps = 0
+        self._stopped = False
+
+    @property
+    def awaited(self) -> bool:
+        return any(self._has_come(other, self._steps + 1) for other in self._others)
+
+    def agree(self, tokens: int) -> list[int]:
+        self._steps += 1
+        self._words[2 * self._index + self._steps % 2] = self._steps << TOKEN_BITS | tokens
+        for other in self._others:
+            bells, came = self._bells[other], self._has_come(other, self._steps)
+            os.eventfd_write(bells.arrived if came else bells.awaited, 1)
+        # Of two that come at the same time each may have missed the other: look again before any
+        # sleep, behind the bells, which order what both processes see.
+        while not all(self._has_come(other, self._steps) for other in self._others):
+            if self._stopped:
+                return [0] * len(self._bells)
+            select.select([self._bells[self._index].arrived], [], [], LONGEST_SLEEP)
+            clear(self._bells[self._index].arrived)
+        return [word & (1 << TOKEN_BITS) - 1 for word in self._words[self._steps % 2 :: 2]]
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        bell = self._bells[self._index].awaited
+
+        def watch() -> None:
+            while not self._stopped:
+                select.select([bell], [], [])
+                clear(bell)
+                ring()
+
+        threading.Thread(target=watch, name="lockstep", daemon=True).start()
+
+    def stop(self) -> None:
+        """Nobody is waited for any more; from any thread."""
+        self._stopped = True
+        for bell in (self._bells[self._index].arrived, self._bells[self._index].awaited):
+            os.eventfd_write(bell, 1)
+
+    def _has_come(self, other: int, step: int) -> bool:
+        return self._words[2 * other + step % 2] >> TOKEN_BITS == step
+
+
+def clear(bell: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.eventfd_read(bell)
