@@ -63,6 +63,7 @@ def weight(rows: int, columns: int) -> torch.Tensor:
 LINEAR, NARROW = packed(OUT, N), packed(OUT, N, narrow=True)
 GATE_UP, DOWN = packed(2 * N, N, narrow=True), packed(OUT, N, narrow=True)
 GROUPED = OPS.pack_grouped([[weight(OUT, N)] for _ in range(EXPERTS)])
+OF_HEADS = OPS.pack_heads([weight(OUT, N) for _ in range(HEADS)])
 CHOSEN = torch.arange(T * TOP).view(T, TOP) % EXPERTS
 ROUTES = OPS.moe_routes(CHOSEN, EXPERTS)
 LAYER = AttentionLayer(index=0, heads=HEADS, kv_heads=KV_HEADS, head_dim=SIZE, scale=1.0)
@@ -242,6 +243,9 @@ CASES: dict[str, Case] = {
         },
         lambda **a: OPS.grouped_linear(a["x"], GROUPED, Routes(a["places"], a["starts"])),
     ),
+    "heads_linear": plain(
+        "heads_linear", lambda **a: OPS.heads_linear(a["x"], OF_HEADS), x=(T, HEADS, N)
+    ),
     "pack_linear": plain(
         "pack_linear", lambda **a: OPS.pack_linear([a["first"], a["second"].bfloat16()]),
         first=(OUT, N), second=(OUT, N),
@@ -269,7 +273,9 @@ CASES: dict[str, Case] = {
     "bad_tokens": plain("bad_tokens", lambda **a: SAMPLING.bad_tokens(a["x"]), x=(T, N)),
 }  # fmt: skip
 
-TRIED_BY_ANOTHER_NAME = {"rotary_attend", "pack_embedding", "pack_grouped", "update_weight"}
+TRIED_BY_ANOTHER_NAME = {
+    "rotary_attend", "pack_embedding", "pack_grouped", "pack_heads", "update_weight"
+}  # fmt: skip
 """as "rotate and attend", and in what the cases of their users are given"""
 
 

@@ -23,6 +23,7 @@ from vivace.platforms.cache import CacheLayer
 from vivace.platforms.cpu.attention import Scratch, attend, by_group
 from vivace.platforms.ops import elementwise
 from vivace.platforms.ops.cache import store_kv
+from vivace.platforms.ops.heads import HeadsLinear
 from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.ops.sequential import SequentialLayers
 from vivace.platforms.ops.table import Ops
@@ -44,7 +45,11 @@ def batch_invariant(ops: Ops) -> Ops:
         return _in_blocks(ops, x, weight, bias, out)
 
     return dataclasses.replace(
-        ops, linear=linear, rms_norm=elementwise.rms_norm, add_rms_norm=elementwise.add_rms_norm
+        ops,
+        linear=linear,
+        heads_linear=HeadsLinear(linear),
+        rms_norm=elementwise.rms_norm,
+        add_rms_norm=elementwise.add_rms_norm,
     )
 
 

@@ -146,7 +146,7 @@ class NativeMoe:
         if any(part.kind in A8_BLOCKS for part in packed[0].parts):
             raise ValueError("experts are multiplied with floats: leave their blocks as stored")
         if len({layout(weight) for weight in packed}) != 1:
-            raise ValueError("the experts of a layer must have one shape and one format")
+            raise ValueError("the weights of a layer must have one shape and one format")
         parts = []
         for of_experts in zip(*(weight.parts for weight in packed), strict=True):
             part = of_experts[0]

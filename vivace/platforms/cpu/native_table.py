@@ -6,6 +6,7 @@ import dataclasses
 
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.native_attention import rotary_attend
+from vivace.platforms.cpu.native_heads import NativeHeads
 from vivace.platforms.cpu.native_linear import NativeLinears, NativeMLP
 from vivace.platforms.cpu.native_moe import NativeMoe
 from vivace.platforms.cpu.native_ops import NativeOps
@@ -16,6 +17,7 @@ def native_ops(kernels: Kernels) -> Ops:
     """Every op of a decode step is a kernel, so that the step can be captured."""
     linears, rows = NativeLinears(kernels), NativeOps(kernels)
     experts = NativeMoe(kernels, linears)
+    heads = NativeHeads(kernels, experts)
     ops = dataclasses.replace(
         reference_ops(),
         embedding=linears.embedding,
@@ -38,6 +40,8 @@ def native_ops(kernels: Kernels) -> Ops:
         add_gated=experts.add_gated,
         pack_grouped=experts.pack,
         grouped_linear=experts.linear,
+        pack_heads=heads.pack,
+        heads_linear=heads.linear,
         scale=rows.scale,
         soft_cap=rows.soft_cap,
     )

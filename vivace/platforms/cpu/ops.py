@@ -11,6 +11,7 @@ from torch.nn import functional
 from vivace.platforms.cpu.linear import PackedLinears
 from vivace.platforms.ops import elementwise
 from vivace.platforms.ops.attention import RotaryAttend
+from vivace.platforms.ops.heads import HeadsLinear
 from vivace.platforms.ops.table import Ops, reference_ops
 
 
@@ -22,6 +23,7 @@ def cpu_ops() -> Ops:
         pack_linear=linears.pack,
         update_weight=linears.update,
         linear=linears.linear,
+        heads_linear=HeadsLinear(linears.linear),
         rms_norm=norms.rms_norm,
         add_rms_norm=norms.add_rms_norm,
         rotary=turn,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from vivace.platforms.attention import AttendingStep, AttentionLayer
-from vivace.platforms.ops import attention, cache, elementwise, linear, moe
+from vivace.platforms.ops import attention, cache, elementwise, heads, linear, moe
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
@@ -155,6 +155,11 @@ class Ops:
     """(what `pack_linear` takes, for each expert) -> what `grouped_linear` takes"""
     grouped_linear: Callable[[Tensor, Any, Routes], Tensor]
     """(x[T * top, in] sorted by expert, weight, routes) -> [T * top, out]"""
+    pack_heads: Callable[[Sequence[Tensor | StoredBlocks | Int8Rows]], Any]
+    """(weight[out, in] of each head) -> what `heads_linear` takes. Raises ValueError where heads
+    differ in shape or format."""
+    heads_linear: Callable[[Tensor, Any], Tensor]
+    """(x[T, H, in], weight) -> [T, H, out], each head by its own weight; x may have gaps"""
     store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     """(k[T, Hk, D], v, k_cache[pages, page_size, Hk, D], v_cache, slots[T]) -> None"""
     scale: Callable[[Tensor, float], Tensor]
@@ -187,6 +192,8 @@ def reference_ops() -> Ops:
         add_gated=moe.add_gated,
         pack_grouped=moe.pack_grouped,
         grouped_linear=moe.grouped_linear,
+        pack_heads=heads.pack_heads,
+        heads_linear=heads.HeadsLinear(linear.linear),
         store_kv=cache.store_kv,
         scale=elementwise.scale,
         soft_cap=elementwise.soft_cap,

@@ -172,6 +172,7 @@ void linear(Suite& suite);
 void linear_vnni(Suite& suite);
 void kvcache(Suite& suite);
 void attention(Suite& suite);
+void latent(Suite& suite);
 void sampling(Suite& suite);
 void moe(Suite& suite);
 void collectives(Suite& suite);

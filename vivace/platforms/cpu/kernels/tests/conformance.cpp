@@ -19,6 +19,7 @@ int conform(const char* isa) {
     check::linear_vnni(suite);
     check::kvcache(suite);
     check::attention(suite);
+    check::latent(suite);
     check::sampling(suite);
     check::moe(suite);
     check::collectives(suite);
