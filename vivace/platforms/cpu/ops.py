@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from vivace.platforms.cpu.linear import PackedLinears
 from vivace.platforms.ops import elementwise
-from vivace.platforms.ops.attention import RotaryAttend
+from vivace.platforms.ops.attention import RotaryAttend, RotaryAttendLatent
 from vivace.platforms.ops.heads import HeadsLinear
 from vivace.platforms.ops.table import Ops, reference_ops
 
@@ -28,6 +28,7 @@ def cpu_ops() -> Ops:
         add_rms_norm=norms.add_rms_norm,
         rotary=turn,
         rotary_attend=RotaryAttend(turn),
+        rotary_attend_latent=RotaryAttendLatent(turn),
         silu_mul=silu_mul,
     )
 

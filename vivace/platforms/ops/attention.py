@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import AttendingStep, AttentionLayer, Step
+from vivace.platforms.attention import AttendingStep, AttentionLayer, LatentLayer, Step
 from vivace.platforms.cache import CacheLayer
 from vivace.platforms.ops.cache import dequantize_kv, store_kv
 from vivace.platforms.ops.paged_cache import PagedCache
@@ -37,6 +37,26 @@ class RotaryAttend:
     ) -> Tensor:
         self._rotary(q, k, step.positions, cos_sin)
         return step.attention.attend(layer, q, k, v, step)
+
+
+class RotaryAttendLatent:
+    """`ops.rotary_attend_latent` in two, in the same way."""
+
+    def __init__(self, rotary: Rotation) -> None:
+        self._rotary = rotary
+
+    def __call__(
+        self,
+        layer: LatentLayer,
+        q: Tensor,
+        q_rope: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        cos_sin: Tensor,
+        step: AttendingStep,
+    ) -> Tensor:
+        self._rotary(q_rope, rope.unsqueeze(1), step.positions, cos_sin)
+        return step.attention.attend_latent(layer, q, q_rope, latent, rope, step)
 
 
 class ReferenceAttention:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from vivace.platforms.attention import AttendingStep, AttentionLayer
+from vivace.platforms.attention import AttendingStep, AttentionLayer, LatentLayer
 from vivace.platforms.ops import attention, cache, elementwise, heads, linear, moe
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
@@ -57,6 +57,19 @@ class RotaryAttendOp(Protocol):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        cos_sin: Tensor,
+        step: AttendingStep,
+    ) -> Tensor: ...
+
+
+class RotaryAttendLatentOp(Protocol):
+    def __call__(
+        self,
+        layer: LatentLayer,
+        q: Tensor,
+        q_rope: Tensor,
+        latent: Tensor,
+        rope: Tensor,
         cos_sin: Tensor,
         step: AttendingStep,
     ) -> Tensor: ...
@@ -118,6 +131,11 @@ class Ops:
     rotary_attend: RotaryAttendOp
     """(layer, q[T, Hq, D], k[T, Hk, D], v, cos_sin[max, rot], step) -> [T, Hq * D]: rotates q and k
     in place, stores k and v, attends; by `step.attention`, the backend of the same platform"""
+    rotary_attend_latent: RotaryAttendLatentOp
+    """(layer, q[T, H, latent_dim], q_rope[T, H, rope_dim], latent[T, latent_dim],
+    rope[T, rope_dim], cos_sin[max, rope_dim], step) -> [T, H, latent_dim] float32, weighted
+    latents: rotates q_rope and rope in place, stores latent and rope, attends; any of them may be
+    a part of a wider tensor"""
     silu_mul: SiluMulOp
     """(x[T, 2n], out=None) -> [T, n]: silu(x[:, :n]) * x[:, n:]"""
     gelu_mul: GeluMulOp
@@ -177,6 +195,7 @@ def reference_ops() -> Ops:
         add_rms_norm=elementwise.add_rms_norm,
         rotary=elementwise.rotary,
         rotary_attend=attention.RotaryAttend(elementwise.rotary),
+        rotary_attend_latent=attention.RotaryAttendLatent(elementwise.rotary),
         silu_mul=elementwise.silu_mul,
         gelu_mul=elementwise.gelu_mul,
         pack_linear=linear.pack_linear,
