@@ -274,7 +274,8 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 TRIED_BY_ANOTHER_NAME = {
-    "rotary_attend", "rotary_attend_latent", "pack_embedding", "pack_grouped", "pack_heads", "update_weight"
+    "rotary_attend", "rotary_attend_latent", "pack_embedding", "pack_grouped", "pack_heads",
+    "update_weight",
 }  # fmt: skip
 """as "rotate and attend", and in what the cases of their users are given"""
 
