@@ -19,7 +19,7 @@ from vivace.checkpoint.gguf_blocks import (
 
 HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
           "Q4_1": (0, 2), "Q5_1": (0, 2), "IQ4_NL": (0,), "Q4_0": (0,), "Q5_0": (0,),
-          "Q8_0": (0,)}  # fmt: skip
+          "Q8_0": (0,), "MXFP4": ()}  # fmt: skip
 
 
 @pytest.fixture(params=[1, 2])

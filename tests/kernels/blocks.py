@@ -13,7 +13,7 @@ from torch import Tensor
 from vivace.platforms.ops.stored import StoredBlocks
 
 FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-HALVES = {"q6_k": [208], "q8_0": [0], "q4_0": [0], "q5_0": [0]}
+HALVES = {"q6_k": [208], "q8_0": [0], "q4_0": [0], "q5_0": [0], "mxfp4": []}
 """byte offsets of the float16 numbers in a block; 0 and 2 in all others"""
 
 
@@ -34,6 +34,8 @@ def random_layer(kind: str, outputs: int, inputs: int, seed: int = 0) -> Layer:
         return Layer(numbers, numbers.float())
     size, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]]
     data = random.integers(0, 256, (outputs, inputs // size, nbytes), np.uint8)
+    if kind == "mxfp4":
+        data[:, :, 0] = random.integers(115, 128, data.shape[:2])
     for at in HALVES.get(kind, [0, 2]):
         halves = (random.standard_normal(data.shape[:2]) * 0.1).astype(np.float16)
         data[:, :, at : at + 2] = halves.view(np.uint8).reshape(*data.shape[:2], 2)

@@ -137,7 +137,7 @@ def random_weights(kind, experts, outputs, inputs):
 
 
 @pytest.mark.parametrize("isa", USABLE)
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8_0", "q4_0", "mxfp4"])
 @pytest.mark.parametrize("rows", [1, 5, 60])
 def test_grouped_linear_follows_the_definition(isa, kind, rows):
     torch.manual_seed(rows)

@@ -21,6 +21,8 @@ ELEMENTS_AT_ONCE = 1 << 15
 """Decoded by one call. Stays in the cache, and torch starts no threads of its own for so few:
 its threads and ours together would be more than there are cores."""
 ELEMENTS_PER_TASK = 1 << 19
+TWICE_E2M1 = (0.0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""twice the numbers of four bits: a sign, two bits of exponent, one of fraction"""
 
 
 def known_to_gguf(kind: GGMLQuantizationType) -> constants.GGMLQuantizationType:
@@ -85,6 +87,14 @@ def q4_1(data: np.ndarray) -> Tensor:
     return nibbles(blocks[:, 4:]).mul_(half(blocks, 0)).add_(half(blocks, 2))
 
 
+def mxfp4(data: np.ndarray) -> Tensor:
+    """[n, 17]: the exponent of a scale, 16 bytes of two numbers each -> float32 [n, 32]"""
+    blocks = copy_tensor(data)
+    codes = nibbles(blocks[:, 1:]).to(torch.int32)
+    scales = torch.ldexp(torch.ones(()), blocks[:, :1].to(torch.int32) - 128)
+    return torch.tensor(TWICE_E2M1)[codes].mul_(scales)
+
+
 def q8_0(data: np.ndarray) -> Tensor:
     """[n, 34]: scale, 32 signed bytes -> float32 [n, 32]"""
     blocks = copy_tensor(data)
@@ -124,5 +134,6 @@ DECODERS: dict[GGMLQuantizationType, Callable[[np.ndarray], Tensor]] = {
     GGMLQuantizationType.Q4_K: by_gguf(quants.Q4_K),
     GGMLQuantizationType.Q5_K: by_gguf(quants.Q5_K),
     GGMLQuantizationType.Q6_K: by_gguf(quants.Q6_K),
+    GGMLQuantizationType.MXFP4: mxfp4,
 }
 """types whose blocks are decoded independently of each other, without preparation"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 INT8_ACTIVATION_KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 """may be multiplied with activations in int8: those of at most six bits"""
-KEPT = (*INT8_ACTIVATION_KINDS, "q8_0")
+KEPT = (*INT8_ACTIVATION_KINDS, "q8_0", "mxfp4")
 """kernels may be given them as they are stored"""
 PLAIN = ("f32", "f16", "bf16")
 """no blocks: numbers"""

@@ -52,6 +52,7 @@ BLOCKS = {
     "q4_k": (256, 148),
     "q5_k": (256, 180),
     "q6_k": (256, 210),
+    "mxfp4": (32, 17),
 }
 """kind -> (numbers, bytes) of a packed block of one column"""
 A8_BLOCKS = {f"{kind}_a8": BLOCKS[kind] for kind in INT8_ACTIVATION_KINDS}

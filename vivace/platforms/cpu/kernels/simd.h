@@ -60,6 +60,8 @@ template <int N> VV_INLINE I16 srl(I16 a) { return {_mm512_srli_epi32(a.v, N)}; 
 template <int N> VV_INLINE I16 sll(I16 a) { return {_mm512_slli_epi32(a.v, N)}; }
 template <int N> VV_INLINE I16 sra(I16 a) { return {_mm512_srai_epi32(a.v, N)}; }
 VV_INLINE F16 bits_to_float(I16 a) { return {_mm512_castsi512_ps(a.v)}; }
+// The number of a table of sixteen that the low four bits of each lane name.
+VV_INLINE F16 look_up(const float* table, I16 at) { return {_mm512_permutexvar_ps(at.v, _mm512_loadu_ps(table))}; }
 VV_INLINE I16 float_to_bits(F16 a) { return {_mm512_castps_si512(a.v)}; }
 VV_INLINE F16 load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 VV_INLINE F16 load_bf16(const uint16_t* p) {
@@ -112,6 +114,12 @@ template <int N> VV_INLINE I16 srl(I16 x) { return {_mm256_srli_epi32(x.a, N), _
 template <int N> VV_INLINE I16 sll(I16 x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
 template <int N> VV_INLINE I16 sra(I16 x) { return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)}; }
 VV_INLINE F16 bits_to_float(I16 x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+VV_INLINE __m256 look_up_eight(const float* table, __m256i at) {
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), at);
+    const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), at);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(at, 28)));
+}
+VV_INLINE F16 look_up(const float* table, I16 at) { return {look_up_eight(table, at.a), look_up_eight(table, at.b)}; }
 VV_INLINE I16 float_to_bits(F16 x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 VV_INLINE F16 load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
@@ -177,6 +185,16 @@ template <int N> VV_INLINE I16 srl(I16 x) {
 template <int N> VV_INLINE I16 sll(I16 x) { I16 r; VV_EACH(i) r.v[i] = vshlq_n_s32(x.v[i], N); return r; }
 template <int N> VV_INLINE I16 sra(I16 x) { I16 r; VV_EACH(i) r.v[i] = vshrq_n_s32(x.v[i], N); return r; }
 VV_INLINE F16 bits_to_float(I16 x) { F16 r; VV_EACH(i) r.v[i] = vreinterpretq_f32_s32(x.v[i]); return r; }
+VV_INLINE F16 look_up(const float* table, I16 at) {
+    const uint8x16x4_t bytes = vld1q_u8_x4((const uint8_t*)table);
+    const uint32x4_t fifteen = vdupq_n_u32(15), first = vdupq_n_u32(0x03020100);
+    F16 r;
+    VV_EACH(i) {
+        const uint32x4_t byte = vmlaq_n_u32(first, vandq_u32(vreinterpretq_u32_s32(at.v[i]), fifteen), 0x04040404);
+        r.v[i] = vreinterpretq_f32_u8(vqtbl4q_u8(bytes, vreinterpretq_u8_u32(byte)));
+    }
+    return r;
+}
 VV_INLINE I16 float_to_bits(F16 x) { I16 r; VV_EACH(i) r.v[i] = vreinterpretq_s32_f32(x.v[i]); return r; }
 VV_INLINE F16 load_half(const uint16_t* p) {
     F16 r; VV_EACH(i) r.v[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); return r;
@@ -228,6 +246,7 @@ VV_INLINE I16 iadd(I16 x, I16 y) { return {(Ints)((Words)x.v + (Words)y.v)}; }
 template <int N> VV_INLINE I16 srl(I16 x) { return {(Ints)((Words)x.v >> N)}; }
 template <int N> VV_INLINE I16 sll(I16 x) { return {(Ints)((Words)x.v << N)}; }
 template <int N> VV_INLINE I16 sra(I16 x) { return {x.v >> N}; }
+VV_INLINE F16 look_up(const float* table, I16 at) { F16 r; VV_LANES(i) r.v[i] = table[at.v[i] & 15]; return r; }
 VV_INLINE F16 bits_to_float(I16 x) { return {(Floats)x.v}; }
 VV_INLINE I16 float_to_bits(F16 x) { return {(Ints)x.v}; }
 VV_INLINE float half_to_float(uint16_t h) {

@@ -57,6 +57,15 @@ void six(const uint8_t* block, double* out) {
     }
 }
 
+// Two exponent bits and one of fraction, times 2^(e - 127); e is kept small, so that sums are numbers.
+void e2m1(const uint8_t* block, double* out) {
+    static const double sizes[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    for (int i = 0; i < 32; ++i) {
+        const int code = i < 16 ? block[1 + i] & 15 : block[1 + i - 16] >> 4;
+        out[i] = std::ldexp(code & 8 ? -sizes[code & 7] : sizes[code], block[0] - 127);
+    }
+}
+
 const std::vector<Format>& formats() {
     static const std::vector<Format> list = {
         {"f32",
@@ -114,6 +123,7 @@ const std::vector<Format>& formats() {
         {"q4_k", 256, 144, {0, 2}, [](const uint8_t* p, double* out) { k_parts(p, p + 16, nullptr, out); }},
         {"q5_k", 256, 176, {0, 2}, [](const uint8_t* p, double* out) { k_parts(p, p + 48, p + 16, out); }},
         {"q6_k", 256, 210, {208}, six},
+        {"mxfp4", 32, 17, {}, e2m1},
     };
     return list;
 }
@@ -140,6 +150,7 @@ struct Layer {
         scales = floats(random, n);
         for (int64_t block = 0; block < n * k / f.size; ++block) {
             uint8_t* at = &bytes[block * f.bytes];
+            if (!std::strcmp(f.name, "mxfp4")) at[0] = (uint8_t)(110 + random.below(20));
             for (int half : f.halves) at[half + 1] = (uint8_t)((at[half + 1] & 0x83) | (8 + random.below(4)) << 2);
             f.decode(at, &weights[block * f.size]);
         }
