@@ -23,6 +23,7 @@ from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.native_attention import NativeAttention
 from vivace.platforms.cpu.native_ops import NativeSampling
 from vivace.platforms.cpu.native_table import native_ops
+from vivace.platforms.ops.elementwise import SwigluOai
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
 from vivace.platforms.ops.sampling import Penalties, SamplingBatch, Truncations
@@ -196,6 +197,16 @@ CASES: dict[str, Case] = {
         "gelu_tanh_mul", lambda **a: OPS.gelu_mul(a["x"], tanh=True, out=a["out"]),
         x=(T, 2 * N), out=(T, N),
     ),
+    "swigluoai_mul": plain(
+        "swigluoai_mul", lambda **a: OPS.swigluoai_mul(a["x"], SwigluOai(1.7, 7.0)), x=(T, 2 * N)
+    ),
+    "scale_positions": Case(
+        "scale_positions",
+        lambda: {
+            "x": torch.ones(T, HEADS, SIZE), "positions": ids(T), "factors": torch.ones(8),
+        },
+        lambda **a: OPS.scale_positions(a["x"], a["positions"], a["factors"]),
+    ),
     "scale": plain("scale", lambda **a: OPS.scale(a["x"], 2.0), x=(T, N)),
     "soft_cap": plain("soft_cap", lambda **a: OPS.soft_cap(a["x"], 2.0), x=(T, N)),
     "quantize_static": plain(
@@ -220,8 +231,10 @@ CASES: dict[str, Case] = {
     ),
     "moe_permute": Case(
         "moe_permute",
-        lambda: {"x": torch.ones(T, N), "places": ROUTES.places.clone()},
-        lambda **a: OPS.moe_permute(a["x"], Routes(a["places"], ROUTES.starts)),
+        lambda: {
+            "x": torch.ones(T, N), "places": ROUTES.places.clone(), "weights": torch.ones(T, TOP),
+        },
+        lambda **a: OPS.moe_permute(a["x"], Routes(a["places"], ROUTES.starts), a["weights"]),
     ),
     "moe_combine": Case(
         "moe_combine",
@@ -239,9 +252,11 @@ CASES: dict[str, Case] = {
         "grouped_linear",
         lambda: {
             "x": torch.ones(T * TOP, N), "places": ROUTES.places.clone(),
-            "starts": ROUTES.starts.clone(),
+            "starts": ROUTES.starts.clone(), "bias": torch.ones(EXPERTS, OUT),
         },
-        lambda **a: OPS.grouped_linear(a["x"], GROUPED, Routes(a["places"], a["starts"])),
+        lambda **a: OPS.grouped_linear(
+            a["x"], GROUPED, Routes(a["places"], a["starts"]), a["bias"]
+        ),
     ),
     "heads_linear": plain(
         "heads_linear", lambda **a: OPS.heads_linear(a["x"], OF_HEADS), x=(T, HEADS, N)

@@ -80,6 +80,9 @@ def test_routes_spread_and_combine_equal_the_reference():
     assert torch.equal(spread, moe.moe_permute(x[:, :21], wanted))
     expected = moe.moe_combine(spread.double(), weights, wanted).float()
     torch.testing.assert_close(ops.combine(spread, weights, routes), expected)
+    weighed = ops.permute(x[:, :21], routes, weights)
+    assert torch.equal(weighed, moe.moe_permute(x[:, :21], wanted, weights))
+    torch.testing.assert_close(ops.combine(weighed, None, routes), expected)
 
 
 @pytest.mark.parametrize("gate", [torch.linspace(-40, 40, 11).unsqueeze(1), None])
@@ -147,6 +150,11 @@ def test_grouped_linear_follows_the_definition(isa, kind, rows):
     experts = torch.stack([torch.randperm(4)[:2] for _ in range(rows)])  # nobody asks the fifth
     routes, x = ops.routes(experts, 5), torch.randn(rows, 96)
     found = ops.linear(ops.permute(x, routes), weight, routes)
+    bias = torch.randn(5, 100)
+    added = ops.linear(ops.permute(x, routes), weight, routes, bias)
+    chosen = torch.empty(2 * rows, dtype=torch.int64)
+    chosen[routes.places.flatten()] = experts.flatten()
+    assert torch.equal(added, found + bias[chosen])
     for token, pair in enumerate(experts.tolist()):
         for j, expert in enumerate(pair):
             wanted = wide[expert] @ x[token].double()

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from vivace.platforms.cpu.native_ops import NativeOps
 from vivace.platforms.ops import elementwise
+from vivace.platforms.ops.elementwise import SwigluOai
 from vivace.platforms.ops.linear import quantize_static
 
 pytestmark = needs_kernels
 WIDTHS = st.one_of(st.integers(1, 70), st.sampled_from([255, 576, 2047, 2048, 3000]))
 EPS = 1e-5
+SWIGLU = SwigluOai(1.702, 2.5)
 ACTIVATIONS = {
     "silu": (lambda ops: ops.silu_mul, elementwise.silu_mul),
     "gelu": (
@@ -145,6 +147,34 @@ def test_activations_over_their_whole_range(name, isa):
 
 
 @settings(max_examples=30)
+@given(
+    isa=st.sampled_from(USABLE or [""]),
+    rows=st.integers(1, 9),
+    inner=WIDTHS,
+    limit=st.sampled_from([0.5, 2.5, 7.0]),
+)
+def test_swigluoai(isa, rows, inner, limit):
+    x, activation = columns(rows, 2 * inner, 1, 2), SwigluOai(1.702, limit)
+    found = load_ops(isa).swigluoai_mul(x, activation)
+    gate, up = x.double().chunk(2, -1)
+    exact = elementwise.swigluoai_mul(x.double(), activation)
+    sizes = gate.abs() * (1 + up.abs().clamp(max=limit))
+    assert ((found - exact).abs() <= 1e-6 * sizes + 1e-30).all()
+
+
+@each_isa
+def test_swigluoai_at_its_limits(isa):
+    at = torch.tensor([-1e30, -300.0, -2.5, 0.0, 2.5, 3.0, 1e30, torch.inf])
+    x = torch.cartesian_prod(at, torch.cat((at, -at)))
+    found, exact = (
+        run(x, SWIGLU) for run in (load_ops(isa).swigluoai_mul, elementwise.swigluoai_mul)
+    )
+    torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6)
+    for place in ([torch.nan, 1.0], [1.0, torch.nan]):
+        assert load_ops(isa).swigluoai_mul(torch.tensor([place]), SWIGLU).isnan().all()
+
+
+@settings(max_examples=30)
 @given(isa=st.sampled_from(USABLE or [""]), rows=st.integers(1, 9), width=WIDTHS)
 def test_maps_in_place(isa, rows, width):
     ops, x = load_ops(isa), torch.randn(rows, width) * 40
@@ -219,6 +249,8 @@ def everything(ops: NativeOps, x: Tensor, first: int, last: int) -> list[Tensor]
         ops.silu_mul(x),
         ops.gelu_mul(x, tanh=True),
         ops.gelu_mul(x, tanh=False),
+        ops.swigluoai_mul(x, SWIGLU),
+        ops.scale_positions(x.clone().view(-1, 6, 32), positions, torch.linspace(1, 3, 400)),
         ops.scale(x.clone(), 0.37),
         ops.soft_cap(x.clone(), 3.0),
     ]
@@ -234,6 +266,18 @@ def test_rows_do_not_depend_on_each_other_or_on_threads(isa):
             part = everything(load_ops(isa, threads), x, first, last)
             for found, expected in zip(part, whole, strict=True):
                 assert torch.equal(found, expected[first:last])
+
+
+@each_isa
+def test_tokens_are_scaled_by_their_positions(isa):
+    whole, factors = torch.randn(5, 4, 24), torch.randn(50)
+    positions = torch.randint(0, 50, (5,))
+    wanted = elementwise.scale_positions(whole.clone()[:, 1:3], positions, factors)
+    before, part = whole.clone(), whole[:, 1:3]
+    assert load_ops(isa).scale_positions(part, positions, factors) is part
+    assert torch.equal(part, wanted) and torch.equal(whole[:, [0, 3]], before[:, [0, 3]])
+    with pytest.raises(ValueError, match="positions"):
+        load_ops(isa).scale_positions(part, positions + 50, factors)
 
 
 @each_isa

@@ -91,7 +91,7 @@ def mxfp4(data: np.ndarray) -> Tensor:
     """[n, 17]: the exponent of a scale, 16 bytes of two numbers each -> float32 [n, 32]"""
     blocks = copy_tensor(data)
     codes = nibbles(blocks[:, 1:]).to(torch.int32)
-    scales = torch.ldexp(torch.ones(()), blocks[:, :1].to(torch.int32) - 128)
+    scales = torch.exp2(blocks[:, :1].float() - 128)
     return torch.tensor(TWICE_E2M1)[codes].mul_(scales)
 
 

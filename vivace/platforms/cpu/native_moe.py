@@ -56,10 +56,10 @@ class NativeMoe:
         self._kernels, self._linears = kernels, linears
         self._gate = kernels.operation("moe_gate", "q" * 12 + "d")
         self._routes = kernels.operation("moe_routes", "q" * 6)
-        self._permute = kernels.operation("moe_permute", "q" * 7)
+        self._permute = kernels.operation("moe_permute", "q" * 8)
         self._combine = kernels.operation("moe_combine", "q" * 8)
         self._add_gated = kernels.operation("add_gated", "q" * 6)
-        self._grouped = kernels.operation("grouped_linear", "q" * 12)
+        self._grouped = kernels.operation("grouped_linear", "q" * 14)
 
     def gate(self, gate: Gate, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         rows, experts = sizes("moe_gate", "logits", logits)
@@ -99,16 +99,17 @@ class NativeMoe:
         self._routes(rows, chosen, places.data_ptr(), starts.data_ptr(), top, count)
         return Routes(places, starts)
 
-    def permute(self, x: Tensor, routes: Routes) -> Tensor:
+    def permute(self, x: Tensor, routes: Routes, weights: Tensor | None = None) -> Tensor:
         rows, inner = sizes("moe_permute", "x", x)
         _, top = sizes("moe_permute", "places", routes.places)
         address, stride = matrix("moe_permute", "x", x, inner, rows)
         places = block("moe_permute", "places", routes.places, rows, top, dtype=I64)
         out = self._kernels.empty(rows * top, inner)
-        self._permute(rows, address, stride, places, out.data_ptr(), top, inner)
+        by = optional("moe_permute", "weights", weights, rows, top)
+        self._permute(rows, address, stride, places, out.data_ptr(), top, inner, by)
         return out
 
-    def combine(self, x: Tensor, weights: Tensor, routes: Routes) -> Tensor:
+    def combine(self, x: Tensor, weights: Tensor | None, routes: Routes) -> Tensor:
         rows, top = sizes("moe_combine", "places", routes.places)
         _, inner = sizes("moe_combine", "x", x)
         address, stride = matrix("moe_combine", "x", x, inner, rows * top)
@@ -121,7 +122,7 @@ class NativeMoe:
             out.data_ptr(),
             top,
             inner,
-            block("moe_combine", "weights", weights, rows, top),
+            optional("moe_combine", "weights", weights, rows, top),
         )
         return out
 
@@ -160,11 +161,14 @@ class NativeMoe:
         for old, other in zip(plain_weights(kept), plain_weights(new), strict=True):
             self._linears.update(old, other)
 
-    def linear(self, x: Tensor, weight: GroupedWeight, routes: Routes) -> Tensor:
+    def linear(
+        self, x: Tensor, weight: GroupedWeight, routes: Routes, bias: Tensor | None = None
+    ) -> Tensor:
         rows, top = sizes("grouped_linear", "places", routes.places)
         experts, inputs = len(weight.experts), weight.experts[0].inputs
         address, stride = matrix("grouped_linear", "x", x, inputs, rows * top)
         starts = block("grouped_linear", "starts", routes.starts, experts + 1, dtype=I64)
+        added = optional("grouped_linear", "bias", bias, experts, weight.outputs)
         out = self._kernels.empty(rows * top, weight.outputs)
         for part in weight.parts:
             self._grouped(
@@ -180,6 +184,8 @@ class NativeMoe:
                 part.columns,
                 inputs,
                 experts,
+                added and added + 4 * part.first,
+                weight.outputs,
             )
         return out
 

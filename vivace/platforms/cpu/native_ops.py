@@ -18,6 +18,7 @@ from vivace.platforms.cpu.native import (
     sizes,
     wrong,
 )
+from vivace.platforms.ops.elementwise import SwigluOai
 from vivace.platforms.ops.sampling import Penalties, SamplingBatch
 
 
@@ -32,7 +33,9 @@ class NativeOps:
             name: kernels.operation(name, "q" * 5)
             for name in ("silu_mul", "gelu_mul", "gelu_tanh_mul")
         }
+        self._swigluoai = kernels.operation("swigluoai_mul", "q" * 5 + "dd")
         self._scale = kernels.operation("scale", "qqqd")
+        self._scale_positions = kernels.operation("scale_positions", "q" * 6)
         self._soft_cap = kernels.operation("soft_cap", "qqqd")
         self._quantize_static = kernels.operation("quantize_static", "q" * 5 + "dd")
         self._add_bias = kernels.operation("add_bias", "q" * 4)
@@ -117,6 +120,26 @@ class NativeOps:
         result = self._empty(rows, inner) if out is None else out
         self._gated[name](rows, address, stride, block(name, "out", result, rows, inner), inner)
         return result
+
+    def swigluoai_mul(self, x: Tensor, activation: SwigluOai) -> Tensor:
+        rows, both = sizes("swigluoai_mul", "x", x)
+        address, stride = matrix("swigluoai_mul", "x", x, both // 2 * 2)
+        result = self._empty(rows, both // 2)
+        numbers = activation.alpha, activation.limit
+        self._swigluoai(rows, address, stride, result.data_ptr(), both // 2, *numbers)
+        return result
+
+    def scale_positions(self, x: Tensor, positions: Tensor, factors: Tensor) -> Tensor:
+        op = "scale_positions"
+        (rows,), (longest,) = sizes(op, "positions", positions, 1), sizes(op, "factors", factors, 1)
+        where = block(op, "positions", positions, rows, dtype=I64)
+        if not self._kernels.capturing:
+            indices(op, "positions", positions.numpy(), rows, longest)
+        _, heads, size = sizes(op, "x", x, 3)
+        address, stride = head_rows(op, "x", x, rows, heads, size)
+        table = block(op, "factors", factors, longest)
+        self._scale_positions(rows, address, stride, heads * size, where, table)
+        return x
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         rows, columns = sizes("scale", "x", x)

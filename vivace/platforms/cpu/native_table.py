@@ -33,6 +33,7 @@ def native_ops(kernels: Kernels) -> Ops:
         rotary_attend=rotary_attend,
         silu_mul=rows.silu_mul,
         gelu_mul=rows.gelu_mul,
+        swigluoai_mul=rows.swigluoai_mul,
         moe_gate=experts.gate,
         moe_routes=experts.routes,
         moe_permute=experts.permute,
@@ -43,6 +44,7 @@ def native_ops(kernels: Kernels) -> Ops:
         pack_heads=heads.pack,
         heads_linear=heads.linear,
         scale=rows.scale,
+        scale_positions=rows.scale_positions,
         soft_cap=rows.soft_cap,
     )
     return dataclasses.replace(ops, gated_mlp=NativeMLP(kernels, linears, ops))

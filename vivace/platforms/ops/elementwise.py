@@ -6,6 +6,8 @@ layout: halves are rotated, not pairs.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -101,9 +103,31 @@ def gelu_mul(x: Tensor, *, tanh: bool, out: Tensor | None = None) -> Tensor:
     return torch.mul(functional.gelu(gate, approximate="tanh" if tanh else "none"), up, out=out)
 
 
+@dataclass(frozen=True)
+class SwigluOai:
+    """The gated activation of gpt-oss (vLLM's `swigluoai`; transformers' `_apply_gate`):
+    (up + 1) * gate * sigmoid(alpha * gate), with the gate at most `limit` and up within it."""
+
+    alpha: float
+    limit: float
+
+
+def swigluoai_mul(x: Tensor, activation: SwigluOai) -> Tensor:
+    """x[T, 2n], gate beside up -> [T, n]"""
+    gate, up = x.chunk(2, dim=-1)
+    gate = gate.clamp(max=activation.limit)
+    up = up.clamp(-activation.limit, activation.limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * activation.alpha))
+
+
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), in place."""
     return x.div_(cap).tanh_().mul_(cap)
+
+
+def scale_positions(x: Tensor, positions: Tensor, factors: Tensor) -> Tensor:
+    """x[T, H, D] times factors[max_positions] of positions[T], in place."""
+    return x.mul_(factors[positions].view(-1, 1, 1))
 
 
 def scale(x: Tensor, factor: float) -> Tensor:

@@ -85,16 +85,21 @@ def moe_routes(experts: Tensor, count: int) -> Routes:
     return Routes(places.view(experts.shape), starts)
 
 
-def moe_permute(x: Tensor, routes: Routes) -> Tensor:
-    """x[T, n] -> [T * top, n]: a token's row at each of its places."""
+def moe_permute(x: Tensor, routes: Routes, weights: Tensor | None = None) -> Tensor:
+    """x[T, n] -> [T * top, n]: a token's row at each of its places, times weights[T, top]."""
     top = routes.places.shape[1]
     out = x.new_empty(x.shape[0] * top, x.shape[1])
-    out[routes.places.flatten()] = x.repeat_interleave(top, dim=0)
+    rows = x.repeat_interleave(top, dim=0)
+    if weights is not None:
+        rows = rows * weights.flatten().unsqueeze(-1).to(x.dtype)
+    out[routes.places.flatten()] = rows
     return out
 
 
-def moe_combine(x: Tensor, weights: Tensor, routes: Routes) -> Tensor:
-    """x[T * top, n], weights[T, top] -> [T, n]: each token's weighted sum."""
+def moe_combine(x: Tensor, weights: Tensor | None, routes: Routes) -> Tensor:
+    """x[T * top, n], weights[T, top] -> [T, n]: each token's weighted sum; None: all are one."""
+    if weights is None:
+        return x[routes.places].sum(1)
     return (x[routes.places] * weights.unsqueeze(-1).to(x.dtype)).sum(1)
 
 
@@ -108,8 +113,14 @@ def pack_grouped(experts: Sequence[Sequence[Tensor | StoredBlocks | Int8Rows]]) 
     return [pack_linear(pieces) for pieces in experts]
 
 
-def grouped_linear(x: Tensor, weight: Any, routes: Routes) -> Tensor:
-    """x[T * top, in], sorted by expert -> [T * top, out], each row by its expert's weight."""
+def grouped_linear(x: Tensor, weight: Any, routes: Routes, bias: Tensor | None = None) -> Tensor:
+    """x[T * top, in], sorted by expert -> [T * top, out], each row by its expert's weight, plus
+    bias[E, out]."""
     starts = routes.starts.tolist()
-    parts = [linear(x[a:b], w) for w, a, b in zip(weight, starts[:-1], starts[1:], strict=True)]
-    return torch.cat(parts)
+    biases = [None] * len(weight) if bias is None else bias.unbind()
+    return torch.cat(
+        [
+            linear(x[a:b], w, added)
+            for w, added, a, b in zip(weight, biases, starts[:-1], starts[1:], strict=True)
+        ]
+    )

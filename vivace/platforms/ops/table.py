@@ -16,12 +16,15 @@ from torch import Tensor
 
 from vivace.platforms.attention import AttendingStep, AttentionLayer, LatentLayer
 from vivace.platforms.ops import attention, cache, elementwise, heads, linear, moe
+from vivace.platforms.ops.elementwise import SwigluOai
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 """of a gated MLP"""
+Activation = str | SwigluOai
+"""of experts: one of ACTIVATIONS, or one with numbers of its own"""
 PackedWeight = Any
 """What `pack_linear` made of a weight; opaque to everyone but `linear` of the same table."""
 
@@ -103,6 +106,16 @@ class MoeGateOp(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
+class MoePermuteOp(Protocol):
+    def __call__(self, x: Tensor, routes: Routes, weights: Tensor | None = None) -> Tensor: ...
+
+
+class GroupedLinearOp(Protocol):
+    def __call__(
+        self, x: Tensor, weight: Any, routes: Routes, bias: Tensor | None = None
+    ) -> Tensor: ...
+
+
 class EmbeddingOp(Protocol):
     def __call__(
         self,
@@ -140,6 +153,8 @@ class Ops:
     """(x[T, 2n], out=None) -> [T, n]: silu(x[:, :n]) * x[:, n:]"""
     gelu_mul: GeluMulOp
     """(x[T, 2n], *, tanh, out=None) -> [T, n]: gelu(x[:, :n]) * x[:, n:]"""
+    swigluoai_mul: Callable[[Tensor, SwigluOai], Tensor]
+    """(x[T, 2n], its numbers) -> [T, n]"""
     pack_embedding: Callable[[Tensor | StoredBlocks], PackedWeight]
     """(weight[V, hidden]) -> what `embedding` takes; also what `pack_linear` takes, alone"""
     pack_linear: Callable[[Sequence[Tensor | StoredBlocks | Int8Rows]], PackedWeight]
@@ -163,16 +178,16 @@ class Ops:
     """(gate, logits[T, E], bias=None) -> (weights[T, top], experts[T, top] int64)"""
     moe_routes: Callable[[Tensor, int], Routes]
     """(experts[T, top], E) -> where pairs of token and expert go, sorted by expert"""
-    moe_permute: Callable[[Tensor, Routes], Tensor]
-    """(x[T, n], routes) -> [T * top, n], sorted"""
-    moe_combine: Callable[[Tensor, Tensor, Routes], Tensor]
-    """(x[T * top, n], weights[T, top], routes) -> [T, n]"""
+    moe_permute: MoePermuteOp
+    """(x[T, n], routes, weights[T, top]=None) -> [T * top, n], sorted, times the weights"""
+    moe_combine: Callable[[Tensor, Tensor | None, Routes], Tensor]
+    """(x[T * top, n], weights[T, top] or None for ones, routes) -> [T, n]"""
     add_gated: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     """(y[T, n], x[T, n], gate[T, 1]) -> y, in place: plus sigmoid(gate) * x; without a gate, x"""
     pack_grouped: Callable[[Sequence[Sequence[Tensor | StoredBlocks | Int8Rows]]], Any]
     """(what `pack_linear` takes, for each expert) -> what `grouped_linear` takes"""
-    grouped_linear: Callable[[Tensor, Any, Routes], Tensor]
-    """(x[T * top, in] sorted by expert, weight, routes) -> [T * top, out]"""
+    grouped_linear: GroupedLinearOp
+    """(x[T * top, in] sorted by expert, weight, routes, bias[E, out]=None) -> [T * top, out]"""
     pack_heads: Callable[[Sequence[Tensor | StoredBlocks | Int8Rows]], Any]
     """(weight[out, in] of each head) -> what `heads_linear` takes. Raises ValueError where heads
     differ in shape or format."""
@@ -182,6 +197,8 @@ class Ops:
     """(k[T, Hk, D], v, k_cache[pages, page_size, Hk, D], v_cache, slots[T]) -> None"""
     scale: Callable[[Tensor, float], Tensor]
     """(x, factor) -> x, in place"""
+    scale_positions: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """(x[T, H, D], positions[T], factors[max]) -> x, in place: each token times its position's"""
     soft_cap: Callable[[Tensor, float], Tensor]
     """(x, cap) -> x, in place: cap * tanh(x / cap)"""
 
@@ -198,6 +215,7 @@ def reference_ops() -> Ops:
         rotary_attend_latent=attention.RotaryAttendLatent(elementwise.rotary),
         silu_mul=elementwise.silu_mul,
         gelu_mul=elementwise.gelu_mul,
+        swigluoai_mul=elementwise.swigluoai_mul,
         pack_linear=linear.pack_linear,
         linear=linear.linear,
         update_weight=linear.update_weight,
@@ -215,6 +233,7 @@ def reference_ops() -> Ops:
         heads_linear=heads.HeadsLinear(linear.linear),
         store_kv=cache.store_kv,
         scale=elementwise.scale,
+        scale_positions=elementwise.scale_positions,
         soft_cap=elementwise.soft_cap,
     )
 
@@ -230,11 +249,13 @@ def gated_mlp(ops: Ops) -> GatedMlpOp:
     return run
 
 
-def gated_activation(ops: Ops, name: str) -> Callable[[Tensor], Tensor]:
-    """x[T, 2n] -> [T, n]: act(x[:, :n]) * x[:, n:], for one of ACTIVATIONS"""
+def gated_activation(ops: Ops, activation: Activation) -> Callable[[Tensor], Tensor]:
+    """x[T, 2n] -> [T, n]: act(x[:, :n]) * x[:, n:]"""
+    if isinstance(activation, SwigluOai):
+        return lambda x: ops.swigluoai_mul(x, activation)
     activations: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": ops.silu_mul,
         "gelu": lambda x: ops.gelu_mul(x, tanh=False),
         "gelu_tanh": lambda x: ops.gelu_mul(x, tanh=True),
     }
-    return activations[name]
+    return activations[activation]

@@ -63,6 +63,43 @@ bool gated(Suite& suite, Random& random, const char* op, Number activation, int6
     return suite.close(op, out, wanted, scale, 1e-6);
 }
 
+bool swigluoai(Suite& suite, Random& random, int64_t rows, int64_t n) {
+    const int64_t stride = 2 * n + 3;
+    const double alpha = 1.702, limit = 7;
+    const auto x = floats(random, rows * stride, 12);
+    std::vector<float> out;
+    const auto reset = [&] { out.assign((size_t)(rows * n), 0); };
+    reset();
+    Words words;
+    words.add(rows).add(x).add(stride).add(out).add(n).add(alpha).add(limit);
+    if (!suite.run("swigluoai_mul", words, reset, [&] { return bytes_of(out); })) return false;
+    std::vector<double> wanted, scale;
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < n; ++i) {
+            const double gate = std::fmin(limit, x[r * stride + i]);
+            const double up = std::fmax(-limit, std::fmin(limit, x[r * stride + n + i]));
+            wanted.push_back((up + 1) * gate / (1 + std::exp(-alpha * gate)));
+            scale.push_back((1 + std::fabs(gate)) * (1 + std::fabs(up)));
+        }
+    return suite.close("swigluoai_mul", out, wanted, scale, 1e-6);
+}
+
+bool scale_positions(Suite& suite, Random& random, int64_t rows, int64_t n) {
+    const int64_t stride = n + 3, longest = 40;
+    const auto before = floats(random, rows * stride, 8), factors = floats(random, longest);
+    std::vector<int64_t> positions;
+    for (int64_t i = 0; i < rows; ++i) positions.push_back(random.below(longest));
+    std::vector<float> x;
+    const auto reset = [&] { x = before; };
+    reset();
+    Words words;
+    words.add(rows).add(x).add(stride).add(n).add(positions).add(factors);
+    if (!suite.run("scale_positions", words, reset, [&] { return bytes_of(x); })) return false;
+    std::vector<double> wanted(before.begin(), before.end());
+    for (int64_t i = 0; i < rows * n; ++i) wanted[i / n * stride + i % n] *= factors[positions[i / n]];
+    return suite.close("scale_positions", x, wanted, wanted, 1e-7);
+}
+
 bool map(Suite& suite, Random& random, const char* op, double value, double (*wanted_of)(double, double)) {
     const int64_t rows = 5, n = 37;
     const auto before = floats(random, rows * n, 40);
@@ -127,6 +164,12 @@ void elementwise(Suite& suite) {
             return gated(suite, random, name, of, 1, 40) && gated(suite, random, name, of, 9, 37) &&
                    gated(suite, random, name, of, 3, 2100);
         });
+    suite.op("swigluoai_mul", [&](Random& random) {
+        return swigluoai(suite, random, 1, 40) && swigluoai(suite, random, 9, 37) && swigluoai(suite, random, 3, 2100);
+    });
+    suite.op("scale_positions", [&](Random& random) {
+        return scale_positions(suite, random, 1, 37) && scale_positions(suite, random, 5, 576);
+    });
     suite.op("scale", [&](Random& random) {
         return map(suite, random, "scale", 0.37, [](double x, double by) { return x * by; });
     });

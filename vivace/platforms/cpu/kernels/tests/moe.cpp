@@ -150,33 +150,36 @@ bool moe_routes(Suite& suite, const Pairs& pairs) {
     return places == pairs.places && starts == pairs.starts;
 }
 
-bool moe_permute(Suite& suite, Random& random, const Pairs& pairs, int64_t n) {
+bool moe_permute(Suite& suite, Random& random, const Pairs& pairs, int64_t n, bool weighed) {
     const int64_t stride = n + 3;
-    const auto x = floats(random, pairs.rows * stride);
+    const auto x = floats(random, pairs.rows * stride), weights = floats(random, (int64_t)pairs.places.size());
     std::vector<float> out, wanted(pairs.places.size() * (size_t)n);
     const auto reset = [&] { out.assign(wanted.size(), 0); };
     reset();
     Words words;
     words.add(pairs.rows).add(x).add(stride).add(pairs.places).add(out).add(pairs.top).add(n);
+    words.add(weighed ? weights.data() : nullptr);
     if (!suite.run("moe_permute", words, reset, [&] { return bytes_of(out); })) return false;
     for (size_t i = 0; i < pairs.places.size(); ++i)
-        std::copy_n(&x[(int64_t)i / pairs.top * stride], n, &wanted[pairs.places[i] * n]);
+        for (int64_t c = 0; c < n; ++c)
+            wanted[pairs.places[i] * n + c] = x[(int64_t)i / pairs.top * stride + c] * (weighed ? weights[i] : 1);
     return out == wanted;
 }
 
-bool moe_combine(Suite& suite, Random& random, const Pairs& pairs, int64_t n) {
+bool moe_combine(Suite& suite, Random& random, const Pairs& pairs, int64_t n, bool weighed = true) {
     const int64_t stride = n + 3, count = (int64_t)pairs.places.size();
     const auto x = floats(random, count * stride, 4), weights = floats(random, count);
     std::vector<float> out;
     const auto reset = [&] { out.assign((size_t)(pairs.rows * n), 0); };
     reset();
     Words words;
-    words.add(pairs.rows).add(x).add(stride).add(pairs.places).add(out).add(pairs.top).add(n).add(weights);
+    words.add(pairs.rows).add(x).add(stride).add(pairs.places).add(out).add(pairs.top).add(n);
+    words.add(weighed ? weights.data() : nullptr);
     if (!suite.run("moe_combine", words, reset, [&] { return bytes_of(out); })) return false;
     std::vector<double> wanted(out.size(), 0), scale(out.size(), 0);
     for (int64_t i = 0; i < count; ++i)
         for (int64_t c = 0; c < n; ++c) {
-            const double product = (double)weights[i] * x[pairs.places[i] * stride + c];
+            const double product = (weighed ? (double)weights[i] : 1) * x[pairs.places[i] * stride + c];
             wanted[i / pairs.top * n + c] += product, scale[i / pairs.top * n + c] += std::fabs(product);
         }
     return suite.close("moe_combine", out, wanted, scale, 1e-6);
@@ -209,7 +212,8 @@ struct Kind {
 
 const std::vector<Kind> KINDS = {{"f32", 1, 4, 0, false},   {"bf16", 1, 2, 0, false},
                                  {"i8", 1, 1, 64, false},   {"w8a8", 1, 1, 128, false},
-                                 {"q8_0", 32, 34, 0, true}, {"q4_0", 32, 18, 0, true}};
+                                 {"q8_0", 32, 34, 0, true}, {"q4_0", 32, 18, 0, true},
+                                 {"mxfp4", 32, 17, 0, false}};
 
 struct Experts {
     int64_t n, k, panel_bytes;
@@ -241,11 +245,11 @@ struct Experts {
 
 // Each expert's rows have the bits of an ordinary product; in float32 they are compared with a plain one too.
 bool grouped_linear(Suite& suite, Random& random, const Kind& kind, const Pairs& pairs, int64_t n,
-                    int64_t k) {
+                    int64_t k, bool biased) {
     Experts experts{n, k, 0, {}, {}};
     if (!experts.pack(suite, random, kind, pairs.experts)) return false;
     const int64_t count = (int64_t)pairs.places.size(), stride = k + 5, out_stride = n + 3;
-    const auto x = floats(random, count * stride);
+    const auto x = floats(random, count * stride), bias = floats(random, pairs.experts * (n + 5));
     std::vector<const void*> addresses;
     for (const auto& packed : experts.panels) addresses.push_back(packed.data());
     const int64_t op = vv_find(suite.contexts[0], (std::string("linear_") + kind.name).c_str());
@@ -256,21 +260,24 @@ bool grouped_linear(Suite& suite, Random& random, const Kind& kind, const Pairs&
     words.add(pairs.rows).add(vv_address(suite.contexts[0], op)).add(x);
     words.add(stride).add(addresses).add(experts.panel_bytes);
     words.add(pairs.starts).add(out).add(out_stride).add(n).add(k).add(pairs.experts);
+    words.add(biased ? bias.data() : nullptr).add(n + 5);
     if (!suite.run("grouped_linear", words, reset, [&] { return bytes_of(out); })) return false;
     std::vector<double> wanted(out.size(), 0), scale(out.size(), 0);
     for (int64_t e = 0; e < pairs.experts; ++e) {
         const int64_t first = pairs.starts[e];
         Words one;
         one.add(pairs.starts[e + 1] - first).add(&x[first * stride]).add(stride);
-        one.add(experts.panels[e]).add(nullptr);
+        one.add(experts.panels[e]).add(biased ? &bias[e * (n + 5)] : nullptr);
         one.add(&alone[first * out_stride]).add(out_stride).add(n).add(k);
         if (one.list[0]) vv_run(suite.contexts[0], op, one.list.data());
-        for (int64_t i = first * n; kind.bytes == 4 && i < pairs.starts[e + 1] * n; ++i)
+        for (int64_t i = first * n; kind.bytes == 4 && i < pairs.starts[e + 1] * n; ++i) {
+            if (biased) wanted[i / n * out_stride + i % n] = bias[e * (n + 5) + i % n], scale[i / n * out_stride + i % n] = 1;
             for (int64_t j = 0; j < k; ++j) {
                 const double product = (double)x[i / n * stride + j] * experts.plain[(e * n + i % n) * k + j];
                 wanted[i / n * out_stride + i % n] += product,
                     scale[i / n * out_stride + i % n] += std::fabs(product);
             }
+        }
     }
     if (bytes_of(out) != bytes_of(alone))
         return suite.fail("grouped_linear", "differs from ordinary products");
@@ -295,13 +302,14 @@ void moe(Suite& suite) {
     });
     suite.op("moe_permute", [&](Random& random) {
         return each_pairs(random, [&](const Pairs& pairs) {
-            return moe_permute(suite, random, pairs, 1) && moe_permute(suite, random, pairs, 21);
+            return moe_permute(suite, random, pairs, 1, false) && moe_permute(suite, random, pairs, 21, false) &&
+                   moe_permute(suite, random, pairs, 37, true);
         });
     });
     suite.op("moe_combine", [&](Random& random) {
         return each_pairs(random, [&](const Pairs& pairs) {
             return moe_combine(suite, random, pairs, 1) && moe_combine(suite, random, pairs, 16) &&
-                   moe_combine(suite, random, pairs, 37);
+                   moe_combine(suite, random, pairs, 37) && moe_combine(suite, random, pairs, 37, false);
         });
     });
     suite.op("add_gated", [&](Random& random) {
@@ -314,7 +322,7 @@ void moe(Suite& suite) {
         for (const Kind& kind : KINDS)
             for (int64_t rows : {1, 5, 60})
                 for (int64_t n : {16, 64, 100})
-                    if (!grouped_linear(suite, random, kind, Pairs(random, rows, 2, 5), n, 96)) return false;
+                    if (!grouped_linear(suite, random, kind, Pairs(random, rows, 2, 5), n, 96, n > 64)) return false;
         return true;
     });
 }
