@@ -17,7 +17,17 @@ from vivace.checkpoint.weights import CheckpointError
 from vivace.models.facts import read_facts
 
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
-KINDS: dict[str, dict[str, Any]] = {"Glm4Moe": EXPERTS}
+LATENT = {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_group": 2,
+    "topk_group": 1,
+}
+KINDS: dict[str, dict[str, Any]] = {"Glm4Moe": EXPERTS, "DeepseekV3": EXPERTS | LATENT}
 
 
 def with_draft_layer(kind: str, folder: Path) -> Path:

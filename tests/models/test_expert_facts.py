@@ -97,6 +97,69 @@ MIXTRAL: dict[str, Any] = {
 }
 
 
+V2: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "attention_bias": False,
+    "aux_loss_alpha": 0.001,
+    "eos_token_id": 100001,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 12288,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "moe_intermediate_size": 1536,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 160,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 60,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 16.0,
+    "scoring_func": "softmax",
+    "seq_aux": True,
+    "tie_word_embeddings": False,
+    "topk_group": 3,
+    "topk_method": "group_limited_greedy",
+    "torch_dtype": "bfloat16",
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+}
+V2_LITE = {
+    **V2,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "routed_scaling_factor": 1.0,
+    "topk_group": 1,
+    "topk_method": "greedy",
+}
+
+
 def facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
     (folder / "config.json").write_text(json.dumps(config))
     return read_facts(locate(str(folder), load_format="dummy"))
@@ -104,7 +167,14 @@ def facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
 
 @pytest.mark.parametrize(
     ("config", "billions", "active"),
-    [(QWEN3, 30.5, 3.3), (QWEN3_LARGE, 235, 22), (QWEN2, 14.3, 2.7), (MIXTRAL, 46.7, 12.9)],
+    [
+        (QWEN3, 30.5, 3.3),
+        (QWEN3_LARGE, 235, 22),
+        (QWEN2, 14.3, 2.7),
+        (MIXTRAL, 46.7, 12.9),
+        (V2, 236, 21.4),
+        (V2_LITE, 15.7, 2.66),
+    ],
 )
 def test_parameters_are_the_published_ones(
     config: dict[str, Any], billions: float, active: float, tmp_path: Path
@@ -155,8 +225,32 @@ def test_experts_are_divided_among_devices_that_divide_them(tmp_path: Path) -> N
         resolve(options, source, found, platform)
 
 
+NOAUX: dict[str, Any] = {
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "moe_layer_freq": 1,
+    "attention_bias": False,
+    "rope_theta": 10000,
+}
+KIMI: dict[str, Any] = {
+    **NOAUX,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.827,
+    "num_nextn_predict_layers": 0,
+    "rope_theta": 50000.0,
+    "rope_scaling": {**V2["rope_scaling"], "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    | {"beta_fast": 1.0, "beta_slow": 1.0},
+}
 GLM: dict[str, Any] = {"attention_bias": True, "partial_rotary_factor": 0.5, "rope_theta": 1e6}
 PUBLISHED: dict[str, tuple[float, float, dict[str, Any]]] = {
+    "deepseek-r1": (
+        671,
+        37,
+        {**NOAUX, "rope_scaling": V2["rope_scaling"] | {"mscale_all_dim": 1.0}},
+    ),
+    "kimi-k2": (1030, 32, KIMI),
     "glm-4.5": (355, 32, {**GLM, "use_qk_norm": True, "routed_scaling_factor": 2.5}),
     "glm-4.5-air": (106, 12, GLM),
 }
@@ -238,3 +332,52 @@ def test_the_first_layers_are_plain(
     assert [index for index, one in enumerate(found.decoder.experts.layers) if one] == mixed
     shape, deployed = describe_architecture(found), parse_architecture({**GROUPED, **more}, "toy")
     assert shape.dense_layers == deployed.dense_layers == 5 - len(mixed)
+
+
+LATENT = {
+    **GROUPED,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("kv_lora_rank", None),
+        ("kv_lora_rank", 0),
+        ("qk_nope_head_dim", None),
+        ("qk_rope_head_dim", None),
+        ("qk_rope_head_dim", 7),
+        ("v_head_dim", None),
+        ("v_head_dim", 1 << 20),
+        ("q_lora_rank", -1),
+        ("q_lora_rank", "no"),
+        ("num_key_value_heads", 2),
+        ("rope_interleave", 1),
+        ("topk_method", "group_limited_greedy"),
+    ],
+)
+def test_nonsense_about_latents_is_named(key: str, value: Any, tmp_path: Path) -> None:
+    facts(tmp_path, LATENT)
+    with pytest.raises(SourceError, match=rf"config\.json: {key}"):
+        facts(tmp_path, {**LATENT, key: value})
+
+
+@pytest.mark.parametrize("key", ["topk_method", "scoring_func"])
+def test_a_gate_of_another_family_is_named(key: str, tmp_path: Path) -> None:
+    facts(tmp_path, V2)
+    other = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    with pytest.raises(SourceError, match=rf"config\.json: {key}"):
+        facts(tmp_path, {**V2, key: other[key]})
+
+
+def test_a_token_keeps_one_latent_for_all_heads(tmp_path: Path) -> None:
+    found = facts(tmp_path, V2_LITE)
+    assert found.kv_elements == found.full_kv_elements == 27 * (512 + 64)
+    assert describe_architecture(found).kv_elements(8) == found.kv_elements

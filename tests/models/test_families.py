@@ -27,6 +27,22 @@ GROUPED = {
     "routed_scaling_factor": 1.7,
     "first_k_dense_replace": 1,
 }
+LATENT = GROUPED | {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.8,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -48,6 +64,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-mixed": ("Qwen3Moe", EXPERTS | {
         "head_dim": 16, "decoder_sparse_step": 2, "attention_bias": True,
         "tie_word_embeddings": True, "use_sliding_window": True, **SLIDING}),
+    "deepseek-v2": ("DeepseekV2", LATENT | {
+        "topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2,
+        "rope_parameters": YARN}),
+    "deepseek-v2-lite": ("DeepseekV2", LATENT | {
+        "q_lora_rank": None, "n_shared_experts": 2, "mlp_bias": True, "v_head_dim": 16}),
+    "deepseek-v3": ("DeepseekV3", LATENT | {"n_group": 3, "topk_group": 2}),
+    "deepseek-v3-yarn": ("DeepseekV3", LATENT | {
+        "n_group": 1, "topk_group": 1, "attention_bias": True, "rope_parameters": YARN,
+        "norm_topk_prob": False}),
+    "deepseek-v3-halves": ("DeepseekV3", LATENT | {
+        "q_lora_rank": None, "n_group": 1, "topk_group": 1, "rope_interleave": False,
+        "first_k_dense_replace": 0, "tie_word_embeddings": True}),
     "glm4-moe": ("Glm4Moe", GROUPED | {"head_dim": 16, "n_group": 3, "topk_group": 2}),
     "glm4-moe-normed": ("Glm4Moe", GROUPED | {
         "head_dim": 32, "use_qk_norm": True, "attention_bias": True, "norm_topk_prob": False,
@@ -117,6 +145,8 @@ def test_facts_describe_the_model(name: str, tmp_path: Path) -> None:
     slides = [7 if kind == "sliding_attention" else None for kind in shown]
     assert list(facts.layer_windows) == slides
     layer = 2 * facts.kv_heads * facts.head_dim
+    if kind.startswith("Deepseek"):
+        layer = 32 + 16  # a latent, and what is rotated of a key
     assert facts.kv_elements == facts.layers * layer
     assert facts.full_kv_elements == slides.count(None) * layer
     assert bytes_per_token(load(tmp_path).attention_layers, torch.float32) == 4 * facts.kv_elements
@@ -215,7 +245,7 @@ def test_a_configuration_without_a_rotary_base(name: str, tmp_path: Path) -> Non
     make(kind, tmp_path, **settings)
     file = tmp_path / "config.json"
     saved = json.loads(file.read_text())
-    file.write_text(json.dumps({key: saved[key] for key in saved if "rope" not in key}))
+    file.write_text(json.dumps({key: saved[key] for key in saved if key[:5] != "rope_"}))
     theirs = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
     bases = {
         key: theirs.get(key, theirs)["rope_theta"]

@@ -52,6 +52,15 @@ GROUPED = {
     "moe_intermediate_size": 128,
     "first_k_dense_replace": 1,
 }
+LATENT = {
+    "num_key_value_heads": 8,
+    "head_dim": 16,
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Mistral": {},
@@ -60,6 +69,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 128},
     "Qwen3": {},
     "Qwen3Moe": {**EXPERTS, "mlp_only_layers": [0]},
+    "DeepseekV2": {**GROUPED, **LATENT, "topk_method": "group_limited_greedy"},
+    "DeepseekV3": {**GROUPED, **LATENT, "q_lora_rank": 64, "n_shared_experts": 2},
     "Glm4Moe": GROUPED,
     "Gemma2": {},
     "Gemma3": {},
@@ -93,7 +104,7 @@ def quantized_cases(folder: Path) -> list[dict[str, Any]]:
 def write_cases(folder: Path) -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = []
     for family, more in FAMILIES.items():
-        make(CLASSES.get(family, family), folder / family, **SIZES, **more)
+        make(CLASSES.get(family, family), folder / family, **{**SIZES, **more})
         cases.append({"name": family, "path": str(folder / family)})
     path = str(folder / "Llama")
     cases.append({"name": "by torch", "path": path, "torch": True})

@@ -43,11 +43,27 @@ from vivace.worker.tensor_memory import memory_blocks
 RANK, ALPHA = 4, 8
 FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma2"]
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+GROUPED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+}
+LATENT = {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
 MIXTURES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4},
     "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
     "Qwen3Moe": EXPERTS,
-    "Glm4Moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    "DeepseekV2": {**GROUPED, **LATENT, "q_lora_rank": None},
+    "DeepseekV3": {**GROUPED, **LATENT, "n_group": 2, "topk_group": 2},
+    "Glm4Moe": GROUPED,
 }
 
 
@@ -198,7 +214,7 @@ def test_other_weights_in_the_same_memory(
 ) -> None:
     ids = tokens(9)
     for name in ("old", "new"):
-        make(family, tmp_path / name, head_dim=16, **MIXTURES.get(family, {}))
+        make(family, tmp_path / name, **{"head_dim": 16, **MIXTURES.get(family, {})})
     file = tmp_path / "new" / "model.safetensors"
     save_file({name: weight * 0.9 for name, weight in load_file(file).items()}, file)
     model = load(tmp_path / "old", quantization=quantization)

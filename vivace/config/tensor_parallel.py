@@ -73,7 +73,7 @@ def why_groups_are_cut(options: Options, context: ModelContext) -> str:
     group = undivided_inputs(context.source)
     divided = [
         *(("numbers inside of an MLP", width) for width in facts.mlp_widths),
-        ("numbers of all heads", facts.heads * facts.head_dim),
+        ("numbers of all heads", facts.attended_width),
     ]
     for what, size in divided:
         if size // ranks % group:

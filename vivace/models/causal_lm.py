@@ -85,6 +85,8 @@ def attention_shape(facts: ModelFacts, decoder: DecoderFacts, index: int) -> Att
 SHARED = ExpertNames(shared="shared_experts")
 EXPERT_NAMES = {
     "MixtralForCausalLM": ExpertNames(mixture="block_sparse_moe", gate="w1", up="w3", down="w2"),
+    "DeepseekV2ForCausalLM": SHARED,
+    "DeepseekV3ForCausalLM": SHARED,
     "Glm4MoeForCausalLM": SHARED,
 }
 """of families whose checkpoints have others than most"""

@@ -8,16 +8,42 @@ from collections.abc import Callable
 from torch import Tensor
 
 from vivace.layers.attention import Attention
+from vivace.layers.latent_attention import MultiHeadLatentAttention
 from vivace.layers.linear import Embedding, LogitsHead, RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, feed_forward, rotary_table
 from vivace.models.draft_layers import DraftLayers
 from vivace.models.facts import DecoderFacts, ModelFacts
-from vivace.platforms.attention import AttentionLayer
+from vivace.platforms.attention import AttentionLayer, LatentLayer
 
-BuildAttention = Callable[[ModelFacts, DecoderFacts, int, RotaryTable], Attention]
+BuildAttention = Callable[
+    [ModelFacts, DecoderFacts, int, RotaryTable], MultiHeadLatentAttention | Attention
+]
 """of the layer with this index"""
+
+
+def latent_attention(
+    facts: ModelFacts, decoder: DecoderFacts, index: int, rotary: RotaryTable
+) -> MultiHeadLatentAttention:
+    latent = decoder.latent
+    assert latent is not None
+    return MultiHeadLatentAttention(
+        LatentLayer(
+            index=index,
+            heads=facts.heads,
+            latent_dim=latent.kv_rank,
+            rope_dim=latent.rope,
+            scale=decoder.query_scale,
+        ),
+        facts.hidden_size,
+        rotary,
+        q_rank=latent.q_rank,
+        nope_dim=latent.nope,
+        value_dim=latent.value,
+        bias=decoder.attention_bias,
+        interleaved=latent.interleaved,
+    )
 
 
 class DeepseekDecoderLayer(Module):
@@ -26,7 +52,7 @@ class DeepseekDecoderLayer(Module):
         facts: ModelFacts,
         decoder: DecoderFacts,
         index: int,
-        attention: Attention,
+        attention: MultiHeadLatentAttention | Attention,
     ) -> None:
         self.input_layernorm = RMSNorm(facts.hidden_size, decoder.norm_eps)
         self.self_attn = attention
@@ -72,14 +98,14 @@ class DeepseekForCausalLM(Module):
         facts: ModelFacts,
         decoder: DecoderFacts,
         positions: int,
-        attention: BuildAttention,
+        attention: BuildAttention = latent_attention,
     ) -> None:
         self.model = DeepseekModel(facts, decoder, positions, attention)
         self.lm_head = LogitsHead(self.model.embed_tokens, tied=facts.tied)
         self.draft_layers = DraftLayers(facts.layers, facts.draft_layers)
 
     @property
-    def attention_layers(self) -> list[AttentionLayer]:
+    def attention_layers(self) -> list[AttentionLayer | LatentLayer]:
         """This rank's heads; after `bind`."""
         return [layer.self_attn.shape for layer in self.model.layers]
 

@@ -143,6 +143,16 @@ class ModelFacts:
     """where more than `context` may be what the model was trained for"""
 
     @property
+    def latent(self) -> LatentFacts | None:
+        """Where all heads share one; None: keys and values have heads of their own."""
+        return self.decoder.latent if self.decoder is not None else None
+
+    @property
+    def attended_width(self) -> int:
+        """Of what all heads of a layer make of values."""
+        return self.heads * (self.head_dim if self.latent is None else self.latent.value)
+
+    @property
     def mlp_widths(self) -> tuple[int, ...]:
         """Inside of the MLPs and experts of all layers, each once."""
         experts = self.decoder.experts if self.decoder is not None else None
@@ -350,7 +360,7 @@ def describe_architecture(facts: ModelFacts) -> Architecture:
 
 
 def describe_attention(facts: ModelFacts) -> Attention:
-    latent = facts.decoder.latent if facts.decoder is not None else None
+    latent = facts.latent
     if latent is None:
         return GroupedAttention(
             heads=facts.heads,

@@ -20,6 +20,8 @@ ARCHITECTURES: Registry[Callable[[ModelFacts, DecoderFacts, int], object]] = Reg
         "MixtralForCausalLM": "vivace.models.llama:MixtralForCausalLM",
         "Qwen2MoeForCausalLM": "vivace.models.qwen2:Qwen2MoeForCausalLM",
         "Qwen3MoeForCausalLM": "vivace.models.qwen3:Qwen3MoeForCausalLM",
+        "DeepseekV2ForCausalLM": "vivace.models.deepseek:DeepseekForCausalLM",
+        "DeepseekV3ForCausalLM": "vivace.models.deepseek:DeepseekForCausalLM",
         "Glm4MoeForCausalLM": "vivace.models.glm4_moe:Glm4MoeForCausalLM",
         "Gemma2ForCausalLM": "vivace.models.gemma:Gemma2ForCausalLM",
         "Gemma3ForCausalLM": "vivace.models.gemma:Gemma3ForCausalLM",

@@ -129,6 +129,10 @@ def says_the_same(config: ModelFields, key: str, value: Any, slides: bool) -> bo
     a window; a length of one that no layer has is told elsewhere."""
     if key in ("attention_bias", "mlp_bias"):
         return not value
+    if key == "norm_topk_prob" and config.family.reads("topk_method"):
+        return not value
+    if key == "head_dim" and config.family.reads("q_lora_rank"):
+        return value == config.need_known("qk_rope_head_dim")
     if key == "use_sliding_window":
         return value or not slides
     if key == "max_window_layers":

@@ -1,0 +1,83 @@
+"""A checkpoint's linear layers with their outputs in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from vivace.checkpoint.weights import ALL, FLOATS, CheckpointError, Weights
+from vivace.platforms.ops.stored import StoredBlocks
+
+SCALES_OF_BLOCKS = "weight_scale_inv"
+"""of FP8: one for 128 x 128 weights"""
+
+
+def halves_first(size: int, unit: int, rotated: int) -> Tensor:
+    """The order of `size` rows in heads of `unit` whose last `rotated` rows are pairs of neighbors
+    that turn together: of those the first of each pair, then the second. [size] int64"""
+    order = torch.arange(size).view(-1, unit)
+    pairs = order[:, unit - rotated :].unflatten(1, (-1, 2))
+    return torch.cat((order[:, : unit - rotated], pairs[..., 0], pairs[..., 1]), 1).flatten()
+
+
+class ReorderedRows:
+    """`Weights` where the layers named in `orders` have rows in that order: row i is row order[i]
+    of the checkpoint. Ranges of rows hold whole heads, and no row leaves its head."""
+
+    def __init__(self, weights: Weights, orders: Mapping[str, Tensor]) -> None:
+        self._weights = weights
+        self._orders = orders
+        self.tied = weights.tied
+
+    def has(self, name: str) -> bool:
+        return self._weights.has(name)
+
+    def names(self) -> Iterable[str] | None:
+        return self._weights.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._weights.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        return self._weights.dtype(name)
+
+    def label(self, name: str) -> str:
+        return self._weights.label(name)
+
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: slice = ALL,
+        columns: slice = ALL,
+        *,
+        dtypes: Collection[torch.dtype] = FLOATS,
+    ) -> Tensor:
+        order = self._find_order(name, shape, rows)
+        taken = self._weights.take(name, shape, rows, columns, dtypes=dtypes)
+        return taken if order is None else taken[order]
+
+    def take_stored(
+        self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL
+    ) -> Tensor | StoredBlocks:
+        order = self._find_order(name, shape, rows)
+        taken = self._weights.take_stored(name, shape, rows, columns)
+        if order is None:
+            return taken
+        return (taken if isinstance(taken, Tensor) else taken.dequantize())[order]
+
+    def _find_order(self, name: str, shape: tuple[int, ...], rows: slice) -> Tensor | None:
+        """Within the range. Raises CheckpointError for a format whose rows are not the layer's."""
+        stem, _, suffix = name.rpartition(".")
+        order = self._orders.get(stem)
+        if order is None or suffix == SCALES_OF_BLOCKS:
+            return None
+        if shape[0] != len(order):
+            raise CheckpointError(
+                f"{self.label(name)}: this layer's outputs are put in another order for rotary "
+                "embedding, which this format does not allow; use an unquantized checkpoint"
+            )
+        first, end, _ = rows.indices(len(order))
+        return order[first:end] - first
