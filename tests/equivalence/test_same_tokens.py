@@ -25,6 +25,7 @@ from engine_under_test import (
 )
 from gguf import GGMLQuantizationType as Kind
 from gguf_toys import write
+from mxfp4_toys import make_mxfp4
 from pairwise import pairwise
 from served_toy import toy_llama
 from toy_models import make
@@ -45,7 +46,7 @@ SETTINGS = {
     "operations": ["captured", "eager", "torch"],
     "captures": [None, (1, 2, 6)],
     "exact": [False, True],
-    "weights": ["float32", "q4_1", "gemma3", "mistral", "mixture"],
+    "weights": ["float32", "q4_1", "gemma3", "mistral", "mixture", "gpt-oss"],
     "windows": ["one pool", "own", "tight"],
 }
 ROWS = pairwise(SETTINGS, seed=3)
@@ -67,12 +68,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         shared_expert_intermediate_size=48,
         mlp_only_layers=[1],
     )
+    make_mxfp4(
+        folder / "gpt-oss",
+        **{**sliding, "num_local_experts": 6, "num_experts_per_tok": 3},
+    )
     return {
         "float32": write_toy_llama(folder / "float32"),
         "q4_1": blocks,
         "gemma3": folder / "gemma3",
         "mistral": folder / "mistral",
         "mixture": folder / "mixture",
+        "gpt-oss": folder / "gpt-oss",
     }
 
 

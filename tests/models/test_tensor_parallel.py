@@ -13,6 +13,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf_toys import write
+from mxfp4_toys import make_mxfp4
 from quantized_toys import (
     AWQ,
     GptqForm,
@@ -72,6 +73,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "DeepseekV2": {**GROUPED, **LATENT, "topk_method": "group_limited_greedy"},
     "DeepseekV3": {**GROUPED, **LATENT, "q_lora_rank": 64, "n_shared_experts": 2},
     "Glm4Moe": GROUPED,
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7},
     "Gemma2": {},
     "Gemma3": {},
 }
@@ -107,6 +109,8 @@ def write_cases(folder: Path) -> list[dict[str, Any]]:
         make(CLASSES.get(family, family), folder / family, **{**SIZES, **more})
         cases.append({"name": family, "path": str(folder / family)})
     path = str(folder / "Llama")
+    make_mxfp4(folder / "mxfp4", **SIZES, **FAMILIES["GptOss"])
+    cases.append({"name": "mxfp4", "path": str(folder / "mxfp4")})
     cases.append({"name": "by torch", "path": path, "torch": True})
     cases.append({"name": "w8a16", "path": path, "quantization": "w8a16"})
     for kind in (Kind.Q4_0, Kind.Q8_0):
@@ -147,7 +151,7 @@ def read(folder: Path, name: str, size: int) -> list[dict[str, Tensor]]:
 
 NAMES = (
     *FAMILIES, "by torch", "w8a16", "Q4_0", "Q4_0 by torch", "Q8_0", "Q8_0 by torch", "awq", "gptq",
-    "gptq, one group", "modelslim static", "modelslim dynamic",
+    "gptq, one group", "modelslim static", "modelslim dynamic", "mxfp4",
 )  # fmt: skip
 
 

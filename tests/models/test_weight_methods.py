@@ -27,6 +27,7 @@ from vivace.models.facts import read_facts
 from vivace.models.loading import build_model, load_weights
 from vivace.platforms.cpu.ops import cpu_ops
 from vivace.platforms.ops.moe import Gate
+from vivace.platforms.ops.table import Activation
 from vivace.quantization.method import (
     ExpertMethod,
     LayerWeights,
@@ -64,6 +65,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "DeepseekV2": {**GROUPED, **LATENT, "q_lora_rank": None},
     "DeepseekV3": {**GROUPED, **LATENT, "n_group": 2, "topk_group": 2},
     "Glm4Moe": GROUPED,
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
 
@@ -125,7 +127,7 @@ class LoraConfig:
         base = self._base.linear_method(layer, parts)
         return base if layer == "lm_head" else LoraMethod(base, self._adapters)
 
-    def expert_method(self, layer: str, activation: str) -> ExpertMethod:
+    def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
         return self._base.expert_method(layer, activation)
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:

@@ -11,6 +11,8 @@ from torch import Tensor
 from vivace.checkpoint.weights import ALL, FLOATS, STAGE, ReportProgress
 
 DEVIATION = 0.02
+ORDINARY_EXPONENT = 120
+"""2^-7: numbers of four bits become about as large as the others"""
 
 
 class DummyWeights:
@@ -44,10 +46,11 @@ class DummyWeights:
         rows: slice = ALL,
         columns: slice = ALL,
         *,
+        depth: slice = ALL,
         dtypes: Collection[torch.dtype] = FLOATS,
     ) -> Tensor:
         whole = self._whole(name, shape, next(iter(dtypes)))
-        return whole[(rows, columns)[: len(shape)]].contiguous()
+        return whole[(rows, columns, depth)[: len(shape)]].contiguous()
 
     def take_stored(
         self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL
@@ -65,6 +68,8 @@ class DummyWeights:
             return torch.randn(shape, generator=generator) * DEVIATION
         if len(shape) == 1:
             return torch.zeros(shape, dtype=dtype)
+        if name.endswith(".scales"):  # exponents, of MXFP4
+            return torch.full(shape, ORDINARY_EXPONENT, dtype=dtype)
         limits = torch.iinfo(dtype)
         return torch.randint(limits.min, limits.max, shape, generator=generator, dtype=dtype)
 

@@ -107,7 +107,11 @@ class GGUFWeights:
     def dtype(self, name: str) -> torch.dtype:
         return PLAIN.get(self._file.tensors[self._stored[name]].type, torch.float32)
 
-    def read(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor:
+    def read(
+        self, name: str, rows: slice = ALL, columns: slice = ALL, depth: slice = ALL
+    ) -> Tensor:
+        if depth != ALL:
+            return self.read(name, rows, columns)[:, :, depth].contiguous()
         entry = self._file.tensors[self._stored[name]]
         if columns != ALL and len(entry.shape) > 1:
             tensor = self._decode_columns(entry, self._rows(name, rows), columns)

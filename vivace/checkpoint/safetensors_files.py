@@ -98,12 +98,14 @@ class SafetensorsFiles:
         pieces = (slice(at, at + ROWS_AT_ONCE) for at in range(0, shape[0], ROWS_AT_ONCE))
         return all(torch.equal(one[piece], other[piece]) for piece in pieces)
 
-    def read(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor:
+    def read(
+        self, name: str, rows: slice = ALL, columns: slice = ALL, depth: slice = ALL
+    ) -> Tensor:
         """A copy: the file may be replaced or cut while the model runs."""
         _, opened, stored = self._where[name]
-        if rows == ALL and columns == ALL:
+        if rows == columns == depth == ALL:
             return opened.get_tensor(stored).clone()
-        ranges = (rows, columns)[: len(self.shape(name))]
+        ranges = (rows, columns, depth)[: len(self.shape(name))]
         return opened.get_slice(stored)[ranges].clone(memory_format=torch.contiguous_format)
 
     read_stored = read

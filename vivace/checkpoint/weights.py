@@ -31,7 +31,8 @@ class CheckpointError(CannotStart):
 class Weights(Protocol):
     """A checkpoint under Hugging Face's tensor names.
 
-    `rows` and `columns` are ranges of one tensor without steps: only these are read.
+    `rows` and `columns` (and `depth`, of a third dimension) are ranges of one tensor without steps:
+    only these are read.
     """
 
     tied: bool
@@ -60,6 +61,7 @@ class Weights(Protocol):
         rows: slice = ALL,
         columns: slice = ALL,
         *,
+        depth: slice = ALL,
         dtypes: Collection[torch.dtype] = FLOATS,
     ) -> Tensor:
         """A copy on the CPU; `shape` is that of the whole tensor. Raises CheckpointError when it
@@ -95,7 +97,9 @@ class TensorReader(Protocol):
         """The format's own name of its type, for messages."""
         ...
 
-    def read(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor: ...
+    def read(
+        self, name: str, rows: slice = ALL, columns: slice = ALL, depth: slice = ALL
+    ) -> Tensor: ...
 
     def read_stored(
         self, name: str, rows: slice = ALL, columns: slice = ALL
@@ -138,11 +142,12 @@ class TrackedWeights:
         rows: slice = ALL,
         columns: slice = ALL,
         *,
+        depth: slice = ALL,
         dtypes: Collection[torch.dtype] = FLOATS,
     ) -> Tensor:
         self._check(name, shape, dtypes)
-        tensor = self._reader.read(name, rows, columns)
-        self._report(name, shape, rows, columns)
+        tensor = self._reader.read(name, rows, columns, depth)
+        self._report(name, shape, (rows, columns, depth))
         return tensor
 
     def take_stored(
@@ -150,7 +155,7 @@ class TrackedWeights:
     ) -> Tensor | StoredBlocks:
         self._check(name, shape, FLOATS)
         matrix = self._reader.read_stored(name, rows, columns)
-        self._report(name, shape, rows, columns)
+        self._report(name, shape, (rows, columns))
         return matrix
 
     def _check(self, name: str, shape: tuple[int, ...], dtypes: Collection[torch.dtype]) -> None:
@@ -189,8 +194,7 @@ class TrackedWeights:
             )
         return CheckpointError(f"{self._reader.place}: the tensor {name!r} is missing; {advice}")
 
-    def _report(self, name: str, shape: tuple[int, ...], rows: slice, columns: slice) -> None:
-        ranges = (rows, columns)[: len(shape)]
+    def _report(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> None:
         share = prod(
             len(range(size)[part]) / size for size, part in zip(shape, ranges, strict=False) if size
         )

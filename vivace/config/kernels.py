@@ -32,7 +32,7 @@ KERNELS = ("marlin", "gptq_marlin", "awq_marlin", "moe_wna16")
 QUANTIZATIONS = (
     "fp8", "bitsandbytes", "modelopt",
     "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "w8a8_fp8", "qoq",
-    "w4afp8", "mxfp4", "auto-round", "quark_int4fp8_moe",
+    "w4afp8", "auto-round", "quark_int4fp8_moe",
     "mxfp8", "nvfp4_online", "modelopt_mixed", "auto-round-int8", "mxfp_w4a8", "quark",
     "quark_mxfp4", "mlx_q4", "mlx_q8", "humming", *KERNELS,
 )  # fmt: skip
@@ -47,10 +47,10 @@ class QuantizationOptions:
     quantization: str | None = option(
         help="Weights in int8: w8a8_int8 (activations too), w8a16 (they stay floats); what is not "
         "int8 in the checkpoint becomes it while loading. gguf: blocks as stored (recognized by "
-        "itself). unquant: int8, AWQ and GPTQ become floats. awq, gptq, modelslim, "
+        "itself). unquant: int8, AWQ, GPTQ and MXFP4 become floats. awq, gptq, modelslim, mxfp4, "
         "compressed-tensors: what the checkpoint is, which is the default. The head stays.",
         choices=[
-            "gguf", "unquant", "w8a8_int8", "w8a16", "awq", "gptq", "modelslim",
+            "gguf", "unquant", "w8a8_int8", "w8a16", "awq", "gptq", "modelslim", "mxfp4",
             "compressed-tensors", *QUANTIZATIONS,
         ],
         values={

@@ -62,15 +62,18 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
             f"{join_sizes(facts.mlp_widths)} numbers inside of an MLP are divided among "
             f"{', '.join(map(str, possible))} devices only"
         )
-    if reason := why_groups_are_cut(options, context):
-        raise ConfigError(f"--tensor-parallel-size {ranks}: {reason}")
+    group = undivided_inputs(context.source)
+    if reason := why_groups_are_cut(facts, group, ranks):
+        whole = [size for size in possible if not why_groups_are_cut(facts, group, size)]
+        raise ConfigError(
+            f"--tensor-parallel-size {ranks}: {reason}; possible are {', '.join(map(str, whole))}"
+        )
     return []
 
 
-def why_groups_are_cut(options: Options, context: ModelContext) -> str:
-    """Inputs of AWQ's and GPTQ's groups share a scale, so a group stays on one device."""
-    facts, ranks = context.facts, options.parallel.tp_size
-    group = undivided_inputs(context.source)
+def why_groups_are_cut(facts: ModelFacts, group: int, ranks: int) -> str:
+    """Inputs of AWQ's and GPTQ's groups and of MXFP4's blocks share a scale, so a group stays on
+    one device."""
     divided = [
         *(("numbers inside of an MLP", width) for width in facts.mlp_widths),
         ("numbers of all heads", facts.attended_width),
@@ -78,8 +81,7 @@ def why_groups_are_cut(options: Options, context: ModelContext) -> str:
     for what, size in divided:
         if size // ranks % group:
             return (
-                f"{size} {what} cannot be divided: the checkpoint's groups of {group} would be "
-                "cut; give fewer devices"
+                f"{size} {what} cannot be divided: the checkpoint's groups of {group} would be cut"
             )
     return ""
 

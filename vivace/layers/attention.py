@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
+from vivace.checkpoint.weights import Weights
+from vivace.layers.layout import split
 from vivace.layers.linear import Linear, Part, RMSNorm, Shard
 from vivace.layers.module import Bindings, Module
 from vivace.layers.rotary import RotaryTable
 from vivace.platforms.attention import AttendingStep, AttentionLayer
 from vivace.platforms.ops.table import Ops
+
+
+class AttentionSinks(Module):
+    """A score of each head that takes its part of the softmax and has no value (Xiao et al. 2023;
+    gpt-oss learns them)."""
+
+    values: Tensor
+    """[this rank's heads] float32, at an address that stays"""
+
+    def __init__(self, heads: int) -> None:
+        self.heads = heads
+
+    def bind(self, name: str, env: Bindings) -> None:
+        super().bind(name, env)
+        self._rows = split(name, self.heads, 1, env.layout.attention)
+        count = len(range(self.heads)[self._rows])
+        self.values = torch.zeros(count, device=env.device)
+
+    def load(self, weights: Weights) -> None:
+        self.values.copy_(weights.take(self.name, (self.heads,), self._rows))
+
+    update = load
+
+    def claims(self) -> Iterator[str]:
+        yield self.name
 
 
 class Attention(Module):
@@ -28,6 +57,7 @@ class Attention(Module):
         output_bias: bool = False,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
+        sinks: AttentionSinks | None = None,
     ) -> None:
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.shape = shape
@@ -48,6 +78,7 @@ class Attention(Module):
         )
         self.q_norm = q_norm
         self.k_norm = k_norm
+        self.sinks = sinks
         self._table = rotary
 
     def bind(self, name: str, env: Bindings) -> None:
@@ -55,7 +86,8 @@ class Attention(Module):
         self._ops = env.ops
         self.sizes = [part.local_size for part in self.qkv_proj.shape.parts]
         q, kv, _ = (size // self.shape.head_dim for size in self.sizes)
-        self.shape = replace(self.shape, heads=q, kv_heads=kv)
+        sinks = None if self.sinks is None else self.sinks.values
+        self.shape = replace(self.shape, heads=q, kv_heads=kv, sinks=sinks)
 
     def __call__(self, x: Tensor, step: AttendingStep) -> Tensor:
         """x[T, hidden] -> [T, hidden]; keys and values of the T tokens are stored on the way."""

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from vivace.checkpoint.fused_experts import FusedExperts, FusedTensors
 from vivace.checkpoint.weights import Weights
 from vivace.layers.layout import split
 from vivace.layers.linear import GatedMLP, Linear, Part, Shard
 from vivace.layers.module import Bindings, Module, sibling
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.moe import Gate
-from vivace.platforms.ops.table import Ops
+from vivace.platforms.ops.table import Activation, Ops
 from vivace.quantization.method import (
     ALL,
     ExpertMethod,
@@ -28,14 +29,17 @@ from vivace.quantization.method import (
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
-    """What a family's checkpoints call the mixture, the three matrices of an expert, and the expert
-    that every token passes."""
+    """What a family's checkpoints call the mixture, its router, the matrices of an expert, and the
+    expert that every token passes."""
 
     mixture: str = "mlp"
+    router: str = "gate"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "shared_expert"
+    fused: FusedTensors | None = None
+    """where all experts of a layer are one tensor"""
 
 
 USUAL_NAMES = ExpertNames()
@@ -49,12 +53,21 @@ class TopkRouter(Module):
     """[count] float32, added to scores for the choice"""
     _ops: Ops
 
-    def __init__(self, hidden: int, count: int, gate: Gate, *, corrected: bool = False) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        count: int,
+        gate: Gate,
+        *,
+        name: str = USUAL_NAMES.router,
+        bias: bool = False,
+        corrected: bool = False,
+    ) -> None:
         """`corrected`: the checkpoint has `e_score_correction_bias` (DeepSeek-V3, 2024)"""
         self.count = count
         self.corrected = corrected
         self._gate = gate
-        self.linear = replicated(hidden, "gate", count)
+        self.linear = replicated(hidden, name, count, bias=bias)
 
     def bind(self, name: str, env: Bindings) -> None:
         self.name = name
@@ -100,34 +113,43 @@ class RoutedExperts(Module):
         hidden: int,
         inner: int,
         count: int,
-        activation: str,
+        activation: Activation,
         names: ExpertNames = USUAL_NAMES,
+        *,
+        bias: bool = False,
+        weigh_inputs: bool = False,
     ) -> None:
+        """`weigh_inputs`: an expert sees its token times its weight, instead of the result."""
         self.hidden = hidden
         self.inner = inner
         self.count = count
         self.activation = activation
         self.names = names
+        self.bias = bias
+        self.weigh_inputs = weigh_inputs
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
         group = env.layout.experts
         share = split(name, self.inner, 1, group)
-        self.shapes = [self._shapes(expert, share) for expert in range(self.count)]
+        first = group.rank == 0
+        self.shapes = [self._shapes(expert, share, first) for expert in range(self.count)]
         self.method = env.quantization.expert_method(name, self.activation)
 
-    def _shapes(self, expert: int, share: slice) -> tuple[LinearShape, LinearShape]:
-        """(gate above up, down)"""
+    def _shapes(self, expert: int, share: slice, first: bool) -> tuple[LinearShape, LinearShape]:
+        """(gate above up, down); `first`: of the ranks whose results are added up"""
         place, names = f"{self.name}.{expert}", self.names
         gate = LocalPart(f"{place}.{names.gate}", self.inner, share)
         up = LocalPart(f"{place}.{names.up}", self.inner, share)
         down = LocalPart(f"{place}.{names.down}", self.hidden, ALL)
         return (
-            LinearShape((gate, up), self.hidden),
-            LinearShape((down,), self.inner, columns=share),
+            LinearShape((gate, up), self.hidden, bias=self.bias),
+            LinearShape((down,), self.inner, share, bias=self.bias, adds_bias=first),
         )
 
     def _weights(self, weights: Weights) -> Sequence[tuple[LayerWeights, LayerWeights]]:
+        if self.names.fused is not None:
+            weights = FusedExperts(weights, self.name, self.count, self.names.fused)
         return [
             (LayerWeights(weights, gate_up), LayerWeights(weights, down))
             for gate_up, down in self.shapes
@@ -140,6 +162,10 @@ class RoutedExperts(Module):
         self.method.update(self._weights(weights))
 
     def claims(self) -> Iterator[str]:
+        if self.names.fused is not None:
+            suffixes = (*self.method.suffixes(), *(("bias",) if self.bias else ()))
+            yield from self.names.fused.names(self.name, suffixes)
+            return
         for shapes in self.shapes:
             for shape in shapes:
                 yield from claim_tensors(shape, self.method.suffixes())
@@ -147,7 +173,7 @@ class RoutedExperts(Module):
     def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor, step: AttendingStep) -> Tensor:
         """weights[T, top] float32, chosen[T, top] int64: a token's experts. What this rank has of
         them: all ranks' are to be added up."""
-        return self.method.apply(x, weights, chosen, step)
+        return self.method.apply(x, weights, chosen, step, weigh_inputs=self.weigh_inputs)
 
 
 class MixtureOfExperts(Module):
@@ -170,7 +196,7 @@ class MixtureOfExperts(Module):
 
     def children(self) -> Iterator[tuple[str, Module]]:
         """Under the checkpoint's names."""
-        yield "gate", self.router
+        yield self.experts.names.router, self.router
         yield "experts", self.experts
         if self.shared is not None:
             yield self.experts.names.shared, self.shared
@@ -192,6 +218,7 @@ class MixtureOfExperts(Module):
         return y if self._sum is None else self._sum(y)
 
 
-def replicated(hidden: int, name: str, size: int) -> Linear:
+def replicated(hidden: int, name: str, size: int, *, bias: bool = False) -> Linear:
     """A small layer that every rank has whole, and no format quantizes."""
-    return Linear(hidden, [Part(name, size)], shard=Shard.OUTPUTS, group="replicated", floats=True)
+    part = Part(name, size)
+    return Linear(hidden, [part], shard=Shard.OUTPUTS, group="replicated", bias=bias, floats=True)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from vivace.checkpoint.fused_experts import FusedTensors
 from vivace.checkpoint.weights import Weights
 from vivace.layers.experts import (
     USUAL_NAMES,
@@ -24,6 +25,7 @@ from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.models.rope import Rope
 from vivace.platforms.attention import AttendingStep, AttentionLayer
 from vivace.platforms.cache import CacheLayer
+from vivace.platforms.ops.elementwise import SwigluOai
 from vivace.platforms.ops.moe import Gate
 
 
@@ -88,6 +90,7 @@ EXPERT_NAMES = {
     "DeepseekV2ForCausalLM": SHARED,
     "DeepseekV3ForCausalLM": SHARED,
     "Glm4MoeForCausalLM": SHARED,
+    "GptOssForCausalLM": ExpertNames(router="router", fused=FusedTensors(interleaved=True)),
 }
 """of families whose checkpoints have others than most"""
 
@@ -104,7 +107,7 @@ def feed_forward(
 
 
 def mixture(facts: ModelFacts, decoder: DecoderFacts, experts: ExpertFacts) -> MixtureOfExperts:
-    hidden, activation, shared = facts.hidden_size, decoder.activation, experts.shared_width
+    hidden, shared = facts.hidden_size, experts.shared_width
     names = EXPERT_NAMES.get(facts.architecture, USUAL_NAMES)
     choice = experts.choice
     gate = Gate(
@@ -115,10 +118,27 @@ def mixture(facts: ModelFacts, decoder: DecoderFacts, experts: ExpertFacts) -> M
         groups=choice.groups,
         top_groups=choice.top_groups,
     )
+    biased = experts.clamp is not None
     return MixtureOfExperts(
-        TopkRouter(hidden, experts.count, gate, corrected=choice.corrected),
-        RoutedExperts(hidden, experts.width, experts.count, activation, names),
-        GatedMLP(hidden, shared, activation, bias=decoder.mlp_bias, group="experts")
+        TopkRouter(
+            hidden,
+            experts.count,
+            gate,
+            name=names.router,
+            bias=biased,
+            corrected=choice.corrected,
+        ),
+        RoutedExperts(
+            hidden,
+            experts.width,
+            experts.count,
+            SwigluOai(experts.clamp.alpha, experts.clamp.limit)
+            if experts.clamp
+            else decoder.activation,
+            names,
+            bias=biased,
+        ),
+        GatedMLP(hidden, shared, decoder.activation, bias=decoder.mlp_bias, group="experts")
         if shared
         else None,
         replicated(hidden, "shared_expert_gate", 1) if experts.shared_gate else None,

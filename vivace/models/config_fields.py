@@ -90,6 +90,8 @@ TABLE: dict[str, FieldKind[Any]] = {
     "qk_rope_head_dim": Integer(2, LARGEST_HEAD),
     "v_head_dim": Integer(1, LARGEST_HEAD),
     "rope_interleave": Flag(),
+    "swiglu_alpha": Number(1e-3, 1e3),
+    "swiglu_limit": Number(1e-3, 1e6),
     "rope_theta": THETA,
     "rope_local_base_freq": THETA,
     "original_max_position_embeddings": LENGTH,

@@ -26,6 +26,14 @@ class ExpertChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClampFacts:
+    """Numbers of gpt-oss's activation: `platforms.ops.elementwise.SwigluOai`."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpertFacts:
     """Of every layer that has experts; widths in elements."""
 
@@ -39,6 +47,8 @@ class ExpertFacts:
     choice: ExpertChoice
     layers: tuple[bool, ...]
     """which layers; the others have one MLP"""
+    clamp: ClampFacts | None = None
+    """of an activation that is not the MLP's"""
 
 
 def read_experts(config: ModelFields, layers: int) -> ExpertFacts | None:
@@ -59,7 +69,15 @@ def read_experts(config: ModelFields, layers: int) -> ExpertFacts | None:
         shared_gate=gated > 0,
         choice=read_choice(config, count),
         layers=mixed,
+        clamp=read_clamp(config),
     )
+
+
+def read_clamp(config: ModelFields) -> ClampFacts | None:
+    if not config.family.reads("swiglu_limit"):
+        return None
+    alpha, limit = config.get_known("swiglu_alpha"), config.get_known("swiglu_limit")
+    return ClampFacts(alpha=alpha, limit=limit)
 
 
 def read_count(config: ModelFields) -> int:

@@ -25,6 +25,7 @@ from vivace.models.rope import (
     read_rope,
     read_stretch,
     rope_by_layer,
+    rope_objects,
     rope_of_layers,
     with_scaling,
 )
@@ -32,6 +33,7 @@ from vivace.models.twins import describe, twin_notices, unread_notices
 from vivace.quantization.description import (
     AwqCheckpoint,
     GptqCheckpoint,
+    Mxfp4Checkpoint,
     QuantizedCheckpoint,
     check_requested_method,
     read_quantization,
@@ -226,6 +228,8 @@ def undivided_inputs(source: ModelSource) -> int:
     """How many neighboring inputs of a layer are on one rank, because they share a scale."""
     found = checkpoint_quantization(source)
     whole = isinstance(found, GptqCheckpoint) and found.ordered  # every rank has all scales
+    if isinstance(found, Mxfp4Checkpoint):
+        return found.block
     if whole or not isinstance(found, AwqCheckpoint | GptqCheckpoint):
         return 1
     return max(1, found.group_size)
@@ -294,6 +298,8 @@ def read_ropes(config: ModelFields, head: RotatedHead, context: int) -> tuple[Ro
     full = None
     if nested is not None:
         full = with_scaling(config, rope_of_layers(nested, "full_attention"))
+    elif config.family.rope is not None and not rope_objects(config):
+        full = ConfigFields(config.family.rope, config.place)
     rope = read_rope(config, head, context, full, config.family.defaults["rope_theta"])
     if not by_layer:
         return rope, rope

@@ -30,6 +30,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     `use_sliding_window` is set every other one of the first `max_window_layers` has a window, not
     all behind them. `rotated_share`: how much of a head is turned where `partial_rotary_factor` is
     missing; None: the family turns whole heads and does not read it.
+    `rope`: the rotary embedding of a config.json without a word about it; None: the plain one.
     """
 
     model_types: tuple[str, ...] = ()
@@ -37,6 +38,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     full_every: int = 0
     first_slide: bool = False
     rotated_share: float | None = None
+    rope: dict[str, Any] | None = None
 
     def reads(self, key: str) -> bool:
         return key in self.defaults
@@ -236,6 +238,37 @@ FAMILIES: dict[str, Family] = {
             "n_group": 1,
             "topk_group": 1,
             "first_k_dense_replace": 1,
+        },
+    ),
+    "GptOssForCausalLM": Family(
+        model_types=("gpt_oss",),
+        full_every=2,
+        rope={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        defaults={
+            **_DECODER,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "original_max_position_embeddings": None,
+            "hidden_act": "silu",
+            "eos_token_id": None,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "layer_types": None,
+            "num_local_experts": 128,
+            "num_experts": None,
+            "num_experts_per_tok": 4,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
         },
     ),
     "Gemma2ForCausalLM": Family(

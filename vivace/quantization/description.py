@@ -14,8 +14,8 @@ MLX = "quantization"
 """where MLX describes its weights; older files have no other key"""
 SUPPORTED = (
     "this version reads F32, F16 and BF16 safetensors, int8 ones with a scale for each output "
-    "channel (w8a8_int8), AWQ, GPTQ and ModelSlim checkpoints, and quantized GGUF files: use one "
-    "of those"
+    "channel (w8a8_int8), AWQ, GPTQ, MXFP4 and ModelSlim checkpoints, and quantized GGUF files: "
+    "use one of those"
 )
 GPTQ_BITS = (2, 4, 8)
 FLOAT = "FLOAT"
@@ -25,7 +25,7 @@ MODELSLIM_CACHES = ("kv_cache_type", "kv_quant_type", "fa_quant_type", "indexer_
 
 UNQUANT = "unquant"
 """--quantization: floats are made of what is quantized"""
-METHODS = ("awq", "gptq", "modelslim", "compressed-tensors")
+METHODS = ("awq", "gptq", "modelslim", "compressed-tensors", "mxfp4")
 """values of --quantization that name what a checkpoint is"""
 
 
@@ -73,7 +73,18 @@ class ModelSlimCheckpoint:
     norm_biases: bool
 
 
-QuantizedCheckpoint = Int8Checkpoint | AwqCheckpoint | GptqCheckpoint | ModelSlimCheckpoint
+@dataclass(frozen=True, kw_only=True)
+class Mxfp4Checkpoint:
+    """Experts in blocks of four-bit numbers (gpt-oss); all else is floats."""
+
+    method = "mxfp4"
+    block = 32
+    """inputs that share a scale"""
+
+
+QuantizedCheckpoint = (
+    Int8Checkpoint | AwqCheckpoint | GptqCheckpoint | ModelSlimCheckpoint | Mxfp4Checkpoint
+)
 
 
 def read_quantization(
@@ -105,7 +116,12 @@ def check_requested_method(checkpoint: QuantizedCheckpoint | None, requested: st
     if requested in METHODS:
         found = checkpoint.method if checkpoint else "floats, or blocks of a GGUF file"
         raise SourceError(f"--quantization {requested}: the weights are {found}; leave it out")
-    possible = {AwqCheckpoint: (UNQUANT,), GptqCheckpoint: (UNQUANT,), ModelSlimCheckpoint: ()}
+    possible = {
+        AwqCheckpoint: (UNQUANT,),
+        GptqCheckpoint: (UNQUANT,),
+        Mxfp4Checkpoint: (UNQUANT,),
+        ModelSlimCheckpoint: (),
+    }
     if checkpoint and requested not in possible.get(type(checkpoint), (requested,)):
         raise SourceError(
             f"--quantization {requested}: the weights are {checkpoint.method} already; leave it out"
@@ -121,6 +137,9 @@ def read_method(values: Mapping[str, Any], place: str) -> QuantizedCheckpoint:
         return read_awq(values, place, refusal)
     if method == "gptq":
         return read_gptq(values, place, refusal)
+    if method == "mxfp4":
+        read_names(values, "modules_to_not_convert", place)  # which these are, the tensors say
+        return Mxfp4Checkpoint()
     if method in ("modelslim", "ascend"):
         raise SourceError(f"{place}: quant_model_description.json is missing; fetch it")
     raise SourceError(refusal)

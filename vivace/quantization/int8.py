@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vivace.checkpoint.weights import ALL, FLOATS, Weights
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows
+from vivace.platforms.ops.table import Activation
 from vivace.quantization.method import (
     WEIGHT,
     ExpertMethod,
@@ -49,7 +50,7 @@ class Int8Config:
         read = self._quantize if self._online and layer != HEAD else self.take_matrix
         return PackedMethod(self._packer, read, quantize, SUFFIXES)
 
-    def expert_method(self, layer: str, activation: str) -> ExpertMethod:
+    def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
         """Decoded: there is no product of grouped int8 rows yet."""
         return PackedExperts(self._packer, read_int8_decoded, activation, suffixes=SUFFIXES)
 
@@ -124,10 +125,11 @@ class Int8AsFloats:
         rows: slice = ALL,
         columns: slice = ALL,
         *,
+        depth: slice = ALL,
         dtypes: Collection[torch.dtype] = FLOATS,
     ) -> Tensor:
         if not self._is_int8(name) or len(shape) != 2:
-            return self._weights.take(name, shape, rows, columns, dtypes=dtypes)
+            return self._weights.take(name, shape, rows, columns, depth=depth, dtypes=dtypes)
         part = LocalPart(name.removesuffix(f".{WEIGHT}"), shape[0], rows)
         return read_int8(
             LayerWeights(self._weights, LinearShape((part,), shape[1], columns)), part

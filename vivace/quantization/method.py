@@ -18,6 +18,7 @@ from vivace.checkpoint.weights import ALL, FLOATS, CheckpointError, Weights
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
+from vivace.platforms.ops.table import Activation
 
 Matrix = Tensor | StoredBlocks | Int8Rows
 WEIGHT, BIAS = "weight", "bias"
@@ -157,8 +158,17 @@ class ExpertMethod(Protocol):
         """(gate above up, down) of each local expert"""
         ...
 
-    def apply(self, x: Tensor, weights: Tensor, experts: Tensor, step: AttendingStep) -> Tensor:
-        """x[T, hidden], weights[T, top], experts[T, top] int64 -> [T, hidden]"""
+    def apply(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        experts: Tensor,
+        step: AttendingStep,
+        *,
+        weigh_inputs: bool = False,
+    ) -> Tensor:
+        """x[T, hidden], weights[T, top], experts[T, top] int64 -> [T, hidden]. `weigh_inputs`: an
+        expert sees its token times its weight, and the results are added up (Llama 4)."""
         ...
 
     def update(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None: ...
@@ -177,7 +187,7 @@ class QuantizationConfig(Protocol):
         """A fresh one for the layer `layer`, made of the tensors `parts` (full names)."""
         ...
 
-    def expert_method(self, layer: str, activation: str) -> ExpertMethod: ...
+    def expert_method(self, layer: str, activation: Activation) -> ExpertMethod: ...
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
         """A matrix that no method owns (an embedding)."""

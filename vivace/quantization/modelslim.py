@@ -18,6 +18,7 @@ from vivace.checkpoint.errors import SourceError
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.stored import Int8Rows
+from vivace.platforms.ops.table import Activation
 from vivace.quantization.description import FLOAT, ModelSlimCheckpoint
 from vivace.quantization.int8 import Int8, read_scales
 from vivace.quantization.method import (
@@ -69,7 +70,7 @@ class ModelSlimConfig:
         quantize = Int8(int8_activations=int8_activations, decode=not self._packer.blocks)
         return PackedMethod(self._packer, read, quantize, (*CHANNEL, SCALE_BIAS))
 
-    def expert_method(self, layer: str, activation: str) -> ExpertMethod:
+    def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
         """Decoded: there is no product of grouped int8 rows yet."""
         suffixes = (*STATIC, SCALE_BIAS)
         return PackedExperts(self._packer, self._read_decoded, activation, suffixes=suffixes)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.linear import Operands
-from vivace.platforms.ops.table import Ops, PackedWeight, gated_activation
+from vivace.platforms.ops.moe import Routes
+from vivace.platforms.ops.table import Activation, Ops, PackedWeight, gated_activation
 from vivace.quantization.method import WEIGHT, LayerWeights, LocalPart, Matrix
 
 Quantize = Callable[[Sequence[Matrix]], Sequence[Matrix]]
@@ -99,7 +100,7 @@ class PackedExperts:
         self,
         packer: WeightPacker,
         read: Callable[[LayerWeights, LocalPart], Matrix],
-        activation: str,
+        activation: Activation,
         quantize: Quantize = keep,
         suffixes: Collection[str] = (WEIGHT,),
     ) -> None:
@@ -109,8 +110,8 @@ class PackedExperts:
         self._quantize = quantize
         self._suffixes = suffixes
         self._activate = gated_activation(packer.ops, activation)
-        self._gate_up: PackedWeight = None
-        self._down: PackedWeight = None
+        self._gate_up = Operands(None, None)
+        self._down = Operands(None, None)
         self._count = 0
 
     def load(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None:
@@ -119,25 +120,42 @@ class PackedExperts:
 
     def update(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None:
         for kept, new in zip((self._gate_up, self._down), self._pack(experts), strict=True):
-            self._ops.update_weight(kept, new)
+            self._packer.update(kept, new)
 
     def _pack(
         self, experts: Sequence[tuple[LayerWeights, LayerWeights]]
-    ) -> tuple[PackedWeight, PackedWeight]:
+    ) -> tuple[Operands, Operands]:
         gate_ups, downs = zip(*experts, strict=True)
-        return self._packer.pack_grouped([self._pieces(one) for one in gate_ups]), (
-            self._packer.pack_grouped([self._pieces(one) for one in downs])
-        )
+        return self._pack_experts(gate_ups), self._pack_experts(downs)
+
+    def _pack_experts(self, experts: Sequence[LayerWeights]) -> Operands:
+        """Biases [experts, outputs], where they have some."""
+        pieces = [self._pieces(one) for one in experts]
+        biases = [bias for one in experts if (bias := one.take_bias()) is not None]
+        bias = self._packer.place_bias(torch.stack(biases)) if biases else None
+        return Operands(self._packer.pack_grouped(pieces), bias)
 
     def _pieces(self, weights: LayerWeights) -> Sequence[Matrix]:
         return self._quantize([self._read(weights, part) for part in weights.shape.parts])
 
-    def apply(self, x: Tensor, weights: Tensor, experts: Tensor, step: AttendingStep) -> Tensor:
+    def apply(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        experts: Tensor,
+        step: AttendingStep,
+        *,
+        weigh_inputs: bool = False,
+    ) -> Tensor:
         ops = self._ops
+        before, behind = (weights, None) if weigh_inputs else (None, weights)
         routes = ops.moe_routes(experts, self._count)
-        rows = ops.moe_permute(x, routes)
-        inner = self._activate(ops.grouped_linear(rows, self._gate_up, routes))
-        return ops.moe_combine(ops.grouped_linear(inner, self._down, routes), weights, routes)
+        rows = ops.moe_permute(x, routes, before)
+        inner = self._activate(self._multiply(rows, self._gate_up, routes))
+        return ops.moe_combine(self._multiply(inner, self._down, routes), behind, routes)
+
+    def _multiply(self, x: Tensor, operands: Operands, routes: Routes) -> Tensor:
+        return self._ops.grouped_linear(x, operands.weight, routes, operands.bias)
 
     def suffixes(self) -> Collection[str]:
         return self._suffixes

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 from vivace.platforms.ops.stored import StoredBlocks
+from vivace.platforms.ops.table import Activation
 from vivace.quantization.method import ExpertMethod, LayerWeights, LocalPart, Matrix
 from vivace.quantization.packed import PackedExperts, PackedMethod, WeightPacker, keep
 
@@ -29,7 +30,7 @@ class PlainConfig:
         int8 = self._int8_activations and layer != HEAD
         return PackedMethod(self._packer, self.take_matrix, mark_int8_activations if int8 else keep)
 
-    def expert_method(self, layer: str, activation: str) -> ExpertMethod:
+    def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
         """The grouped product has activations in floats only."""
         return PackedExperts(self._packer, self.take_matrix, activation)
 

@@ -11,11 +11,13 @@ from vivace.quantization.description import (
     GptqCheckpoint,
     Int8Checkpoint,
     ModelSlimCheckpoint,
+    Mxfp4Checkpoint,
     QuantizedCheckpoint,
 )
 from vivace.quantization.int8 import OF_INT8_CHECKPOINTS, SCHEMES, Int8Config
 from vivace.quantization.method import QuantizationConfig
 from vivace.quantization.modelslim import ModelSlimConfig
+from vivace.quantization.mxfp4 import Mxfp4Config
 from vivace.quantization.packed import WeightPacker
 from vivace.quantization.plain import PlainConfig
 from vivace.quantization.weight_only import WeightOnlyConfig
@@ -36,6 +38,8 @@ def select_quantization(
             return WeightOnlyConfig(packer, checkpoint, decode=requested == UNQUANT)
         case ModelSlimCheckpoint():
             return ModelSlimConfig(packer, checkpoint)
+        case Mxfp4Checkpoint():
+            return Mxfp4Config(packer, decode=requested == UNQUANT)
     if isinstance(checkpoint, Int8Checkpoint) or has_int8(weights):
         scheme = OF_INT8_CHECKPOINTS if requested in (None, Int8Checkpoint.method) else requested
         return Int8Config(packer, scheme if scheme in SCHEMES else None, online=False)

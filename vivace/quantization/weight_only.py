@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vivace.checkpoint.weights import CheckpointError
 from vivace.platforms.ops.stored import StoredBlocks
+from vivace.platforms.ops.table import Activation
 from vivace.quantization.description import AwqCheckpoint, GptqCheckpoint
 from vivace.quantization.method import (
     BIAS,
@@ -112,7 +113,7 @@ class WeightOnlyConfig:
             return PackedMethod(self._packer, read_floats)
         return PackedMethod(self._packer, self._read_packed, suffixes=SUFFIXES)
 
-    def expert_method(self, layer: str, activation: str) -> ExpertMethod:
+    def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
         return PackedExperts(self._packer, self._read_packed, activation, suffixes=SUFFIXES)
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:

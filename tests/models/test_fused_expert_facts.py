@@ -1,0 +1,114 @@
+"""Mixtures whose experts are one tensor, as their authors publish them: gpt-oss and Llama 4."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.source import locate
+from vivace.config.errors import ConfigError
+from vivace.config.parsing import parse
+from vivace.config.resolution import resolve
+from vivace.models.facts import ModelFacts, describe_architecture, read_facts
+from vivace.platforms.platform import detect
+
+GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "output_router_logits": False,
+    "quantization_config": {
+        "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"],
+        "quant_method": "mxfp4",
+    },
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+GPT_OSS_LARGE = {
+    **GPT_OSS,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "num_hidden_layers": 36,
+    "num_local_experts": 128,
+}
+
+
+def facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_facts(locate(str(folder), load_format="dummy"))
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "active"),
+    [
+        (GPT_OSS, 20.9, 4.2),  # of 3.6B active they leave out the embedding
+        (GPT_OSS_LARGE, 116.8, 5.7),
+    ],
+)
+def test_parameters_are_the_published_ones(
+    config: dict[str, Any], billions: float, active: float, tmp_path: Path
+) -> None:
+    found = facts(tmp_path, config)
+    assert not found.notices
+    assert found.parameters / 1e9 == pytest.approx(billions, rel=0.005)
+    assert describe_architecture(found).parameters(active=True) / 1e9 == pytest.approx(
+        active, rel=0.05
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_local_experts", 3),
+        ("swiglu_limit", 0),
+        ("swiglu_limit", "none"),
+        ("swiglu_alpha", -1),
+        ("layer_types", ["chunked_attention"] * 24),
+        ("layer_types", ["sliding_attention"] * 23),
+        ("quantization_config", {"quant_method": "mxfp4", "modules_to_not_convert": "all"}),
+    ],
+)
+def test_nonsense_of_gpt_oss_is_named(key: str, value: Any, tmp_path: Path) -> None:
+    named = "num_experts_per_tok" if key == "num_local_experts" else key
+    with pytest.raises(SourceError, match=rf"config\.json: {named}"):
+        facts(tmp_path, {**GPT_OSS, key: value})
+
+
+def test_blocks_of_mxfp4_stay_whole(tmp_path: Path) -> None:
+    """2,880 numbers are 90 blocks."""
+    found = facts(tmp_path, GPT_OSS)
+    source, platform = locate(str(tmp_path), load_format="dummy"), detect("cpu")
+    words = ["--model-path", str(tmp_path), "--load-format", "dummy", "--tp-size"]
+    with pytest.raises(ConfigError, match="2880") as refused:
+        resolve(parse([*words, "4"], {}), source, found, platform)
+    assert str(refused.value).endswith("1, 2")
+    resolve(parse([*words, "2"], {}), source, found, platform)
