@@ -15,9 +15,11 @@ from pairwise import pairwise
 from test_same_tokens import answer_tokens, warm
 
 from vivace.platforms.cache import own_windows
+from vivace.platforms.cpu.facts import has_kernels
 from vivace.platforms.platform import Platform, PlatformSettings, detect, load_platform
 from vivace.protocol.messages import CacheGroup
 from vivace.worker.build import assemble
+from vivace.worker.captures import Captures
 from vivace.worker.sizing import PoolSize
 from vivace.worker.worker import Worker
 
@@ -68,7 +70,12 @@ def toy_worker(kinds: tuple[str, ...], setting: Setting, tokens: int) -> Worker:
 
 
 def assemble_toy(
-    kinds: tuple[str, ...], setting: Setting, tokens: int, platform: Platform
+    kinds: tuple[str, ...],
+    setting: Setting,
+    tokens: int,
+    platform: Platform,
+    kv_dtype: torch.dtype = torch.float32,
+    captures: Captures = Captures(),
 ) -> Worker:
     model, pages = CachedToy(platform.ops, kinds), tokens // setting.page
     size = PoolSize(
@@ -87,6 +94,8 @@ def assemble_toy(
         page_size=setting.page,
         dtype=torch.float32,
         vocabulary=VOCABULARY,
+        kv_dtype=kv_dtype,
+        captures=captures,
     )
 
 
@@ -124,3 +133,30 @@ def test_every_layer_decides_tokens(folder: Path) -> None:
     differ in their first token only do not go on alike."""
     answers = [answer_tokens(plain_answers(folder, name)) for name in MODELS]
     assert all(one != other for one in answers for other in answers if one is not other)
+
+
+@pytest.mark.skipif(not has_kernels(), reason="no native kernels")
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("kinds", [("latent", "latent"), ("latent", "attention", "window")])
+def test_latents_by_kernels_give_the_same_tokens_captured_and_batched(
+    folder: Path, kinds: tuple[str, ...], kv_dtype: torch.dtype
+) -> None:
+    plain = Setting(batch=1, chunk=-1, radix="off", depth=1, page=16, windows="own")
+    busy = Setting(
+        batch=9, chunk=17, radix="warm", depth=2, page=16, windows="tight", mixed=True,
+        retraction=True,
+    )  # fmt: skip
+    answers = []
+    for setting, threads, captures in ((plain, 1, Captures()), (busy, 2, Captures((9,)))):
+        facts = PlatformSettings(threads=threads, kernels=True)
+        platform = load_platform(detect("cpu"), facts)
+        config = build_config(folder, setting)
+        tokens = config.memory.max_total_tokens
+        assert tokens is not None
+        worker = assemble_toy(kinds, setting, tokens, platform, kv_dtype, captures)
+        engine = Engine(worker, config, setting)
+        requests = toy_requests(COUNT, stream=False)
+        warm(engine, setting, requests)
+        answers.append(answer_tokens(engine.run(requests, arrivals=random.Random(1))))
+        assert engine.audit() == []
+    assert answers[0] == answers[1]

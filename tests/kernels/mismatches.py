@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivace.platforms.attention import AttentionLayer, HostStep, StepPages
+from vivace.platforms.attention import AttentionLayer, HostStep, LatentLayer, StepPages
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.native_attention import NativeAttention
 from vivace.platforms.cpu.native_ops import NativeSampling
@@ -26,6 +26,7 @@ from vivace.platforms.cpu.native_table import native_ops
 from vivace.platforms.ops.elementwise import SwigluOai
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
+from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.ops.sampling import Penalties, SamplingBatch, Truncations
 from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows
 from vivace.platforms.ops.table import reference_ops
@@ -75,6 +76,9 @@ MEMORY = SimpleNamespace(
     versions=np.zeros(PAGES, np.int64),
 )
 ATTENTION = NativeAttention(KERNELS, [LAYER], MEMORY, PAGES * PAGE_SIZE)
+LATENT = LatentLayer(index=0, heads=HEADS, latent_dim=N, rope_dim=SIZE, scale=1.0)
+LATENTS = PagedCache([LATENT], [PAGES - 1], PAGE_SIZE, torch.float32, torch.device("cpu"))
+LATENT_ATTENTION = NativeAttention(KERNELS, [LATENT], LATENTS, PAGES * PAGE_SIZE)
 
 
 def of_step(decode: bool) -> Arguments:
@@ -85,6 +89,35 @@ def of_step(decode: bool) -> Arguments:
         "context_lens": torch.full((spans,), 3),
         "query_starts": torch.arange(T + 1) if decode else torch.tensor([0, 2, T]),
     }
+
+
+def step_by(decode: bool, parts: Arguments) -> Any:
+    empty = np.zeros(1, np.int64)
+    host = HostStep(starts=empty, context_lens=empty, decode=decode)
+    where = StepPages(slot_mapping=parts["slot_mapping"], page_table=parts["page_table"])
+    return SimpleNamespace(**parts, host=host, groups=(where,), attention=LATENT_ATTENTION)
+
+
+def latent_attention(decode: bool, rotated: bool) -> Case:
+    def arguments() -> Arguments:
+        turned = {"positions": torch.arange(T), "cos_sin": torch.ones(32, SIZE)} if rotated else {}
+        return {
+            "q": torch.ones(T, HEADS, N),
+            "q_rope": torch.ones(T, HEADS, SIZE),
+            "latent": torch.ones(T, N),
+            "rope": torch.ones(T, SIZE),
+            **turned,
+            **of_step(decode),
+        }
+
+    def call(q: Any, q_rope: Any, latent: Any, rope: Any, **rest: Any) -> Any:
+        step = step_by(decode, rest)
+        if rotated:
+            cos_sin = rest["cos_sin"]
+            return OPS.rotary_attend_latent(LATENT, q, q_rope, latent, rope, cos_sin, step)
+        return LATENT_ATTENTION.attend_latent(LATENT, q, q_rope, latent, rope, step)
+
+    return Case("attend_latent", arguments, call)
 
 
 def attention(decode: bool, rotated: bool) -> Case:
@@ -99,13 +132,7 @@ def attention(decode: bool, rotated: bool) -> Case:
         }
 
     def call(q: Any, k: Any, v: Any, **rest: Any) -> Any:
-        host = HostStep(
-            starts=np.zeros(1, np.int64),
-            context_lens=np.zeros(1, np.int64),
-            decode=decode,
-        )
-        where = StepPages(slot_mapping=rest["slot_mapping"], page_table=rest["page_table"])
-        step: Any = SimpleNamespace(**rest, host=host, groups=(where,))
+        step = step_by(decode, rest)
         if rotated:
             turn = rest["positions"], rest["cos_sin"]
             return ATTENTION.rotate_and_attend(LAYER, q, k, v, *turn, step)
@@ -270,6 +297,8 @@ CASES: dict[str, Case] = {
     "attend prompts": attention(decode=False, rotated=False),
     "attend decoding": attention(decode=True, rotated=False),
     "rotate and attend": attention(decode=False, rotated=True),
+    "attend_latent of prompts": latent_attention(decode=False, rotated=False),
+    "rotary_attend_latent decoding": latent_attention(decode=True, rotated=True),
     "argmax": plain("argmax", lambda **a: SAMPLING.argmax(a["x"]), x=(T, N)),
     "sample": Case("sample", lambda: {"x": torch.ones(T, N), "entries": ids(T)}, drawn),
     "apply_penalties": Case(
@@ -289,8 +318,7 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 TRIED_BY_ANOTHER_NAME = {
-    "rotary_attend", "rotary_attend_latent", "pack_embedding", "pack_grouped", "pack_heads",
-    "update_weight",
+    "rotary_attend", "pack_embedding", "pack_grouped", "pack_heads", "update_weight"
 }  # fmt: skip
 """as "rotate and attend", and in what the cases of their users are given"""
 

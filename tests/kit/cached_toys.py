@@ -55,21 +55,18 @@ class CachedToy:
         return self.ops.linear(hidden, self.head).float()
 
     def attention(self, index: int, parts: Any, step: Any) -> torch.Tensor:
-        q, k, v = (part.unflatten(-1, (HEADS, SIZE)).contiguous() for part in parts)
-        self.ops.rotary(q, k, step.positions, self.cos_sin)
-        return step.attention.attend(self.attention_layers[index], q, k, v, step)
+        q, k, v = (part.unflatten(-1, (HEADS, SIZE)) for part in parts)
+        layer = self.attention_layers[index]
+        return self.ops.rotary_attend(layer, q, k, v, self.cos_sin, step)
 
     window = attention
 
     def latent(self, index: int, parts: Any, step: Any) -> torch.Tensor:
         q, q_rope, latent, rope = parts
-        q_rope = q_rope.unflatten(-1, (HEADS, ROPE)).contiguous()
-        shared = rope.unsqueeze(1).contiguous()
-        self.ops.rotary(q_rope, shared, step.positions, self.cos_sin)
-        layer, q = self.attention_layers[index], q.unflatten(-1, (HEADS, SIZE))
-        return step.attention.attend_latent(
-            layer, q, q_rope, latent, shared.squeeze(1), step
-        ).flatten(1)
+        q, q_rope = q.unflatten(-1, (HEADS, SIZE)), q_rope.unflatten(-1, (HEADS, ROPE))
+        layer = self.attention_layers[index]
+        mixed = self.ops.rotary_attend_latent(layer, q, q_rope, latent, rope, self.cos_sin, step)
+        return mixed.view(len(mixed), -1)
 
     def recurrent(self, index: int, parts: Any, step: Any) -> torch.Tensor:
         x, gate = parts

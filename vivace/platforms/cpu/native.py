@@ -301,6 +301,22 @@ def head_rows(op: str, name: str, x: Tensor, rows: int, heads: int, size: int) -
     return x.data_ptr(), stride[0]
 
 
+def spread_heads(
+    op: str, name: str, x: Tensor, rows: int, heads: int, size: int
+) -> tuple[int, int, int]:
+    """(address, elements from row to row, from head to head) of float32 x[rows, heads, size], the
+    numbers of each head without gaps; heads may lie anywhere."""
+    shape, stride = x.shape, x.stride()
+    if (
+        x.dtype is not F32
+        or shape != (rows, heads, size)
+        or (stride[2] != 1 and size > 1)
+        or not x.is_cpu
+    ):
+        raise wrong(op, name, x, f"float32 [{rows}, {heads}, {size}], each head without gaps")
+    return x.data_ptr(), stride[0], stride[1]
+
+
 def block(op: str, name: str, x: Tensor, *shape: int, dtype: torch.dtype = F32) -> int:
     """The address of a contiguous x of this shape."""
     if x.dtype is not dtype or x.shape != shape or not x.is_contiguous() or not x.is_cpu:

@@ -11,7 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import AttendingStep, AttentionLayer, Step, StepPages
+from vivace.platforms.attention import (
+    AttendingStep,
+    AttentionLayer,
+    LatentLayer,
+    Step,
+    StepPages,
+)
 from vivace.platforms.cache import CacheLayer, stored_width
 from vivace.platforms.cpu.native import (
     I64,
@@ -26,6 +32,7 @@ from vivace.platforms.cpu.native import (
     sizes,
     target,
 )
+from vivace.platforms.cpu.native_latent import NativeLatentAttention, Rotation
 from vivace.platforms.cpu.native_ops import rotation
 from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.ops.sequential import SequentialLayers
@@ -75,16 +82,19 @@ class NativeAttention:
         self._kernels = kernels
         self._layers = {layer.index: layer for layer in attending}
         self._memory = memory
-        self._pages = {memory.groups[index]: kv.shape[0] for index, kv in memory.layers.items()}
+        latent = [layer for layer in layers if isinstance(layer, LatentLayer)]
+        self._latent = NativeLatentAttention(kernels, latent, memory, max_length)
+        self._pages = self._latent.pages | {
+            memory.groups[index]: kv.shape[0] for index, kv in memory.layers.items()
+        }
         """pages of each group that has layers"""
         self._rotary_positions: int | None = None
         """positions that captured rotations have numbers for"""
         self._partial = PartialResults(attending, kernels.threads, max_length)
         self._attention = kernels.operation("attention", "qqqqqqqqqqqdqqdqqqqqqqqqq")
         self._store = kernels.operation("store_kv", "q" * 10)
-        sequential = SequentialLayers(memory)
-        self.attend_latent = sequential.attend_latent
-        self.recur = sequential.recur
+        self.attend_latent = self._latent.attend
+        self.recur = SequentialLayers(memory).recur
         self._rotary_store = kernels.operation("rotary_store", "q" * 16)
 
     def plan(self, step: Step) -> None:
@@ -145,13 +155,7 @@ class NativeAttention:
         """
         kv, (rows, *_) = self._kv(layer), sizes("attend", "q", q, 3)
         table = rotation("attend", cos_sin, layer.head_dim)
-        where = block("attend", "positions", positions, rows, dtype=I64)
-        if self._kernels.capturing:
-            self._rotary_positions = min(
-                cos_sin.shape[0], self._rotary_positions or cos_sin.shape[0]
-            )
-        else:
-            indices("attend", "positions", positions.numpy(), rows, cos_sin.shape[0])
+        where = self._check_positions("attend", positions, cos_sin, rows)
         self._rotary_store(
             rows,
             *head_rows("attend", "q", q, rows, layer.heads, layer.head_dim),
@@ -167,6 +171,34 @@ class NativeAttention:
             layer.head_dim,
         )
         return self.attend_stored(layer, q, step, out)
+
+    def rotate_and_attend_latent(
+        self,
+        layer: LatentLayer,
+        q: Tensor,
+        q_rope: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        step: Step,
+    ) -> Tensor:
+        """`attend_latent` of q_rope and rope that were not rotated yet; both are, in place."""
+        rows, *_ = sizes("attend_latent", "q", q, 3)
+        self._check_positions("attend_latent", positions, cos_sin, rows)
+        turned = Rotation(positions, cos_sin)
+        return self._latent.attend(layer, q, q_rope, latent, rope, step, turned)
+
+    def _check_positions(self, op: str, positions: Tensor, cos_sin: Tensor, rows: int) -> int:
+        """The address of positions[T] that the table has; those of captured steps are looked at
+        by `plan`."""
+        address = block(op, "positions", positions, rows, dtype=I64)
+        count, _ = sizes(op, "cos_sin", cos_sin)
+        if self._kernels.capturing:
+            self._rotary_positions = min(count, self._rotary_positions or count)
+        else:
+            indices(op, "positions", positions.numpy(), rows, count)
+        return address
 
     def attend_stored(
         self, layer: AttentionLayer, q: Tensor, step: Step, out: Tensor | None = None
@@ -233,10 +265,30 @@ def rotary_attend(
     layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, step: AttendingStep
 ) -> Tensor:
     """`ops.rotary_attend`: rotation and store are one kernel."""
-    backend = step.attention
-    if not isinstance(backend, NativeAttention):
-        raise TypeError(f"native ops need NativeAttention, not {type(backend).__name__}")
-    return backend.rotate_and_attend(layer, q, k, v, step.positions, cos_sin, step)
+    return native_backend(step).rotate_and_attend(layer, q, k, v, step.positions, cos_sin, step)
+
+
+def rotary_attend_latent(
+    layer: LatentLayer,
+    q: Tensor,
+    q_rope: Tensor,
+    latent: Tensor,
+    rope: Tensor,
+    cos_sin: Tensor,
+    step: AttendingStep,
+) -> Tensor:
+    """`ops.rotary_attend_latent`: rotation and store are one kernel."""
+    backend = native_backend(step)
+    return backend.rotate_and_attend_latent(
+        layer, q, q_rope, latent, rope, step.positions, cos_sin, step
+    )
+
+
+def native_backend(step: AttendingStep) -> NativeAttention:
+    if not isinstance(step.attention, NativeAttention):
+        found = type(step.attention).__name__
+        raise TypeError(f"native ops need NativeAttention, not {found}")
+    return step.attention
 
 
 class PartialResults:

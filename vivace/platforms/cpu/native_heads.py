@@ -1,4 +1,4 @@
-"""Linear layers with a weight for each head by native kernels: kernels/latent.inc."""
+"""Linear layers with a weight for each head by native kernels: kernels/heads.inc."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vivace.platforms.cpu.native import F32, Kernels, sizes, wrong
+from vivace.platforms.cpu.native import Kernels, sizes, spread_heads
 from vivace.platforms.cpu.native_moe import GroupedWeight, NativeMoe
 
 
@@ -43,19 +43,3 @@ class NativeHeads:
             heads,
         )
         return out
-
-
-def spread_heads(
-    op: str, name: str, x: Tensor, rows: int, heads: int, size: int
-) -> tuple[int, int, int]:
-    """(address, elements from row to row, from head to head) of float32 x[rows, heads, size], the
-    numbers of each head without gaps; heads may lie anywhere."""
-    shape, stride = x.shape, x.stride()
-    if (
-        x.dtype is not F32
-        or shape != (rows, heads, size)
-        or (stride[2] != 1 and size > 1)
-        or not x.is_cpu
-    ):
-        raise wrong(op, name, x, f"float32 [{rows}, {heads}, {size}], each head without gaps")
-    return x.data_ptr(), stride[0], stride[1]

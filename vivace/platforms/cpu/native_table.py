@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from vivace.platforms.cpu.native import Kernels
-from vivace.platforms.cpu.native_attention import rotary_attend
+from vivace.platforms.cpu.native_attention import rotary_attend, rotary_attend_latent
 from vivace.platforms.cpu.native_heads import NativeHeads
 from vivace.platforms.cpu.native_linear import NativeLinears, NativeMLP
 from vivace.platforms.cpu.native_moe import NativeMoe
@@ -31,6 +31,7 @@ def native_ops(kernels: Kernels) -> Ops:
         add_rms_norm=rows.add_rms_norm,
         rotary=rows.rotary,
         rotary_attend=rotary_attend,
+        rotary_attend_latent=rotary_attend_latent,
         silu_mul=rows.silu_mul,
         gelu_mul=rows.gelu_mul,
         swigluoai_mul=rows.swigluoai_mul,

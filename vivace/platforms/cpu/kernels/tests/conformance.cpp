@@ -19,7 +19,8 @@ int conform(const char* isa) {
     check::linear_vnni(suite);
     check::kvcache(suite);
     check::attention(suite);
-    check::latent(suite);
+    check::latent_attention(suite);
+    check::heads(suite);
     check::sampling(suite);
     check::moe(suite);
     check::collectives(suite);

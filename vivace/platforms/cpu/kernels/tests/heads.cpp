@@ -1,4 +1,4 @@
-// Latent attention: linear layers of each head against ordinary ones and plain loops.
+// Linear layers with a weight for each head, against ordinary ones and plain loops.
 #include "check.h"
 
 namespace check {
@@ -52,7 +52,7 @@ bool heads_linear(Suite& suite, Random& random, const char* kind, int64_t bytes,
 
 }  // namespace
 
-void latent(Suite& suite) {
+void heads(Suite& suite) {
     suite.op("heads_linear", [&](Random& random) {
         for (int64_t rows : {1, 3, 20})
             for (int64_t heads : {1, 5})
