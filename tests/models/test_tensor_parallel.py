@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf_toys import write
 from mxfp4_toys import make_mxfp4
+from paged_model import PagedModel, load
 from quantized_toys import (
     AWQ,
     GptqForm,
@@ -27,7 +29,7 @@ from quantized_toys import (
 )
 from safetensors.torch import load_file
 from torch import Tensor
-from toy_models import make
+from toy_models import make, tokens
 
 from vivace.errors import CannotStart
 from vivace.layers.layout import split, split_or_repeat, split_unevenly
@@ -192,6 +194,29 @@ def test_every_family_is_compared() -> None:
 class Rank(SingleRank):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+
+
+class CountingRank(Rank):
+    """Alone, as if the others had nothing to add."""
+
+    sums = 0
+
+    def sum(self, x: Tensor) -> Tensor:
+        self.sums += 1
+        return x
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        return torch.zeros(len(x), sum(widths))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranks_add_twice_in_a_layer(family: str, tmp_path: Path) -> None:
+    """What attention and what the MLP or the mixture gives, a shared expert with it; and once the
+    embedding."""
+    make(CLASSES.get(family, family), tmp_path, **{**SIZES, **FAMILIES[family]})
+    group = CountingRank(0, 2)
+    PagedModel(load(tmp_path, group=group)).feed("a", tokens(5), [5])
+    assert group.sums == 1 + 2 * SIZES["num_hidden_layers"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])

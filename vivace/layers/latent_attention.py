@@ -20,7 +20,7 @@ from vivace.layers.rotary import RotaryTable
 from vivace.layers.row_order import ReorderedRows, halves_first
 from vivace.platforms.attention import AttendingStep, LatentLayer
 from vivace.platforms.ops.table import Ops, PackedWeight
-from vivace.quantization.method import WEIGHT, LayerWeights, LinearShape, LocalPart
+from vivace.quantization.method import LayerWeights, LinearShape, LocalPart, claim_tensors
 
 EPSILON = 1e-6
 """of the norms of latents, whatever the model's `rms_norm_eps` (as in DeepSeek's own code)"""
@@ -43,6 +43,7 @@ class LatentProjections(Module):
         super().bind(name, env)
         self._ops, self._place = env.ops, (env.device, env.packer.dtype)
         self._take_matrix = env.quantization.take_matrix
+        self._suffixes = env.quantization.linear_method(name, [name]).suffixes()
         size = self.heads * sum(self.sizes)
         rows = split(name, size, sum(self.sizes), env.layout.attention)
         self.shape = LinearShape((LocalPart(name, size, rows),), self.latent_dim)
@@ -64,7 +65,7 @@ class LatentProjections(Module):
         )
 
     def claims(self) -> Iterator[str]:
-        yield f"{self.name}.{WEIGHT}"
+        yield from claim_tensors(self.shape, self._suffixes)
 
 
 class MultiHeadLatentAttention(Module):

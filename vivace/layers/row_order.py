@@ -10,7 +10,11 @@ from torch import Tensor
 from vivace.checkpoint.weights import ALL, FLOATS, CheckpointError, Weights
 from vivace.platforms.ops.stored import StoredBlocks
 
-SCALES_OF_BLOCKS = "weight_scale_inv"
+OF_ROWS = frozenset(
+    "weight bias weight_scale weight_offset deq_scale quant_bias scale_bias".split()
+)
+"""what formats have for each output of a layer"""
+SCALES_OF_BLOCKS, BLOCK_ROWS = "weight_scale_inv", 128
 """of FP8: one for 128 x 128 weights"""
 
 
@@ -20,6 +24,11 @@ def halves_first(size: int, unit: int, rotated: int) -> Tensor:
     order = torch.arange(size).view(-1, unit)
     pairs = order[:, unit - rotated :].unflatten(1, (-1, 2))
     return torch.cat((order[:, : unit - rotated], pairs[..., 0], pairs[..., 1]), 1).flatten()
+
+
+def stays_in_blocks(order: Tensor) -> bool:
+    places = torch.arange(len(order))
+    return torch.equal(order // BLOCK_ROWS, places // BLOCK_ROWS)
 
 
 class ReorderedRows:
@@ -72,9 +81,11 @@ class ReorderedRows:
         """Within the range. Raises CheckpointError for a format whose rows are not the layer's."""
         stem, _, suffix = name.rpartition(".")
         order = self._orders.get(stem)
-        if order is None or suffix == SCALES_OF_BLOCKS:
+        if order is None or shape in ((), (1,)):
             return None
-        if shape[0] != len(order):
+        if suffix == SCALES_OF_BLOCKS and stays_in_blocks(order):
+            return None
+        if suffix not in OF_ROWS or shape[0] != len(order):
             raise CheckpointError(
                 f"{self.label(name)}: this layer's outputs are put in another order for rotary "
                 "embedding, which this format does not allow; use an unquantized checkpoint"
