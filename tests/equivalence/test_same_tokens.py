@@ -46,7 +46,7 @@ SETTINGS = {
     "operations": ["captured", "eager", "torch"],
     "captures": [None, (1, 2, 6)],
     "exact": [False, True],
-    "weights": ["float32", "q4_1", "gemma3", "mistral", "mixture", "gpt-oss"],
+    "weights": ["float32", "q4_1", "gemma3", "mistral", "mixture", "gpt-oss", "latent"],
     "windows": ["one pool", "own", "tight"],
 }
 ROWS = pairwise(SETTINGS, seed=3)
@@ -72,6 +72,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         folder / "gpt-oss",
         **{**sliding, "num_local_experts": 6, "num_experts_per_tok": 3},
     )
+    make(
+        "DeepseekV3",
+        folder / "latent",
+        **{**sliding, "num_key_value_heads": 6, "q_lora_rank": 24},
+        kv_lora_rank=40,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=16,
+        v_head_dim=24,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        n_group=3,
+        topk_group=2,
+        first_k_dense_replace=1,
+    )
     return {
         "float32": write_toy_llama(folder / "float32"),
         "q4_1": blocks,
@@ -79,6 +94,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "mistral": folder / "mistral",
         "mixture": folder / "mixture",
         "gpt-oss": folder / "gpt-oss",
+        "latent": folder / "latent",
     }
 
 

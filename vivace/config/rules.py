@@ -80,9 +80,7 @@ def why_no_kernels(options: Options, context: ResolveContext) -> str | None:
         )
     if options.model.model_impl == "transformers":
         return "--model-impl transformers brings its own operations"
-    if facts.latent is not None:
-        return "the attention kernel does not take latents yet"
-    if facts.head_dim % 16 or facts.head_dim > 256:
+    if facts.latent is None and (facts.head_dim % 16 or facts.head_dim > 256):
         return f"the attention kernel takes heads of 16, 32, .. 256 numbers, not {facts.head_dim}"
     if facts.hidden_size % 2 or facts.intermediate_size % 2:
         return "the kernels take layers of an even number of inputs"

@@ -13,7 +13,7 @@ from vivace.checkpoint.fused_experts import FusedExperts, FusedTensors
 from vivace.checkpoint.weights import Weights
 from vivace.layers.layout import split
 from vivace.layers.linear import GatedMLP, Linear, Part, Shard
-from vivace.layers.module import Bindings, Module, sibling
+from vivace.layers.module import Bindings, Module, cast, sibling
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.moe import Gate
 from vivace.platforms.ops.table import Activation, Ops
@@ -96,7 +96,8 @@ class TopkRouter(Module):
 
     def __call__(self, x: Tensor, step: AttendingStep) -> tuple[Tensor, Tensor]:
         """(weights[T, top] float32, experts[T, top] int64)"""
-        return self._ops.moe_gate(self._gate, self.linear(x.float(), step), self.correction)
+        logits = self.linear(cast(x, torch.float32), step)
+        return self._ops.moe_gate(self._gate, logits, self.correction)
 
 
 CORRECTION = "e_score_correction_bias"

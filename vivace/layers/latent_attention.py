@@ -15,7 +15,7 @@ from torch import Tensor
 from vivace.checkpoint.weights import Weights
 from vivace.layers.layout import split
 from vivace.layers.linear import Linear, Part, RMSNorm, Shard
-from vivace.layers.module import Bindings, Module
+from vivace.layers.module import Bindings, Module, cast
 from vivace.layers.rotary import RotaryTable
 from vivace.layers.row_order import ReorderedRows, halves_first
 from vivace.platforms.attention import AttendingStep, LatentLayer
@@ -123,6 +123,7 @@ class MultiHeadLatentAttention(Module):
         self._ops = env.ops
         (part,) = self.q_proj.shape.parts
         self.shape = replace(self.shape, heads=part.local_size // sum(self._head_sizes))
+        self._attended = self.shape.heads * self.kv_b_proj.sizes[1]
 
     def load(self, weights: Weights) -> None:
         super().load(self._turn_halves(weights))
@@ -155,5 +156,5 @@ class MultiHeadLatentAttention(Module):
         attended = ops.rotary_attend_latent(
             self.shape, q, q_rope, latent, rope, self._table.cos_sin, step
         )
-        values = ops.heads_linear(attended.to(x.dtype), projections.values)
-        return self.o_proj(values.flatten(1), step)
+        values = ops.heads_linear(cast(attended, x.dtype), projections.values)
+        return self.o_proj(values.view(len(x), self._attended), step)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from vivace.checkpoint.weights import Weights
 from vivace.layers.layout import SINGLE, ParallelLayout
@@ -94,3 +95,8 @@ def sibling(name: str, other: str) -> str:
     """`other` beside the layer `name`: ("a.b.qkv", "q_proj") -> "a.b.q_proj"."""
     prefix, dot, _ = name.rpartition(".")
     return f"{prefix}{dot}{other}"
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x.to(dtype)`, without a call of torch's where it is that: a captured step has none."""
+    return x if x.dtype is dtype else x.to(dtype)

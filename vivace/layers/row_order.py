@@ -62,10 +62,11 @@ class ReorderedRows:
         rows: slice = ALL,
         columns: slice = ALL,
         *,
+        depth: slice = ALL,
         dtypes: Collection[torch.dtype] = FLOATS,
     ) -> Tensor:
         order = self._find_order(name, shape, rows)
-        taken = self._weights.take(name, shape, rows, columns, dtypes=dtypes)
+        taken = self._weights.take(name, shape, rows, columns, depth=depth, dtypes=dtypes)
         return taken if order is None else taken[order]
 
     def take_stored(
