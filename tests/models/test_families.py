@@ -43,6 +43,14 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.8,
 }
+LLAMA4 = {
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "intermediate_size_mlp": 112,
+    "attention_chunk_size": 10,
+    "floor_scale": 8,
+    "attn_scale": 0.4,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -80,6 +88,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-normed": ("Glm4Moe", GROUPED | {
         "head_dim": 32, "use_qk_norm": True, "attention_bias": True, "norm_topk_prob": False,
         "partial_rotary_factor": 0.25, "first_k_dense_replace": 0, "n_shared_experts": 2}),
+    "llama4": ("Llama4Text", LLAMA4 | {"num_hidden_layers": 4}),
+    "llama4-dense": ("Llama4Text", LLAMA4 | {
+        "interleave_moe_layer_step": 2, "num_experts_per_tok": 2, "use_qk_norm": False,
+        "no_rope_layers": [1, 0, 1], "attention_bias": True, "tie_word_embeddings": True,
+        "layer_types": ["full_attention", "chunked_attention", "chunked_attention"]}),
     "gpt-oss": ("GptOss", SLIDING | {
         "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "swiglu_limit": 1.5}),
     "gpt-oss-full": ("GptOss", {
@@ -154,6 +167,9 @@ def test_facts_describe_the_model(name: str, tmp_path: Path) -> None:
         shown = ["sliding_attention"] * facts.layers
     slides = [7 if kind == "sliding_attention" else None for kind in shown]
     assert list(facts.layer_windows) == slides
+    chunks = [10 if kind == "chunked_attention" else None for kind in shown]
+    layers = load(tmp_path).attention_layers
+    assert [getattr(one, "chunk", None) for one in layers] == chunks
     layer = 2 * facts.kv_heads * facts.head_dim
     if kind.startswith("Deepseek"):
         layer = 32 + 16  # a latent, and what is rotated of a key

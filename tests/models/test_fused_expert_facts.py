@@ -62,6 +62,54 @@ GPT_OSS_LARGE = {
 }
 
 
+SCOUT: dict[str, Any] = {
+    "architectures": ["Llama4ForCausalLM"],
+    "model_type": "llama4_text",
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "attn_scale": 0.1,
+    "attn_temperature_tuning": True,
+    "bos_token_id": 200000,
+    "eos_token_id": [200001, 200007, 200008],
+    "floor_scale": 8192,
+    "for_llm_compressor": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "max_position_embeddings": 10485760,
+    "no_rope_layers": [1, 1, 1, 0] * 12,
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 16.0,
+        "high_freq_factor": 1.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_qk_norm": True,
+    "vocab_size": 202048,
+}
+MAVERICK = {
+    **SCOUT,
+    "interleave_moe_layer_step": 2,
+    "max_position_embeddings": 1048576,
+    "num_local_experts": 128,
+    "rope_scaling": None,
+    "use_qk_norm": False,
+}
+
+
 def facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
     (folder / "config.json").write_text(json.dumps(config))
     return read_facts(locate(str(folder), load_format="dummy"))
@@ -72,6 +120,8 @@ def facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
     [
         (GPT_OSS, 20.9, 4.2),  # of 3.6B active they leave out the embedding
         (GPT_OSS_LARGE, 116.8, 5.7),
+        (SCOUT, 107.8, 17.2),  # of 109B a part is for pictures
+        (MAVERICK, 400, 17.2),
     ],
 )
 def test_parameters_are_the_published_ones(
@@ -112,3 +162,37 @@ def test_blocks_of_mxfp4_stay_whole(tmp_path: Path) -> None:
         resolve(parse([*words, "4"], {}), source, found, platform)
     assert str(refused.value).endswith("1, 2")
     resolve(parse([*words, "2"], {}), source, found, platform)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention_chunk_size", 0),
+        ("attention_chunk_size", "none"),
+        ("floor_scale", 0),
+        ("attn_scale", -1),
+        ("attn_temperature_tuning", 4),
+        ("no_rope_layers", [1, 1, 0]),
+        ("no_rope_layers", [2] * 48),
+        ("interleave_moe_layer_step", 0),
+        ("intermediate_size_mlp", 0),
+        ("num_experts_per_tok", 17),
+        ("layer_types", ["sliding_attention"] * 48),
+        ("layer_types", ["chunked_attention"] * 47),
+        ("use_qk_norm", "yes"),
+    ],
+)
+def test_nonsense_of_llama_4_is_named(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=rf"config\.json: {key}"):
+        facts(tmp_path, {**SCOUT, key: value})
+
+
+def test_layers_of_llama_4(tmp_path: Path) -> None:
+    found = facts(tmp_path, {**MAVERICK, "num_hidden_layers": 8, "no_rope_layers": []})
+    decoder = found.decoder
+    assert decoder is not None and decoder.llama4 is not None and decoder.experts is not None
+    assert decoder.llama4.rotated == (True, True, True, False) * 2
+    assert decoder.llama4.chunks == (8192, 8192, 8192, None) * 2
+    assert decoder.experts.layers == (False, True) * 4
+    assert found.mlp_widths == (16384, 8192)
+    assert found.full_kv_elements == found.kv_elements == 8 * 2 * 1024

@@ -33,6 +33,7 @@ KINDS = {
     "DeepseekV2ForCausalLM": "DeepseekV2",
     "DeepseekV3ForCausalLM": "DeepseekV3",
     "Glm4MoeForCausalLM": "Glm4Moe",
+    "Llama4ForCausalLM": "Llama4Text",
     "GptOssForCausalLM": "GptOss",
     "Gemma2ForCausalLM": "Gemma2",
     "Gemma3ForCausalLM": "Gemma3Text",
@@ -172,6 +173,15 @@ CHANGES: dict[str, Any] = {
     "norm_topk_prob": True,
     "decoder_sparse_step": 2,
     "mlp_only_layers": [0],
+    "intermediate_size_mlp": 48,
+    "moe_layers": [1],
+    "interleave_moe_layer_step": 2,
+    "no_rope_layers": [0, 1, 1],
+    "no_rope_layer_interval": 2,
+    "attention_chunk_size": 5,
+    "attn_temperature_tuning": False,
+    "floor_scale": 3,
+    "attn_scale": 0.5,
     "swiglu_alpha": 1.0,
     "swiglu_limit": 0.5,
     "n_routed_experts": 12,
@@ -218,6 +228,12 @@ BASES: dict[str, dict[str, Any]] = {
     "DeepseekV2": LATENT,
     "DeepseekV3": {**LATENT, "topk_method": "noaux_tc"},
     "Glm4Moe": GROUPED,
+    "Llama4Text": {
+        "num_local_experts": 4,
+        "intermediate_size_mlp": 80,
+        "attention_chunk_size": 7,
+        "floor_scale": 6,
+    },
     "GptOss": {"sliding_window": 7, "num_local_experts": 4},
     "Llama": {},
 }
@@ -259,7 +275,11 @@ def test_each_key_means_what_it_does_to_transformers(
 ) -> None:
     if key == PART and FAMILIES[architecture].rope is not None:
         pytest.skip("the rotary embedding that the family has is not for parts of heads")
-    kind, change = KINDS[architecture], {key: CHANGES[key]}
+    kind, value = KINDS[architecture], CHANGES[key]
+    if key == "layer_types":
+        local = FAMILIES[architecture].local
+        value = [local if one == "sliding_attention" else one for one in value]
+    change = {key: value}
     base = {"head_dim": 16, **BASES.get(kind, {"sliding_window": 7})}
     make(kind, tmp_path, **{**base, **(change if key != "layer_types" else {})})
     notices = compare(tmp_path, ("layer_types", "rope_parameters"), change)

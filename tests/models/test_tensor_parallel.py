@@ -75,12 +75,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "DeepseekV2": {**GROUPED, **LATENT, "topk_method": "group_limited_greedy"},
     "DeepseekV3": {**GROUPED, **LATENT, "q_lora_rank": 64, "n_shared_experts": 2},
     "Glm4Moe": GROUPED,
+    "Llama4": {
+        "num_local_experts": 4,
+        "intermediate_size_mlp": 128,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 8,
+        "floor_scale": 5,
+    },
     "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7},
     "Gemma2": {},
     "Gemma3": {},
 }
 """what each has besides SIZES"""
-CLASSES = {"Gemma3": "Gemma3Text"}
+CLASSES = {"Llama4": "Llama4Text", "Gemma3": "Gemma3Text"}
 PROGRAM = Path(__file__).parents[1] / "kit" / "tensor_ranks.py"
 
 

@@ -65,6 +65,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "DeepseekV2": {**GROUPED, **LATENT, "q_lora_rank": None},
     "DeepseekV3": {**GROUPED, **LATENT, "n_group": 2, "topk_group": 2},
     "Glm4Moe": GROUPED,
+    "Llama4Text": {"num_local_experts": 4, "intermediate_size_mlp": 80},
     "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 

@@ -42,6 +42,25 @@ class AttentionSinks(Module):
         yield self.name
 
 
+class HeadNorm(Module):
+    """Root mean square normalization of heads, without a weight (Llama 4's L2 norm)."""
+
+    _ops: Ops
+
+    def __init__(self, size: int, eps: float) -> None:
+        self.size = size
+        self.eps = eps
+
+    def bind(self, name: str, env: Bindings) -> None:
+        super().bind(name, env)
+        self._ops = env.ops
+        self._ones = torch.ones(self.size, dtype=env.dtype, device=env.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x[T, H, size] -> normed, like x"""
+        return self._ops.rms_norm(x, self._ones, self.eps)
+
+
 class Attention(Module):
     """Grouped-query attention of one layer."""
 
@@ -97,5 +116,8 @@ class Attention(Module):
         )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        attended = self._ops.rotary_attend(self.shape, q, k, v, self._table.cos_sin, step)
-        return self.o_proj(attended, step)
+        return self.o_proj(self.attend(q, k, v, step), step)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, step: AttendingStep) -> Tensor:
+        """q[T, Hq, D], k[T, Hk, D], v[T, Hk, D] as they were projected and normed -> [T, Hq * D]"""
+        return self._ops.rotary_attend(self.shape, q, k, v, self._table.cos_sin, step)

@@ -68,6 +68,31 @@ class RotaryTable(Module):
         self.cos_sin = table.to(self._device)
 
 
+class PositionScales(Module):
+    """factors[positions] float32: log(1 + floor((position + 1) / floor)) * scale + 1, with which
+    queries are multiplied (Llama 4's temperature tuning). As many as `RotaryTable` has."""
+
+    factors: Tensor
+
+    def __init__(self, positions: int, floor: float, scale: float) -> None:
+        self.positions = positions
+        self.floor = floor
+        self.scale = scale
+
+    def bind(self, name: str, env: Bindings) -> None:
+        super().bind(name, env)
+        self._device = env.device
+        self._rows = min(self.positions, env.longest or self.positions)
+
+    def load(self, weights: Weights) -> None:
+        counts = torch.arange(1, self._rows + 1, dtype=torch.float32)
+        factors = torch.log1p(torch.floor(counts / self.floor)) * self.scale + 1
+        self.factors = factors.to(self._device)
+
+    def update(self, weights: Weights) -> None:
+        """They are no weights."""
+
+
 def plain(rotated: int, theta: float, positions: int, scaling: Scaling) -> Frequencies:
     return 1.0 / theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated), 1.0
 
@@ -96,7 +121,7 @@ def llama3(rotated: int, theta: float, positions: int, scaling: Scaling) -> Freq
     factor, original = scaling["factor"], scaling["original"]
     low, high = scaling["low"], scaling["high"]
     wavelength = 2 * math.pi / inverse
-    ramp = (original / wavelength - low) / (high - low)
+    ramp = (original / wavelength - low) / (high - low or 1.0)  # equal: there is nothing between
     blended = (1 - ramp) * inverse / factor + ramp * inverse
     scaled = torch.where(wavelength > original / low, inverse / factor, inverse)
     between = (wavelength <= original / low) & (wavelength >= original / high)

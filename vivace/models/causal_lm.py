@@ -80,6 +80,7 @@ def attention_shape(facts: ModelFacts, decoder: DecoderFacts, index: int) -> Att
         head_dim=facts.head_dim,
         scale=decoder.query_scale,
         window=facts.layer_windows[index],
+        chunk=decoder.llama4.chunks[index] if decoder.llama4 is not None else None,
         soft_cap=decoder.score_cap,
     )
 
@@ -90,6 +91,9 @@ EXPERT_NAMES = {
     "DeepseekV2ForCausalLM": SHARED,
     "DeepseekV3ForCausalLM": SHARED,
     "Glm4MoeForCausalLM": SHARED,
+    "Llama4ForCausalLM": ExpertNames(
+        mixture="feed_forward", router="router", fused=FusedTensors(interleaved=False)
+    ),
     "GptOssForCausalLM": ExpertNames(router="router", fused=FusedTensors(interleaved=True)),
 }
 """of families whose checkpoints have others than most"""
@@ -137,6 +141,7 @@ def mixture(facts: ModelFacts, decoder: DecoderFacts, experts: ExpertFacts) -> M
             else decoder.activation,
             names,
             bias=biased,
+            weigh_inputs=choice.weigh_inputs,
         ),
         GatedMLP(hidden, shared, decoder.activation, bias=decoder.mlp_bias, group="experts")
         if shared

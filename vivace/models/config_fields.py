@@ -30,7 +30,8 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 """a configuration's name -> the operation's"""
-SLIDING = {"sliding_attention": True, "full_attention": False}
+SLIDING = {"sliding_attention": True, "full_attention": False, "chunked_attention": True}
+"""kinds of layers -> whether a query misses keys before it"""
 MOST_LAYERS = 4096
 MOST_TOKENS = 1 << 24
 MOST_EXPERTS = 1 << 14
@@ -90,6 +91,15 @@ TABLE: dict[str, FieldKind[Any]] = {
     "qk_rope_head_dim": Integer(2, LARGEST_HEAD),
     "v_head_dim": Integer(1, LARGEST_HEAD),
     "rope_interleave": Flag(),
+    "intermediate_size_mlp": Integer(1, 1 << 22),
+    "moe_layers": ListOf(Integer(0, MOST_LAYERS), MOST_LAYERS),
+    "interleave_moe_layer_step": Integer(1, MOST_LAYERS),
+    "no_rope_layers": ListOf(Integer(0, 1), MOST_LAYERS),
+    "no_rope_layer_interval": Integer(1, MOST_LAYERS),
+    "attention_chunk_size": Integer(1, (1 << 31) - 1),
+    "attn_temperature_tuning": Flag(),
+    "floor_scale": Number(1, 1e9),
+    "attn_scale": Number(0, 1e3),
     "swiglu_alpha": Number(1e-3, 1e3),
     "swiglu_limit": Number(1e-3, 1e6),
     "rope_theta": THETA,

@@ -77,6 +77,8 @@ def own_families() -> str:
 
 
 def windows(family: Family) -> str:
+    if family.reads("attention_chunk_size"):
+        return "chunks (`attention_chunk_size`) in layers with rotary embedding; KV of all is kept"
     if not family.reads("sliding_window"):
         return "none"
     if family.reads("use_sliding_window"):

@@ -23,6 +23,8 @@ class ExpertChoice:
     groups: int = 1
     top_groups: int = 1
     corrected: bool = False
+    weigh_inputs: bool = False
+    """an expert sees its token times its weight, instead of the result"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +64,11 @@ def read_experts(config: ModelFields, layers: int) -> ExpertFacts | None:
     own_width = config.family.reads("moe_intermediate_size")
     width = config.get_known("moe_intermediate_size" if own_width else "intermediate_size")
     gated = config.get_known("shared_expert_intermediate_size") or 0
+    shared = config.get_known("n_shared_experts") or config.family.shared_experts
     return ExpertFacts(
         count=count,
         width=width,
-        shared_width=gated or (config.get_known("n_shared_experts") or 0) * width,
+        shared_width=gated or shared * width,
         shared_gate=gated > 0,
         choice=read_choice(config, count),
         layers=mixed,
@@ -95,9 +98,14 @@ def read_count(config: ModelFields) -> int:
 
 
 def mixed_layers(config: ModelFields, layers: int, count: int) -> tuple[bool, ...]:
-    """Every `decoder_sparse_step`-th layer, but for those that are listed as plain; every
+    """Those that `moe_layers` lists. Otherwise every `decoder_sparse_step`-th or
+    `interleave_moe_layer_step`-th layer, but for those that are listed as plain; every
     `moe_layer_freq`-th one behind the first."""
-    step = config.get_known("decoder_sparse_step") or 1
+    listed = config.get_known("moe_layers")
+    if listed is not None:
+        return tuple(count > 0 and index in listed for index in range(layers))
+    step = config.get_known("decoder_sparse_step")
+    step = step or config.get_known("interleave_moe_layer_step") or 1
     plain = config.get_known("mlp_only_layers") or ()
     first, every = (
         config.get_known("first_k_dense_replace") or 0,
@@ -120,6 +128,8 @@ def read_choice(config: ModelFields, count: int) -> ExpertChoice:
         top = config.need_known("num_experts_per_tok")
     if top > count:
         raise config.refusal("num_experts_per_tok", f"there are {count} experts")
+    if config.family.reads("moe_layers"):
+        return ExpertChoice(top=top, scoring="sigmoid", weigh_inputs=True)
     if not config.family.reads("routed_scaling_factor"):
         renormalize = config.get_known("norm_topk_prob") is not False
         return ExpertChoice(top=top, renormalize=renormalize)

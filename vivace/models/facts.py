@@ -18,6 +18,7 @@ from vivace.models.expert_facts import ExpertFacts, read_experts
 from vivace.models.families import FAMILIES
 from vivace.models.head_facts import HeadFacts, LatentFacts, read_heads, read_query_scale
 from vivace.models.layer_windows import idle_patterns, layer_windows, sliding_layers
+from vivace.models.llama4_facts import Llama4Facts, read_llama4, read_width
 from vivace.models.rope import (
     Rope,
     RotatedHead,
@@ -63,6 +64,7 @@ class DecoderFacts:
     """where the configuration says whether query and key heads are normed"""
     latent: LatentFacts | None = None
     experts: ExpertFacts | None = None
+    llama4: Llama4Facts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +191,7 @@ def read_facts(source: ModelSource) -> ModelFacts:
         heads=found.heads,
         kv_heads=found.kv_heads,
         head_dim=found.head_dim,
-        intermediate_size=config.need_known("intermediate_size"),
+        intermediate_size=read_width(config),
         vocabulary=vocabulary,
         context=context,
         dtype=read_dtype(config),
@@ -197,7 +199,7 @@ def read_facts(source: ModelSource) -> ModelFacts:
         eos_ids=ends,
         sliding_window=next((w for w in windows if w), None),
         layer_windows=windows,
-        decoder=read_decoder_facts(config, found, context, layers),
+        decoder=read_decoder_facts(config, found, context, sliding),
         draft_layers=config.get_known("num_nextn_predict_layers") or 0,
         stretch=read_stretch(config, context, model_type),
         notices=(
@@ -266,7 +268,7 @@ def read_model_type(config: ModelFields, architecture: str) -> str:
 
 
 def read_decoder_facts(
-    config: ModelFields, found: HeadFacts, context: int, layers: int
+    config: ModelFields, found: HeadFacts, context: int, local: list[bool]
 ) -> DecoderFacts:
     rope, local_rope = read_ropes(config, found.rotated, context)
     return DecoderFacts(
@@ -282,7 +284,8 @@ def read_decoder_facts(
         qkv_bias=config.get_known("qkv_bias"),
         qk_norm=bool(config.get_known("use_qk_norm")),
         latent=found.latent,
-        experts=read_experts(config, layers),
+        experts=read_experts(config, len(local)),
+        llama4=read_llama4(config, local),
     )
 
 

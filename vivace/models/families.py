@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 NULL_SAYS_NONE = frozenset(
     "num_key_value_heads sliding_window attn_logit_softcapping final_logit_softcapping "
-    "eos_token_id q_lora_rank n_group topk_group".split()
+    "eos_token_id q_lora_rank n_group topk_group attention_chunk_size".split()
 )
 """Keys whose null turns something off. Null in others is as good as missing."""
 MISSING_IN_GGUF: dict[str, Any] = {
@@ -30,6 +30,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     `use_sliding_window` is set every other one of the first `max_window_layers` has a window, not
     all behind them. `rotated_share`: how much of a head is turned where `partial_rotary_factor` is
     missing; None: the family turns whole heads and does not read it.
+    `local`: the kind of layer that misses keys; `shared_experts`: where no key says how many.
     `rope`: the rotary embedding of a config.json without a word about it; None: the plain one.
     """
 
@@ -39,6 +40,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     first_slide: bool = False
     rotated_share: float | None = None
     rope: dict[str, Any] | None = None
+    local: str = "sliding_attention"
+    shared_experts: int = 0
 
     def reads(self, key: str) -> bool:
         return key in self.defaults
@@ -269,6 +272,33 @@ FAMILIES: dict[str, Family] = {
             "num_experts_per_tok": 4,
             "swiglu_alpha": 1.702,
             "swiglu_limit": 7.0,
+        },
+    ),
+    "Llama4ForCausalLM": Family(
+        model_types=("llama4_text", "llama4"),
+        local="chunked_attention",
+        shared_experts=1,
+        defaults={
+            **_LLAMA,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "attention_bias": False,
+            "use_qk_norm": True,
+            "layer_types": None,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 16384,
+            "moe_layers": None,
+            "interleave_moe_layer_step": 1,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+            "attention_chunk_size": 8192,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
         },
     ),
     "Gemma2ForCausalLM": Family(

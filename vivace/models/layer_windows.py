@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import abbreviate
-from vivace.models.config_fields import SLIDING, ModelFields, is_no_window
+from vivace.models.config_fields import ModelFields, is_no_window
+from vivace.models.llama4_facts import rotated_layers
 from vivace.models.twins import idle
 
 
@@ -40,6 +41,8 @@ def unlisted_layers(config: ModelFields, layers: int) -> list[bool]:
         if config.family.first_slide:
             return [wanted and index < bound and index % 2 == 0 for index in range(layers)]
         return [wanted and index >= bound for index in range(layers)]
+    if config.family.reads("no_rope_layers"):
+        return list(rotated_layers(config, layers))
     every = config.get_known("sliding_window_pattern") or config.family.full_every
     return [not every or (index + 1) % every != 0 for index in range(layers)]
 
@@ -55,10 +58,10 @@ def idle_patterns(config: ModelFields, windows: tuple[int | None, ...]) -> Itera
 
 def refuse_other_layers(config: ModelFields) -> None:
     """Layers that are no attention: the model is as it should be, and is not supported."""
-    listed = config.whole.values.get("layer_types")
+    listed, known = config.whole.values.get("layer_types"), (config.family.local, "full_attention")
     for kind in listed if isinstance(listed, list) else ():
-        if isinstance(kind, str) and kind not in SLIDING:
+        if isinstance(kind, str) and kind not in known:
             raise SourceError(
                 f"{config.place('layer_types')}: layers of kind {abbreviate(kind)} are not "
-                f"supported; supported are {' and '.join(SLIDING)}"
+                f"supported; supported are {' and '.join(known)}"
             )

@@ -23,6 +23,7 @@ ARCHITECTURES: Registry[Callable[[ModelFacts, DecoderFacts, int], object]] = Reg
         "DeepseekV2ForCausalLM": "vivace.models.deepseek:DeepseekForCausalLM",
         "DeepseekV3ForCausalLM": "vivace.models.deepseek:DeepseekForCausalLM",
         "Glm4MoeForCausalLM": "vivace.models.glm4_moe:Glm4MoeForCausalLM",
+        "Llama4ForCausalLM": "vivace.models.llama4:Llama4ForCausalLM",
         "GptOssForCausalLM": "vivace.models.gpt_oss:GptOssForCausalLM",
         "Gemma2ForCausalLM": "vivace.models.gemma:Gemma2ForCausalLM",
         "Gemma3ForCausalLM": "vivace.models.gemma:Gemma3ForCausalLM",

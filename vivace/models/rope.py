@@ -226,8 +226,8 @@ def given_factors(source: ScalingInput) -> Scaling:
 def llama3(source: ScalingInput) -> Scaling:
     given = source.given
     low, high = given.need("low_freq_factor", POSITIVE), given.need("high_freq_factor", POSITIVE)
-    if low >= high:
-        raise given.refusal("low_freq_factor", f"it must be below high_freq_factor, {high:g}")
+    if low > high:
+        raise given.refusal("low_freq_factor", f"high_freq_factor is {high:g}, less than that")
     factor = given.need("factor", FACTOR)
     return {"factor": factor, "low": low, "high": high, "original": source.original()}
 
