@@ -125,7 +125,7 @@ def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "
         tied=values.get("tie_word_embeddings", Flag(), meant("tie_word_embeddings") or False),
         attention=parse_attention(values, meant, layers),
         dense_layers=dense,
-        dense_width=values.size(dense_width) if dense else 0,
+        dense_width=values.size(dense_width, meant(dense_width)) if dense else 0,
         experts=experts,
         linear=linear,
         linear_layers=linear_layers,
@@ -244,9 +244,10 @@ def parse_dense(
     if isinstance(values.values.get("moe_layer_freq"), list):
         spread = numbers(values, "moe_layer_freq", layers)
         return sum(not each for each in spread), "intermediate_size"
-    if values.has("interleave_moe_layer_step"):
-        step = values.size("interleave_moe_layer_step")
-        return layers - layers // step, "intermediate_size_mlp"
+    if step := values.count("interleave_moe_layer_step") or meant("interleave_moe_layer_step"):
+        every = tuple(range(step - 1, layers, step))
+        listed = values.get("moe_layers", ListOf(Integer(0, MOST_LAYERS), MOST_LAYERS), every)
+        return layers - len({index for index in listed if index < layers}), "intermediate_size_mlp"
     usual, step = meant("first_k_dense_replace") or 0, values.size("moe_layer_freq", 1)
     first = values.get("first_k_dense_replace", Integer(0, MOST), usual)
     mixed = sum(index >= first for index in range(0, layers, step))
