@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from paged_model import PagedModel, load
+from quantized_toys import AWQ, GptqForm
 from safetensors.torch import load_file, save_file
 from toy_models import make, reference, tokens
 from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
 
+from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.safetensors_files import SafetensorsFiles
 from vivace.checkpoint.source import locate
 from vivace.checkpoint.weights import CheckpointError, TrackedWeights
@@ -99,6 +101,23 @@ def test_int8_layers_are_reordered_with_their_scales(tmp_path: Path) -> None:
     save_file(stored, file)
     found = PagedModel(load(tmp_path, quantization="w8a16")).feed("a", IDS, [21])
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("toy", [AWQ, GptqForm(4, 32, ordered=False, version=1).config()])
+def test_packed_words_are_refused_before_anything_is_loaded(
+    toy: dict[str, Any], tmp_path: Path
+) -> None:
+    make("DeepseekV3", tmp_path, **LATENT)
+    with pytest.raises(SourceError, match="packed"):
+        read_facts(locate(str(tmp_path), overrides={"quantization_config": toy}))
+
+
+def test_bfloat16_stays_close(tmp_path: Path) -> None:
+    theirs = make("DeepseekV3", tmp_path, **LATENT)
+    ours = PagedModel(load(tmp_path, dtype=torch.bfloat16), dtype=torch.bfloat16)
+    found = ours.feed("a", IDS, [9, *[1] * 12])
+    close = torch.nn.functional.cosine_similarity(found, reference(theirs, IDS), dim=-1)
+    assert close.mean() > 0.98
 
 
 def test_kimi_k2_is_deepseek_v3_by_another_name(tmp_path: Path) -> None:

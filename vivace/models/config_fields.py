@@ -7,6 +7,7 @@ from typing import Any
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import (
+    CORRECT,
     ConfigFields,
     FieldKind,
     Flag,
@@ -15,6 +16,7 @@ from vivace.checkpoint.fields import (
     Number,
     OneOf,
     Text,
+    abbreviate,
     whole,
 )
 from vivace.checkpoint.source import ModelSource
@@ -182,3 +184,26 @@ class ModelFields(ConfigFields):
 
     def need_known(self, key: str) -> Any:
         return self.need(key, TABLE[key])
+
+
+def read_eos_token_ids(
+    source: ModelSource, config: ModelFields, vocabulary: int
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """(generation_config.json's ends, or else those of the configuration; notices of those that
+    no model can say)."""
+    generation = ConfigFields(source.generation_config, source.generation_place, CORRECT)
+    kind = EndIds(vocabulary)
+    found: list[tuple[int, ...]] = []
+    notices: list[str] = []
+    for fields in (generation, config):
+        ids, others = fields.get("eos_token_id", kind, ((), ()))
+        found.append(ids)
+        if others:
+            shown_ids = ", ".join("null" if one is None else abbreviate(one) for one in others[:8])
+            notices.append(
+                f"{fields.place('eos_token_id')} has what is no token of the {vocabulary} in the "
+                f"vocabulary ({shown_ids}): it has no effect"
+            )
+    meant, _ = kind.read(config.family.missing(config.values, "eos_token_id"))
+    given = config.has("eos_token_id")
+    return found[0] or (found[1] if given else meant), tuple(notices)

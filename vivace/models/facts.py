@@ -7,16 +7,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, abbreviate
+from vivace.checkpoint.fields import ConfigFields, Flag
 from vivace.checkpoint.layouts import read_quant_description, read_quantize_config
 from vivace.checkpoint.source import ModelSource
 from vivace.models.architecture import Architecture, Experts
 from vivace.models.attention_shapes import Attention, GroupedAttention, LatentAttention
 from vivace.models.class_name import read_class_name, unread_code
-from vivace.models.config_fields import EndIds, ModelFields
+from vivace.models.config_fields import ModelFields, read_eos_token_ids
 from vivace.models.expert_facts import ExpertFacts, read_experts
 from vivace.models.families import FAMILIES
-from vivace.models.head_facts import HeadFacts, LatentFacts, read_heads, read_query_scale
+from vivace.models.head_facts import (
+    HeadFacts,
+    LatentFacts,
+    check_stored_latents,
+    read_heads,
+    read_query_scale,
+)
 from vivace.models.layer_windows import idle_patterns, layer_windows, sliding_layers
 from vivace.models.llama4_facts import Llama4Facts, read_llama4, read_width
 from vivace.models.rope import (
@@ -174,9 +180,9 @@ def read_facts(source: ModelSource) -> ModelFacts:
     """
     architecture = read_class_name(source)
     config = ModelFields(source, FAMILIES[architecture])
-    checkpoint_quantization(source)
     refuse_bidirectional(config)
     found = read_heads(config)
+    check_stored_latents(config, found, checkpoint_quantization(source))
     layers, vocabulary = config.need_known("num_hidden_layers"), config.need_known("vocab_size")
     sliding = sliding_layers(config, layers)
     windows = layer_windows(config, sliding)
@@ -311,29 +317,6 @@ def read_ropes(config: ModelFields, head: RotatedHead, context: int) -> tuple[Ro
         return rope, Rope(theta=base, rotated=rope.rotated)
     local = rope_of_layers(nested, "sliding_attention")
     return rope, read_rope(config, head, context, local, base, own=True)
-
-
-def read_eos_token_ids(
-    source: ModelSource, config: ModelFields, vocabulary: int
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """(generation_config.json's ends, or else those of the configuration; notices of those that
-    no model can say)."""
-    generation = ConfigFields(source.generation_config, source.generation_place, CORRECT)
-    kind = EndIds(vocabulary)
-    found: list[tuple[int, ...]] = []
-    notices: list[str] = []
-    for fields in (generation, config):
-        ids, others = fields.get("eos_token_id", kind, ((), ()))
-        found.append(ids)
-        if others:
-            shown_ids = ", ".join("null" if one is None else abbreviate(one) for one in others[:8])
-            notices.append(
-                f"{fields.place('eos_token_id')} has what is no token of the {vocabulary} in the "
-                f"vocabulary ({shown_ids}): it has no effect"
-            )
-    meant, _ = kind.read(config.family.missing(config.values, "eos_token_id"))
-    given = config.has("eos_token_id")
-    return found[0] or (found[1] if given else meant), tuple(notices)
 
 
 def add_sizes(facts: ModelFacts) -> ModelFacts:

@@ -11,13 +11,13 @@ import msgspec
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.source import ModelSource
 from vivace.models.class_name import read_class_name, unread_code
+from vivace.models.config_fields import read_eos_token_ids
 from vivace.models.facts import (
     ModelFacts,
     ModelFields,
     TracedModel,
     checkpoint_quantization,
     read_dtype,
-    read_eos_token_ids,
 )
 from vivace.models.rope import read_stretch
 from vivace.models.twins import twin_dtypes
