@@ -15,8 +15,9 @@ from contextlib import contextmanager
 import pytest
 from engine_rig import Rig
 
-from vivace.engine.lockstep import Bells, SharedLockstep, new_bells
+from vivace.engine.lockstep import SharedLockstep
 from vivace.engine.settings import EngineSettings
+from vivace.protocol.bells import Bells, new_bells
 from vivace.protocol.messages import Deltas
 from vivace.protocol.shared_memory import words
 from vivace.protocol.step import StepPlan
@@ -137,7 +138,8 @@ def wait_for_answers(rig: Rig) -> None:
 
 CHILD = """
 import mmap, sys
-from vivace.engine.lockstep import Bells, SharedLockstep
+from vivace.engine.lockstep import SharedLockstep
+from vivace.protocol.bells import Bells
 from vivace.protocol.shared_memory import words
 memory, index, *bells = map(int, sys.argv[1:])
 pairs = [Bells(*bells[i : i + 2]) for i in range(0, len(bells), 2)]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vivace.checkpoint.source import ModelSource, locate
+from vivace.layers.layout import share_all_layers
 from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts, read_facts
 from vivace.models.loading import load_model
@@ -58,7 +59,7 @@ def load(
         matrix_dtype=dtype,
         blocks=native is not None,
         quantization=quantization,
-        group=group,
+        layout=share_all_layers(group),
         positions=positions or facts.context,
         progress=lambda stage, fraction: None,
     )

@@ -100,6 +100,7 @@ def serve(
     timeline: Timeline,
 ) -> int:
     timeline.begin("configuration")
+    from vivace.config.parallelism import requested_sizes
     from vivace.config.parsing import parse
     from vivace.launch.preflight import check_frontend
 
@@ -107,6 +108,9 @@ def serve(
     config = configure(with_hidden_keys(options, argv))
     check_frontend(config)
     read_ahead(config.source.files, config.platform.available_bytes)
+    if engine is not None and requested_sizes(config).dp_attention:
+        engine.kill()  # it has not inherited what engines that share layers do
+        engine = None
     return launch(config, engine, shared, timeline)
 
 
@@ -186,8 +190,10 @@ def write_profile(profile: StartupProfile, config: Config, screen: StartScreen) 
 def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> Plan:
     """What the supervisor needs to know of the configuration."""
     from vivace.checkpoint.file_state import ModelFiles
+    from vivace.config.parallelism import requested_sizes
     from vivace.config.serialize import encode
     from vivace.launch.out_of_memory import memory_advice
+    from vivace.supervisor.shared_layers import LinkFiles
     from vivace.supervisor.supervisor import Plan
 
     frontends, engines = max(1, config.model.tokenizer_worker_num), config.parallel.dp_size
@@ -203,6 +209,7 @@ def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> 
         soft_watchdog=config.runtime.soft_watchdog_timeout,
         memory_advice=partial(memory_advice, config),
         changed_files=ModelFiles(config.source).changed,
+        link=LinkFiles(engines) if requested_sizes(config).dp_attention else None,
         piped=is_terminal(sys.stderr),
     )
 

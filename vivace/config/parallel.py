@@ -93,12 +93,11 @@ class ParallelOptions:
     enable_dp_attention: bool = option(
         False,
         "Attention replicated over groups of ranks, experts over all.",
-        cpu=no_effect("it needs --dp-size above 1"),
     )
     enable_dp_lm_head: bool = option(
         False,
         "Shard the output head inside an attention group only.",
-        cpu=no_effect("it needs --enable-dp-attention"),
+        cpu=no_effect("with --enable-dp-attention the head is always shared that way"),
     )
     enable_attn_tp_input_scattered: bool = option(
         False, "Keep the inputs of attention scattered over ranks.", cpu=NO_COLLECTIVES

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from vivace.config.config import Slices
+
 ALL_TO_ALL = ("deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer")
 """backends for which SGLang sets ep to tp"""
 Ranks = tuple[int, ...]
@@ -31,6 +33,26 @@ class SizeSource(Protocol):
     def positive(self, name: str) -> int:
         """1 where nothing is given"""
         ...
+
+
+class OptionSizes:
+    """`SizeSource` of options that are parsed."""
+
+    def __init__(self, slices: Slices) -> None:
+        self._slices = slices
+
+    def value(self, name: str) -> Any:
+        parallel, experts = self._slices.parallel, self._slices.experts
+        return getattr(parallel if hasattr(parallel, name) else experts, name)
+
+    def has(self, name: str) -> bool:
+        return bool(self.value(name))
+
+    def number(self, name: str) -> int | None:
+        return self.value(name)
+
+    def positive(self, name: str) -> int:
+        return max(1, self.value(name) or 1)
 
 
 class Parallelism(msgspec.Struct, frozen=True, dict=True):
@@ -99,6 +121,11 @@ class Parallelism(msgspec.Struct, frozen=True, dict=True):
         return self.attention_tp if inside else self.tp
 
     @property
+    def engine_ranks(self) -> int:
+        """Ranks of one engine"""
+        return self.attention_tp * self.cp * self.pp
+
+    @property
     def replicas(self) -> int:
         """Copies of the whole model in one instance (data parallelism without dp attention)."""
         return 1 if self.dp_attention else self.dp
@@ -106,6 +133,11 @@ class Parallelism(msgspec.Struct, frozen=True, dict=True):
     @property
     def devices(self) -> int:
         return self.tp * self.pp * self.replicas
+
+
+def requested_sizes(slices: Slices) -> Parallelism:
+    """Those of parsed options"""
+    return Parallelism(OptionSizes(slices))
 
 
 class ProcessGroups(msgspec.Struct, frozen=True, kw_only=True):

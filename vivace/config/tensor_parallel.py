@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vivace.config.config import ModelContext, Options, ResolveContext
 from vivace.config.errors import ConfigError
+from vivace.config.parallelism import dp_divides_tp, requested_sizes
 from vivace.models.facts import ModelFacts, undivided_inputs
 
 MOST_RANKS = 64
@@ -12,25 +13,25 @@ MOST_RANKS = 64
 
 def replicas(options: Options, context: ResolveContext) -> list[str]:
     parallel = options.parallel
-    if parallel.dp_size > 1 and parallel.enable_dp_attention:
-        raise ConfigError(
-            "--enable-dp-attention is not supported yet: give --data-parallel-size alone, for "
-            "engines that share nothing"
-        )
-    if parallel.dp_size * parallel.tp_size > MOST_RANKS:
-        raise ConfigError(
-            f"--data-parallel-size {parallel.dp_size} times --tensor-parallel-size "
-            f"{parallel.tp_size}: a machine has at most {MOST_RANKS} workers"
-        )
-    if parallel.dp_size == 1 and "load_balance_method" in options.given:
-        return ["--load-balance-method has no effect: there is one engine (--data-parallel-size)"]
-    return []
+    sizes = requested_sizes(options)
+    if sizes.devices > MOST_RANKS:
+        shown = f"--tensor-parallel-size {parallel.tp_size}"
+        if sizes.replicas > 1:
+            shown = f"--data-parallel-size {parallel.dp_size} times {shown}"
+        raise ConfigError(f"{shown}: a machine has at most {MOST_RANKS} workers")
+    if sizes.dp_attention and (fault := dp_divides_tp(sizes)):
+        raise ConfigError(f"--enable-dp-attention: {fault}")
+    return [
+        f"{flag} has no effect: there is one engine (--data-parallel-size)"
+        for flag in ("--load-balance-method", "--enable-dp-attention")
+        if parallel.dp_size == 1 and flag[2:].replace("-", "_") in options.given
+    ]
 
 
 def crowded(options: Options, context: ResolveContext) -> list[str]:
     """Workers that compute on the same cores, and ranks that wait for each other there."""
     parallel, platform = options.parallel, context.platform
-    workers, notices = parallel.dp_size * parallel.tp_size, list[str]()
+    workers, notices = requested_sizes(options).devices, list[str]()
     if not platform.on_cores:
         return notices
     if parallel.tp_size > 1:
@@ -48,14 +49,16 @@ def crowded(options: Options, context: ResolveContext) -> list[str]:
 
 
 def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
-    ranks, facts = options.parallel.tp_size, context.facts
+    sizes, facts = requested_sizes(options), context.facts
+    ranks = sizes.tp
     if ranks == 1:
         return []
     if options.model.model_impl == "transformers":
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: --model-impl transformers runs on one device"
         )
-    possible = [size for size in range(1, 1 + min(facts.heads, MOST_RANKS)) if divides(facts, size)]
+    dp = sizes.attention_dp
+    possible = [size for size in range(dp, 1 + MOST_RANKS, dp) if divides(facts, size, size // dp)]
     if ranks not in possible:
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {facts.heads} heads, {facts.kv_heads} of keys, and "
@@ -63,37 +66,37 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
             f"{', '.join(map(str, possible))} devices only"
         )
     group = undivided_inputs(context.source)
-    if reason := why_groups_are_cut(facts, group, ranks):
-        whole = [size for size in possible if not why_groups_are_cut(facts, group, size)]
+    if reason := why_groups_are_cut(facts, group, ranks, ranks // dp):
+        whole = [size for size in possible if not why_groups_are_cut(facts, group, size, size // dp)]
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {reason}; possible are {', '.join(map(str, whole))}"
         )
     return []
 
 
-def why_groups_are_cut(facts: ModelFacts, group: int, ranks: int) -> str:
+def why_groups_are_cut(facts: ModelFacts, group: int, ranks: int, heads_ranks: int) -> str:
     """Inputs of AWQ's and GPTQ's groups and of MXFP4's blocks share a scale, so a group stays on
     one device."""
     divided = [
-        *(("numbers inside of an MLP", width) for width in facts.mlp_widths),
-        ("numbers of all heads", facts.attended_width),
+        *(("numbers inside of an MLP", width, ranks) for width in facts.mlp_widths),
+        ("numbers of all heads", facts.attended_width, heads_ranks),
     ]
-    for what, size in divided:
-        if size // ranks % group:
+    for what, size, count in divided:
+        if size // count % group:
             return (
                 f"{size} {what} cannot be divided: the checkpoint's groups of {group} would be cut"
             )
     return ""
 
 
-def divides(facts: ModelFacts, ranks: int) -> bool:
-    """Heads of keys may be repeated."""
+def divides(facts: ModelFacts, ranks: int, heads_ranks: int) -> bool:
+    """`heads_ranks`: those that share heads and vocabulary. Heads of keys may be repeated."""
     kv = facts.kv_heads
     return not (
-        facts.heads % ranks
+        facts.heads % heads_ranks
         or any(width % ranks for width in facts.mlp_widths)
-        or (kv % ranks and ranks % kv)
-        or facts.vocabulary < ranks
+        or (kv % heads_ranks and heads_ranks % kv)
+        or facts.vocabulary < heads_ranks
     )
 
 

@@ -13,29 +13,12 @@ import os
 import select
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from vivace.protocol.bells import Bells
 
 TOKEN_BITS = 32
 LONGEST_SLEEP = 0.1
 """seconds: a bell that was missed costs no more"""
-
-
-@dataclass(frozen=True)
-class Bells:
-    """Descriptors (eventfd) of one engine."""
-
-    awaited: int
-    """another one waits for this engine"""
-    arrived: int
-    """one that this engine waits for has come"""
-
-    def close(self) -> None:
-        os.close(self.awaited)
-        os.close(self.arrived)
-
-
-def new_bells() -> Bells:
-    return Bells(*(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2)))
 
 
 class SharedLockstep:

@@ -29,6 +29,8 @@ from vivace.protocol.workers import WorkerCommand, WorkerState
 
 DYING_SECONDS = 1.0
 """between what others notice of a death and that its process has ended"""
+COMPANION_SECONDS = 10.0
+"""in which the supervisor ends an engine because another one has died"""
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,16 @@ def find_cause(ranks: Sequence[RankLink], wait: float = 0.0) -> str:
 
 
 class ProcessGroupExecutor:
-    """`worker` is rank 0; `ranks` are the others, in order."""
+    """`worker` is rank 0 of this engine; `ranks` are the others, in order. `companions`: other
+    engines share layers, and end all together: what is their doing is not this one's to tell."""
 
-    def __init__(self, worker: StepWorker, ranks: Sequence[RankLink]) -> None:
+    def __init__(
+        self, worker: StepWorker, ranks: Sequence[RankLink], *, companions: bool = False
+    ) -> None:
         self.capacity = worker.capacity
         self._worker = worker
         self._ranks = ranks
+        self._companions = companions
         self._occupied: set[int] = set()
         self._failed = False
 
@@ -99,6 +105,8 @@ class ProcessGroupExecutor:
         try:
             pending = self._worker.run(plan)
         except StepRefused as error:
+            if any(plan.ranks):  # the others wait for what it computes
+                raise ExecutorDied(f"a step of several engines was refused: {error}") from error
             self._failed = True
             return RefusedStep(self, plan, error)
         except Exception as error:
@@ -137,6 +145,8 @@ class ProcessGroupExecutor:
         what = f"step {asked.number}" if isinstance(asked, StepPlan) else type(asked).__name__
         if cause := find_cause(self._ranks, DYING_SECONDS):
             return ExecutorDied(f"{cause} ({what})")
+        if self._companions and isinstance(error, RankLost):
+            time.sleep(COMPANION_SECONDS)
         if isinstance(error, ExecutorDied | RankLost):
             return ExecutorDied(f"{error} ({what})")
         return ExecutorDied(f"rank 0 failed in {what}: {type(error).__name__}: {error}")

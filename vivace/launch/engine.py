@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from vivace.config.parallelism import requested_sizes
 from vivace.engine.executor import Executor, InProcessExecutor, StepWorker
-from vivace.engine.loop import Loop, Mailbox, ReportLoad
+from vivace.engine.loop import Lockstep, Loop, Mailbox, ReportLoad
 from vivace.engine.oracle import OracleWorker
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
@@ -18,6 +19,7 @@ from vivace.worker.sizing import Demand, size_pool
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
+    from vivace.launch.ranks import EnginePlace
     from vivace.platforms.groups import Rendezvous
 
 ORACLE_BYTES = 4 << 30
@@ -36,18 +38,21 @@ def engine_parts(
     report_load: ReportLoad | None = None,
     owns_process: bool = False,
     share: int = 0,
+    place: EnginePlace | None = None,
+    lockstep: Lockstep | None = None,
 ) -> tuple[Loop, Capacity]:
     """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while.
 
     `wrap_runner` wraps what runs the steps, for somebody who looks on; `report_load` hears what the
-    engine holds; `owns_process`: as in `PlatformSettings`; `share`: as in `build_worker`."""
+    engine holds; `owns_process`: as in `PlatformSettings`; `share`: as in `build_worker`;
+    `place`, `lockstep`: among engines that share layers."""
     stages = StageTimes(report, time.monotonic)
 
     def wrap(runner: StepWorker) -> StepWorker:
         faulty = with_fault(runner, config.environment.get("VIVACE_TEST_FAULT", ""), epoch)
         return wrap_runner(faulty) if wrap_runner is not None else faulty
 
-    executor = build_executor(config, stages, wrap, owns_process, share)
+    executor = build_executor(config, stages, wrap, owns_process, share, place)
     settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
     loop = Loop(
@@ -57,6 +62,7 @@ def engine_parts(
         depth=settings.depth,
         epoch=epoch,
         clock=time.monotonic,
+        lockstep=lockstep,
         report_load=report_load,
     )
     return loop, executor.capacity
@@ -68,10 +74,11 @@ def build_executor(
     wrap: Callable[[StepWorker], StepWorker],
     owns_process: bool,
     share: int,
+    place: EnginePlace | None,
 ) -> Executor:
     """One worker in this process, or the first of several ranks."""
-    ranks = config.parallel.tp_size
-    if ranks == 1 or config.environment.get("VIVACE_EXECUTOR"):
+    ranks = requested_sizes(config).engine_ranks
+    if (ranks == 1 and place is None) or config.environment.get("VIVACE_EXECUTOR"):
         return InProcessExecutor(wrap(build_runner(config, report, owns_process, share)))
     from vivace.launch.ranks import start_process_group
     from vivace.worker.build import build_worker
@@ -79,7 +86,7 @@ def build_executor(
     def build(found: Rendezvous) -> StepWorker:
         return wrap(build_worker(config, report, found, owns_process=owns_process, share=share))
 
-    return start_process_group(config, ranks, build, report)
+    return start_process_group(config, ranks, build, report, place)
 
 
 class StageTimes:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import logging
+import mmap
 import os
 import threading
 from typing import Protocol
 
 from vivace.config.serialize import decode
 from vivace.engine.executor import HeartbeatRunner
-from vivace.engine.loop import HeartbeatMailbox
+from vivace.engine.lockstep import SharedLockstep
+from vivace.engine.loop import HeartbeatMailbox, Lockstep
 from vivace.launch.engine import engine_parts
+from vivace.launch.ranks import EnginePlace
 from vivace.observability import log as log_lines
 from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
@@ -19,7 +22,7 @@ from vivace.protocol.channel import EngineMailbox
 from vivace.protocol.heartbeat import EngineHeartbeat
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import Command, Ready, Reply, ToFrontend
-from vivace.protocol.shared_memory import attach
+from vivace.protocol.shared_memory import attach, words
 from vivace.supervisor.messages import FrontendGone, Progress, Setup, StartupStages, Stop, ToChild
 
 log = logging.getLogger(__name__)
@@ -84,6 +87,7 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
         timeline.begin(stage)
         control.send(Progress(stage, fraction))
 
+    place, lockstep = join_engines(setup)
     loop, capacity = engine_parts(
         config,
         HeartbeatMailbox(mailbox, heartbeat),
@@ -93,6 +97,8 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
         report_load=heartbeat.report_load,
         owns_process=True,
         share=setup.share,
+        place=place,
+        lockstep=lockstep,
     )
     timeline.begin("collecting garbage")
     gc.collect()
@@ -104,6 +110,19 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
     control.send(Ready(epoch=setup.epoch, capacity=capacity, engine=setup.index))
     loop.run()
     mailbox.close()
+
+
+def join_engines(setup: Setup) -> tuple[EnginePlace | None, Lockstep | None]:
+    """This engine's place among those that share layers with it, where any do."""
+    link = setup.link
+    if link is None:
+        return None, None
+    place = EnginePlace(
+        index=setup.index, engines=setup.count, memory=link.memory, meeting=link.meeting
+    )
+    os.posix_fallocate(link.steps, 0, 16 * setup.count)  # by each of them: it never cuts
+    steps = words(memoryview(mmap.mmap(link.steps, 16 * setup.count)))
+    return place, SharedLockstep(steps, setup.index, link.bells)
 
 
 def send_reply(control: MessageSocket[ToChild], message: ToFrontend) -> None:

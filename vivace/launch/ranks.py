@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -59,22 +60,24 @@ def start_process_group(
     ranks: int,
     build: Callable[[Rendezvous], StepWorker],
     report: ReportProgress,
+    place: EnginePlace | None = None,
 ) -> ProcessGroupExecutor:
-    """Start the other ranks, build rank 0 here, and wait until all are ready. What one of them
-    dies of ends the start, with its name."""
+    """Start the other ranks, build the first one here, and wait until all are ready. What one of
+    them dies of ends the start, with its name. `place`: among engines that share layers."""
     links: list[RankProcess] = []
-    with file_of_ranks() as meeting, file_of_ranks() as memory, ExitStack() as started:
+    with rank_files(place) as (memory, meeting), ExitStack() as started:
+        first, count = (place.index * ranks, place.engines * ranks) if place else (0, ranks)
         report("Starting ranks", 0.0)
         try:
-            for rank in range(1, ranks):
-                links.append(spawn_rank(config, rank, ranks, meeting, memory))
+            for rank in range(first + 1, first + ranks):
+                links.append(spawn_rank(config, rank, count, meeting, memory))
                 started.callback(links[-1].close)
             for done, link in enumerate(links):
                 link.expect(RankHere, COMING_SECONDS)
                 report("Starting ranks", (done + 1) / len(links))
             for link in links:
                 link.begin()
-            rendezvous = meet_ranks(0, ranks, meeting, memory)
+            rendezvous = meet_ranks(first, count, meeting, memory)
             for link in links:
                 link.wake_with(rendezvous.memory.abandon)
             worker = build(rendezvous)
@@ -86,7 +89,28 @@ def start_process_group(
             cause = find_cause(links, EXIT_SECONDS) or f"the ranks did not start: {error}"
             raise ExecutorDied(cause) from error
         started.pop_all()
-    return ProcessGroupExecutor(worker, links)
+    return ProcessGroupExecutor(worker, links, companions=place is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlace:
+    """Of an engine among those that share layers with it; files without names, which all their
+    ranks inherit."""
+
+    index: int
+    engines: int
+    memory: int
+    meeting: int
+
+
+@contextmanager
+def rank_files(place: EnginePlace | None) -> Iterator[tuple[int, int]]:
+    """(shared memory, where torch's groups meet): those of `place`, or own ones."""
+    if place is not None:
+        yield place.memory, place.meeting
+        return
+    with file_of_ranks() as memory, file_of_ranks() as meeting:
+        yield memory, meeting
 
 
 @contextmanager

@@ -3,7 +3,7 @@ shared expert that every token passes. Shazeer et al. 2017; Fedus et al. 2021; D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -207,16 +207,16 @@ class MixtureOfExperts(Module):
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(sibling(name, self.experts.names.mixture), env)
         self._ops = env.ops
-        group = env.layout.experts
-        self._sum: Callable[[Tensor], Tensor] | None = group.sum if group.size > 1 else None
+        self._tokens = env.layout.exchange("experts")
 
     def __call__(self, x: Tensor, step: AttendingStep) -> Tensor:
         """x[T, hidden] -> [T, hidden]"""
+        x = self._tokens.gather(x, step)
         y = self.experts(x, *self.router(x, step), step)
         if self.shared is not None:
             gate = None if self.shared_gate is None else self.shared_gate(x, step)
             y = self._ops.add_gated(y, self.shared.share(x, step), gate)
-        return y if self._sum is None else self._sum(y)
+        return self._tokens.complete(y, step)
 
 
 def replicated(hidden: int, name: str, size: int, *, bias: bool = False) -> Linear:

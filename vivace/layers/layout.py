@@ -3,9 +3,53 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
 
 from vivace.errors import CannotStart
+from vivace.platforms.attention import Step
 from vivace.platforms.groups import SINGLE_RANK, Group
+
+
+class TokenExchange(Protocol):
+    """The tokens that a layer computes, and what becomes of the partial results of its ranks."""
+
+    def gather(self, x: Tensor, step: Step) -> Tensor:
+        """x[T, n] of this engine's tokens -> what the layer computes"""
+        ...
+
+    def complete(self, y: Tensor, step: Step) -> Tensor:
+        """What this rank has of the result -> this engine's [T, n], of all ranks"""
+        ...
+
+
+class OwnTokens:
+    """Of a layer that the ranks of one engine share."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def gather(self, x: Tensor, step: Step) -> Tensor:
+        return x
+
+    def complete(self, y: Tensor, step: Step) -> Tensor:
+        return y if self._group.size == 1 else self._group.sum(y)
+
+
+class EngineTokens:
+    """Of a layer that ranks of several engines share: it computes the tokens of all (data parallel
+    attention). `peers`: the ranks at the same place of each engine; this one is `peers.rank`."""
+
+    def __init__(self, group: Group, peers: Group) -> None:
+        self._group = group
+        self._peers = peers
+
+    def gather(self, x: Tensor, step: Step) -> Tensor:
+        return self._peers.gather_rows(x, step.host.engine_tokens)
+
+    def complete(self, y: Tensor, step: Step) -> Tensor:
+        return self._group.reduce_scatter(y, step.host.engine_tokens, self._peers.rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +64,19 @@ class ParallelLayout:
     """embedding and head"""
     replicated: Group = SINGLE_RANK
     """what every rank has whole"""
+    peers: Group = SINGLE_RANK
+    """ranks at the same place of each of the engines that share layers"""
+    spanning: frozenset[str] = frozenset()
+    """kinds of layers that those engines share"""
 
     def group(self, kind: str) -> Group:
         """By the name of its field"""
         return getattr(self, kind)
+
+    def exchange(self, kind: str) -> TokenExchange:
+        if kind in self.spanning:
+            return EngineTokens(self.group(kind), self.peers)
+        return OwnTokens(self.group(kind))
 
 
 def share_all_layers(group: Group) -> ParallelLayout:

@@ -158,6 +158,7 @@ class GatedMLP(Module):
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
+        self._tokens = env.layout.exchange(self.down_proj.group)
         methods = self.gate_up_proj.method, self.down_proj.method
         self._run = fuse_mlp(env.ops, *methods, self.activation) or compose_mlp(
             env.ops, *methods, self.activation
@@ -165,7 +166,7 @@ class GatedMLP(Module):
 
     def __call__(self, x: Tensor, step: AttendingStep) -> Tensor:
         """x[T, hidden] -> [T, hidden]"""
-        return self.down_proj.complete(self.share(x, step))
+        return self._tokens.complete(self.share(self._tokens.gather(x, step), step), step)
 
     def share(self, x: Tensor, step: AttendingStep) -> Tensor:
         """What this rank has of it: all ranks' are to be added up."""

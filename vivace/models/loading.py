@@ -10,12 +10,11 @@ import torch
 from vivace.checkpoint.open import TIED, OpenWeights, open_weights
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weights import ReportProgress
-from vivace.layers.layout import share_all_layers
+from vivace.layers.layout import SINGLE, ParallelLayout
 from vivace.layers.module import Bindings
 from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts, checkpoint_quantization
 from vivace.models.registry import ARCHITECTURES
-from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.ops.table import Ops
 from vivace.quantization.packed import WeightPacker
 from vivace.quantization.select import select_quantization
@@ -32,7 +31,7 @@ def load_model(
     blocks: bool = False,
     int8_activations: bool = False,
     quantization: str | None = None,
-    group: Group = SINGLE_RANK,
+    layout: ParallelLayout = SINGLE,
     positions: int,
     longest: int | None = None,
     progress: ReportProgress,
@@ -44,8 +43,8 @@ def load_model(
     `dtype` is that of activations, `matrix_dtype` that of plain matrices (None: the same);
     `blocks` leaves quantized matrices as they are stored, for ops that read them;
     `int8_activations`: those of at most six bits are multiplied with activations in int8.
-    `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet. `group`:
-    the ranks that share all layers. Raises CheckpointError for bad weights.
+    `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet. `layout`:
+    the ranks that share layers. Raises CheckpointError for bad weights.
     """
     matrices = matrix_dtype or dtype
     weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
@@ -60,9 +59,7 @@ def load_model(
     model = build_model(replace(facts, tied=weights.tied), positions)
     model.bind(
         "",
-        Bindings(
-            packer=packer, quantization=config, layout=share_all_layers(group), longest=longest
-        ),
+        Bindings(packer=packer, quantization=config, layout=layout, longest=longest),
     )
     load_weights(model, weights)
     return model

@@ -189,6 +189,8 @@ class HostStep:
     """every span is one token"""
     rows: np.ndarray | None = None
     """[S] int64 the worker's row of each span, when there is one"""
+    engine_tokens: Sequence[int] = ()
+    """of each engine that takes this step too; empty: this one alone does"""
 
 
 class AttentionBackend(Protocol):

@@ -35,6 +35,8 @@ class EngineSlot:
     lost: bool = False
     """it died too often: none follows"""
     drained: bool = False
+    follows: str = ""
+    """it was ended because an engine that it shares layers with has died: which"""
     share: int = 0
     """`Setup.share` of those that follow"""
 
@@ -109,6 +111,23 @@ class Engines:
         self._epoch += 1
         return slot.child, setup
 
+    def end_companions(self, slot: EngineSlot) -> None:
+        """Those that share layers with one that has died compute nothing any more."""
+        for other in self.slots if self.plan.link is not None else ():
+            if other.child is not None and not other.follows:
+                other.follows = self.title(slot)
+                other.child.kill(f"it shares layers with {self.title(slot)}, which has died")
+
+    def startable(self, slot: EngineSlot) -> list[EngineSlot]:
+        """Who is started in the place of one that has died: of engines that share layers all
+        together, when the last one has ended."""
+        if self.plan.link is None:
+            return [slot]
+        if self.children or any(one.lost for one in self.slots):
+            return []
+        self.plan.link.renew()
+        return self.slots
+
     def due(self, now: float) -> Iterator[EngineSlot]:
         yield from (slot for slot in self.slots if slot.due is not None and now >= slot.due)
 
@@ -136,6 +155,9 @@ class Engines:
         step, spans = slot.heartbeat.fatal_spans()
         decision = self._attribution.record_death(step, spans, now, slot.index)
         slot.lost = not decision.restart
+        if slot.lost and self.plan.link is not None:
+            for other in self.slots:
+                other.lost = True
         if slot.lost and not self.any_left:
             return decision
         note = slot.budget.exhausted_note() if slot.lost else slot.budget.restart_note()

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from vivace.observability.timeline import Stage
+from vivace.protocol.bells import Bells
 from vivace.protocol.messages import Command, Draining, EngineDown, Ready, Reply
+
+
+class EngineLink(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engines that share layers have together: file descriptors."""
+
+    memory: int
+    """what their ranks exchange goes through this file"""
+    meeting: int
+    """where groups of torch.distributed meet"""
+    steps: int
+    """two numbers of 8 bytes for each engine (engine/lockstep.py)"""
+    bells: list[Bells]
+    """of each engine"""
+
+    def descriptors(self) -> Iterator[int]:
+        yield from (self.memory, self.meeting, self.steps)
+        for bells in self.bells:
+            yield from (bells.awaited, bells.arrived)
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
@@ -31,10 +52,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     free now is less where other engines live on; 0: this is the first"""
     place: int = 0
     """of this frontend in the shared memory; its successor gets it too"""
+    link: EngineLink | None = None
+    """of an engine that shares layers with all others"""
 
     def descriptors(self) -> list[int]:
         """Those that the child inherits."""
-        return [number for number in (*self.engines, self.listener, self.memory) if number >= 0]
+        own = [number for number in (*self.engines, self.listener, self.memory) if number >= 0]
+        return own if self.link is None else [*own, *self.link.descriptors()]
 
 
 class WarmUp(msgspec.Struct, frozen=True, tag="warm_up"):

@@ -13,6 +13,7 @@ from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.supervisor.child import Advice, Child, Command, Role, process_command, spawn
 from vivace.supervisor.messages import Setup
+from vivace.supervisor.shared_layers import LinkFiles
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class Plan:
     changed_files: Callable[[], str] = lambda: ""
     """why nothing may be started again that reads the model's files; empty: it may"""
     tick: float = 0.5
+    link: LinkFiles | None = None
+    """where engines share layers, so that all end when one does"""
     piped: bool = False
     """whether what children print comes to us (`Hooks.write`)"""
 
@@ -65,6 +68,7 @@ class Plan:
             epoch=epoch,
             memory=self.memory.descriptor,
             count=len(self.engines),
+            link=None if self.link is None else self.link.link(),
         )
 
     def frontend_setup(self, index: int, place: int) -> Setup:

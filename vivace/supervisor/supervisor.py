@@ -197,9 +197,15 @@ class Supervisor:
     def _engine_died(self, slot: EngineSlot, engine: Child, cause: str) -> None:
         if self._phase == "stopping":
             return
-        name = engine.name
+        name, follows = engine.name, slot.follows
+        slot.follows = ""
+        self._engines.end_companions(slot)
         if self._phase == "starting" and not engine.serving:
             self._fail(f"the {name} did not start: {cause}", engine.exit_code)
+        elif follows:
+            down = EngineDown(reason=cause, restarting=not slot.lost, engine=slot.index)
+            self._frontends.broadcast(down)
+            self._start_again(slot)
         elif self._phase == "draining" and engine.killed_because:
             self._fail(f"the {name} died while draining: {cause}", told=cause)
         elif changed := self._plan.changed_files():
@@ -213,9 +219,13 @@ class Supervisor:
         decision = self._engines.record_death(slot, cause)
         self._frontends.broadcast(decision.engine_down(cause, slot.index))
         if decision.restart:
-            self._start_engine(slot)
+            self._start_again(slot)
         elif not self._engines.any_left:
             self._fail(f"the engine died: {cause}. {slot.budget.exhausted_note()}")
+
+    def _start_again(self, slot: EngineSlot) -> None:
+        for one in self._engines.startable(slot):
+            self._start_engine(one)
 
     def _frontend_died(self, child: Child, cause: str) -> None:
         if self._phase == "stopping":

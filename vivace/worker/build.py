@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from vivace.config.environment import switched_on
+from vivace.config.parallelism import requested_sizes
+from vivace.layers.layout import ParallelLayout
 from vivace.models.causal_lm import CausalLM
 from vivace.models.loading import ReportProgress, load_model, without_head
 from vivace.platforms.cache import (
@@ -18,13 +20,14 @@ from vivace.platforms.cache import (
     group_bytes_per_token,
     own_windows,
 )
-from vivace.platforms.groups import SINGLE_RANK, Group, Rendezvous
+from vivace.platforms.groups import Group, Rendezvous
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.protocol.messages import Capacity, Rewrite, window_slack
 from vivace.sampling.processors import LogitsProcessor
 from vivace.worker.captures import Captures, build_runner, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.heads import SamplingHead, StepHeads
+from vivace.worker.layout import join_ranks
 from vivace.worker.model_runner import ModelRunner, RunnableModel
 from vivace.worker.pooling import HiddenStatesHead, PoolingHead
 from vivace.worker.rows import RowStates
@@ -62,13 +65,13 @@ def build_worker(
     """Load platform and weights, size the pool with what is left, assemble. `rendezvous`: of the
     ranks that share layers; `owns_process`, `share`: as in `PlatformSettings`, `Setup`."""
     report("Loading kernels", 0.0)
-    workers = config.parallel.tp_size * config.parallel.dp_size
+    workers = requested_sizes(config).devices
     platform = load_platform(config.platform, platform_settings(config, workers, owns_process))
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
-    group = SINGLE_RANK if rendezvous is None else platform.join(rendezvous)
+    group, layout = join_ranks(config, platform, rendezvous)
     free, share = share_memory(platform, workers, share, group)
     max_tokens = longest_request(config, free * group.size, kv_dtype)
-    model = load(config, platform, max_tokens, report, group)
+    model = load(config, platform, max_tokens, report, layout)
     report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
     windows = own_windows(layers, max_tokens, one_pool=config.memory.disable_hybrid_swa_memory)
@@ -149,7 +152,11 @@ def agree(demand: Demand, group: Group) -> Demand:
 
 
 def load(
-    config: Config, platform: Platform, max_tokens: int, report: ReportProgress, group: Group
+    config: Config,
+    platform: Platform,
+    max_tokens: int,
+    report: ReportProgress,
+    layout: ParallelLayout,
 ) -> CausalLM:
     """The model with its weights, for requests of up to `max_tokens` tokens."""
     report("Loading weights", 0.0)
@@ -166,7 +173,7 @@ def load(
         blocks=platform.reads_blocks,
         int8_activations=config.quantization.activation_dtype == "int8",
         quantization=config.quantization.quantization,
-        group=group,
+        layout=layout,
         positions=wanted_context(config),
         longest=max_tokens,
         progress=report,

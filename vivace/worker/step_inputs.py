@@ -58,7 +58,9 @@ class StepInputs:
             .view(shape)
         )
 
-    def decode_step(self, shape: StepShape, attention: AttentionBackend) -> StepInput:
+    def decode_step(
+        self, shape: StepShape, attention: AttentionBackend, engine_tokens: Sequence[int] = ()
+    ) -> StepInput:
         """The buffers of every decode step of up to such a shape, to capture one."""
         rows, each = shape.rows, shape.tokens_per_row
         out = self._buffers(self._decoding, shape.tokens, rows, shape.tokens)
@@ -79,6 +81,7 @@ class StepInputs:
                 context_lens=np.full(rows, each, np.int64),
                 decode=each == 1,
                 rows=np.arange(rows),
+                engine_tokens=engine_tokens,
             ),
         )
 
@@ -125,6 +128,7 @@ class StepInputs:
                 context_lens=found.context_lens,
                 decode=spans.flat,
                 rows=found.rows,
+                engine_tokens=count_tokens(plan.ranks),
             ),
         )
         return step, spans
@@ -206,6 +210,11 @@ class IndexColumns:
             grown = max(length, 2 * self._buffer.shape[1])
             self._buffer = self._buffer.new_zeros((self._count, grown))
         return self._buffer[:, :length].unbind()
+
+
+def count_tokens(ranks: Sequence[int]) -> list[int]:
+    """Tokens that each engine of a step computes: one that has none computes one of nobody."""
+    return [max(1, tokens) for tokens in ranks]
 
 
 def _step_pages(out: GatherBuffers, spans: int, width: int) -> tuple[StepPages, ...]:

@@ -23,7 +23,7 @@ from vivace.worker.heads import StepHeads, StepOutput
 from vivace.worker.model_runner import ModelRunner
 from vivace.worker.rows import PlanError, RowStates
 from vivace.worker.step_input import StepInput
-from vivace.worker.step_inputs import StepInputs
+from vivace.worker.step_inputs import StepInputs, count_tokens
 
 
 class Worker:
@@ -71,7 +71,7 @@ class Worker:
                 self._platform.trim()
             if not plan.rows:
                 if any(plan.ranks):
-                    self._accompany()
+                    self._accompany(plan)
                 return EmptyStep(plan.number)
             step, spans = self._inputs.gather(plan, self._attention)
             needs_tokens = self._heads.needs_tokens(spans)
@@ -117,12 +117,14 @@ class Worker:
         if plan.sends or plan.receives:
             raise PlanError(f"step {plan.number} transfers KV, but this worker has no transport")
 
-    def _accompany(self) -> None:
+    def _accompany(self, plan: StepPlan) -> None:
         """Compute a token that is nobody's: other engines compute theirs, and the layers that all
         share wait for everybody."""
         shape = StepShape(1, 1)
         self._inputs.pad(0, shape)
-        self._runner.forward(self._inputs.decode_step(shape, self._attention))
+        self._runner.forward(
+            self._inputs.decode_step(shape, self._attention, count_tokens(plan.ranks))
+        )
 
     def _compute(self, step: StepInput, spans: Spans, needs_tokens: bool) -> StepOutput:
         try:

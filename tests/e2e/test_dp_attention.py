@@ -1,0 +1,101 @@
+"""Servers whose engines have requests of their own and share experts and dense layers: the tokens
+of one process, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_server import RunningServer, find_children
+from toy_models import make
+
+FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
+KILLS = 40 if os.environ.get("VIVACE_SLOW_TESTS") else 3
+TOKENS = 60
+STREAMS = 6
+LAYOUTS = {
+    "tp 2, dp 2": ("--tp-size", "2", "--dp-size", "2"),
+    "tp 4, dp 2": ("--tp-size", "4", "--dp-size", "2"),
+    "tp 2, dp 2, dense alone": ("--tp-size", "2", "--dp-size", "2", "--moe-dense-tp-size", "1"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toy")
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    make("Qwen3Moe", folder, head_dim=16, mlp_only_layers=[1], **experts)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
+    log = tmp_path_factory.mktemp("alone") / "log"
+    with RunningServer("--model-path", str(folder), *FLAGS, log=log) as server:
+        server.wait_ready()
+        return {seed: stream_tokens(server, seed) for seed in range(STREAMS)}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def server(
+    request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    log = tmp_path_factory.mktemp("group") / "log"
+    flags = ("--model-path", str(folder), *LAYOUTS[request.param], "--enable-dp-attention", *FLAGS)
+    with RunningServer(*flags, log=log, crashes=1_000_000) as running:
+        yield running.wait_ready()
+
+
+def stream_tokens(server: RunningServer, seed: int, **more: Any) -> list[int]:
+    sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
+    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
+    prompt = [5 + seed + i % 40 for i in range(3 + 17 * seed)]
+    body = {"input_ids": prompt, "sampling_params": sampling, **more}
+    tokens: list[int] = []
+    for event in server.stream("/generate", body):
+        assert "error" not in event, event
+        tokens = event["output_ids"]
+    return tokens
+
+
+def test_tokens_are_those_of_one_process(
+    server: RunningServer, wanted: dict[int, list[int]]
+) -> None:
+    with ThreadPoolExecutor(STREAMS) as pool:
+        answers = [pool.submit(stream_tokens, server, seed) for seed in range(STREAMS)]
+        assert {seed: answer.result(120) for seed, answer in enumerate(answers)} == wanted
+    for engine in (0, 1):  # also while the other one has nothing to do
+        assert stream_tokens(server, 3, routed_dp_rank=engine) == wanted[3]
+    states = server.json("/server_info")["internal_states"]
+    assert [state["audit"] for state in states] == [[], []]
+
+
+def test_streams_go_on_whoever_is_killed(
+    server: RunningServer, wanted: dict[int, list[int]]
+) -> None:
+    chance = random.Random(5)
+    for kill in range(KILLS):
+        with ThreadPoolExecutor(STREAMS) as pool:
+            answers = [pool.submit(stream_tokens, server, seed) for seed in range(STREAMS)]
+            time.sleep(chance.uniform(0.05, 0.5))
+            os.kill(chance.choice(find_workers(server)), signal.SIGKILL)
+            found = {seed: answer.result(120) for seed, answer in enumerate(answers)}
+        assert found == wanted, kill
+    assert "Traceback" not in server.text()
+
+
+def find_workers(server: RunningServer) -> list[int]:
+    """Processes of engines and of their ranks."""
+    for _ in range(400):
+        engines = [pid for name, pid in server.children().items() if name.startswith("engine")]
+        if engines:
+            return [*engines, *(pid for one in engines for pid in find_children(one).values())]
+        time.sleep(0.05)
+    raise AssertionError(server.text())

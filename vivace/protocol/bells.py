@@ -1,0 +1,24 @@
+"""What engines that share layers ring each other with (engine/lockstep.py)."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+
+class Bells(msgspec.Struct, frozen=True, array_like=True):
+    """Descriptors (eventfd) of one engine."""
+
+    awaited: int
+    """another one waits for this engine"""
+    arrived: int
+    """one that this engine waits for has come"""
+
+    def close(self) -> None:
+        os.close(self.awaited)
+        os.close(self.arrived)
+
+
+def new_bells() -> Bells:
+    return Bells(*(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2)))

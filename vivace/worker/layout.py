@@ -1,0 +1,36 @@
+"""The ranks that this worker shares layers with, from the flags."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vivace.config.parallelism import process_groups, requested_sizes
+from vivace.layers.layout import SINGLE, ParallelLayout, share_all_layers
+from vivace.platforms.groups import SINGLE_RANK, Group, Rendezvous
+from vivace.platforms.platform import Platform
+
+if TYPE_CHECKING:
+    from vivace.config.config import Config
+
+
+def join_ranks(
+    config: Config, platform: Platform, rendezvous: Rendezvous | None
+) -> tuple[Group, ParallelLayout]:
+    """(all ranks that compute together, who of them shares which layers)"""
+    if rendezvous is None:
+        return SINGLE_RANK, SINGLE
+    everybody = platform.join(rendezvous)
+    sizes = requested_sizes(config)
+    if not sizes.dp_attention:
+        return everybody, share_all_layers(everybody)
+    groups = process_groups(sizes)
+    attention = everybody.divide(groups.attention_tp)
+    whole = sizes.dense_tp > 1
+    return everybody, ParallelLayout(
+        attention=attention,
+        dense=everybody if whole else SINGLE_RANK,
+        experts=everybody,
+        vocabulary=attention,
+        peers=everybody.divide(groups.attention_dp),
+        spanning=frozenset(("experts", "dense") if whole else ("experts",)),
+    )
