@@ -15,7 +15,7 @@ from vivace.config.errors import ConfigError
 from vivace.config.option import FlagState, Option, Support, declared_options, not_available, option
 
 PACKAGE = Path(vivace.__file__).parent
-DECIDED_HERE = ("keys.py", "rules.py", "checks.py", "resolution.py")
+DECIDED_HERE = ("keys.py", "rules.py", "checks.py", "resolution.py", "parallelism.py")
 
 
 def other_value(of: Option) -> Any:
@@ -64,7 +64,11 @@ def test_what_works_is_read_by_somebody() -> None:
     )
     inside = "\n".join((PACKAGE / "config" / name).read_text() for name in DECIDED_HERE)
     working = [o.name for o in all_options() if o.states["cpu"].kind is Support.WORKS]
-    unread = [name for name in working if not re.search(rf"\.{name}\b", outside + inside)]
+    unread = [
+        name
+        for name in working
+        if not re.search(rf"\.{name}\b|has\(\"{name}\"\)", outside + inside)
+    ]
     assert working and not unread
 
 

@@ -58,6 +58,23 @@ def test_one_engine_needs_no_balance() -> None:
     assert not said(resolved(), "--load-balance-method")
 
 
+def test_attention_groups_of_one_size_and_for_several_engines() -> None:
+    together = ["--enable-dp-attention", "--tp-size", "4"]
+    assert started(DIVISIBLE, *together, "--dp-size", "2").parallel.dp_size == 2
+    assert said(started(DIVISIBLE, *together), "--enable-dp-attention has no effect")
+    with pytest.raises(ConfigError, match=r"--enable-dp-attention: .* dp 3"):
+        started(DIVISIBLE, *together, "--dp-size", "3")
+    apart = started(DIVISIBLE, "--dp-size", "4", "--tp-size", "4", "--enable-dp-attention")
+    assert not said(apart, "16 workers") and not said(apart, "share")
+
+
+def test_heads_are_divided_in_an_attention_group_and_widths_among_all() -> None:
+    flags = ["--enable-dp-attention", "--tp-size", "8", "--dp-size"]
+    assert started(DIVISIBLE, *flags, "2").parallel.tp_size == 8, "4 heads, 8 ranks"
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 8"):
+        started({**DIVISIBLE, "intermediate_size": 132}, *flags, "2")
+
+
 def test_vectors_come_without_hidden_states() -> None:
     hidden = ["--enable-return-hidden-states"]
     assert said(resolved("--is-embedding", *hidden), "no effect with --is-embedding")

@@ -19,8 +19,6 @@ def replicas(options: Options, context: ResolveContext) -> list[str]:
         if sizes.replicas > 1:
             shown = f"--data-parallel-size {parallel.dp_size} times {shown}"
         raise ConfigError(f"{shown}: a machine has at most {MOST_RANKS} workers")
-    if sizes.dp_attention and (fault := dp_divides_tp(sizes)):
-        raise ConfigError(f"--enable-dp-attention: {fault}")
     return [
         f"{flag} has no effect: there is one engine (--data-parallel-size)"
         for flag in ("--load-balance-method", "--enable-dp-attention")
@@ -51,6 +49,8 @@ def crowded(options: Options, context: ResolveContext) -> list[str]:
 def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
     sizes, facts = requested_sizes(options), context.facts
     ranks = sizes.tp
+    if sizes.dp_attention and (fault := dp_divides_tp(sizes)):
+        raise ConfigError(f"--enable-dp-attention: {fault}")
     if ranks == 1:
         return []
     if options.model.model_impl == "transformers":
