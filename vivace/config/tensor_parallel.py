@@ -67,7 +67,9 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
         )
     group = undivided_inputs(context.source)
     if reason := why_groups_are_cut(facts, group, ranks, ranks // dp):
-        whole = [size for size in possible if not why_groups_are_cut(facts, group, size, size // dp)]
+        whole = [
+            size for size in possible if not why_groups_are_cut(facts, group, size, size // dp)
+        ]
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {reason}; possible are {', '.join(map(str, whole))}"
         )
