@@ -165,14 +165,14 @@ def of_kinds(argv: str, *kinds: str) -> Config:
 
 def test_blocks_that_no_kernel_reads_are_told() -> None:
     """The memory they take, and that nothing is multiplied with int8."""
-    config = of_kinds("--dtype bfloat16", "mxfp4", "f32")
+    config = of_kinds("--dtype bfloat16", "iq4_nl", "f32")
     (notice,) = config.notices
-    assert notice.startswith("MXFP4 matrices, 17.00 MB in the file, are decoded to bfloat16")
+    assert notice.startswith("IQ4_NL matrices, 17.00 MB in the file, are decoded to bfloat16")
     assert "take 64.00 MB" in notice and "Q4_0" in notice
     assert config.quantization.activation_dtype == "float"
-    assert "this file has MXFP4, F32" in reasons(config)["activation_dtype"]
-    with pytest.raises(ConfigError, match=r"--activation-dtype int8: .* MXFP4"):
-        of_kinds("--activation-dtype int8", "mxfp4")
+    assert "this file has IQ4_NL, F32" in reasons(config)["activation_dtype"]
+    with pytest.raises(ConfigError, match=r"--activation-dtype int8: .* IQ4_NL"):
+        of_kinds("--activation-dtype int8", "iq4_nl")
 
 
 @pytest.mark.parametrize("kind", [kind.name.lower() for kind in GGMLQuantizationType])
