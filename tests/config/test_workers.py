@@ -75,6 +75,12 @@ def test_heads_are_divided_in_an_attention_group_and_widths_among_all() -> None:
         started({**DIVISIBLE, "intermediate_size": 132}, *flags, "2")
 
 
+def test_a_rank_gets_an_even_number_of_inputs() -> None:
+    assert started({**DIVISIBLE, "intermediate_size": 136}, "--tp-size", "4").parallel.tp_size == 4
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 4: .* 132 .* 1, 2 devices"):
+        started({**DIVISIBLE, "intermediate_size": 132}, "--tp-size", "4")
+
+
 def test_vectors_come_without_hidden_states() -> None:
     hidden = ["--enable-return-hidden-states"]
     assert said(resolved("--is-embedding", *hidden), "no effect with --is-embedding")

@@ -92,11 +92,12 @@ def why_groups_are_cut(facts: ModelFacts, group: int, ranks: int, heads_ranks: i
 
 
 def divides(facts: ModelFacts, ranks: int, heads_ranks: int) -> bool:
-    """`heads_ranks`: those that share heads and vocabulary. Heads of keys may be repeated."""
+    """`heads_ranks`: those that share heads and vocabulary. Heads of keys may be repeated.
+    Matrices have an even number of inputs, whole or divided."""
     kv = facts.kv_heads
     return not (
         facts.heads % heads_ranks
-        or any(width % ranks for width in facts.mlp_widths)
+        or any(width % (2 * ranks) for width in facts.mlp_widths)
         or (kv % heads_ranks and heads_ranks % kv)
         or facts.vocabulary < heads_ranks
     )
