@@ -157,7 +157,18 @@ def test_a_folder_describes_a_model(
     assert "none" in capsys.readouterr().err
 
 
-@settings(max_examples=100, deadline=None)
+LATENT = {
+    "kv_lora_rank": 128,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "head_dim": None,
+    "num_experts_per_tok": 4,
+}
+
+
+@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(sorted(FAMILIES)),
     st.sampled_from([None, 64, 128]),
@@ -187,6 +198,8 @@ def test_a_served_model_has_the_shapes_it_is_served_with(
         "num_key_value_heads": kv_heads,
         "tie_word_embeddings": tied,
     }
+    if name.startswith("Deepseek"):
+        values |= {**LATENT, "num_key_value_heads": 32}
     values = {key: value for key, value in values.items() if value is not None}
     config: dict[str, Any] = {"architectures": [name]}
     config |= {"text_config": values} if nested else values
