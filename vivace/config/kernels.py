@@ -30,7 +30,7 @@ SPARSE = (
 KERNELS = ("marlin", "gptq_marlin", "awq_marlin", "moe_wna16")
 """values of --quantization that name how a GPU multiplies with AWQ's and GPTQ's weights"""
 QUANTIZATIONS = (
-    "fp8", "bitsandbytes", "modelopt",
+    "bitsandbytes", "modelopt",
     "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "w8a8_fp8", "qoq",
     "w4afp8", "auto-round", "quark_int4fp8_moe",
     "mxfp8", "nvfp4_online", "modelopt_mixed", "auto-round-int8", "mxfp_w4a8", "quark",
@@ -47,10 +47,10 @@ class QuantizationOptions:
     quantization: str | None = option(
         help="Weights in int8: w8a8_int8 (activations too), w8a16 (they stay floats); what is not "
         "int8 in the checkpoint becomes it while loading. gguf: blocks as stored (recognized by "
-        "itself). unquant: int8, AWQ, GPTQ and MXFP4 become floats. awq, gptq, modelslim, mxfp4, "
-        "compressed-tensors: what the checkpoint is, which is the default. The head stays.",
+        "itself). unquant: int8, FP8, AWQ, GPTQ, MXFP4 become floats. fp8, awq, gptq, modelslim, "
+        "mxfp4, compressed-tensors: what the checkpoint is, which is the default. The head stays.",
         choices=[
-            "gguf", "unquant", "w8a8_int8", "w8a16", "awq", "gptq", "modelslim", "mxfp4",
+            "gguf", "unquant", "w8a8_int8", "w8a16", "fp8", "awq", "gptq", "modelslim", "mxfp4",
             "compressed-tensors", *QUANTIZATIONS,
         ],
         values={

@@ -39,6 +39,7 @@ from vivace.models.rope import (
 from vivace.models.twins import describe, twin_notices, unread_notices
 from vivace.quantization.description import (
     AwqCheckpoint,
+    Fp8Checkpoint,
     GptqCheckpoint,
     Mxfp4Checkpoint,
     QuantizedCheckpoint,
@@ -238,6 +239,8 @@ def undivided_inputs(source: ModelSource) -> int:
     whole = isinstance(found, GptqCheckpoint) and found.ordered  # every rank has all scales
     if isinstance(found, Mxfp4Checkpoint):
         return found.block
+    if isinstance(found, Fp8Checkpoint):
+        return found.block[1] if found.block else 1
     if whole or not isinstance(found, AwqCheckpoint | GptqCheckpoint):
         return 1
     return max(1, found.group_size)

@@ -14,10 +14,13 @@ MLX = "quantization"
 """where MLX describes its weights; older files have no other key"""
 SUPPORTED = (
     "this version reads F32, F16 and BF16 safetensors, int8 ones with a scale for each output "
-    "channel (w8a8_int8), AWQ, GPTQ, MXFP4 and ModelSlim checkpoints, and quantized GGUF files: "
+    "channel (w8a8_int8), FP8, AWQ, GPTQ, MXFP4 and ModelSlim checkpoints, and quantized GGUF "
+    "files: "
     "use one of those"
 )
 GPTQ_BITS = (2, 4, 8)
+FP8_INPUTS = 128
+"""a block of float8 has a multiple of it"""
 FLOAT = "FLOAT"
 MODELSLIM_TYPES = (FLOAT, "W8A8", "W8A8_DYNAMIC", "W8A16", "W4A8_DYNAMIC")
 MODELSLIM_CACHES = ("kv_cache_type", "kv_quant_type", "fa_quant_type", "indexer_quant_type")
@@ -25,7 +28,7 @@ MODELSLIM_CACHES = ("kv_cache_type", "kv_quant_type", "fa_quant_type", "indexer_
 
 UNQUANT = "unquant"
 """--quantization: floats are made of what is quantized"""
-METHODS = ("awq", "gptq", "modelslim", "compressed-tensors", "mxfp4")
+METHODS = ("awq", "gptq", "modelslim", "compressed-tensors", "mxfp4", "fp8")
 """values of --quantization that name what a checkpoint is"""
 
 
@@ -82,8 +85,22 @@ class Mxfp4Checkpoint:
     """inputs that share a scale"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fp8Checkpoint:
+    """float8 (e4m3fn) numbers with a float32 scale for each block, or for a tensor."""
+
+    method = "fp8"
+    block: tuple[int, int] | None
+    """rows and inputs that share a scale; None: all of a tensor, or of an output channel"""
+
+
 QuantizedCheckpoint = (
-    Int8Checkpoint | AwqCheckpoint | GptqCheckpoint | ModelSlimCheckpoint | Mxfp4Checkpoint
+    Int8Checkpoint
+    | AwqCheckpoint
+    | GptqCheckpoint
+    | ModelSlimCheckpoint
+    | Mxfp4Checkpoint
+    | Fp8Checkpoint
 )
 
 
@@ -120,6 +137,7 @@ def check_requested_method(checkpoint: QuantizedCheckpoint | None, requested: st
         AwqCheckpoint: (UNQUANT,),
         GptqCheckpoint: (UNQUANT,),
         Mxfp4Checkpoint: (UNQUANT,),
+        Fp8Checkpoint: (UNQUANT,),
         ModelSlimCheckpoint: (),
     }
     if checkpoint and requested not in possible.get(type(checkpoint), (requested,)):
@@ -140,6 +158,8 @@ def read_method(values: Mapping[str, Any], place: str) -> QuantizedCheckpoint:
     if method == "mxfp4":
         read_names(values, "modules_to_not_convert", place)  # which these are, the tensors say
         return Mxfp4Checkpoint()
+    if method == "fp8":
+        return read_fp8(values, place, refusal)
     if method in ("modelslim", "ascend"):
         raise SourceError(f"{place}: quant_model_description.json is missing; fetch it")
     raise SourceError(refusal)
@@ -177,6 +197,29 @@ def read_gptq(values: Mapping[str, Any], place: str, refusal: str) -> GptqCheckp
         zero_shift=1 if layout == "gptq" else 0,
         skipped=(*head, *read_names(values, "modules_to_not_convert", place)),
     )
+
+
+def read_fp8(values: Mapping[str, Any], place: str, refusal: str) -> Fp8Checkpoint:
+    """Which layers are floats, the tensors say."""
+    for key in ("modules_to_not_convert", "ignored_layers"):
+        read_names(values, key, place)
+    number, scheme = values.get("fmt", "e4m3"), values.get("activation_scheme", "dynamic")
+    if number not in ("e4m3", "float8_e4m3fn") or scheme not in ("dynamic", "static"):
+        raise SourceError(f"{refusal}; of FP8, e4m3 with dynamic or static activations")
+    block = values.get("weight_block_size")
+    if block is None:
+        return Fp8Checkpoint(block=None)
+    sizes = block if isinstance(block, list) else []
+    if len(sizes) != 2 or any(type(size) is not int or size < 1 for size in sizes):
+        raise SourceError(
+            f"{place}.weight_block_size is {abbreviate(block)}: it is [rows, inputs] of a block"
+        )
+    if sizes[1] % FP8_INPUTS:
+        raise SourceError(
+            f"{place}.weight_block_size is {sizes}: blocks of FP8 have a multiple of {FP8_INPUTS} "
+            "inputs; use a checkpoint with [128, 128]"
+        )
+    return Fp8Checkpoint(block=(sizes[0], sizes[1]))
 
 
 def read_group_size(values: Mapping[str, Any], *keys: str, place: str) -> int:

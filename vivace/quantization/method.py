@@ -17,10 +17,10 @@ from torch import Tensor
 from vivace.checkpoint.weights import ALL, FLOATS, CheckpointError, Weights
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.linear import Operands
-from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
+from vivace.platforms.ops.stored import Packable, StoredBlocks
 from vivace.platforms.ops.table import Activation
 
-Matrix = Tensor | StoredBlocks | Int8Rows
+Matrix = Packable
 WEIGHT, BIAS = "weight", "bias"
 OTHER_TP = "give another --tp-size"
 

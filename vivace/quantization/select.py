@@ -8,12 +8,14 @@ from vivace.checkpoint.weights import Weights
 from vivace.quantization.description import (
     UNQUANT,
     AwqCheckpoint,
+    Fp8Checkpoint,
     GptqCheckpoint,
     Int8Checkpoint,
     ModelSlimCheckpoint,
     Mxfp4Checkpoint,
     QuantizedCheckpoint,
 )
+from vivace.quantization.fp8 import Fp8Config
 from vivace.quantization.int8 import OF_INT8_CHECKPOINTS, SCHEMES, Int8Config
 from vivace.quantization.method import QuantizationConfig
 from vivace.quantization.modelslim import ModelSlimConfig
@@ -40,6 +42,8 @@ def select_quantization(
             return ModelSlimConfig(packer, checkpoint)
         case Mxfp4Checkpoint():
             return Mxfp4Config(packer, decode=requested == UNQUANT)
+        case Fp8Checkpoint():
+            return Fp8Config(packer, checkpoint, decode=requested == UNQUANT)
     if isinstance(checkpoint, Int8Checkpoint) or has_int8(weights):
         scheme = OF_INT8_CHECKPOINTS if requested in (None, Int8Checkpoint.method) else requested
         return Int8Config(packer, scheme if scheme in SCHEMES else None, online=False)

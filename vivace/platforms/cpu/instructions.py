@@ -16,9 +16,9 @@ from gguf.quants import quantize
 from torch import Tensor
 
 from vivace.platforms.cpu.native import LIBRARY, Kernels
-from vivace.platforms.cpu.native_linear import NativeLinears, Rows
+from vivace.platforms.cpu.native_linear import NativeLinears
 from vivace.platforms.ops.linear import linear, pack_linear
-from vivace.platforms.ops.stored import StoredBlocks, int8_rows
+from vivace.platforms.ops.stored import Packable, StoredBlocks, int8_rows
 
 log = logging.getLogger(__name__)
 OUTPUTS, INPUTS = 40, 96
@@ -72,7 +72,7 @@ def wrong_product(kernels: Kernels) -> str | None:
     return None
 
 
-def weight_variants(weight: Tensor) -> list[tuple[str, Rows, float]]:
+def weight_variants(weight: Tensor) -> list[tuple[str, Packable, float]]:
     """(kind, the same weight in it, how much its product may differ)"""
     int8 = int8_rows(weight)
     return [
@@ -90,5 +90,5 @@ def four_bits(weight: Tensor) -> StoredBlocks:
     return StoredBlocks("q4_1", blocks, weight.shape[1]).with_int8_activations()
 
 
-def to_float(rows: Rows) -> Rows:
+def to_float(rows: Packable) -> Packable:
     return rows.float() if isinstance(rows, Tensor) else rows

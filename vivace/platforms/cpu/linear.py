@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivace.platforms.ops import linear as reference
-from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
+from vivace.platforms.ops.stored import Packable
 
 FEW_ROWS = 3
 """up to so many rows the unpacked weight is quicker"""
@@ -52,7 +52,7 @@ class PackedLinears:
         self._left = BOTH_FORMS_BYTES
         self._packable = packable_types() if packable is None else packable
 
-    def pack(self, pieces: Sequence[Tensor | StoredBlocks | Int8Rows]) -> Any:
+    def pack(self, pieces: Sequence[Packable]) -> Any:
         """weights [some of out, in]; types that oneDNN does not take stay as they are."""
         weight = reference.pack_linear(pieces)
         if not isinstance(weight, Tensor) or weight.dtype not in self._packable:

@@ -32,8 +32,12 @@ from vivace.platforms.cpu.native import (
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.stored import (
     ACTIVATION_BLOCK,
+    FP8_GROUP,
+    Fp8Groups,
     Int8Rows,
+    Packable,
     StoredBlocks,
+    concat_fp8,
     concat_int8,
 )
 from vivace.platforms.ops.table import ACTIVATIONS, Ops, gated_mlp
@@ -63,10 +67,11 @@ FEW_ROWS = 1
 """so many are made int8 by every part of the product; more, once before it"""
 INT8 = {"i8": (4, 2), "w8a8": (8, 4)}
 """kind -> (bytes before a column's numbers, its inputs are filled up to a multiple of this)"""
+FP8, FP8_STEP = "fp8", 16
+"""inputs are a multiple of it"""
 MOST_INT8_INPUTS = 1 << 16
 """more could overflow a sum of 32 bits"""
 FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-Rows = Tensor | StoredBlocks | Int8Rows
 PACK, LINEAR, EMBED, QUANTIZE_ROWS = "qqqqqq", "qqqqqqqqq", "qqqqqqqq", "qqqqq"
 GATED = "q" * 10
 
@@ -100,7 +105,7 @@ class NativeLinears:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        kinds = (*BLOCKS, *INT8, *A8_BLOCKS)
+        kinds = (*BLOCKS, *INT8, *A8_BLOCKS, FP8)
         self._pack = {kind: kernels.operation(f"pack_{kind}", PACK) for kind in kinds}
         self._linear: dict[str, Words] = {
             kind: kernels.operation(f"linear_{kind}", LINEAR + "q" * (kind in A8_BLOCKS))
@@ -136,11 +141,12 @@ class NativeLinears:
             first += count
         return PackedWeight(tuple(parts), pieces[0].shape[1], first)
 
-    def _pack_panels(self, kind: str, rows: Rows, first: int, inputs: int) -> Panels:
+    def _pack_panels(self, kind: str, rows: Packable, first: int, inputs: int) -> Panels:
         count, column = rows.shape[0], column_bytes(kind, inputs)
         data = self._memory.empty(-(-count // PANEL) * PANEL * column)
         pointer, row_bytes = row_memory(rows)
-        scales = rows.scales.data_ptr() if isinstance(rows, Int8Rows) else 0
+        scaled = isinstance(rows, Int8Rows | Fp8Groups)
+        scales = rows.scales.data_ptr() if scaled else 0
         self._pack[kind](count, pointer, row_bytes, data.data_ptr(), inputs, scales)
         return Panels(kind, data, first, count)
 
@@ -247,6 +253,12 @@ def column_bytes(kind: str, inputs: int) -> int:
         if kind == "i8" and inputs % step:
             raise ValueError(f"pack_linear: int8 weights of {inputs} inputs: no multiple of {step}")
         return header + -(-inputs // step) * step
+    if kind == FP8:
+        if inputs % FP8_STEP:
+            raise ValueError(
+                f"pack_linear: float8 weights of {inputs} inputs: no multiple of {FP8_STEP}"
+            )
+        return -(-inputs // FP8_GROUP) * 4 + inputs
     numbers, nbytes = A8_BLOCKS[kind] if kind in A8_BLOCKS else BLOCKS[kind]
     if inputs % numbers:
         raise ValueError(
@@ -255,9 +267,11 @@ def column_bytes(kind: str, inputs: int) -> int:
     return inputs // numbers * nbytes
 
 
-def weight_kind(piece: Rows) -> str:
+def weight_kind(piece: Packable) -> str:
     if isinstance(piece, Int8Rows):
         return "w8a8" if piece.int8_activations else "i8"
+    if isinstance(piece, Fp8Groups):
+        return FP8
     if isinstance(piece, StoredBlocks):
         if piece.kind not in BLOCKS:
             raise ValueError(f"pack_linear: no kernel reads {piece.kind} blocks")
@@ -267,7 +281,7 @@ def weight_kind(piece: Rows) -> str:
     return FLOATS[piece.dtype]
 
 
-def concat_rows(pieces: Sequence[Rows]) -> Rows:
+def concat_rows(pieces: Sequence[Packable]) -> Packable:
     if len(pieces) == 1:
         return pieces[0]
     tensors = [piece for piece in pieces if isinstance(piece, Tensor)]
@@ -276,18 +290,25 @@ def concat_rows(pieces: Sequence[Rows]) -> Rows:
     numbers = [piece for piece in pieces if isinstance(piece, Int8Rows)]
     if numbers:
         return concat_int8(numbers)
+    fp8 = [piece for piece in pieces if isinstance(piece, Fp8Groups)]
+    if fp8:
+        return concat_fp8(fp8)
     blocks = [piece for piece in pieces if isinstance(piece, StoredBlocks)]
     data = np.concatenate([piece.data for piece in blocks])
     return StoredBlocks(blocks[0].kind, data, blocks[0].columns)
 
 
-def row_memory(rows: Rows) -> tuple[int, int]:
+def row_memory(rows: Packable) -> tuple[int, int]:
     """(address, bytes from row to row)"""
     count, columns = rows.shape
     if isinstance(rows, Int8Rows):
         block("pack_linear", "scales", rows.scales, count)
         numbers = block("pack_linear", "numbers", rows.numbers, count, columns, dtype=torch.int8)
         return numbers, columns
+    if isinstance(rows, Fp8Groups):
+        block("pack_linear", "scales", rows.scales, count, -(-columns // FP8_GROUP))
+        kind = torch.float8_e4m3fn
+        return block("pack_linear", "numbers", rows.numbers, count, columns, dtype=kind), columns
     if isinstance(rows, StoredBlocks):
         size, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[rows.kind.upper()]]
         require(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.ops.linear import pack_linear
-from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
+from vivace.platforms.ops.stored import Packable
 
 
 class Product(Protocol):
@@ -22,7 +22,7 @@ class Product(Protocol):
     def __call__(self, x: Tensor, weight: Any) -> Tensor: ...
 
 
-def pack_heads(heads: Sequence[Tensor | StoredBlocks | Int8Rows]) -> Any:
+def pack_heads(heads: Sequence[Packable]) -> Any:
     """The weight[out, in] of each head, all of one shape and format."""
     return [pack_linear([weight]) for weight in heads]
 

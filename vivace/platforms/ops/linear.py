@@ -20,7 +20,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivace.platforms.ops.stored import ACTIVATION_BLOCK, Int8Rows, StoredBlocks, concat_int8
+from vivace.platforms.ops.stored import (
+    ACTIVATION_BLOCK,
+    Int8Rows,
+    Packable,
+    StoredBlocks,
+    concat_int8,
+)
 
 EXACT = 1024
 """so many products of int8 add up exactly in float32"""
@@ -36,7 +42,7 @@ class Operands:
     bias: Tensor | None
 
 
-def pack_linear(pieces: Sequence[Tensor | StoredBlocks | Int8Rows]) -> Any:
+def pack_linear(pieces: Sequence[Packable]) -> Any:
     """Weights [some of out, in] in the form `linear` likes best: here, one tensor [out, in].
 
     Blocks are decoded to float32, int8 rows too unless activations become int8 as well. Raises

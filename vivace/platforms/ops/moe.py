@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.ops.linear import linear, pack_linear
-from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
+from vivace.platforms.ops.stored import Packable
 
 NOTHING = 1e-20
 """added to a sum that divides, as the models' own definitions do"""
@@ -108,7 +108,7 @@ def add_gated(y: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
     return y.add_(x) if gate is None else y.addcmul_(gate.sigmoid(), x)
 
 
-def pack_grouped(experts: Sequence[Sequence[Tensor | StoredBlocks | Int8Rows]]) -> Any:
+def pack_grouped(experts: Sequence[Sequence[Packable]]) -> Any:
     """One weight for each expert, in the pieces that `pack_linear` takes."""
     return [pack_linear(pieces) for pieces in experts]
 

@@ -17,6 +17,10 @@ ACTIVATION_BLOCK = 32
 """neighboring activations of a row that share a scale"""
 
 
+FP8_GROUP = 128
+"""neighboring inputs of a float8 matrix that share a scale"""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredBlocks:
     """`kind` is GGUF's name of the block type in lower case ("q4_1")."""
@@ -83,6 +87,30 @@ class Int8Rows:
         return self.numbers * self.scales[:, None]
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Groups:
+    """float8 numbers (e4m3fn, no NaN) with a scale for FP8_GROUP neighboring columns of a row:
+    number * scale is the weight. The last group of a row may be a shorter one."""
+
+    numbers: Tensor
+    """float8_e4m3fn[rows, columns], contiguous"""
+    scales: Tensor
+    """float32[rows, groups], contiguous"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.numbers.shape)
+
+    def dequantize(self) -> Tensor:
+        """float32[rows, columns]"""
+        scales = self.scales.repeat_interleave(FP8_GROUP, 1)[:, : self.numbers.shape[1]]
+        return self.numbers.float() * scales
+
+
+Packable = Tensor | StoredBlocks | Int8Rows | Fp8Groups
+"""a matrix that can be packed for products"""
+
+
 def int8_rows(weight: Tensor) -> Int8Rows:
     """weight[rows, columns] of any float type to the nearest int8; the largest of a row is 127."""
     numbers = weight.float()
@@ -97,3 +125,10 @@ def concat_int8(pieces: Sequence[Int8Rows]) -> Int8Rows:
     return Int8Rows(
         numbers, torch.cat([piece.scales for piece in pieces]), pieces[0].int8_activations
     )
+
+
+def concat_fp8(pieces: Sequence[Fp8Groups]) -> Fp8Groups:
+    """One below the other"""
+    numbers = torch.cat([piece.numbers.view(torch.uint8) for piece in pieces])
+    scales = torch.cat([piece.scales for piece in pieces])
+    return Fp8Groups(numbers.view(torch.float8_e4m3fn), scales)

@@ -19,7 +19,7 @@ from vivace.platforms.ops import attention, cache, elementwise, heads, linear, m
 from vivace.platforms.ops.elementwise import SwigluOai
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
-from vivace.platforms.ops.stored import Int8Rows, StoredBlocks
+from vivace.platforms.ops.stored import Packable, StoredBlocks
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 """of a gated MLP"""
@@ -157,7 +157,7 @@ class Ops:
     """(x[T, 2n], its numbers) -> [T, n]"""
     pack_embedding: Callable[[Tensor | StoredBlocks], PackedWeight]
     """(weight[V, hidden]) -> what `embedding` takes; also what `pack_linear` takes, alone"""
-    pack_linear: Callable[[Sequence[Tensor | StoredBlocks | Int8Rows]], PackedWeight]
+    pack_linear: Callable[[Sequence[Packable]], PackedWeight]
     """(weights[some of out, in], one below the other) -> what `linear` takes; called once, when
     the layer is loaded. Blocks and int8 with float activations only where the platform reads
     them."""
@@ -184,11 +184,11 @@ class Ops:
     """(x[T * top, n], weights[T, top] or None for ones, routes) -> [T, n]"""
     add_gated: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     """(y[T, n], x[T, n], gate[T, 1]) -> y, in place: plus sigmoid(gate) * x; without a gate, x"""
-    pack_grouped: Callable[[Sequence[Sequence[Tensor | StoredBlocks | Int8Rows]]], Any]
+    pack_grouped: Callable[[Sequence[Sequence[Packable]]], Any]
     """(what `pack_linear` takes, for each expert) -> what `grouped_linear` takes"""
     grouped_linear: GroupedLinearOp
     """(x[T * top, in] sorted by expert, weight, routes, bias[E, out]=None) -> [T * top, out]"""
-    pack_heads: Callable[[Sequence[Tensor | StoredBlocks | Int8Rows]], Any]
+    pack_heads: Callable[[Sequence[Packable]], Any]
     """(weight[out, in] of each head) -> what `heads_linear` takes. Raises ValueError where heads
     differ in shape or format."""
     heads_linear: Callable[[Tensor, Any], Tensor]

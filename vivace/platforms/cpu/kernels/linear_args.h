@@ -22,7 +22,7 @@ struct PackArgs {
     int64_t row_bytes;
     uint8_t* out;  // [panels][panel_bytes(k)]
     int64_t k;
-    const float* scales;  // [rows], int8 only
+    const float* scales;  // int8: [rows]; fp8: [rows, groups of inputs]
 };
 
 namespace VV_ISA {

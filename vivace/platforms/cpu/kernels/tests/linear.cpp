@@ -66,6 +66,13 @@ void e2m1(const uint8_t* block, double* out) {
     }
 }
 
+// Four exponent bits and three of fraction (float8 e4m3fn).
+void e4m3(const uint8_t* p, double* out) {
+    const int exponent = *p >> 3 & 15, fraction = *p & 7;
+    const double size = exponent ? std::ldexp(8 + fraction, exponent - 10) : std::ldexp(fraction, -9);
+    *out = *p & 0x80 ? -size : size;
+}
+
 const std::vector<Format>& formats() {
     static const std::vector<Format> list = {
         {"f32",
@@ -124,6 +131,7 @@ const std::vector<Format>& formats() {
         {"q5_k", 256, 176, {0, 2}, [](const uint8_t* p, double* out) { k_parts(p, p + 48, p + 16, out); }},
         {"q6_k", 256, 210, {208}, six},
         {"mxfp4", 32, 17, {}, e2m1},
+        {"fp8", 1, 1, {}, e4m3},
     };
     return list;
 }
@@ -141,13 +149,16 @@ struct Layer {
         bytes.resize((size_t)(n * row_bytes));
         for (auto& byte : bytes) byte = (uint8_t)random.next();
         const bool f32 = !std::strcmp(f.name, "f32"), bf16 = !std::strcmp(f.name, "bf16");
+        const bool fp8 = !std::strcmp(f.name, "fp8");
+        for (auto& byte : bytes) byte = fp8 && (byte & 0x7f) == 0x7f ? 0x31 : byte;  // no NaN
         for (int64_t i = 0; i < n * k && (f32 || bf16); ++i) {
             const float x = random.signed_unit();
             const uint16_t b = to_bf16(x);
             f32 ? std::memcpy(&bytes[4 * i], &x, 4) : std::memcpy(&bytes[2 * i], &b, 2);
         }
         weights.resize((size_t)(n * k));
-        scales = floats(random, n);
+        const int64_t groups = fp8 ? (k + 127) / 128 : 1;
+        scales = floats(random, n * groups);
         for (int64_t block = 0; block < n * k / f.size; ++block) {
             uint8_t* at = &bytes[block * f.bytes];
             if (!std::strcmp(f.name, "mxfp4")) at[0] = (uint8_t)(110 + random.below(20));
@@ -156,6 +167,7 @@ struct Layer {
         }
         if (!std::strcmp(f.name, "i8"))
             for (int64_t i = 0; i < n * k; ++i) weights[i] *= scales[i / k];
+        for (int64_t i = 0; fp8 && i < n * k; ++i) weights[i] *= scales[i / k * groups + i % k / 128];
         panels.resize((size_t)((n + 15) / 16 * (16 * row_bytes * 2 + 4096)));
     }
 
