@@ -97,6 +97,17 @@ def test_groups_that_devices_would_cut_are_refused_before_any_starts(form: dict[
         started({**changes, "intermediate_size": 96}, "--tp-size", "2")
 
 
+def test_blocks_of_fp8_stay_whole_and_one_scale_is_every_devices() -> None:
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    blocks = {**fp8, "weight_block_size": [128, 128]}
+    wide = {**DIVISIBLE, "intermediate_size": 512, "head_dim": 64, "quantization_config": blocks}
+    assert started(wide, "--tp-size", "2").parallel.tp_size == 2
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 4: 256 .* 128 .* 1, 2"):
+        started(wide, "--tp-size", "4")
+    whole = {**DIVISIBLE, "quantization_config": fp8}
+    assert started(whole, "--tp-size", "4").parallel.tp_size == 4
+
+
 @pytest.mark.parametrize("more", [{"group_size": -1}, {"desc_act": True}])
 def test_one_group_and_ordered_inputs_are_every_devices(more: dict[str, Any]) -> None:
     changes = {**DIVISIBLE, "quantization_config": {**GPTQ, **more}}

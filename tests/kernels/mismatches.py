@@ -28,7 +28,7 @@ from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Gate, Routes
 from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.ops.sampling import Penalties, SamplingBatch, Truncations
-from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows
+from vivace.platforms.ops.stored import Fp8Groups, Int8Rows, StoredBlocks, int8_rows
 from vivace.platforms.ops.table import reference_ops
 
 T, N, OUT, EXPERTS, TOP, HEADS, KV_HEADS, SIZE = 5, 64, 48, 6, 2, 4, 2, 16
@@ -141,21 +141,25 @@ def attention(decode: bool, rotated: bool) -> Case:
     return Case("attend", arguments, call)
 
 
-def stored(name: str, piece: Callable[[], Any]) -> Case:
+def stored(name: str, piece: Callable[[], Any], kind: Any = Int8Rows) -> Case:
     """Packing one weight, a part of which is changed."""
 
     def arguments() -> Arguments:
         found = piece()
-        if isinstance(found, Int8Rows):
+        if isinstance(found, Int8Rows | Fp8Groups):
             return {"numbers": found.numbers, "scales": found.scales}
         return {"data": torch.from_numpy(found.data)}
 
     def call(**parts: Any) -> Any:
         if "data" in parts:
             return OPS.pack_linear([StoredBlocks("q4_1", array(parts["data"]), N)])
-        return OPS.pack_linear([Int8Rows(parts["numbers"], parts["scales"])])
+        return OPS.pack_linear([kind(parts["numbers"], parts["scales"])])
 
     return Case(name, arguments, call)
+
+
+def float8() -> Fp8Groups:
+    return Fp8Groups(weight(OUT, N).to(torch.float8_e4m3fn), torch.ones(OUT, 1))
 
 
 def plain(name: str, call: Callable[..., Any], **shapes: tuple[int, ...]) -> Case:
@@ -293,6 +297,7 @@ CASES: dict[str, Case] = {
         first=(OUT, N), second=(OUT, N),
     ),
     "pack_linear of int8": stored("pack_linear", lambda: int8_rows(weight(OUT, N))),
+    "pack_linear of fp8": stored("pack_linear", float8, Fp8Groups),
     "pack_linear of blocks": stored("pack_linear", lambda: blocks(OUT, N)),
     "attend prompts": attention(decode=False, rotated=False),
     "attend decoding": attention(decode=True, rotated=False),

@@ -124,3 +124,11 @@ def test_damaged_tensors_are_named(damage: str, tmp_path: Path) -> None:
         change_tensors(stored, **{name + "_scale_inv": None if damage == "missing" else scale[1:]})
     with pytest.raises(CheckpointError, match=r"down_proj\.weight"):
         load(stored)
+
+
+def test_rotated_rows_stay_in_their_blocks(tmp_path: Path) -> None:
+    """Neighbors that turn together become halves; scales do not follow them elsewhere."""
+    kind, settings = MODELS["latent"]
+    stored, _ = make_fp8(tmp_path, kind, **{**settings, "qk_rope_head_dim": 32})
+    with pytest.raises(CheckpointError, match="order"):
+        load(stored)

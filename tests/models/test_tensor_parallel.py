@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fp8_toys import make_fp8
 from gguf import GGMLQuantizationType as Kind
 from gguf_toys import write
 from mxfp4_toys import make_mxfp4
@@ -87,6 +88,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma3": {},
 }
 """what each has besides SIZES"""
+FP8 = {"head_dim": 64, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 512}
+"""four ranks have whole blocks"""
 CLASSES = {"Llama4": "Llama4Text", "Gemma3": "Gemma3Text"}
 PROGRAM = Path(__file__).parents[1] / "kit" / "tensor_ranks.py"
 
@@ -120,6 +123,8 @@ def write_cases(folder: Path) -> list[dict[str, Any]]:
     path = str(folder / "Llama")
     make_mxfp4(folder / "mxfp4", **SIZES, **FAMILIES["GptOss"])
     cases.append({"name": "mxfp4", "path": str(folder / "mxfp4")})
+    stored, _ = make_fp8(folder / "of fp8", "Llama", **FP8)
+    cases.append({"name": "fp8", "path": str(stored)})
     cases.append({"name": "by torch", "path": path, "torch": True})
     cases.append({"name": "w8a16", "path": path, "quantization": "w8a16"})
     for kind in (Kind.Q4_0, Kind.Q8_0):
@@ -160,7 +165,7 @@ def read(folder: Path, name: str, size: int) -> list[dict[str, Tensor]]:
 
 NAMES = (
     *FAMILIES, "by torch", "w8a16", "Q4_0", "Q4_0 by torch", "Q8_0", "Q8_0 by torch", "awq", "gptq",
-    "gptq, one group", "modelslim static", "modelslim dynamic", "mxfp4",
+    "gptq, one group", "modelslim static", "modelslim dynamic", "mxfp4", "fp8",
 )  # fmt: skip
 
 

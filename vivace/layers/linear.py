@@ -15,7 +15,7 @@ from vivace.layers.layout import split, split_or_repeat, split_unevenly
 from vivace.layers.module import Bindings, Module, sibling
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.groups import Group, SingleRank
-from vivace.platforms.ops.stored import Int8Rows
+from vivace.platforms.ops.stored import Fp8Groups, Int8Rows
 from vivace.platforms.ops.table import Ops, PackedWeight, gated_activation
 from vivace.quantization.method import (
     ALL,
@@ -232,7 +232,7 @@ class Embedding(Module):
 
     def _pack(self, weights: Weights) -> PackedWeight:
         read = self._take_matrix(LayerWeights(weights, self.shape), self.shape.parts[0])
-        if isinstance(read, Int8Rows):
+        if isinstance(read, Int8Rows | Fp8Groups):
             read = read.dequantize()
         return self._ops.pack_embedding(read.to(*self._place) if isinstance(read, Tensor) else read)
 

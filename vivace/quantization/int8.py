@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vivace.checkpoint.weights import ALL, FLOATS, Weights
-from vivace.platforms.ops.stored import Int8Rows, StoredBlocks, int8_rows
+from vivace.platforms.ops.stored import Int8Rows, int8_rows
 from vivace.platforms.ops.table import Activation
 from vivace.quantization.method import (
     WEIGHT,
@@ -66,7 +66,7 @@ class Int8Config:
         whole = LayerWeights(weights.source, replace(weights.shape, columns=ALL))
         found = self.take_matrix(whole, part)
         if not isinstance(found, Int8Rows):
-            found = int8_rows(found.dequantize() if isinstance(found, StoredBlocks) else found)
+            found = int8_rows(found if isinstance(found, Tensor) else found.dequantize())
         return replace(found, numbers=found.numbers[:, weights.shape.columns].contiguous())
 
 
@@ -158,7 +158,7 @@ class Int8:
     def _rows(self, piece: Matrix) -> Matrix:
         """Of parts of one layer some may be floats."""
         if not isinstance(piece, Int8Rows):
-            piece = int8_rows(piece.dequantize() if isinstance(piece, StoredBlocks) else piece)
+            piece = int8_rows(piece if isinstance(piece, Tensor) else piece.dequantize())
         return (
             piece.dequantize()
             if self._decode
