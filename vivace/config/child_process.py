@@ -16,6 +16,7 @@ from vivace.errors import CannotStart
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Terminals and systemd send them to every process of the group; only the first one decides."""
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 SOURCES = Path(__file__).resolve().parents[2]
 
 
@@ -58,12 +59,24 @@ def die_with(parent: int) -> None:
 
     Raises OSError when the kernel does not know this; SystemExit when the parent is dead already.
     """
-    library = ctypes.CDLL(None, use_errno=True)
-    failed = library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0
+    failed = control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)  # it died before we asked
     if failed:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+        raise OSError(failed, "prctl(PR_SET_PDEATHSIG)")
+
+
+def adopt_orphans() -> None:
+    """From now on this process is the parent of what its children start and leave. Raises OSError
+    when the kernel does not know this."""
+    if failed := control_process(PR_SET_CHILD_SUBREAPER, 1):
+        raise OSError(failed, "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def control_process(option: int, value: int) -> int:
+    """prctl(2); 0, or an errno"""
+    library = ctypes.CDLL(None, use_errno=True)
+    return ctypes.get_errno() if library.prctl(option, value, 0, 0, 0) != 0 else 0
 
 
 def no_process(name: str, error: OSError) -> CannotStart:

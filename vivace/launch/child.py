@@ -1,5 +1,5 @@
 """Entry of the children: `python -m vivace.launch.child engine|frontend|rank --control FD --parent
-PID`.
+PID`. With several FDs it becomes so many ranks.
 
 The supervisor starts this, and engines their ranks. The child dies with its parent, whatever
 happens: the kernel sends SIGKILL when that dies, and the end of the control socket to the parent is
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     timeline = Timeline("interpreter, first imports")
     parser = argparse.ArgumentParser(prog="vivace.launch.child", description=__doc__)
     parser.add_argument("role", choices=("engine", "frontend", "rank"))
-    parser.add_argument("--control", type=int, required=True)
+    parser.add_argument("--control", type=int, required=True, nargs="+")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--preload", action="store_true", help="import before the setup comes")
     arguments = parser.parse_args(argv)
@@ -51,10 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     leave_signals_to_the_supervisor()
     gc.disable()  # nothing that is imported and loaded is garbage; the roles enable it when ready
     log_lines.setup("info", arguments.role)
-    sock = socket.socket(fileno=arguments.control)
-    sock.set_inheritable(False)  # the control socket must close when this process dies, not later
+    sock = control_socket(arguments.control[0])
     control = child_end(sock)
     try:
+        if arguments.role == "rank":
+            sock = become_rank(sock, arguments.control, arguments.parent)
+            control = child_end(sock)
         if arguments.preload:
             preload(arguments.role, control, timeline)
         run(arguments.role, control, sock, timeline)
@@ -72,6 +74,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     return 0
+
+
+def control_socket(number: int) -> socket.socket:
+    sock = socket.socket(fileno=number)
+    sock.set_inheritable(False)  # the control socket must close when this process dies, not later
+    return sock
+
+
+def become_rank(first: socket.socket, controls: Sequence[int], engine: int) -> socket.socket:
+    """Import what ranks need, then be one of them."""
+    from vivace.launch.rank_process import fork_ranks
+
+    load_torch_library()
+    import_module("vivace.worker.build")
+    first.detach()
+    return control_socket(fork_ranks(controls, engine))
 
 
 def run(

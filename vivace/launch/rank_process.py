@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
+import time
+from collections.abc import Sequence
 
 import msgspec
 
+from vivace.config.child_process import die_with
 from vivace.config.serialize import decode
 from vivace.engine.process_group import RankWorker
 from vivace.launch.ranks import meet_ranks
@@ -15,6 +19,35 @@ from vivace.protocol.message_socket import MessageSocket
 from vivace.protocol.ranks import JoinRanks, RankHere, RankReady, RankSetup, ToRank
 from vivace.protocol.step import StepPlan
 from vivace.protocol.workers import GetWorkerState
+
+ADOPTION_SECONDS = 10.0
+"""in which the process between a rank and its engine ends"""
+
+
+def fork_ranks(controls: Sequence[int], engine: int) -> int:
+    """Become the ranks of an engine, one for each control socket: returns in each of them with its
+    own. Forked behind the imports, they start at once and share the memory of what was imported.
+    Each is left to the engine (`adopt_orphans`), which sees how it ends."""
+    gc.freeze()  # a collection would write to all that is shared
+    for control in controls:
+        between = os.fork()
+        if between == 0:
+            if os.fork() != 0:
+                os._exit(0)
+            wait_for_parent(engine)
+            for other in controls:  # an open end would hide that its process is gone
+                if other != control:
+                    os.close(other)
+            return control
+        os.waitpid(between, 0)
+    os._exit(0)
+
+
+def wait_for_parent(engine: int) -> None:
+    deadline = time.monotonic() + ADOPTION_SECONDS
+    while os.getppid() != engine and time.monotonic() < deadline:
+        time.sleep(0.001)
+    die_with(engine)
 
 
 def rank_end(sock: socket.socket) -> MessageSocket[ToRank]:
@@ -30,7 +63,7 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
         raise TypeError(f"the first message is {type(setup).__name__}, not RankSetup")
     config = decode(setup.config)
     log_lines.setup(config.logging.log_level, f"rank {setup.rank}")
-    control.send(RankHere())
+    control.send(RankHere(os.getpid()))
     if not isinstance(control.wait(), JoinRanks):
         raise TypeError("a message before the ranks have met")
     rendezvous = meet_ranks(setup.rank, setup.ranks, setup.meeting, setup.memory)

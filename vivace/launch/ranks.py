@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import select
+import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from vivace.config.child_process import (
+    adopt_orphans,
     block_signals,
     child_environment,
     describe_exit,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from vivace.config.config import Config
     from vivace.platforms.groups import Rendezvous
 
+T = TypeVar("T", RankHere, RankReady)
 EXIT_SECONDS = 5.0
 COMING_SECONDS = 300.0
 """until a rank has imported what it needs"""
@@ -69,11 +73,12 @@ def start_process_group(
         first, count = (place.index * ranks, place.engines * ranks) if place else (0, ranks)
         report("Starting ranks", 0.0)
         try:
-            for rank in range(first + 1, first + ranks):
-                links.append(spawn_rank(config, rank, count, meeting, memory))
-                started.callback(links[-1].close)
+            numbers = range(first + 1, first + ranks)
+            links.extend(spawn_ranks(config, numbers, count, meeting, memory))
+            for link in links:
+                started.callback(link.close)
             for done, link in enumerate(links):
-                link.expect(RankHere, COMING_SECONDS)
+                link.arrive()
                 report("Starting ranks", (done + 1) / len(links))
             for link in links:
                 link.begin()
@@ -131,35 +136,77 @@ def meet_ranks(rank: int, ranks: int, meeting: int, memory: int) -> Rendezvous:
     return Rendezvous(rank=rank, size=ranks, meeting=place, memory=RankMemory(memory))
 
 
-def spawn_rank(config: Config, rank: int, ranks: int, meeting: int, memory: int) -> RankProcess:
-    ours, theirs = socket.socketpair()
+def spawn_ranks(
+    config: Config, numbers: Sequence[int], ranks: int, meeting: int, memory: int
+) -> list[RankProcess]:
+    """One process that becomes all of them: ranks `numbers` of `ranks`."""
+    if not numbers:
+        return []
+    adopt_orphans()
+    pairs = [socket.socketpair() for _ in numbers]
+    theirs = [end.fileno() for _, end in pairs]
     command = [
         *python_module("vivace.launch.child"),
         "rank",
-        *("--control", str(theirs.fileno()), "--parent", str(os.getpid())),
+        *("--parent", str(os.getpid()), "--control", *map(str, theirs)),
     ]
-    with theirs, block_signals():
-        process = subprocess.Popen(
+    with block_signals():
+        template = subprocess.Popen(
             command,
-            pass_fds=[theirs.fileno(), meeting, memory],
+            pass_fds=[*theirs, meeting, memory],
             stdin=subprocess.DEVNULL,
             env=child_environment(),
         )
-    link = RankProcess(f"rank {rank}", process, ours)
-    link.control.send(
-        RankSetup(config=encode(config), rank=rank, ranks=ranks, meeting=meeting, memory=memory)
-    )
-    return link
+    links, setup = [], encode(config)
+    for number, (ours, end) in zip(numbers, pairs, strict=True):
+        end.close()
+        links.append(RankProcess(f"rank {number}", template, ours))
+        links[-1].control.send(
+            RankSetup(config=setup, rank=number, ranks=ranks, meeting=meeting, memory=memory)
+        )
+    return links
+
+
+class AdoptedProcess:
+    """A process that another one has left to this one. From any thread."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._file = os.pidfd_open(pid)
+        self._lock = threading.Lock()
+        self._code: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As subprocess.Popen's. Raises subprocess.TimeoutExpired."""
+        if self._code is None and not select.select([self._file], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("rank", timeout or 0.0)
+        with self._lock:
+            if self._code is None:
+                self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._code
+
+    def kill(self) -> None:
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 class RankProcess:
-    """A `RankLink` to a process of ours. Its socket closes the moment it dies."""
+    """A `RankLink` to a process of ours. Its socket closes the moment it dies. `process`: the one
+    that becomes the ranks, until this one has said which it is."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+        self._rank = name
         self.name = f"{name} (process {process.pid})"
         self.control = MessageSocket(ours, msgspec.msgpack.Decoder(FromRank))
-        self._process = process
+        self._process: subprocess.Popen[bytes] | AdoptedProcess = process
         self._failure = ""
+
+    def arrive(self) -> None:
+        """Wait until it is there. Raises RankLost."""
+        message = self.expect(RankHere, COMING_SECONDS)
+        self._process.wait(EXIT_SECONDS)
+        self._process = AdoptedProcess(message.pid)
+        self.name = f"{self._rank} (process {message.pid})"
 
     def begin(self) -> None:
         self.control.send(JoinRanks())
@@ -173,11 +220,12 @@ class RankProcess:
             return message
         raise RankLost(f"{self.name} says {type(message).__name__}, which nobody asked")
 
-    def expect(self, kind: type[RankHere | RankReady], timeout: float | None = None) -> None:
+    def expect(self, kind: type[T], timeout: float | None = None) -> T:
         """While it starts. Raises RankLost."""
         message = self._wait(timeout)
         if not isinstance(message, kind):
             raise RankLost(f"{self.name} says {type(message).__name__}, not {kind.__name__}")
+        return message
 
     def _wait(self, timeout: float | None = None) -> FromRank:
         try:

@@ -26,7 +26,9 @@ class JoinRanks(msgspec.Struct, frozen=True, tag="join_ranks"):
 
 
 class RankHere(msgspec.Struct, frozen=True, tag="rank_here"):
-    """Rank -> engine: what it needs is imported."""
+    """Rank -> engine: what it needs is imported, and this is its process."""
+
+    pid: int
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
