@@ -283,7 +283,7 @@ def test_nothing_of_cuda_is_found_on_ascend(file: Path) -> None:
         ({}, "--tp-size 3", "--tensor-parallel-size"),
         ({}, "--quantization awq", "--quantization"),
         ({}, "--context-length 9999", "--context-length"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "", "--model-path"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "", "--model-path"),
         ({"architectures": ["UnheardOf"]}, "", "--model-path"),
         ({"num_hidden_layers": "six"}, "", "--model-path"),
     ],

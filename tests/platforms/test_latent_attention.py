@@ -9,7 +9,8 @@ import pytest
 import torch
 from test_attention_backends import POOLS, MadeStep, made_step
 
-from vivace.platforms.attention import LatentLayer
+from vivace.platforms.attention import AttentionLayer, LatentLayer
+from vivace.platforms.cache import group_bytes_per_token
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.deterministic import BatchInvariantAttention, batch_invariant
 from vivace.platforms.cpu.ops import cpu_ops
@@ -23,6 +24,13 @@ BACKENDS = {
     "deterministic": (batch_invariant(cpu_ops()), BatchInvariantAttention),
 }
 SIZES = ((32, 16), (24, 8))
+
+
+@dataclass(frozen=True)
+class PageCopy:
+    source: int
+    target: int
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,3 +98,35 @@ def test_a_prompt_in_chunks_equals_plain_attention(name, latent_dim, rope_dim, w
             )
             torch.testing.assert_close(found[token - before].double(), wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(latents[:, latent_dim:], turned[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_every_rank_keeps_whole_latents(dtype: torch.dtype) -> None:
+    """Ranks divide heads, of which a latent has none: a token takes as much on each, and a page
+    copied or forgotten is the same everywhere."""
+
+    def make_layers(ranks: int) -> list[LatentLayer | AttentionLayer]:
+        heads = 16 // ranks
+        latent = LatentLayer(index=0, heads=heads, latent_dim=512, rope_dim=64, scale=1.0)
+        shape = {"heads": heads, "kv_heads": heads, "head_dim": 16}
+        return [latent, AttentionLayer(index=1, scale=1.0, window=8, **shape)]
+
+    scales = 8 if dtype == torch.int8 else 0
+    for ranks in (1, 2, 16):
+        latent, grouped = group_bytes_per_token(make_layers(ranks), (8,), dtype)
+        assert latent == 576 * dtype.itemsize + scales
+        assert grouped * ranks == group_bytes_per_token(make_layers(1), (8,), dtype)[1]
+
+
+def test_copied_and_forgotten_latents() -> None:
+    layer = LatentLayer(index=0, heads=2, latent_dim=24, rope_dim=8, scale=1.0)
+    memory = PagedCache([layer], [5], 4, torch.bfloat16, torch.device("cpu"))
+    for part in memory.parts(0):
+        part.copy_(torch.arange(part.numel()).view(part.shape) % 97 + 1)
+    before = [part.clone() for part in memory.parts(0)]
+    memory.copy([PageCopy(1, 3)])
+    memory.zero_slots(torch.tensor([5, 17]))
+    for part, old in zip(memory.parts(0), before, strict=True):
+        assert torch.equal(part[3], old[1])
+        assert (part[1, 1] == 0).all() and (part[4, 1] == 0).all()
+        assert torch.equal(part[1, 0], old[1, 0]) and torch.equal(part[2], old[2])
