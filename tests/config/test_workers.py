@@ -120,7 +120,7 @@ def test_one_group_and_ordered_inputs_are_every_devices(more: dict[str, Any]) ->
         (["--nnodes", "2"], "--data-parallel-size"),
         (["--pp-size", "2"], "--tensor-parallel-size"),
         (["--attn-cp-size", "2"], "yet"),
-        (["--ep-size", "2"], "experts"),
+        (["--ep-size", "2"], "tp 1"),
     ],
 )
 def test_what_is_not_divided_yet_says_what_is(flags: list[str], remedy: str) -> None:

@@ -25,7 +25,7 @@ from vivace.platforms.cpu.native_ops import NativeSampling
 from vivace.platforms.cpu.native_table import native_ops
 from vivace.platforms.ops.elementwise import SwigluOai
 from vivace.platforms.ops.linear import Operands
-from vivace.platforms.ops.moe import Gate, Routes
+from vivace.platforms.ops.moe import ExpertSlots, Gate, Routes
 from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.ops.sampling import Penalties, SamplingBatch, Truncations
 from vivace.platforms.ops.stored import Fp8Groups, Int8Rows, StoredBlocks, int8_rows
@@ -255,6 +255,17 @@ CASES: dict[str, Case] = {
         "moe_gate", lambda **a: OPS.moe_gate(Gate(top=TOP), a["logits"], a["bias"]),
         logits=(T, EXPERTS), bias=(EXPERTS,),
     ),
+    "moe_place": Case(
+        "moe_place",
+        lambda: {
+            "experts": CHOSEN.clone(), "positions": ids(T),
+            "table": torch.zeros(EXPERTS, 2, dtype=torch.int64),
+            "counts": torch.zeros(EXPERTS, dtype=torch.int64),
+        },
+        lambda **a: OPS.moe_place(
+            a["experts"], a["positions"], ExpertSlots(a["table"], 0, a["counts"])
+        ),
+    ),
     "moe_routes": Case(
         "moe_routes",
         lambda: {"experts": CHOSEN.clone()},
@@ -323,7 +334,8 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 TRIED_BY_ANOTHER_NAME = {
-    "rotary_attend", "pack_embedding", "pack_grouped", "pack_heads", "update_weight"
+    "rotary_attend", "pack_embedding", "pack_grouped", "pack_heads", "select_grouped",
+    "update_weight",
 }  # fmt: skip
 """as "rotate and attend", and in what the cases of their users are given"""
 

@@ -19,7 +19,7 @@ from vivace.platforms.cpu.native_moe import NativeMoe
 from vivace.platforms.cpu.native_table import native_ops
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.ops import moe
-from vivace.platforms.ops.moe import Gate
+from vivace.platforms.ops.moe import ExpertSlots, Gate
 from vivace.platforms.ops.stored import StoredBlocks
 
 KERNELS = {isa: load_kernels(isa) for isa in USABLE}
@@ -83,6 +83,38 @@ def test_routes_spread_and_combine_equal_the_reference():
     weighed = ops.permute(x[:, :21], routes, weights)
     assert torch.equal(weighed, moe.moe_permute(x[:, :21], wanted, weights))
     torch.testing.assert_close(ops.combine(weighed, None, routes), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.sampled_from(USABLE or [""]))
+def test_pairs_of_other_ranks_go_nowhere(data, isa):
+    """What three ranks make of their slots adds up to what one makes of all."""
+    count, period, rows = 6, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
+    torch.manual_seed(rows)
+    ops, x, weights = native(isa), torch.randn(rows, 20), torch.rand(rows, 3)
+    chosen = torch.stack([torch.randperm(count)[:3] for _ in range(rows)])
+    positions, table = torch.randint(0, 99, (rows,)), torch.randint(0, 9, (count, period))
+    matrices = [torch.randn(16, 20) for _ in range(9)]
+    whole = torch.zeros(rows, 16)
+    for first in (0, 3, 6):
+        slots = [ExpertSlots(table, first, torch.zeros(9, dtype=torch.int64)) for _ in range(2)]
+        placed, wanted = (
+            place(chosen, positions, one)
+            for place, one in zip((ops.place, moe.moe_place), slots, strict=True)
+        )
+        assert torch.equal(placed, wanted) and torch.equal(slots[0].counts, slots[1].counts)
+        assert slots[0].counts.sum() == chosen.numel()
+        routes, same = ops.routes(placed, 3), moe.moe_routes(placed, 3)
+        assert torch.equal(routes.places, same.places) and torch.equal(routes.starts, same.starts)
+        own = [[one] for one in matrices[first : first + 3]]
+        out = ops.linear(ops.permute(x, routes), ops.pack(own), routes)
+        found = ops.combine(out, weights, routes)
+        reference = moe.grouped_linear(moe.moe_permute(x, same), moe.pack_grouped(own), same)
+        torch.testing.assert_close(found, moe.moe_combine(reference, weights, same))
+        whole += found
+    chosen_slots = moe.moe_place(chosen, positions, ExpertSlots(table, 0))
+    each = torch.stack(matrices)[chosen_slots] @ x.view(rows, 1, 20, 1)
+    torch.testing.assert_close(whole, (each[..., 0] * weights.unsqueeze(-1)).sum(1))
 
 
 @pytest.mark.parametrize("gate", [torch.linspace(-40, 40, 11).unsqueeze(1), None])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vivace.checkpoint.source import ModelSource, locate
+from vivace.layers.expert_location import ONE_COPY, ExpertLocations
 from vivace.layers.layout import share_all_layers
 from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts, read_facts
@@ -44,6 +45,8 @@ def load(
     overrides: dict[str, Any] | None = None,
     source: ModelSource | None = None,
     group: Group = SINGLE_RANK,
+    ep: int = 1,
+    experts: ExpertLocations = ONE_COPY,
 ) -> CausalLM:
     found = source or locate(str(path) if path else None, overrides=overrides)
     if implementation == "transformers":
@@ -59,7 +62,8 @@ def load(
         matrix_dtype=dtype,
         blocks=native is not None,
         quantization=quantization,
-        layout=share_all_layers(group),
+        layout=share_all_layers(group, ep),
+        experts=experts,
         positions=positions or facts.context,
         progress=lambda stage, fraction: None,
     )

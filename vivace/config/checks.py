@@ -10,6 +10,7 @@ from typing import Any, cast
 from vivace.config.config import ModelContext, Options, ResolveContext, all_options, option_value
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
+from vivace.config.expert_parallel import expert_parallel
 from vivace.config.option import Option, Support
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
@@ -28,6 +29,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "tokenizer_worker_num": (1, 64),
     "tp_size": (1, MOST_RANKS),
     "dp_size": (1, MOST_RANKS),
+    "ep_size": (1, MOST_RANKS),
+    "ep_num_redundant_experts": (0, 1 << 16),
+    "eplb_rebalance_num_iterations": (1, 1 << 31),
+    "eplb_rebalance_layers_per_chunk": (1, 1 << 16),
+    "eplb_min_rebalancing_utilization_threshold": (0.0, 1.0),
+    "expert_distribution_recorder_buffer_size": (-1, 1 << 31),
     "context_length": (2, 1 << 31),
     "mem_fraction_static": (0.01, 0.99),
     "swa_full_tokens_ratio": (0.001, 1.0),
@@ -61,6 +68,9 @@ BUCKETS = (
 NEEDED: dict[str, str] = {
     "priority_scheduling_preemption_threshold": "enable_priority_scheduling",
     "schedule_low_priority_values_first": "enable_priority_scheduling",
+    "eplb_rebalance_num_iterations": "enable_eplb",
+    "eplb_rebalance_layers_per_chunk": "enable_eplb",
+    "eplb_min_rebalancing_utilization_threshold": "enable_eplb",
     "log_requests_level": "log_requests",
     "log_requests_format": "log_requests",
     "log_requests_target": "log_requests",
@@ -368,6 +378,7 @@ PAIR_CHECKS: list[Callable[[Options], list[str]]] = [chunk_and_page, priorities,
 MODEL_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
     context_length,
     formats,
+    expert_parallel,
     tensor_parallel,
 ]
 """of values beside a model, whatever the machine"""

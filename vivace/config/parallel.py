@@ -9,12 +9,16 @@ from vivace.config.unavailable import (
     ALONE,
     CONTEXT_PARALLEL,
     NEEDS_DP,
+    NO_ALL_TO_ALL,
+    NO_BALANCE,
     NO_COLLECTIVES,
+    NO_ELASTICITY,
     NO_EXPERTS,
     NO_MEDIA,
     NO_PD,
     NO_ROOMS,
     ONE_MACHINE,
+    ONE_PLACEMENT,
     PIPELINE,
 )
 
@@ -30,6 +34,7 @@ MOE_A2A = (
     "none", "deepep", "mooncake", "ascend_fuseep", "nixl", "mori", "flashinfer", "megamoe",
     "deepep_v2", "pplx", "ascend_tp", "flashinfer_megamoe",
 )  # fmt: skip
+OTHER_BALANCES = ("deepseek_vec", "deepseek_vec_hierarchical", "elasticity_aware")
 
 
 @dataclass(frozen=True)
@@ -142,13 +147,15 @@ class ParallelOptions:
 class ExpertOptions:
     ep_size: int = option(
         1,
-        "Devices that share the experts.",
+        "Devices that have different experts; it divides --tensor-parallel-size.",
         flag="expert-parallel-size",
         aliases=["ep-size", "ep"],
-        cpu=NO_EXPERTS,
     )
     moe_a2a_backend: str = option(
-        "none", "How tokens travel to the ranks of their experts.", choices=MOE_A2A, cpu=NO_EXPERTS
+        "none",
+        "How tokens travel to the ranks of their experts.",
+        choices=MOE_A2A,
+        cpu=NO_ALL_TO_ALL,
     )
     moe_runner_backend: str = option(
         "auto", "Kernels of the experts' matrix products.", choices=MOE_RUNNERS, cpu=NO_EXPERTS
@@ -163,50 +170,58 @@ class ExpertOptions:
         "auto",
         "DeepEP for long batches (normal), for decoding (low_latency) or both.",
         choices=["normal", "low_latency", "auto"],
-        cpu=NO_EXPERTS,
+        cpu=no_effect("it needs --moe-a2a-backend deepep"),
     )
     deepep_config: str | None = option(help="JSON with DeepEP's tuned settings.", cpu=NO_EXPERTS)
-    ep_num_redundant_experts: int = option(0, "Further copies of busy experts.", cpu=NO_EXPERTS)
+    ep_num_redundant_experts: int = option(0, "Further copies of busy experts.")
     ep_dispatch_algorithm: str | None = option(
-        help="Which copy of an expert a token goes to.", cpu=NO_EXPERTS
+        help="Which copy of an expert a token goes to: by its position, in turn (static) or by a "
+        "hash (dynamic); fake: to experts that it did not choose. Default: static.",
+        choices=["static", "dynamic", "fake"],
     )
     init_expert_location: str = option(
-        "trivial", "Placement of experts at the start: trivial, or a recorded file.", cpu=NO_EXPERTS
+        "trivial",
+        "Placement of experts at the start: trivial, or JSON (the name of a file, or itself) with "
+        "physical_to_logical_map or logical_count.",
     )
     enable_eplb: bool = option(
-        False, "Move experts between ranks as the load changes.", cpu=NO_EXPERTS
+        False, "Move experts between ranks as the load changes.", cpu=NO_BALANCE
     )
-    eplb_algorithm: str = option("auto", "Algorithm that finds the new placement.", cpu=NO_EXPERTS)
-    eplb_rebalance_num_iterations: int = option(
-        1000, "Steps between two rebalances.", cpu=NO_EXPERTS
+    eplb_algorithm: str = option(
+        "auto",
+        "Algorithm that finds the new placement.",
+        choices=["auto", "deepseek", "deepseek_hierarchical", *OTHER_BALANCES],
+        values=dict.fromkeys(OTHER_BALANCES, ONE_PLACEMENT),
     )
+    eplb_rebalance_num_iterations: int = option(1000, "Steps between two rebalances.")
     eplb_rebalance_layers_per_chunk: int | None = option(
-        help="Layers moved in one step.", cpu=NO_EXPERTS
+        help="Layers moved between two steps. Default: all.", cpu=NO_BALANCE
     )
     eplb_min_rebalancing_utilization_threshold: float = option(
-        1.0, "Skip a rebalance above this mean utilization.", cpu=NO_EXPERTS
+        1.0, "Skip a rebalance above this mean utilization.", cpu=NO_BALANCE
     )
     expert_distribution_recorder_mode: str | None = option(
-        help="What is recorded about routing: stat, stat_approx, per_pass, per_token.",
-        cpu=NO_EXPERTS,
+        help="What is recorded about routing: sums (stat, stat_approx) or counts of every step "
+        "(per_pass). Default: nothing, but stat with --enable-eplb.",
+        choices=["stat", "stat_approx", "per_pass", "per_token"],
+        cpu=NO_BALANCE,
     )
     expert_distribution_recorder_buffer_size: int | None = option(
-        help="Steps the recorder keeps; -1: all.", cpu=NO_EXPERTS
+        help="Steps the recorder keeps; -1: all. Default: 1000, or those of a rebalance.",
+        cpu=NO_BALANCE,
     )
     enable_expert_distribution_metrics: bool = option(
-        False, "Report how evenly experts are used.", cpu=NO_EXPERTS
+        False, "Log how evenly the devices' experts are used.", cpu=NO_BALANCE
     )
     moe_dense_tp_size: int | None = option(
-        help="Devices that share dense layers.",
+        help="Devices that share dense layers of models with experts: 1, or all. Default: all.",
         aliases=["moe-dense-tp"],
-        trivial=[1],
-        cpu=NO_EXPERTS,
     )
     elastic_ep_backend: str | None = option(
         help="Collectives that survive a lost rank.",
         choices=["none", "mooncake", "nixl"],
         trivial=["none"],
-        cpu=NO_EXPERTS,
+        cpu=NO_ELASTICITY,
     )
     mooncake_ib_device: str | None = option(
         help="RDMA devices of those collectives.", cpu=NO_EXPERTS

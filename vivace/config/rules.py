@@ -13,6 +13,8 @@ from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 Change = tuple[str, Any, str]
 """option name, new value, reason"""
 
+DEFAULT_RECORD = 1000
+"""steps that the recorder of experts keeps"""
 INITIAL_RATIO = "SGLANG_INIT_NEW_TOKEN_RATIO"
 DEFAULT_RATIO = 0.7
 LEAST_WATCHDOG = {"watchdog_timeout": 2.0, "soft_watchdog_timeout": 1.0}
@@ -212,6 +214,22 @@ def watchdogs(options: Options, context: ResolveContext) -> Iterator[Change]:
             yield name, least, "a sound engine may compute one step for so long; 0 switches it off"
 
 
+def expert_copies(options: Options, context: ResolveContext) -> Iterator[Change]:
+    asked = options.experts
+    mode, steps = asked.expert_distribution_recorder_mode, asked.eplb_rebalance_num_iterations
+    if mode is None and (asked.enable_eplb or asked.enable_expert_distribution_metrics):
+        flag = "enable-eplb" if asked.enable_eplb else "enable-expert-distribution-metrics"
+        yield "expert_distribution_recorder_mode", "stat", f"--{flag} needs counts"
+    elif mode == "stat_approx":
+        yield "expert_distribution_recorder_mode", "stat", "counts are exact here, at no cost"
+    copies = asked.ep_num_redundant_experts or asked.init_expert_location != "trivial"
+    if asked.ep_dispatch_algorithm is None and (asked.enable_eplb or copies):
+        yield "ep_dispatch_algorithm", "static", "experts may have copies"
+    if asked.expert_distribution_recorder_buffer_size is None and (mode or asked.enable_eplb):
+        kept = steps if asked.enable_eplb else DEFAULT_RECORD
+        yield "expert_distribution_recorder_buffer_size", kept, "the default"
+
+
 RULES = [
     model_name,
     kernels,
@@ -233,4 +251,5 @@ RULES = [
     seed,
     threads,
     watchdogs,
+    expert_copies,
 ]

@@ -58,7 +58,8 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
             f"--tensor-parallel-size {ranks}: --model-impl transformers runs on one device"
         )
     dp = sizes.attention_dp
-    possible = [size for size in range(dp, 1 + MOST_RANKS, dp) if divides(facts, size, size // dp)]
+    numbers = range(dp, 1 + MOST_RANKS, dp)
+    possible = [size for size in numbers if divides(options, facts, size, size // dp)]
     if ranks not in possible:
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {facts.heads} heads, {facts.kv_heads} of keys, and "
@@ -66,9 +67,11 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
             f"{', '.join(map(str, possible))} devices only"
         )
     group = undivided_inputs(context.source)
-    if reason := why_groups_are_cut(facts, group, ranks, ranks // dp):
+    if reason := why_groups_are_cut(options, facts, group, ranks, ranks // dp):
         whole = [
-            size for size in possible if not why_groups_are_cut(facts, group, size, size // dp)
+            size
+            for size in possible
+            if not why_groups_are_cut(options, facts, group, size, size // dp)
         ]
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {reason}; possible are {', '.join(map(str, whole))}"
@@ -76,11 +79,13 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
     return []
 
 
-def why_groups_are_cut(facts: ModelFacts, group: int, ranks: int, heads_ranks: int) -> str:
+def why_groups_are_cut(
+    options: Options, facts: ModelFacts, group: int, ranks: int, heads_ranks: int
+) -> str:
     """Inputs of AWQ's and GPTQ's groups and of MXFP4's blocks share a scale, so a group stays on
     one device."""
     divided = [
-        *(("numbers inside of an MLP", width, ranks) for width in facts.mlp_widths),
+        *(("numbers inside of an MLP", *width) for width in divided_widths(options, facts, ranks)),
         ("numbers of all heads", facts.attended_width, heads_ranks),
     ]
     for what, size, count in divided:
@@ -91,13 +96,28 @@ def why_groups_are_cut(facts: ModelFacts, group: int, ranks: int, heads_ranks: i
     return ""
 
 
-def divides(facts: ModelFacts, ranks: int, heads_ranks: int) -> bool:
+def divided_widths(options: Options, facts: ModelFacts, ranks: int) -> list[tuple[int, int]]:
+    """(numbers inside of an MLP or an expert, ranks that divide them), of every kind of layer."""
+    experts, asked = facts.decoder and facts.decoder.experts, options.experts
+    if experts is None:
+        return [(width, ranks) for width in facts.mlp_widths]
+    dense = () if all(experts.layers) else (facts.intermediate_size,)
+    shared = (experts.shared_width,) if experts.shared_width else ()
+    return [
+        *((width, asked.moe_dense_tp_size or ranks) for width in dense),
+        (experts.width, max(1, ranks // asked.ep_size)),
+        *((width, ranks) for width in shared),
+    ]
+
+
+def divides(options: Options, facts: ModelFacts, ranks: int, heads_ranks: int) -> bool:
     """`heads_ranks`: those that share heads and vocabulary. Heads of keys may be repeated.
     Matrices have an even number of inputs, whole or divided."""
     kv = facts.kv_heads
     return not (
         facts.heads % heads_ranks
-        or any(width % (2 * ranks) for width in facts.mlp_widths)
+        or ranks % options.experts.ep_size
+        or any(width % (2 * shares) for width, shares in divided_widths(options, facts, ranks))
         or (kv % heads_ranks and heads_ranks % kv)
         or facts.vocabulary < heads_ranks
     )

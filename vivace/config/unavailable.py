@@ -14,9 +14,21 @@ PIPELINE = not_available(
 CONTEXT_PARALLEL = not_available("a prompt is not divided among devices yet")
 NO_LORA = not_available("LoRA adapters are not supported yet", "merge the adapter into the model")
 NO_SPECULATION = not_available("speculative decoding is not supported yet")
-NO_EXPERTS = not_available(
-    "whole experts are not spread over devices yet", "--tensor-parallel-size divides each of them"
+NO_EXPERTS = not_available("this device computes experts in one way only")
+NO_ALL_TO_ALL = not_available(
+    "all ranks have all tokens, so none travel to experts; that comes with --enable-dp-attention",
+    "--expert-parallel-size alone spreads the experts",
 )
+NO_BALANCE = not_available(
+    "experts stay where they are at the start", "--init-expert-location says where that is"
+)
+NO_ELASTICITY = not_available(
+    "an engine that has lost a rank is started again, and its streams go on"
+)
+NO_TOKENS_OF_EXPERTS = not_available(
+    "the experts of single tokens are not recorded", "use per_pass, which counts them in each step"
+)
+ONE_PLACEMENT = not_available("it is not one of the published algorithms", "use auto")
 NO_MAMBA = not_available("models with recurrent layers are not supported yet")
 NO_TIERS = not_available("KV tiers behind the device are not supported yet")
 NO_PD = not_available(

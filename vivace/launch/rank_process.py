@@ -18,7 +18,7 @@ from vivace.observability import log as log_lines
 from vivace.protocol.message_socket import MessageSocket
 from vivace.protocol.ranks import JoinRanks, RankHere, RankReady, RankSetup, ToRank
 from vivace.protocol.step import StepPlan
-from vivace.protocol.workers import GetWorkerState
+from vivace.protocol.workers import WorkerCommand
 
 ADOPTION_SECONDS = 10.0
 """in which the process between a rank and its engine ends"""
@@ -76,6 +76,6 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     control.send(RankReady())
     while True:
         message = control.wait()
-        if not isinstance(message, StepPlan | GetWorkerState):
+        if not isinstance(message, StepPlan | WorkerCommand):
             return
         control.send(worker.answer(message))

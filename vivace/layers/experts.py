@@ -3,7 +3,7 @@ shared expert that every token passes. Shazeer et al. 2017; Fedus et al. 2021; D
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from vivace.checkpoint.fused_experts import FusedExperts, FusedTensors
 from vivace.checkpoint.weights import Weights
+from vivace.layers.expert_location import dispatch_table
 from vivace.layers.layout import split
 from vivace.layers.linear import GatedMLP, Linear, Part, Shard
 from vivace.layers.module import Bindings, Module, cast, sibling
 from vivace.platforms.attention import AttendingStep
-from vivace.platforms.ops.moe import Gate
+from vivace.platforms.ops.moe import ExpertSlots, Gate
 from vivace.platforms.ops.table import Activation, Ops
 from vivace.quantization.method import (
     ALL,
@@ -105,9 +106,14 @@ CORRECTION = "e_score_correction_bias"
 
 class RoutedExperts(Module):
     """x[T, hidden] -> [T, hidden]: each token's weighted sum of what its experts make of it, which
-    is down(act(gate(x)) * up(x)). Ranks divide the inside of every expert."""
+    is down(act(gate(x)) * up(x)). Ranks have different ones (expert parallelism) or divide the
+    inside of each."""
 
     method: ExpertMethod
+    located: Sequence[int]
+    """the expert of each slot, of all ranks"""
+    slots: ExpertSlots | None
+    """None: slots are experts, and all are here"""
 
     def __init__(
         self,
@@ -131,11 +137,32 @@ class RoutedExperts(Module):
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
-        group = env.layout.experts
-        share = split(name, self.inner, 1, group)
-        first = group.rank == 0
+        self._ops, self._locations, self._ep = env.ops, env.experts, env.layout.moe_ep
+        inside = env.layout.moe_tp
+        share, first = split(name, self.inner, 1, inside), inside.rank == 0
         self.shapes = [self._shapes(expert, share, first) for expert in range(self.count)]
+        self.layer = int(next(part for part in name.split(".") if part.isdecimal()))
+        self.located = self._locations.find(self.layer, self.count)
         self.method = env.quantization.expert_method(name, self.activation)
+        plain = self._locations.is_plain(self.located, self.count) and self._ep.size == 1
+        self.slots = None if plain else self._make_slots(env.device)
+
+    def _make_slots(self, device: torch.device) -> ExpertSlots:
+        counts = torch.zeros(len(self.located), dtype=torch.int64, device=device)
+        return ExpertSlots(
+            self._table(self.located).to(device),
+            self._here.start,
+            counts if self._locations.counted else None,
+        )
+
+    def _table(self, located: Sequence[int]) -> Tensor:
+        return torch.tensor(dispatch_table(located, self.count, self._locations.algorithm))
+
+    @property
+    def _here(self) -> range:
+        """This rank's slots"""
+        each = len(self.located) // self._ep.size
+        return range(self._ep.rank * each, (self._ep.rank + 1) * each)
 
     def _shapes(self, expert: int, share: slice, first: bool) -> tuple[LinearShape, LinearShape]:
         """(gate above up, down); `first`: of the ranks whose results are added up"""
@@ -148,19 +175,38 @@ class RoutedExperts(Module):
             LinearShape((down,), self.inner, share, bias=self.bias, adds_bias=first),
         )
 
-    def _weights(self, weights: Weights) -> Sequence[tuple[LayerWeights, LayerWeights]]:
+    def _weights(
+        self, weights: Weights, experts: Iterable[int]
+    ) -> Sequence[tuple[LayerWeights, LayerWeights]]:
         if self.names.fused is not None:
             weights = FusedExperts(weights, self.name, self.count, self.names.fused)
-        return [
-            (LayerWeights(weights, gate_up), LayerWeights(weights, down))
-            for gate_up, down in self.shapes
-        ]
+        shapes = [self.shapes[expert] for expert in experts]
+        return [(LayerWeights(weights, up), LayerWeights(weights, down)) for up, down in shapes]
 
     def load(self, weights: Weights) -> None:
-        self.method.load(self._weights(weights))
+        self.method.load(self._weights(weights, (self.located[slot] for slot in self._here)))
 
     def update(self, weights: Weights) -> None:
-        self.method.update(self._weights(weights))
+        self.method.update(self._weights(weights, (self.located[slot] for slot in self._here)))
+
+    def move(self, located: Sequence[int], weights: Weights) -> Callable[[], None]:
+        """Have other experts in some slots: their weights are read now, and are in their places
+        after the returned call. Only with slots (`counted`). Raises CheckpointError."""
+        slots, here = self.slots, self._here
+        if slots is None:
+            raise ValueError(f"{self.name}: its experts have no slots")
+        changed = [slot for slot in here if located[slot] != self.located[slot]]
+        moved = self._weights(weights, (located[slot] for slot in changed))
+        put = self.method.prepare([slot - here.start for slot in changed], moved) if moved else None
+        table = self._table(located)
+
+        def finish() -> None:
+            if put is not None:
+                put()
+            slots.table.copy_(table)
+            self.located = tuple(located)
+
+        return finish
 
     def claims(self) -> Iterator[str]:
         if self.names.fused is not None:
@@ -174,6 +220,10 @@ class RoutedExperts(Module):
     def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor, step: AttendingStep) -> Tensor:
         """weights[T, top] float32, chosen[T, top] int64: a token's experts. What this rank has of
         them: all ranks' are to be added up."""
+        if self.slots is not None:
+            # Of other engines' tokens nobody knows positions, and none has a choice then.
+            positions = step.positions if self.slots.table.shape[1] > 1 else None
+            chosen = self._ops.moe_place(chosen, positions, self.slots)
         return self.method.apply(x, weights, chosen, step, weigh_inputs=self.weigh_inputs)
 
 

@@ -52,6 +52,22 @@ class EngineTokens:
         return self._group.reduce_scatter(y, step.host.engine_tokens, self._peers.rank)
 
 
+class Shares(Protocol):
+    """So many ranks divide something, and this is one of them: a `Group`, or a part of one."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class RankShare:
+    rank: int = 0
+    size: int = 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParallelLayout:
     """The group of each kind of layer that this rank is in."""
@@ -60,6 +76,11 @@ class ParallelLayout:
     dense: Group
     """gated MLPs"""
     experts: Group
+    """all ranks whose results make up those of a mixture"""
+    moe_ep: RankShare = RankShare()
+    """of them, which experts this rank has"""
+    moe_tp: RankShare = RankShare()
+    """of those, which part of the inside"""
     vocabulary: Group
     """embedding and head"""
     replicated: Group = SINGLE_RANK
@@ -79,15 +100,24 @@ class ParallelLayout:
         return OwnTokens(self.group(kind))
 
 
-def share_all_layers(group: Group) -> ParallelLayout:
-    """All layers are shared by the same ranks."""
-    return ParallelLayout(attention=group, dense=group, experts=group, vocabulary=group)
+def share_all_layers(group: Group, ep: int = 1) -> ParallelLayout:
+    """All layers are shared by the same ranks. `ep`: so many parts of them have different experts;
+    neighbors share the inside of the same ones (config/parallelism.py)."""
+    moe_tp = group.size // ep
+    return ParallelLayout(
+        attention=group,
+        dense=group,
+        experts=group,
+        moe_ep=RankShare(group.rank // moe_tp, ep),
+        moe_tp=RankShare(group.rank % moe_tp, moe_tp),
+        vocabulary=group,
+    )
 
 
 SINGLE = share_all_layers(SINGLE_RANK)
 
 
-def split(what: str, size: int, unit: int, group: Group) -> slice:
+def split(what: str, size: int, unit: int, group: Shares) -> slice:
     """This rank's range of `size` rows, in whole units (a head, or 1). Raises CannotStart where
     the units do not go into the ranks."""
     units = size // unit

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from vivace.checkpoint.weights import Weights
+from vivace.layers.expert_location import ONE_COPY, ExpertLocations
 from vivace.layers.layout import SINGLE, ParallelLayout
 from vivace.platforms.ops.table import Ops
 from vivace.quantization.method import QuantizationConfig
 from vivace.quantization.packed import WeightPacker
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,8 @@ class Bindings:
     """how they are stored"""
     layout: ParallelLayout = SINGLE
     """this rank's share of each layer"""
+    experts: ExpertLocations = ONE_COPY
+    """which rank has which"""
     longest: int | None = None
     """tokens of the longest sequence the device can hold, where somebody knows"""
 
@@ -67,6 +73,13 @@ class Module:
                     for i, child in enumerate(value)
                     if isinstance(child, Module)
                 )
+
+    def find(self, kind: type[T]) -> Iterator[T]:
+        """All modules of a kind below this one, in order."""
+        for _, child in self.children():
+            if isinstance(child, kind):
+                yield child
+            yield from child.find(kind)
 
     def bind(self, name: str, env: Bindings) -> None:
         """Give this node and everything below its full name and the device's ops."""

@@ -10,6 +10,7 @@ import torch
 from vivace.checkpoint.open import TIED, OpenWeights, open_weights
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weights import ReportProgress
+from vivace.layers.expert_location import ONE_COPY, ExpertLocations
 from vivace.layers.layout import SINGLE, ParallelLayout
 from vivace.layers.module import Bindings
 from vivace.models.causal_lm import CausalLM
@@ -32,6 +33,7 @@ def load_model(
     int8_activations: bool = False,
     quantization: str | None = None,
     layout: ParallelLayout = SINGLE,
+    experts: ExpertLocations = ONE_COPY,
     positions: int,
     longest: int | None = None,
     progress: ReportProgress,
@@ -44,7 +46,7 @@ def load_model(
     `blocks` leaves quantized matrices as they are stored, for ops that read them;
     `int8_activations`: those of at most six bits are multiplied with activations in int8.
     `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet. `layout`:
-    the ranks that share layers. Raises CheckpointError for bad weights.
+    this rank's share of each layer, `experts`: which has which. Raises CheckpointError.
     """
     matrices = matrix_dtype or dtype
     weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
@@ -59,7 +61,13 @@ def load_model(
     model = build_model(replace(facts, tied=weights.tied), positions)
     model.bind(
         "",
-        Bindings(packer=packer, quantization=config, layout=layout, longest=longest),
+        Bindings(
+            packer=packer,
+            quantization=config,
+            layout=layout,
+            experts=experts,
+            longest=longest,
+        ),
     )
     load_weights(model, weights)
     return model

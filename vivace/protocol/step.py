@@ -134,6 +134,9 @@ class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result")
     payloads: dict[int, Payload] = {}
     """span index -> its embedding, or the hidden states of the last positions it advanced by"""
     bad: dict[int, str] = {}
+    expert_counts: bytes = b""
+    """[layers with experts, slots] int64: pairs of tokens and experts that went to each slot; empty
+    where nobody counts"""
     seconds: float = 0.0
     """Device time of the step."""
     captured: bool = False

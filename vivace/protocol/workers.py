@@ -9,7 +9,15 @@ class GetWorkerState(msgspec.Struct, frozen=True, tag="get_worker_state"):
     """Answered by every rank with its `WorkerState`."""
 
 
-WorkerCommand = GetWorkerState
+class MoveExperts(msgspec.Struct, frozen=True, tag="move_experts"):
+    """Have experts where `placed` says: of each of some layers the expert of every slot. Every rank
+    moves, or, where one cannot (`WorkerState.refused`), none."""
+
+    layers: list[int]
+    placed: list[list[int]]
+
+
+WorkerCommand = GetWorkerState | MoveExperts
 """What an executor may be asked between steps; more kinds come with what they are of."""
 
 
@@ -25,3 +33,5 @@ class WorkerState(
     weight_bytes: int = 0
     """of this rank"""
     kv_bytes: int = 0
+    refused: str = ""
+    """why the command was not carried out"""

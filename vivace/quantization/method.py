@@ -7,7 +7,7 @@ the device likes them, and computes. Models, layers and readers know no format.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeGuard
 
@@ -167,11 +167,20 @@ class ExpertMethod(Protocol):
         *,
         weigh_inputs: bool = False,
     ) -> Tensor:
-        """x[T, hidden], weights[T, top], experts[T, top] int64 -> [T, hidden]. `weigh_inputs`: an
-        expert sees its token times its weight, and the results are added up (Llama 4)."""
+        """x[T, hidden], weights[T, top], experts[T, top] int64 -> [T, hidden]; experts count from
+        0 in the order they were loaded in, others are another rank's and add nothing.
+        `weigh_inputs`: an expert sees its token times its weight, and the results are added up
+        (Llama 4)."""
         ...
 
     def update(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None: ...
+
+    def prepare(
+        self, slots: Sequence[int], experts: Sequence[tuple[LayerWeights, LayerWeights]]
+    ) -> Callable[[], None]:
+        """Other experts in the place of some: read now, and put there by the returned call, in
+        memory that captured steps have the addresses of."""
+        ...
 
     def suffixes(self) -> Collection[str]: ...
 

@@ -119,8 +119,21 @@ class PackedExperts:
         self._gate_up, self._down = self._pack(experts)
 
     def update(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None:
-        for kept, new in zip((self._gate_up, self._down), self._pack(experts), strict=True):
-            self._packer.update(kept, new)
+        self.prepare(range(self._count), experts)()
+
+    def prepare(
+        self, slots: Sequence[int], experts: Sequence[tuple[LayerWeights, LayerWeights]]
+    ) -> Callable[[], None]:
+        new, at = self._pack(experts), torch.tensor(list(slots), device=self._packer.device)
+
+        def put() -> None:
+            for kept, packed in zip((self._gate_up, self._down), new, strict=True):
+                weight = self._ops.select_grouped(kept.weight, slots)
+                self._ops.update_weight(weight, packed.weight)
+                if kept.bias is not None and packed.bias is not None:
+                    kept.bias.index_copy_(0, at, packed.bias)
+
+        return put
 
     def _pack(
         self, experts: Sequence[tuple[LayerWeights, LayerWeights]]

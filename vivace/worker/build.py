@@ -26,6 +26,12 @@ from vivace.protocol.messages import Capacity, Rewrite, window_slack
 from vivace.sampling.processors import LogitsProcessor
 from vivace.worker.captures import Captures, build_runner, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
+from vivace.worker.experts import (
+    NO_EXPERTS,
+    ExpertLayers,
+    locate_experts,
+    movable_experts,
+)
 from vivace.worker.heads import SamplingHead, StepHeads
 from vivace.worker.layout import join_ranks
 from vivace.worker.model_runner import ModelRunner, RunnableModel
@@ -86,8 +92,7 @@ def build_worker(
         state_bytes=bytes_per_state(layers, kv_dtype),
         max_tokens=max_tokens,
     )
-    size = size_pool(agree(demand, group))
-    report("Sizing the KV pool", 1.0)
+    size = size_together(demand, group, report)
     return assemble(
         model,
         layers,
@@ -103,6 +108,7 @@ def build_worker(
         report=report,
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
         rewrites=other_threads(config, platform, workers),
+        experts=movable_experts(config, model, layout.experts, DTYPES[config.model.dtype]),
     )
 
 
@@ -124,6 +130,12 @@ def longest_request(config: Config, free: int, kv_dtype: torch.dtype) -> int:
     one_pool, facts = config.memory.disable_hybrid_swa_memory, config.facts
     kept = (0 if one_pool else facts.full_kv_elements) or facts.kv_elements
     return max(1, min(wanted_context(config), free // (kept * kv_dtype.itemsize)))
+
+
+def size_together(demand: Demand, group: Group, report: ReportProgress) -> PoolSize:
+    size = size_pool(agree(demand, group))
+    report("Sizing the KV pool", 1.0)
+    return size
 
 
 def agree(demand: Demand, group: Group) -> Demand:
@@ -174,6 +186,7 @@ def load(
         int8_activations=config.quantization.activation_dtype == "int8",
         quantization=config.quantization.quantization,
         layout=layout,
+        experts=locate_experts(config, layout.experts),
         positions=wanted_context(config),
         longest=max_tokens,
         progress=report,
@@ -226,6 +239,7 @@ def assemble(
     rewrites: Sequence[Rewrite] = (),
     drafter: Drafter = NO_DRAFTS,
     processors: Sequence[LogitsProcessor] = (),
+    experts: ExpertLayers = NO_EXPERTS,
 ) -> Worker:
     """A worker around a model of `dtype`, KV in `kv_dtype` if given. `rewrites`: made before."""
     kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform, drafter.width)
@@ -252,6 +266,7 @@ def assemble(
         heads=build_heads(model, platform, rows, vocabulary, processors, original_logprobs),
         inputs=inputs,
         platform=platform,
+        experts=experts,
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vivace.config.parallelism import process_groups, requested_sizes
+from vivace.config.parallelism import Parallelism, process_groups, requested_sizes
 from vivace.layers.layout import SINGLE, ParallelLayout, share_all_layers
 from vivace.platforms.groups import SINGLE_RANK, Group, Rendezvous
 from vivace.platforms.platform import Platform
@@ -22,15 +23,21 @@ def join_ranks(
     everybody = platform.join(rendezvous)
     sizes = requested_sizes(config)
     if not sizes.dp_attention:
-        return everybody, share_all_layers(everybody)
+        return everybody, share_layers(everybody, sizes)
     groups = process_groups(sizes)
     attention = everybody.divide(groups.attention_tp)
     whole = sizes.dense_tp > 1
-    return everybody, ParallelLayout(
+    return everybody, replace(
+        share_all_layers(everybody, sizes.ep),
         attention=attention,
         dense=everybody if whole else SINGLE_RANK,
-        experts=everybody,
         vocabulary=attention,
         peers=everybody.divide(groups.attention_dp),
         spanning=frozenset(("experts", "dense") if whole else ("experts",)),
     )
+
+
+def share_layers(group: Group, sizes: Parallelism) -> ParallelLayout:
+    """Of the ranks of one engine."""
+    layout = share_all_layers(group, sizes.ep)
+    return replace(layout, dense=SINGLE_RANK) if sizes.dense_tp == 1 else layout

@@ -17,8 +17,9 @@ from vivace.platforms.platform import Platform, StepShape
 from vivace.platforms.rows import Spans
 from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
-from vivace.protocol.workers import WorkerCommand, WorkerState
+from vivace.protocol.workers import MoveExperts, WorkerCommand, WorkerState
 from vivace.sampling.sampler import BAD_NUMBERS
+from vivace.worker.experts import NO_EXPERTS, ExpertLayers
 from vivace.worker.heads import StepHeads, StepOutput
 from vivace.worker.model_runner import ModelRunner
 from vivace.worker.rows import PlanError, RowStates
@@ -44,6 +45,7 @@ class Worker:
         heads: StepHeads,
         inputs: StepInputs,
         platform: Platform,
+        experts: ExpertLayers = NO_EXPERTS,
     ) -> None:
         self.capacity = capacity
         self._rows = rows
@@ -53,6 +55,7 @@ class Worker:
         self._heads = heads
         self._inputs = inputs
         self._platform = platform
+        self._experts = experts
         self._unread: list[WorkerStep] = []
         """steps in flight, the oldest first"""
 
@@ -93,7 +96,12 @@ class Worker:
         return []
 
     def control(self, command: WorkerCommand) -> WorkerState:
+        refused = ""
+        if isinstance(command, MoveExperts):
+            with torch.inference_mode():
+                refused = self._experts.move(command)
         return WorkerState(
+            refused=refused,
             pid=os.getpid(),
             threads=self._platform.threads,
             weight_bytes=self.capacity.weight_bytes,
@@ -128,6 +136,7 @@ class Worker:
 
     def _compute(self, step: StepInput, spans: Spans, needs_tokens: bool) -> StepOutput:
         try:
+            self._experts.begin_step()
             hidden = self._runner.forward(step)
             if needs_tokens:
                 for pending in self._unread:
@@ -141,7 +150,13 @@ class Worker:
         self, plan: StepPlan, step: StepInput, spans: Spans, output: StepOutput, started: float
     ) -> WorkerStep:
         arrival = self._platform.read_back(
-            [output.tokens, output.stays, output.bad_spans, output.bad_tokens]
+            [
+                output.tokens,
+                output.stays,
+                output.bad_spans,
+                output.bad_tokens,
+                *self._experts.count(),
+            ]
         )
         slots = [pages.slot_mapping for pages in step.groups]
         if not arrival.here and spans.drafts is not None:
@@ -197,7 +212,8 @@ class WorkerStep:
         started: float,
         captured: bool,
     ) -> None:
-        """`arrival`: of the output's tokens, stays, bad_spans and bad_tokens. `zero` forgets what
+        """`arrival`: of the output's tokens, stays, bad_spans and bad_tokens, and of counts of
+        experts where there are any. `zero` forgets what
         tokens [T] bool of the step have stored."""
         self._number = number
         self._spans = spans
@@ -223,7 +239,7 @@ class WorkerStep:
         return self._result
 
     def _read(self) -> StepResult:
-        tokens, stays, bad, bad_tokens = self._arrival.wait()
+        tokens, stays, bad, bad_tokens, *counts = self._arrival.wait()
         spans, advanced = self._spans, self._spans.counts
         if spans.drafts is not None or bad.any():
             if bad_tokens.any():
@@ -243,6 +259,7 @@ class WorkerStep:
             prompt_logprobs=self._output.read_prompt_logprobs(bad),
             payloads=self._output.read_payloads(advanced),
             bad=dict.fromkeys(np.flatnonzero(bad).tolist(), BAD_NUMBERS),
+            expert_counts=b"".join(one.tobytes() for one in counts),
             seconds=time.perf_counter() - self._started,
             captured=self._captured,
         )

@@ -17,7 +17,7 @@ from vivace.platforms.cpu.native_linear import (
     PackedWeight,
     layout,
 )
-from vivace.platforms.ops.moe import Gate, Routes
+from vivace.platforms.ops.moe import ExpertSlots, Gate, Routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class NativeMoe:
     def __init__(self, kernels: Kernels, linears: NativeLinears) -> None:
         self._kernels, self._linears = kernels, linears
         self._gate = kernels.operation("moe_gate", "q" * 12 + "d")
+        self._place = kernels.operation("moe_place", "q" * 11)
         self._routes = kernels.operation("moe_routes", "q" * 6)
         self._permute = kernels.operation("moe_permute", "q" * 8)
         self._combine = kernels.operation("moe_combine", "q" * 8)
@@ -89,6 +90,35 @@ class NativeMoe:
             gate.scale,
         )
         return weights, chosen
+
+    def place(self, experts: Tensor, positions: Tensor | None, slots: ExpertSlots) -> Tensor:
+        rows, top = sizes("moe_place", "experts", experts)
+        chosen = block("moe_place", "experts", experts, rows, top, dtype=I64)
+        count, period = sizes("moe_place", "table", slots.table)
+        fits = count > 0 and (period == 1 if positions is None else period > 0)
+        require("moe_place", fits, f"{count} experts, period {period}")
+        at = 0
+        if positions is not None:
+            at = block("moe_place", "positions", positions, rows, dtype=I64)
+        counted = 0 if slots.counts is None else slots.counts.numel()
+        counts = 0
+        if slots.counts is not None:
+            counts = block("moe_place", "counts", slots.counts, counted, dtype=I64)
+        placed = self._kernels.empty(rows, top, dtype=torch.int64)
+        self._place(
+            rows,
+            chosen,
+            at,
+            block("moe_place", "table", slots.table, count, period, dtype=I64),
+            placed.data_ptr(),
+            top,
+            count,
+            period,
+            slots.first,
+            counts,
+            counted,
+        )
+        return placed
 
     def routes(self, experts: Tensor, count: int) -> Routes:
         rows, top = sizes("moe_routes", "experts", experts)
@@ -160,6 +190,10 @@ class NativeMoe:
         """`Ops.update_weight`"""
         for old, other in zip(plain_weights(kept), plain_weights(new), strict=True):
             self._linears.update(old, other)
+
+    def select(self, weight: GroupedWeight, chosen: Sequence[int]) -> GroupedWeight:
+        """`Ops.select_grouped`"""
+        return GroupedWeight((), tuple(weight.experts[expert] for expert in chosen))
 
     def linear(
         self, x: Tensor, weight: GroupedWeight, routes: Routes, bias: Tensor | None = None

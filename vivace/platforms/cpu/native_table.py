@@ -36,6 +36,8 @@ def native_ops(kernels: Kernels) -> Ops:
         gelu_mul=rows.gelu_mul,
         swigluoai_mul=rows.swigluoai_mul,
         moe_gate=experts.gate,
+        moe_place=experts.place,
+        select_grouped=experts.select,
         moe_routes=experts.routes,
         moe_permute=experts.permute,
         moe_combine=experts.combine,

@@ -16,6 +16,7 @@ from torch import Tensor
 from vivace.platforms.ops.linear import linear, pack_linear
 from vivace.platforms.ops.stored import Packable
 
+ELSEWHERE = -1
 NOTHING = 1e-20
 """added to a sum that divides, as the models' own definitions do"""
 
@@ -41,9 +42,22 @@ class Routes:
     """Where pairs go. E experts."""
 
     places: Tensor
-    """[T, top] int64: row of each pair, sorted by expert, then by token"""
+    """[T, top] int64: row of each pair, sorted by expert, then by token; ELSEWHERE: none, because
+    another rank has the expert"""
     starts: Tensor
     """[E + 1] int64: an expert's rows are starts[e]..starts[e + 1]"""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSlots:
+    """Where the copies of a layer's experts are: slots count through all ranks."""
+
+    table: Tensor
+    """[E, period] int64: the slot of an expert for tokens at a position, modulo the period"""
+    first: int
+    """of this rank's slots"""
+    counts: Tensor | None = None
+    """[slots] int64: pairs that went to each are added"""
 
 
 def moe_gate(gate: Gate, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -75,32 +89,50 @@ def _best(x: Tensor, count: int) -> Tensor:
     return torch.sort(x, dim=-1, descending=True, stable=True).indices[:, :count]
 
 
+def moe_place(experts: Tensor, positions: Tensor | None, slots: ExpertSlots) -> Tensor:
+    """experts[T, top], positions[T] -> [T, top]: this rank's slots count from 0; what is below or
+    behind them is another rank's. None where the period is 1."""
+    period = slots.table.shape[1]
+    copies = torch.zeros_like(experts) if positions is None else (positions % period).unsqueeze(1)
+    found = slots.table[experts, copies]
+    if slots.counts is not None:
+        slots.counts.add_(found.flatten().bincount(minlength=len(slots.counts)))
+    return found - slots.first
+
+
 def moe_routes(experts: Tensor, count: int) -> Routes:
-    """experts[T, top] of 0..count-1 -> where their pairs go."""
+    """experts[T, top] -> where the pairs of 0..count-1 go; others are another rank's."""
     flat = experts.flatten()
-    places = torch.empty_like(flat)
-    places[flat.argsort(stable=True)] = torch.arange(flat.numel())
+    ours = (flat >= 0) & (flat < count)
+    local = flat[ours]
+    at = torch.empty_like(local)
+    at[local.argsort(stable=True)] = torch.arange(local.numel())
+    places = torch.full_like(flat, ELSEWHERE)
+    places[ours] = at
     starts = torch.zeros(count + 1, dtype=torch.int64)
-    starts[1:] = flat.bincount(minlength=count).cumsum(0)
+    starts[1:] = local.bincount(minlength=count).cumsum(0)
     return Routes(places.view(experts.shape), starts)
 
 
 def moe_permute(x: Tensor, routes: Routes, weights: Tensor | None = None) -> Tensor:
-    """x[T, n] -> [T * top, n]: a token's row at each of its places, times weights[T, top]."""
+    """x[T, n] -> [T * top, n]: a token's row at each of its places, times weights[T, top]. Rows
+    behind the pairs of this rank hold anything."""
     top = routes.places.shape[1]
-    out = x.new_empty(x.shape[0] * top, x.shape[1])
-    rows = x.repeat_interleave(top, dim=0)
+    out = x.new_zeros(x.shape[0] * top, x.shape[1])
+    rows, flat = x.repeat_interleave(top, dim=0), routes.places.flatten()
     if weights is not None:
         rows = rows * weights.flatten().unsqueeze(-1).to(x.dtype)
-    out[routes.places.flatten()] = rows
+    ours = flat != ELSEWHERE
+    out[flat[ours]] = rows[ours]
     return out
 
 
 def moe_combine(x: Tensor, weights: Tensor | None, routes: Routes) -> Tensor:
-    """x[T * top, n], weights[T, top] -> [T, n]: each token's weighted sum; None: all are one."""
-    if weights is None:
-        return x[routes.places].sum(1)
-    return (x[routes.places] * weights.unsqueeze(-1).to(x.dtype)).sum(1)
+    """x[T * top, n], weights[T, top] -> [T, n]: each token's weighted sum of what is here; None:
+    all are one."""
+    ours = (routes.places != ELSEWHERE).unsqueeze(-1)
+    rows = x[routes.places].where(ours, x.new_zeros(()))
+    return (rows if weights is None else rows * weights.unsqueeze(-1).to(x.dtype)).sum(1)
 
 
 def add_gated(y: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
@@ -113,14 +145,20 @@ def pack_grouped(experts: Sequence[Sequence[Packable]]) -> Any:
     return [pack_linear(pieces) for pieces in experts]
 
 
+def select_grouped(weight: Any, chosen: Sequence[int]) -> Any:
+    """The weights of some experts, in the same memory."""
+    return [weight[expert] for expert in chosen]
+
+
 def grouped_linear(x: Tensor, weight: Any, routes: Routes, bias: Tensor | None = None) -> Tensor:
     """x[T * top, in], sorted by expert -> [T * top, out], each row by its expert's weight, plus
-    bias[E, out]."""
+    bias[E, out]. Rows behind the pairs of this rank hold anything."""
     starts = routes.starts.tolist()
     biases = [None] * len(weight) if bias is None else bias.unbind()
-    return torch.cat(
+    found = torch.cat(
         [
             linear(x[a:b], w, added)
             for w, added, a, b in zip(weight, biases, starts[:-1], starts[1:], strict=True)
         ]
     )
+    return torch.cat([found, found.new_zeros(len(x) - len(found), found.shape[1])])

@@ -18,7 +18,7 @@ from vivace.platforms.attention import AttendingStep, AttentionLayer, LatentLaye
 from vivace.platforms.ops import attention, cache, elementwise, heads, linear, moe
 from vivace.platforms.ops.elementwise import SwigluOai
 from vivace.platforms.ops.linear import Operands
-from vivace.platforms.ops.moe import Gate, Routes
+from vivace.platforms.ops.moe import ExpertSlots, Gate, Routes
 from vivace.platforms.ops.stored import Packable, StoredBlocks
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
@@ -176,8 +176,11 @@ class Ops:
     gate above up in one weight. None: the device has nothing better than `gated_mlp` below"""
     moe_gate: MoeGateOp
     """(gate, logits[T, E], bias=None) -> (weights[T, top], experts[T, top] int64)"""
+    moe_place: Callable[[Tensor, Tensor | None, ExpertSlots], Tensor]
+    """(experts[T, top], positions[T] or None, slots) -> [T, top]: slots, this rank's from 0"""
     moe_routes: Callable[[Tensor, int], Routes]
-    """(experts[T, top], E) -> where pairs of token and expert go, sorted by expert"""
+    """(experts[T, top], E) -> where pairs of token and expert go, sorted by expert; those of other
+    ranks go nowhere"""
     moe_permute: MoePermuteOp
     """(x[T, n], routes, weights[T, top]=None) -> [T * top, n], sorted, times the weights"""
     moe_combine: Callable[[Tensor, Tensor | None, Routes], Tensor]
@@ -186,6 +189,8 @@ class Ops:
     """(y[T, n], x[T, n], gate[T, 1]) -> y, in place: plus sigmoid(gate) * x; without a gate, x"""
     pack_grouped: Callable[[Sequence[Sequence[Packable]]], Any]
     """(what `pack_linear` takes, for each expert) -> what `grouped_linear` takes"""
+    select_grouped: Callable[[Any, Sequence[int]], Any]
+    """(what `pack_grouped` made, experts) -> those of it, in its memory, for `update_weight`"""
     grouped_linear: GroupedLinearOp
     """(x[T * top, in] sorted by expert, weight, routes, bias[E, out]=None) -> [T * top, out]"""
     pack_heads: Callable[[Sequence[Packable]], Any]
@@ -223,11 +228,13 @@ def reference_ops() -> Ops:
         add_bias=elementwise.add_bias,
         gated_mlp=None,
         moe_gate=moe.moe_gate,
+        moe_place=moe.moe_place,
         moe_routes=moe.moe_routes,
         moe_permute=moe.moe_permute,
         moe_combine=moe.moe_combine,
         add_gated=moe.add_gated,
         pack_grouped=moe.pack_grouped,
+        select_grouped=moe.select_grouped,
         grouped_linear=moe.grouped_linear,
         pack_heads=heads.pack_heads,
         heads_linear=heads.HeadsLinear(linear.linear),

@@ -115,7 +115,7 @@ bool moe_gate(Suite& suite, Random& random) {
     return true;
 }
 
-// Pairs of tokens and experts, of which the last has no token.
+// Pairs of tokens and experts, of which the last has no token; some are another rank's.
 struct Pairs {
     int64_t rows, top, experts;
     std::vector<int64_t> chosen, places, starts;
@@ -124,10 +124,14 @@ struct Pairs {
         : rows(tokens),
           top(each),
           experts(count),
-          places((size_t)(tokens * each)),
+          places((size_t)(tokens * each), -1),
           starts((size_t)(count + 1), 0) {
         const int64_t used = std::max<int64_t>(1, random.below(3) ? experts - 1 : 1);
-        for (int64_t i = 0; i < rows * top; ++i) chosen.push_back(random.below(used));
+        const int64_t others = random.below(2);
+        for (int64_t i = 0; i < rows * top; ++i)
+            chosen.push_back(others && random.below(3) == 0 ? (random.below(2) ? -1 - random.below(5)
+                                                                               : experts + random.below(5))
+                                                            : random.below(used));
         int64_t next = 0;
         for (int64_t e = 0; e < experts; ++e) {
             starts[e] = next;
@@ -137,6 +141,29 @@ struct Pairs {
         starts[experts] = next;
     }
 };
+
+bool moe_place(Suite& suite, Random& random, const Pairs& pairs, int64_t period, bool counted) {
+    const int64_t slots = pairs.experts * 2, first = random.below(slots);
+    std::vector<int64_t> chosen, positions, table, placed, counts, wanted, sums((size_t)slots, 0);
+    for (int64_t i = 0; i < pairs.rows * pairs.top; ++i) chosen.push_back(random.below(pairs.experts));
+    for (int64_t i = 0; i < pairs.rows; ++i) positions.push_back(random.below(1 << 20));
+    for (int64_t i = 0; i < pairs.experts * period; ++i) table.push_back(random.below(slots));
+    const auto reset = [&] { placed.assign(chosen.size(), -9), counts.assign((size_t)slots, 0); };
+    reset();
+    Words words;
+    words.add(pairs.rows).add(chosen).add(positions).add(table).add(placed).add(pairs.top);
+    words.add(pairs.experts).add(period).add(first);
+    if (counted) words.add(counts);
+    else words.add((int64_t)0);
+    words.add(slots);
+    if (!suite.run("moe_place", words, reset, [&] { return bytes_of(placed); })) return false;
+    for (int64_t i = 0; i < pairs.rows * pairs.top; ++i) {
+        const int64_t slot = table[chosen[i] * period + positions[i / pairs.top] % period];
+        wanted.push_back(slot - first);
+        sums[slot] += counted;
+    }
+    return placed == wanted && counts == sums;
+}
 
 bool moe_routes(Suite& suite, const Pairs& pairs) {
     std::vector<int64_t> places, starts;
@@ -161,7 +188,7 @@ bool moe_permute(Suite& suite, Random& random, const Pairs& pairs, int64_t n, bo
     words.add(weighed ? weights.data() : nullptr);
     if (!suite.run("moe_permute", words, reset, [&] { return bytes_of(out); })) return false;
     for (size_t i = 0; i < pairs.places.size(); ++i)
-        for (int64_t c = 0; c < n; ++c)
+        for (int64_t c = 0; c < n && pairs.places[i] >= 0; ++c)
             wanted[pairs.places[i] * n + c] = x[(int64_t)i / pairs.top * stride + c] * (weighed ? weights[i] : 1);
     return out == wanted;
 }
@@ -178,7 +205,7 @@ bool moe_combine(Suite& suite, Random& random, const Pairs& pairs, int64_t n, bo
     if (!suite.run("moe_combine", words, reset, [&] { return bytes_of(out); })) return false;
     std::vector<double> wanted(out.size(), 0), scale(out.size(), 0);
     for (int64_t i = 0; i < count; ++i)
-        for (int64_t c = 0; c < n; ++c) {
+        for (int64_t c = 0; c < n && pairs.places[i] >= 0; ++c) {
             const double product = (weighed ? (double)weights[i] : 1) * x[pairs.places[i] * stride + c];
             wanted[i / pairs.top * n + c] += product, scale[i / pairs.top * n + c] += std::fabs(product);
         }
@@ -297,6 +324,11 @@ bool each_pairs(Random& random, const std::function<bool(const Pairs&)>& test) {
 
 void moe(Suite& suite) {
     suite.op("moe_gate", [&](Random& random) { return moe_gate(suite, random); });
+    suite.op("moe_place", [&](Random& random) {
+        return each_pairs(random, [&](const Pairs& pairs) {
+            return moe_place(suite, random, pairs, 1, false) && moe_place(suite, random, pairs, 6, true);
+        });
+    });
     suite.op("moe_routes", [&](Random& random) {
         return each_pairs(random, [&](const Pairs& pairs) { return moe_routes(suite, pairs); });
     });

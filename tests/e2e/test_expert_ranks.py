@@ -1,0 +1,65 @@
+"""Real servers whose ranks have different experts: the tokens of one process."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_server import RunningServer
+from toy_models import make
+
+TOKENS = 60
+FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
+MIXTURE = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "mlp_only_layers": [1],
+}
+
+
+def body(seed: int) -> dict[str, Any]:
+    sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
+    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
+    return {"input_ids": [5 + seed, 6, 7, 8], "sampling_params": sampling}
+
+
+def draw(folder: Path, log: Path, *flags: str) -> list[list[int]]:
+    with RunningServer("--model-path", str(folder), *FLAGS, *flags, log=log) as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(6) as pool:
+            answers = pool.map(lambda seed: server.json("/generate", body(seed)), range(6))
+            return [answer["output_ids"] for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mixture")
+    make("Qwen3Moe", path, **MIXTURE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    return draw(folder, tmp_path_factory.mktemp("alone") / "log")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--tp-size 2 --ep-size 2",
+        "--tp-size 4 --ep-size 2 --ep-num-redundant-experts 4 --ep-dispatch-algorithm dynamic",
+        "--tp-size 2 --ep-size 2 --moe-dense-tp-size 1 --dp-size 2 --enable-dp-attention",
+    ],
+)
+def test_ranks_with_different_experts(
+    flags: str, folder: Path, wanted: list[list[int]], tmp_path: Path
+) -> None:
+    assert draw(folder, tmp_path / "log", *flags.split()) == wanted
