@@ -22,7 +22,7 @@ TOKENS = 60
 STREAMS = 6
 LAYOUTS = {
     "tp 2, dp 2": ("--tp-size", "2", "--dp-size", "2"),
-    "tp 4, dp 2": ("--tp-size", "4", "--dp-size", "2"),
+    "tp 4, dp 2, ep 4": ("--tp-size", "4", "--dp-size", "2", "--ep-size", "4"),
     "tp 2, dp 2, dense alone": ("--tp-size", "2", "--dp-size", "2", "--moe-dense-tp-size", "1"),
 }
 
