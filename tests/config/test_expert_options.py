@@ -46,6 +46,7 @@ MOE = {
 LAYERS = LLAMA["num_hidden_layers"]
 TRIVIAL = [[*range(8)]] * LAYERS
 EP = ("--tp-size", "4", "--ep-size", "4")
+DP = ("--dp-size", "2", "--enable-dp-attention")
 
 
 def started(*argv: str, **changes: Any) -> Config:
@@ -78,9 +79,13 @@ REFUSED = [
     (["--ep-size", "2"], ["--expert-parallel-size", "tp 1", "ep 2"]),
     (["--tp-size", "8", "--moe-dense-tp-size", "2"], ["--moe-dense-tp-size", "got 2"]),
     (["--ep-num-redundant-experts", "2"], ["--ep-num-redundant-experts 2", "expert-parallel-size"]),
+    (["--enable-eplb"], ["--enable-eplb", "--expert-parallel-size"]),
     ([*EP, "--ep-num-redundant-experts", "3"], ["8 experts", "3 copies", "0 or 4"]),
     ([*EP, "--ep-num-redundant-experts", "28"], ["28", "24", "all 8 experts"]),
     ([*EP, "--ep-num-redundant-experts", "-1"], ["--ep-num-redundant-experts", "-1"]),
+    ([*EP, *DP, "--enable-eplb"], ["--enable-eplb", "--enable-dp-attention"]),
+    ([*EP, *DP, "--ep-num-redundant-experts", "4"], ["redundant", "--enable-dp-attention"]),
+    ([*EP, "--expert-distribution-recorder-mode", "per_token"], ["per_token", "per_pass"]),
     ([*EP, "--moe-a2a-backend", "deepep"], ["--moe-a2a-backend deepep", "enable-dp-attention"]),
     ([*EP, "--eplb-algorithm", "elasticity_aware"], ["--eplb-algorithm elasticity_aware"]),
     ([*EP, "--init-expert-location", "gone.pt"], ["gone.pt", "run code", ".json"]),
@@ -157,6 +162,13 @@ def test_a_placement_is_made_of_counts() -> None:
 
 
 def test_what_follows_from_what_was_given() -> None:
+    config = started(*EP, "--enable-eplb", "--eplb-rebalance-num-iterations", "7")
+    assert config.experts.expert_distribution_recorder_mode == "stat"
+    assert config.experts.ep_dispatch_algorithm == "static"
+    assert config.experts.expert_distribution_recorder_buffer_size == 7
+    config = started(*EP, "--expert-distribution-recorder-mode", "stat_approx")
+    assert config.experts.expert_distribution_recorder_mode == "stat"
+    assert config.experts.expert_distribution_recorder_buffer_size == 1000
     fake = started(*EP, "--ep-dispatch-algorithm", "fake")
     assert any("fake" in notice for notice in fake.notices)
     for flag in (["--eplb-algorithm", "deepseek"],):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,28 @@ def test_ranks_with_different_experts(
     flags: str, folder: Path, wanted: list[list[int]], tmp_path: Path
 ) -> None:
     assert draw(folder, tmp_path / "log", *flags.split()) == wanted
+
+
+def test_experts_move_and_are_recorded_while_streams_go_on(
+    folder: Path, wanted: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR", str(tmp_path))
+    flags = (
+        "--tp-size 2 --ep-size 2 --ep-num-redundant-experts 2 --enable-eplb "
+        "--eplb-rebalance-num-iterations 7 --eplb-rebalance-layers-per-chunk 1 --log-level info"
+    )
+    words = ["--model-path", str(folder), *FLAGS, *flags.split()]
+    with RunningServer(*words, log=tmp_path / "log") as server:
+        server.wait_ready()
+        assert server.call("POST", "/start_expert_distribution_record", {})[0] == 200
+        with ThreadPoolExecutor(6) as pool:
+            answers = pool.map(lambda seed: server.json("/generate", body(seed)), range(6))
+            assert [answer["output_ids"] for answer in answers] == wanted
+        assert server.call("GET", "/stop_expert_distribution_record", None)[0] == 200
+        assert server.call("POST", "/dump_expert_distribution_record", {})[0] == 200
+        assert server.text().count("experts of 2 layers move") >= 5
+    (record,) = tmp_path.glob("expert_distribution_recorder_*.json")
+    counts = json.loads(record.read_text())["logical_count"]
+    assert [len(row) for row in counts] == [8] * 3 and sum(counts[1]) == 0 < sum(counts[2])
+    again = "--tp-size 2 --ep-size 2 --ep-num-redundant-experts 2 --init-expert-location".split()
+    assert draw(folder, tmp_path / "again", *again, str(record)) == wanted

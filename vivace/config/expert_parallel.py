@@ -26,12 +26,20 @@ def expert_parallel(options: Options, context: ModelContext) -> list[str]:
         "--ep-dispatch-algorithm": asked.ep_dispatch_algorithm is not None,
         "--enable-eplb": asked.enable_eplb,
         "--expert-distribution-recorder-mode": asked.expert_distribution_recorder_mode is not None,
+        "--enable-expert-distribution-metrics": asked.enable_expert_distribution_metrics,
         "--moe-dense-tp-size": asked.moe_dense_tp_size is not None,
     }
     notices = [FAKE] if asked.ep_dispatch_algorithm == "fake" else []
     places = asked.enable_eplb or given["--init-expert-location"]
     if asked.eplb_algorithm != "auto" and not places:
         notices.append("--eplb-algorithm has no effect without --enable-eplb")
+    size, recorded = (
+        asked.expert_distribution_recorder_buffer_size,
+        any((asked.expert_distribution_recorder_mode, asked.enable_eplb)),
+    )
+    if size is not None and not recorded:
+        flag = "--expert-distribution-recorder-buffer-size"
+        notices.append(f"{flag} has no effect without --expert-distribution-recorder-mode")
     flags = [flag for flag, is_given in given.items() if is_given]
     if not flags:
         return notices
@@ -60,11 +68,29 @@ def check_slots(options: Options, found: ExpertFacts) -> None:
             f"(--ep-num-redundant-experts) are no multiple of it; give {wanted} or "
             f"{wanted + ep} copies"
         )
-    chosen = redundant or asked.ep_dispatch_algorithm == "fake"
-    if requested_sizes(options).dp_attention and chosen:
+    refuse_engines(options)
+    read_locations(options, found)
+
+
+def refuse_engines(options: Options) -> None:
+    """What does not go with engines that share experts yet. Raises ConfigError."""
+    if not requested_sizes(options).dp_attention:
+        return
+    asked = options.experts
+    counted = {
+        "--enable-eplb": asked.enable_eplb,
+        "--expert-distribution-recorder-mode": asked.expert_distribution_recorder_mode,
+        "--enable-expert-distribution-metrics": asked.enable_expert_distribution_metrics,
+    }
+    for flag in (flag for flag, is_given in counted.items() if is_given):
+        raise ConfigError(
+            f"{flag}: engines that share experts (--enable-dp-attention) do not count them "
+            "together yet; leave one of them out"
+        )
+    redundant, fake = asked.ep_num_redundant_experts, asked.ep_dispatch_algorithm == "fake"
+    if redundant or fake:
         flag = "--ep-num-redundant-experts" if redundant else "--ep-dispatch-algorithm fake"
         raise ConfigError(
             f"{flag}: a copy is chosen by a token's position, which ranks do not know of tokens of "
             "other engines yet (--enable-dp-attention); leave one of them out"
         )
-    read_locations(options, found)

@@ -10,13 +10,13 @@ from vivace.config.unavailable import (
     CONTEXT_PARALLEL,
     NEEDS_DP,
     NO_ALL_TO_ALL,
-    NO_BALANCE,
     NO_COLLECTIVES,
     NO_ELASTICITY,
     NO_EXPERTS,
     NO_MEDIA,
     NO_PD,
     NO_ROOMS,
+    NO_TOKENS_OF_EXPERTS,
     ONE_MACHINE,
     ONE_PLACEMENT,
     PIPELINE,
@@ -184,9 +184,7 @@ class ExpertOptions:
         "Placement of experts at the start: trivial, or JSON (the name of a file, or itself) with "
         "physical_to_logical_map or logical_count.",
     )
-    enable_eplb: bool = option(
-        False, "Move experts between ranks as the load changes.", cpu=NO_BALANCE
-    )
+    enable_eplb: bool = option(False, "Move experts between ranks as the load changes.")
     eplb_algorithm: str = option(
         "auto",
         "Algorithm that finds the new placement.",
@@ -195,23 +193,22 @@ class ExpertOptions:
     )
     eplb_rebalance_num_iterations: int = option(1000, "Steps between two rebalances.")
     eplb_rebalance_layers_per_chunk: int | None = option(
-        help="Layers moved between two steps. Default: all.", cpu=NO_BALANCE
+        help="Layers moved between two steps. Default: all."
     )
     eplb_min_rebalancing_utilization_threshold: float = option(
-        1.0, "Skip a rebalance above this mean utilization.", cpu=NO_BALANCE
+        1.0, "Skip a rebalance above this mean utilization."
     )
     expert_distribution_recorder_mode: str | None = option(
         help="What is recorded about routing: sums (stat, stat_approx) or counts of every step "
         "(per_pass). Default: nothing, but stat with --enable-eplb.",
         choices=["stat", "stat_approx", "per_pass", "per_token"],
-        cpu=NO_BALANCE,
+        values={"per_token": NO_TOKENS_OF_EXPERTS},
     )
     expert_distribution_recorder_buffer_size: int | None = option(
-        help="Steps the recorder keeps; -1: all. Default: 1000, or those of a rebalance.",
-        cpu=NO_BALANCE,
+        help="Steps the recorder keeps; -1: all. Default: 1000, or those of a rebalance."
     )
     enable_expert_distribution_metrics: bool = option(
-        False, "Log how evenly the devices' experts are used.", cpu=NO_BALANCE
+        False, "Log how evenly the devices' experts are used."
     )
     moe_dense_tp_size: int | None = option(
         help="Devices that share dense layers of models with experts: 1, or all. Default: all.",

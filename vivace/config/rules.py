@@ -217,7 +217,8 @@ def watchdogs(options: Options, context: ResolveContext) -> Iterator[Change]:
 def expert_copies(options: Options, context: ResolveContext) -> Iterator[Change]:
     asked = options.experts
     mode, steps = asked.expert_distribution_recorder_mode, asked.eplb_rebalance_num_iterations
-    if mode is None and (asked.enable_eplb or asked.enable_expert_distribution_metrics):
+    counted = asked.enable_eplb or asked.enable_expert_distribution_metrics
+    if mode is None and counted:
         flag = "enable-eplb" if asked.enable_eplb else "enable-expert-distribution-metrics"
         yield "expert_distribution_recorder_mode", "stat", f"--{flag} needs counts"
     elif mode == "stat_approx":
@@ -225,7 +226,7 @@ def expert_copies(options: Options, context: ResolveContext) -> Iterator[Change]
     copies = asked.ep_num_redundant_experts or asked.init_expert_location != "trivial"
     if asked.ep_dispatch_algorithm is None and (asked.enable_eplb or copies):
         yield "ep_dispatch_algorithm", "static", "experts may have copies"
-    if asked.expert_distribution_recorder_buffer_size is None and (mode or asked.enable_eplb):
+    if asked.expert_distribution_recorder_buffer_size is None and (mode or counted):
         kept = steps if asked.enable_eplb else DEFAULT_RECORD
         yield "expert_distribution_recorder_buffer_size", kept, "the default"
 

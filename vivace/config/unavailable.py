@@ -19,9 +19,6 @@ NO_ALL_TO_ALL = not_available(
     "all ranks have all tokens, so none travel to experts; that comes with --enable-dp-attention",
     "--expert-parallel-size alone spreads the experts",
 )
-NO_BALANCE = not_available(
-    "experts stay where they are at the start", "--init-expert-location says where that is"
-)
 NO_ELASTICITY = not_available(
     "an engine that has lost a rank is started again, and its streams go on"
 )

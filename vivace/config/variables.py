@@ -26,7 +26,7 @@ HCCL = no_effect("it is read by HCCL, Ascend's collectives, which are not used")
 TORCH_NPU = no_effect("it is read by torch_npu, which is not used")
 DEEP_EP = no_effect("it is read by deep_ep of sgl-kernel-npu, which is not used")
 PD = no_effect("prefill and decode on separate servers is not supported yet")
-EXPERTS = no_effect("experts are not spread over devices (transformers' code runs them on one)")
+EXPERTS = no_effect("tokens do not travel to experts: all ranks have all of them")
 ALONE = no_effect("the ranks of one machine exchange over memory that they share")
 DRAFTS = no_effect("speculative decoding is not supported yet")
 MAMBA = no_effect("models with recurrent layers are not supported yet")
@@ -45,6 +45,9 @@ def supported(meaning: str, kind: str, default: str = "") -> Variable:
 
 
 WORKING = {
+    "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR": supported(
+        "folder of what /dump_expert_distribution_record writes", "text", "/tmp"
+    ),
     "SGLANG_SET_CPU_AFFINITY": supported(
         "keep each computing thread of the kernels on one core", "switch", "0"
     ),
@@ -124,9 +127,6 @@ OF_SGLANG = {
     ),
     "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": Variable(EXPERTS, "tokens of a dispatch"),
     "SGLANG_DEEPEP_BF16_DISPATCH": Variable(EXPERTS, "dispatch in bfloat16"),
-    "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR": Variable(
-        EXPERTS, "where routing is recorded", default="/tmp"
-    ),
     "SGLANG_EPLB_HEATMAP_COLLECTION_INTERVAL": Variable(EXPERTS, "steps between heat maps"),
     "SGLANG_SCHEDULER_SKIP_ALL_GATHER": Variable(ALONE, "do not compare ranks"),
     "SGLANG_SCHEDULER_DECREASE_PREFILL_IDLE": Variable(

@@ -10,6 +10,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from vivace.engine.executor import Executor, ExecutorDied, PendingStep
+from vivace.engine.expert_distribution import ExpertDistribution, NoExpertDistribution
 from vivace.engine.scheduler import Scheduler
 from vivace.protocol.heartbeat import EngineHeartbeat
 from vivace.protocol.message_size import split_deltas
@@ -26,6 +27,7 @@ from vivace.protocol.messages import (
     FlushCache,
     GetState,
     LastRequest,
+    RecordExperts,
     Reply,
     Request,
     ToEngine,
@@ -127,6 +129,7 @@ class Loop:
         clock: Callable[[], float],
         lockstep: Lockstep | None = None,
         report_load: ReportLoad | None = None,
+        experts: ExpertDistribution | None = None,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, not {depth}")
@@ -146,6 +149,7 @@ class Loop:
         self._stopped = False
         self._lockstep = lockstep or NoLockstep()
         self._report_load = report_load
+        self._experts = experts or NoExpertDistribution()
         executor.wake_with(mailbox.wake)
         self._lockstep.wake_with(mailbox.wake)
 
@@ -165,7 +169,7 @@ class Loop:
 
     def wait_timeout(self) -> float | None:
         """Seconds a step may wait for a message; None = nothing else can happen."""
-        if self._in_flight or self._commands or self._lockstep.awaited:
+        if self._in_flight or self._commands or self._lockstep.awaited or self._experts.due:
             return 0.0
         moments = [] if self._drain is None else [self._drain[-1]]
         if (moment := self._scheduler.next_moment()) is not None:
@@ -180,6 +184,8 @@ class Loop:
         received = self._receive(wait)
         self._scheduler.notify(self._executor.events())
         self._run_commands()
+        if self._experts.due and not self._in_flight:
+            self._experts.rebalance()
         plan = self._plan()
         worked = plan is not None or bool(self._in_flight)
         if plan is not None:
@@ -197,7 +203,8 @@ class Loop:
     def _plan(self) -> StepPlan | None:
         if len(self._in_flight) >= self._depth:
             return None
-        plan = None if self._commands else self._scheduler.plan(idle=not self._in_flight)
+        waits = self._commands or self._experts.due
+        plan = None if waits else self._scheduler.plan(idle=not self._in_flight)
         if not (self._lockstep.awaited or (plan is not None and plan.rows)):
             return plan
         ranks = self._lockstep.agree(sum(plan.counts) if plan is not None else 0)
@@ -216,6 +223,7 @@ class Loop:
         except Exception as error:
             self._recover(plan, error)
             return
+        self._experts.commit(result)
         if plan.number != ACCOMPANY:
             self._scheduler.commit(plan, result)
 
@@ -291,12 +299,20 @@ class Loop:
                 ok = self._scheduler.flush()
                 text = "the prefix cache is empty" if ok else "requests are running or waiting"
                 return Reply(command.ticket, ok, text)
+            if isinstance(command.body, RecordExperts):
+                return self._record_experts(command.ticket, command.body)
             if isinstance(command.body, GetState):
                 return Reply(command.ticket, True, "", self.state())
         except Exception as error:
             logger.exception("command %s failed", type(command.body).__name__)
             return Reply(command.ticket, False, f"{type(error).__name__}: {error}")
         return Reply(command.ticket, False, f"unknown command {type(command.body).__name__}")
+
+    def _record_experts(self, ticket: int, command: RecordExperts) -> Reply:
+        try:
+            return Reply(ticket, True, self._experts.execute(command))
+        except ValueError as error:
+            return Reply(ticket, False, str(error))
 
     def state(self) -> EngineState:
         state = self._scheduler.state()

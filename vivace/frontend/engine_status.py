@@ -18,8 +18,7 @@ from vivace.protocol.messages import (
     KEY_SHIFT,
     Capacity,
     Command,
-    FlushCache,
-    GetState,
+    EngineCommand,
     Reply,
     Request,
     ToEngine,
@@ -249,7 +248,7 @@ class EngineCommands:
         self._tickets = itertools.count((frontend << KEY_SHIFT) + 1)
         self._pending: dict[int, tuple[EngineView, Callable[[Reply], object]]] = {}
 
-    async def run(self, body: FlushCache | GetState, timeout: float = 10.0) -> list[Reply | None]:
+    async def run(self, body: EngineCommand, timeout: float = 10.0) -> list[Reply | None]:
         """One control command to every engine, and each one's answer; None of those that are not
         up, a refusal of one that does not answer within `timeout`. Raises EngineUnavailable when
         there is none, or none answers."""
@@ -275,7 +274,7 @@ class EngineCommands:
 
     def send(
         self,
-        body: FlushCache | GetState,
+        body: EngineCommand,
         on_reply: Callable[[Reply], object],
         engine: EngineView | None = None,
     ) -> int:

@@ -12,6 +12,7 @@ from vivace.engine.loop import Lockstep, Loop, Mailbox, ReportLoad
 from vivace.engine.oracle import OracleWorker
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
+from vivace.launch.expert_settings import expert_distribution
 from vivace.launch.faults import with_fault
 from vivace.protocol.messages import Capacity
 from vivace.worker.sizing import Demand, size_pool
@@ -64,6 +65,7 @@ def engine_parts(
         clock=time.monotonic,
         lockstep=lockstep,
         report_load=report_load,
+        experts=expert_distribution(config, executor),
     )
     return loop, executor.capacity
 

@@ -15,7 +15,7 @@ from vivace.engine.loop import Loop
 from vivace.frontend.errors import EngineUnavailable
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.channel import LocalMailbox
-from vivace.protocol.messages import EngineDown, FlushCache, GetState, Reply
+from vivace.protocol.messages import EngineCommand, EngineDown, Reply
 
 IDLE_SECONDS = 0.0005
 LOST_AFTER_SECONDS = 60.0
@@ -109,7 +109,7 @@ class Driver:
         """Raises EngineUnavailable when `step` would, for whatever reason."""
         self._lock.require_open()
 
-    def command(self, body: FlushCache | GetState) -> Reply:
+    def command(self, body: EngineCommand) -> Reply:
         """Run a control command to its reply."""
         self.require_alive()
         replies: list[Reply] = []

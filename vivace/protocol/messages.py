@@ -7,7 +7,7 @@ per step and frontend (several where it is large), and with a `Reply` to each co
 from __future__ import annotations
 
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -216,6 +216,17 @@ class GetState(msgspec.Struct, frozen=True, tag="get_state"):
     """Ask for an `EngineState`."""
 
 
+class RecordExperts(msgspec.Struct, frozen=True, tag="record_experts"):
+    """Begin or end a record of where tokens go among experts, or write it to a file, whose name is
+    the answer; refused where nobody counts."""
+
+    action: Literal["start", "stop", "dump"]
+
+
+EngineCommand = FlushCache | GetState | RecordExperts
+"""What every engine is asked at once."""
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Finish what `frontends` send before their `LastRequest`, then reply. What has not ended after
     `timeout` seconds is ended (503); the reply, which is not `ok` then, says how many that were."""
@@ -230,7 +241,7 @@ class Command(msgspec.Struct, frozen=True, tag="command"):
 
     ticket: int
     """frontend << 40 | counter, like a request key"""
-    body: FlushCache | GetState | Drain
+    body: EngineCommand | Drain
 
 
 class EngineState(msgspec.Struct, kw_only=True, tag="state"):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
-from vivace.protocol.messages import FlushCache
+from vivace.protocol.messages import FlushCache, RecordExperts
 from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
 from vivace.server.request_log import FORMATS, LEVELS
@@ -28,6 +28,30 @@ async def flush_cache(context: Context, _request: web.Request, _body: Body) -> w
         "Cache flushed.\nPlease check backend logs for more details. "
         "(When there are running or waiting requests, the operation will not be performed.)\n"
     )
+
+
+async def start_expert_record(context: Context, _request: web.Request, _body: Body) -> web.Response:
+    return await record_experts(context, "start", "Start recording expert distribution.\n")
+
+
+async def stop_expert_record(context: Context, _request: web.Request, _body: Body) -> web.Response:
+    return await record_experts(context, "stop", "Stop recording expert distribution.\n")
+
+
+async def dump_expert_record(context: Context, _request: web.Request, _body: Body) -> web.Response:
+    return await record_experts(context, "dump", "Dump expert distribution record.\n")
+
+
+async def record_experts(
+    context: Context, action: Literal["start", "stop", "dump"], done: str
+) -> web.Response:
+    """Of every engine; 400 where nobody counts, or a file cannot be written."""
+    replies = await context.command(RecordExperts(action))
+    for reply in replies:
+        if reply is not None and not reply.ok:
+            raise HTTPError(400, f"expert distribution: {reply.message}")
+    names = [reply.message for reply in replies if reply is not None]
+    return text_response(done + "".join(f"{name}\n" for name in names if action == "dump"))
 
 
 async def abort_request(context: Context, _request: web.Request, body: Body) -> web.Response:

@@ -17,7 +17,7 @@ from vivace.frontend.fairness import TimeSlicer
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
-from vivace.protocol.messages import EngineState, FlushCache, GetState, Reply
+from vivace.protocol.messages import EngineCommand, EngineState, GetState, Reply
 from vivace.protocol.tasks import Embed, Task
 from vivace.requests.embeddings import NO_EMBEDDINGS, NO_GENERATION
 from vivace.server.access import BrowserPolicy, Keys
@@ -300,7 +300,7 @@ class Context:
         if self.status == "starting":
             raise HTTPError(503, "the server is warming up", retry_after=1.0)
 
-    async def command(self, body: FlushCache | GetState) -> list[Reply | None]:
+    async def command(self, body: EngineCommand) -> list[Reply | None]:
         """One control command to every engine; None of those that are not up. HTTPError 503 when
         none is, or one does not answer in time."""
         self.require_progress()

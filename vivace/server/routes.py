@@ -230,6 +230,24 @@ CONTROL = (
         "Drop the prefix cache of an idle engine",
     ),
     control(
+        "/start_expert_distribution_record",
+        ("GET", "POST"),
+        admin.start_expert_record,
+        "Begin to record where tokens go among experts",
+    ),
+    control(
+        "/stop_expert_distribution_record",
+        ("GET", "POST"),
+        admin.stop_expert_record,
+        "End that record",
+    ),
+    control(
+        "/dump_expert_distribution_record",
+        ("GET", "POST"),
+        admin.dump_expert_record,
+        "Write that record to a file of JSON",
+    ),
+    control(
         "/abort_request",
         ("POST",),
         admin.abort_request,
