@@ -177,7 +177,7 @@ class Int8:
 
     def __init__(self, kernels: Kernels, weight: Tensor, scales: Tensor) -> None:
         self.outputs, self.inputs = weight.shape
-        self._embed = kernels.operation("embed_i8", "q" * 6)
+        self._embed = kernels.operation("embed_i8", "q" * 8)
         self._linear = kernels.operation("linear_i8", "q" * 9)
         panels = -(-self.outputs // 16) * (64 + self.inputs * 16)
         self._data = torch.empty(panels, dtype=torch.uint8)
@@ -190,7 +190,7 @@ class Int8:
         out = torch.empty(len(ids), self.inputs)
         self._embed(
             len(ids), ids.data_ptr(), self._data.data_ptr(), out.data_ptr(), self.outputs,
-            self.inputs,
+            self.inputs, 0, self.outputs,
         )  # fmt: skip
         return out
 
