@@ -34,9 +34,9 @@ def crowded(options: Options, context: ResolveContext) -> list[str]:
         return notices
     if parallel.tp_size > 1:
         notices.append(
-            f"--tensor-parallel-size {parallel.tp_size}: ranks on the cores of one machine exchange "
-            "every layer's results, so they answer somewhat more slowly than one process with all "
-            "threads; without the flag all cores are used too"
+            f"--tensor-parallel-size {parallel.tp_size}: ranks on the cores of one machine "
+            "exchange every layer's results, so they answer somewhat more slowly than one process "
+            "with all threads; without the flag all cores are used too"
         )
     if workers > max(1, platform.cores):
         notices.append(
