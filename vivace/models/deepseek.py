@@ -9,13 +9,14 @@ from torch import Tensor
 
 from vivace.layers.attention import Attention
 from vivace.layers.latent_attention import MultiHeadLatentAttention
-from vivace.layers.linear import Embedding, LogitsHead, RMSNorm
+from vivace.layers.linear import RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
-from vivace.models.causal_lm import ModelStep, feed_forward, rotary_table
+from vivace.models.causal_lm import ModelStep, feed_forward
+from vivace.models.decoder import DecoderForCausalLM
 from vivace.models.draft_layers import DraftLayers
 from vivace.models.facts import DecoderFacts, ModelFacts
-from vivace.platforms.attention import AttentionLayer, LatentLayer
+from vivace.platforms.attention import LatentLayer
 
 BuildAttention = Callable[
     [ModelFacts, DecoderFacts, int, RotaryTable], MultiHeadLatentAttention | Attention
@@ -69,30 +70,7 @@ class DeepseekDecoderLayer(Module):
         return self.mlp(x, step), residual
 
 
-class DeepseekModel(Module):
-    def __init__(
-        self, facts: ModelFacts, decoder: DecoderFacts, positions: int, attention: BuildAttention
-    ) -> None:
-        self.rotary_emb = rotary_table(decoder.rope, positions)
-        self.embed_tokens = Embedding(facts.vocabulary, facts.hidden_size)
-        self.layers = [
-            DeepseekDecoderLayer(
-                facts, decoder, index, attention(facts, decoder, index, self.rotary_emb)
-            )
-            for index in range(facts.layers)
-        ]
-        self.norm = RMSNorm(facts.hidden_size, decoder.norm_eps)
-
-    def __call__(self, step: ModelStep) -> Tensor:
-        x, residual = self.embed_tokens(step.input_ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, step)
-        return self.norm.add(x, residual)[0]
-
-
-class DeepseekForCausalLM(Module):
-    """`positions`: the served context in tokens."""
-
+class DeepseekForCausalLM(DecoderForCausalLM):
     def __init__(
         self,
         facts: ModelFacts,
@@ -100,14 +78,12 @@ class DeepseekForCausalLM(Module):
         positions: int,
         attention: BuildAttention = latent_attention,
     ) -> None:
-        self.model = DeepseekModel(facts, decoder, positions, attention)
-        self.lm_head = LogitsHead(self.model.embed_tokens, tied=facts.tied)
+        def layer(
+            facts: ModelFacts, decoder: DecoderFacts, index: int, rotary: RotaryTable
+        ) -> DeepseekDecoderLayer:
+            return DeepseekDecoderLayer(
+                facts, decoder, index, attention(facts, decoder, index, rotary)
+            )
+
+        super().__init__(facts, decoder, positions, layer)
         self.draft_layers = DraftLayers(facts.layers, facts.draft_layers)
-
-    @property
-    def attention_layers(self) -> list[AttentionLayer | LatentLayer]:
-        """This rank's heads; after `bind`."""
-        return [layer.self_attn.shape for layer in self.model.layers]
-
-    def forward(self, step: ModelStep) -> Tensor:
-        return self.model(step)

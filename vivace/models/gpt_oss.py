@@ -6,12 +6,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from vivace.layers.attention import Attention, AttentionSinks
-from vivace.layers.linear import Embedding, LogitsHead, RMSNorm
+from vivace.layers.linear import RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
-from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward, rotary_table
+from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward
+from vivace.models.decoder import DecoderForCausalLM
 from vivace.models.facts import DecoderFacts, ModelFacts
-from vivace.platforms.attention import AttentionLayer
 
 
 class GptOssDecoderLayer(Module):
@@ -41,34 +41,6 @@ class GptOssDecoderLayer(Module):
         return self.mlp(x, step), residual
 
 
-class GptOssModel(Module):
+class GptOssForCausalLM(DecoderForCausalLM):
     def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
-        self.rotary_emb = rotary_table(decoder.rope, positions)
-        self.embed_tokens = Embedding(facts.vocabulary, facts.hidden_size)
-        self.layers = [
-            GptOssDecoderLayer(facts, decoder, index, self.rotary_emb)
-            for index in range(facts.layers)
-        ]
-        self.norm = RMSNorm(facts.hidden_size, decoder.norm_eps)
-
-    def __call__(self, step: ModelStep) -> Tensor:
-        x, residual = self.embed_tokens(step.input_ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, step)
-        return self.norm.add(x, residual)[0]
-
-
-class GptOssForCausalLM(Module):
-    """`positions`: the served context in tokens."""
-
-    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
-        self.model = GptOssModel(facts, decoder, positions)
-        self.lm_head = LogitsHead(self.model.embed_tokens, tied=facts.tied)
-
-    @property
-    def attention_layers(self) -> list[AttentionLayer]:
-        """This rank's heads; after `bind`."""
-        return [layer.self_attn.shape for layer in self.model.layers]
-
-    def forward(self, step: ModelStep) -> Tensor:
-        return self.model(step)
+        super().__init__(facts, decoder, positions, GptOssDecoderLayer)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from vivace.layers.attention import Attention
-from vivace.layers.linear import Embedding, LogitsHead, RMSNorm
+from vivace.layers.linear import RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
-from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward, rotary_table
+from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward
+from vivace.models.decoder import DecoderForCausalLM
 from vivace.models.facts import DecoderFacts, ModelFacts
-from vivace.platforms.attention import AttentionLayer
 
 
 class LlamaDecoderLayer(Module):
@@ -42,37 +42,9 @@ class LlamaDecoderLayer(Module):
         return self.mlp(x, step), residual
 
 
-class LlamaModel(Module):
+class LlamaForCausalLM(DecoderForCausalLM):
     def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
-        self.rotary_emb = rotary_table(decoder.rope, positions)
-        self.embed_tokens = Embedding(facts.vocabulary, facts.hidden_size)
-        self.layers = [
-            LlamaDecoderLayer(facts, decoder, index, self.rotary_emb)
-            for index in range(facts.layers)
-        ]
-        self.norm = RMSNorm(facts.hidden_size, decoder.norm_eps)
-
-    def __call__(self, step: ModelStep) -> Tensor:
-        x, residual = self.embed_tokens(step.input_ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, step)
-        return self.norm.add(x, residual)[0]
-
-
-class LlamaForCausalLM(Module):
-    """`positions`: the served context in tokens."""
-
-    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
-        self.model = LlamaModel(facts, decoder, positions)
-        self.lm_head = LogitsHead(self.model.embed_tokens, tied=facts.tied)
-
-    @property
-    def attention_layers(self) -> list[AttentionLayer]:
-        """This rank's heads; after `bind`."""
-        return [layer.self_attn.shape for layer in self.model.layers]
-
-    def forward(self, step: ModelStep) -> Tensor:
-        return self.model(step)
+        super().__init__(facts, decoder, positions, LlamaDecoderLayer)
 
 
 class MistralForCausalLM(LlamaForCausalLM):
