@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 
 def tensor_bytes(root: object) -> int:
-    """Of every tensor that can be reached from `root`. Memory that several share counts once."""
-    return sum(memory_blocks(root).values())
+    """Of every tensor that can be reached from `root`. Memory that several share counts once, and
+    of a segment that weights lie in one behind the other (platforms/cpu/huge_pages.py) no more than
+    they take of it."""
+    counted, before = 0, HeldBytes(0, 0, 0)
+    for block in sorted(memory_blocks(root)):
+        end = before.end if block.opaque == before.opaque else 0
+        counted += max(0, block.end - max(block.start, end))
+        before = block._replace(end=max(block.end, end))
+    return counted
 
 
-def memory_blocks(root: object) -> dict[object, int]:
-    """Bytes of each piece of memory behind the tensors that can be reached from `root` through
-    objects of ours, containers and torch modules."""
-    found: dict[object, int] = {}
+class HeldBytes(NamedTuple):
+    """Bytes `start` .. `end` - 1 of memory, or of a tensor that has no address."""
+
+    opaque: int
+    """which one; 0: memory"""
+    start: int
+    end: int
+
+
+def memory_blocks(root: object) -> set[HeldBytes]:
+    """Of the tensors that can be reached from `root` through objects of ours, containers and torch
+    modules."""
+    found: set[HeldBytes] = set()
     seen: set[int] = set()
     left: list[object] = [root]
     while left:
@@ -26,19 +42,22 @@ def memory_blocks(root: object) -> dict[object, int]:
             continue
         seen.add(id(one))
         if isinstance(one, Tensor):
-            key, size = memory_block(one)
-            found[key] = size
+            found.add(memory_block(one))
         else:
             left.extend(members(one))
     return found
 
 
-def memory_block(tensor: Tensor) -> tuple[object, int]:
-    """(what is the same for tensors on the same memory, bytes)"""
-    if tensor.is_mkldnn:  # opaque: it has no storage that could be asked
-        return id(tensor), tensor.numel() * tensor.element_size()
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.nbytes()
+def memory_block(tensor: Tensor) -> HeldBytes:
+    size = tensor.element_size()
+    if tensor.is_mkldnn:  # it has no storage that could be asked
+        return HeldBytes(id(tensor), 0, tensor.numel() * size)
+    first = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return HeldBytes(0, first, first)
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = sum((length - 1) * stride for length, stride in steps)
+    return HeldBytes(0, first, first + (1 + reach) * size)
 
 
 def members(one: object) -> Iterable[object]:
