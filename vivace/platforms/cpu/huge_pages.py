@@ -7,6 +7,7 @@ import contextlib
 import mmap
 import sys
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ class HugePages:
     tensor in it is gone. Where the system has no huge pages it is ordinary memory."""
 
     def __init__(self) -> None:
-        self._segment = torch.empty(0, dtype=torch.uint8)
+        self._segment = np.empty(0, np.uint8)  # no tensor: what is not used belongs to no model
         self._used = 0
 
     def empty(self, nbytes: int) -> Tensor:
@@ -32,17 +33,17 @@ class HugePages:
             self._segment, self._used = allocate_segment(max(nbytes, SEGMENT)), 0
         found = self._segment[self._used : self._used + nbytes]
         self._used += -(-nbytes // ALIGNMENT) * ALIGNMENT
-        return found
+        return torch.from_numpy(found)
 
 
-def allocate_segment(nbytes: int) -> Tensor:
+def allocate_segment(nbytes: int) -> np.ndarray:
     """uint8[nbytes or a little more], beginning with a page"""
     if not sys.platform.startswith("linux"):
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return np.empty(nbytes, np.uint8)
     pages = -(-nbytes // PAGE) * PAGE
     memory = mmap.mmap(-1, pages + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    before = -whole.data_ptr() % PAGE
+    whole = np.frombuffer(memory, np.uint8)
+    before = -whole.ctypes.data % PAGE
     return whole[before : before + pages]
