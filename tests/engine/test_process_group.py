@@ -61,7 +61,7 @@ class FakeRank:
         return self._answers.pop(0)
 
     def death(self, wait: float = 0.0) -> RankDeath | None:
-        return RankDeath(f"{self.name}: killed by SIGKILL", reported=False) if self.dead else None
+        return RankDeath(self.name, "killed by SIGKILL", reported=False) if self.dead else None
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         self.ring = ring

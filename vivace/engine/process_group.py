@@ -7,6 +7,7 @@ they share, so a rank that does not come makes the others wait: it ends the engi
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from vivace.protocol.ranks import RankAnswer, StepDone, StepRefusal
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
+log = logging.getLogger(__name__)
+
 DYING_SECONDS = 1.0
 """between what others notice of a death and that its process has ended"""
 COMPANION_SECONDS = 10.0
@@ -35,10 +38,18 @@ COMPANION_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RankDeath:
-    """`reported`: it ended over an error, as ranks also do when another one has gone."""
+    """`reported`: it ended over an error, and `trace` is where that came from; `noticed`: the error
+    is only that another rank has gone."""
 
-    text: str
+    name: str
+    reason: str
     reported: bool
+    noticed: bool = False
+    trace: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}: {self.reason}"
 
 
 class RankLink(Protocol):
@@ -66,13 +77,23 @@ class RankLink(Protocol):
 
 
 def find_cause(ranks: Sequence[RankLink], wait: float = 0.0) -> str:
-    """Which ranks died and why; of some that reported errors and one that was killed, this one.
-    Empty: all live. `wait`: so many seconds they may take to die, all together."""
+    """Which ranks died and why: those that were killed, before those that failed, before those that
+    noticed it. Of those that say the same the first one speaks; one trace is in the log. Empty: all
+    live. `wait`: so many seconds they may take to die, all together."""
     deadline = time.monotonic() + wait
     found = (rank.death(max(0.0, deadline - time.monotonic())) for rank in ranks)
     deaths = [death for death in found if death is not None]
     killed = [death for death in deaths if not death.reported]
-    return ", ".join(death.text for death in killed or deaths)
+    failed = [death for death in deaths if not death.noticed]
+    told: dict[str, list[RankDeath]] = {}
+    for death in killed or failed or deaths:
+        told.setdefault(death.reason, []).append(death)
+    if trace := next((death.trace for death in deaths if death.trace), ""):
+        log.error("%s", trace.rstrip())
+    return ", ".join(
+        first.text + (f" (and {len(others)} more ranks)" if others else "")
+        for first, *others in told.values()
+    )
 
 
 class ProcessGroupExecutor:

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
@@ -27,6 +28,7 @@ from vivace.observability import log as log_lines
 from vivace.observability.log import protect_standard_streams
 from vivace.observability.timeline import Timeline
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
+from vivace.protocol.ranks import RankFailure
 from vivace.supervisor.ipc import child_end
 from vivace.supervisor.messages import Failure, Progress, Setup, ToChild
 
@@ -63,14 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SocketClosed:
         return 1
     except BaseException as error:
+        if arguments.role == "rank":
+            control.send(failure_of_rank(error))
+            return CANNOT_START if isinstance(error, CannotStart) else 1
         control.send(Failure(describe(error)))
         if isinstance(error, CannotStart):
             return CANNOT_START  # the supervisor says why, in one line
         if is_out_of_memory(error):
             return 1  # and what would help
-        lost = isinstance(error, RankLost) or isinstance(error.__cause__, RankLost)
         log.critical(
-            "the %s ends: %s", arguments.role, describe(error), exc_info=None if lost else error
+            "the %s ends: %s",
+            arguments.role,
+            describe(error),
+            exc_info=None if is_of_ranks(error) else error,
         )
         return 1
     return 0
@@ -149,6 +156,18 @@ def leave_signals_to_the_supervisor() -> None:
 def describe(error: BaseException) -> str:
     text = str(error) if isinstance(error, CannotStart) else f"{type(error).__name__}: {error}"
     return text[:LONGEST_FAILURE]
+
+
+def failure_of_rank(error: BaseException) -> RankFailure:
+    """The engine says it: many ranks fail over one thing."""
+    noticed = is_of_ranks(error)
+    told = noticed or isinstance(error, CannotStart) or is_out_of_memory(error)
+    trace = "" if told else "".join(traceback.format_exception(error))
+    return RankFailure(describe(error), noticed=noticed, trace=trace[-LONGEST_FAILURE:])
+
+
+def is_of_ranks(error: BaseException) -> bool:
+    return isinstance(error, RankLost) or isinstance(error.__cause__, RankLost)
 
 
 def end(code: int) -> NoReturn:

@@ -85,8 +85,8 @@ def build_executor(
     from vivace.launch.ranks import start_process_group
     from vivace.worker.build import build_worker
 
-    def build(found: Rendezvous) -> StepWorker:
-        return wrap(build_worker(config, report, found, owns_process=owns_process, share=share))
+    def build(found: Rendezvous, told: ReportProgress) -> StepWorker:
+        return wrap(build_worker(config, told, found, owns_process=owns_process, share=share))
 
     return start_process_group(config, ranks, build, report, place)
 

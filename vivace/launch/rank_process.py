@@ -13,6 +13,7 @@ import msgspec
 from vivace.config.child_process import die_with
 from vivace.config.serialize import decode
 from vivace.engine.process_group import RankWorker
+from vivace.launch.rank_progress import report_to_engine
 from vivace.launch.ranks import meet_ranks
 from vivace.observability import log as log_lines
 from vivace.protocol.message_socket import MessageSocket
@@ -67,9 +68,8 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     if not isinstance(control.wait(), JoinRanks):
         raise TypeError("a message before the ranks have met")
     rendezvous = meet_ranks(setup.rank, setup.ranks, setup.meeting, setup.memory)
-    worker = RankWorker(
-        build_worker(config, lambda stage, fraction: None, rendezvous, owns_process=True)
-    )
+    report = report_to_engine(control.send)
+    worker = RankWorker(build_worker(config, report, rendezvous, owns_process=True))
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -31,6 +31,7 @@ from vivace.engine.process_group import (
     find_cause,
 )
 from vivace.errors import CannotStart, RankLost
+from vivace.launch.rank_progress import AllRanks
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import (
     FromRank,
@@ -38,6 +39,7 @@ from vivace.protocol.ranks import (
     RankAnswer,
     RankFailure,
     RankHere,
+    RankProgress,
     RankReady,
     RankSetup,
     StepDone,
@@ -62,7 +64,7 @@ log = logging.getLogger(__name__)
 def start_process_group(
     config: Config,
     ranks: int,
-    build: Callable[[Rendezvous], StepWorker],
+    build: Callable[[Rendezvous, ReportProgress], StepWorker],
     report: ReportProgress,
     place: EnginePlace | None = None,
 ) -> ProcessGroupExecutor:
@@ -85,7 +87,7 @@ def start_process_group(
             rendezvous = meet_ranks(first, count, meeting, memory)
             for link in links:
                 link.wake_with(rendezvous.memory.abandon)
-            worker = build(rendezvous)
+            worker = build(rendezvous, AllRanks(report, links))
             for link in links:
                 link.expect(RankReady)
         except CannotStart:
@@ -167,6 +169,10 @@ def spawn_ranks(
     return links
 
 
+def find_failure(messages: Iterable[FromRank]) -> RankFailure | None:
+    return next((one for one in messages if isinstance(one, RankFailure)), None)
+
+
 class AdoptedProcess:
     """A process that another one has left to this one. From any thread."""
 
@@ -199,7 +205,7 @@ class RankProcess:
         self.name = f"{name} (process {process.pid})"
         self.control = MessageSocket(ours, msgspec.msgpack.Decoder(FromRank))
         self._process: subprocess.Popen[bytes] | AdoptedProcess = process
-        self._failure = ""
+        self._failure: RankFailure | None = None
 
     def arrive(self) -> None:
         """Wait until it is there. Raises RankLost."""
@@ -227,18 +233,32 @@ class RankProcess:
             raise RankLost(f"{self.name} says {type(message).__name__}, not {kind.__name__}")
         return message
 
+    def progress(self) -> list[RankProgress]:
+        """What it has said of its loading since the last time. Raises RankLost."""
+        try:
+            messages = self.control.receive()
+        except SocketClosed:
+            raise self._lost() from None
+        self._failure = find_failure(messages)
+        if self._failure:
+            raise self._lost()
+        return [message for message in messages if isinstance(message, RankProgress)]
+
     def _wait(self, timeout: float | None = None) -> FromRank:
         try:
             message = self.control.wait(timeout)
             if not isinstance(message, RankFailure):
                 return message
-            self._failure = message.text
+            self._failure = message
         except SocketClosed:
             pass
         except TimeoutError:
             raise RankLost(f"{self.name} has said nothing for {timeout:g} s") from None
+        raise self._lost()
+
+    def _lost(self) -> RankLost:
         death = self.death(EXIT_SECONDS)
-        raise RankLost(death.text if death else f"{self.name} has closed its socket")
+        return RankLost(death.text if death else f"{self.name} has closed its socket")
 
     def death(self, wait: float = 0.0) -> RankDeath | None:
         try:
@@ -246,17 +266,17 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             return None
         failure = self._failure or self._last_failure()
-        if failure:
-            return RankDeath(f"{self.name}: {failure} ({ending})", reported=True)
-        return RankDeath(f"{self.name}: {ending}", reported=False)
+        if failure is None:
+            return RankDeath(self.name, ending, reported=False)
+        reason, noticed = f"{failure.text} ({ending})", failure.noticed
+        return RankDeath(self.name, reason, reported=True, noticed=noticed, trace=failure.trace)
 
-    def _last_failure(self) -> str:
+    def _last_failure(self) -> RankFailure | None:
         """Of one that has ended: whatever else it has sent is of no use any more."""
         try:
-            messages = self.control.receive()
+            return find_failure(self.control.receive())
         except SocketClosed:
-            return ""
-        return next((one.text for one in messages if isinstance(one, RankFailure)), "")
+            return None
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         def watch() -> None:

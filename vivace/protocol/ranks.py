@@ -31,6 +31,14 @@ class RankHere(msgspec.Struct, frozen=True, tag="rank_here"):
     pid: int
 
 
+class RankProgress(msgspec.Struct, frozen=True, tag="rank_progress"):
+    """Rank -> engine: what it has read of the model's files, 0..1, and whether that was all that
+    it needs."""
+
+    fraction: float
+    done: bool = False
+
+
 class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
     """Rank -> engine: it is loaded and runs plans from now on."""
 
@@ -52,8 +60,12 @@ class RankFailure(msgspec.Struct, frozen=True, tag="failure"):
     """Rank -> engine: the exception that is about to end it."""
 
     text: str
+    noticed: bool = False
+    """it is only that another rank has gone"""
+    trace: str = ""
+    """where it came from, of an exception that nobody has words for"""
 
 
 RankAnswer = StepDone | StepRefusal | WorkerState
 ToRank = RankSetup | JoinRanks | StepPlan | WorkerCommand
-FromRank = RankHere | RankReady | RankAnswer | RankFailure
+FromRank = RankHere | RankProgress | RankReady | RankAnswer | RankFailure
