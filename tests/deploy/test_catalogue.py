@@ -21,6 +21,8 @@ from vivace.models.facts import read_facts
 from vivace.models.families import FAMILIES
 
 PUBLISHED = {
+    "deepseek-v2": (236, 21),
+    "deepseek-v2-lite": (15.7, 2.4),
     "deepseek-v4-flash": (284, 13),
     "deepseek-v4-pro": (1600, 49),
     "kimi-k2": (1026, 32),

@@ -250,6 +250,8 @@ PUBLISHED: dict[str, tuple[float, float, dict[str, Any]]] = {
         37,
         {**NOAUX, "rope_scaling": V2["rope_scaling"] | {"mscale_all_dim": 1.0}},
     ),
+    "deepseek-v2": (236, 21, V2),
+    "deepseek-v2-lite": (15.7, 2.66, V2_LITE),
     "kimi-k2": (1030, 32, KIMI),
     "glm-4.5": (355, 32, {**GLM, "use_qk_norm": True, "routed_scaling_factor": 2.5}),
     "glm-4.5-air": (106, 12, GLM),

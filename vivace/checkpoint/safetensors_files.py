@@ -31,6 +31,9 @@ DTYPES = {
 }
 ROWS_AT_ONCE = 4096
 STEM = "model."
+LANGUAGE_MODEL = "language_model."
+"""what names begin with where a model reads pictures, too"""
+OF_PICTURES = ("vision_model.", "vision_tower.", "multi_modal_projector.")
 BARE_EMBEDDING = EMBEDDING.removeprefix(STEM)
 
 
@@ -45,6 +48,12 @@ class SafetensorsFiles:
         self.place = str(paths[0].parent if len(paths) > 1 else paths[0])
         for path in paths:
             self._add(path)
+        if LANGUAGE_MODEL + EMBEDDING in self._where:
+            self._where = {
+                name.removeprefix(LANGUAGE_MODEL): where
+                for name, where in self._where.items()
+                if not name.startswith(OF_PICTURES)
+            }
         if BARE_EMBEDDING in self._where:
             self._where = {add_stem(name): where for name, where in self._where.items()}
 

@@ -12,6 +12,9 @@ NO_LANGUAGE_MODEL = (
     "as transformers saves it, or the class with --json-model-override-args"
 )
 
+LANGUAGE_MODELS = {"Llama4ForConditionalGeneration": "Llama4ForCausalLM"}
+"""classes for pictures too -> that of the language model in them, which is what is served"""
+
 
 def read_class_name(source: ModelSource) -> str:
     """The first of `architectures`. Of a body that was saved without its head, as models of
@@ -24,12 +27,27 @@ def read_class_name(source: ModelSource) -> str:
         advice = f"Models of the type {given!r} that generate text are of {known}: give {override}"
     fields = ConfigFields(source.config, source.place, advice)
     named = fields.need("architectures", ListOf(Text(), 64, 1))[0]
+    named = LANGUAGE_MODELS.get(named, named)
     whole = f"{named.removesuffix('Model')}ForCausalLM"
     return whole if whole in FAMILIES else named
 
 
+def unread_parts(source: ModelSource) -> tuple[str, ...]:
+    """Notices of what a checkpoint has for its model that is not used: code, a part that sees."""
+    return (*unread_code(source), *unread_sight(source))
+
+
+def unread_sight(source: ModelSource) -> tuple[str, ...]:
+    named = source.config.get("architectures")
+    seeing = [one for one in named if one in LANGUAGE_MODELS] if isinstance(named, list) else []
+    return tuple(
+        f"{source.place('architectures')} is {one}: its language model is served, as "
+        f"{LANGUAGE_MODELS[one]}; pictures are not taken, and what reads them is not loaded"
+        for one in seeing[:1]
+    )
+
+
 def unread_code(source: ModelSource) -> tuple[str, ...]:
-    """Notices of a checkpoint's own code for its model."""
     named = source.config.get("auto_map")
     code = [key for key in named if key.startswith("AutoModel")] if isinstance(named, dict) else ()
     if not code:

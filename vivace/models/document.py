@@ -12,6 +12,7 @@ from vivace.checkpoint.gguf_blocks import decode_blocks
 from vivace.checkpoint.gguf_config import ARCHITECTURES as GGUF
 from vivace.checkpoint.gguf_config import SLIDING_LLAMA
 from vivace.checkpoint.gguf_types import GGML_QUANT_SIZES, GGMLQuantizationType
+from vivace.models.class_name import LANGUAGE_MODELS
 from vivace.models.families import FAMILIES, Family
 from vivace.models.registry import ARCHITECTURES
 from vivace.models.transformers_support import ModelSupport, read_support
@@ -35,6 +36,10 @@ minimum of a group in float16. `--quantization w8a8_int8` and `w8a16` make int8 
 are floats or blocks.
 Rotary embedding may be plain, linear, dynamic, llama3, yarn
 or longrope.
+"""
+PICTURES = """
+Of {classes} the language model is served, as {served}: text only; what reads pictures is not
+loaded.
 """
 TYPES = """## Types of GGUF matrices
 
@@ -74,7 +79,12 @@ def own_families() -> str:
         for name, family in FAMILIES.items()
         if name in ARCHITECTURES
     ]
-    return OWN + "\n" + table(("architecture", "model_type", "GGUF", "sliding windows"), rows)
+    families = table(("architecture", "model_type", "GGUF", "sliding windows"), rows)
+    classes, served = (
+        ", ".join(f"`{one}`" for one in names)
+        for names in zip(*LANGUAGE_MODELS.items(), strict=True)
+    )
+    return OWN + "\n" + families + PICTURES.format(classes=classes, served=served)
 
 
 def windows(family: Family) -> str:

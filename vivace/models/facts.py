@@ -12,7 +12,7 @@ from vivace.checkpoint.layouts import read_quant_description, read_quantize_conf
 from vivace.checkpoint.source import ModelSource
 from vivace.models.architecture import Architecture, Experts
 from vivace.models.attention_shapes import Attention, GroupedAttention, LatentAttention
-from vivace.models.class_name import read_class_name, unread_code
+from vivace.models.class_name import read_class_name, unread_parts
 from vivace.models.config_fields import ModelFields, read_eos_token_ids
 from vivace.models.expert_facts import ExpertFacts, read_experts
 from vivace.models.families import FAMILIES
@@ -211,7 +211,7 @@ def read_facts(source: ModelSource) -> ModelFacts:
         stretch=read_stretch(config, context, model_type),
         notices=(
             *source.notices,
-            *unread_code(source),
+            *unread_parts(source),
             *notices,
             *twin_notices(config, found.rotated, context),
             *idle_patterns(config, windows),

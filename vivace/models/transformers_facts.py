@@ -10,7 +10,7 @@ import msgspec
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.source import ModelSource
-from vivace.models.class_name import read_class_name, unread_code
+from vivace.models.class_name import read_class_name, unread_parts
 from vivace.models.config_fields import read_eos_token_ids
 from vivace.models.facts import (
     ModelFacts,
@@ -90,7 +90,7 @@ def traced_facts(source: ModelSource, traced: TracedModel) -> ModelFacts:
         stretch=read_stretch(config, traced.context, model_type, ("linear",)),
         notices=(
             *source.notices,
-            *unread_code(source),
+            *unread_parts(source),
             *notices,
             *twin_dtypes(config),
             *traced.limits,
