@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_native_int8_activations import random_blocks
 
+from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.native_linear import NativeLinears
 from vivace.platforms.cpu.native_moe import NativeMoe
@@ -20,7 +21,7 @@ from vivace.platforms.cpu.native_table import native_ops
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.ops import moe
 from vivace.platforms.ops.moe import ExpertSlots, Gate
-from vivace.platforms.ops.stored import StoredBlocks
+from vivace.platforms.ops.stored import StoredBlocks, int8_rows
 
 KERNELS = {isa: load_kernels(isa) for isa in USABLE}
 pytestmark = needs_kernels
@@ -241,9 +242,53 @@ def test_experts_of_different_formats_are_refused():
         native().pack([[torch.randn(16, 32)], [torch.randn(32, 32)]])
 
 
-def test_blocks_that_want_int8_are_refused():
-    with pytest.raises(ValueError, match="stored"):
-        native().pack([[random_blocks("q4_1", 16, 32)]] * 2)
+def int8_weights(kind, experts, outputs, inputs):
+    """Whose activations become int8 too"""
+    if kind == "w8a8":
+        made = [int8_rows(torch.randn(outputs, inputs)) for _ in range(experts)]
+        return [rows.with_int8_activations() for rows in made]
+    return [random_blocks(kind, outputs, inputs, seed) for seed in range(experts)]
+
+
+@pytest.mark.parametrize("isa", USABLE)
+@pytest.mark.parametrize("kind", ["w8a8", *INT8_ACTIVATION_KINDS])
+@pytest.mark.parametrize("rows", [1, 5, 90])
+def test_grouped_int8_has_the_bits_of_ordinary_products(isa, kind, rows):
+    """And is near its slow twin, which rounds activations the same way."""
+    torch.manual_seed(rows)
+    ops, linears = native(isa), NativeLinears(KERNELS[isa])
+    matrices = int8_weights(kind, 5, 100, 256)
+    experts = torch.stack([torch.randperm(4)[:2] for _ in range(rows)])  # nobody asks the fifth
+    routes, x = ops.routes(experts, 5), torch.randn(rows, 256)
+    spread, bias = ops.permute(x, routes), torch.randn(5, 100)
+    found = ops.linear(spread, ops.pack([[one] for one in matrices]), routes, bias)
+    for expert, matrix in enumerate(matrices[:4]):
+        part = slice(routes.starts[expert], routes.starts[expert + 1])
+        alone = linears.linear(spread[part], linears.pack([matrix]), bias[expert])
+        assert torch.equal(found[part], alone)
+    reference = moe.pack_grouped([[one] for one in matrices])
+    wanted = moe.grouped_linear(spread, reference, routes, bias)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-3)
+
+
+def test_a_captured_int8_mixture_is_replayed_with_fewer_tokens():
+    kernels = load_kernels(None, 1)
+    ops = native_ops(kernels)
+    logits, x = torch.randn(6, 5), torch.randn(6, 64)
+    weight = ops.pack_grouped([[one] for one in int8_weights("q4_1", 5, 40, 64)])
+
+    def run(count):
+        weights, chosen = ops.moe_gate(Gate(top=2), logits[:count])
+        routes = ops.moe_routes(chosen, 5)
+        found = ops.grouped_linear(ops.moe_permute(x[:count], routes), weight, routes)
+        return ops.moe_combine(found, weights, routes)
+
+    with kernels.capture(Arena()) as graph:
+        out = run(6)
+    for rows in (6, 1, 4):
+        x.normal_(), logits.normal_()
+        graph.run(rows)
+        assert torch.equal(out[:rows], run(rows))
 
 
 def test_the_references_agree_with_plain_loops():

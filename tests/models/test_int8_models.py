@@ -59,9 +59,15 @@ def rewritten(source: Path, target: Path, *, int8: bool, config: dict[str, Any] 
     return target
 
 
-@pytest.fixture
-def floats(tmp_path: Path) -> Path:
-    make("Qwen2", tmp_path / "floats", head_dim=16)
+KINDS: dict[str, dict[str, Any]] = {
+    "Qwen2": {},
+    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+}
+
+
+@pytest.fixture(params=KINDS)
+def floats(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    make(request.param, tmp_path / "floats", head_dim=16, **KINDS[request.param])
     return tmp_path / "floats"
 
 
@@ -125,12 +131,12 @@ def test_int8_without_a_scale_for_each_row_is_refused(
 ) -> None:
     stored = rewritten(floats, tmp_path / "int8", int8=True, config=None)
     tensors = load_file(stored / "model.safetensors")
-    name = "model.layers.1.mlp.up_proj.weight"
+    name = "model.layers.1.self_attn.o_proj.weight"
     del tensors[f"{name}_scale"]
     if shape:
         tensors[f"{name}_scale"] = torch.ones(shape)
     save_file(tensors, stored / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"up_proj\.weight_scale"):
+    with pytest.raises(CheckpointError, match=r"o_proj\.weight_scale"):
         load(stored)
 
 

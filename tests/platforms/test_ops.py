@@ -136,6 +136,20 @@ def test_batch_invariant_linear_is_bitwise(dtype, shape):
         assert torch.equal(ops.linear(x[start:end], packed), whole[start:end])
 
 
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_batch_invariant_experts_are_bitwise(rows):
+    torch.manual_seed(rows)
+    ops, x, chosen = TABLES["batch invariant"], torch.randn(40, 96), torch.randint(0, 4, (40, 2))
+    weight, bias = ops.pack_grouped([[torch.randn(72, 96)] for _ in range(4)]), torch.randn(4, 72)
+
+    def multiply(some):
+        routes = ops.moe_routes(chosen[some], 4)
+        product = ops.grouped_linear(ops.moe_permute(x[some], routes), weight, routes, bias)
+        return product[routes.places]
+
+    assert torch.equal(multiply(slice(rows)), multiply(slice(40))[:rows])
+
+
 @pytest.mark.parametrize("size", [64, 576, 4096])
 def test_norms_of_a_row_do_not_depend_on_the_others(dtype, size):
     ops = TABLES["batch invariant"]

@@ -3,7 +3,7 @@ compressed-tensors and llm-compressor ("w8a8_int8")."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,7 +20,13 @@ from vivace.quantization.method import (
     LocalPart,
     Matrix,
 )
-from vivace.quantization.packed import PackedExperts, PackedMethod, WeightPacker
+from vivace.quantization.packed import (
+    PackedExperts,
+    PackedMethod,
+    Quantize,
+    WeightPacker,
+    keep,
+)
 from vivace.quantization.plain import HEAD, read_floats, read_stored
 
 SCALE = "weight_scale"
@@ -44,15 +50,18 @@ class Int8Config:
         self._online = online
 
     def linear_method(self, layer: str, parts: Sequence[str]) -> PackedMethod:
-        if self._scheme is None:
-            return PackedMethod(self._packer, read_int8_decoded, suffixes=SUFFIXES)
-        quantize = Int8(int8_activations=SCHEMES[self._scheme], decode=not self._packer.blocks)
-        read = self._quantize if self._online and layer != HEAD else self.take_matrix
-        return PackedMethod(self._packer, read, quantize, SUFFIXES)
+        return PackedMethod(self._packer, *self._forms(layer), SUFFIXES)
 
     def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
-        """Decoded: there is no product of grouped int8 rows yet."""
-        return PackedExperts(self._packer, read_int8_decoded, activation, suffixes=SUFFIXES)
+        read, quantize = self._forms(layer)
+        return PackedExperts(self._packer, read, activation, quantize, SUFFIXES)
+
+    def _forms(self, layer: str) -> tuple[Callable[[LayerWeights, LocalPart], Matrix], Quantize]:
+        """(how a part is read, what is packed)"""
+        if self._scheme is None:
+            return read_int8_decoded, keep
+        quantize = Int8(int8_activations=SCHEMES[self._scheme], decode=not self._packer.blocks)
+        return self._quantize if self._online and layer != HEAD else self.take_matrix, quantize
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
         if self._scheme is None:

@@ -71,9 +71,9 @@ class ModelSlimConfig:
         return PackedMethod(self._packer, read, quantize, (*CHANNEL, SCALE_BIAS))
 
     def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
-        """Decoded: there is no product of grouped int8 rows yet."""
+        """Static int8 is decoded: scales of activations differ from expert to expert."""
         suffixes = (*STATIC, SCALE_BIAS)
-        return PackedExperts(self._packer, self._read_decoded, activation, suffixes=suffixes)
+        return PackedExperts(self._packer, self._read_expert, activation, suffixes=suffixes)
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
         return read_floats(weights, part)
@@ -87,12 +87,15 @@ class ModelSlimConfig:
             )
         return next(iter(types.values()))
 
-    def _read_decoded(self, weights: LayerWeights, part: LocalPart) -> Tensor:
+    def _read_expert(self, weights: LayerWeights, part: LocalPart) -> Matrix:
         match self._type([part.name]):
-            case "W8A8_DYNAMIC" | "W8A16":
-                return read_channels(weights, part).dequantize()
+            case "W8A8_DYNAMIC":
+                return read_channels(weights, part).with_int8_activations()
             case "W4A8_DYNAMIC":
-                return read_int4_channels(weights, part).dequantize()
+                return read_int4_channels(weights, part).with_int8_activations()
+            case "W8A16":
+                rows = read_channels(weights, part)
+                return rows if self._packer.blocks else rows.dequantize()
             case "W8A8":
                 static = read_static(weights, part)
                 return static.rows.dequantize() / static.scale

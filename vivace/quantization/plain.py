@@ -10,7 +10,13 @@ from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 from vivace.platforms.ops.stored import StoredBlocks
 from vivace.platforms.ops.table import Activation
 from vivace.quantization.method import ExpertMethod, LayerWeights, LocalPart, Matrix
-from vivace.quantization.packed import PackedExperts, PackedMethod, WeightPacker, keep
+from vivace.quantization.packed import (
+    PackedExperts,
+    PackedMethod,
+    Quantize,
+    WeightPacker,
+    keep,
+)
 
 HEAD = "lm_head"
 
@@ -27,12 +33,13 @@ class PlainConfig:
         self.take_matrix = read_stored if packer.blocks else read_floats
 
     def linear_method(self, layer: str, parts: Sequence[str]) -> PackedMethod:
-        int8 = self._int8_activations and layer != HEAD
-        return PackedMethod(self._packer, self.take_matrix, mark_int8_activations if int8 else keep)
+        return PackedMethod(self._packer, self.take_matrix, self._marks(layer))
 
     def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
-        """The grouped product has activations in floats only."""
-        return PackedExperts(self._packer, self.take_matrix, activation)
+        return PackedExperts(self._packer, self.take_matrix, activation, self._marks(layer))
+
+    def _marks(self, layer: str) -> Quantize:
+        return mark_int8_activations if self._int8_activations and layer != HEAD else keep
 
 
 def read_floats(weights: LayerWeights, part: LocalPart) -> Tensor:

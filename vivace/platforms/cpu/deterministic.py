@@ -24,6 +24,7 @@ from vivace.platforms.cpu.attention import Scratch, attend, by_group
 from vivace.platforms.ops import elementwise
 from vivace.platforms.ops.cache import store_kv
 from vivace.platforms.ops.heads import HeadsLinear
+from vivace.platforms.ops.moe import GroupedLinear
 from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.ops.sequential import SequentialLayers
 from vivace.platforms.ops.table import Ops
@@ -48,6 +49,7 @@ def batch_invariant(ops: Ops) -> Ops:
         ops,
         linear=linear,
         heads_linear=HeadsLinear(linear),
+        grouped_linear=GroupedLinear(linear),
         rms_norm=elementwise.rms_norm,
         add_rms_norm=elementwise.add_rms_norm,
     )

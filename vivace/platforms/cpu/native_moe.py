@@ -16,6 +16,7 @@ from vivace.platforms.cpu.native_linear import (
     NativeLinears,
     PackedWeight,
     layout,
+    quantized_bytes,
 )
 from vivace.platforms.ops.moe import ExpertSlots, Gate, Routes
 
@@ -60,7 +61,8 @@ class NativeMoe:
         self._permute = kernels.operation("moe_permute", "q" * 8)
         self._combine = kernels.operation("moe_combine", "q" * 8)
         self._add_gated = kernels.operation("add_gated", "q" * 6)
-        self._grouped = kernels.operation("grouped_linear", "q" * 14)
+        self._grouped = kernels.operation("grouped_linear", "q" * 16)
+        self._quantize = kernels.operation("quantize_groups", "q" * 7)
 
     def gate(self, gate: Gate, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         rows, experts = sizes("moe_gate", "logits", logits)
@@ -170,12 +172,9 @@ class NativeMoe:
         return y
 
     def pack(self, experts: Sequence[Sequence[Any]]) -> GroupedWeight:
-        """Raises ValueError when experts differ in shape or format, or are blocks that want
-        activations in int8: the grouped product has floats only."""
+        """Raises ValueError when experts differ in shape or format."""
         require("pack_grouped", len(experts) > 0, "no experts")
         packed = tuple(self._linears.pack(pieces) for pieces in experts)
-        if any(part.kind in A8_BLOCKS for part in packed[0].parts):
-            raise ValueError("experts are multiplied with floats: leave their blocks as stored")
         if len({layout(weight) for weight in packed}) != 1:
             raise ValueError("the weights of a layer must have one shape and one format")
         parts = []
@@ -204,6 +203,11 @@ class NativeMoe:
         starts = block("grouped_linear", "starts", routes.starts, experts + 1, dtype=I64)
         added = optional("grouped_linear", "bias", bias, experts, weight.outputs)
         out = self._kernels.empty(rows * top, weight.outputs)
+        row_bytes = quantized_bytes(inputs)
+        quantized: Tensor | None = None
+        if any(part.kind in A8_BLOCKS for part in weight.parts):
+            quantized = self._kernels.empty(rows * top * row_bytes, dtype=torch.uint8)
+            self._quantize(rows, address, stride, quantized.data_ptr(), inputs, starts, experts)
         for part in weight.parts:
             self._grouped(
                 rows,
@@ -220,6 +224,8 @@ class NativeMoe:
                 experts,
                 added and added + 4 * part.first,
                 weight.outputs,
+                0 if quantized is None else quantized.data_ptr(),
+                row_bytes,
             )
         return out
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,12 @@ from vivace.platforms.ops.stored import Packable
 ELSEWHERE = -1
 NOTHING = 1e-20
 """added to a sum that divides, as the models' own definitions do"""
+
+
+class LinearProduct(Protocol):
+    """`linear` of an op table"""
+
+    def __call__(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,15 +156,26 @@ def select_grouped(weight: Any, chosen: Sequence[int]) -> Any:
     return [weight[expert] for expert in chosen]
 
 
-def grouped_linear(x: Tensor, weight: Any, routes: Routes, bias: Tensor | None = None) -> Tensor:
-    """x[T * top, in], sorted by expert -> [T * top, out], each row by its expert's weight, plus
-    bias[E, out]. Rows behind the pairs of this rank hold anything."""
-    starts = routes.starts.tolist()
-    biases = [None] * len(weight) if bias is None else bias.unbind()
-    found = torch.cat(
-        [
-            linear(x[a:b], w, added)
-            for w, added, a, b in zip(weight, biases, starts[:-1], starts[1:], strict=True)
-        ]
-    )
-    return torch.cat([found, found.new_zeros(len(x) - len(found), found.shape[1])])
+class GroupedLinear:
+    """`grouped_linear` by the `linear` of a table: one product for each expert."""
+
+    def __init__(self, product: LinearProduct) -> None:
+        self._linear = product
+
+    def __call__(
+        self, x: Tensor, weight: Any, routes: Routes, bias: Tensor | None = None
+    ) -> Tensor:
+        """x[T * top, in], sorted by expert -> [T * top, out], each row by its expert's weight, plus
+        bias[E, out]. Rows behind the pairs of this rank hold anything."""
+        starts = routes.starts.tolist()
+        biases = [None] * len(weight) if bias is None else bias.unbind()
+        found = torch.cat(
+            [
+                self._linear(x[a:b], w, added)
+                for w, added, a, b in zip(weight, biases, starts[:-1], starts[1:], strict=True)
+            ]
+        )
+        return torch.cat([found, found.new_zeros(len(x) - len(found), found.shape[1])])
+
+
+grouped_linear = GroupedLinear(linear)

@@ -16,6 +16,12 @@ struct LinearArgs {
     int64_t n, k;
 };
 
+// What a product by other products is called with, whatever its format: others read the first member.
+struct Int8LinearArgs {
+    LinearArgs linear;
+    const uint8_t* quantized;  // of quantize_rows or quantize_groups; null: the product makes rows int8 itself
+};
+
 struct PackArgs {
     int64_t rows;       // output columns of the layer
     const uint8_t* in;  // [rows, row_bytes]

@@ -240,7 +240,8 @@ struct Kind {
 const std::vector<Kind> KINDS = {{"f32", 1, 4, 0, false},   {"bf16", 1, 2, 0, false},
                                  {"i8", 1, 1, 64, false},   {"w8a8", 1, 1, 128, false},
                                  {"q8_0", 32, 34, 0, true}, {"q4_0", 32, 18, 0, true},
-                                 {"mxfp4", 32, 17, 0, false}};
+                                 {"mxfp4", 32, 17, 0, false}, {"q4_0_a8", 32, 18, 0, true},
+                                 {"q5_0_a8", 32, 22, 0, true}};
 
 struct Experts {
     int64_t n, k, panel_bytes;
@@ -270,6 +271,23 @@ struct Experts {
     }
 };
 
+// Each expert's rows have the bits that quantize_rows gives them alone.
+bool quantize_groups(Suite& suite, const Pairs& pairs, const std::vector<float>& x, int64_t stride, int64_t k,
+                     std::vector<uint8_t>& int8) {
+    std::vector<uint8_t> alone(int8.size());
+    Words words;
+    words.add(pairs.rows).add(x).add(stride).add(int8).add(k).add(pairs.starts).add(pairs.experts);
+    if (!suite.run("quantize_groups", words, [&] { std::fill(int8.begin(), int8.end(), 0); },
+                   [&] { return bytes_of(int8); })) return false;
+    for (int64_t e = 0; e < pairs.experts; ++e) {
+        const int64_t first = pairs.starts[e], rows = pairs.starts[e + 1] - first;
+        Words one;
+        one.add(rows).add(&x[first * stride]).add(stride).add(&alone[first * k / 32 * 48]).add(k);
+        if (rows) vv_run(suite.contexts[0], vv_find(suite.contexts[0], "quantize_rows"), one.list.data());
+    }
+    return int8 == alone || suite.fail("quantize_groups", "differs from quantize_rows");
+}
+
 // Each expert's rows have the bits of an ordinary product; in float32 they are compared with a plain one too.
 bool grouped_linear(Suite& suite, Random& random, const Kind& kind, const Pairs& pairs, int64_t n,
                     int64_t k, bool biased) {
@@ -288,6 +306,10 @@ bool grouped_linear(Suite& suite, Random& random, const Kind& kind, const Pairs&
     words.add(stride).add(addresses).add(experts.panel_bytes);
     words.add(pairs.starts).add(out).add(out_stride).add(n).add(k).add(pairs.experts);
     words.add(biased ? bias.data() : nullptr).add(n + 5);
+    std::vector<uint8_t> int8((size_t)(count * k / 32 * 48));
+    const bool quantized = std::strstr(kind.name, "_a8");
+    if (quantized && !quantize_groups(suite, pairs, x, stride, k, int8)) return false;
+    words.add(quantized ? int8.data() : nullptr).add(k / 32 * 48);
     if (!suite.run("grouped_linear", words, reset, [&] { return bytes_of(out); })) return false;
     std::vector<double> wanted(out.size(), 0), scale(out.size(), 0);
     for (int64_t e = 0; e < pairs.experts; ++e) {
@@ -295,7 +317,7 @@ bool grouped_linear(Suite& suite, Random& random, const Kind& kind, const Pairs&
         Words one;
         one.add(pairs.starts[e + 1] - first).add(&x[first * stride]).add(stride);
         one.add(experts.panels[e]).add(biased ? &bias[e * (n + 5)] : nullptr);
-        one.add(&alone[first * out_stride]).add(out_stride).add(n).add(k);
+        one.add(&alone[first * out_stride]).add(out_stride).add(n).add(k).add(0);
         if (one.list[0]) vv_run(suite.contexts[0], op, one.list.data());
         for (int64_t i = first * n; kind.bytes == 4 && i < pairs.starts[e + 1] * n; ++i) {
             if (biased) wanted[i / n * out_stride + i % n] = bias[e * (n + 5) + i % n], scale[i / n * out_stride + i % n] = 1;
@@ -349,6 +371,13 @@ void moe(Suite& suite) {
             for (int64_t n : {1, 16, 37})
                 if (!add_gated(suite, random, rows, n, true) || !add_gated(suite, random, rows, n, false)) return false;
         return true;
+    });
+    suite.op("quantize_groups", [&](Random& random) {
+        return each_pairs(random, [&](const Pairs& pairs) {
+            const auto x = floats(random, (int64_t)pairs.places.size() * 101, 3);
+            std::vector<uint8_t> int8(pairs.places.size() * 3 * 48);
+            return quantize_groups(suite, pairs, x, 101, 96, int8);
+        });
     });
     suite.op("grouped_linear", [&](Random& random) {
         for (const Kind& kind : KINDS)
