@@ -48,7 +48,7 @@ class FakeRank:
         self._dies_at = dies_at
         self._answers: list[RankAnswer] = []
 
-    def send(self, message: StepPlan | WorkerCommand) -> None:
+    def hear(self, message: StepPlan | WorkerCommand) -> None:
         if isinstance(message, StepPlan):
             self.plans.append(message)
             self.dead = self.dead or message.number == self._dies_at
@@ -69,6 +69,19 @@ class FakeRank:
     def close(self) -> None: ...
 
 
+class FakeBroadcast:
+    """Tells ranks of the same process at once."""
+
+    def __init__(self, ranks: list[FakeRank]) -> None:
+        self._ranks = ranks
+
+    def send(self, message: StepPlan | WorkerCommand) -> None:
+        for rank in self._ranks:
+            rank.hear(message)
+
+    def close(self) -> None: ...
+
+
 class Group:
     """Builds the executor of a rig, and keeps its ranks."""
 
@@ -85,7 +98,7 @@ class Group:
             dies_at = self._dies_at if rank == 2 else None
             own = Faults() if self._differs and rank == 1 else Faults(**vars(faults))
             self.ranks.append(FakeRank(f"rank {rank}", worker(own), dies_at))
-        return ProcessGroupExecutor(worker(faults), self.ranks)
+        return ProcessGroupExecutor(worker(faults), self.ranks, FakeBroadcast(self.ranks))
 
 
 @settings(max_examples=20)

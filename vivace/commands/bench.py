@@ -16,6 +16,7 @@ BENCHES = {
     "check": "time of `vivace check`, with the interpreter's start",
     "kernels": "the CPU's linear layers beside the machine's limits",
     "collectives": "what ranks exchange over shared memory, beside gloo",
+    "broadcast": "how fast the ranks of an engine hear of a step",
     "peers": "this server against others on the same workload",
     "sse": "CPU time of a streamed chunk in the frontend",
     "soak": "many streams with random aborts: nothing may leak or fail",

@@ -52,14 +52,22 @@ class RankDeath:
         return f"{self.name}: {self.reason}"
 
 
-class RankLink(Protocol):
-    """A rank in another process."""
-
-    name: str
+class Broadcast(Protocol):
+    """What all other ranks hear."""
 
     def send(self, message: StepPlan | WorkerCommand) -> None:
         """To one that has died this does nothing."""
         ...
+
+    def close(self) -> None:
+        """Nothing follows: they end."""
+        ...
+
+
+class RankLink(Protocol):
+    """A rank in another process, which hears what was broadcast."""
+
+    name: str
 
     def wait(self) -> RankAnswer:
         """The answer to the oldest message that has none. Raises RankLost."""
@@ -97,15 +105,22 @@ def find_cause(ranks: Sequence[RankLink], wait: float = 0.0) -> str:
 
 
 class ProcessGroupExecutor:
-    """`worker` is rank 0 of this engine; `ranks` are the others, in order. `companions`: other
-    engines share layers, and end all together: what is their doing is not this one's to tell."""
+    """`worker` is rank 0 of this engine; `ranks` are the others, in order, whom `broadcast`
+    reaches. `companions`: other engines share layers, and end all together: what is their doing is
+    not this one's to tell."""
 
     def __init__(
-        self, worker: StepWorker, ranks: Sequence[RankLink], *, companions: bool = False
+        self,
+        worker: StepWorker,
+        ranks: Sequence[RankLink],
+        broadcast: Broadcast,
+        *,
+        companions: bool = False,
     ) -> None:
         self.capacity = worker.capacity
         self._worker = worker
         self._ranks = ranks
+        self._broadcast = broadcast
         self._companions = companions
         self._occupied: set[int] = set()
         self._failed = False
@@ -121,8 +136,7 @@ class ProcessGroupExecutor:
         self._occupied.update(join.row for join in plan.joins)
 
     def _launch(self, plan: StepPlan) -> PendingStep:
-        for rank in self._ranks:
-            rank.send(plan)
+        self._broadcast.send(plan)
         try:
             pending = self._worker.run(plan)
         except StepRefused as error:
@@ -187,8 +201,7 @@ class ProcessGroupExecutor:
         return self._worker.events()
 
     def control(self, command: WorkerCommand) -> list[WorkerState]:
-        for rank in self._ranks:
-            rank.send(command)
+        self._broadcast.send(command)
         states = [self._worker.control(command)]
         for rank, answer in self._answers(command):
             if not isinstance(answer, WorkerState):
@@ -202,6 +215,7 @@ class ProcessGroupExecutor:
             rank.wake_with(ring)
 
     def close(self) -> None:
+        self._broadcast.close()
         for rank in self._ranks:
             rank.close()
         self._worker.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -17,10 +18,21 @@ from vivace.launch.rank_progress import report_to_engine
 from vivace.launch.ranks import meet_ranks
 from vivace.observability import log as log_lines
 from vivace.protocol.message_socket import MessageSocket
-from vivace.protocol.ranks import JoinRanks, RankHere, RankReady, RankSetup, ToRank
-from vivace.protocol.step import StepPlan
-from vivace.protocol.workers import WorkerCommand
+from vivace.protocol.ranks import (
+    ON_SOCKET,
+    Broadcasted,
+    JoinRanks,
+    RankHere,
+    RankReady,
+    RankSetup,
+    StepDone,
+    ToRank,
+)
+from vivace.protocol.shm_broadcast import BroadcastClosed, BroadcastReader
 
+BROADCAST = msgspec.msgpack.Decoder(Broadcasted)
+GONE_SECONDS = 1.0
+"""without a plan; then a rank looks whether its engine is still there"""
 ADOPTION_SECONDS = 10.0
 """in which the process between a rank and its engine ends"""
 
@@ -73,9 +85,23 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    plans = BroadcastReader(setup.plans, setup.readers, setup.reader)
+    os.close(setup.plans)
     control.send(RankReady())
-    while True:
-        message = control.wait()
-        if not isinstance(message, StepPlan | WorkerCommand):
-            return
-        control.send(worker.answer(message))
+    with contextlib.suppress(BroadcastClosed):
+        while True:
+            answer_next(plans, control, worker)
+
+
+def answer_next(plans: BroadcastReader, control: MessageSocket[ToRank], worker: RankWorker) -> None:
+    """What the engine says next. Raises BroadcastClosed, SocketClosed once it has gone."""
+    data = plans.receive(GONE_SECONDS)
+    if data is None:
+        control.receive()
+        return
+    answer = worker.answer(BROADCAST.decode(data))
+    if isinstance(answer, StepDone):
+        plans.answer(answer.number)
+        return
+    control.send(answer)
+    plans.answer(ON_SOCKET)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from vivace.config.child_process import (
     adopt_orphans,
@@ -34,6 +35,7 @@ from vivace.errors import CannotStart, RankLost
 from vivace.launch.rank_progress import AllRanks
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import (
+    ON_SOCKET,
     FromRank,
     JoinRanks,
     RankAnswer,
@@ -45,6 +47,7 @@ from vivace.protocol.ranks import (
     StepDone,
     StepRefusal,
 )
+from vivace.protocol.shm_broadcast import BroadcastWriter
 from vivace.protocol.step import StepPlan
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
@@ -57,6 +60,8 @@ T = TypeVar("T", RankHere, RankReady)
 EXIT_SECONDS = 5.0
 COMING_SECONDS = 300.0
 """until a rank has imported what it needs"""
+ANSWER_SECONDS = 0.1
+"""after which we look whether who does not answer has died"""
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +76,16 @@ def start_process_group(
     """Start the other ranks, build the first one here, and wait until all are ready. What one of
     them dies of ends the start, with its name. `place`: among engines that share layers."""
     links: list[RankProcess] = []
-    with rank_files(place) as (memory, meeting), ExitStack() as started:
+    with rank_files(place) as (memory, meeting), ExitStack() as started, file_of_ranks() as plans:
         first, count = (place.index * ranks, place.engines * ranks) if place else (0, ranks)
         report("Starting ranks", 0.0)
         try:
             numbers = range(first + 1, first + ranks)
-            links.extend(spawn_ranks(config, numbers, count, meeting, memory))
+            broadcast = RankBroadcast(plans, len(numbers))
+            links.extend(spawn_ranks(config, numbers, count, (meeting, memory, plans), broadcast))
             for link in links:
                 started.callback(link.close)
+            started.callback(broadcast.close)
             for done, link in enumerate(links):
                 link.arrive()
                 report("Starting ranks", (done + 1) / len(links))
@@ -96,7 +103,7 @@ def start_process_group(
             cause = find_cause(links, EXIT_SECONDS) or f"the ranks did not start: {error}"
             raise ExecutorDied(cause) from error
         started.pop_all()
-    return ProcessGroupExecutor(worker, links, companions=place is not None)
+    return ProcessGroupExecutor(worker, links, broadcast, companions=place is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +145,30 @@ def meet_ranks(rank: int, ranks: int, meeting: int, memory: int) -> Rendezvous:
     return Rendezvous(rank=rank, size=ranks, meeting=place, memory=RankMemory(memory))
 
 
+class RankBroadcast:
+    """A `Broadcast` to processes of this machine, encoded once and written once, and what they
+    answer. `plans`: descriptor of a file that only they have."""
+
+    def __init__(self, plans: int, readers: int) -> None:
+        self._writer = BroadcastWriter(plans, readers)
+        self._encoder = msgspec.msgpack.Encoder()
+        self.answer = self._writer.answer
+        self.leave = self._writer.leave
+        self.close = self._writer.close
+
+    def send(self, message: StepPlan | WorkerCommand) -> None:
+        self._writer.send(self._encoder.encode(message))
+
+
 def spawn_ranks(
-    config: Config, numbers: Sequence[int], ranks: int, meeting: int, memory: int
+    config: Config,
+    numbers: Sequence[int],
+    ranks: int,
+    files: tuple[int, int, int],
+    broadcast: RankBroadcast,
 ) -> list[RankProcess]:
-    """One process that becomes all of them: ranks `numbers` of `ranks`."""
+    """One process that becomes all of them: ranks `numbers` of `ranks`. `files`: descriptors for
+    `RankSetup`: meeting, memory, plans."""
     if not numbers:
         return []
     adopt_orphans()
@@ -155,17 +182,26 @@ def spawn_ranks(
     with block_signals():
         template = subprocess.Popen(
             command,
-            pass_fds=[*theirs, meeting, memory],
+            pass_fds=[*theirs, *files],
             stdin=subprocess.DEVNULL,
             env=child_environment(),
         )
-    links, setup = [], encode(config)
-    for number, (ours, end) in zip(numbers, pairs, strict=True):
+    links: list[RankProcess] = []
+    meeting, memory, plans = files
+    setup = RankSetup(
+        config=encode(config),
+        rank=0,
+        ranks=ranks,
+        meeting=meeting,
+        memory=memory,
+        plans=plans,
+        readers=len(numbers),
+        reader=0,
+    )
+    for reader, (number, (ours, end)) in enumerate(zip(numbers, pairs, strict=True)):
         end.close()
-        links.append(RankProcess(f"rank {number}", template, ours))
-        links[-1].control.send(
-            RankSetup(config=setup, rank=number, ranks=ranks, meeting=meeting, memory=memory)
-        )
+        links.append(RankProcess(f"rank {number}", template, ours, broadcast, reader))
+        links[-1].control.send(replace(setup, rank=number, reader=reader))
     return links
 
 
@@ -198,10 +234,20 @@ class AdoptedProcess:
 
 class RankProcess:
     """A `RankLink` to a process of ours. Its socket closes the moment it dies. `process`: the one
-    that becomes the ranks, until this one has said which it is."""
+    that becomes the ranks, until this one has said which it is. It is `reader` of `broadcast`."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+    def __init__(
+        self,
+        name: str,
+        process: subprocess.Popen[bytes],
+        ours: socket.socket,
+        broadcast: RankBroadcast,
+        reader: int,
+    ) -> None:
         self._rank = name
+        self._broadcast = broadcast
+        self._reader = reader
+        self._answers = 0
         self.name = f"{name} (process {process.pid})"
         self.control = MessageSocket(ours, msgspec.msgpack.Decoder(FromRank))
         self._process: subprocess.Popen[bytes] | AdoptedProcess = process
@@ -217,10 +263,15 @@ class RankProcess:
     def begin(self) -> None:
         self.control.send(JoinRanks())
 
-    def send(self, message: StepPlan | WorkerCommand) -> None:
-        self.control.send(message)
-
     def wait(self) -> RankAnswer:
+        self._answers += 1
+        while (
+            number := self._broadcast.answer(self._reader, self._answers, ANSWER_SECONDS)
+        ) is None:
+            if death := self.death():
+                raise RankLost(death.text)
+        if number != ON_SOCKET:
+            return StepDone(number)
         message = self._wait()
         if isinstance(message, StepDone | StepRefusal | WorkerState):
             return message
@@ -281,6 +332,7 @@ class RankProcess:
     def wake_with(self, ring: Callable[[], None]) -> None:
         def watch() -> None:
             self._process.wait()
+            self._broadcast.leave(self._reader)
             ring()
 
         threading.Thread(target=watch, name=self.name, daemon=True).start()

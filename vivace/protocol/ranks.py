@@ -19,6 +19,12 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True, tag="rank_setup"):
     """descriptor of a file that only these processes have, where they find each other"""
     memory: int
     """of another one, which they may map"""
+    plans: int
+    """of that in which the engine tells its ranks what to do (protocol/shm_broadcast.py)"""
+    readers: int
+    """ranks that read there"""
+    reader: int
+    """which of them this one is"""
 
 
 class JoinRanks(msgspec.Struct, frozen=True, tag="join_ranks"):
@@ -67,5 +73,10 @@ class RankFailure(msgspec.Struct, frozen=True, tag="failure"):
 
 
 RankAnswer = StepDone | StepRefusal | WorkerState
-ToRank = RankSetup | JoinRanks | StepPlan | WorkerCommand
+Broadcasted = StepPlan | WorkerCommand
+"""what an engine tells all its ranks"""
+ON_SOCKET = -(1 << 63)
+"""where a rank answers a broadcast with the number of the step that it has run: its answer is
+another one, and comes as a message"""
+ToRank = RankSetup | JoinRanks
 FromRank = RankHere | RankProgress | RankReady | RankAnswer | RankFailure
