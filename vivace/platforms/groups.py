@@ -9,6 +9,7 @@ import mmap
 import os
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +25,22 @@ LONGEST_WAIT = timedelta(minutes=30)
 """of ranks for each other, in a collective of torch's; while they load, one may be long behind the
 others. One that dies ends it at once, one that is stuck in a step ends by the watchdog."""
 LOOPBACK_SECONDS = 5.0
+MESSAGES_AHEAD = 4
+"""that a sender need not wait for"""
+
+
+class Pipe(Protocol):
+    """One direction between two ranks. Who sends does not wait for who receives, but where that is
+    several messages behind."""
+
+    def send(self, x: Tensor) -> None:
+        """x[n, m], copied; RankLost where the other one has gone"""
+        ...
+
+    def receive(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """-> [rows, columns], the oldest that was sent and not received; both ends know its shape.
+        RankLost where none comes any more."""
+        ...
 
 
 class Group(Protocol):
@@ -62,6 +79,11 @@ class Group(Protocol):
         the same on all of them, and each is in one."""
         ...
 
+    def connect(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Pipe]:
+        """A pipe for each (sender, receiver); those of this rank. Of the group of all ranks only;
+        `pairs`: the same on all of them."""
+        ...
+
 
 class SingleRank:
     """The only rank of its group."""
@@ -85,6 +107,9 @@ class SingleRank:
 
     def divide(self, parts: Sequence[Sequence[int]]) -> Group:
         return self
+
+    def connect(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Pipe]:
+        return {}
 
 
 SINGLE_RANK = SingleRank()
@@ -153,6 +178,9 @@ class TorchGroup:
                 mine = TorchGroup(made)
         return mine
 
+    def connect(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Pipe]:
+        return {pair: TorchPipe(*pair) for pair in pairs if self.rank in pair}
+
     def sum(self, x: Tensor) -> Tensor:
         self._together(dist.all_reduce, x)
         return x
@@ -187,6 +215,32 @@ class TorchGroup:
             collective(*operands, group=self._group)
         except RuntimeError as error:
             raise RankLost(f"other ranks do not answer any more ({say(error)})") from error
+
+
+class TorchPipe:
+    """By torch.distributed, in the default group of the process."""
+
+    def __init__(self, sender: int, receiver: int) -> None:
+        self._sender, self._receiver = sender, receiver
+        self._under_way: deque[tuple[Any, Tensor]] = deque()
+        """gloo hands nothing over before it is asked for"""
+
+    def send(self, x: Tensor) -> None:
+        copy = x.clone(memory_format=torch.contiguous_format)
+        try:
+            self._under_way.append((dist.isend(copy, self._receiver), copy))
+            if len(self._under_way) > MESSAGES_AHEAD:
+                self._under_way.popleft()[0].wait()
+        except RuntimeError as error:
+            raise RankLost(f"other ranks do not answer any more ({say(error)})") from error
+
+    def receive(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        found = torch.empty(rows, columns, dtype=dtype)
+        try:
+            dist.recv(found, self._sender)
+        except RuntimeError as error:
+            raise RankLost(f"other ranks do not answer any more ({say(error)})") from error
+        return found
 
 
 def join_by_gloo(rendezvous: Rendezvous) -> TorchGroup:

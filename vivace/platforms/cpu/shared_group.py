@@ -10,8 +10,9 @@ from torch import Tensor
 
 from vivace.errors import RankLost
 from vivace.platforms.cpu.native import Kernels, block, matrix, require, sizes
+from vivace.platforms.cpu.pipe import REGION_BYTES, SharedMemoryPipe
 from vivace.platforms.errors import CaptureError
-from vivace.platforms.groups import SINGLE_RANK, Group, RankMemory, pages
+from vivace.platforms.groups import SINGLE_RANK, Group, Pipe, RankMemory, pages
 
 LINE = 64
 """bytes of a cache line"""
@@ -68,6 +69,15 @@ class SharedMemoryGroup:
         if mine is None:
             raise ValueError(f"rank {self.rank} is in none of {parts}")
         return mine
+
+    def connect(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Pipe]:
+        found: dict[tuple[int, int], Pipe] = {}
+        for pair in pairs:
+            if self.rank in pair:
+                found[pair] = SharedMemoryPipe(self._kernels, self._memory)
+            else:
+                self._memory.skip(REGION_BYTES)
+        return found
 
     def sum(self, x: Tensor) -> Tensor:
         rows, columns = sizes("sum", "x", x)

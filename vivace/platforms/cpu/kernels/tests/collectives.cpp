@@ -89,6 +89,61 @@ bool gather_shares(Suite& suite, Random& random, int64_t rows) {
     return out == wanted;
 }
 
+// Lines and slots of a pipe, aligned as its memory is.
+struct Pipe {
+    static constexpr int64_t COUNT = 3, LINE = 8;  // words
+    Pipe() : memory(LINE * 4 + COUNT * SLOT / 8) {
+        group = (int64_t*)(((intptr_t)memory.data() + 63) / 64 * 64);
+    }
+    void reset(int64_t filled, int64_t emptied) {
+        std::fill(memory.begin(), memory.end(), 0);
+        group[LINE] = filled, group[2 * LINE] = emptied;
+    }
+    int64_t* slot(int64_t number) { return group + 3 * LINE + number * SLOT / 8; }
+    void describe(Words& words, std::vector<int64_t>& own) {
+        words.add((const void*)group).add((const void*)(group + LINE)).add((const void*)slot(0));
+        words.add(SLOT).add(COUNT).add(own);
+    }
+    std::vector<int64_t> memory;
+    int64_t* group;
+};
+
+// Two of three slots are full, so nobody waits; the next one is the third.
+bool send_rows(Suite& suite, Random& random, int64_t rows, int64_t n) {
+    const int64_t stride = n + 3;
+    const auto x = floats(random, rows * stride);
+    Pipe pipe;
+    std::vector<int64_t> own = {5};
+    const auto reset = [&] { pipe.reset(5, 3), own[0] = 5; };
+    reset();
+    Words words;
+    words.add(rows).add(x).add(stride).add(n);
+    pipe.describe(words, own);
+    if (!suite.run("send_rows", words, reset, [&] { return bytes_of(pipe.memory); })) return false;
+    const auto* sent = (const float*)(pipe.slot(2) + Pipe::LINE);
+    for (int64_t i = 0; i < rows * n; ++i)
+        if (sent[i] != x[(size_t)(i / n * stride + i % n)]) return false;
+    return own[0] == 6 && pipe.group[Pipe::LINE] == 6 && *pipe.slot(2) == 4 * rows * n && *pipe.slot(0) == 0;
+}
+
+bool receive_rows(Suite& suite, Random& random, int64_t rows, int64_t n) {
+    const auto sent = floats(random, rows * n);
+    Pipe pipe;
+    std::vector<int64_t> own = {4};
+    std::vector<float> out((size_t)(rows * n));
+    const auto reset = [&] {
+        pipe.reset(5, 4), own[0] = 4;
+        std::fill(out.begin(), out.end(), 0.0f);
+        std::copy(sent.begin(), sent.end(), (float*)(pipe.slot(1) + Pipe::LINE));
+    };
+    reset();
+    Words words;
+    words.add(rows).add(out).add(n);
+    pipe.describe(words, own);
+    if (!suite.run("receive_rows", words, reset, [&] { return bytes_of(out); })) return false;
+    return out == sent && own[0] == 5 && pipe.group[2 * Pipe::LINE] == 5 && pipe.group[Pipe::LINE] == 5;
+}
+
 }  // namespace
 
 void collectives(Suite& suite) {
@@ -106,6 +161,12 @@ void collectives(Suite& suite) {
     });
     suite.op("gather_shares", [&](Random& random) {
         return gather_shares(suite, random, 1) && gather_shares(suite, random, 9);
+    });
+    suite.op("send_rows", [&](Random& random) {
+        return send_rows(suite, random, 1, 1) && send_rows(suite, random, 9, 37);
+    });
+    suite.op("receive_rows", [&](Random& random) {
+        return receive_rows(suite, random, 1, 1) && receive_rows(suite, random, 9, 37);
     });
 }
 

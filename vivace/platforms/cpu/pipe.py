@@ -1,0 +1,76 @@
+"""A pipe between two ranks of one machine: a ring of slots in memory that both map, by kernels.
+
+The memory is a region of `RankMemory`: a page with two lines (slots that the sender has filled, and
+that the receiver has emptied; each written by one of them only), then `SLOTS` slots. A slot is one
+message: a line that begins with the bytes of its rows (int64), then the rows, float32 without gaps.
+That is all there is on a wire, too: a link to another machine copies a filled slot into the same
+ring there, counts it, and counts back what was emptied.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.errors import RankLost
+from vivace.platforms.cpu.native import F32, Kernels, matrix, require, sizes
+from vivace.platforms.errors import CaptureError
+from vivace.platforms.groups import RankMemory, pages
+
+LINE = 64
+"""bytes of a cache line"""
+SLOTS = 4
+"""messages that a sender is ahead before it waits"""
+SLOT_BYTES = 32 << 20
+"""of a message with its line; longer ones come in pieces"""
+FIRST_SLOT = pages(2 * LINE)
+REGION_BYTES = FIRST_SLOT + SLOTS * SLOT_BYTES
+
+
+class SharedMemoryPipe:
+    """One of its two ends. Captured steps may send and receive."""
+
+    def __init__(self, kernels: Kernels, memory: RankMemory) -> None:
+        self._kernels = kernels
+        self._memory = memory
+        region = memory.take(REGION_BYTES)
+        self._mapped = np.frombuffer(region, np.uint8), np.frombuffer(memory.first, np.uint8)
+        self._own = np.zeros(1, np.int64)
+        """messages that went through this end"""
+        lines, group = (mapped.ctypes.data for mapped in self._mapped)
+        ring = group, lines, lines + FIRST_SLOT, SLOT_BYTES, SLOTS, self._own.ctypes.data
+        self._ring = ring
+        self._send = kernels.operation("send_rows", "q" * 10)
+        self._receive = kernels.operation("receive_rows", "q" * 9)
+
+    def send(self, x: Tensor) -> None:
+        rows, columns = sizes("send_rows", "x", x)
+        for first, last in self._pieces(rows, columns):
+            part = x[first:last]
+            address, stride = matrix("send_rows", "x", part, columns)
+            self._send(last - first, address, stride, columns, *self._ring)
+            self._check()
+
+    def receive(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        require("receive_rows", dtype is F32, f"numbers of {dtype}")
+        out = self._kernels.empty(rows, columns)
+        for first, last in self._pieces(rows, columns):
+            self._receive(last - first, out[first:last].data_ptr(), columns, *self._ring)
+            self._check()
+        return out
+
+    def _pieces(self, rows: int, columns: int) -> list[tuple[int, int]]:
+        """Ranges of rows that fit a slot; the same at both ends."""
+        each = (SLOT_BYTES - LINE) // (4 * max(1, columns))
+        require("send_rows", each > 0, f"rows of {columns} numbers")
+        if rows > each and self._kernels.capturing:
+            raise CaptureError(
+                f"stages hand on at most {each} rows of {columns} numbers at once: give "
+                f"--cuda-graph-max-bs {each} or less"
+            )
+        return [(first, min(first + each, rows)) for first in range(0, rows, each)]
+
+    def _check(self) -> None:
+        if self._memory.abandoned and not self._kernels.capturing:
+            raise RankLost("other ranks do not answer any more")
