@@ -107,6 +107,21 @@ def test_a_rank_that_is_killed_is_named_and_streams_go_on(
         assert "Traceback" not in text
 
 
+def test_a_rank_that_draws_other_tokens_ends_the_engine_with_its_name(
+    folder: Path, tmp_path: Path
+) -> None:
+    told = {"VIVACE_COMPARE_RANKS": "1", "VIVACE_TEST_FAULT": "rank-differs@30"}
+    flags = ("--model-path", str(folder), "--tp-size", "2", *FLAGS)
+    with RunningServer(*flags, environment=told, log=tmp_path / "log") as server:
+        server.wait_ready()
+        events = server.stream("/generate", body(1))
+        assert sum(1 for _ in zip(events, range(15), strict=False)) == 15
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: list(events))
+            server.wait_for("died: rank 1 (process")
+    assert re.search(r"rank 1 \(process \d+\) has drawn .*row 0", server.text())
+
+
 def test_heads_that_ranks_cannot_divide_end_the_start(folder: Path, tmp_path: Path) -> None:
     flags = ("--model-path", str(folder), "--tp-size", "3", *FLAGS)
     with RunningServer(*flags, log=tmp_path / "log") as server:

@@ -9,7 +9,7 @@ from engine_rig import VOCABULARY, Rig, scripted_draft
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivace.engine.executor import ExecutorDied
+from vivace.engine.executor import ExecutorDied, StepWorker
 from vivace.engine.oracle import Faults, InjectedFault, OracleWorker
 from vivace.engine.process_group import (
     ProcessGroupExecutor,
@@ -18,6 +18,7 @@ from vivace.engine.process_group import (
 )
 from vivace.engine.settings import EngineSettings
 from vivace.errors import RankLost, StepRefused
+from vivace.launch.faults import with_rank_fault
 from vivace.protocol.messages import Capacity
 from vivace.protocol.ranks import RankAnswer
 from vivace.protocol.step import StepPlan, StepResult
@@ -39,12 +40,14 @@ class RefusingWorker(OracleWorker):
 class FakeRank:
     """A rank in the same process; `dies_at`: the number of the step that it does not survive."""
 
-    def __init__(self, name: str, worker: OracleWorker, dies_at: int | None = None) -> None:
+    def __init__(
+        self, name: str, worker: StepWorker, dies_at: int | None = None, tells: bool = False
+    ) -> None:
         self.name = name
         self.dead = False
         self.plans: list[StepPlan] = []
         self.ring: Callable[[], None] = lambda: None
-        self._worker = RankWorker(worker)
+        self._worker = RankWorker(worker, tells_tokens=tells)
         self._dies_at = dies_at
         self._answers: list[RankAnswer] = []
 
@@ -85,7 +88,16 @@ class FakeBroadcast:
 class Group:
     """Builds the executor of a rig, and keeps its ranks."""
 
-    def __init__(self, *, dies_at: int | None = None, differs: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        dies_at: int | None = None,
+        differs: bool = False,
+        tells: bool = False,
+        odd: int = 0,
+    ) -> None:
+        """`odd`: steps after which rank 1 draws other tokens."""
+        self._tells, self._odd = tells, odd
         self.ranks: list[FakeRank] = []
         self._dies_at, self._differs = dies_at, differs
 
@@ -97,7 +109,9 @@ class Group:
         for rank in range(1, RANKS):
             dies_at = self._dies_at if rank == 2 else None
             own = Faults() if self._differs and rank == 1 else Faults(**vars(faults))
-            self.ranks.append(FakeRank(f"rank {rank}", worker(own), dies_at))
+            fault = f"rank-differs@{self._odd}" if self._odd else ""
+            runner = with_rank_fault(worker(own), fault, rank)
+            self.ranks.append(FakeRank(f"rank {rank}", runner, dies_at, self._tells))
         return ProcessGroupExecutor(worker(faults), self.ranks, FakeBroadcast(self.ranks))
 
 
@@ -156,6 +170,32 @@ def test_a_step_that_one_rank_alone_runs_ends_the_engine_with_its_name() -> None
     rig.send(1, [11] * 6, 9)
     with pytest.raises(ExecutorDied, match="StepDone"):
         rig.run()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_ranks_that_draw_the_same_tokens_are_compared_without_a_word(depth: int) -> None:
+    rig = Rig(EngineSettings(depth=depth, chunk=4), executor=Group(tells=True))
+    for key in range(3):
+        rig.send(key, [5 + key] * 6, 12)
+    rig.run()
+    for key in range(3):
+        rig.check(key)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_rank_that_draws_another_token_is_named_with_step_and_row(step: int, depth: int) -> None:
+    rig = Rig(EngineSettings(depth=depth), executor=Group(tells=True, odd=step))
+    rig.send(0, [5] * 6, 30)
+    with pytest.raises(ExecutorDied, match=r"rank 1 .*drawn .*step \d+, row \d+"):
+        rig.run()
+
+
+def test_nobody_compares_ranks_that_say_nothing() -> None:
+    rig = Rig(executor=Group(odd=1))
+    rig.send(0, [5] * 6, 30)
+    rig.run()
+    rig.check(0)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

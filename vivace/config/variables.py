@@ -95,6 +95,11 @@ WORKING = {
     "VIVACE_ADMIN_API_KEY": supported("--admin-api-key, likewise", "text"),
     "VIVACE_EXECUTOR": supported("test aid: `oracle[:seconds per step]` runs no model", "text"),
     "VIVACE_TEST_FAULT": supported("test aid: make a process fail, as `engine-exit@20`", "text"),
+    "VIVACE_COMPARE_RANKS": supported(
+        "end an engine, with the rank, step and row, when its ranks have drawn different tokens",
+        "switch",
+        "0",
+    ),
     "VIVACE_SLOW_TESTS": supported("test aid: run the slow tests too", "switch", "0"),
 }
 OF_SGLANG = {

@@ -159,6 +159,8 @@ class ProcessGroupExecutor:
                 raise ExecutorDied(
                     f"{rank.name} answers {answer} to step {plan.number}, which rank 0 has run"
                 )
+            if answer.tokens is not None and answer.tokens != result.tokens:
+                raise ExecutorDied(describe_difference(rank.name, plan, answer.tokens, result))
         return result
 
     def expect_refusal(self, plan: StepPlan) -> None:
@@ -252,18 +254,31 @@ class RefusedStep:
         raise self._error
 
 
-class RankWorker:
-    """What a rank does with the messages of rank 0."""
+def describe_difference(
+    name: str, plan: StepPlan, tokens: list[list[int]], result: StepResult
+) -> str:
+    """Of what a rank has drawn in a step, and rank 0."""
+    place = f"in step {plan.number}"
+    if len(tokens) != len(result.tokens):
+        return f"{name} has {len(tokens)} spans {place}, rank 0 has {len(result.tokens)}"
+    pairs = zip(plan.rows, tokens, result.tokens, strict=True)
+    row, theirs, ours = next(pair for pair in pairs if pair[1] != pair[2])
+    return f"{name} has drawn {theirs} {place}, row {row}, where rank 0 has drawn {ours}"
 
-    def __init__(self, worker: StepWorker) -> None:
+
+class RankWorker:
+    """What a rank does with the messages of rank 0. `tells_tokens`: to be compared."""
+
+    def __init__(self, worker: StepWorker, *, tells_tokens: bool = False) -> None:
         self._worker = worker
+        self._tells_tokens = tells_tokens
 
     def answer(self, message: StepPlan | WorkerCommand) -> RankAnswer:
         """Whatever else is raised ends the rank."""
         if not isinstance(message, StepPlan):
             return self._worker.control(message)
         try:
-            self._worker.run(message).result()
+            result = self._worker.run(message).result()
         except StepRefused as error:
             return StepRefusal(message.number, str(error))
-        return StepDone(message.number)
+        return StepDone(message.number, result.tokens if self._tells_tokens else None)

@@ -6,10 +6,11 @@
 `engine-hang@N`    step N never returns
 `engine-raise@N`   every step from N on raises
 `engine-kill-token@ID`  every step with a request whose prompt holds this token kills the engine
+`rank-differs@N`   rank 1 says of each step from N on that it has drawn other tokens
 `frontend-kill@N`  frontend 0 is killed after N messages from the engine
 
 Only the first engine (epoch 0) and frontend 0 misbehave: what replaces them is sound, except that
-`engine-kill-token` kills every engine.
+`engine-kill-token` kills every engine, and rank 1 differs in each.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from vivace.engine.executor import ExecutorDied, PendingStep, StepWorker
 from vivace.protocol.messages import Capacity, Draining, EngineDown, Ready, ToFrontend
-from vivace.protocol.step import StepPlan
+from vivace.protocol.step import StepPlan, StepResult
 
 
 class InjectedDeath(ExecutorDied):
@@ -101,6 +104,40 @@ def with_fault(runner: StepWorker, text: str, epoch: int) -> StepWorker:
         time.sleep(at)
         raise InjectedDeath("this engine was told not to start")
     return FaultyRunner(runner, kind, at)
+
+
+class DifferingRunner:
+    """A runner that says from a step on that each token which it has drawn is the next one."""
+
+    def __init__(self, runner: StepWorker, at: int) -> None:
+        self.capacity: Capacity = runner.capacity
+        self.events = runner.events
+        self.control = runner.control
+        self.wake_with = runner.wake_with
+        self.close = runner.close
+        self._runner = runner
+        self._left = at
+
+    def run(self, plan: StepPlan) -> PendingStep:
+        pending = self._runner.run(plan)
+        self._left -= bool(plan.rows)
+        return pending if self._left >= 0 else DifferingStep(pending)
+
+
+class DifferingStep:
+    def __init__(self, pending: PendingStep) -> None:
+        self._pending = pending
+        self.here = pending.here
+
+    def result(self) -> StepResult:
+        result = self._pending.result()
+        return replace(result, tokens=[[token + 1 for token in row] for row in result.tokens])
+
+
+def with_rank_fault(runner: StepWorker, text: str, rank: int) -> StepWorker:
+    """`runner`, or one that differs as `text` says when this is rank 1."""
+    kind, at = parse(text)
+    return DifferingRunner(runner, at) if kind == "rank-differs" and rank == 1 else runner
 
 
 class Inbox(Protocol):

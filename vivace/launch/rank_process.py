@@ -12,8 +12,10 @@ from collections.abc import Sequence
 import msgspec
 
 from vivace.config.child_process import die_with
+from vivace.config.environment import switched_on
 from vivace.config.serialize import decode
 from vivace.engine.process_group import RankWorker
+from vivace.launch.faults import with_rank_fault
 from vivace.launch.rank_progress import report_to_engine
 from vivace.launch.ranks import meet_ranks
 from vivace.observability import log as log_lines
@@ -80,8 +82,13 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     if not isinstance(control.wait(), JoinRanks):
         raise TypeError("a message before the ranks have met")
     rendezvous = meet_ranks(setup.rank, setup.ranks, setup.meeting, setup.memory)
-    report = report_to_engine(control.send)
-    worker = RankWorker(build_worker(config, report, rendezvous, owns_process=True))
+    report, told = report_to_engine(control.send), config.environment
+    runner = with_rank_fault(
+        build_worker(config, report, rendezvous, owns_process=True),
+        told.get("VIVACE_TEST_FAULT", ""),
+        setup.rank,
+    )
+    worker = RankWorker(runner, tells_tokens=switched_on(told, "VIVACE_COMPARE_RANKS"))
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -100,7 +107,7 @@ def answer_next(plans: BroadcastReader, control: MessageSocket[ToRank], worker: 
         control.receive()
         return
     answer = worker.answer(BROADCAST.decode(data))
-    if isinstance(answer, StepDone):
+    if isinstance(answer, StepDone) and answer.tokens is None:
         plans.answer(answer.number)
         return
     control.send(answer)

@@ -53,6 +53,8 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     """Rank -> rank 0: it has run this step."""
 
     number: int
+    tokens: list[list[int]] | None = None
+    """those that each span drew, where ranks are compared (VIVACE_COMPARE_RANKS)"""
 
 
 class StepRefusal(msgspec.Struct, frozen=True, tag="step_refusal"):
