@@ -11,6 +11,7 @@ from toy_config import LLAMA
 
 from vivace.config.config import Config
 from vivace.config.errors import ConfigError
+from vivace.config.parallelism import engine_rows
 from vivace.config.parsing import parse
 from vivace.config.resolution import resolve
 from vivace.models.facts import read_facts
@@ -66,6 +67,29 @@ def test_attention_groups_of_one_size_and_for_several_engines() -> None:
         started(DIVISIBLE, *together, "--dp-size", "3")
     apart = started(DIVISIBLE, "--dp-size", "4", "--tp-size", "4", "--enable-dp-attention")
     assert not said(apart, "16 workers") and not said(apart, "share")
+
+
+@pytest.mark.parametrize(
+    ("argv", "rows"),
+    [
+        ([], 9),
+        (["--dp-size", "2"], 9),
+        (["--tp-size", "4", "--dp-size", "2", "--enable-dp-attention"], 4),
+        (["--tp-size", "4", "--dp-size", "4", "--enable-dp-attention"], 2),
+    ],
+)
+def test_engines_with_dp_attention_divide_the_running_requests(argv: list[str], rows: int) -> None:
+    config = started(DIVISIBLE, "--max-running-requests", "9", *argv)
+    assert engine_rows(config) == rows
+    assert said(config, f"each runs {rows}") is (rows < 9)
+    assert not said(started(DIVISIBLE, "--max-running-requests", "8", *argv), "each runs")
+
+
+def test_every_engine_runs_a_request() -> None:
+    flags = ["--tp-size", "4", "--dp-size", "4", "--enable-dp-attention"]
+    assert engine_rows(started(DIVISIBLE, *flags)) == PLATFORM.max_running_requests // 4
+    with pytest.raises(ConfigError, match=r"--max-running-requests 3: .* at least 4"):
+        started(DIVISIBLE, *flags, "--max-running-requests", "3")
 
 
 def test_heads_are_divided_in_an_attention_group_and_widths_among_all() -> None:

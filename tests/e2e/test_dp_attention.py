@@ -73,8 +73,11 @@ def test_tokens_are_those_of_one_process(
         assert {seed: answer.result(120) for seed, answer in enumerate(answers)} == wanted
     for engine in (0, 1):  # also while the other one has nothing to do
         assert stream_tokens(server, 3, routed_dp_rank=engine) == wanted[3]
-    states = server.json("/server_info")["internal_states"]
+    found = server.json("/server_info")
+    states = found["internal_states"]
     assert [state["audit"] for state in states] == [[], []]
+    each = [state["effective_max_running_requests_per_dp"] for state in states]
+    assert (found["max_running_requests"], each) == (8, [4, 4])
 
 
 def test_streams_go_on_whoever_is_killed(

@@ -121,6 +121,11 @@ class Parallelism(msgspec.Struct, frozen=True, dict=True):
         inside = self.dp_attention and self.source.has("enable_dp_lm_head")
         return self.attention_tp if inside else self.tp
 
+    def running_requests(self, limit: int) -> int:
+        """Requests that one engine (a DP rank) runs of --max-running-requests: with dp attention
+        they divide it, and the remainder is lost; replicas run all of them each."""
+        return limit // self.attention_dp
+
     @property
     def engine_ranks(self) -> int:
         """Ranks of one engine"""
@@ -139,6 +144,12 @@ class Parallelism(msgspec.Struct, frozen=True, dict=True):
 def requested_sizes(slices: Slices) -> Parallelism:
     """Those of parsed options"""
     return Parallelism(OptionSizes(slices))
+
+
+def engine_rows(slices: Slices) -> int | None:
+    """`Parallelism.running_requests` of parsed options; None where nobody has set a limit."""
+    limit = slices.schedule.max_running_requests
+    return limit and requested_sizes(slices).running_requests(limit)
 
 
 class ProcessGroups(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ from vivace.config.unavailable import PIPELINE
 @dataclass(frozen=True)
 class ScheduleOptions:
     max_running_requests: int | None = option(
-        help="Maximum number of sequences that run at once; default: 256 on the CPU."
+        help="Maximum number of sequences that run at once, in each engine; engines of "
+        "--enable-dp-attention divide it. Default: 256 on the CPU."
     )
     prefill_max_requests: int | None = option(
         help="Maximum number of requests whose prompts share a step; default: no limit."

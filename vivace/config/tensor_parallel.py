@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vivace.config.config import ModelContext, Options, ResolveContext
 from vivace.config.errors import ConfigError
-from vivace.config.parallelism import dp_divides_tp, requested_sizes
+from vivace.config.parallelism import Parallelism, dp_divides_tp, requested_sizes
 from vivace.models.facts import ModelFacts, undivided_inputs
 
 MOST_RANKS = 64
@@ -20,10 +20,25 @@ def replicas(options: Options, context: ResolveContext) -> list[str]:
             shown = f"--data-parallel-size {parallel.dp_size} times {shown}"
         raise ConfigError(f"{shown}: a machine has at most {MOST_RANKS} workers")
     return [
-        f"{flag} has no effect: there is one engine (--data-parallel-size)"
-        for flag in ("--load-balance-method", "--enable-dp-attention")
-        if parallel.dp_size == 1 and flag[2:].replace("-", "_") in options.given
+        *running_requests(options, sizes),
+        *(
+            f"{flag} has no effect: there is one engine (--data-parallel-size)"
+            for flag in ("--load-balance-method", "--enable-dp-attention")
+            if parallel.dp_size == 1 and flag[2:].replace("-", "_") in options.given
+        ),
     ]
+
+
+def running_requests(options: Options, sizes: Parallelism) -> list[str]:
+    """As SGLang counts them: engines divide the limit with dp attention."""
+    limit, dp = options.schedule.max_running_requests, sizes.attention_dp
+    if not limit or not limit % dp:
+        return []
+    each = sizes.running_requests(limit)
+    what = f"--max-running-requests {limit}: the {dp} engines of --enable-dp-attention divide it"
+    if not each:
+        raise ConfigError(f"{what}; give at least {dp}")
+    return [f"{what}, and each runs {each}: {each * dp} together"]
 
 
 def crowded(options: Options, context: ResolveContext) -> list[str]:

@@ -181,7 +181,7 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         attention, and rounds down; replicas admit all of them each."""
         if self.running is None:
             return None
-        return max(1, self.running // self.parallelism.attention_dp)
+        return max(1, self.parallelism.running_requests(self.running))
 
     @property
     def admitted(self) -> int | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vivace.config.parallelism import requested_sizes
+from vivace.config.parallelism import engine_rows, requested_sizes
 from vivace.engine.executor import Executor, InProcessExecutor, StepWorker
 from vivace.engine.loop import Lockstep, Loop, Mailbox, ReportLoad
 from vivace.engine.oracle import OracleWorker
@@ -147,7 +147,7 @@ def oracle(config: Config, step_seconds: float) -> OracleWorker:
             kv_bytes_per_token=1,
             page_size=page_size,
             context=config.facts.context,
-            rows=config.schedule.max_running_requests or ORACLE_ROWS,
+            rows=engine_rows(config) or ORACLE_ROWS,
             max_total_tokens=config.memory.max_total_tokens
             or ORACLE_TOKENS // page_size * page_size,
         )

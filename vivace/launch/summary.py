@@ -53,7 +53,7 @@ def build_summary(config: Config, capacity: Capacity, url: str) -> Summary:
     rows = (
         ("model", ", ".join((name, *origin(config.source), *model_size(config)))),
         ("memory", memory_text(config, capacity)),
-        ("limits", limits_text(capacity)),
+        ("limits", limits_text(capacity, config.parallel.dp_size)),
         answer_row(config),
         ("device", device_text(config, capacity)),
         *processes(config),
@@ -124,9 +124,10 @@ def share_text(config: Config, capacity: Capacity) -> str:
     return f"up to {size_text(share)}, more when they keep coming back"
 
 
-def limits_text(capacity: Capacity) -> str:
+def limits_text(capacity: Capacity, engines: int) -> str:
     longest = min(capacity.context, capacity.tokens)
-    return f"{capacity.rows:,} requests at once, {longest:,} tokens each"
+    where = " in each engine" if engines > 1 else ""
+    return f"{capacity.rows:,} requests at once{where}, {longest:,} tokens each"
 
 
 def device_text(config: Config, capacity: Capacity) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -43,7 +44,7 @@ async def server_info(context: Context, _request: web.Request, _body: Body) -> w
         {
             **context.settings.public,
             **model_names(context),
-            **scheduler_facts(context, next(iter(states.values()))),
+            **scheduler_facts(context, list(states.values())),
             "internal_states": [
                 internal_state(context, state, rank) for rank, state in states.items()
             ],
@@ -63,19 +64,21 @@ def model_names(context: Context) -> dict[str, Any]:
     }
 
 
-def scheduler_facts(context: Context, state: EngineState) -> dict[str, Any]:
-    """What sizing decided."""
-    capacity = context.frontend.capacity
+def scheduler_facts(context: Context, states: Sequence[EngineState]) -> dict[str, Any]:
+    """What sizing decided; of `max_running_requests` as much as was asked for: with dp attention
+    engines divide it, others have it each."""
+    capacity, asked = context.frontend.capacity, context.settings.public
     facts: dict[str, Any] = {
-        "max_total_num_tokens": state.total_tokens,
+        "max_total_num_tokens": states[0].total_tokens,
         "max_req_input_len": max(0, context.served.context - 1),
         "context_len": context.served.context,
     }
     if capacity is not None:
-        facts["max_running_requests"] = capacity.rows
+        shares = len(states) if asked.get("enable_dp_attention") else 1
+        facts["max_running_requests"] = capacity.rows * shares
         facts["page_size"] = capacity.page_size
         facts["available_memory_bytes"] = capacity.available_bytes
-        decided = context.settings.public.get("rewrites", [])
+        decided = asked.get("rewrites", [])
         facts["rewrites"] = [*decided, *msgspec.to_builtins(capacity.rewrites)]
     return facts
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vivace.config.environment import switched_on
-from vivace.config.parallelism import requested_sizes
+from vivace.config.parallelism import engine_rows, requested_sizes
 from vivace.layers.layout import ParallelLayout
 from vivace.models.causal_lm import CausalLM
 from vivace.models.loading import ReportProgress, load_model, without_head
@@ -370,7 +370,7 @@ def memory_demand(
         page_size=config.memory.page_size or config.platform.page_sizes[0],
         context=context,
         max_request_tokens=max_tokens,
-        rows=config.schedule.max_running_requests or DEFAULT_ROWS,
+        rows=engine_rows(config) or DEFAULT_ROWS,
         static_fraction=config.memory.mem_fraction_static,
         max_total_tokens=config.memory.max_total_tokens,
         windows=tuple(
