@@ -62,17 +62,36 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def matrix_shapes(facts: ModelFacts) -> list[tuple[int, int]]:
-    """(inputs, outputs) of a layer's products and of the head, each once."""
-    heads = facts.heads * facts.head_dim
-    keys = 2 * facts.kv_heads * facts.head_dim
-    every = [
-        (facts.hidden_size, heads + keys),
-        (heads, facts.hidden_size),
-        (facts.hidden_size, 2 * facts.intermediate_size),
-        (facts.intermediate_size, facts.hidden_size),
-        (facts.hidden_size, facts.vocabulary),
-    ]
+    """(inputs, outputs) of the layers' products (of a mixture: the router's, those of one expert
+    and of the shared one) and of the head, each once. What latent attention computes for each head
+    apart is not among them."""
+    hidden = facts.hidden_size
+    every = [*attention_shapes(facts), *mlp_shapes(facts), (hidden, facts.vocabulary)]
     return list(dict.fromkeys(every))
+
+
+def attention_shapes(facts: ModelFacts) -> list[tuple[int, int]]:
+    hidden, latent = facts.hidden_size, facts.latent
+    if latent is None:
+        heads, keys = facts.heads * facts.head_dim, 2 * facts.kv_heads * facts.head_dim
+        return [(hidden, heads + keys), (heads, hidden)]
+    return [
+        (hidden, latent.kv_rank + latent.rope + latent.q_rank),
+        (latent.q_rank or hidden, facts.heads * (latent.nope + latent.rope)),
+        (facts.heads * latent.value, hidden),
+    ]
+
+
+def mlp_shapes(facts: ModelFacts) -> list[tuple[int, int]]:
+    experts = facts.decoder.experts if facts.decoder is not None else None
+    if experts is None:
+        widths, routers = [facts.intermediate_size], []
+    else:
+        dense = [] if all(experts.layers) else [facts.intermediate_size]
+        widths = [*dense, experts.width, *([experts.shared_width] if experts.shared_width else [])]
+        routers = [(facts.hidden_size, experts.count)]
+    pairs = [[(facts.hidden_size, 2 * width), (width, facts.hidden_size)] for width in widths]
+    return [*routers, *(one for pair in pairs for one in pair)]
 
 
 def open_facts(path: str | None) -> ModelFacts:
