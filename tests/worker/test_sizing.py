@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vivace.config.parallel import ExpertOptions, ParallelOptions
 from vivace.platforms.groups import SingleRank
-from vivace.worker.build import agree, own_share, share_memory
+from vivace.worker.build import agree, longest_request, own_share, share_memory
 from vivace.worker.sizing import (
     DEFAULT_MAX_BYTES,
     GIB,
@@ -22,6 +25,31 @@ from vivace.worker.sizing import (
 )
 
 WEIGHTS = GIB
+
+
+@pytest.mark.parametrize(
+    ("flags", "latent", "tokens"),
+    [
+        ({}, False, 1000),
+        ({"tp_size": 2}, False, 2000),
+        ({"tp_size": 8}, False, 4000),
+        ({"tp_size": 8, "dp_size": 4, "enable_dp_attention": True}, False, 2000),
+        ({"tp_size": 8}, True, 1000),
+        ({"tp_size": 4, "pp_size": 2}, True, 2000),
+    ],
+)
+def test_the_longest_request_is_what_an_attention_group_holds(flags, latent, tokens):
+    """4 heads of keys; bytes of 1,000 tokens are free on each rank."""
+    config = SimpleNamespace(
+        memory=SimpleNamespace(disable_hybrid_swa_memory=False),
+        facts=SimpleNamespace(
+            full_kv_elements=64, kv_elements=96, kv_heads=4, latent=latent or None, context=1 << 20
+        ),
+        model=SimpleNamespace(context_length=None),
+        parallel=ParallelOptions(**flags),
+        experts=ExpertOptions(),
+    )
+    assert longest_request(config, 64 * 2 * 1000, torch.bfloat16) == tokens
 
 
 def demand(**changes):

@@ -76,7 +76,7 @@ def build_worker(
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
     group, layout = join_ranks(config, platform, rendezvous)
     free, share = share_memory(platform, workers, share, group)
-    max_tokens = longest_request(config, free * group.size, kv_dtype)
+    max_tokens = longest_request(config, free, kv_dtype)
     model = load(config, platform, max_tokens, report, layout)
     report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
@@ -125,11 +125,17 @@ def own_share(platform: Platform, workers: int, share: int) -> int:
 
 
 def longest_request(config: Config, free: int, kv_dtype: torch.dtype) -> int:
-    """Tokens. What a checkpoint claims is allocated for only as far as the memory of all ranks
-    (`free` bytes) could ever hold it."""
-    one_pool, facts = config.memory.disable_hybrid_swa_memory, config.facts
+    """Tokens. What a checkpoint claims is allocated for only as far as the memory of the ranks of
+    an attention group (`free` bytes each) could ever hold it. They divide heads of keys; latents
+    each has whole."""
+    one_pool, facts, sizes = (
+        config.memory.disable_hybrid_swa_memory,
+        config.facts,
+        requested_sizes(config),
+    )
     kept = (0 if one_pool else facts.full_kv_elements) or facts.kv_elements
-    return max(1, min(wanted_context(config), free // (kept * kv_dtype.itemsize)))
+    shares = sizes.pp * (1 if facts.latent else min(sizes.attention_tp, facts.kv_heads))
+    return max(1, min(wanted_context(config), free * shares // (kept * kv_dtype.itemsize)))
 
 
 def size_together(demand: Demand, group: Group, report: ReportProgress) -> PoolSize:
