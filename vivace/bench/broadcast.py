@@ -26,10 +26,9 @@ from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts
 from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import result_file
-from vivace.config.tensor_parallel import MOST_RANKS
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import SamplingParams
-from vivace.protocol.ranks import Broadcasted
+from vivace.protocol.ranks import MOST_RANKS, Broadcasted
 from vivace.protocol.shm_broadcast import BroadcastClosed, BroadcastReader, BroadcastWriter
 from vivace.protocol.step import Join, StepPlan
 

@@ -21,7 +21,7 @@ from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts
 from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import result_file
-from vivace.config.tensor_parallel import MOST_RANKS
+from vivace.protocol.ranks import MOST_RANKS
 
 if TYPE_CHECKING:
     from vivace.platforms.groups import Group, RankMemory

@@ -14,10 +14,11 @@ from vivace.config.expert_parallel import expert_parallel
 from vivace.config.option import Option, Support
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
-from vivace.config.tensor_parallel import MOST_RANKS, crowded, replicas, tensor_parallel
+from vivace.config.tensor_parallel import crowded, replicas, tensor_parallel
 from vivace.config.values import size_text
 from vivace.models.facts import checkpoint_quantization
 from vivace.platforms.blocks import KEPT, PLAIN
+from vivace.protocol.ranks import MOST_RANKS
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 INT8 = ("w8a8_int8", "w8a16")

@@ -6,9 +6,7 @@ from vivace.config.config import ModelContext, Options, ResolveContext
 from vivace.config.errors import ConfigError
 from vivace.config.parallelism import Parallelism, dp_divides_tp, requested_sizes
 from vivace.models.facts import ModelFacts, undivided_inputs
-
-MOST_RANKS = 64
-"""of one machine"""
+from vivace.protocol.ranks import MOST_RANKS
 
 
 def replicas(options: Options, context: ResolveContext) -> list[str]:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from vivace.protocol.ranks import MOST_RANKS
 from vivace.protocol.shared_memory import ENGINE_BYTES, SharedMemory, words
 from vivace.protocol.step import StepPlan
 
@@ -33,7 +34,6 @@ STEP, COUNT = LIST_AT // WORD_BYTES - 2, LIST_AT // WORD_BYTES - 1
 MAX_SPANS = 4000
 REQUESTS, TOKENS = ENGINE_BYTES // WORD_BYTES - 2, ENGINE_BYTES // WORD_BYTES - 1
 """words at the end: what the engine holds"""
-MAX_ENGINES = 64
 IDLE, SCHEDULING, STEPPING = range(3)
 MIN_ALLOWANCE = 2.0
 """Seconds: what an engine may take to look at a message, or to decide; no step is allowed less."""
@@ -150,7 +150,7 @@ class FrontendHeartbeat:
 
     def end(self) -> None:
         """Nobody is there any more."""
-        for word in range(1 + MAX_ENGINES):
+        for word in range(1 + MOST_RANKS):
             self._words[word] = 0
 
     def beat(self) -> None:

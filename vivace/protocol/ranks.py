@@ -7,6 +7,9 @@ import msgspec
 from vivace.protocol.step import StepPlan
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
+MOST_RANKS = 64
+"""of one machine, those of all its engines"""
+
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True, tag="rank_setup"):
     """The first message to a rank, from the engine that started it: it computes what that does."""
