@@ -12,7 +12,7 @@ from vivace.config.unavailable import PIPELINE
 class ScheduleOptions:
     max_running_requests: int | None = option(
         help="Maximum number of sequences that run at once, in each engine; engines of "
-        "--enable-dp-attention divide it. Default: 256 on the CPU."
+        "--enable-dp-attention divide it; default: 256 on the CPU."
     )
     prefill_max_requests: int | None = option(
         help="Maximum number of requests whose prompts share a step; default: no limit."
