@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,13 @@ def find_children(pid: int) -> dict[str, int]:
                 role = words[words.index(b"vivace.launch.child") + 1].decode()
                 found[role if role not in found else f"{role} {child}"] = int(child)
     return found
+
+
+def wait_ended(pids: Iterable[int], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while left := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline, f"{left} still live"
+        time.sleep(0.02)
 
 
 WITH_PLAN = """
@@ -127,6 +134,18 @@ class RunningServer:
 
     def wait(self, seconds: float = 60.0) -> int:
         return self.process.wait(seconds)
+
+    def workers(self) -> list[int]:
+        """Processes of engines and of their ranks, once there are any."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            engines = [pid for name, pid in self.children().items() if name.startswith("engine")]
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                ranks = [pid for one in engines for pid in find_children(one).values()]
+                if engines:
+                    return [*engines, *ranks]
+            time.sleep(0.05)
+        raise AssertionError(self.text())
 
     def call(
         self, method: str, path: str, body: Any = None, *, timeout: float = START_SECONDS

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_server import RunningServer, find_children
+from running_server import RunningServer, wait_ended
 from toy_models import make
 
 FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
-KILLS = 40 if os.environ.get("VIVACE_SLOW_TESTS") else 3
+KILLS = 70 if os.environ.get("VIVACE_SLOW_TESTS") else 3
 TOKENS = 60
 STREAMS = 6
 LAYOUTS = {
@@ -88,17 +88,9 @@ def test_streams_go_on_whoever_is_killed(
         with ThreadPoolExecutor(STREAMS) as pool:
             answers = [pool.submit(stream_tokens, server, seed) for seed in range(STREAMS)]
             time.sleep(chance.uniform(0.05, 0.5))
-            os.kill(chance.choice(find_workers(server)), signal.SIGKILL)
+            workers = server.workers()
+            os.kill(chance.choice(workers), signal.SIGKILL)
             found = {seed: answer.result(120) for seed, answer in enumerate(answers)}
         assert found == wanted, kill
+        wait_ended(workers)
     assert "Traceback" not in server.text()
-
-
-def find_workers(server: RunningServer) -> list[int]:
-    """Processes of engines and of their ranks."""
-    for _ in range(400):
-        engines = [pid for name, pid in server.children().items() if name.startswith("engine")]
-        if engines:
-            return [*engines, *(pid for one in engines for pid in find_children(one).values())]
-        time.sleep(0.05)
-    raise AssertionError(server.text())

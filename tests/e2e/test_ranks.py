@@ -3,6 +3,7 @@ killed at any step."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_server import RunningServer, find_children, is_alive
+from running_server import RunningServer, find_children, is_alive, wait_ended
 from served_toy import write_toy_llama
 
 FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
-KILLS = 60 if os.environ.get("VIVACE_SLOW_TESTS") else 3
+KILLS = 100 if os.environ.get("VIVACE_SLOW_TESTS") else 3
+"""of each kind"""
 TOKENS = 120
 
 
@@ -105,6 +107,27 @@ def test_a_rank_that_is_killed_is_named_and_streams_go_on(
         assert named.search(text), text[-3000:]
         assert not is_alive(rank)
         assert "Traceback" not in text
+
+
+def test_streams_go_on_whoever_is_killed_at_any_moment(
+    folder: Path, wanted: dict[int, list[int]], tmp_path: Path
+) -> None:
+    """Of four processes; also one that has only just been started. Nobody stays behind."""
+    flags = ("--model-path", str(folder), "--tp-size", "4", *FLAGS)
+    chance = random.Random(7)
+    with RunningServer(*flags, log=tmp_path / "log", crashes=1_000_000) as server:
+        server.wait_ready()
+        for kill in range(KILLS):
+            with ThreadPoolExecutor(8) as pool:
+                answers = [pool.submit(stream_tokens, server, seed) for seed in range(8)]
+                time.sleep(chance.choice((0.0, chance.uniform(0.0, 3.0))))
+                workers = server.workers()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(chance.choice(workers), signal.SIGKILL)
+                found = {seed: answer.result(200) for seed, answer in enumerate(answers)}
+            assert found == wanted, kill
+            wait_ended(workers)
+        assert "Traceback" not in server.text()
 
 
 def test_a_rank_that_draws_other_tokens_ends_the_engine_with_its_name(

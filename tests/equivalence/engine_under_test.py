@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from vivace.checkpoint.source import locate
 from vivace.config.config import Config
 from vivace.config.parsing import from_arguments
 from vivace.config.resolution import resolve
-from vivace.engine.executor import InProcessExecutor
+from vivace.engine.executor import Executor, InProcessExecutor, StepWorker
 from vivace.engine.loop import Loop
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
@@ -38,7 +39,6 @@ from vivace.protocol.messages import (
 )
 from vivace.protocol.tasks import GENERATE, POOLINGS, Embed, Generate
 from vivace.worker.build import build_worker
-from vivace.worker.worker import Worker
 
 __all__ = ["Answer", "Engine", "Setting", "build_engine", "toy_requests", "write_toy_llama"]
 
@@ -98,7 +98,15 @@ class Clock:
 class Engine:
     """Runs requests to their end, inline."""
 
-    def __init__(self, worker: Worker, config: Config, setting: Setting) -> None:
+    def __init__(
+        self,
+        worker: StepWorker,
+        config: Config,
+        setting: Setting,
+        executor: Executor | None = None,
+        **loop: Any,
+    ) -> None:
+        """`executor`: of several ranks, of which `worker` is the first."""
         self._mailbox = LocalMailbox()
         settings = dataclasses.replace(
             engine_settings(config, worker.capacity),
@@ -110,11 +118,12 @@ class Engine:
         self._scheduler = Scheduler(settings, worker.capacity, self._clock)
         self._loop = Loop(
             self._scheduler,
-            InProcessExecutor(worker),
+            executor or InProcessExecutor(worker),
             self._mailbox,
             depth=setting.depth,
             epoch=0,
             clock=self._clock,
+            **loop,
         )
         self._keys = itertools.count(1)
         self.retractions = 0
@@ -152,6 +161,11 @@ class Engine:
             assert own.complete
             answers[names[key]].prompt_logprobs = list(own)
         return answers
+
+    def idle(self) -> None:
+        """A step where other engines wait for one."""
+        if not self._loop.step(0):
+            time.sleep(0.001)
 
     def rest(self) -> int:
         """Nobody comes for long; returns the tokens that are cached in the end: half of those
@@ -228,7 +242,7 @@ def build_engine(model: Path, setting: Setting, tokens: int = POOL_TOKENS) -> En
     return Engine(build_worker(config, lambda stage, done: None), config, setting)
 
 
-def build_config(model: Path, setting: Setting, tokens: int = POOL_TOKENS) -> Config:
+def build_config(model: Path, setting: Setting, tokens: int = POOL_TOKENS, **layout: Any) -> Config:
     if setting.radix == "partly evicted":
         tokens = SMALL_POOL_TOKENS
     options = from_arguments(
@@ -251,6 +265,7 @@ def build_config(model: Path, setting: Setting, tokens: int = POOL_TOKENS) -> Co
         disable_cuda_graph_padding=setting.exact,
         disable_hybrid_swa_memory=setting.windows == "one pool",
         swa_full_tokens_ratio=TIGHT_TOKENS / tokens if setting.windows == "tight" else None,
+        **layout,
     )
     source = locate(str(model))
     return resolve(options, source, read_facts(source), detect("cpu"))

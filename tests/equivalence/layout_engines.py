@@ -1,0 +1,150 @@
+"""Engines whose layers several ranks share, all in one process: each rank has a thread and a worker
+of its own, and they meet in shared memory as the ranks of a server do."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from engine_under_test import Answer, Engine, Setting
+
+from vivace.config.config import Config
+from vivace.config.parallelism import requested_sizes
+from vivace.engine.executor import StepWorker
+from vivace.engine.lockstep import SharedLockstep
+from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, RankWorker
+from vivace.launch.expert_settings import expert_distribution
+from vivace.platforms.groups import RankMemory, Rendezvous
+from vivace.protocol.bells import new_bells
+from vivace.protocol.messages import Request
+from vivace.protocol.ranks import RankAnswer
+from vivace.protocol.shared_memory import words
+from vivace.protocol.step import StepPlan
+from vivace.protocol.workers import MoveExperts, WorkerCommand
+from vivace.worker.build import build_worker
+
+SECONDS = 240.0
+
+
+class ThreadRank:
+    """A `RankLink` to a thread, which answers in the order of what it heard."""
+
+    def __init__(self, name: str, worker: StepWorker) -> None:
+        self.name = name
+        self._worker = RankWorker(worker, tells_tokens=True)
+        self._thread = ThreadPoolExecutor(1, name)
+        self._answers: list[Future[RankAnswer]] = []
+
+    def hear(self, message: StepPlan | WorkerCommand) -> None:
+        self._answers.append(self._thread.submit(self._worker.answer, message))
+
+    def wait(self) -> RankAnswer:
+        return self._answers.pop(0).result(SECONDS)
+
+    def death(self, wait: float = 0.0) -> RankDeath | None:
+        return None
+
+    def wake_with(self, ring: Callable[[], None]) -> None: ...
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+class ThreadBroadcast:
+    """`moves`: of experts, that were sent"""
+
+    def __init__(self, ranks: Sequence[ThreadRank]) -> None:
+        self._ranks = ranks
+        self.moves = 0
+
+    def send(self, message: StepPlan | WorkerCommand) -> None:
+        self.moves += isinstance(message, MoveExperts)
+        for rank in self._ranks:
+            rank.hear(message)
+
+    def close(self) -> None: ...
+
+
+class LayoutEngines:
+    """All engines of a configuration; what they share is as in a server."""
+
+    def __init__(self, config: Config, setting: Setting) -> None:
+        sizes = requested_sizes(config)
+        engines = sizes.dp
+        groups = 1 if sizes.dp_attention else engines
+        ranks = sizes.engine_ranks
+        self._threads = ThreadPoolExecutor(engines)
+        built = [
+            worker
+            for _ in range(groups)
+            for worker in build_ranks(config, ranks * engines // groups)
+        ]
+        self.links: list[ThreadRank] = []
+        self._broadcasts: list[ThreadBroadcast] = []
+        locksteps: list[SharedLockstep | None] = [None] * engines
+        if sizes.dp_attention:
+            bells = [new_bells() for _ in range(engines)]
+            steps = words(memoryview(bytearray(16 * engines)))
+            locksteps = [SharedLockstep(steps, index, bells) for index in range(engines)]
+        self._bells = bells if sizes.dp_attention else []
+        self.engines: list[Engine] = []
+        for index, lockstep in enumerate(locksteps):
+            first, *others = built[index * ranks : (index + 1) * ranks]
+            links = [ThreadRank(f"rank {n}", worker) for n, worker in enumerate(others, 1)]
+            self.links += links
+            self._broadcasts.append(ThreadBroadcast(links))
+            executor = ProcessGroupExecutor(first, links, self._broadcasts[-1])
+            experts = expert_distribution(config, executor)
+            self.engines.append(
+                Engine(first, config, setting, executor, lockstep=lockstep, experts=experts)
+            )
+
+    def run(self, requests: list[Request], **how: Any) -> dict[str, Answer]:
+        """Each engine has every so manieth request, and takes steps until all are done."""
+        finished = threading.Semaphore(0)
+        over = threading.Event()
+
+        def serve(index: int) -> dict[str, Answer]:
+            engine, mine = self.engines[index], requests[index :: len(self.engines)]
+            try:
+                return engine.run(mine, **how)
+            finally:
+                finished.release()
+                while not over.is_set():  # the others may need its company
+                    engine.idle()
+
+        served = [self._threads.submit(serve, index) for index in range(len(self.engines))]
+        for _ in self.engines:
+            assert finished.acquire(timeout=SECONDS)
+        over.set()
+        found = [one.result(SECONDS) for one in served]
+        return {rid: answer for answers in found for rid, answer in answers.items()}
+
+    def moves(self) -> int:
+        """Commands to move experts, to all engines"""
+        return sum(one.moves for one in self._broadcasts)
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+        self._threads.shutdown()
+        for bells in self._bells:
+            bells.close()
+
+
+def build_ranks(config: Config, size: int) -> list[StepWorker]:
+    """Workers of `size` ranks that compute together, in their order."""
+    memory, pool = os.memfd_create("ranks"), ThreadPoolExecutor(size)
+
+    def build(rank: int) -> StepWorker:
+        place = Rendezvous(rank=rank, size=size, meeting="", memory=RankMemory(memory))
+        return build_worker(config, lambda stage, done: None, place if size > 1 else None)
+
+    try:
+        return list(pool.map(build, range(size), timeout=SECONDS))
+    finally:
+        pool.shutdown(wait=False)
+        os.close(memory)
