@@ -53,6 +53,27 @@ def server(
         yield running.wait_ready()
 
 
+def test_a_rank_that_is_stopped_is_named(
+    folder: Path, wanted: dict[int, list[int]], tmp_path: Path
+) -> None:
+    """It is of the second engine; both wait for it."""
+    flags = ("--model-path", str(folder), "--tp-size", "4", "--dp-size", "2", *FLAGS)
+    watchdog = ("--watchdog-timeout", "3", "--soft-watchdog-timeout", "1")
+    with RunningServer(
+        *flags, "--enable-dp-attention", *watchdog, log=tmp_path / "log", crashes=1_000_000
+    ) as server:
+        server.wait_ready()
+        workers = server.workers()
+        assert len(workers) == 4
+        with ThreadPoolExecutor(STREAMS) as pool:
+            answers = [pool.submit(stream_tokens, server, seed) for seed in range(STREAMS)]
+            time.sleep(0.2)
+            os.kill(workers[3], signal.SIGSTOP)
+            assert {seed: answer.result(200) for seed, answer in enumerate(answers)} == wanted
+        wait_ended(workers)
+        assert f"rank 3 (process {workers[3]}) is stopped" in server.text()
+
+
 def stream_tokens(server: RunningServer, seed: int, **more: Any) -> list[int]:
     sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
     sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}

@@ -130,6 +130,25 @@ def test_streams_go_on_whoever_is_killed_at_any_moment(
         assert "Traceback" not in server.text()
 
 
+def test_a_rank_that_is_stopped_is_named_and_replaced(
+    folder: Path, wanted: dict[int, list[int]], tmp_path: Path
+) -> None:
+    watchdog = ("--watchdog-timeout", "3", "--soft-watchdog-timeout", "1")
+    flags = ("--model-path", str(folder), "--tp-size", "4", *watchdog, *FLAGS)
+    with RunningServer(*flags, log=tmp_path / "log") as server:
+        server.wait_ready()
+        workers = server.workers()
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(stream_tokens, server, seed) for seed in range(8)]
+            time.sleep(0.2)
+            os.kill(workers[2], signal.SIGSTOP)
+            assert {seed: answer.result(200) for seed, answer in enumerate(answers)} == wanted
+        wait_ended(workers)
+        assert re.search(
+            rf"no progress .*rank \d \(process {workers[2]}\) is stopped", server.text()
+        )
+
+
 def test_a_rank_that_draws_other_tokens_ends_the_engine_with_its_name(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import Command, Ready, Reply, ToFrontend
 from vivace.protocol.shared_memory import attach, words
 from vivace.supervisor.messages import FrontendGone, Progress, Setup, StartupStages, Stop, ToChild
+from vivace.supervisor.stopped_processes import name_process
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
     config = decode(setup.config)
     name = f"engine {setup.index}" if setup.count > 1 else "engine"
     log_lines.setup(config.logging.log_level, name)
+    name_process(name)
     watch_gc(config.logging.gc_warning_threshold_secs)
     mailbox = EngineMailbox(
         setup.engines[0],

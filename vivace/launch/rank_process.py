@@ -31,6 +31,7 @@ from vivace.protocol.ranks import (
     ToRank,
 )
 from vivace.protocol.shm_broadcast import BroadcastClosed, BroadcastReader
+from vivace.supervisor.stopped_processes import name_process
 
 BROADCAST = msgspec.msgpack.Decoder(Broadcasted)
 GONE_SECONDS = 1.0
@@ -78,6 +79,7 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
         raise TypeError(f"the first message is {type(setup).__name__}, not RankSetup")
     config = decode(setup.config)
     log_lines.setup(config.logging.log_level, f"rank {setup.rank}")
+    name_process(f"rank {setup.rank}")
     control.send(RankHere(os.getpid()))
     if not isinstance(control.wait(), JoinRanks):
         raise TypeError("a message before the ranks have met")

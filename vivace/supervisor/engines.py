@@ -14,6 +14,7 @@ from vivace.supervisor.child import Child
 from vivace.supervisor.messages import FrontendGone, Setup
 from vivace.supervisor.plan import SPAWN_RETRY_SECONDS, Plan
 from vivace.supervisor.restart_policy import CrashAttribution, CrashBudget, RestartDecision
+from vivace.supervisor.stopped_processes import find_stopped
 from vivace.supervisor.watch import EngineWatch, Watchdog
 
 log = logging.getLogger(__name__)
@@ -187,4 +188,8 @@ class Engines:
         """To be called often: who is stuck is ended."""
         for slot in self.slots:
             if (child := slot.serving) is not None:
-                slot.watch.check(child, now, draining=draining)
+                slot.watch.check(child, now, draining=draining, blame=self.find_stopped)
+
+    def find_stopped(self) -> str:
+        """Whom those that share layers wait for."""
+        return find_stopped([child.process.pid for child in self.children])

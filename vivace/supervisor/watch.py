@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,11 +76,21 @@ class ChildWatch:
         self._kill_at = None
         self._watchdog.reset(now)
 
-    def check(self, child: Child, beats: int, idle: bool, now: float) -> None:
-        """To be called often, while the child serves."""
+    def check(
+        self,
+        child: Child,
+        beats: int,
+        idle: bool,
+        now: float,
+        blame: Callable[[], str] = lambda: "",
+    ) -> None:
+        """To be called often, while the child serves. `blame` says whom it waits for, if anybody
+        can see that."""
         if self._kill_at is not None:
             if now >= self._kill_at:
-                child.kill(f"it made no progress for {self._watchdog.stalled_seconds(now):.0f} s")
+                stalled = self._watchdog.stalled_seconds(now)
+                cause = f": {found}" if (found := blame()) else ""
+                child.kill(f"it made no progress for {stalled:.0f} s{cause}")
             return
         alarm = self._watchdog.check(beats, idle, now)
         if alarm == "quiet":
@@ -113,9 +123,9 @@ class EngineWatch:
         (Afterwards it may rest again.)"""
         self._progress.mark_asked()
 
-    def check(self, engine: Child, now: float, *, draining: bool) -> None:
+    def check(self, engine: Child, now: float, *, draining: bool, blame: Callable[[], str]) -> None:
         seen = self._progress.activity()
-        self._child.check(engine, seen.beats, seen.kind == IDLE, now)
+        self._child.check(engine, seen.beats, seen.kind == IDLE, now, blame)
         self._tell(self._progress.stall(), now)
         if (
             draining
