@@ -89,7 +89,7 @@ class LayoutEngines:
             bells = [new_bells() for _ in range(engines)]
             steps = words(memoryview(bytearray(16 * engines)))
             locksteps = [SharedLockstep(steps, index, bells) for index in range(engines)]
-        self._bells = bells if sizes.dp_attention else []
+        self._locksteps = [one for one in locksteps if one is not None]
         self.engines: list[Engine] = []
         for index, lockstep in enumerate(locksteps):
             first, *others = built[index * ranks : (index + 1) * ranks]
@@ -131,8 +131,8 @@ class LayoutEngines:
         for link in self.links:
             link.close()
         self._threads.shutdown()
-        for bells in self._bells:
-            bells.close()
+        for lockstep in self._locksteps:
+            lockstep.stop()  # its watcher ends, and may read the bells until then
 
 
 def build_ranks(config: Config, size: int) -> list[StepWorker]:

@@ -74,7 +74,7 @@ SETTINGS: dict[str, list[Any]] = {
     "operations": ["captured", "eager"],
 }
 COUNT = 12
-FIRST = 8
+FIRST = 14
 """rows that are always run"""
 MOVING_STEPS = 6
 
