@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Unpack
 
@@ -239,6 +240,17 @@ class Engine:
     def flush_cache(self) -> bool:
         """Drop the prefix cache; False while requests run."""
         return self._driver.command(FlushCache()).ok
+
+    def save_sharded_model(
+        self,
+        path: str | PathLike[str],
+        pattern: str | None = None,
+        max_size: int | None = None,
+    ) -> None:
+        """Write files for `load_format="sharded_state"` (docs/python.md). Raises CannotStart."""
+        from vivace.worker.sharded_state import save_sharded_state
+
+        save_sharded_state(self.config, Path(path), pattern, max_size, report=report)
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """Abort the requests whose id begins with `rid`, or all."""

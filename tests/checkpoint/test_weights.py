@@ -9,9 +9,9 @@ import torch
 from checkpoint_files import shapes, tensors, write_gguf, write_sharded, write_single
 from safetensors.torch import save_file
 
-from vivace.checkpoint.open import OpenWeights, open_weights
+from vivace.checkpoint.open import open_weights
 from vivace.checkpoint.source import locate
-from vivace.checkpoint.weights import CheckpointError
+from vivace.checkpoint.weights import CheckpointError, OpenWeights
 from vivace.models.facts import read_facts
 
 

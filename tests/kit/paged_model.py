@@ -47,8 +47,11 @@ def load(
     group: Group = SINGLE_RANK,
     ep: int = 1,
     experts: ExpertLocations = ONE_COPY,
+    load_format: str = "auto",
 ) -> CausalLM:
-    found = source or locate(str(path) if path else None, overrides=overrides)
+    found = source or locate(
+        str(path) if path else None, overrides=overrides, load_format=load_format
+    )
     if implementation == "transformers":
         return load_traced(found, traced(found), dtype=dtype)
     facts = read_facts(found)
@@ -66,6 +69,7 @@ def load(
         experts=experts,
         positions=positions or facts.context,
         progress=lambda stage, fraction: None,
+        rank=group.rank,
     )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from typing import Protocol
 
 import torch
 
@@ -12,25 +10,21 @@ from vivace.checkpoint.dummy import DummyWeights
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 from vivace.checkpoint.gguf_weights import GGUFWeights, StoredLayout
 from vivace.checkpoint.safetensors_files import SafetensorsFiles
+from vivace.checkpoint.sharded_weights import RankFiles
 from vivace.checkpoint.source import ModelSource
+from vivace.checkpoint.weight_files import SHARDED
 from vivace.checkpoint.weights import (
     EMBEDDING,
     OUTPUT,
     CheckpointError,
+    OpenWeights,
     ReportProgress,
     TrackedWeights,
-    Weights,
 )
 
 TIED = "tie_word_embeddings"
 
 log = logging.getLogger(__name__)
-
-
-class OpenWeights(Weights, Protocol):
-    """`Weights`, and the check at the end."""
-
-    def finish(self, claims: Collection[str]) -> None: ...
 
 
 def open_weights(
@@ -40,14 +34,19 @@ def open_weights(
     seed: int,
     progress: ReportProgress,
     dtype: torch.dtype = torch.float32,
+    rank: int = 0,
 ) -> OpenWeights:
-    """A fresh reader. `dtype` is what quantized tensors become; others stay what they are.
+    """A fresh reader. `dtype` is what quantized tensors become; others stay what they are. `rank`:
+    whose files, where each rank of an engine has its own.
 
     Raises CheckpointError when the files are damaged.
     """
     if source.format == "dummy":
         return DummyWeights(seed, progress, tied=facts.tied)
     tied = facts.tied
+    if source.format == SHARDED:
+        own = RankFiles(source.files, rank, source.pattern)
+        return TrackedWeights(own, tied=own.state.tied, progress=progress)
     if source.format == "safetensors":
         reader = SafetensorsFiles(source.files)
         tied = tied and not has_own_output(source, reader)

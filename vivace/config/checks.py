@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -11,9 +9,11 @@ from vivace.config.config import ModelContext, Options, ResolveContext, all_opti
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
 from vivace.config.expert_parallel import expert_parallel
+from vivace.config.exposure import exposure, hosts, origins
 from vivace.config.option import Option, Support
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
+from vivace.config.sharded_state import loader_settings, saved_state
 from vivace.config.tensor_parallel import crowded, replicas, tensor_parallel
 from vivace.config.values import size_text
 from vivace.models.facts import checkpoint_quantization
@@ -78,9 +78,6 @@ NEEDED: dict[str, str] = {
     **dict.fromkeys(BUCKETS, "enable_metrics"),
 }
 """option -> the switch without which it has no effect"""
-NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.I)
-ORIGIN = re.compile(r"(https?)://(\[[^]/]*\]|[^]\[:/]*)(?::([1-9][0-9]{0,4}))?", re.I)
-DEFAULT_PORTS = {"http": "80", "https": "443"}
 LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -206,69 +203,6 @@ def priorities(options: Options) -> list[str]:
     return []
 
 
-def exposure(options: Options) -> list[str]:
-    """A server that others can reach needs a key, or somebody who says that it needs none."""
-    http = options.http
-    name, _, port = http.host.rpartition(":")
-    if port.isdecimal() and name and ":" not in name:
-        raise ConfigError(f"--host {http.host} has a port; give --host {name} --port {port}")
-    if loopback(http.host) or http.keys:
-        return []
-    if not http.insecure:
-        raise ConfigError(
-            f"--host {http.host} can be reached from other machines and there is no --api-key; "
-            "set one (or --api-key-file), or add --insecure when the network is trusted"
-        )
-    return [f"--insecure: everybody who reaches {http.host} may use this server without a key"]
-
-
-def origins(options: Options) -> list[str]:
-    """--allowed-origins: scheme, name and port, as browsers write them."""
-    for origin in options.http.allowed_origins or ():
-        if origin != "*" and (reason := why_no_origin(origin)):
-            raise ConfigError(f"--allowed-origins {origin}: {reason}")
-    return []
-
-
-def why_no_origin(text: str) -> str | None:
-    parts = ORIGIN.fullmatch(text)
-    if parts is None or not is_name(parts[2]):
-        return "must be an origin such as https://ui.example:8080, or *"
-    if parts[3] == DEFAULT_PORTS[parts[1].lower()]:
-        return f"browsers leave the usual port out; so do here: {text.rpartition(':')[0]}"
-    return "ports go up to 65535" if int(parts[3] or 0) > 65535 else None
-
-
-def hosts(options: Options) -> list[str]:
-    """--allowed-hosts: names alone, to which a Host header without its port is compared."""
-    for host in options.http.allowed_hosts or ():
-        if host != "*" and not is_name(host):
-            raise ConfigError(
-                f"--allowed-hosts {host}: must be a host name such as llm.example, or *, without "
-                "scheme, port and path (every port of the name is allowed)"
-            )
-    return []
-
-
-def is_name(text: str) -> bool:
-    """A name or an address, as it stands in URLs."""
-    if not text.startswith("["):
-        return NAME.fullmatch(text) is not None
-    try:
-        return bool(text.endswith("]") and ipaddress.IPv6Address(text[1:-1]))
-    except ValueError:
-        return False
-
-
-def loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def formats(options: Options, context: ModelContext) -> list[str]:
     asked = options.quantization.quantization
     if asked == "gguf" and context.source.format != "gguf":
@@ -372,7 +306,13 @@ def retractions(options: Options, context: ResolveContext) -> list[str]:
     return []
 
 
-OPTION_CHECKS: list[Callable[[Options], list[str]]] = [ranges, names, origins, hosts]
+OPTION_CHECKS: list[Callable[[Options], list[str]]] = [
+    ranges,
+    names,
+    origins,
+    hosts,
+    loader_settings,
+]
 """of single values, whatever the model and the machine"""
 PAIR_CHECKS: list[Callable[[Options], list[str]]] = [chunk_and_page, priorities, exposure]
 """of values beside each other"""
@@ -381,6 +321,7 @@ MODEL_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
     formats,
     expert_parallel,
     tensor_parallel,
+    saved_state,
 ]
 """of values beside a model, whatever the machine"""
 CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [

@@ -10,11 +10,11 @@ from vivace.config.unavailable import NO_CODE, NO_HOT_WEIGHTS, NO_MEDIA
 
 OTHER_FORMAT = not_available(
     "this weight format is not read (pickled formats never will be)",
-    "use auto, safetensors, gguf or dummy",
+    "use auto, safetensors, gguf, sharded_state or dummy",
 )
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "sharded_state", "dummy")
 OTHER_LOAD_FORMATS = (
-    "pt", "npcache", "sharded_state", "bitsandbytes", "layered", "flash_rl", "remote",
+    "pt", "npcache", "bitsandbytes", "layered", "flash_rl", "remote",
     "remote_instance", "fastsafetensors", "private", "instanttensor", "presharded", "expert_pack",
     "mistral", "runai_streamer",
 )  # fmt: skip
@@ -45,16 +45,17 @@ class ModelOptions:
     )
     load_format: str = option(
         "auto",
-        "How weights are read; dummy makes random ones.",
+        "How weights are read; sharded_state: each rank from files of its own, which `vivace "
+        "save-sharded-state` has written; dummy makes random ones.",
         choices=[*LOAD_FORMATS, *OTHER_LOAD_FORMATS],
         values=dict.fromkeys(OTHER_LOAD_FORMATS, OTHER_FORMAT),
     )
     model_loader_extra_config: Any = option(
         None,
-        "JSON settings of the weight reader.",
+        'JSON settings of the weight reader: {"pattern": NAME}, of files with {rank} and {part}, '
+        "for --load-format sharded_state.",
         json=True,
         trivial=[{}],
-        cpu=not_available("the readers of this version have no settings"),
     )
     trust_remote_code: bool = option(
         False,

@@ -12,6 +12,7 @@ from vivace.config.config import ModelContext, Options, with_values
 from vivace.config.errors import ConfigError
 from vivace.config.process_environment import KEYS_OF_THE_SERVER
 from vivace.config.secret import Secret
+from vivace.config.sharded_state import file_pattern
 from vivace.config.values import parse_value
 from vivace.deploy.catalogue.flags import ServerFlag
 from vivace.deploy.from_script.flags import find_option
@@ -66,6 +67,7 @@ def why_model_refused(options: Options) -> Iterator[str]:
         source = locate(
             path,
             load_format=model.load_format,
+            pattern=file_pattern(options),
             tokenizer_path=model.tokenizer_path,
             overrides=model.json_model_override_args,
         )

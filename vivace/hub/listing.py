@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from vivace.checkpoint.hub_cache import parse_quantization
 from vivace.checkpoint.layouts import PART_OF_GGUF, is_whole_model
-from vivace.checkpoint.source import INDEX_FILE, PICKLED
+from vivace.checkpoint.weight_files import INDEX_FILE, PICKLED
 from vivace.errors import CannotStart
 
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)

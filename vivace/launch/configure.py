@@ -13,6 +13,7 @@ def configure(options: Options) -> Config:
     from vivace.checkpoint.source import locate
     from vivace.config.environment import hub_cache
     from vivace.config.resolution import resolve
+    from vivace.config.sharded_state import file_pattern
     from vivace.launch.transformers_process import facts_by_transformers
     from vivace.models.facts import read_facts
     from vivace.models.registry import check_architecture
@@ -27,6 +28,7 @@ def configure(options: Options) -> Config:
     source = locate(
         model.model_path,
         load_format=model.load_format,
+        pattern=file_pattern(options),
         tokenizer_path=model.tokenizer_path,
         overrides=model.json_model_override_args,
         revision=model.revision,

@@ -41,6 +41,20 @@ PICTURES = """
 Of {classes} the language model is served, as {served}: text only; what reads pictures is not
 loaded.
 """
+SHARDED = """## Files of single ranks
+
+Ranks read only their own slices of safetensors and GGUF files. Where that is too slow, as over a
+network, `vivace save-sharded-state --output FOLDER` with the flags of `vivace serve` writes what
+each rank takes into files of its own, as SGLang and vLLM name them
+(model-rank-0-part-0.safetensors ...), and `--load-format sharded_state` reads them: each rank
+opens its own files, whichever node it is on. They have the checkpoint's numbers as they are, not
+what a device makes of them, so another CPU and another `--dtype` read them too. The flags that
+divide the model (--tp-size, --pp-size, --ep-size, --enable-dp-attention, --moe-dense-tp-size,
+copies and places of experts), `--quantization`, `--is-embedding` and the model must be those of
+the saving; what differs is named before anything is loaded. Not with GGUF files, --model-impl
+transformers and --enable-eplb. Files that SGLang or vLLM saved hold their own layers and are not
+read.
+"""
 TYPES = """## Types of GGUF matrices
 
 *kept*: used as they are stored, by the kernels; *decoded*: turned into numbers of `--dtype` when
@@ -68,7 +82,7 @@ ORDINALS = {2: "2nd", 3: "3rd"}
 
 
 def document() -> str:
-    return "\n".join((START, own_families(), gguf_types(), through()))
+    return "\n".join((START, own_families(), SHARDED, gguf_types(), through()))
 
 
 def own_families() -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
 import torch
 
-from vivace.checkpoint.open import TIED, OpenWeights, open_weights
+from vivace.checkpoint.open import TIED, open_weights
 from vivace.checkpoint.source import ModelSource
-from vivace.checkpoint.weights import ReportProgress
+from vivace.checkpoint.weights import OpenWeights, ReportProgress
 from vivace.layers.expert_location import ONE_COPY, ExpertLocations
 from vivace.layers.layout import SINGLE, ParallelLayout
 from vivace.layers.module import Bindings
@@ -19,6 +20,10 @@ from vivace.models.registry import ARCHITECTURES
 from vivace.platforms.ops.table import Ops
 from vivace.quantization.packed import WeightPacker
 from vivace.quantization.select import select_quantization
+
+
+def unwatched(weights: OpenWeights) -> OpenWeights:
+    return weights
 
 
 def load_model(
@@ -38,6 +43,8 @@ def load_model(
     longest: int | None = None,
     progress: ReportProgress,
     seed: int = 0,
+    rank: int = 0,
+    watch: Callable[[OpenWeights], OpenWeights] = unwatched,
 ) -> CausalLM:
     """Build, bind and load. `positions` = longest served context in tokens, `longest`
     = what the device's memory can hold of it, where that may be less.
@@ -46,10 +53,13 @@ def load_model(
     `blocks` leaves quantized matrices as they are stored, for ops that read them;
     `int8_activations`: those of at most six bits are multiplied with activations in int8.
     `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet. `layout`:
-    this rank's share of each layer, `experts`: which has which. Raises CheckpointError.
+    this rank's share of each layer, `experts`: which has which; `rank`: of the engine. `watch`:
+    of somebody who looks on at what is taken. Raises CheckpointError.
     """
     matrices = matrix_dtype or dtype
-    weights = open_weights(source, facts, seed=seed, progress=progress, dtype=matrices)
+    weights = watch(
+        open_weights(source, facts, seed=seed, progress=progress, dtype=matrices, rank=rank)
+    )
     packer = WeightPacker(ops=ops, dtype=matrices, activations=dtype, device=device, blocks=blocks)
     config = select_quantization(
         checkpoint_quantization(source, quantization),
@@ -59,16 +69,10 @@ def load_model(
         int8_activations=int8_activations,
     )
     model = build_model(replace(facts, tied=weights.tied), positions)
-    model.bind(
-        "",
-        Bindings(
-            packer=packer,
-            quantization=config,
-            layout=layout,
-            experts=experts,
-            longest=longest,
-        ),
+    bindings = Bindings(
+        packer=packer, quantization=config, layout=layout, experts=experts, longest=longest
     )
+    model.bind("", bindings)
     load_weights(model, weights)
     return model
 

@@ -115,6 +115,18 @@ class SingleRank:
 SINGLE_RANK = SingleRank()
 
 
+class AbsentRank(SingleRank):
+    """One of several, without the others: it is asked for its share of things, and computes
+    nothing."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def divide(self, parts: Sequence[Sequence[int]]) -> Group:
+        part = next(part for part in parts if self.rank in part)
+        return AbsentRank(part.index(self.rank), len(part))
+
+
 class RankMemory:
     """A file without a name that all ranks of a machine have inherited, to be mapped by those whose
     platform exchanges that way. It begins with a word that says whether anybody is still awaited

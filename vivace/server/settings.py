@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vivace.config.checks import loopback
 from vivace.config.config import Config
+from vivace.config.exposure import loopback
 from vivace.config.serialize import public
 from vivace.requests.limits import PROMPTS
 

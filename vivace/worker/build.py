@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from vivace.config.environment import switched_on
 from vivace.config.parallelism import engine_rows, requested_sizes
 from vivace.layers.layout import ParallelLayout
 from vivace.models.causal_lm import CausalLM
-from vivace.models.loading import ReportProgress, load_model, without_head
+from vivace.models.loading import OpenWeights, ReportProgress, load_model, unwatched, without_head
 from vivace.platforms.cache import (
     CacheLayer,
     CacheMemory,
@@ -77,7 +77,7 @@ def build_worker(
     group, layout = join_ranks(config, platform, rendezvous)
     free, share = share_memory(platform, workers, share, group)
     max_tokens = longest_request(config, free, kv_dtype)
-    model = load(config, platform, max_tokens, report, layout)
+    model = load(config, platform, max_tokens, report, layout, rank=group.rank)
     report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
     windows = own_windows(layers, max_tokens, one_pool=config.memory.disable_hybrid_swa_memory)
@@ -175,8 +175,11 @@ def load(
     max_tokens: int,
     report: ReportProgress,
     layout: ParallelLayout,
+    rank: int = 0,
+    watch: Callable[[OpenWeights], OpenWeights] = unwatched,
 ) -> CausalLM:
-    """The model with its weights, for requests of up to `max_tokens` tokens."""
+    """The model with its weights, for requests of up to `max_tokens` tokens. `watch`: as in
+    `load_model`."""
     report("Loading weights", 0.0)
     dtype, source, facts = DTYPES[config.model.dtype], config.source, config.facts
     if config.pooling is not None:
@@ -197,6 +200,8 @@ def load(
         longest=max_tokens,
         progress=report,
         seed=config.runtime.random_seed or 0,
+        rank=rank,
+        watch=watch,
     )
 
 

@@ -21,13 +21,17 @@ def join_ranks(
     if rendezvous is None:
         return SINGLE_RANK, SINGLE
     everybody = platform.join(rendezvous)
-    sizes = requested_sizes(config)
+    return everybody, divide_layers(everybody, requested_sizes(config))
+
+
+def divide_layers(everybody: Group, sizes: Parallelism) -> ParallelLayout:
+    """`everybody`: all ranks that compute together, and which of them this one is."""
     if not sizes.dp_attention:
-        return everybody, share_layers(everybody, sizes)
+        return share_layers(everybody, sizes)
     groups = process_groups(sizes)
     attention = everybody.divide(groups.attention_tp)
     whole = sizes.dense_tp > 1
-    return everybody, replace(
+    return replace(
         share_all_layers(everybody, sizes.ep),
         attention=attention,
         dense=everybody if whole else SINGLE_RANK,
