@@ -247,7 +247,7 @@ def test_names_of_parts() -> None:
         ]
     assert part_name("a", (8, 4), (slice(0, 8), slice(None))) == "a"
     assert part_name("a", (), (slice(None),)) == "a"
-    for bad in ("a[1:2]", "a[0:1/2,0:1/2,0:1/2,0:1/2]", "a[:,]"):
+    for bad in ("a[1:2]", f"a[{'0:1/2,' * 8}:]", "a[:,]"):
         with pytest.raises(ValueError, match="a"):
             parse_part(bad)
     for bad in ("x", "a/{rank}{part}.safetensors", "{rank}.safetensors"):

@@ -178,8 +178,7 @@ def load(
     rank: int = 0,
     watch: Callable[[OpenWeights], OpenWeights] = unwatched,
 ) -> CausalLM:
-    """The model with its weights, for requests of up to `max_tokens` tokens. `watch`: as in
-    `load_model`."""
+    """The model with its weights, for requests of up to `max_tokens` tokens."""
     report("Loading weights", 0.0)
     dtype, source, facts = DTYPES[config.model.dtype], config.source, config.facts
     if config.pooling is not None:
