@@ -28,6 +28,7 @@ from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import ExpertSlots, Gate, Routes
 from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.ops.sampling import Penalties, SamplingBatch, Truncations
+from vivace.platforms.ops.segments import Segments
 from vivace.platforms.ops.stored import Fp8Groups, Int8Rows, StoredBlocks, int8_rows
 from vivace.platforms.ops.table import reference_ops
 
@@ -66,6 +67,10 @@ LINEAR, NARROW = packed(OUT, N), packed(OUT, N, narrow=True)
 GATE_UP, DOWN = packed(2 * N, N, narrow=True), packed(OUT, N, narrow=True)
 GROUPED = OPS.pack_grouped([[weight(OUT, N)] for _ in range(EXPERTS)])
 OF_HEADS = OPS.pack_heads([weight(OUT, N) for _ in range(HEADS)])
+SEGMENTS = Segments(inputs=N, count=4, here=range(4), merges=(0, 1, 0, 2))
+SEGMENTED = OPS.pack_segments([weight(OUT, N)], SEGMENTS)
+OF_EXPERTS = OPS.pack_segments([weight(OUT, N)] * EXPERTS, SEGMENTS)
+MERGES = torch.tensor([0, 1, 1])
 CHOSEN = torch.arange(T * TOP).view(T, TOP) % EXPERTS
 ROUTES = OPS.moe_routes(CHOSEN, EXPERTS)
 LAYER = AttentionLayer(index=0, heads=HEADS, kv_heads=KV_HEADS, head_dim=SIZE, scale=1.0)
@@ -300,6 +305,24 @@ CASES: dict[str, Case] = {
             a["x"], GROUPED, Routes(a["places"], a["starts"]), a["bias"]
         ),
     ),
+    "segmented_linear": plain(
+        "segmented_linear", lambda **a: OPS.segmented_linear(a["x"], SEGMENTED, None, a["bias"]),
+        x=(T, N), bias=(OUT,),
+    ),
+    "segmented_linear of experts": Case(
+        "segmented_linear",
+        lambda: {
+            "x": torch.ones(T * TOP, N), "places": ROUTES.places.clone(),
+            "starts": ROUTES.starts.clone(), "bias": torch.ones(EXPERTS, OUT),
+        },
+        lambda **a: OPS.segmented_linear(
+            a["x"], OF_EXPERTS, Routes(a["places"], a["starts"]), a["bias"]
+        ),
+    ),
+    "add_segments": Case(
+        "add_segments", lambda: {"x": torch.ones(T, 3 * N), "merges": MERGES.clone()},
+        lambda **a: OPS.add_segments(a["x"], a["merges"]),
+    ),
     "heads_linear": plain(
         "heads_linear", lambda **a: OPS.heads_linear(a["x"], OF_HEADS), x=(T, HEADS, N)
     ),
@@ -334,8 +357,8 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 TRIED_BY_ANOTHER_NAME = {
-    "rotary_attend", "pack_embedding", "pack_grouped", "pack_heads", "select_grouped",
-    "update_weight",
+    "rotary_attend", "pack_embedding", "pack_grouped", "pack_heads", "pack_segments",
+    "select_grouped", "update_weight",
 }  # fmt: skip
 """as "rotate and attend", and in what the cases of their users are given"""
 

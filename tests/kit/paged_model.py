@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def load(
     source: ModelSource | None = None,
     group: Group = SINGLE_RANK,
     ep: int = 1,
+    deterministic: bool = False,
+    int8_activations: bool = False,
     experts: ExpertLocations = ONE_COPY,
     load_format: str = "auto",
 ) -> CausalLM:
@@ -65,7 +68,8 @@ def load(
         matrix_dtype=dtype,
         blocks=native is not None,
         quantization=quantization,
-        layout=share_all_layers(group, ep),
+        int8_activations=int8_activations,
+        layout=replace(share_all_layers(group, ep), deterministic=deterministic),
         experts=experts,
         positions=positions or facts.context,
         progress=lambda stage, fraction: None,

@@ -59,20 +59,29 @@ class ThreadGroup:
         raise NotImplementedError
 
 
+MakeGroup = Callable[[Any, int], Group]
+"""(the rank's kernels, its number)"""
+
+
 class ThreadRanks:
     """`read`: bytes that each rank has read of the checkpoint."""
 
-    def __init__(self, path: Path, size: int, **how: Any) -> None:
+    def __init__(
+        self, path: Path, size: int, *, make_group: MakeGroup | None = None, **how: Any
+    ) -> None:
         meeting, native = Meeting(size), paged_model.PLATFORM
+        make_group = make_group or (lambda kernels, rank: ThreadGroup(meeting, rank, size))
         self.models: list[PagedModel] = []
         self.read: list[int] = []
         finish = TrackedWeights.finish
         try:
             TrackedWeights.finish = lambda weights, claims: self.read.append(weights.read_bytes)
             for rank in range(size):
+                kernels = None
                 if native is not None:
-                    paged_model.PLATFORM = NativePlatform(detect("cpu"), Kernels(1))
-                group = ThreadGroup(meeting, rank, size)
+                    kernels = Kernels(1)
+                    paged_model.PLATFORM = NativePlatform(detect("cpu"), kernels)
+                group = make_group(kernels, rank)
                 self.models.append(PagedModel(load(path, group=group, **how)))
         finally:
             TrackedWeights.finish, paged_model.PLATFORM = finish, native

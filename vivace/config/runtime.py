@@ -54,7 +54,9 @@ class RuntimeOptions:
         cpu=no_effect("it is always on: every step is checked"),
     )
     enable_deterministic_inference: bool = option(
-        False, "Bitwise equal logits however requests are batched; slower."
+        False,
+        "Bitwise equal log-probabilities however requests are batched and, by the native kernels, "
+        "on any number of devices; slower.",
     )
     allow_auto_truncate: bool = option(
         False, "Truncate prompts that are too long instead of rejecting them."

@@ -6,6 +6,7 @@ from vivace.config.config import ModelContext, Options, ResolveContext
 from vivace.config.errors import ConfigError
 from vivace.config.parallelism import Parallelism, dp_divides_tp, requested_sizes
 from vivace.models.facts import ModelFacts, undivided_inputs
+from vivace.platforms.blocks import count_segments
 from vivace.protocol.ranks import MOST_RANKS
 
 
@@ -72,12 +73,20 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
         )
     dp = sizes.attention_dp
     numbers = range(dp, 1 + MOST_RANKS, dp)
-    possible = [size for size in numbers if divides(options, facts, size, size // dp)]
+    fixed = options.runtime.enable_deterministic_inference
+    fixed = fixed and not options.runtime.disable_cpu_kernels
+    possible = [
+        size
+        for size in numbers
+        if divides(options, facts, size, size // dp)
+        and (not fixed or divides_segments(options, facts, size, size // dp))
+    ]
     if ranks not in possible:
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {facts.heads} heads, {facts.kv_heads} of keys, and "
             f"{join_sizes(facts.mlp_widths)} numbers inside of an MLP are divided among "
             f"{', '.join(map(str, possible))} devices only"
+            + (", with sums in one order (--enable-deterministic-inference)" if fixed else "")
         )
     group = undivided_inputs(context.source)
     if reason := why_groups_are_cut(options, facts, group, ranks, ranks // dp):
@@ -89,7 +98,20 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {reason}; possible are {', '.join(map(str, whole))}"
         )
+    if options.runtime.enable_deterministic_inference and not fixed:
+        return [
+            "--enable-deterministic-inference: by torch's operations log-probabilities are equal "
+            "however requests are batched, but not on another number of devices"
+        ]
     return []
+
+
+def divides_segments(options: Options, facts: ModelFacts, ranks: int, heads_ranks: int) -> bool:
+    """Whether each rank has whole segments of what is added in one order (layers/sums.py)."""
+    return count_segments(facts.heads) % heads_ranks == 0 and all(
+        count_segments(width) % shares == 0
+        for width, shares in divided_widths(options, facts, ranks)
+    )
 
 
 def why_groups_are_cut(

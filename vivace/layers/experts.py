@@ -15,6 +15,7 @@ from vivace.layers.expert_location import dispatch_table
 from vivace.layers.layout import split
 from vivace.layers.linear import GatedMLP, Linear, Part, Shard
 from vivace.layers.module import Bindings, Module, cast, sibling
+from vivace.layers.sums import PairSums, SumTree
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.moe import ExpertSlots, Gate
 from vivace.platforms.ops.table import Activation, Ops
@@ -139,13 +140,18 @@ class RoutedExperts(Module):
         super().bind(name, env)
         self._ops, self._locations, self._ep = env.ops, env.experts, env.layout.moe_ep
         inside = env.layout.moe_tp
-        share, first = split(name, self.inner, 1, inside), inside.rank == 0
-        self.shapes = [self._shapes(expert, share, first) for expert in range(self.count)]
+        tree = env.layout.sum_tree(name, self.inner, 1, inside)
+        share = split(name, self.inner, 1, inside)
+        self.shapes = [self._shapes(expert, share, tree) for expert in range(self.count)]
         self.layer = int(next(part for part in name.split(".") if part.isdecimal()))
         self.located = self._locations.find(self.layer, self.count)
         self.method = env.quantization.expert_method(name, self.activation)
         plain = self._locations.is_plain(self.located, self.count) and self._ep.size == 1
         self.slots = None if plain else self._make_slots(env.device)
+        group, here = env.layout.experts, self._here
+        self._pairs: PairSums | None = None
+        if tree is not None and group.size > 1:
+            self._pairs = PairSums(group, tree, here.start, len(here))
 
     def _make_slots(self, device: torch.device) -> ExpertSlots:
         counts = torch.zeros(len(self.located), dtype=torch.int64, device=device)
@@ -164,15 +170,21 @@ class RoutedExperts(Module):
         each = len(self.located) // self._ep.size
         return range(self._ep.rank * each, (self._ep.rank + 1) * each)
 
-    def _shapes(self, expert: int, share: slice, first: bool) -> tuple[LinearShape, LinearShape]:
-        """(gate above up, down); `first`: of the ranks whose results are added up"""
+    def _shapes(
+        self, expert: int, share: slice, tree: SumTree | None
+    ) -> tuple[LinearShape, LinearShape]:
+        """(gate above up, down)"""
+        first = share.start == 0  # of the ranks whose results are added up
+        segments = None if tree is None else tree.segments
         place, names = f"{self.name}.{expert}", self.names
         gate = LocalPart(f"{place}.{names.gate}", self.inner, share)
         up = LocalPart(f"{place}.{names.up}", self.inner, share)
         down = LocalPart(f"{place}.{names.down}", self.hidden, ALL)
         return (
             LinearShape((gate, up), self.hidden, bias=self.bias),
-            LinearShape((down,), self.inner, share, bias=self.bias, adds_bias=first),
+            LinearShape(
+                (down,), self.inner, share, bias=self.bias, adds_bias=first, segments=segments
+            ),
         )
 
     def _weights(
@@ -217,14 +229,25 @@ class RoutedExperts(Module):
             for shape in shapes:
                 yield from claim_tensors(shape, self.method.suffixes())
 
-    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor, step: AttendingStep) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        chosen: Tensor,
+        step: AttendingStep,
+        own: slice | None = None,
+    ) -> Tensor:
         """weights[T, top] float32, chosen[T, top] int64: a token's experts. What this rank has of
-        them: all ranks' are to be added up."""
+        them: all ranks' are to be added up. Where sums have a fixed order they are already, of the
+        tokens `own`."""
         if self.slots is not None:
             # Of other engines' tokens nobody knows positions, and none has a choice then.
             positions = step.positions if self.slots.table.shape[1] > 1 else None
             chosen = self._ops.moe_place(chosen, positions, self.slots)
-        return self.method.apply(x, weights, chosen, step, weigh_inputs=self.weigh_inputs)
+        combine = None if self._pairs is None else self._pairs.combine(chosen, own)
+        return self.method.apply(
+            x, weights, chosen, step, weigh_inputs=self.weigh_inputs, combine=combine
+        )
 
 
 class MixtureOfExperts(Module):
@@ -257,10 +280,26 @@ class MixtureOfExperts(Module):
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(sibling(name, self.experts.names.mixture), env)
         self._ops = env.ops
-        self._tokens = env.layout.exchange("experts")
+        self._tokens = env.layout.exchange("experts", env.ops)
+        self._run = self._add_apart if env.layout.deterministic else self._add_together
 
     def __call__(self, x: Tensor, step: AttendingStep) -> Tensor:
         """x[T, hidden] -> [T, hidden]"""
+        return self._run(x, step)
+
+    def _add_apart(self, x: Tensor, step: AttendingStep) -> Tensor:
+        """Experts and the shared one are complete before they are added: ranks divide each in its
+        own way."""
+        every, own = self._tokens.gather(x, step), self._tokens.own_rows(step)
+        y = self.experts(every, *self.router(every, step), step, own)
+        if self.shared is None:
+            return y
+        gate = None if self.shared_gate is None else self.shared_gate(x, step)
+        shared = self.shared.complete(self.shared.share(every, step), step)
+        return self._ops.add_gated(y, shared, gate)
+
+    def _add_together(self, x: Tensor, step: AttendingStep) -> Tensor:
+        """One sum over the ranks"""
         x = self._tokens.gather(x, step)
         y = self.experts(x, *self.router(x, step), step)
         if self.shared is not None:

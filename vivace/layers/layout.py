@@ -8,8 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from vivace.errors import CannotStart
+from vivace.layers.sums import Sums, SumTree, TreeSums, divide_sums
 from vivace.platforms.attention import Step
 from vivace.platforms.groups import SINGLE_RANK, Group
+from vivace.platforms.ops.table import Ops
 
 
 class TokenExchange(Protocol):
@@ -23,33 +25,46 @@ class TokenExchange(Protocol):
         """What this rank has of the result -> this engine's [T, n], of all ranks"""
         ...
 
+    def own_rows(self, step: Step) -> slice | None:
+        """This engine's tokens of those; None: all are"""
+        ...
+
 
 class OwnTokens:
     """Of a layer that the ranks of one engine share."""
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, ranks: int, sums: Sums) -> None:
+        self._alone = ranks == 1
+        self._sums = sums
 
     def gather(self, x: Tensor, step: Step) -> Tensor:
         return x
 
     def complete(self, y: Tensor, step: Step) -> Tensor:
-        return y if self._group.size == 1 else self._group.sum(y)
+        return y if self._alone else self._sums.sum(y)
+
+    def own_rows(self, step: Step) -> slice | None:
+        return None
 
 
 class EngineTokens:
     """Of a layer that ranks of several engines share: it computes the tokens of all (data parallel
     attention). `peers`: the ranks at the same place of each engine; this one is `peers.rank`."""
 
-    def __init__(self, group: Group, peers: Group) -> None:
-        self._group = group
+    def __init__(self, sums: Sums, peers: Group) -> None:
+        self._sums = sums
         self._peers = peers
 
     def gather(self, x: Tensor, step: Step) -> Tensor:
         return self._peers.gather_rows(x, step.host.engine_tokens)
 
     def complete(self, y: Tensor, step: Step) -> Tensor:
-        return self._group.reduce_scatter(y, step.host.engine_tokens, self._peers.rank)
+        return self._sums.reduce_scatter(y, step.host.engine_tokens, self._peers.rank)
+
+    def own_rows(self, step: Step) -> slice | None:
+        counts = step.host.engine_tokens
+        first = sum(counts[: self._peers.rank])
+        return slice(first, first + counts[self._peers.rank])
 
 
 class Shares(Protocol):
@@ -89,15 +104,30 @@ class ParallelLayout:
     """ranks at the same place of each of the engines that share layers"""
     spanning: frozenset[str] = frozenset()
     """kinds of layers that those engines share"""
+    deterministic: bool = False
+    """sums are added in an order that does not depend on the number of ranks"""
 
     def group(self, kind: str) -> Group:
         """By the name of its field"""
         return getattr(self, kind)
 
-    def exchange(self, kind: str) -> TokenExchange:
+    def sum_tree(self, name: str, inputs: int, unit: int, shares: Shares) -> SumTree | None:
+        """Of a layer whose inputs are divided; None where ranks add in their own order. Raises
+        CannotStart."""
+        if not self.deterministic:
+            return None
+        return divide_sums(name, inputs, unit, shares.rank, shares.size)
+
+    def sums(self, kind: str, ops: Ops, tree: SumTree | None) -> Sums:
+        group = self.group(kind)
+        return group if tree is None else TreeSums(group, ops, tree)
+
+    def exchange(self, kind: str, ops: Ops, tree: SumTree | None = None) -> TokenExchange:
+        """`tree`: the order of sums, where it is a fixed one"""
+        group, sums = self.group(kind), self.sums(kind, ops, tree)
         if kind in self.spanning:
-            return EngineTokens(self.group(kind), self.peers)
-        return OwnTokens(self.group(kind))
+            return EngineTokens(sums, self.peers)
+        return OwnTokens(group.size, sums)
 
 
 def share_all_layers(group: Group, ep: int = 1) -> ParallelLayout:

@@ -13,6 +13,7 @@ from torch import Tensor
 from vivace.checkpoint.weights import Weights
 from vivace.layers.layout import split, split_or_repeat, split_unevenly
 from vivace.layers.module import Bindings, Module, sibling
+from vivace.layers.sums import SumTree
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.groups import Group, SingleRank
 from vivace.platforms.ops.stored import Fp8Groups, Int8Rows
@@ -60,6 +61,8 @@ class Linear(Module):
 
     method: LinearMethod
     shape: LinearShape
+    tree: SumTree | None = None
+    """the order in which what ranks have is added, where it is a fixed one"""
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class Linear(Module):
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
-        self.shape = self._share(env.layout.group(self.group))
+        self.shape = self._share(env)
         parts = [part.name for part in self.shape.parts]
         self.method = (
             PackedMethod(env.packer, read_floats)
@@ -91,10 +94,13 @@ class Linear(Module):
             else env.quantization.linear_method(name, parts)
         )
 
-    def _share(self, group: Group) -> LinearShape:
+    def _share(self, env: Bindings) -> LinearShape:
+        layout, group = env.layout, env.layout.group(self.group)
         inputs = self.shard is Shard.INPUTS
+        if inputs:
+            self.tree = layout.sum_tree(self.name, self.inputs, self.input_unit, group)
         self._sum: Callable[[Tensor], Tensor] | None = (
-            group.sum if inputs and group.size > 1 else None
+            layout.sums(self.group, env.ops, self.tree).sum if inputs and group.size > 1 else None
         )
         return LinearShape(
             parts=tuple(
@@ -109,6 +115,7 @@ class Linear(Module):
             columns=split(self.name, self.inputs, self.input_unit, group) if inputs else ALL,
             bias=self.bias,
             adds_bias=not inputs or group.rank == 0,
+            segments=None if self.tree is None else self.tree.segments,
         )
 
     def _rows(self, part: Part, group: Group) -> slice:
@@ -158,15 +165,19 @@ class GatedMLP(Module):
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
-        self._tokens = env.layout.exchange(self.down_proj.group)
-        methods = self.gate_up_proj.method, self.down_proj.method
-        self._run = fuse_mlp(env.ops, *methods, self.activation) or compose_mlp(
-            env.ops, *methods, self.activation
-        )
+        down = self.down_proj
+        self._tokens = env.layout.exchange(down.group, env.ops, down.tree)
+        methods = self.gate_up_proj.method, down.method
+        fused = fuse_mlp(env.ops, *methods, self.activation) if down.tree is None else None
+        self._run = fused or compose_mlp(env.ops, *methods, self.activation)
 
     def __call__(self, x: Tensor, step: AttendingStep) -> Tensor:
         """x[T, hidden] -> [T, hidden]"""
-        return self._tokens.complete(self.share(self._tokens.gather(x, step), step), step)
+        return self.complete(self.share(self._tokens.gather(x, step), step), step)
+
+    def complete(self, y: Tensor, step: AttendingStep) -> Tensor:
+        """What all ranks have of it, added up"""
+        return self._tokens.complete(y, step)
 
     def share(self, x: Tensor, step: AttendingStep) -> Tensor:
         """What this rank has of it: all ranks' are to be added up."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from vivace.errors import CannotStart, RankLost, say
+from vivace.platforms.partial_sums import SharedPairs, combine_gathered, spread_pairs
 
 LONGEST_WAIT = timedelta(minutes=30)
 """of ranks for each other, in a collective of torch's; while they load, one may be long behind the
@@ -70,6 +71,19 @@ class Group(Protocol):
         """x[sum of counts, n] of every rank, added up: rows of `place` -> [counts[place], n]"""
         ...
 
+    def combine_pairs(
+        self,
+        x: Tensor,
+        weights: Tensor | None,
+        places: Tensor,
+        pairs: SharedPairs,
+        own: slice | None = None,
+    ) -> Tensor:
+        """x[P, sums * n]: what this rank has of pairs of a token and one of its experts, in the
+        rows that places[T, top] names (negative: none) -> each token's sum over its experts, in
+        their order, times weights[T, top] (None: ones): [T, n], or of the tokens `own`."""
+        ...
+
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         """The least of each number that any rank has"""
         ...
@@ -101,6 +115,16 @@ class SingleRank:
 
     def reduce_scatter(self, x: Tensor, counts: Sequence[int], place: int) -> Tensor:
         return x.split(list(counts))[place]
+
+    def combine_pairs(
+        self,
+        x: Tensor,
+        weights: Tensor | None,
+        places: Tensor,
+        pairs: SharedPairs,
+        own: slice | None = None,
+    ) -> Tensor:
+        return combine_gathered([spread_pairs(x, places)], weights, pairs, own)
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         return list(numbers)
@@ -216,6 +240,20 @@ class TorchGroup:
 
     def reduce_scatter(self, x: Tensor, counts: Sequence[int], place: int) -> Tensor:
         return self.sum(x).split(list(counts))[place]
+
+    def combine_pairs(
+        self,
+        x: Tensor,
+        weights: Tensor | None,
+        places: Tensor,
+        pairs: SharedPairs,
+        own: slice | None = None,
+    ) -> Tensor:
+        rows, width = places.numel(), x.shape[1] // pairs.sums[self.rank % len(pairs.sums)]
+        widths = [width * sums for sums in pairs.sums] * (self.size // len(pairs.sums))
+        whole = self.gather(spread_pairs(x, places).view(rows, -1), widths)
+        parts = [part.unflatten(0, places.shape) for part in whole.split(widths, 1)]
+        return combine_gathered(parts, weights, pairs, own)
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         found = torch.tensor(numbers, dtype=torch.int64)

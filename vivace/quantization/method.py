@@ -17,6 +17,8 @@ from torch import Tensor
 from vivace.checkpoint.weights import ALL, FLOATS, CheckpointError, Weights
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.linear import Operands
+from vivace.platforms.ops.moe import Routes
+from vivace.platforms.ops.segments import Segments
 from vivace.platforms.ops.stored import Packable, StoredBlocks
 from vivace.platforms.ops.table import Activation
 
@@ -53,6 +55,8 @@ class LinearShape:
     bias: bool = False
     adds_bias: bool = True
     """False where the ranks' results are added up and another rank's has the bias in it"""
+    segments: Segments | None = None
+    """of this rank's columns, where their sums are added in one order on any number of ranks"""
 
 
 class LayerWeights:
@@ -151,6 +155,10 @@ def is_fusible(method: LinearMethod) -> TypeGuard[FusibleMethod]:
     return method.fusible
 
 
+Combine = Callable[[Tensor, Tensor | None, Routes], Tensor]
+"""as `Ops.moe_combine`"""
+
+
 class ExpertMethod(Protocol):
     """The weights of the experts that are on this rank, and what they make of tokens."""
 
@@ -166,11 +174,12 @@ class ExpertMethod(Protocol):
         step: AttendingStep,
         *,
         weigh_inputs: bool = False,
+        combine: Combine | None = None,
     ) -> Tensor:
         """x[T, hidden], weights[T, top], experts[T, top] int64 -> [T, hidden]; experts count from
         0 in the order they were loaded in, others are another rank's and add nothing.
         `weigh_inputs`: an expert sees its token times its weight, and the results are added up
-        (Llama 4)."""
+        (Llama 4). `combine`: what adds up a token's experts in the place of `Ops.moe_combine`."""
         ...
 
     def update(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None: ...

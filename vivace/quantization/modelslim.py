@@ -189,8 +189,10 @@ class StaticInt8Method:
         self._ops = packer.ops
         self._operands = Operands(None, None)
         self._scale, self._offset = 1.0, 0.0
+        self._multiply = packer.product(None)
 
     def load(self, weights: LayerWeights) -> None:
+        self._multiply = self._packer.product(weights.shape.segments)
         self._operands, self._scale, self._offset = self._pack(weights)
 
     def update(self, weights: LayerWeights) -> None:
@@ -211,14 +213,14 @@ class StaticInt8Method:
                 )
         rows = [part.rows if self._packer.blocks else part.rows.dequantize() for part in parts]
         bias = torch.cat([part.bias for part in parts]).to(self._packer.device)
-        packed = self._ops.pack_linear(rows)
+        packed = self._packer.pack_placed(rows, shape.segments)
         return Operands(packed, bias if shape.adds_bias else None), first.scale, first.offset
 
     def apply(self, x: Tensor, step: AttendingStep | None) -> Tensor:
         numbers = self._ops.quantize_static(x, self._scale, self._offset)
         if numbers.dtype is not torch.float32:
             numbers = numbers.float()
-        result = self._ops.linear(numbers, self._operands.weight, self._operands.bias)
+        result = self._multiply(numbers, self._operands)
         return result if result.dtype is x.dtype else result.to(x.dtype)
 
     def suffixes(self) -> Collection[str]:

@@ -10,9 +10,15 @@ from torch import Tensor
 
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.linear import Operands
-from vivace.platforms.ops.moe import Routes
-from vivace.platforms.ops.table import Activation, Ops, PackedWeight, gated_activation
-from vivace.quantization.method import WEIGHT, LayerWeights, LocalPart, Matrix
+from vivace.platforms.ops.segments import Segments
+from vivace.platforms.ops.table import (
+    Activation,
+    GroupedLinearOp,
+    Ops,
+    PackedWeight,
+    gated_activation,
+)
+from vivace.quantization.method import WEIGHT, Combine, LayerWeights, LocalPart, Matrix
 
 Quantize = Callable[[Sequence[Matrix]], Sequence[Matrix]]
 """a layer's pieces -> the pieces that are packed"""
@@ -30,14 +36,30 @@ class WeightPacker:
     blocks: bool = False
     """the device reads blocks and int8 rows as they are stored"""
 
-    def pack(self, pieces: Sequence[Matrix]) -> PackedWeight:
+    def pack(self, pieces: Sequence[Matrix], segments: Segments | None = None) -> PackedWeight:
         """[some of out, in], one below the other"""
-        return self.ops.pack_linear([self._place(piece) for piece in pieces])
+        return self.pack_placed([self._place(piece) for piece in pieces], segments)
 
-    def pack_grouped(self, experts: Sequence[Sequence[Matrix]]) -> PackedWeight:
-        return self.ops.pack_grouped(
-            [[self._place(piece) for piece in pieces] for pieces in experts]
-        )
+    def pack_placed(self, pieces: Sequence[Matrix], segments: Segments | None) -> PackedWeight:
+        """Of layers by segments there is one piece."""
+        if segments is None:
+            return self.ops.pack_linear(pieces)
+        return self.ops.pack_segments(pieces, segments)
+
+    def pack_grouped(
+        self, experts: Sequence[Sequence[Matrix]], segments: Segments | None = None
+    ) -> PackedWeight:
+        placed = [[self._place(piece) for piece in pieces] for pieces in experts]
+        if segments is None:
+            return self.ops.pack_grouped(placed)
+        return self.ops.pack_segments([piece for (piece,) in placed], segments)
+
+    def product(self, segments: Segments | None) -> Callable[[Tensor, Operands], Tensor]:
+        """x[T, in] -> [T, out], or the sums of this rank's subtrees side by side"""
+        linear, segmented = self.ops.linear, self.ops.segmented_linear
+        if segments is None:
+            return lambda x, operands: linear(x, operands.weight, operands.bias)
+        return lambda x, operands: segmented(x, operands.weight, None, operands.bias)
 
     def place_bias(self, bias: Tensor | None) -> Tensor | None:
         return None if bias is None else bias.to(self.device, self.activations)
@@ -69,7 +91,7 @@ class PackedMethod:
         suffixes: Collection[str] = (WEIGHT,),
     ) -> None:
         self._packer = packer
-        self._linear = packer.ops.linear
+        self._multiply = packer.product(None)
         self._read = read
         self._quantize = quantize
         self._suffixes = suffixes
@@ -77,6 +99,7 @@ class PackedMethod:
 
     def load(self, weights: LayerWeights) -> None:
         self.operands = self._pack(weights)
+        self._multiply = self._packer.product(weights.shape.segments)
 
     def update(self, weights: LayerWeights) -> None:
         self._packer.update(self.operands, self._pack(weights))
@@ -84,10 +107,11 @@ class PackedMethod:
     def _pack(self, weights: LayerWeights) -> Operands:
         pieces = [self._read(weights, part) for part in weights.shape.parts]
         bias = self._packer.place_bias(weights.take_bias())
-        return Operands(self._packer.pack(self._quantize(pieces)), bias)
+        segments = weights.shape.segments
+        return Operands(self._packer.pack(self._quantize(pieces), segments), bias)
 
     def apply(self, x: Tensor, step: AttendingStep | None) -> Tensor:
-        return self._linear(x, self.operands.weight, self.operands.bias)
+        return self._multiply(x, self.operands)
 
     def suffixes(self) -> Collection[str]:
         return self._suffixes
@@ -113,10 +137,13 @@ class PackedExperts:
         self._gate_up = Operands(None, None)
         self._down = Operands(None, None)
         self._count = 0
+        self._multiply_down: GroupedLinearOp = packer.ops.grouped_linear
 
     def load(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None:
         self._count = len(experts)
         self._gate_up, self._down = self._pack(experts)
+        if experts[0][1].shape.segments is not None:
+            self._multiply_down = self._ops.segmented_linear
 
     def update(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None:
         self.prepare(range(self._count), experts)()
@@ -146,7 +173,8 @@ class PackedExperts:
         pieces = [self._pieces(one) for one in experts]
         biases = [bias for one in experts if (bias := one.take_bias()) is not None]
         bias = self._packer.place_bias(torch.stack(biases)) if biases else None
-        return Operands(self._packer.pack_grouped(pieces), bias)
+        segments = experts[0].shape.segments
+        return Operands(self._packer.pack_grouped(pieces, segments), bias)
 
     def _pieces(self, weights: LayerWeights) -> Sequence[Matrix]:
         return self._quantize([self._read(weights, part) for part in weights.shape.parts])
@@ -159,16 +187,16 @@ class PackedExperts:
         step: AttendingStep,
         *,
         weigh_inputs: bool = False,
+        combine: Combine | None = None,
     ) -> Tensor:
         ops = self._ops
         before, behind = (weights, None) if weigh_inputs else (None, weights)
         routes = ops.moe_routes(experts, self._count)
         rows = ops.moe_permute(x, routes, before)
-        inner = self._activate(self._multiply(rows, self._gate_up, routes))
-        return ops.moe_combine(self._multiply(inner, self._down, routes), behind, routes)
-
-    def _multiply(self, x: Tensor, operands: Operands, routes: Routes) -> Tensor:
-        return self._ops.grouped_linear(x, operands.weight, routes, operands.bias)
+        gate_up, down = self._gate_up, self._down
+        inner = self._activate(ops.grouped_linear(rows, gate_up.weight, routes, gate_up.bias))
+        pairs = self._multiply_down(inner, down.weight, routes, down.bias)
+        return (combine or ops.moe_combine)(pairs, behind, routes)
 
     def suffixes(self) -> Collection[str]:
         return self._suffixes

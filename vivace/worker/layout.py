@@ -18,6 +18,15 @@ def join_ranks(
     config: Config, platform: Platform, rendezvous: Rendezvous | None
 ) -> tuple[Group, ParallelLayout]:
     """(all ranks that compute together, who of them shares which layers)"""
+    group, layout = meet_ranks(config, platform, rendezvous)
+    runtime = config.runtime
+    fixed = runtime.enable_deterministic_inference and not runtime.disable_cpu_kernels
+    return group, replace(layout, deterministic=fixed)
+
+
+def meet_ranks(
+    config: Config, platform: Platform, rendezvous: Rendezvous | None
+) -> tuple[Group, ParallelLayout]:
     if rendezvous is None:
         return SINGLE_RANK, SINGLE
     everybody = platform.join(rendezvous)

@@ -18,6 +18,7 @@ from vivace.platforms.cpu.native_linear import (
     layout,
     quantized_bytes,
 )
+from vivace.platforms.cpu.native_segments import SegmentedPanels
 from vivace.platforms.ops.moe import ExpertSlots, Gate, Routes
 
 
@@ -48,6 +49,9 @@ class GroupedWeight:
     @property
     def nbytes(self) -> int:
         return sum(expert.nbytes for expert in self.experts)
+
+
+AnyWeight = PackedWeight | GroupedWeight | SegmentedPanels
 
 
 class NativeMoe:
@@ -185,13 +189,17 @@ class NativeMoe:
             parts.append(GroupedPart(part.kind, addresses, panel_bytes, part.first, part.columns))
         return GroupedWeight(tuple(parts), packed)
 
-    def update(self, kept: PackedWeight | GroupedWeight, new: PackedWeight | GroupedWeight) -> None:
+    def update(self, kept: AnyWeight, new: AnyWeight) -> None:
         """`Ops.update_weight`"""
         for old, other in zip(plain_weights(kept), plain_weights(new), strict=True):
             self._linears.update(old, other)
 
-    def select(self, weight: GroupedWeight, chosen: Sequence[int]) -> GroupedWeight:
+    def select(
+        self, weight: GroupedWeight | SegmentedPanels, chosen: Sequence[int]
+    ) -> GroupedWeight | SegmentedPanels:
         """`Ops.select_grouped`"""
+        if isinstance(weight, SegmentedPanels):
+            return weight.select(chosen)
         return GroupedWeight((), tuple(weight.experts[expert] for expert in chosen))
 
     def linear(
@@ -230,5 +238,7 @@ class NativeMoe:
         return out
 
 
-def plain_weights(weight: PackedWeight | GroupedWeight) -> tuple[PackedWeight, ...]:
+def plain_weights(weight: AnyWeight) -> tuple[PackedWeight, ...]:
+    if isinstance(weight, SegmentedPanels):
+        return weight.plain
     return weight.experts if isinstance(weight, GroupedWeight) else (weight,)

@@ -10,6 +10,7 @@ from vivace.platforms.cpu.native_heads import NativeHeads
 from vivace.platforms.cpu.native_linear import NativeLinears, NativeMLP
 from vivace.platforms.cpu.native_moe import NativeMoe
 from vivace.platforms.cpu.native_ops import NativeOps
+from vivace.platforms.cpu.native_segments import NativeSegments
 from vivace.platforms.ops.table import Ops, reference_ops
 
 
@@ -17,7 +18,7 @@ def native_ops(kernels: Kernels) -> Ops:
     """Every op of a decode step is a kernel, so that the step can be captured."""
     linears, rows = NativeLinears(kernels), NativeOps(kernels)
     experts = NativeMoe(kernels, linears)
-    heads = NativeHeads(kernels, experts)
+    heads, segments = NativeHeads(kernels, experts), NativeSegments(kernels, linears)
     ops = dataclasses.replace(
         reference_ops(),
         embedding=linears.embedding,
@@ -44,6 +45,9 @@ def native_ops(kernels: Kernels) -> Ops:
         add_gated=experts.add_gated,
         pack_grouped=experts.pack,
         grouped_linear=experts.linear,
+        pack_segments=segments.pack,
+        segmented_linear=segments.linear,
+        add_segments=segments.add,
         pack_heads=heads.pack,
         heads_linear=heads.linear,
         scale=rows.scale,

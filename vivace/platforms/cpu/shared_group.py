@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from vivace.errors import RankLost
-from vivace.platforms.cpu.native import Kernels, block, matrix, require, sizes
+from vivace.platforms.cpu.native import I64, Kernels, block, matrix, optional, require, sizes
 from vivace.platforms.cpu.pipe import REGION_BYTES, SharedMemoryPipe
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.groups import SINGLE_RANK, Group, Pipe, RankMemory, pages
+from vivace.platforms.partial_sums import SharedPairs
 
 LINE = 64
 """bytes of a cache line"""
@@ -54,6 +55,8 @@ class SharedMemoryGroup:
         self._add = kernels.operation("add_shares", "q" * 8)
         self._gather_rows = kernels.operation("gather_rows", "q" * 8)
         self._gather = kernels.operation("gather_shares", "q" * 7)
+        self._share_pairs = kernels.operation("share_pairs", "q" * 11)
+        self._combine = kernels.operation("combine_pairs", "q" * 16)
 
     def divide(self, parts: Sequence[Sequence[int]]) -> Group:
         mine: Group | None = None
@@ -157,6 +160,39 @@ class SharedMemoryGroup:
             )
         return out
 
+    def combine_pairs(
+        self,
+        x: Tensor,
+        weights: Tensor | None,
+        places: Tensor,
+        pairs: SharedPairs,
+        own: slice | None = None,
+    ) -> Tensor:
+        op = "combine_pairs"
+        (rows, top), (_, width) = sizes(op, "places", places), sizes(op, "x", x)
+        inside, mine = len(pairs.sums), pairs.sums[self.rank % len(pairs.sums)]
+        require(op, self.size % inside == 0 and width % mine == 0, f"{width} numbers, {mine} sums")
+        sums = self._widths.setdefault(pairs.sums, np.array(pairs.sums, np.int64)).ctypes.data
+        merges = block(op, "merges", pairs.merges, sum(pairs.sums), dtype=I64)
+        at = block(op, "places", places, rows, top, dtype=I64)
+        placed = block(op, "placed", pairs.placed, rows, top, dtype=I64)
+        weighed = optional(op, "weights", weights, rows, top)
+        source, columns, taken = matrix(op, "x", x, width), width // mine, own or slice(0, rows)
+        ranks = (*self._slots, self.size, self._own.ctypes.data)
+        out = self._kernels.empty(taken.stop - taken.start, columns)
+        for first, last in self._pieces(rows, top * columns * max(pairs.sums)):
+            before, count = first * top, last - first
+            here = (*self._slots, self.rank, self.size, self._own.ctypes.data)
+            self._share_pairs(count, *source, width, at + 8 * before, top, *here)
+            self._meet_others(count)
+            begin, end = max(first, taken.start), min(last, taken.stop)
+            if begin < end:
+                to = out[begin - taken.start :].data_ptr(), columns, begin - first
+                who = placed + 8 * before, top, pairs.first, pairs.each
+                by = weighed and weighed + 4 * before
+                self._combine(end - begin, *to, *who, by, inside, sums, merges, *ranks)
+        return out
+
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         """By a gather of their bits, two floats each"""
         mine = torch.tensor([list(numbers)], dtype=torch.int64).view(torch.float32)
@@ -183,6 +219,10 @@ class SharedMemoryGroup:
         address, stride = matrix("share_rows", "x", part, columns)
         rows, own = part.shape[0], self._own.ctypes.data
         self._share(rows, address, stride, columns, *self._slots, self.rank, self.size, own)
+        self._meet_others(rows)
+
+    def _meet_others(self, rows: int) -> None:
+        own = self._own.ctypes.data
         self._meet(rows or 1, self._group, self._lines, self.rank, self.size, own)
         if self._memory.abandoned and not self._kernels.capturing:
             raise RankLost("other ranks do not answer any more")

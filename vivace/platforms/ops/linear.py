@@ -137,6 +137,17 @@ def linear_w8a8(
     return result.to(x.dtype) if out is None else out.copy_(result)
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentedWeight:
+    """What `pack_segments` returns here."""
+
+    weights: tuple[tuple[Any, ...], ...]
+    """of each expert, its segments as `pack_linear` has them; None: an empty one"""
+    edges: tuple[int, ...]
+    """where segments begin among the inputs, and the end"""
+    merges: tuple[int, ...]
+
+
 def quantize_static(x: Tensor, scale: float, offset: float) -> Tensor:
     """x[T, n] -> the int8 numbers that stand for it, as floats of x's type (ModelSlim's
     npu_quantize)."""
@@ -166,4 +177,6 @@ def packed_parts(weight: Any) -> Sequence[Any]:
             return (*weight.parts, weight.scales)
         case list():
             return weight
+        case SegmentedWeight():
+            return [part for parts in weight.weights for part in parts if part is not None]
     raise ValueError(f"{type(weight).__name__}: not a packed weight")

@@ -7,13 +7,13 @@ rows of an expert are neighbors in every product.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from vivace.platforms.ops.linear import linear, pack_linear
+from vivace.platforms.ops.linear import SegmentedWeight, linear, pack_linear
 from vivace.platforms.ops.stored import Packable
 
 ELSEWHERE = -1
@@ -153,6 +153,8 @@ def pack_grouped(experts: Sequence[Sequence[Packable]]) -> Any:
 
 def select_grouped(weight: Any, chosen: Sequence[int]) -> Any:
     """The weights of some experts, in the same memory."""
+    if isinstance(weight, SegmentedWeight):
+        return replace(weight, weights=tuple(weight.weights[expert] for expert in chosen))
     return [weight[expert] for expert in chosen]
 
 

@@ -19,6 +19,8 @@ ACTIVATION_BLOCK = 32
 
 FP8_GROUP = 128
 """neighboring inputs of a float8 matrix that share a scale"""
+PAIR = 2
+"""inputs of floats and int8 that kernels take at once"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +134,26 @@ def concat_fp8(pieces: Sequence[Fp8Groups]) -> Fp8Groups:
     numbers = torch.cat([piece.numbers.view(torch.uint8) for piece in pieces])
     scales = torch.cat([piece.scales for piece in pieces])
     return Fp8Groups(numbers.view(torch.float8_e4m3fn), scales)
+
+
+def columns_per_block(piece: Packable) -> int:
+    """Neighboring columns that cannot be parted: those of a block, or what a kernel takes at
+    once."""
+    if isinstance(piece, StoredBlocks):
+        return GGML_QUANT_SIZES[GGMLQuantizationType[piece.kind.upper()]][0]
+    return FP8_GROUP if isinstance(piece, Fp8Groups) else PAIR
+
+
+def cut_columns(piece: Packable, columns: slice) -> Packable:
+    """Whole blocks of columns, a copy."""
+    match piece:
+        case StoredBlocks():
+            return piece.cut(columns)
+        case Int8Rows():
+            return replace(piece, numbers=piece.numbers[:, columns].contiguous())
+        case Fp8Groups():
+            groups = slice(columns.start // FP8_GROUP, -(-columns.stop // FP8_GROUP))
+            return Fp8Groups(
+                piece.numbers[:, columns].contiguous(), piece.scales[:, groups].contiguous()
+            )
+    return piece[:, columns].contiguous()

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from vivace.platforms.attention import AttendingStep, AttentionLayer, LatentLayer
-from vivace.platforms.ops import attention, cache, elementwise, heads, linear, moe
+from vivace.platforms.ops import attention, cache, elementwise, heads, linear, moe, segments
 from vivace.platforms.ops.elementwise import SwigluOai
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import ExpertSlots, Gate, Routes
+from vivace.platforms.ops.segments import Segments
 from vivace.platforms.ops.stored import Packable, StoredBlocks
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
@@ -116,6 +117,16 @@ class GroupedLinearOp(Protocol):
     ) -> Tensor: ...
 
 
+class SegmentedLinearOp(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Any,
+        routes: Routes | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor: ...
+
+
 class EmbeddingOp(Protocol):
     def __call__(
         self,
@@ -193,6 +204,14 @@ class Ops:
     """(what `pack_grouped` made, experts) -> those of it, in its memory, for `update_weight`"""
     grouped_linear: GroupedLinearOp
     """(x[T * top, in] sorted by expert, weight, routes, bias[E, out]=None) -> [T * top, out]"""
+    pack_segments: Callable[[Sequence[Packable], Segments], Any]
+    """(weight[out, in] of each expert or of the only one, segments) -> what `segmented_linear`
+    takes. Raises ValueError where segments would part blocks."""
+    segmented_linear: SegmentedLinearOp
+    """(x[T, in], weight, None, bias[out]=None) -> [T, sums * out], or as `grouped_linear`
+    (x[T * top, in], weight, routes, bias[E, out]=None): the sums of this rank's subtrees"""
+    add_segments: Callable[[Tensor, Tensor], Tensor]
+    """(x[T, n * sums], merges[sums] int64) -> [T, n]: the sums of all ranks, added by the tree"""
     pack_heads: Callable[[Sequence[Packable]], Any]
     """(weight[out, in] of each head) -> what `heads_linear` takes. Raises ValueError where heads
     differ in shape or format."""
@@ -236,6 +255,9 @@ def reference_ops() -> Ops:
         pack_grouped=moe.pack_grouped,
         select_grouped=moe.select_grouped,
         grouped_linear=moe.grouped_linear,
+        pack_segments=segments.pack_segments,
+        segmented_linear=segments.segmented_linear,
+        add_segments=segments.add_segments,
         pack_heads=heads.pack_heads,
         heads_linear=heads.HeadsLinear(linear.linear),
         store_kv=cache.store_kv,

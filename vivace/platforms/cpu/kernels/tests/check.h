@@ -174,6 +174,7 @@ void kvcache(Suite& suite);
 void attention(Suite& suite);
 void latent_attention(Suite& suite);
 void heads(Suite& suite);
+void segments(Suite& suite);
 void sampling(Suite& suite);
 void moe(Suite& suite);
 void collectives(Suite& suite);

@@ -144,9 +144,70 @@ bool receive_rows(Suite& suite, Random& random, int64_t rows, int64_t n) {
     return out == sent && own[0] == 5 && pipe.group[2 * Pipe::LINE] == 5 && pipe.group[Pipe::LINE] == 5;
 }
 
+// Pairs of two tokens and three of their experts; one is another rank's.
+bool share_pairs(Suite& suite, Random& random, int64_t n) {
+    const int64_t rows = 2, top = 3, rank = 2, stride = n + 2;
+    const std::vector<int64_t> places = {4, -1, 0, 1, 3, 2}, own = {1};
+    const auto x = floats(random, 5 * stride);
+    Slots slots(random);
+    const auto before = slots.numbers;
+    const auto reset = [&] { slots.numbers = before; };
+    Words words;
+    words.add(rows).add(x).add(stride).add(n).add(places).add(top).add(slots.numbers).add(SLOT).add(rank).add(RANKS);
+    words.add(own);
+    if (!suite.run("share_pairs", words, reset, [&] { return bytes_of(slots.numbers); })) return false;
+    auto wanted = before;
+    for (int64_t pair = 0; pair < rows * top; ++pair)
+        for (int64_t i = 0; i < n && places[pair] >= 0; ++i)
+            wanted[rank * SLOT / 4 + pair * n + i] = x[places[pair] * stride + i];
+    return slots.numbers == wanted;
+}
+
+// Every rank has a third of the inside of all experts (`inside`), in one sum or two; or four experts, whole.
+bool combine_pairs(Suite& suite, Random& random, int64_t n, bool inside, bool weighed, int64_t first = 0) {
+    const Slots slots(random);
+    const std::vector<int64_t> placed = {-4, 0, 7, 3, 4, -1, 0, 1, 2}, own = {3};
+    const std::vector<int64_t> sums = inside ? std::vector<int64_t>{1, 2, 1} : std::vector<int64_t>{1};
+    const std::vector<int64_t> merges = inside ? std::vector<int64_t>{0, 1, 0, 2} : std::vector<int64_t>{0};
+    const int64_t all = 3, rows = all - first, top = 3, base = 4, each = inside ? 12 : 4;
+    const auto weights = floats(random, all * top);
+    std::vector<float> out, found((size_t)(rows * n));
+    const auto reset = [&] { out.assign((size_t)(rows * n), 0.0f); };
+    reset();
+    Words words;
+    words.add(rows).add(out).add(n).add(first).add(placed).add(top).add(base).add(each);
+    words.add(weighed ? weights.data() : nullptr).add((int64_t)sums.size()).add(sums).add(merges);
+    words.add(slots.numbers).add(SLOT).add(RANKS).add(own);
+    if (!suite.run("combine_pairs", words, reset, [&] { return bytes_of(out); })) return false;
+    std::vector<double> wanted(out.size()), scale(out.size());
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t pair = (first + row) * top; pair < (first + row + 1) * top; ++pair)
+            for (int64_t i = 0; i < n; ++i) {
+                const auto part = [&](int64_t rank, int64_t s) {
+                    return slots.of(1, rank)[(pair * (inside ? sums[rank] : 1) + s) * n + i];
+                };
+                const float sum = inside ? (part(0, 0) + part(1, 0)) + (part(1, 1) + part(2, 0))
+                                         : part((placed[pair] + base) / each, 0);
+                const double product = (weighed ? weights[pair] : 1.0) * sum;
+                wanted[row * n + i] += product, scale[row * n + i] += std::fabs(product);
+            }
+    return suite.close("combine_pairs", out, wanted, scale, 1e-6);
+}
+
 }  // namespace
 
 void collectives(Suite& suite) {
+    suite.op("share_pairs", [&](Random& random) {
+        return share_pairs(suite, random, 1) && share_pairs(suite, random, 37);
+    });
+    suite.op("combine_pairs", [&](Random& random) {
+        for (bool inside : {false, true})
+            for (bool weighed : {false, true})
+                if (!combine_pairs(suite, random, 16, inside, weighed) || !combine_pairs(suite, random, 37, inside, weighed) ||
+                    !combine_pairs(suite, random, 21, inside, weighed, 1))
+                    return false;
+        return true;
+    });
     suite.op("share_rows", [&](Random& random) {
         return share_rows(suite, random, 1, 1) && share_rows(suite, random, 9, 37);
     });

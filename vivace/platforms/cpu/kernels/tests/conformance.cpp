@@ -23,6 +23,7 @@ int conform(const char* isa) {
     check::heads(suite);
     check::sampling(suite);
     check::moe(suite);
+    check::segments(suite);
     check::collectives(suite);
     std::printf("%s: %d operations, %d failures\n", vv_isa(suite.contexts[0]), suite.ops, suite.failures);
     return suite.failures || !suite.ops ? 1 : 0;

@@ -1,0 +1,82 @@
+"""--enable-deterministic-inference on real servers: the log-probabilities of one process, to the
+last bit, of prompts and of what captured steps draw."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_server import RunningServer
+from toy_models import make
+
+FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
+DETERMINISTIC = "--enable-deterministic-inference"
+MIXTURE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 24,
+    "head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
+LAYOUTS = (
+    "--tp-size 2 --ep-size 2 --ep-num-redundant-experts 2",
+    "--tp-size 3",
+    "--tp-size 4 --ep-size 2 --dp-size 2 --enable-dp-attention",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mixture")
+    make("DeepseekV3", path, **MIXTURE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return ask(folder, tmp_path_factory.mktemp("alone") / "log")
+
+
+def body(seed: int) -> dict[str, Any]:
+    sampling = {"max_new_tokens": 20, "ignore_eos": True, "sampling_seed": seed}
+    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
+    prompt = [5 + seed + i % 40 for i in range(3 + 11 * seed)]
+    logprobs = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
+    return {"input_ids": prompt, "sampling_params": sampling, **logprobs}
+
+
+def ask(folder: Path, log: Path, *flags: str) -> list[Any]:
+    words = ["--model-path", str(folder), DETERMINISTIC, *FLAGS, *flags]
+    with RunningServer(*words, log=log) as server, ThreadPoolExecutor(5) as pool:
+        server.wait_ready()
+        answers = list(pool.map(lambda seed: server.json("/generate", body(seed)), range(5)))
+        keys = ("input_token_logprobs", "output_token_logprobs", "output_top_logprobs")
+        return [[answer["meta_info"][key] for key in keys] for answer in answers]
+
+
+@pytest.mark.parametrize("flags", LAYOUTS)
+def test_any_ranks_have_the_log_probabilities_of_one(
+    flags: str, folder: Path, wanted: list[Any], tmp_path: Path
+) -> None:
+    assert ask(folder, tmp_path / "log", *flags.split()) == wanted
+
+
+def test_ranks_that_would_part_segments_end_the_start(folder: Path, tmp_path: Path) -> None:
+    make("Llama", tmp_path / "wide", hidden_size=128, intermediate_size=160, num_attention_heads=32)
+    flags = ("--model-path", str(tmp_path / "wide"), "--tp-size", "16", DETERMINISTIC)
+    with RunningServer(*flags, *FLAGS, log=tmp_path / "log") as server:
+        assert server.process.wait(60) == 2
+        assert "in one order" in server.text()
