@@ -26,8 +26,9 @@ ANSWERS = 120
 READER_WORDS = LINE_WORDS + ANSWERS
 WRITTEN, CLOSED = 0, 1
 """words of the writer's line: its position; not 0: nothing follows"""
-READ, ANSWERED, GONE = 0, 1, 2
-"""of a reader's: its position; messages it has answered; not 0: it has died"""
+READ, ANSWERED, GONE, AWAITED = 0, 1, 2, 3
+"""of a reader's: its position; messages it has answered; not 0: it has died; not 0: the writer
+sleeps until it answers"""
 ROOM_SECONDS = 0.001
 """between two looks at readers that are a ring behind"""
 
@@ -94,14 +95,24 @@ class BroadcastWriter:
         """What a reader has answered to the message `count` (the first is 1); None where it has not
         for `seconds`, or has died."""
         line = self._lines[reader]
-        deadline = time.monotonic() + seconds
-        while (answered := self._words[line + ANSWERED]) < count:
-            left = deadline - time.monotonic()
-            if left <= 0 or self._words[line + GONE]:
-                return None
-            self._bells[reader].wait(answered, left)
+        if self._words[line + ANSWERED] < count and not self._sleep(reader, count, seconds):
+            return None
         self._memory.fence()
         return self._words[line + LINE_WORDS + count % ANSWERS]
+
+    def _sleep(self, reader: int, count: int, seconds: float) -> bool:
+        """Until it has answered so many."""
+        line, words = self._lines[reader], self._words
+        deadline = time.monotonic() + seconds
+        words[line + AWAITED] = 1
+        self._memory.fence()
+        while (answered := words[line + ANSWERED]) < count:
+            left = deadline - time.monotonic()
+            if left <= 0 or words[line + GONE]:
+                break
+            self._bells[reader].wait(answered, left)
+        words[line + AWAITED] = 0
+        return answered >= count
 
     def leave(self, reader: int) -> None:
         """It has died: nobody waits for it any more."""
@@ -155,7 +166,7 @@ class BroadcastReader:
         while True:
             if self._words[WRITTEN] != self._position:
                 if self._take():
-                    message = b"".join(self._parts)
+                    message = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
                     self._parts.clear()
                     return message
             elif self._words[CLOSED]:
@@ -171,7 +182,9 @@ class BroadcastReader:
         self._words[self._line + LINE_WORDS + answered % ANSWERS] = number
         self._memory.fence()
         self._words[self._line + ANSWERED] = answered
-        self._answer_bell.wake()
+        self._memory.fence()
+        if self._words[self._line + AWAITED]:
+            self._answer_bell.wake()
 
     def _take(self) -> bool:
         """The next part; True: the message is whole."""
