@@ -105,6 +105,13 @@ def test_a_rank_gets_an_even_number_of_inputs() -> None:
         started({**DIVISIBLE, "intermediate_size": 132}, "--tp-size", "4")
 
 
+def test_no_number_of_devices_is_said() -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    kind = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    with pytest.raises(ConfigError, match="4 heads, "):
+        started({**DIVISIBLE, **kind, **experts}, "--tp-size", "8", "--ep-size", "8")
+
+
 def test_vectors_come_without_hidden_states() -> None:
     hidden = ["--enable-return-hidden-states"]
     assert said(resolved("--is-embedding", *hidden), "no effect with --is-embedding")

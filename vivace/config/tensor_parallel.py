@@ -85,7 +85,7 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {facts.heads} heads, {facts.kv_heads} of keys, and "
             f"{join_sizes(facts.mlp_widths)} numbers inside of an MLP are divided among "
-            f"{', '.join(map(str, possible))} devices only"
+            + (f"{', '.join(map(str, possible))} devices only" if possible else "no number of them")
             + (", with sums in one order (--enable-deterministic-inference)" if fixed else "")
         )
     group = undivided_inputs(context.source)
@@ -96,7 +96,8 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
             if not why_groups_are_cut(options, facts, group, size, size // dp)
         ]
         raise ConfigError(
-            f"--tensor-parallel-size {ranks}: {reason}; possible are {', '.join(map(str, whole))}"
+            f"--tensor-parallel-size {ranks}: {reason}; possible are "
+            f"{', '.join(map(str, whole)) or 'none'}"
         )
     if options.runtime.enable_deterministic_inference and not fixed:
         return [
