@@ -83,7 +83,7 @@ class FakeBroadcast:
         for rank in self._ranks:
             rank.hear(message)
 
-    def close(self) -> None: ...
+    def close(self, cause: str = "") -> None: ...
 
 
 class Group:

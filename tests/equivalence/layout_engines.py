@@ -17,7 +17,7 @@ from vivace.engine.executor import StepWorker
 from vivace.engine.lockstep import SharedLockstep
 from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, RankWorker
 from vivace.launch.expert_settings import expert_distribution
-from vivace.platforms.groups import RankMemory, Rendezvous
+from vivace.platforms.rendezvous import RankMemory, Rendezvous
 from vivace.protocol.bells import new_bells
 from vivace.protocol.messages import Request
 from vivace.protocol.ranks import RankAnswer

@@ -33,8 +33,9 @@ from vivace.layers.expert_location import ExpertLocations
 from vivace.platforms.cpu.native import Kernels, NoKernels
 from vivace.platforms.cpu.platform import NativePlatform
 from vivace.platforms.cpu.shared_group import SharedMemoryGroup
-from vivace.platforms.groups import SINGLE_RANK, Group, RankMemory
+from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.platform import detect
+from vivace.platforms.rendezvous import RankMemory
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,

@@ -14,9 +14,9 @@ from vivace.layers.sums import SumTree
 from vivace.platforms.cpu import shared_group
 from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.shared_group import SharedMemoryGroup
-from vivace.platforms.groups import RankMemory
 from vivace.platforms.ops.moe import moe_combine, moe_routes
 from vivace.platforms.partial_sums import SharedPairs, combine_gathered, spread_pairs
+from vivace.platforms.rendezvous import RankMemory
 
 pytestmark = needs_kernels
 EXPERTS, TOP, WIDE = 12, 3, 21

@@ -21,7 +21,8 @@ from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.pipe import LINE, SLOT_BYTES, SLOTS
 from vivace.platforms.cpu.shared_group import SharedMemoryGroup
 from vivace.platforms.errors import CaptureError
-from vivace.platforms.groups import SINGLE_RANK, Pipe, RankMemory, TorchGroup
+from vivace.platforms.groups import SINGLE_RANK, Pipe, TorchGroup
+from vivace.platforms.rendezvous import RankMemory
 
 F32 = torch.float32
 Ends = tuple[SharedMemoryGroup, Pipe]

@@ -18,7 +18,8 @@ from vivace.errors import RankLost
 from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.shared_group import SLOT_BYTES, SharedMemoryGroup
 from vivace.platforms.errors import CaptureError
-from vivace.platforms.groups import SINGLE_RANK, RankMemory
+from vivace.platforms.groups import SINGLE_RANK
+from vivace.platforms.rendezvous import RankMemory
 
 pytestmark = needs_kernels
 

@@ -23,8 +23,9 @@ from toy_models import tokens
 from vivace.checkpoint.weights import TrackedWeights
 from vivace.platforms.cpu.native import Kernels, NoKernels
 from vivace.platforms.cpu.platform import NativePlatform
-from vivace.platforms.groups import Group, RankMemory, Rendezvous, TorchGroup
+from vivace.platforms.groups import Group, TorchGroup
 from vivace.platforms.platform import detect
+from vivace.platforms.rendezvous import RankMemory, Rendezvous
 from vivace.worker.tensor_memory import tensor_bytes
 
 IDS = tokens(21)

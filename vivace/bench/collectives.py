@@ -24,7 +24,8 @@ from vivace.bench.flags import result_file
 from vivace.protocol.ranks import MOST_RANKS
 
 if TYPE_CHECKING:
-    from vivace.platforms.groups import Group, RankMemory
+    from vivace.platforms.groups import Group
+    from vivace.platforms.rendezvous import RankMemory
 
 PROGRAM = "vivace bench collectives"
 RANKS = (2, 8, 32)
@@ -104,7 +105,7 @@ def run_rank(
     """The exit code of a child; rank 0 writes what it has measured."""
     import traceback
 
-    from vivace.platforms.groups import RankMemory
+    from vivace.platforms.rendezvous import RankMemory
 
     try:
         found = compare(rank, ranks, place, RankMemory(memory), *work)
@@ -129,7 +130,8 @@ def compare(
 
     from vivace.platforms.cpu.native import Kernels
     from vivace.platforms.cpu.shared_group import SharedMemoryGroup
-    from vivace.platforms.groups import Rendezvous, join_by_gloo
+    from vivace.platforms.groups import join_by_gloo
+    from vivace.platforms.rendezvous import Rendezvous
 
     torch.set_num_threads(1)
     by_gloo = join_by_gloo(Rendezvous(rank=rank, size=ranks, meeting=place, memory=memory))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,3 +79,15 @@ def sampled(descriptor: int, length: int) -> bytes:
     for place in sorted({last * n // (SAMPLES - 1) for n in range(SAMPLES)}):
         digest.update(os.pread(descriptor, SAMPLE_BYTES, place))
     return digest.digest()
+
+
+def model_digests(source: ModelSource) -> dict[str, str]:
+    """What a model's files are known by on another machine: names -> digests of the weights (by
+    `SAMPLES` pieces and the length) and of the configuration."""
+    found = {"config.json": hashlib.sha256(json.dumps(source.config, sort_keys=True).encode())}
+    for file in source.files:
+        state, digest = read_state(file), hashlib.sha256()
+        if state is not None:
+            digest.update(state.length.to_bytes(8, "little") + state.digest)
+        found[file.name] = digest
+    return {name: digest.hexdigest() for name, digest in found.items()}

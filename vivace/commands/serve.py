@@ -106,6 +106,12 @@ def serve(
 
     options = parse(argv, os.environ, program=program)
     config = configure(with_hidden_keys(options, argv))
+    if config.parallel.node_rank:
+        from vivace.launch.node import run_node
+
+        if engine is not None:
+            engine.kill()  # it runs on node 0
+        return run_node(config)
     check_frontend(config)
     read_ahead(config.source.files, config.platform.available_bytes)
     if engine is not None and requested_sizes(config).dp_attention:

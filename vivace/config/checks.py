@@ -10,6 +10,7 @@ from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
 from vivace.config.expert_parallel import expert_parallel
 from vivace.config.exposure import exposure, hosts, origins
+from vivace.config.nodes import kernels_of_nodes, nodes
 from vivace.config.option import Option, Support
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
@@ -30,6 +31,10 @@ RANGES: dict[str, tuple[float, float]] = {
     "tokenizer_worker_num": (1, 64),
     "tp_size": (1, MOST_RANKS),
     "dp_size": (1, MOST_RANKS),
+    "nnodes": (1, MOST_RANKS),
+    "node_rank": (0, MOST_RANKS - 1),
+    "nccl_port": (1, 65535),
+    "dist_timeout": (1, 1 << 31),
     "ep_size": (1, MOST_RANKS),
     "ep_num_redundant_experts": (0, 1 << 16),
     "eplb_rebalance_num_iterations": (1, 1 << 31),
@@ -314,7 +319,7 @@ OPTION_CHECKS: list[Callable[[Options], list[str]]] = [
     loader_settings,
 ]
 """of single values, whatever the model and the machine"""
-PAIR_CHECKS: list[Callable[[Options], list[str]]] = [chunk_and_page, priorities, exposure]
+PAIR_CHECKS: list[Callable[[Options], list[str]]] = [chunk_and_page, priorities, exposure, nodes]
 """of values beside each other"""
 MODEL_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
     context_length,
@@ -337,5 +342,6 @@ FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     activations,
     decoded_blocks,
     crowded,
+    kernels_of_nodes,
     idle,
 ]

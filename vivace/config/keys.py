@@ -1,4 +1,4 @@
-"""API keys from files and variables, where no list of processes shows them."""
+"""Keys from files and variables, where no list of processes shows them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from pathlib import Path
 
 from vivace.config.errors import ConfigError
 from vivace.config.http import HttpOptions
+from vivace.config.parallel import ParallelOptions
 from vivace.config.process_environment import KEY_FORM, KEYS_OF_THE_SERVER, is_key
 from vivace.config.secret import Secret
 
-API_KEY, ADMIN_API_KEY = KEYS_OF_THE_SERVER
+API_KEY, ADMIN_API_KEY, CLUSTER_KEY = KEYS_OF_THE_SERVER
+SHORTEST_CLUSTER_KEY = 16
+"""characters: a guess can be tried on what goes over the network"""
 MOST_KEYS = 4096
 MOST_BYTES = 1 << 20
 OTHERS = stat.S_IRWXO | stat.S_IWGRP
@@ -32,6 +35,22 @@ def with_keys(http: HttpOptions, environ: Mapping[str, str]) -> HttpOptions:
         file_keys=of_file("--api-key-file", http.api_key_file),
         admin_file_keys=of_file("--admin-api-key-file", http.admin_api_key_file),
     )
+
+
+def with_cluster_key(parallel: ParallelOptions, environ: Mapping[str, str]) -> ParallelOptions:
+    """The options with the key of the file or, without one, of the variable. Raises ConfigError."""
+    flag, path = "--cluster-key-file", parallel.cluster_key_file
+    found, where = of_file(flag, path), f"{flag} {path}"
+    if len(found) > 1:
+        raise ConfigError(f"{where}: has {len(found)} keys, where one may be")
+    if not found and (key := of_variable(environ, CLUSTER_KEY)):
+        found, where = (key,), CLUSTER_KEY
+    if found and len(found[0].reveal()) < SHORTEST_CLUSTER_KEY:
+        raise ConfigError(
+            f"{where}: a key of fewer than {SHORTEST_CLUSTER_KEY} characters can be guessed; "
+            "`openssl rand -hex 32` makes one"
+        )
+    return dataclasses.replace(parallel, cluster_key=found[0] if found else None)
 
 
 def of_flag(flag: str, key: Secret | None) -> Secret | None:

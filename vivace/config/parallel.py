@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vivace.config.option import no_effect, option
+from vivace.config.secret import Secret
 from vivace.config.unavailable import (
-    ALONE,
     CONTEXT_PARALLEL,
     NEEDS_DP,
     NO_ALL_TO_ALL,
@@ -17,7 +17,6 @@ from vivace.config.unavailable import (
     NO_PD,
     NO_ROOMS,
     NO_TOKENS_OF_EXPERTS,
-    ONE_MACHINE,
     ONE_PLACEMENT,
     PIPELINE,
 )
@@ -70,15 +69,22 @@ class ParallelOptions:
     pp_async_batch_depth: int = option(
         0, "Further micro-batches in flight, to hide communication.", cpu=PIPELINE
     )
-    nnodes: int = option(1, "Machines of this deployment.", cpu=ONE_MACHINE)
-    node_rank: int = option(0, "Which of the machines this is, from 0.", cpu=ONE_MACHINE)
+    nnodes: int = option(1, "Machines that serve together, each started with the same command.")
+    node_rank: int = option(0, "Which of the machines this is, from 0; 0 has the HTTP server.")
     dist_init_addr: str | None = option(
-        help="host:port where the ranks of several machines meet.",
+        help="host:port of node 0, where the other machines join it.",
         aliases=["nccl-init-addr"],
-        cpu=ALONE,
     )
-    nccl_port: int | None = option(help="Port where the ranks of one machine meet.", cpu=ALONE)
-    dist_timeout: int | None = option(help="Seconds a collective may take.", cpu=ALONE)
+    nccl_port: int | None = option(
+        help="First of the ports on which this machine's ranks expect those of others. Default: "
+        "free ones."
+    )
+    dist_timeout: int = option(600, "Seconds in which all machines must have joined.")
+    cluster_key_file: str | None = option(
+        help="File with the key that the machines know each other by. Others must not read it."
+    )
+    cluster_key: Secret | None = None
+    """what that file, or VIVACE_CLUSTER_KEY, holds"""
     base_gpu_id: int = option(0, "Index of the first device.", cpu=no_effect("a CPU has no index"))
     gpu_id_step: int = option(
         1, "Distance between device indices.", cpu=no_effect("a CPU has no index")

@@ -140,6 +140,11 @@ class Parallelism(msgspec.Struct, frozen=True, dict=True):
     def devices(self) -> int:
         return self.tp * self.pp * self.replicas
 
+    @property
+    def node_devices(self) -> int:
+        """of one node"""
+        return self.devices // self.nodes
+
 
 def requested_sizes(slices: Slices) -> Parallelism:
     """Those of parsed options"""

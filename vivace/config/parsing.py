@@ -12,7 +12,7 @@ from vivace.config.config import Options, all_options, with_values
 from vivace.config.config_file import read_flags, without_config
 from vivace.config.environment import read_environment
 from vivace.config.errors import ConfigError
-from vivace.config.keys import with_keys
+from vivace.config.keys import with_cluster_key, with_keys
 from vivace.config.known_flags import ELSEWHERE
 from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_environment
 from vivace.config.releases.tables import takers
@@ -88,6 +88,7 @@ def options_from(values: dict[str, Any], environ: Mapping[str, str], notes: Pars
     return dataclasses.replace(
         options,
         http=with_keys(options.http, honored),
+        parallel=with_cluster_key(options.parallel, honored),
         rewrites=(*notes.rewrites, *replaced),
         notices=(*notes.notices, *about_variables),
         given=tuple(values),

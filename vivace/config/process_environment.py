@@ -10,7 +10,7 @@ from vivace.errors import CannotStart
 if TYPE_CHECKING:
     from pathlib import Path
 
-KEYS_OF_THE_SERVER = ("VIVACE_API_KEY", "VIVACE_ADMIN_API_KEY")
+KEYS_OF_THE_SERVER = ("VIVACE_API_KEY", "VIVACE_ADMIN_API_KEY", "VIVACE_CLUSTER_KEY")
 KEY_VARIABLES = ("VIVACE_API_KEY", "API_KEY", "OPENAI_API_KEY")
 """where clients look for their key, first to last"""
 KEY_FORM = "a key is made of visible ASCII characters, without blanks"

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from vivace.config.option import no_effect, not_available
 
-ONE_MACHINE = not_available(
-    "a server of several machines is not supported yet",
-    "start one on each, with --tensor-parallel-size or --data-parallel-size for its workers",
-)
 PIPELINE = not_available(
     "pipeline stages are not supported yet", "divide the layers with --tensor-parallel-size"
 )

@@ -167,6 +167,10 @@ class Loop:
         self._lockstep.stop()
         self._mailbox.wake()
 
+    def close(self) -> None:
+        """Behind `run`: the executor ends what it has started."""
+        self._executor.close()
+
     def wait_timeout(self) -> float | None:
         """Seconds a step may wait for a message; None = nothing else can happen."""
         if self._in_flight or self._commands or self._lockstep.awaited or self._experts.due:

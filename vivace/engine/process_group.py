@@ -59,8 +59,8 @@ class Broadcast(Protocol):
         """To one that has died this does nothing."""
         ...
 
-    def close(self) -> None:
-        """Nothing follows: they end."""
+    def close(self, cause: str = "") -> None:
+        """Nothing follows: they end. `cause`: what this engine dies of. The first call counts."""
         ...
 
 
@@ -178,15 +178,23 @@ class ProcessGroupExecutor:
             raise self._blame(asked, error) from error
 
     def _blame(self, asked: StepPlan | WorkerCommand, error: Exception) -> ExecutorDied:
+        return self._end(self._find_cause(asked, error))
+
+    def _find_cause(self, asked: StepPlan | WorkerCommand, error: Exception) -> str:
         """A rank that was killed makes others fail too: it is the cause."""
         what = f"step {asked.number}" if isinstance(asked, StepPlan) else type(asked).__name__
         if cause := find_cause(self._ranks, DYING_SECONDS):
-            return ExecutorDied(f"{cause} ({what})")
+            return f"{cause} ({what})"
         if self._companions and isinstance(error, RankLost):
             time.sleep(COMPANION_SECONDS)
         if isinstance(error, ExecutorDied | RankLost):
-            return ExecutorDied(f"{error} ({what})")
-        return ExecutorDied(f"rank 0 failed in {what}: {type(error).__name__}: {error}")
+            return f"{error} ({what})"
+        return f"rank 0 failed in {what}: {type(error).__name__}: {error}"
+
+    def _end(self, cause: str) -> ExecutorDied:
+        """The others hear why."""
+        self._broadcast.close(cause)
+        return ExecutorDied(cause)
 
     def recover(self) -> None:
         """Empty every row of every rank."""
@@ -199,7 +207,7 @@ class ProcessGroupExecutor:
 
     def events(self) -> list[ExecutorEvent]:
         if cause := find_cause(self._ranks):
-            raise ExecutorDied(cause) from RankLost(cause)
+            raise self._end(cause) from RankLost(cause)
         return self._worker.events()
 
     def control(self, command: WorkerCommand) -> list[WorkerState]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
     from vivace.launch.ranks import EnginePlace
-    from vivace.platforms.groups import Rendezvous
+    from vivace.platforms.rendezvous import Rendezvous
 
 ORACLE_BYTES = 4 << 30
 """of its made-up device: it bounds the book-keeping"""

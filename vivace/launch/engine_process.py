@@ -112,6 +112,7 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
     control.send(Ready(epoch=setup.epoch, capacity=capacity, engine=setup.index))
     loop.run()
     mailbox.close()
+    loop.close()
 
 
 def join_engines(setup: Setup) -> tuple[EnginePlace | None, Lockstep | None]:

@@ -16,9 +16,11 @@ from vivace.config.environment import switched_on
 from vivace.config.serialize import decode
 from vivace.engine.process_group import RankWorker
 from vivace.launch.faults import with_rank_fault
+from vivace.launch.node_sockets import open_sockets
 from vivace.launch.rank_progress import report_to_engine
 from vivace.launch.ranks import meet_ranks
 from vivace.observability import log as log_lines
+from vivace.platforms.rendezvous import RankMemory
 from vivace.protocol.message_socket import MessageSocket
 from vivace.protocol.ranks import (
     ON_SOCKET,
@@ -80,10 +82,14 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     config = decode(setup.config)
     log_lines.setup(config.logging.log_level, f"rank {setup.rank}")
     name_process(f"rank {setup.rank}")
-    control.send(RankHere(os.getpid()))
-    if not isinstance(control.wait(), JoinRanks):
+    sockets = open_sockets(setup.sockets, setup.rank)
+    control.send(RankHere(os.getpid(), sockets.address))
+    join = control.wait()
+    if not isinstance(join, JoinRanks):
         raise TypeError("a message before the ranks have met")
-    rendezvous = meet_ranks(setup.rank, setup.ranks, setup.meeting, setup.memory)
+    memory = RankMemory(setup.memory)
+    met = sockets.meet(join.addresses, memory)
+    rendezvous = meet_ranks(setup.rank, setup.ranks, setup.meeting, memory, met)
     report, told = report_to_engine(control.send), config.environment
     runner = with_rank_fault(
         build_worker(config, report, rendezvous, owns_process=True),

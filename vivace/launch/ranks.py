@@ -32,12 +32,17 @@ from vivace.engine.process_group import (
     find_cause,
 )
 from vivace.errors import CannotStart, RankLost
+from vivace.launch.node_messages import Address
+from vivace.launch.node_sockets import open_sockets
+from vivace.launch.nodes import Broadcasts, RemoteRank, other_nodes
 from vivace.launch.rank_progress import AllRanks
+from vivace.platforms.rendezvous import NodeSockets, RankMemory, Rendezvous
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import (
     ON_SOCKET,
     FromRank,
     JoinRanks,
+    NodeSocketSetup,
     RankAnswer,
     RankFailure,
     RankHere,
@@ -54,7 +59,6 @@ from vivace.protocol.workers import WorkerCommand, WorkerState
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
-    from vivace.platforms.groups import Rendezvous
 
 T = TypeVar("T", RankHere, RankReady)
 EXIT_SECONDS = 5.0
@@ -75,35 +79,44 @@ def start_process_group(
 ) -> ProcessGroupExecutor:
     """Start the other ranks, build the first one here, and wait until all are ready. What one of
     them dies of ends the start, with its name. `place`: among engines that share layers."""
-    links: list[RankProcess] = []
+    links: list[RankProcess | RemoteRank] = []
     with rank_files(place) as (memory, meeting), ExitStack() as started, file_of_ranks() as plans:
         first, count = (place.index * ranks, place.engines * ranks) if place else (0, ranks)
         report("Starting ranks", 0.0)
+        others = other_nodes(config)
         try:
-            numbers = range(first + 1, first + ranks)
-            broadcast = RankBroadcast(plans, len(numbers))
-            links.extend(spawn_ranks(config, numbers, count, (meeting, memory, plans), broadcast))
+            numbers = others.ranks_here(range(first, first + ranks))
+            here = RankBroadcast(plans, len(numbers) - 1)
+            everybody = Broadcasts((here, others))
+            started.push(everybody.tell_failure)
+            files = meeting, memory, plans
+            processes = spawn_ranks(config, numbers[1:], count, files, here, others.sockets)
+            links += processes
+            sockets = open_sockets(others.sockets(first), first)
+            links += others.gather(report)
             for link in links:
                 started.callback(link.close)
-            started.callback(broadcast.close)
             for done, link in enumerate(links):
                 link.arrive()
                 report("Starting ranks", (done + 1) / len(links))
+            addresses = [sockets.address, *(link.address for link in links)]
             for link in links:
-                link.begin()
-            rendezvous = meet_ranks(first, count, meeting, memory)
+                link.begin(addresses)
+            shared = RankMemory(memory)
+            rendezvous = meet_ranks(first, count, meeting, shared, sockets.meet(addresses, shared))
             for link in links:
-                link.wake_with(rendezvous.memory.abandon)
-            worker = build(rendezvous, AllRanks(report, links))
+                link.wake_with(shared.abandon)
+            worker = build(rendezvous, AllRanks(report, processes))
             for link in links:
                 link.expect(RankReady)
+            others.serve(shared)
         except CannotStart:
             raise  # every rank says the same
         except Exception as error:
             cause = find_cause(links, EXIT_SECONDS) or f"the ranks did not start: {error}"
             raise ExecutorDied(cause) from error
         started.pop_all()
-    return ProcessGroupExecutor(worker, links, broadcast, companions=place is not None)
+    return ProcessGroupExecutor(worker, links, everybody, companions=place is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +150,12 @@ def file_of_ranks() -> Iterator[int]:
         os.close(descriptor)
 
 
-def meet_ranks(rank: int, ranks: int, meeting: int, memory: int) -> Rendezvous:
-    """`meeting`, `memory`: descriptors, open until the group has come together."""
-    from vivace.platforms.groups import RankMemory, Rendezvous
-
+def meet_ranks(
+    rank: int, ranks: int, meeting: int, memory: RankMemory, sockets: NodeSockets
+) -> Rendezvous:
+    """`meeting`: descriptor, open until the group has come together, as the memory's is."""
     place = f"file:///proc/self/fd/{meeting}"
-    return Rendezvous(rank=rank, size=ranks, meeting=place, memory=RankMemory(memory))
+    return Rendezvous(rank=rank, size=ranks, meeting=place, memory=memory, sockets=sockets)
 
 
 class RankBroadcast:
@@ -154,10 +167,12 @@ class RankBroadcast:
         self._encoder = msgspec.msgpack.Encoder()
         self.answer = self._writer.answer
         self.leave = self._writer.leave
-        self.close = self._writer.close
 
     def send(self, message: StepPlan | WorkerCommand) -> None:
         self._writer.send(self._encoder.encode(message))
+
+    def close(self, cause: str = "") -> None:
+        self._writer.close()
 
 
 def spawn_ranks(
@@ -166,9 +181,10 @@ def spawn_ranks(
     ranks: int,
     files: tuple[int, int, int],
     broadcast: RankBroadcast,
+    sockets: Callable[[int], NodeSocketSetup | None] = lambda rank: None,
 ) -> list[RankProcess]:
     """One process that becomes all of them: ranks `numbers` of `ranks`. `files`: descriptors for
-    `RankSetup`: meeting, memory, plans."""
+    `RankSetup`: meeting, memory, plans; `sockets`: what it has of each rank."""
     if not numbers:
         return []
     adopt_orphans()
@@ -201,7 +217,8 @@ def spawn_ranks(
     for reader, (number, (ours, end)) in enumerate(zip(numbers, pairs, strict=True)):
         end.close()
         links.append(RankProcess(f"rank {number}", template, ours, broadcast, reader))
-        links[-1].control.send(replace(setup, rank=number, reader=reader))
+        own = replace(setup, rank=number, reader=reader, sockets=sockets(number))
+        links[-1].control.send(own)
     return links
 
 
@@ -252,16 +269,22 @@ class RankProcess:
         self.control = MessageSocket(ours, msgspec.msgpack.Decoder(FromRank))
         self._process: subprocess.Popen[bytes] | AdoptedProcess = process
         self._failure: RankFailure | None = None
+        self.address: Address = "", 0
+        """where it expects ranks of other nodes"""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def arrive(self) -> None:
         """Wait until it is there. Raises RankLost."""
         message = self.expect(RankHere, COMING_SECONDS)
         self._process.wait(EXIT_SECONDS)
-        self._process = AdoptedProcess(message.pid)
+        self._process, self.address = AdoptedProcess(message.pid), message.address
         self.name = f"{self._rank} (process {message.pid})"
 
-    def begin(self) -> None:
-        self.control.send(JoinRanks())
+    def begin(self, addresses: Sequence[Address]) -> None:
+        self.control.send(JoinRanks(list(addresses)))
 
     def wait(self) -> RankAnswer:
         self._answers += 1
@@ -279,7 +302,8 @@ class RankProcess:
 
     def expect(self, kind: type[T], timeout: float | None = None) -> T:
         """While it starts. Raises RankLost."""
-        message = self._wait(timeout)
+        while isinstance(message := self._wait(timeout), RankProgress):
+            pass
         if not isinstance(message, kind):
             raise RankLost(f"{self.name} says {type(message).__name__}, not {kind.__name__}")
         return message
@@ -336,6 +360,10 @@ class RankProcess:
             ring()
 
         threading.Thread(target=watch, name=self.name, daemon=True).start()
+
+    def kill(self) -> None:
+        """Whatever it does."""
+        self._process.kill()
 
     def close(self) -> None:
         """It ends when its socket does."""

@@ -5,13 +5,9 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -21,6 +17,7 @@ from torch import distributed as dist
 
 from vivace.errors import CannotStart, RankLost, say
 from vivace.platforms.partial_sums import SharedPairs, combine_gathered, spread_pairs
+from vivace.platforms.rendezvous import Rendezvous
 
 LONGEST_WAIT = timedelta(minutes=30)
 """of ranks for each other, in a collective of torch's; while they load, one may be long behind the
@@ -149,53 +146,6 @@ class AbsentRank(SingleRank):
     def divide(self, parts: Sequence[Sequence[int]]) -> Group:
         part = next(part for part in parts if self.rank in part)
         return AbsentRank(part.index(self.rank), len(part))
-
-
-class RankMemory:
-    """A file without a name that all ranks of a machine have inherited, to be mapped by those whose
-    platform exchanges that way. It begins with a word that says whether anybody is still awaited
-    (0); regions behind it are taken in the same order by all ranks."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._length = 0
-        self.first = self.take(mmap.PAGESIZE)
-
-    def take(self, nbytes: int) -> mmap.mmap:
-        """The next region, which costs memory as far as it is touched."""
-        start, length = self._length, pages(nbytes)
-        self.skip(nbytes)
-        # Others do the same, at other times: this makes the file longer, and never cuts it.
-        os.posix_fallocate(self._descriptor, self._length - 1, 1)
-        return mmap.mmap(self._descriptor, length, offset=start)
-
-    def skip(self, nbytes: int) -> None:
-        """Leave the next region to others."""
-        self._length += pages(nbytes)
-
-    def abandon(self) -> None:
-        """A rank has died: nobody waits for another one any more. From any thread."""
-        self.first[:4] = (1).to_bytes(4, sys.byteorder)
-
-    @property
-    def abandoned(self) -> bool:
-        return self.first[:4] != bytes(4)
-
-
-def pages(nbytes: int) -> int:
-    """Filled up to whole pages"""
-    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rendezvous:
-    """Where a rank of several finds the others of its machine."""
-
-    rank: int
-    size: int
-    meeting: str
-    """URL of a file for torch.distributed"""
-    memory: RankMemory
 
 
 class TorchGroup:

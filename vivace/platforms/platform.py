@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
     from vivace.platforms.attention import AttentionBackend, Step
     from vivace.platforms.cache import CacheLayer, CacheMemory
-    from vivace.platforms.groups import Group, Rendezvous
+    from vivace.platforms.groups import Group
     from vivace.platforms.host import ReadBack
     from vivace.platforms.ops.sampling import SamplingOps
     from vivace.platforms.ops.table import Ops
+    from vivace.platforms.rendezvous import Rendezvous
     from vivace.platforms.rows import RowColumns, RowOps
 
 

@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 
 class SocketClosed(Exception):
-    """The other end is closed: its process is gone."""
+    """The other end is closed: its process is gone. The text is the system's, where it says more
+    than that."""
 
 
 class MessageSocket(Generic[T]):
@@ -36,11 +37,16 @@ class MessageSocket(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()
         self._unread = bytearray()
+        self._reason = ""
         timeout = struct.pack("ll", int(SEND_SECONDS), 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def local_host(self) -> str:
+        """This machine's address, of a connection over a network."""
+        return self._socket.getsockname()[0]
 
     def send(self, message: Any) -> None:
         """To a peer that is gone this does nothing; its end is noticed elsewhere. One that takes
@@ -60,13 +66,13 @@ class MessageSocket(Generic[T]):
                 chunk = self._socket.recv(CHUNK, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return self._messages()
-            except OSError:
-                chunk = b""
+            except OSError as error:
+                chunk, self._reason = b"", error.strerror
             if not chunk:
                 messages = self._messages()
                 if messages:
                     return messages
-                raise SocketClosed
+                raise SocketClosed(self._reason)
             self._unread += chunk
 
     def wait(self, timeout: float | None = None) -> T:
@@ -77,10 +83,10 @@ class MessageSocket(Generic[T]):
                 raise TimeoutError
             try:
                 chunk = self._socket.recv(CHUNK)
-            except OSError:
-                chunk = b""
+            except OSError as error:
+                chunk, self._reason = b"", error.strerror
             if not chunk:
-                raise SocketClosed
+                raise SocketClosed(self._reason)
             self._unread += chunk
         return message
 

@@ -11,6 +11,19 @@ MOST_RANKS = 64
 """of one machine, those of all its engines"""
 
 
+class NodeSocketSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank needs to reach those of other nodes."""
+
+    key: bytes
+    """of this session"""
+    session: int
+    host: str
+    port: int
+    """where it listens; port 0: a free one"""
+    nodes: list[list[int]]
+    """ranks of each node"""
+
+
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True, tag="rank_setup"):
     """The first message to a rank, from the engine that started it: it computes what that does."""
 
@@ -28,16 +41,23 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True, tag="rank_setup"):
     """ranks that read there"""
     reader: int
     """which of them this one is"""
+    sockets: NodeSocketSetup | None = None
+    """where there are several nodes"""
 
 
 class JoinRanks(msgspec.Struct, frozen=True, tag="join_ranks"):
     """Engine -> ranks, once all are there: meet the others and load."""
+
+    addresses: list[tuple[str, int]] = []
+    """of every rank, where there are several nodes"""
 
 
 class RankHere(msgspec.Struct, frozen=True, tag="rank_here"):
     """Rank -> engine: what it needs is imported, and this is its process."""
 
     pid: int
+    address: tuple[str, int] = ("", 0)
+    """where it expects ranks of other nodes"""
 
 
 class RankProgress(msgspec.Struct, frozen=True, tag="rank_progress"):

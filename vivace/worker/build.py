@@ -20,18 +20,14 @@ from vivace.platforms.cache import (
     group_bytes_per_token,
     own_windows,
 )
-from vivace.platforms.groups import Group, Rendezvous
+from vivace.platforms.groups import Group
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
+from vivace.platforms.rendezvous import Rendezvous
 from vivace.protocol.messages import Capacity, Rewrite, window_slack
 from vivace.sampling.processors import LogitsProcessor
 from vivace.worker.captures import Captures, build_runner, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
-from vivace.worker.experts import (
-    NO_EXPERTS,
-    ExpertLayers,
-    locate_experts,
-    movable_experts,
-)
+from vivace.worker.experts import NO_EXPERTS, ExpertLayers, locate_experts, movable_experts
 from vivace.worker.heads import SamplingHead, StepHeads
 from vivace.worker.layout import join_ranks
 from vivace.worker.model_runner import ModelRunner, RunnableModel
@@ -71,7 +67,7 @@ def build_worker(
     """Load platform and weights, size the pool with what is left, assemble. `rendezvous`: of the
     ranks that share layers; `owns_process`, `share`: as in `PlatformSettings`, `Setup`."""
     report("Loading kernels", 0.0)
-    workers = requested_sizes(config).devices
+    workers = requested_sizes(config).node_devices
     platform = load_platform(config.platform, platform_settings(config, workers, owns_process))
     kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
     group, layout = join_ranks(config, platform, rendezvous)

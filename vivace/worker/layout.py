@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from vivace.config.parallelism import Parallelism, process_groups, requested_sizes
 from vivace.layers.layout import SINGLE, ParallelLayout, share_all_layers
-from vivace.platforms.groups import SINGLE_RANK, Group, Rendezvous
+from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.platform import Platform
+from vivace.platforms.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from vivace.config.config import Config

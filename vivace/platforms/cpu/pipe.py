@@ -16,7 +16,7 @@ from torch import Tensor
 from vivace.errors import RankLost
 from vivace.platforms.cpu.native import F32, Kernels, matrix, require, sizes
 from vivace.platforms.errors import CaptureError
-from vivace.platforms.groups import RankMemory, pages
+from vivace.platforms.rendezvous import RankMemory, pages
 
 LINE = 64
 """bytes of a cache line"""

@@ -18,11 +18,12 @@ from vivace.platforms.cpu.instructions import best_kernels
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.ops import cpu_ops
 from vivace.platforms.cpu.rows import HostRows
-from vivace.platforms.groups import Group, Rendezvous, join_by_gloo
+from vivace.platforms.groups import Group, join_by_gloo
 from vivace.platforms.host import ReadBack, SharedReadBack
 from vivace.platforms.ops.paged_cache import PagedCache, keep_together
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
 from vivace.platforms.platform import GraphRecorder, Platform, PlatformFacts, PlatformSettings
+from vivace.platforms.rendezvous import Rendezvous
 from vivace.platforms.rows import RowColumns, RowOps
 
 
@@ -63,7 +64,9 @@ class NativePlatform:
         from vivace.platforms.cpu.shared_group import SharedMemoryGroup
 
         place = rendezvous.rank, rendezvous.size
-        return SharedMemoryGroup(self._kernels, rendezvous.memory, *place)
+        return SharedMemoryGroup(
+            self._kernels, rendezvous.memory, *place, sockets=rendezvous.sockets
+        )
 
     def recorder(self) -> GraphRecorder:
         return CpuGraphs(self._kernels)

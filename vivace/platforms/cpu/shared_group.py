@@ -1,8 +1,12 @@
-"""Ranks of one machine over memory that all of them map, by kernels: kernels/collectives.inc."""
+"""Ranks over memory that all of a node map, by kernels: kernels/collectives.inc.
+
+Where a group is on several nodes, each has the whole memory, and the first rank on it fills in what
+the others have.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,8 +16,9 @@ from vivace.errors import RankLost
 from vivace.platforms.cpu.native import I64, Kernels, block, matrix, optional, require, sizes
 from vivace.platforms.cpu.pipe import REGION_BYTES, SharedMemoryPipe
 from vivace.platforms.errors import CaptureError
-from vivace.platforms.groups import SINGLE_RANK, Group, Pipe, RankMemory, pages
+from vivace.platforms.groups import SINGLE_RANK, Group, Pipe
 from vivace.platforms.partial_sums import SharedPairs
+from vivace.platforms.rendezvous import ONE_NODE, NodeSocket, NodeSockets, RankMemory, pages
 
 LINE = 64
 """bytes of a cache line"""
@@ -39,10 +44,22 @@ class SharedMemoryGroup:
     gets then is nonsense, and nobody asks for it any more.
     """
 
-    def __init__(self, kernels: Kernels, memory: RankMemory, rank: int, size: int) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        memory: RankMemory,
+        rank: int,
+        size: int,
+        *,
+        sockets: NodeSockets = ONE_NODE,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        """`ranks`: its members, as `sockets` counts them; None: all there are"""
         self.rank, self.size = rank, size
         self._kernels = kernels
         self._memory = memory
+        self._sockets = sockets
+        opened = sockets.open(memory.length, range(size) if ranks is None else ranks)
         region = memory.take(region_bytes(size))
         self._mapped = np.frombuffer(region, np.uint8), np.frombuffer(memory.first, np.uint8)
         self._own = np.zeros(1, np.int64)
@@ -51,7 +68,7 @@ class SharedMemoryGroup:
         self._slots = self._lines + first_slot(size), SLOT_BYTES
         self._widths: dict[tuple[int, ...], np.ndarray] = {}
         self._share = kernels.operation("share_rows", "q" * 9)
-        self._meet = kernels.operation("meet", "q" * 6)
+        self._meet = self._meet_here() if opened is None else self._meet_nodes(opened)
         self._add = kernels.operation("add_shares", "q" * 8)
         self._gather_rows = kernels.operation("gather_rows", "q" * 8)
         self._gather = kernels.operation("gather_shares", "q" * 7)
@@ -68,7 +85,9 @@ class SharedMemoryGroup:
                 self._memory.skip(region_bytes(1))
             else:
                 place = part.index(self.rank)
-                mine = SharedMemoryGroup(self._kernels, self._memory, place, len(part))
+                mine = SharedMemoryGroup(
+                    self._kernels, self._memory, place, len(part), sockets=self._sockets, ranks=part
+                )
         if mine is None:
             raise ValueError(f"rank {self.rank} is in none of {parts}")
         return mine
@@ -81,6 +100,24 @@ class SharedMemoryGroup:
             else:
                 self._memory.skip(REGION_BYTES)
         return found
+
+    def _meet_here(self) -> Callable[[int, int], None]:
+        """(rows, columns) of this rank's share: wait for those of the others."""
+        meet = self._kernels.operation("meet", "q" * 6)
+        own = self._own.ctypes.data
+        place = self._group, self._lines, self.rank, self.size, own
+        return lambda rows, columns: meet(rows or 1, *place)
+
+    def _meet_nodes(self, sockets: Sequence[NodeSocket]) -> Callable[[int, int], None]:
+        """The same across nodes: the first rank of each sends what it has."""
+        meet = self._kernels.operation("meet_nodes", "q" * 11)
+        self._ends = np.array(
+            [(end.socket, end.first, end.count) for end in sockets], np.int64
+        ).reshape(-1, 3)
+        own = self._own.ctypes.data
+        place = self._group, self._lines, self.rank, self.size, own
+        far = *self._slots, self._ends.ctypes.data, len(self._ends)
+        return lambda rows, columns: meet(rows or 1, columns if rows else 0, *place, *far)
 
     def sum(self, x: Tensor) -> Tensor:
         rows, columns = sizes("sum", "x", x)
@@ -184,7 +221,7 @@ class SharedMemoryGroup:
             before, count = first * top, last - first
             here = (*self._slots, self.rank, self.size, self._own.ctypes.data)
             self._share_pairs(count, *source, width, at + 8 * before, top, *here)
-            self._meet_others(count)
+            self._meet_others(count, top * width)
             begin, end = max(first, taken.start), min(last, taken.stop)
             if begin < end:
                 to = out[begin - taken.start :].data_ptr(), columns, begin - first
@@ -219,10 +256,10 @@ class SharedMemoryGroup:
         address, stride = matrix("share_rows", "x", part, columns)
         rows, own = part.shape[0], self._own.ctypes.data
         self._share(rows, address, stride, columns, *self._slots, self.rank, self.size, own)
-        self._meet_others(rows)
+        self._meet_others(rows, columns)
 
-    def _meet_others(self, rows: int) -> None:
-        own = self._own.ctypes.data
-        self._meet(rows or 1, self._group, self._lines, self.rank, self.size, own)
+    def _meet_others(self, rows: int, columns: int) -> None:
+        """`columns`: numbers of a row in this rank's slot. Raises RankLost."""
+        self._meet(rows, columns)
         if self._memory.abandoned and not self._kernels.capturing:
             raise RankLost("other ranks do not answer any more")

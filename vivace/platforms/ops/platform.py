@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.cache import CacheLayer
-from vivace.platforms.groups import Group, Rendezvous, join_by_gloo
+from vivace.platforms.groups import Group, join_by_gloo
 from vivace.platforms.host import HOST, CopiedReadBack, ReadBack, SharedReadBack
 from vivace.platforms.ops.attention import ReferenceAttention
 from vivace.platforms.ops.paged_cache import PagedCache, keep_apart
@@ -21,6 +21,7 @@ from vivace.platforms.ops.rows import TorchRows
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
 from vivace.platforms.ops.table import reference_ops
 from vivace.platforms.platform import PlatformFacts
+from vivace.platforms.rendezvous import Rendezvous
 from vivace.platforms.rows import RowColumns, RowOps
 
 

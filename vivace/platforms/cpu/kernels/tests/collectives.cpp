@@ -1,4 +1,9 @@
 // What a rank does with the memory that it shares with others, which are played here.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+
 #include "check.h"
 
 namespace check {
@@ -44,6 +49,42 @@ bool meet(Suite& suite) {
     words.add((int64_t)5).add((const void*)group).add((const void*)(group + 8)).add(rank).add(RANKS).add(own);
     if (!suite.run("meet", words, reset, [&] { return bytes_of(memory); })) return false;
     return own[0] == 7 && group[8 * 2] == 7 && group[8] == 7 && group[8 * 3] == 8;
+}
+
+// This rank is alone on its node; the other node's two have sent what they have already.
+bool meet_nodes(Suite& suite, Random& random, int64_t rows, int64_t n) {
+    std::vector<int64_t> memory(8 * (RANKS + 2)), own = {6};
+    auto* group = (int64_t*)(((intptr_t)memory.data() + 63) / 64 * 64);
+    Slots slots(random);
+    const auto before = slots.numbers;
+    const std::vector<float> far = floats(random, 12);
+    const int64_t head[] = {7, 12, 36};  // the number of the collective, bytes of ranks 1 and 2
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) return false;
+    const std::vector<int64_t> sockets = {ends[0], 1, 2};
+    std::vector<char> sent(sizeof head + (size_t)(4 * rows * n));
+    const auto reset = [&] {
+        while (recv(ends[1], sent.data(), sent.size(), MSG_DONTWAIT) > 0) {}
+        std::fill(memory.begin(), memory.end(), 0);
+        slots.numbers = before, own[0] = 6;
+        send(ends[1], head, sizeof head, 0);
+        send(ends[1], far.data(), 48, 0);
+    };
+    reset();
+    Words words;
+    words.add(rows).add(n).add((const void*)group).add((const void*)(group + 8)).add((int64_t)0).add(RANKS).add(own);
+    words.add(slots.numbers).add(SLOT).add(sockets).add((int64_t)1);
+    const bool ran = suite.run("meet_nodes", words, reset, [&] { return bytes_of(slots.numbers); });
+    const int64_t got = recv(ends[1], sent.data(), sent.size(), MSG_DONTWAIT);
+    close(ends[0]), close(ends[1]);
+    const int64_t mine[] = {7, 4 * rows * n};
+    auto wanted = before;
+    std::copy(far.begin(), far.begin() + 3, wanted.begin() + (RANKS + 1) * SLOT / 4);
+    std::copy(far.begin() + 3, far.end(), wanted.begin() + (RANKS + 2) * SLOT / 4);
+    const char* own_slot = (const char*)slots.of(1, 0);
+    return ran && slots.numbers == wanted && group[0] == 0 && group[8] == 7 && group[16] == 7 && group[24] == 7 &&
+           got == (int64_t)sizeof mine + mine[1] && !std::memcmp(sent.data(), mine, sizeof mine) &&
+           !std::memcmp(sent.data() + sizeof mine, own_slot, (size_t)mine[1]);
 }
 
 bool add_shares(Suite& suite, Random& random, int64_t rows, int64_t n, int64_t first = 0) {
@@ -212,6 +253,9 @@ void collectives(Suite& suite) {
         return share_rows(suite, random, 1, 1) && share_rows(suite, random, 9, 37);
     });
     suite.op("meet", [&](Random&) { return meet(suite); });
+    suite.op("meet_nodes", [&](Random& random) {
+        return meet_nodes(suite, random, 1, 1) && meet_nodes(suite, random, 9, 37);
+    });
     suite.op("add_shares", [&](Random& random) {
         return add_shares(suite, random, 1, 1) && add_shares(suite, random, 9, 37) && add_shares(suite, random, 4, 64) &&
                add_shares(suite, random, 5, 37, 3);

@@ -1,0 +1,267 @@
+"""Several nodes of one server, each with its own `vivace serve`: the tokens of one process, whoever
+joins, leaves, or only wants to look."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_server import RunningServer, find_children, free_port, is_alive
+from served_toy import write_toy_llama
+
+from vivace.platforms.cpu.library import LIBRARY
+
+pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels")
+FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
+TOKENS = 120
+SEEDS = range(4)
+KEY = "a key that all nodes of a test know".replace(" ", "-")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_llama(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
+    """What a server of one process draws for each seed."""
+    log = tmp_path_factory.mktemp("alone") / "log"
+    with RunningServer("--model-path", str(folder), *FLAGS, log=log) as server:
+        server.wait_ready()
+        return {seed: stream_tokens(server, seed) for seed in SEEDS}
+
+
+def body(seed: int) -> dict[str, Any]:
+    sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
+    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
+    return {"input_ids": [5 + seed, 6, 7, 8], "sampling_params": sampling}
+
+
+def stream_tokens(server: RunningServer, seed: int) -> list[int]:
+    tokens: list[int] = []
+    for event in server.stream("/generate", body(seed)):
+        assert "error" not in event, event
+        tokens = event["output_ids"]
+    return tokens
+
+
+class Nodes:
+    """Starts nodes of one server; `count` of them are meant to come."""
+
+    def __init__(self, folder: Path, logs: Path, count: int = 2, tp: int = 2) -> None:
+        self._logs = logs
+        self.address = f"127.0.0.2:{free_port()}"
+        self._flags = (
+            *("--model-path", str(folder), "--tp-size", str(tp), "--nnodes", str(count)),
+            *("--dist-timeout", "60", *FLAGS),
+        )
+        self._stack = contextlib.ExitStack()
+        self.key = KEY
+
+    def start(self, rank: int, *flags: str, key: str | None = None) -> RunningServer:
+        """Flags that are given twice count as given last."""
+        name = f"node{rank}-{len(list(self._logs.iterdir()))}"
+        return self._stack.enter_context(
+            RunningServer(
+                *self._flags,
+                *("--dist-init-addr", self.address, "--node-rank", str(rank), *flags),
+                log=self._logs / name,
+                environment={"VIVACE_CLUSTER_KEY": self.key if key is None else key},
+                crashes=50,
+            )
+        )
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def nodes(folder: Path, tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(folder, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def pair(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RunningServer, RunningServer]]:
+    """Both nodes of a server that is ready."""
+    made = Nodes(folder, tmp_path_factory.mktemp("pair"))
+    second = made.start(1)
+    first = made.start(0)
+    first.wait_ready()
+    yield first, second
+    made.close()
+
+
+def find_rank(node: RunningServer) -> int:
+    """The process of the only rank behind the first, of a node that runs."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if rank := find_children(node.process.pid).get("rank"):
+            return rank
+        time.sleep(0.05)
+    raise AssertionError(node.text())
+
+
+def all_streams(server: RunningServer, during: Any = None) -> dict[int, list[int]]:
+    with ThreadPoolExecutor(len(SEEDS)) as pool:
+        answers = [pool.submit(stream_tokens, server, seed) for seed in SEEDS]
+        if during is not None:
+            during()
+        return {seed: answer.result(120) for seed, answer in zip(SEEDS, answers, strict=True)}
+
+
+def wait_for(node: RunningServer, text: str, seconds: float = 10.0, times: int = 1) -> float:
+    """Seconds until the log has it so often."""
+    began = time.monotonic()
+    while node.text().count(text) < times:
+        assert time.monotonic() - began < seconds, f"no {text!r} in\n{node.text()[-4000:]}"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def test_two_nodes_draw_the_tokens_of_one(
+    pair: tuple[RunningServer, RunningServer], wanted: dict[int, list[int]]
+) -> None:
+    first, second = pair
+    assert all_streams(first) == wanted
+    state = first.json("/server_info")["internal_states"][0]
+    assert [worker.get("rank", 0) for worker in state["workers"]] == [0, 1]
+    assert state["workers"][1]["pid"] == find_rank(second)
+    assert "Node 0 of 2 has ranks 0; it waits at 127.0.0.2" in first.text()
+    assert "Node 1 of 2 has ranks 1; it joins node 0 at 127.0.0.2" in second.text()
+    assert "All ranks are ready" in second.text()
+
+
+@pytest.mark.parametrize("victim", ["rank of node 1", "engine of node 0"])
+def test_a_death_is_named_on_both_nodes_and_streams_go_on(
+    pair: tuple[RunningServer, RunningServer], wanted: dict[int, list[int]], victim: str
+) -> None:
+    first, second = pair
+    named = {
+        "rank of node 1": (r"rank 1 (node 1, process {}): killed by SIGKILL",) * 2,
+        "engine of node 0": ("killed by SIGKILL", "its engine has ended"),
+    }[victim]
+    killed = 0
+
+    def kill() -> None:
+        nonlocal killed
+        time.sleep(0.3)
+        killed = find_rank(second) if "rank" in victim else first.children()["engine"]
+        os.kill(killed, signal.SIGKILL)
+
+    ready = second.text().count("All ranks are ready")
+    assert all_streams(first, kill) == wanted
+    assert named[0].format(killed) in first.text()
+    assert named[1].format(killed) in second.text()
+    assert not is_alive(killed)
+    assert "Traceback" not in first.text() + second.text()
+    wait_for(second, "All ranks are ready", 60, ready + 1)
+
+
+def test_a_node_that_is_killed_is_named_and_another_one_takes_its_place(
+    nodes: Nodes, wanted: dict[int, list[int]]
+) -> None:
+    first, second = nodes.start(0), nodes.start(1)
+    first.wait_ready()
+    rank = find_rank(second)
+    third: list[RunningServer] = []
+
+    def replace() -> None:
+        time.sleep(0.3)
+        second.process.kill()
+        assert wait_for(first, "node 1 (127.0.0.1): the connection was closed") < 5
+        third.append(nodes.start(1))
+
+    assert all_streams(first, replace) == wanted
+    assert not is_alive(rank)
+    third[0].signal(signal.SIGTERM)
+    assert third[0].wait(10) == 128 + signal.SIGTERM
+    wait_for(first, "node 1 (127.0.0.1): was stopped: SIGTERM", 5)
+    first.signal(signal.SIGTERM)
+    assert first.wait(30) == 0
+
+
+def test_who_stops_node_0_stops_all(nodes: Nodes) -> None:
+    first, second = nodes.start(0), nodes.start(1)
+    first.wait_ready()
+    rank = find_rank(second)
+    first.signal(signal.SIGTERM)
+    assert second.wait(20) == 0
+    assert first.wait(20) == 0
+    assert "Node 0 was stopped" in second.text()
+    assert not is_alive(rank)
+
+
+def test_a_node_process_that_is_stopped_is_named_within_seconds(nodes: Nodes) -> None:
+    first, second = nodes.start(0), nodes.start(1)
+    first.wait_ready()
+    os.kill(second.process.pid, signal.SIGSTOP)
+    assert wait_for(first, "its process has said nothing for 4 s", 15) < 7
+    os.kill(second.process.pid, signal.SIGCONT)
+    wait_for(first, "The engine is back", 60)
+
+
+def test_who_does_not_belong_is_refused_in_one_line(nodes: Nodes, tmp_path: Path) -> None:
+    """With another key, other flags, another model, a rank that is taken; then the right one."""
+    first = nodes.start(0)
+    wait_for(first, "it waits at", 60)
+    host, port = nodes.address.split(":")
+    strangers = [socket.create_connection((host, int(port))) for _ in range(100)]
+    strangers[0].sendall(os.urandom(4096))
+    strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+    wrong_key = nodes.start(1, key="k" * 40)
+    assert wrong_key.wait(30) == 2
+    assert "has another key" in wrong_key.text()
+    other_flags = nodes.start(1, "--page-size", "32", "--dtype", "bfloat16")
+    assert other_flags.wait(30) == 2
+    assert "--page-size: 32 on node 1, null on node 0" in other_flags.text()
+    assert '--dtype: "bfloat16" on node 1' in other_flags.text()
+    (tmp_path / "other").mkdir()
+    other = write_toy_llama(tmp_path / "other", layers=3)
+    other_model = nodes.start(1, "--model-path", str(other))
+    assert other_model.wait(30) == 2
+    assert "config.json, model.safetensors differ" in other_model.text()
+    second = nodes.start(1)
+    first.wait_ready()
+    for stranger in strangers:
+        stranger.close()
+    twice = nodes.start(1)
+    assert twice.wait(30) == 2
+    assert "node 1 has joined already" in twice.text()
+    assert len(stream_tokens(first, 1)) == TOKENS
+    for node in (wrong_key, other_flags, other_model, twice):
+        assert "Traceback" not in node.text()
+    assert second.process.poll() is None
+
+
+def test_a_node_that_does_not_come_is_named(nodes: Nodes) -> None:
+    first = nodes.start(0, "--dist-timeout", "2")
+    assert first.wait(60) == 2
+    assert "node 1 did not join within 2 s (--dist-timeout); nobody has called" in first.text()
+
+
+def test_a_first_node_that_does_not_answer_is_named(nodes: Nodes) -> None:
+    second = nodes.start(1, "--dist-timeout", "2")
+    assert second.wait(30) == 2
+    assert "Connection refused" in second.text()
+    assert "--dist-timeout" in second.text()
+
+
+def test_a_port_in_use_is_one_line(nodes: Nodes) -> None:
+    host, port = nodes.address.split(":")
+    with socket.create_server((host, int(port))):
+        first = nodes.start(0)
+        assert first.wait(60) == 2
+    assert f"--dist-init-addr {nodes.address}: node 0 cannot listen there" in first.text()

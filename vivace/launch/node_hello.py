@@ -1,0 +1,79 @@
+"""What the nodes of one server must have in common, and what their ranks need to meet."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vivace.checkpoint.file_state import model_digests
+from vivace.config.http import HttpOptions
+from vivace.config.nodes import CLOCK_SECONDS, comparable, difference
+from vivace.config.parallelism import process_groups, requested_sizes
+from vivace.launch.handshake import derive
+from vivace.launch.node_messages import NodeHello
+from vivace.protocol.ranks import NodeSocketSetup
+from vivace.version import __version__
+
+if TYPE_CHECKING:
+    from vivace.config.config import Config
+
+
+def node_ranks(config: Config) -> list[list[int]]:
+    """Of each node."""
+    return [list(ranks) for ranks in process_groups(requested_sizes(config)).nodes]
+
+
+def cluster_key(config: Config) -> bytes:
+    """Empty where none is given, which is allowed on a loopback address only."""
+    key = config.parallel.cluster_key
+    return key.reveal().encode() if key else b""
+
+
+def hello(config: Config) -> NodeHello:
+    """What a node says of itself."""
+    return NodeHello(
+        version=__version__,
+        nodes=config.parallel.nnodes,
+        asked=comparable(config),
+        files=model_digests(config.source),
+        clock=time.time(),
+    )
+
+
+def without_keys(config: Config) -> Config:
+    """What goes over a network."""
+    parallel = replace(config.parallel, cluster_key=None)
+    return replace(config, http=HttpOptions(), parallel=parallel)
+
+
+def socket_setup(config: Config, rank: int, host: str, session: int) -> NodeSocketSetup:
+    """Of a rank of this node, which the others reach at `host`."""
+    nodes, first = node_ranks(config), config.parallel.nccl_port
+    place = nodes[config.parallel.node_rank].index(rank)
+    return NodeSocketSetup(
+        key=derive(cluster_key(config), session),
+        session=session,
+        host=host,
+        port=0 if first is None else first + place,
+        nodes=nodes,
+    )
+
+
+def differences(node: int, hello: NodeHello, ours: NodeHello) -> list[str]:
+    """Why a node cannot be a part of this server; a line each."""
+    if hello.version != ours.version:
+        return [f"vivace {hello.version} on node {node}, {ours.version} on node 0"]
+    found = difference(node, hello.asked, ours.asked)
+    files = [
+        name
+        for name in sorted(hello.files.keys() | ours.files.keys())
+        if hello.files.get(name) != ours.files.get(name)
+    ]
+    if files:
+        found.append(f"its model is another one than node 0's: {', '.join(files[:4])} differ")
+    behind = time.time() - hello.clock
+    if abs(behind) > CLOCK_SECONDS:
+        how = "behind" if behind > 0 else "ahead of"
+        found.append(f"its clock is {abs(behind):.0f} s {how} node 0's; set it (NTP)")
+    return found

@@ -1,0 +1,205 @@
+"""The engine's end of another node: what its ranks hear and say."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from vivace.engine.process_group import RankDeath
+from vivace.errors import RankLost
+from vivace.launch.handshake import Guest
+from vivace.launch.node_messages import (
+    Address,
+    FromNode,
+    JoinNodes,
+    NodeBeat,
+    NodeEnd,
+    NodeHello,
+    NodeLeaves,
+    NodeRankDied,
+    NodeRankHere,
+    NodeRankSays,
+    NodeServes,
+)
+from vivace.protocol.message_socket import MessageSocket, SocketClosed
+from vivace.protocol.ranks import RankAnswer, RankReady, StepDone, StepRefusal
+from vivace.protocol.step import StepPlan
+from vivace.protocol.workers import WorkerCommand, WorkerState
+
+T = TypeVar("T", NodeRankHere, RankReady)
+Said = NodeRankHere | RankReady | RankAnswer | RankDeath
+BEAT_SECONDS = 1.0
+MISSED_BEATS = 4
+"""A node whose process has said nothing for so many is stuck; of a machine that has gone the
+connection tells earlier."""
+COMING_SECONDS = 300.0
+"""until a rank has imported what it needs"""
+BROKEN = "a connection between nodes broke, so what it computed is not whole"
+
+
+class RemoteRank:
+    """A `RankLink` to a rank of another node."""
+
+    def __init__(self, node: NodeLink, rank: int) -> None:
+        self.name = f"rank {rank} (node {node.node})"
+        self.rank = rank
+        self._node = node
+        self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._rings: list[Callable[[], None]] = []
+        self._death: RankDeath | None = None
+        self._dead = threading.Event()
+        self.address: Address = "", 0
+        """where it expects ranks of other nodes"""
+
+    def hear(self, message: Said) -> None:
+        """From the node's thread."""
+        self._said.put(message)
+
+    def die(self, name: str, reason: str, *, reported: bool, noticed: bool = False) -> None:
+        """From the node's thread; what comes first counts."""
+        with self._lock:
+            if self._death is not None:
+                return
+            self._death = RankDeath(name, reason, reported=reported, noticed=noticed)
+            rings = list(self._rings)
+        self._dead.set()
+        self._said.put(self._death)
+        for ring in rings:
+            ring()
+
+    def arrive(self) -> None:
+        """Wait until it is there. Raises RankLost."""
+        here = self.expect(NodeRankHere, COMING_SECONDS)
+        self.name = f"rank {self.rank} (node {self._node.node}, process {here.pid})"
+        self.address = here.address
+
+    def begin(self, addresses: Sequence[Address]) -> None:
+        self._node.begin(addresses)
+
+    def expect(self, kind: type[T], timeout: float | None = None) -> T:
+        """While it starts. Raises RankLost."""
+        try:
+            message = self._said.get(timeout=timeout)
+        except queue.Empty:
+            raise RankLost(f"{self.name} has said nothing for {timeout:g} s") from None
+        if isinstance(message, RankDeath):
+            self._said.put(message)
+            raise RankLost(message.text)
+        if not isinstance(message, kind):
+            raise RankLost(f"{self.name} says {type(message).__name__}, not {kind.__name__}")
+        return message
+
+    def wait(self) -> RankAnswer:
+        message = self._said.get()
+        if isinstance(message, RankDeath):
+            self._said.put(message)
+            raise RankLost(message.text)
+        if self._node.broken():
+            raise RankLost(f"{self.name}: {BROKEN}")
+        if isinstance(message, StepDone | StepRefusal | WorkerState):
+            return message
+        raise RankLost(f"{self.name} says {type(message).__name__}, which nobody asked")
+
+    def death(self, wait: float = 0.0) -> RankDeath | None:
+        self._dead.wait(wait)
+        return self._death
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        with self._lock:
+            self._rings.append(ring)
+            dead = self._death is not None
+        if dead:
+            ring()
+
+    def close(self) -> None:
+        """Its node ends it, when that is told so (`NodeGate.close`)."""
+
+
+class NodeLink:
+    """To the process of another node: it passes on what its ranks hear and say."""
+
+    def __init__(
+        self,
+        node: int,
+        guest: Guest,
+        control: MessageSocket[FromNode],
+        nodes: Sequence[Sequence[int]],
+    ) -> None:
+        ranks = nodes[node]
+        self.node = node
+        self.host = guest.host
+        self.ranks = [RemoteRank(self, rank) for rank in ranks]
+        self._ranks_here = len(nodes[0])
+        self._here = guest.sock.getsockname()[0]
+        """this machine's address, as the node reaches it"""
+        self._begun = False
+        self.broken: Callable[[], bool] = lambda: False
+        """whether ranks here wait for nobody any more"""
+        self._control = control
+        self._closed = False
+        threading.Thread(target=self._listen, name=f"node {node}", daemon=True).start()
+
+    @property
+    def lost(self) -> bool:
+        return any(rank.death() for rank in self.ranks)
+
+    def send(self, message: StepPlan | WorkerCommand | NodeServes) -> None:
+        self._control.send(message)
+
+    def begin(self, addresses: Sequence[Address]) -> None:
+        """All its ranks join, when it has heard this once."""
+        if self._begun:
+            return
+        self._begun = True
+        near = [(self._here, port) for _, port in addresses[: self._ranks_here]]
+        self._control.send(JoinNodes([*near, *addresses[self._ranks_here :]]))
+
+    def close(self, cause: str) -> None:
+        if not self._closed:
+            self._closed = True
+            self._control.send(NodeEnd(cause))
+
+    def _listen(self) -> None:
+        missed = 0
+        while missed < MISSED_BEATS:
+            try:
+                message = self._control.wait(BEAT_SECONDS)
+            except TimeoutError:
+                missed += 1
+                continue
+            except SocketClosed as closed:
+                self._lose(str(closed) or "the connection was closed: its process has ended")
+                return
+            except msgspec.MsgspecError:
+                self._lose("says what is not understood here")
+                return
+            missed = 0
+            self._hear(message)
+        self._lose(f"its process has said nothing for {MISSED_BEATS * BEAT_SECONDS:g} s")
+
+    def _hear(self, message: FromNode) -> None:
+        match message:
+            case NodeBeat() | NodeHello():
+                pass
+            case NodeLeaves():
+                self._lose(f"was stopped: {message.reason}")
+            case NodeRankHere():
+                self._find(message.rank).hear(message)
+            case NodeRankSays():
+                self._find(message.rank).hear(message.message)
+            case NodeRankDied():
+                rank = self._find(message.rank)
+                reported, noticed = message.reported, message.noticed
+                rank.die(rank.name, message.reason, reported=reported, noticed=noticed)
+
+    def _find(self, rank: int) -> RemoteRank:
+        return next((one for one in self.ranks if one.rank == rank), self.ranks[0])
+
+    def _lose(self, reason: str) -> None:
+        for rank in self.ranks:
+            rank.die(f"node {self.node} ({self.host})", reason, reported=False)

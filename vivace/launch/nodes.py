@@ -1,0 +1,256 @@
+"""The other nodes of an engine: how they join it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from vivace.config.nodes import MAKE_A_KEY, address
+from vivace.config.serialize import encode
+from vivace.doctor.port import port_owner
+from vivace.engine.process_group import Broadcast
+from vivace.errors import CannotStart
+from vivace.launch.handshake import Door, Guest, notice_silence, send_at_once
+from vivace.launch.node_hello import (
+    cluster_key,
+    differences,
+    hello,
+    node_ranks,
+    socket_setup,
+    without_keys,
+)
+from vivace.launch.node_link import NodeLink, RemoteRank
+from vivace.launch.node_messages import FromNode, NodeHello, NodeRefusal, NodeServes, NodeSetup
+from vivace.launch.node_sockets import listening
+from vivace.protocol.message_socket import MessageSocket, SocketClosed
+from vivace.protocol.ranks import NodeSocketSetup
+from vivace.protocol.step import StepPlan
+from vivace.protocol.workers import WorkerCommand
+
+if TYPE_CHECKING:
+    from vivace.checkpoint.weights import ReportProgress
+    from vivace.config.config import Config
+    from vivace.platforms.rendezvous import RankMemory
+
+HELLO_SECONDS = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class OtherNodes(Protocol):
+    """Those of an engine's ranks that are on other machines; a `Broadcast` to them."""
+
+    def ranks_here(self, ranks: range) -> range: ...
+
+    def sockets(self, rank: int) -> NodeSocketSetup | None:
+        """What a rank of this machine needs to reach others."""
+        ...
+
+    def gather(self, report: ReportProgress) -> Sequence[RemoteRank]:
+        """Wait for all nodes. Raises CannotStart, which names those that did not come."""
+        ...
+
+    def serve(self, memory: RankMemory) -> None:
+        """All ranks are ready. `memory`: of those here, which says when they do not wait."""
+        ...
+
+    def send(self, message: StepPlan | WorkerCommand) -> None: ...
+
+    def close(self, cause: str = "") -> None: ...
+
+
+class OneMachine:
+    """There are no other nodes."""
+
+    def ranks_here(self, ranks: range) -> range:
+        return ranks
+
+    def sockets(self, rank: int) -> None:
+        return None
+
+    def gather(self, report: ReportProgress) -> Sequence[RemoteRank]:
+        return ()
+
+    def serve(self, memory: RankMemory) -> None: ...
+
+    def send(self, message: StepPlan | WorkerCommand) -> None: ...
+
+    def close(self, cause: str = "") -> None: ...
+
+
+class NodeGate:
+    """Where nodes join an engine, while it lives."""
+
+    def __init__(self, config: Config, listener: socket.socket) -> None:
+        self._config = config
+        self._key, self._session = cluster_key(config), secrets.randbits(63)
+        self._nodes = node_ranks(config)
+        self._hello = hello(config)
+        self._setup = NodeSetup(config=encode(without_keys(config)), session=self._session)
+        self._door = Door(listener, self._key, tell_stranger)
+        self._links: dict[int, NodeLink] = {}
+        self._changed = threading.Condition()
+        self._tried: dict[int, str] = {}
+        threading.Thread(target=self._run, name="nodes", daemon=True).start()
+
+    def ranks_here(self, ranks: range) -> range:
+        return ranks[: len(self._nodes[0])]
+
+    def sockets(self, rank: int) -> NodeSocketSetup:
+        host, _ = address(str(self._config.parallel.dist_init_addr))
+        return socket_setup(self._config, rank, host, self._session)
+
+    def gather(self, report: ReportProgress) -> Sequence[RemoteRank]:
+        return [rank for link in self._wait_for_all(report) for rank in link.ranks]
+
+    def serve(self, memory: RankMemory) -> None:
+        for link in self._links.values():
+            link.broken = lambda: memory.abandoned
+            link.send(NodeServes())
+
+    def send(self, message: StepPlan | WorkerCommand) -> None:
+        for link in self._links.values():
+            link.send(message)
+
+    def close(self, cause: str = "") -> None:
+        for link in self._links.values():
+            link.close(cause)
+
+    def _wait_for_all(self, report: ReportProgress) -> list[NodeLink]:
+        timeout, others = self._config.parallel.dist_timeout, range(1, len(self._nodes))
+        deadline = time.monotonic() + timeout
+        log.info(
+            "Node 0 of %d has ranks %s; it waits at %s for %s",
+            len(self._nodes),
+            join(self._nodes[0]),
+            self._config.parallel.dist_init_addr,
+            describe(list(others)),
+        )
+        while True:
+            with self._changed:
+                self._links = {node: link for node, link in self._links.items() if not link.lost}
+                missing = [node for node in others if node not in self._links]
+                if not missing:
+                    return [self._links[node] for node in others]
+                report(f"Waiting for {describe(missing)}", len(self._links) / len(self._nodes))
+                self._changed.wait(min(1.0, max(0.0, deadline - time.monotonic())))
+            if time.monotonic() >= deadline:
+                raise CannotStart(self._why_missing(missing, timeout))
+
+    def _why_missing(self, missing: list[int], timeout: float) -> str:
+        tried = [f"node {node}: {why}" for node, why in self._tried.items() if node in missing]
+        tried += [f"{host} {why}" for host, why in self._door.strangers.items()]
+        return (
+            f"{describe(missing)} did not join within {timeout:g} s (--dist-timeout); "
+            f"{'; '.join(tried) or 'nobody has called'}. Start them with this server's command and "
+            "their own --node-rank, and see that they reach --dist-init-addr"
+        )
+
+    def _run(self) -> None:
+        while True:
+            for guest in self._door.wait(1.0):
+                threading.Thread(target=self._admit, args=(guest,), daemon=True).start()
+
+    def _admit(self, guest: Guest) -> None:
+        node = guest.intent.number
+        notice_silence(guest.sock)
+        send_at_once(guest.sock)
+        control = MessageSocket(guest.sock, msgspec.msgpack.Decoder(FromNode))
+        try:
+            hello = control.wait(HELLO_SECONDS)
+        except (TimeoutError, SocketClosed, msgspec.MsgspecError):
+            control.close()
+            return
+        with self._changed:
+            known = self._links.get(node)
+            if known is not None and known.lost:  # this engine is about to end: ask the next one
+                control.close()
+                return
+            reasons = self._objections(node, hello, known)
+            if not reasons:
+                self._links[node] = NodeLink(node, guest, control, self._nodes)
+                control.send(self._setup)
+                log.info("Node %d has joined from %s", node, guest.host)
+            self._changed.notify_all()
+        if reasons:
+            self._tried[node] = f"refused ({guest.host}): {'; '.join(reasons)}"
+            log.warning("Node %d (%s) is refused: %s", node, guest.host, "; ".join(reasons))
+            control.send(NodeRefusal(reasons))
+            control.close()
+
+    def _objections(self, node: int, hello: FromNode, known: NodeLink | None) -> list[str]:
+        if not isinstance(hello, NodeHello):
+            return ["it does not say what it is"]
+        if not 1 <= node < len(self._nodes):
+            return [f"--node-rank {node}: others than node 0 are 1 to {len(self._nodes) - 1}"]
+        if known is not None:
+            return [
+                f"node {node} has joined already, from {known.host}: two nodes have --node-rank "
+                f"{node}"
+            ]
+        return differences(node, hello, self._hello)
+
+
+class Broadcasts:
+    """A `Broadcast` to the ranks here, then to those elsewhere."""
+
+    def __init__(self, parts: Sequence[Broadcast]) -> None:
+        self._parts = parts
+
+    def send(self, message: StepPlan | WorkerCommand) -> None:
+        for part in self._parts:
+            part.send(message)
+
+    def close(self, cause: str = "") -> None:
+        for part in self._parts:
+            part.close(cause)
+
+    def tell_failure(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """The end of a `with` block, in which something may have gone wrong."""
+        self.close(str(error) if error is not None else "")
+
+
+def other_nodes(config: Config) -> OtherNodes:
+    """Raises CannotStart where nobody can listen at --dist-init-addr."""
+    parallel = config.parallel
+    if parallel.nnodes == 1:
+        return OneMachine()
+    host, port = address(str(parallel.dist_init_addr))
+    try:
+        listener = listening(host, port)
+    except OSError as error:
+        raise CannotStart(
+            f"--dist-init-addr {parallel.dist_init_addr}: node 0 cannot listen there: "
+            f"{why_no_listening(error, port)}"
+        ) from None
+    return NodeGate(config, listener)
+
+
+def why_no_listening(error: OSError, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        owner = port_owner(port)
+        return f"the port is in use{f' by {owner}' if owner else ''}; choose another, on all nodes"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "it is no address of this machine, as node 0's must be"
+    return error.strerror or str(error)
+
+
+def tell_stranger(host: str, why: str) -> None:
+    how = f"; {MAKE_A_KEY}" if "key" in why else ""
+    log.warning("Somebody at %s, who wants to join, %s%s", host, why, how)
+
+
+def describe(nodes: Sequence[int]) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {join(nodes)}"
+
+
+def join(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
