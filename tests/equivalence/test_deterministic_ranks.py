@@ -23,6 +23,7 @@ from quantized_toys import (
     dynamic_meant,
     static,
     static_meant,
+    store_static,
 )
 from thread_ranks import ThreadRanks
 from torch import Tensor
@@ -113,6 +114,11 @@ def as_fp8(folder: Path) -> dict[str, Any]:
     return {"path": stored}
 
 
+def with_static_experts(folder: Path) -> dict[str, Any]:
+    store_static(folder, **{**SIZES, **EXPERTS})
+    return {"path": folder}
+
+
 MODELS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "Llama": of_family("Llama"),
     "Gemma2": of_family("Gemma2", num_key_value_heads=24),
@@ -129,6 +135,7 @@ MODELS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "AWQ": stored_as("", awq, awq_meant, quantization_config=AWQ),
     "static int8": stored_as("W8A8", static, static_meant),
     "dynamic int8": stored_as("W8A8_DYNAMIC", dynamic, dynamic_meant),
+    "static int8 experts": with_static_experts,
     "int8 experts": of_family("Qwen3Moe", "w8a8_int8", **EXPERTS),
     "w8a16 experts": of_family("Qwen3Moe", "w8a16", **EXPERTS),
     "bfloat16": of_family("Qwen3Moe", dtype=torch.bfloat16, **EXPERTS),

@@ -305,6 +305,17 @@ CASES: dict[str, Case] = {
             a["x"], GROUPED, Routes(a["places"], a["starts"]), a["bias"]
         ),
     ),
+    "quantize_experts": Case(
+        "quantize_experts",
+        lambda: {
+            "x": torch.ones(T * TOP, N), "scales": torch.ones(EXPERTS),
+            "offsets": torch.ones(EXPERTS), "places": ROUTES.places.clone(),
+            "starts": ROUTES.starts.clone(),
+        },
+        lambda **a: OPS.quantize_experts(
+            a["x"], a["scales"], a["offsets"], Routes(a["places"], a["starts"])
+        ),
+    ),
     "segmented_linear": plain(
         "segmented_linear", lambda **a: OPS.segmented_linear(a["x"], SEGMENTED, None, a["bias"]),
         x=(T, N), bias=(OUT,),

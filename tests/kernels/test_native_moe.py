@@ -20,6 +20,7 @@ from vivace.platforms.cpu.native_moe import NativeMoe
 from vivace.platforms.cpu.native_table import native_ops
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.ops import moe
+from vivace.platforms.ops.linear import quantize_static
 from vivace.platforms.ops.moe import ExpertSlots, Gate
 from vivace.platforms.ops.stored import StoredBlocks, int8_rows
 
@@ -233,6 +234,19 @@ def test_a_captured_block_replays_with_fewer_tokens():
         x.normal_(), logits.normal_()
         graph.run(rows)
         assert torch.equal(out[:rows], block()[:rows])
+
+
+@pytest.mark.parametrize("isa", USABLE)
+def test_each_expert_rounds_by_its_own_scale(isa):
+    ops, chosen = native(isa), torch.stack([torch.randperm(4)[:2] for _ in range(19)])
+    routes, x = ops.routes(chosen, 5), 4 * torch.randn(38, 37)
+    scales, offsets = torch.rand(5) + 0.01, torch.randint(-9, 9, (5,)).float()
+    found = ops.quantize(x, scales, offsets, routes)
+    assert torch.equal(found, moe.quantize_experts(x, scales, offsets, routes))
+    for expert in range(4):
+        rows = slice(routes.starts[expert], routes.starts[expert + 1])
+        scale, offset = float(scales[expert]), float(offsets[expert])
+        assert torch.equal(found[rows], quantize_static(x[rows], scale, offset))
 
 
 def test_experts_of_different_formats_are_refused():

@@ -228,3 +228,25 @@ class GptqForm:
             "sym": self.symmetric,
             "checkpoint_format": "gptq" if self.version == 1 else "gptq_v2",
         }
+
+
+def store_static(folder: Path, types: dict[str, str] | None = None, **sizes: Any) -> Tensors:
+    """A Qwen3-MoE whose experts are static int8, with scales that differ from one to the next."""
+    make("Qwen3Moe", folder, **sizes)
+    tensors = load_file(folder / "model.safetensors")
+    kinds = dict.fromkeys(tensors, "FLOAT")
+    for name in [name for name in tensors if ".experts." in name]:
+        weight, stem = tensors.pop(name), name.removesuffix(".weight")
+        del kinds[name]
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        layer.weight.data = weight
+        found, larger = static(name, layer), 1 + int(name.split(".experts.")[1].split(".")[0])
+        found["input_scale"] *= larger
+        found["deq_scale"] *= larger
+        for suffix, tensor in found.items():
+            tensors[f"{stem}.{suffix}"] = tensor.contiguous()
+            kinds[f"{stem}.{suffix}"] = "W8A8"
+    save_file(tensors, folder / "model.safetensors")
+    described = {"model_quant_type": "W8A8", "version": "1.0.0", **kinds, **(types or {})}
+    (folder / "quant_model_description.json").write_text(json.dumps(described))
+    return tensors

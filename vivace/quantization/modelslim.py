@@ -1,22 +1,15 @@
 """ModelSlim's checkpoints ("AscendV1"): int8 and int4 weights; activations with a scale of each
-token (dynamic) or with one that was measured beforehand (static).
-
-Static, from x in floats: q = clamp(round(x / input_scale + input_offset), -128, 127), and
-y = (q @ weight^T + quant_bias) * deq_scale. The quant_bias takes the offset back and holds the
-layer's bias. Source: msmodelslim 26.1, docs/.../quantization_formats/ascendv1.md.
+token (dynamic) or with one that was measured beforehand (static_int8.py). Source: msmodelslim 26.1,
+docs/.../quantization_formats/ascendv1.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from vivace.checkpoint.errors import SourceError
-from vivace.platforms.attention import AttendingStep
-from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.stored import Int8Rows
 from vivace.platforms.ops.table import Activation
 from vivace.quantization.description import FLOAT, ModelSlimCheckpoint
@@ -32,16 +25,18 @@ from vivace.quantization.method import (
 )
 from vivace.quantization.packed import PackedExperts, PackedMethod, WeightPacker
 from vivace.quantization.plain import read_floats
+from vivace.quantization.static_int8 import (
+    INT8,
+    OFFSET,
+    SCALE,
+    STATIC,
+    StaticInt8Experts,
+    StaticInt8Method,
+)
 
-SCALE, OFFSET, SCALE_BIAS = "weight_scale", "weight_offset", "scale_bias"
-INPUT_SCALE, INPUT_OFFSET, DEQ_SCALE, QUANT_BIAS = (
-    "input_scale", "input_offset", "deq_scale", "quant_bias",
-)  # fmt: skip
+SCALE_BIAS = "scale_bias"
 CHANNEL = (WEIGHT, SCALE, OFFSET)
-STATIC = (WEIGHT, INPUT_SCALE, INPUT_OFFSET, DEQ_SCALE, QUANT_BIAS, SCALE, OFFSET)
-"""the scales of the weight are in deq_scale, and stored by some versions besides"""
-TINY = torch.finfo(torch.float32).tiny
-INT8, INT32, INT64 = (torch.int8,), (torch.int32,), torch.int64
+STATIC_TYPE = "W8A8"
 
 
 class ModelSlimConfig:
@@ -71,9 +66,19 @@ class ModelSlimConfig:
         return PackedMethod(self._packer, read, quantize, (*CHANNEL, SCALE_BIAS))
 
     def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
-        """Static int8 is decoded: scales of activations differ from expert to expert."""
-        suffixes = (*STATIC, SCALE_BIAS)
-        return PackedExperts(self._packer, self._read_expert, activation, suffixes=suffixes)
+        """Static int8 is of all experts of a layer or of none."""
+        types = {name: kind for name, kind in self._types.items() if name.startswith(f"{layer}.")}
+        static = [name for name, kind in types.items() if kind == STATIC_TYPE]
+        others = [name for name, kind in types.items() if kind != STATIC_TYPE]
+        if not static:
+            suffixes = (*STATIC, SCALE_BIAS)
+            return PackedExperts(self._packer, self._read_expert, activation, suffixes=suffixes)
+        if others:
+            raise SourceError(
+                f"quant_model_description.json: {static[0]} is {STATIC_TYPE} and {others[0]} is "
+                f"{types[others[0]]}; the experts of a layer need one type"
+            )
+        return StaticInt8Experts(self._packer, activation)
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
         return read_floats(weights, part)
@@ -96,9 +101,6 @@ class ModelSlimConfig:
             case "W8A16":
                 rows = read_channels(weights, part)
                 return rows if self._packer.blocks else rows.dequantize()
-            case "W8A8":
-                static = read_static(weights, part)
-                return static.rows.dequantize() / static.scale
         return read_floats(weights, part)
 
 
@@ -129,99 +131,3 @@ def refuse_offsets(weights: LayerWeights, part: LocalPart) -> None:
         raise weights.fail(
             part, OFFSET, "weights with zero points are not supported yet", "use one without them"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class StaticInt8:
-    """One part. `rows.scales` are deq_scale: of activations times of weights."""
-
-    rows: Int8Rows
-    bias: Tensor
-    """float32[rows]: quant_bias * deq_scale"""
-    scale: float
-    offset: float
-
-
-def read_static(weights: LayerWeights, part: LocalPart) -> StaticInt8:
-    scale, offset = (read_number(weights, part, name) for name in (INPUT_SCALE, INPUT_OFFSET))
-    if scale == 0:
-        raise weights.fail(part, INPUT_SCALE, "it is zero")
-    scales = read_deq_scale(weights, part)
-    bias = weights.take(part, QUANT_BIAS, (part.size,), part.rows, dtypes=INT32)
-    numbers = weights.take_matrix(part, dtypes=INT8)
-    return StaticInt8(Int8Rows(numbers, scales), bias.float() * scales, scale, offset)
-
-
-def read_number(weights: LayerWeights, part: LocalPart, suffix: str) -> float:
-    """Stored as [1]; as int8 by some versions"""
-    found = float(weights.take(part, suffix, (1,), dtypes=(*FLOATS_AND_INT8,)))
-    if found != found or abs(found) == float("inf"):
-        raise weights.fail(part, suffix, "infinite or undefined")
-    return found
-
-
-FLOATS_AND_INT8 = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
-
-
-def read_deq_scale(weights: LayerWeights, part: LocalPart) -> Tensor:
-    """float32[this rank's rows]; where the model is float16, stored as the bits of a float32 in an
-    int64"""
-    found = weights.take(part, DEQ_SCALE, (part.size,), part.rows, dtypes=(torch.float32, INT64))
-    scales = found
-    if found.dtype is INT64:
-        scales = found.to(torch.int32).view(torch.float32)
-        whole, denormal = (found >= -(1 << 31)) & (found < 1 << 32), scales.abs() < TINY
-        if not bool((whole & (~denormal | (found == 0))).all()):
-            raise weights.fail(part, DEQ_SCALE, "not the bits of float32 scales")
-    if not bool(scales.isfinite().all()):
-        raise weights.fail(part, DEQ_SCALE, "infinite or undefined scales")
-    return scales
-
-
-class StaticInt8Method:
-    """The whole numbers of x times those of the weight, by the product of floats with int8: up to
-    1,024 inputs it is exact, beyond it rounds like a sum in float32."""
-
-    fusible = False
-
-    def __init__(self, packer: WeightPacker) -> None:
-        self._packer = packer
-        self._ops = packer.ops
-        self._operands = Operands(None, None)
-        self._scale, self._offset = 1.0, 0.0
-        self._multiply = packer.product(None)
-
-    def load(self, weights: LayerWeights) -> None:
-        self._multiply = self._packer.product(weights.shape.segments)
-        self._operands, self._scale, self._offset = self._pack(weights)
-
-    def update(self, weights: LayerWeights) -> None:
-        """Raises ValueError for other scales of activations: captured steps have the old ones."""
-        operands, scale, offset = self._pack(weights)
-        if (scale, offset) != (self._scale, self._offset):
-            raise ValueError("other input_scale and input_offset: load the model again")
-        self._packer.update(self._operands, operands)
-
-    def _pack(self, weights: LayerWeights) -> tuple[Operands, float, float]:
-        shape = weights.shape
-        parts = [read_static(weights, part) for part in shape.parts]
-        first = parts[0]
-        for part, found in zip(shape.parts, parts, strict=True):
-            if (found.scale, found.offset) != (first.scale, first.offset):
-                raise weights.fail(
-                    part, INPUT_SCALE, f"other activations than those of {shape.parts[0].name}"
-                )
-        rows = [part.rows if self._packer.blocks else part.rows.dequantize() for part in parts]
-        bias = torch.cat([part.bias for part in parts]).to(self._packer.device)
-        packed = self._packer.pack_placed(rows, shape.segments)
-        return Operands(packed, bias if shape.adds_bias else None), first.scale, first.offset
-
-    def apply(self, x: Tensor, step: AttendingStep | None) -> Tensor:
-        numbers = self._ops.quantize_static(x, self._scale, self._offset)
-        if numbers.dtype is not torch.float32:
-            numbers = numbers.float()
-        result = self._multiply(numbers, self._operands)
-        return result if result.dtype is x.dtype else result.to(x.dtype)
-
-    def suffixes(self) -> Collection[str]:
-        return STATIC

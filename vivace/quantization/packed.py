@@ -50,9 +50,15 @@ class WeightPacker:
         self, experts: Sequence[Sequence[Matrix]], segments: Segments | None = None
     ) -> PackedWeight:
         placed = [[self._place(piece) for piece in pieces] for pieces in experts]
+        return self.pack_experts(placed, segments)
+
+    def pack_experts(
+        self, experts: Sequence[Sequence[Matrix]], segments: Segments | None
+    ) -> PackedWeight:
+        """`pack_grouped` of what is in its form and place already"""
         if segments is None:
-            return self.ops.pack_grouped(placed)
-        return self.ops.pack_segments([piece for (piece,) in placed], segments)
+            return self.ops.pack_grouped(experts)
+        return self.ops.pack_segments([piece for (piece,) in experts], segments)
 
     def product(self, segments: Segments | None) -> Callable[[Tensor, Operands], Tensor]:
         """x[T, in] -> [T, out], or the sums of this rank's subtrees side by side"""

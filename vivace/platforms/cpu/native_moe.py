@@ -67,6 +67,7 @@ class NativeMoe:
         self._add_gated = kernels.operation("add_gated", "q" * 6)
         self._grouped = kernels.operation("grouped_linear", "q" * 16)
         self._quantize = kernels.operation("quantize_groups", "q" * 7)
+        self._quantize_experts = kernels.operation("quantize_experts", "q" * 9)
 
     def gate(self, gate: Gate, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         rows, experts = sizes("moe_gate", "logits", logits)
@@ -201,6 +202,26 @@ class NativeMoe:
         if isinstance(weight, SegmentedPanels):
             return weight.select(chosen)
         return GroupedWeight((), tuple(weight.experts[expert] for expert in chosen))
+
+    def quantize(self, x: Tensor, scales: Tensor, offsets: Tensor, routes: Routes) -> Tensor:
+        """`Ops.quantize_experts`"""
+        op = "quantize_experts"
+        (rows, top), (experts,) = sizes(op, "places", routes.places), sizes(op, "scales", scales, 1)
+        _, columns = sizes(op, "x", x)
+        address, stride = matrix(op, "x", x, columns, rows * top)
+        out = self._kernels.empty(rows * top, columns)
+        self._quantize_experts(
+            rows,
+            address,
+            stride,
+            out.data_ptr(),
+            columns,
+            block(op, "scales", scales, experts),
+            block(op, "offsets", offsets, experts),
+            block(op, "starts", routes.starts, experts + 1, dtype=I64),
+            experts,
+        )
+        return out
 
     def linear(
         self, x: Tensor, weight: GroupedWeight, routes: Routes, bias: Tensor | None = None

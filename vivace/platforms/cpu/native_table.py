@@ -27,6 +27,7 @@ def native_ops(kernels: Kernels) -> Ops:
         linear=linears.linear,
         update_weight=experts.update,
         quantize_static=rows.quantize_static,
+        quantize_experts=experts.quantize,
         add_bias=rows.add_bias,
         rms_norm=rows.rms_norm,
         add_rms_norm=rows.add_rms_norm,

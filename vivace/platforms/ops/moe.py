@@ -158,6 +158,17 @@ def select_grouped(weight: Any, chosen: Sequence[int]) -> Any:
     return [weight[expert] for expert in chosen]
 
 
+def quantize_experts(x: Tensor, scales: Tensor, offsets: Tensor, routes: Routes) -> Tensor:
+    """x[T * top, n], sorted by expert, scales[E], offsets[E] -> the int8 numbers that stand for it,
+    as floats of x's type: `quantize_static` by the expert of each row. Rows behind the pairs of
+    this rank hold anything."""
+    counts = routes.starts.diff()
+    rows = int(routes.starts[-1])
+    scale, offset = (each.repeat_interleave(counts).unsqueeze(1) for each in (scales, offsets))
+    numbers = x[:rows].float().div(scale).add_(offset).round_().clamp_(-128, 127)
+    return torch.cat([numbers.to(x.dtype), x.new_zeros(len(x) - rows, x.shape[1])])
+
+
 class GroupedLinear:
     """`grouped_linear` by the `linear` of a table: one product for each expert."""
 

@@ -180,6 +180,9 @@ class Ops:
     quantize_static: Callable[[Tensor, float, float], Tensor]
     """(x[T, n], scale, offset) -> like x: the whole numbers clamp(round(x / scale + offset), -128,
     127); a NaN stays one"""
+    quantize_experts: Callable[[Tensor, Tensor, Tensor, Routes], Tensor]
+    """(x[T * top, n] sorted by expert, scales[E], offsets[E], routes) -> like x: the same by
+    the numbers of the row's expert"""
     add_bias: Callable[[Tensor, Tensor], Tensor]
     """(x[..., n], bias[n]) -> x, in place"""
     gated_mlp: GatedMlpOp | None
@@ -244,6 +247,7 @@ def reference_ops() -> Ops:
         linear=linear.linear,
         update_weight=linear.update_weight,
         quantize_static=linear.quantize_static,
+        quantize_experts=moe.quantize_experts,
         add_bias=elementwise.add_bias,
         gated_mlp=None,
         moe_gate=moe.moe_gate,

@@ -271,6 +271,28 @@ struct Experts {
     }
 };
 
+bool quantize_experts(Suite& suite, Random& random, const Pairs& pairs, int64_t n) {
+    const int64_t count = (int64_t)pairs.places.size(), stride = n + 3;
+    const auto x = floats(random, count * stride, 8), offsets = floats(random, pairs.experts, 9);
+    auto scales = floats(random, pairs.experts);
+    for (float& scale : scales) scale = 0.02f + std::fabs(scale) / 50;
+    std::vector<float> out;
+    const auto reset = [&] { out.assign((size_t)(count * n), 0); };
+    reset();
+    Words words;
+    words.add(pairs.rows).add(x).add(stride).add(out).add(n).add(scales).add(offsets);
+    words.add(pairs.starts).add(pairs.experts);
+    if (!suite.run("quantize_experts", words, reset, [&] { return bytes_of(out); })) return false;
+    std::vector<float> wanted(out.size(), 0);
+    for (int64_t e = 0; e < pairs.experts; ++e)
+        for (int64_t row = pairs.starts[e]; row < pairs.starts[e + 1]; ++row)
+            for (int64_t i = 0; i < n; ++i) {
+                const float number = x[row * stride + i] / scales[e] + offsets[e];
+                wanted[row * n + i] = std::nearbyintf(std::fmin(127.0f, std::fmax(-128.0f, number)));
+            }
+    return out == wanted || suite.fail("quantize_experts", "other numbers");
+}
+
 // Each expert's rows have the bits that quantize_rows gives them alone.
 bool quantize_groups(Suite& suite, const Pairs& pairs, const std::vector<float>& x, int64_t stride, int64_t k,
                      std::vector<uint8_t>& int8) {
@@ -371,6 +393,11 @@ void moe(Suite& suite) {
             for (int64_t n : {1, 16, 37})
                 if (!add_gated(suite, random, rows, n, true) || !add_gated(suite, random, rows, n, false)) return false;
         return true;
+    });
+    suite.op("quantize_experts", [&](Random& random) {
+        return each_pairs(random, [&](const Pairs& pairs) {
+            return quantize_experts(suite, random, pairs, 16) && quantize_experts(suite, random, pairs, 37);
+        });
     });
     suite.op("quantize_groups", [&](Random& random) {
         return each_pairs(random, [&](const Pairs& pairs) {
