@@ -157,3 +157,24 @@ def test_what_is_not_divided_yet_says_what_is(flags: list[str], remedy: str) -> 
     with pytest.raises(ConfigError) as refused:
         resolved(*flags)
     assert remedy in str(refused.value)
+
+
+FIXED = "--enable-deterministic-inference"
+WIDE = {**DIVISIBLE, "num_attention_heads": 16, "num_key_value_heads": 16, "hidden_size": 256}
+WIDE["intermediate_size"] = 256
+
+
+def test_sums_in_one_order_need_ranks_with_whole_segments() -> None:
+    """24 at most, of 16 heads 8."""
+    assert started(WIDE, "--tp-size", "16").parallel.tp_size == 16
+    assert started(WIDE, "--tp-size", "8", FIXED).parallel.tp_size == 8
+    with pytest.raises(ConfigError, match=FIXED):
+        started(WIDE, "--tp-size", "16", FIXED)
+
+
+def test_torch_adds_in_one_order_on_one_device_only() -> None:
+    slow = ["--disable-cpu-kernels", "--tp-size", "2"]
+    assert said(started(WIDE, *slow, FIXED), FIXED)
+    assert not said(started(WIDE, "--disable-cpu-kernels", FIXED), FIXED)
+    assert not said(started(WIDE, *slow), FIXED)
+    assert started(WIDE, "--disable-cpu-kernels", "--tp-size", "16", FIXED).parallel.tp_size == 16

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +32,11 @@ from thread_ranks import ThreadRanks
 from torch import Tensor
 from toy_models import make, tokens
 
+from vivace.checkpoint.open import open_weights
+from vivace.checkpoint.source import locate
 from vivace.errors import CannotStart
 from vivace.layers.expert_location import ExpertLocations
+from vivace.models.facts import read_facts
 from vivace.platforms.cpu.native import Kernels, NoKernels
 from vivace.platforms.cpu.platform import NativePlatform
 from vivace.platforms.cpu.shared_group import SharedMemoryGroup
@@ -153,8 +159,17 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_model, "PLATFORM", native)
 
 
-def compute(size: int, path: Path, *, deterministic: bool = True, **how: Any) -> Tensor:
-    """[prompt, vocabulary], of ranks that exchange over shared memory"""
+def compute(size: int, path: Path, **how: Any) -> Tensor:
+    """[prompt, vocabulary]"""
+    with joined(size, path, **how) as ranks:
+        return ranks.feed(IDS, CHUNKS)
+
+
+@contextmanager
+def joined(
+    size: int, path: Path, *, deterministic: bool = True, **how: Any
+) -> Iterator[ThreadRanks]:
+    """Ranks that exchange over shared memory"""
     descriptor = os.memfd_create("ranks")
     memories = [RankMemory(descriptor) for _ in range(size)]
 
@@ -164,8 +179,7 @@ def compute(size: int, path: Path, *, deterministic: bool = True, **how: Any) ->
         return SharedMemoryGroup(kernels, memories[rank], rank, size)
 
     try:
-        ranks = ThreadRanks(path, size, make_group=join, deterministic=deterministic, **how)
-        return ranks.feed(IDS, CHUNKS)
+        yield ThreadRanks(path, size, make_group=join, deterministic=deterministic, **how)
     finally:
         os.close(descriptor)
 
@@ -188,6 +202,22 @@ def test_experts_on_any_ranks(name: str, tmp_path: Path) -> None:
         experts = ExpertLocations(redundant=redundant, algorithm="dynamic")
         found = compute(size, ep=ep, experts=experts, **how)
         assert torch.equal(found, wanted), (size, ep, (found - wanted).abs().max())
+
+
+def test_experts_that_move_and_prompts_that_are_cut_otherwise(tmp_path: Path) -> None:
+    how, count = MODELS["Qwen3Moe"](tmp_path), EXPERTS["num_experts"]
+    wanted, source = compute(1, **how), locate(str(how["path"]))
+    with joined(4, ep=2, experts=ExpertLocations(redundant=4, counted=True), **how) as ranks:
+        found = [ranks.feed(IDS[:3], [3])]
+        for seed in range(3):
+            placed = [*range(count), *random.Random(seed).choices(range(count), k=4)]
+            random.Random(seed).shuffle(placed)
+            for rank, layer in itertools.product(range(4), range(2)):
+                weights = open_weights(source, read_facts(source), seed=0, progress=lambda *_: None)
+                with torch.inference_mode():
+                    ranks.experts(rank)[layer].move(placed, weights)()
+            found.append(ranks.feed(IDS[3 + 6 * seed : 9 + 6 * seed], [1, 5]))
+        assert torch.equal(torch.cat(found), wanted)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3Moe"])
