@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_server import RunningServer
+from running_server import RunningServer, free_port
 from toy_models import make
+
+from vivace.platforms.cpu.library import LIBRARY
 
 FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 DETERMINISTIC = "--enable-deterministic-inference"
@@ -60,10 +62,14 @@ def body(seed: int) -> dict[str, Any]:
 
 def ask(folder: Path, log: Path, *flags: str) -> list[Any]:
     words = ["--model-path", str(folder), DETERMINISTIC, *FLAGS, *flags]
-    with RunningServer(*words, log=log) as server, ThreadPoolExecutor(5) as pool:
-        server.wait_ready()
+    with RunningServer(*words, log=log) as server:
+        return log_probabilities(server.wait_ready())
+
+
+def log_probabilities(server: RunningServer) -> list[Any]:
+    keys = ("input_token_logprobs", "output_token_logprobs", "output_top_logprobs")
+    with ThreadPoolExecutor(5) as pool:
         answers = list(pool.map(lambda seed: server.json("/generate", body(seed)), range(5)))
-        keys = ("input_token_logprobs", "output_token_logprobs", "output_top_logprobs")
         return [[answer["meta_info"][key] for key in keys] for answer in answers]
 
 
@@ -72,6 +78,20 @@ def test_any_ranks_have_the_log_probabilities_of_one(
     flags: str, folder: Path, wanted: list[Any], tmp_path: Path
 ) -> None:
     assert ask(folder, tmp_path / "log", *flags.split()) == wanted
+
+
+@pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels")
+def test_two_nodes_have_the_log_probabilities_of_one(
+    folder: Path, wanted: list[Any], tmp_path: Path
+) -> None:
+    words = f"--tp-size 2 --ep-size 2 --nnodes 2 --dist-init-addr 127.0.0.2:{free_port()}".split()
+    flags = ("--model-path", str(folder), DETERMINISTIC, *FLAGS, *words, "--node-rank")
+    environment = {"VIVACE_CLUSTER_KEY": "a-key-that-both-nodes-of-this-test-know"}
+    with (
+        RunningServer(*flags, "1", log=tmp_path / "second", environment=environment),
+        RunningServer(*flags, "0", log=tmp_path / "first", environment=environment) as first,
+    ):
+        assert log_probabilities(first.wait_ready()) == wanted
 
 
 def test_ranks_that_would_part_segments_end_the_start(folder: Path, tmp_path: Path) -> None:
