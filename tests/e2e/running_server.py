@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ runpy.run_module("vivace", run_name="__main__")
 
 class RunningServer:
     """`vivace serve` with its log; ends with the `with` block. `drain`: its limit, in seconds;
-    `crashes`: of an engine, that are forgiven."""
+    `crashes`: of an engine, that are forgiven; `through`: a command that runs it, as `ip netns`."""
 
     def __init__(
         self,
@@ -74,6 +74,7 @@ class RunningServer:
         port: int = 0,
         drain: float | None = None,
         crashes: int | None = None,
+        through: Sequence[str] = (),
     ) -> None:
         self.port = port or free_port()
         self.log = log
@@ -83,7 +84,7 @@ class RunningServer:
         words = [*program, "serve", "--host", "127.0.0.1", "--port", str(self.port), *flags]
         self._file = log.open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, *words],
+            [*through, sys.executable, *words],
             env={**os.environ, **(environment or {})},
             stdout=self._file,
             stderr=subprocess.STDOUT,

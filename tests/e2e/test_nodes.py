@@ -7,8 +7,9 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,10 @@ class Nodes:
             *("--dist-timeout", "60", *FLAGS),
         )
         self._stack = contextlib.ExitStack()
-        self.key = KEY
 
-    def start(self, rank: int, *flags: str, key: str | None = None) -> RunningServer:
+    def start(
+        self, rank: int, *flags: str, key: str = KEY, through: Sequence[str] = ()
+    ) -> RunningServer:
         """Flags that are given twice count as given last."""
         name = f"node{rank}-{len(list(self._logs.iterdir()))}"
         return self._stack.enter_context(
@@ -75,8 +77,9 @@ class Nodes:
                 *self._flags,
                 *("--dist-init-addr", self.address, "--node-rank", str(rank), *flags),
                 log=self._logs / name,
-                environment={"VIVACE_CLUSTER_KEY": self.key if key is None else key},
+                environment={"VIVACE_CLUSTER_KEY": key},
                 crashes=50,
+                through=through,
             )
         )
 
@@ -265,3 +268,49 @@ def test_a_port_in_use_is_one_line(nodes: Nodes) -> None:
         first = nodes.start(0)
         assert first.wait(60) == 2
     assert f"--dist-init-addr {nodes.address}: node 0 cannot listen there" in first.text()
+
+
+def run(*words: str) -> bool:
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def machines() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable between them: names, 10.77.0.1 and 10.77.0.2."""
+    names = f"vva{os.getpid()}", f"vvb{os.getpid()}"
+    made = all(run("ip", "netns", "add", name) for name in names)
+    try:
+        if not made or not run(
+            *("ip", "link", "add", "cable", "netns", names[0], "type", "veth"),
+            *("peer", "name", "cable", "netns", names[1]),
+        ):
+            pytest.skip("network namespaces cannot be made here")
+        for number, name in enumerate(names, 1):
+            within = ("ip", "-n", name)
+            assert run(*within, "addr", "add", f"10.77.0.{number}/24", "dev", "cable")
+            assert run(*within, "link", "set", "cable", "up")
+            assert run(*within, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            run("ip", "netns", "del", name)
+
+
+def test_a_cable_that_is_pulled_is_noticed_on_both_sides_within_seconds(
+    nodes: Nodes, machines: tuple[str, str]
+) -> None:
+    """And streams of the server go on when it is back."""
+    nodes.address = "10.77.0.1:5000"
+    first, second = (
+        nodes.start(rank, through=("ip", "netns", "exec", name))
+        for rank, name in enumerate(machines)
+    )
+    first.wait_ready()
+    pulled = time.monotonic()
+    assert run("ip", "-n", machines[1], "link", "set", "cable", "down")
+    wait_for(first, "node 1 (10.77.0.2): ", 15)
+    wait_for(second, "node 0: ", 15)
+    assert time.monotonic() - pulled < 5.5  # with what it takes to read the logs
+    assert "Connection timed out" in first.text() + second.text()
+    assert run("ip", "-n", machines[1], "link", "set", "cable", "up")
+    wait_for(first, "The engine is back", 60)

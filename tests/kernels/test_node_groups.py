@@ -189,6 +189,46 @@ def test_a_captured_step_has_them_too() -> None:
         assert torch.equal(found, wanted)
 
 
+def test_pipes_go_between_nodes_as_within_one() -> None:
+    """From 0 over 1 (the same node) to 2 (the other one), and back; also captured, and longer than
+    a connection keeps."""
+    long = torch.randn(3000, 1000)
+
+    def run(one: SharedMemoryGroup) -> Tensor:
+        pipes = one.connect([(0, 1), (1, 2), (2, 0)])
+        assert len(pipes) == 2
+        source = pipes[[(2, 0), (0, 1), (1, 2)][one.rank]]
+        target = pipes[[(0, 1), (1, 2), (2, 0)][one.rank]]
+        kernels = one._kernels
+        results = []
+        for x in (torch.ones(1, 5), long, torch.ones(0, 7), torch.full((4, 6), 2.0)[:, :3]):
+            if one.rank == 0:
+                target.send(x)
+            got = source.receive(*x.shape, torch.float32)
+            if one.rank:
+                target.send(got + 1)
+            results.append(got.flatten())
+        with kernels.capture(Arena()) as graph:
+            if one.rank == 0:
+                target.send(given_rows)
+            kept = source.receive(6, 40, torch.float32)
+            if one.rank:
+                target.send(kept)
+        for rows in (6, 0, 2):
+            graph.run(rows)
+            results.append(kept[:rows].flatten())
+        return torch.cat(results)
+
+    given_rows = torch.randn(6, 40)
+    found = Cluster(2, 1).on_all(run)
+    parts = torch.cat([torch.ones(5), long.flatten(), torch.full((12,), 2.0)])
+    again = torch.cat([given_rows[:rows].flatten() for rows in (6, 0, 2)])
+    for rank, added in ((0, 2.0), (1, 0.0), (2, 1.0)):
+        wanted = parts + 1.0 + (added - 1.0) if added else parts
+        assert torch.allclose(found[rank][: len(parts)], wanted)
+        assert torch.equal(found[rank][len(parts) :], again)
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 3), min_size=2, max_size=3),

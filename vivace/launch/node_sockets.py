@@ -78,16 +78,22 @@ class RankSockets:
         return sock
 
     def _call(self, group: int, rank: int) -> socket.socket:
-        host, port = self._addresses[rank]
-        try:
-            intent = Intent(self._setup.session, group, self._rank)
-            return call((host, port), self._setup.key, intent)
-        except (OSError, NoHandshake, WrongKey) as error:
-            self._look()
-            raise RankLost(
-                f"rank {rank} cannot be reached at {host} port {port}: {why_no_answer(error)}; "
-                "ranks of other nodes must reach it (--nccl-port says which ports are taken)"
-            ) from None
+        """Again, while it has not come to that group yet."""
+        address = self._addresses[rank]
+        intent = Intent(self._setup.session, group, self._rank)
+        while True:
+            try:
+                return call(address, self._setup.key, intent)
+            except NoHandshake:
+                self._look()
+            except (OSError, WrongKey) as error:
+                why = why_no_answer(error)
+                break
+        self._look()
+        raise RankLost(
+            f"rank {rank} cannot be reached at {address[0]} port {address[1]}: {why}; ranks of "
+            "other nodes must reach it (--nccl-port says which ports are taken)"
+        )
 
     def _await(self, group: int, rank: int) -> socket.socket:
         while (group, rank) not in self._early:

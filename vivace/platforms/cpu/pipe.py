@@ -1,10 +1,9 @@
-"""A pipe between two ranks of one machine: a ring of slots in memory that both map, by kernels.
+"""A pipe between two ranks, by kernels: of one machine a ring of slots in memory that both map.
 
 The memory is a region of `RankMemory`: a page with two lines (slots that the sender has filled, and
 that the receiver has emptied; each written by one of them only), then `SLOTS` slots. A slot is one
 message: a line that begins with the bytes of its rows (int64), then the rows, float32 without gaps.
-That is all there is on a wire, too: a link to another machine copies a filled slot into the same
-ring there, counts it, and counts back what was emptied.
+To a rank on another node it is a connection, over which go the bytes of the rows, then the rows.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 from vivace.errors import RankLost
 from vivace.platforms.cpu.native import F32, Kernels, matrix, require, sizes
 from vivace.platforms.errors import CaptureError
-from vivace.platforms.rendezvous import RankMemory, pages
+from vivace.platforms.rendezvous import NodeSocket, RankMemory, pages
 
 LINE = 64
 """bytes of a cache line"""
@@ -70,6 +69,38 @@ class SharedMemoryPipe:
                 f"--cuda-graph-max-bs {each} or less"
             )
         return [(first, min(first + each, rows)) for first in range(0, rows, each)]
+
+    def _check(self) -> None:
+        if self._memory.abandoned and not self._kernels.capturing:
+            raise RankLost("other ranks do not answer any more")
+
+
+class NodePipe:
+    """One of its two ends, where they are on different nodes: a connection. Who sends waits when
+    the other is so far behind that the system keeps no more. Captured steps may send and
+    receive."""
+
+    def __init__(self, kernels: Kernels, memory: RankMemory, end: NodeSocket) -> None:
+        self._kernels = kernels
+        self._memory = memory
+        self._mapped = np.frombuffer(memory.first, np.uint8)
+        self._end = np.array([end.socket, end.first, end.count], np.int64)
+        self._place = self._mapped.ctypes.data, self._end.ctypes.data
+        self._send = kernels.operation("send_to_node", "q" * 6)
+        self._receive = kernels.operation("receive_from_node", "q" * 5)
+
+    def send(self, x: Tensor) -> None:
+        rows, columns = sizes("send_to_node", "x", x)
+        address, stride = matrix("send_to_node", "x", x, columns)
+        self._send(rows, address, stride, columns, *self._place)
+        self._check()
+
+    def receive(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        require("receive_from_node", dtype is F32, f"numbers of {dtype}")
+        out = self._kernels.empty(rows, columns)
+        self._receive(rows, out.data_ptr(), columns, *self._place)
+        self._check()
+        return out
 
     def _check(self) -> None:
         if self._memory.abandoned and not self._kernels.capturing:

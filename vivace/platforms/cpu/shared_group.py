@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vivace.errors import RankLost
 from vivace.platforms.cpu.native import I64, Kernels, block, matrix, optional, require, sizes
-from vivace.platforms.cpu.pipe import REGION_BYTES, SharedMemoryPipe
+from vivace.platforms.cpu.pipe import REGION_BYTES, NodePipe, SharedMemoryPipe
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.groups import SINGLE_RANK, Group, Pipe
 from vivace.platforms.partial_sums import SharedPairs
@@ -95,10 +95,13 @@ class SharedMemoryGroup:
     def connect(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Pipe]:
         found: dict[tuple[int, int], Pipe] = {}
         for pair in pairs:
-            if self.rank in pair:
-                found[pair] = SharedMemoryPipe(self._kernels, self._memory)
-            else:
+            if self.rank not in pair:
                 self._memory.skip(REGION_BYTES)
+            elif ends := self._sockets.open(self._memory.length, sorted(pair)):
+                found[pair] = NodePipe(self._kernels, self._memory, ends[0])
+                self._memory.skip(REGION_BYTES)
+            else:
+                found[pair] = SharedMemoryPipe(self._kernels, self._memory)
         return found
 
     def _meet_here(self) -> Callable[[int, int], None]:

@@ -87,6 +87,41 @@ bool meet_nodes(Suite& suite, Random& random, int64_t rows, int64_t n) {
            !std::memcmp(sent.data() + sizeof mine, own_slot, (size_t)mine[1]);
 }
 
+// To another node and, from there, back.
+bool pipe_to_node(Suite& suite, Random& random, const char* op, int64_t rows, int64_t n) {
+    const bool sends = !std::strcmp(op, "send_to_node");
+    std::vector<int64_t> memory(16);
+    auto* group = (int64_t*)(((intptr_t)memory.data() + 63) / 64 * 64);
+    const int64_t stride = n + 3, bytes = 4 * rows * n;
+    const auto x = floats(random, rows * stride), far = floats(random, rows * n);
+    std::vector<float> out((size_t)(rows * n)), wanted;
+    for (int64_t i = 0; i < rows * n; ++i) wanted.push_back(x[i / n * stride + i % n]);
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) return false;
+    const std::vector<int64_t> end = {ends[0], 0, 1};
+    std::vector<char> got(8 + (size_t)bytes);
+    const auto reset = [&] {
+        while (recv(ends[sends ? 1 : 0], got.data(), got.size(), MSG_DONTWAIT) > 0) {}
+        std::fill(out.begin(), out.end(), 0.0f);
+        if (sends) return;
+        send(ends[1], &bytes, 8, 0);
+        send(ends[1], far.data(), (size_t)bytes, 0);
+    };
+    reset();
+    Words words;
+    words.add(rows);
+    if (sends) words.add(x).add(stride).add(n);
+    if (!sends) words.add(out).add(n);
+    words.add((const void*)group).add(end);
+    const bool ran = suite.run(op, words, reset, [&] { return bytes_of(out); });
+    const int64_t came = sends ? recv(ends[1], got.data(), got.size(), MSG_DONTWAIT) : 0;
+    close(ends[0]), close(ends[1]);
+    if (!ran || group[0] != 0) return false;
+    if (!sends) return out == far;
+    return came == 8 + bytes && !std::memcmp(got.data(), &bytes, 8) &&
+           !std::memcmp(got.data() + 8, wanted.data(), (size_t)bytes);
+}
+
 bool add_shares(Suite& suite, Random& random, int64_t rows, int64_t n, int64_t first = 0) {
     const Slots slots(random);
     const std::vector<int64_t> own = {1};
@@ -256,6 +291,10 @@ void collectives(Suite& suite) {
     suite.op("meet_nodes", [&](Random& random) {
         return meet_nodes(suite, random, 1, 1) && meet_nodes(suite, random, 9, 37);
     });
+    for (const char* op : {"send_to_node", "receive_from_node"})
+        suite.op(op, [&, op](Random& random) {
+            return pipe_to_node(suite, random, op, 1, 1) && pipe_to_node(suite, random, op, 9, 37);
+        });
     suite.op("add_shares", [&](Random& random) {
         return add_shares(suite, random, 1, 1) && add_shares(suite, random, 9, 37) && add_shares(suite, random, 4, 64) &&
                add_shares(suite, random, 5, 37, 3);
