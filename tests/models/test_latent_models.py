@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 import torch
 from paged_model import PagedModel, load
-from quantized_toys import AWQ, GptqForm
 from safetensors.torch import load_file, save_file
 from toy_models import make, reference, tokens
 from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
 
-from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.row_order import ReorderedRows, halves_first
 from vivace.checkpoint.safetensors_files import SafetensorsFiles
 from vivace.checkpoint.source import locate
 from vivace.checkpoint.weights import CheckpointError, TrackedWeights
-from vivace.layers.row_order import ReorderedRows, halves_first
 from vivace.models.facts import read_facts
 from vivace.platforms.ops.elementwise import rotary
 from vivace.platforms.ops.stored import int8_rows
@@ -72,7 +70,13 @@ def test_ranges_of_whole_heads_and_scales_of_blocks(tmp_path: Path) -> None:
     scales = torch.arange(3.0)[:, None]
     source = weights(
         tmp_path,
-        {"q.weight": rows, "q.weight_scale_inv": scales, "q.qweight": rows, "k.bias": scales},
+        {
+            "q.weight": rows,
+            "q.weight_scale_inv": scales,
+            "q.qweight": rows,
+            "q.zeros": rows,
+            "k.bias": scales,
+        },
     )
     order = halves_first(384, 192, 64)
     turned = ReorderedRows(source, {"q": order})
@@ -80,8 +84,12 @@ def test_ranges_of_whole_heads_and_scales_of_blocks(tmp_path: Path) -> None:
     assert torch.equal(found[:, 0], order[192:].float())
     assert torch.equal(turned.take("q.weight_scale_inv", (3, 1)), scales)
     assert torch.equal(turned.take("k.bias", (3, 1)), scales), "another layer"
-    with pytest.raises(CheckpointError, match="qweight"):
-        turned.take("q.qweight", (384, 2))
+    assert torch.equal(turned.take("q.qweight", (384, 2)), rows), "its words are taken apart first"
+    ours = turned.row_order("q", slice(192, 384))
+    assert ours is not None and torch.equal(ours, order[192:] - 192)
+    assert turned.row_order("k", slice(0, 3)) is None
+    with pytest.raises(CheckpointError, match="zeros"):
+        turned.take("q.zeros", (384, 2))
     crossed = ReorderedRows(source, {"q": halves_first(384, 192, 96)})
     with pytest.raises(CheckpointError, match="weight_scale_inv"):
         crossed.take("q.weight_scale_inv", (3, 1))
@@ -101,15 +109,6 @@ def test_int8_layers_are_reordered_with_their_scales(tmp_path: Path) -> None:
     save_file(stored, file)
     found = PagedModel(load(tmp_path, quantization="w8a16")).feed("a", IDS, [21])
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("toy", [AWQ, GptqForm(4, 32, ordered=False, version=1).config()])
-def test_packed_words_are_refused_before_anything_is_loaded(
-    toy: dict[str, Any], tmp_path: Path
-) -> None:
-    make("DeepseekV3", tmp_path, **LATENT)
-    with pytest.raises(SourceError, match="packed"):
-        read_facts(locate(str(tmp_path), overrides={"quantization_config": toy}))
 
 
 def test_bfloat16_stays_close(tmp_path: Path) -> None:

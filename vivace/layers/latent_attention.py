@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from vivace.checkpoint.row_order import ReorderedRows, halves_first
 from vivace.checkpoint.weights import Weights
 from vivace.layers.layout import split
 from vivace.layers.linear import Linear, Part, RMSNorm, Shard
 from vivace.layers.module import Bindings, Module, cast
 from vivace.layers.rotary import RotaryTable
-from vivace.layers.row_order import ReorderedRows, halves_first
 from vivace.platforms.attention import AttendingStep, LatentLayer
 from vivace.platforms.ops.table import Ops, PackedWeight
 from vivace.quantization.method import LayerWeights, LinearShape, LocalPart, claim_tensors

@@ -29,7 +29,8 @@ or a model's name on the hub. The architecture is the first of `architectures` i
 OWN = """## Architectures of Vivace
 
 They run on the native CPU kernels, with captured decode steps, from safetensors (F32, F16, BF16;
-int8 with a scale for each output channel; FP8 of e4m3; AWQ of 4 bits, GPTQ of 2, 4 and 8;
+int8 with a scale for each output channel; FP8 of e4m3, with blocks as DeepSeek's or as
+compressed-tensors and fbgemm_fp8 store it; AWQ of 4 bits, GPTQ of 2, 4 and 8;
 ModelSlim's W8A8, W8A8_DYNAMIC, W8A16, W4A8_DYNAMIC) and from GGUF files. Weights of 4 bits stay
 4 bits in memory, as GGUF's blocks: exactly where zero points are 8 (symmetric), else with the
 minimum of a group in float16. `--quantization w8a8_int8` and `w8a16` make int8 of matrices that

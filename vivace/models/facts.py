@@ -19,7 +19,6 @@ from vivace.models.families import FAMILIES
 from vivace.models.head_facts import (
     HeadFacts,
     LatentFacts,
-    check_stored_latents,
     read_heads,
     read_query_scale,
 )
@@ -183,7 +182,6 @@ def read_facts(source: ModelSource) -> ModelFacts:
     config = ModelFields(source, FAMILIES[architecture])
     refuse_bidirectional(config)
     found = read_heads(config)
-    check_stored_latents(config, found, checkpoint_quantization(source))
     layers, vocabulary = config.need_known("num_hidden_layers"), config.need_known("vocab_size")
     sliding = sliding_layers(config, layers)
     windows = layer_windows(config, sliding)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from vivace.checkpoint.fields import Number
 from vivace.models.config_fields import TABLE, ModelFields
 from vivace.models.rope import LARGEST_HEAD, Rope, RotatedHead, rope_objects
-from vivace.quantization.description import AwqCheckpoint, GptqCheckpoint, QuantizedCheckpoint
 
 MOST_PROJECTED = 1 << 22
 """numbers of all query heads of a layer"""
@@ -85,18 +84,6 @@ def read_latent_heads(config: ModelFields, heads: int) -> HeadFacts:
         rotated=RotatedHead(latent.rope),
         latent=latent,
     )
-
-
-def check_stored_latents(
-    config: ModelFields, found: HeadFacts, checkpoint: QuantizedCheckpoint | None
-) -> None:
-    """Words of several outputs or inputs cannot be taken apart into heads, nor put into another
-    order of outputs."""
-    left_alone = isinstance(checkpoint, AwqCheckpoint) and "self_attn" in checkpoint.skipped
-    packed = isinstance(checkpoint, AwqCheckpoint | GptqCheckpoint) and not left_alone
-    if found.latent is not None and packed:
-        why = "latent attention is not read from packed words; use an unquantized checkpoint"
-        raise config.refusal("quantization_config", why)
 
 
 def check_projected(config: ModelFields, heads: int, head_dim: int) -> None:

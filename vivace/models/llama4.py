@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from vivace.checkpoint.row_order import ReorderedRows, halves_first
 from vivace.checkpoint.weights import Weights
 from vivace.layers.attention import Attention, HeadNorm
 from vivace.layers.linear import Embedding, LogitsHead, RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import PositionScales, RotaryTable
-from vivace.layers.row_order import ReorderedRows, halves_first
 from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward, rotary_table
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.platforms.attention import AttendingStep, AttentionLayer

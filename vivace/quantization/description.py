@@ -89,9 +89,9 @@ class Mxfp4Checkpoint:
 class Fp8Checkpoint:
     """float8 (e4m3fn) numbers with a float32 scale for each block, or for a tensor."""
 
-    method = "fp8"
     block: tuple[int, int] | None
     """rows and inputs that share a scale; None: all of a tensor, or of an output channel"""
+    method: str = "fp8"
 
 
 QuantizedCheckpoint = (
@@ -160,6 +160,11 @@ def read_method(values: Mapping[str, Any], place: str) -> QuantizedCheckpoint:
         return Mxfp4Checkpoint()
     if method == "fp8":
         return read_fp8(values, place, refusal)
+    if method == "fbgemm_fp8":
+        read_names(values, "modules_to_not_convert", place)
+        return Fp8Checkpoint(block=None, method=method)
+    if fp8_by_tensor(values):
+        return Fp8Checkpoint(block=None, method=Int8Checkpoint.method)
     if method in ("modelslim", "ascend"):
         raise SourceError(f"{place}: quant_model_description.json is missing; fetch it")
     raise SourceError(refusal)
@@ -281,21 +286,41 @@ def int8_by_channel(found: Mapping[str, Any]) -> bool:
     channel, and activations that need no numbers from the checkpoint."""
     if found.get("quant_method") == "w8a8_int8":
         return True
-    groups = found.get("config_groups")
-    plain = found.get("format") == "int-quantized" and not found.get("transform_config")
-    if not plain or not isinstance(groups, dict):
-        return False
     wanted = {"num_bits": 8, "type": "int", "symmetric": True}
-    parts = [
-        (group.get("weights"), group.get("input_activations"))
-        for group in groups.values()
-        if isinstance(group, dict)
-    ]
+    parts = compressed_groups(found, "int-quantized")
     return bool(parts) and all(
         has(weights, {**wanted, "strategy": "channel"})
         and (inputs is None or has(inputs, {**wanted, "strategy": "token", "dynamic": True}))
         for weights, inputs in parts
     )
+
+
+def fp8_by_tensor(found: Mapping[str, Any]) -> bool:
+    """Whether compressed-tensors' description is of float8 weights with a scale for a tensor or its
+    output channels; activations, which stay floats here, may have any."""
+    wanted = {"num_bits": 8, "type": "float", "symmetric": True}
+    parts = compressed_groups(found, "float-quantized")
+    return bool(parts) and all(
+        has(weights, wanted)
+        and weights.get("strategy") in ("channel", "tensor")
+        and (inputs is None or has(inputs, {"num_bits": 8, "type": "float"}))
+        for weights, inputs in parts
+    )
+
+
+def compressed_groups(found: Mapping[str, Any], form: str) -> list[tuple[Any, Any]]:
+    """(weights, activations) of each group of compressed-tensors' layers; nothing where they are
+    stored in another form, or KV is quantized too."""
+    groups = found.get("config_groups")
+    other = found.get("transform_config") or found.get("kv_cache_scheme")
+    if found.get("format") != form or other or not isinstance(groups, dict):
+        return []
+    return [
+        (group.get("weights"), group.get("input_activations"))
+        if isinstance(group, dict)
+        else (0, 0)
+        for group in groups.values()
+    ]
 
 
 def has(found: Any, wanted: dict[str, Any]) -> bool:

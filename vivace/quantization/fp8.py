@@ -1,5 +1,5 @@
 """Checkpoints of float8 (e4m3fn) with float scales: of blocks (DeepSeek V3 and R1, Qwen3's FP8), or
-of a tensor or its output channels.
+of a tensor or its output channels (compressed-tensors, fbgemm_fp8).
 
 Where the device reads blocks, weights stay one byte each; elsewhere they are decoded. Activations
 stay floats, so `input_scale` is not needed.

@@ -14,6 +14,7 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 
+from vivace.checkpoint.row_order import ReorderedRows
 from vivace.checkpoint.weights import ALL, FLOATS, CheckpointError, Weights
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.linear import Operands
@@ -116,6 +117,11 @@ class LayerWeights:
             return None
         biases = [self.take(part, BIAS, (part.size,), part.rows) for part in self.shape.parts]
         return biases[0] if len(biases) == 1 else torch.cat(biases)
+
+    def row_order(self, part: LocalPart) -> Tensor | None:
+        """What rows that were taken out of words are to be put into; None: they are in order."""
+        source = self.source
+        return source.row_order(part.name, part.rows) if isinstance(source, ReorderedRows) else None
 
     def fail(
         self, part: LocalPart, suffix: str, reason: str, advice: str = "fetch the checkpoint again"

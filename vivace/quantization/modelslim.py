@@ -81,7 +81,8 @@ class ModelSlimConfig:
         return StaticInt8Experts(self._packer, activation)
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
-        return read_floats(weights, part)
+        found = self._read_expert(weights, part)
+        return found if isinstance(found, Tensor) else found.dequantize()
 
     def _type(self, parts: Sequence[str]) -> str:
         types = {part: self._types.get(f"{part}.{WEIGHT}", FLOAT) for part in parts}
@@ -120,6 +121,8 @@ def read_int4_channels(weights: LayerWeights, part: LocalPart) -> Int8Rows:
     rows = slice(first // 2, stop // 2)
     packed = weights.take(part, WEIGHT, shape, rows, weights.shape.columns, dtypes=INT8)
     numbers = torch.stack(((packed << 4) >> 4, packed >> 4), 1).flatten(0, 1)
+    order = weights.row_order(part)
+    numbers = numbers if order is None else numbers[order]
     return Int8Rows(numbers.contiguous(), read_scales(weights, part, SCALE))
 
 

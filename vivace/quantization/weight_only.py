@@ -57,6 +57,13 @@ class GroupedNumbers:
     """int64[columns]: which group a column is in"""
     bits: int
 
+    def in_order(self, rows: Tensor | None) -> GroupedNumbers:
+        """With rows[i] in the place of row i"""
+        if rows is None:
+            return self
+        numbers, zeros, scales = (one[rows] for one in (self.numbers, self.zeros, self.scales))
+        return GroupedNumbers(numbers, zeros, scales, self.groups, self.bits)
+
     def decode(self) -> Tensor:
         """float32[rows, columns]"""
         groups = self.groups
@@ -117,18 +124,24 @@ class WeightOnlyConfig:
         return PackedExperts(self._packer, self._read_packed, activation, suffixes=SUFFIXES)
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
-        return read_floats(weights, part)
+        if any(skipped in part.name for skipped in self._skipped) or is_plain(weights, part):
+            return read_floats(weights, part)
+        return self._read(weights, part).decode()
 
     def _read_packed(self, weights: LayerWeights, part: LocalPart) -> Matrix:
-        """A layer that was left alone without a word about it is floats."""
-        if weights.has(part, WEIGHT) and not weights.has(part, QWEIGHT):
+        if is_plain(weights, part):
             return read_floats(weights, part)
-        found = self._read(weights, part)
+        found = self._read(weights, part).in_order(weights.row_order(part))
         refuse_bias(weights, part)
         if not bool(found.scales.isfinite().all()):
             raise weights.fail(part, SCALES, "infinite or undefined scales")
         blocks = found.blocks() if self._blocks else None
         return found.decode() if blocks is None else blocks
+
+
+def is_plain(weights: LayerWeights, part: LocalPart) -> bool:
+    """A layer that was left alone without a word about it is floats."""
+    return weights.has(part, WEIGHT) and not weights.has(part, QWEIGHT)
 
 
 SUFFIXES: Collection[str] = (QWEIGHT, QZEROS, SCALES, ORDER, WEIGHT, BIAS)

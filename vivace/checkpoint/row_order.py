@@ -14,6 +14,8 @@ OF_ROWS = frozenset(
     "weight bias weight_scale weight_offset deq_scale quant_bias scale_bias".split()
 )
 """what formats have for each output of a layer"""
+IN_WORDS = frozenset("qweight qzeros scales g_idx".split())
+"""what formats have of several rows, or of none: whoever takes them apart asks for `row_order`"""
 SCALES_OF_BLOCKS, BLOCK_ROWS = "weight_scale_inv", 128
 """of FP8: one for 128 x 128 weights"""
 
@@ -78,11 +80,21 @@ class ReorderedRows:
             return taken
         return (taken if isinstance(taken, Tensor) else taken.dequantize())[order]
 
+    def row_order(self, layer: str, rows: slice) -> Tensor | None:
+        """Of the rows in this range, counted from its first; None: as the checkpoint has them."""
+        order = self._orders.get(layer)
+        if order is None:
+            return None
+        first, end, _ = rows.indices(len(order))
+        return order[first:end] - first
+
     def _find_order(self, name: str, shape: tuple[int, ...], rows: slice) -> Tensor | None:
         """Within the range. Raises CheckpointError for a format whose rows are not the layer's."""
         stem, _, suffix = name.rpartition(".")
         order = self._orders.get(stem)
-        if order is None or shape in ((), (1,)):
+        if order is None or shape in ((), (1,)) or suffix in IN_WORDS:
+            return None
+        if suffix == "weight" and 2 * shape[0] == len(order):  # two rows in a byte
             return None
         if suffix == SCALES_OF_BLOCKS and stays_in_blocks(order):
             return None
@@ -91,5 +103,4 @@ class ReorderedRows:
                 f"{self.label(name)}: this layer's outputs are put in another order for rotary "
                 "embedding, which this format does not allow; use an unquantized checkpoint"
             )
-        first, end, _ = rows.indices(len(order))
-        return order[first:end] - first
+        return self.row_order(stem, rows)
