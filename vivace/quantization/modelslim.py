@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from vivace.checkpoint.errors import SourceError
 from vivace.platforms.ops.stored import Int8Rows
@@ -32,6 +33,7 @@ from vivace.quantization.static_int8 import (
     STATIC,
     StaticInt8Experts,
     StaticInt8Method,
+    read_static,
 )
 
 SCALE_BIAS = "scale_bias"
@@ -81,6 +83,9 @@ class ModelSlimConfig:
         return StaticInt8Experts(self._packer, activation)
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
+        if self._type([part.name]) == STATIC_TYPE:
+            static = read_static(weights, part)
+            return static.rows.dequantize() / static.scale
         found = self._read_expert(weights, part)
         return found if isinstance(found, Tensor) else found.dequantize()
 
