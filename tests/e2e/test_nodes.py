@@ -196,6 +196,29 @@ def test_a_node_that_is_killed_is_named_and_another_one_takes_its_place(
     assert first.wait(30) == 0
 
 
+def test_four_ranks_on_two_nodes(
+    folder: Path, tmp_path: Path, wanted: dict[int, list[int]]
+) -> None:
+    """Two on each; of those beside the engine one dies, which both nodes hear."""
+    nodes = Nodes(folder, tmp_path, tp=4)
+    try:
+        first, second = nodes.start(0), nodes.start(1)
+        first.wait_ready()
+        assert "ranks 0, 1;" in first.text()
+        assert "ranks 2, 3;" in second.text()
+        rank = find_children(first.children()["engine"])["rank"]
+
+        def kill() -> None:
+            time.sleep(0.3)
+            os.kill(rank, signal.SIGKILL)
+
+        assert all_streams(first, kill) == wanted
+        for node in (first, second):
+            wait_for(node, f"rank 1 (process {rank}): killed by SIGKILL", 5)
+    finally:
+        nodes.close()
+
+
 def test_who_stops_node_0_stops_all(nodes: Nodes) -> None:
     first, second = nodes.start(0), nodes.start(1)
     first.wait_ready()

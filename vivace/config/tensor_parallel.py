@@ -41,12 +41,13 @@ def running_requests(options: Options, sizes: Parallelism) -> list[str]:
 
 
 def crowded(options: Options, context: ResolveContext) -> list[str]:
-    """Workers that compute on the same cores, and ranks that wait for each other there."""
+    """Workers that compute on the same cores, and ranks that wait for each other there; of this
+    node."""
     parallel, platform = options.parallel, context.platform
-    workers, notices = requested_sizes(options).devices, list[str]()
+    workers, notices = requested_sizes(options).node_devices, list[str]()
     if not platform.on_cores:
         return notices
-    if parallel.tp_size > 1:
+    if parallel.tp_size > 1 and parallel.nnodes == 1:
         notices.append(
             f"--tensor-parallel-size {parallel.tp_size}: ranks on the cores of one machine "
             "exchange every layer's results, so they answer somewhat more slowly than one process "

@@ -76,6 +76,8 @@ def processes(config: Config) -> list[Row]:
         found.append(f"{engines} engines, each with the memory and limits above ({balance})")
     if ranks > 1:
         found.append(f"{ranks} ranks of each engine, with the weights and KV above")
+    if (nodes := config.parallel.nnodes) > 1:
+        found.append(f"{nodes} nodes, this one at {config.parallel.dist_init_addr}")
     return [("processes", "; ".join(found))] if found else []
 
 
