@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     log = tmp_path_factory.mktemp("pair") / "log"
     flags = ("--model-path", str(folder), "--tp-size", "2", *FLAGS)
-    with RunningServer(*flags, log=log) as server:
+    with RunningServer(*flags, log=log, crashes=1_000_000) as server:
         yield server.wait_ready()
 
 
