@@ -1,8 +1,9 @@
 """`vivace bench broadcast`: how fast the ranks of an engine hear of a step.
 
 Every rank is a process that decodes the plan, as with `--tp-size`, so ranks may outnumber cores.
-The ring in shared memory (what engines use) and a socket per rank take turns, plan by plan; before
-each plan the ranks have fallen asleep. Figures are medians of: `send`, what it costs the engine;
+The ring in shared memory (what engines use) and a socket per rank take turns, round by round;
+before each plan the ranks have fallen asleep, and the engine has not: it has scheduled the step.
+Figures are medians of: `send`, what it costs the engine;
 `last rank`, from its beginning until the last rank has decoded it; `answered`, until the engine
 knows that all have answered.
 """
@@ -35,11 +36,11 @@ from vivace.protocol.step import Join, StepPlan
 PROGRAM = "vivace bench broadcast"
 RANKS = (2, 8, 32)
 MOST_ROWS, MOST_TOKENS, MOST_PLANS = 4096, 1 << 20, 1 << 20
-SLEEP_SECONDS = 0.002
-"""before a plan, in which the ranks fall asleep"""
+SCHEDULE_SECONDS = 0.0005
+"""before a plan, in which the engine is busy and the ranks fall asleep"""
+ROUND = 20
+"""plans of one way, then it is the other's turn"""
 ANSWER_SECONDS = 10.0
-WARM_UP = 20
-"""plans that are not counted"""
 HEADER = "way          ranks    bytes      send us   last rank us    answered us"
 
 Tell = Callable[[StepPlan], tuple[float, float, float]]
@@ -98,18 +99,22 @@ def compare(ranks: int, plan: StepPlan, plans: int) -> list[BroadcastTime]:
     ways = {"ring": ring_ranks(ranks), "sockets": socket_ranks(ranks)}
     seconds: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
     try:
-        for _ in range(WARM_UP + plans):
+        for _ in range(-(-plans // ROUND)):
             for way, (tell, _) in ways.items():
-                time.sleep(SLEEP_SECONDS)
-                seconds[way].append(tell(plan))
+                found = [pause_and_tell(tell, plan) for _ in range(1 + ROUND)]
+                seconds[way] += found[1:]  # the first one has the other way's caches
     finally:
         for _, end in ways.values():
             end()
     nbytes = len(msgspec.msgpack.encode(plan))
-    return [
-        BroadcastTime(way, ranks, nbytes, *medians(found[WARM_UP:]))
-        for way, found in seconds.items()
-    ]
+    return [BroadcastTime(way, ranks, nbytes, *medians(found)) for way, found in seconds.items()]
+
+
+def pause_and_tell(tell: Tell, plan: StepPlan) -> tuple[float, float, float]:
+    end = time.perf_counter() + SCHEDULE_SECONDS
+    while time.perf_counter() < end:
+        pass
+    return tell(plan)
 
 
 def medians(found: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
