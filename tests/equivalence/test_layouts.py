@@ -2,8 +2,9 @@
 
 Every row runs the same requests (greedy and seeded ones, some with penalties and shared prefixes)
 on all ranks of a layout, in one process, and must give the tokens of one engine alone that computes
-one request at a time. What `vivace serve` refuses to start is no row, so that a layout is tried as
-soon as it is allowed. Ranks are compared with each other in every step.
+one request at a time; with sums in one order also the same log-probabilities, to the last bit. What
+`vivace serve` refuses to start is no row, so that a layout is tried as soon as it is allowed. Ranks
+are compared with each other in every step.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import pytest
 import transformers
 from engine_under_test import (
     Answer,
+    Engine,
     Setting,
     build_config,
-    build_engine,
     skip_unbuilt,
     toy_requests,
 )
@@ -35,6 +36,7 @@ from vivace.config.parsing import from_arguments
 from vivace.config.resolution import resolve
 from vivace.models.facts import read_facts
 from vivace.platforms.platform import detect
+from vivace.worker.build import build_worker
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -62,6 +64,7 @@ LAYOUT: dict[str, list[Any]] = {
     "attention": [False, True],
     "ep": [1, 2, 4],
     "copies": ["none", "static", "moved"],
+    "fixed": [False, True],
 }
 SETTINGS: dict[str, list[Any]] = {
     **LAYOUT,
@@ -86,6 +89,7 @@ def layout_flags(row: Row) -> dict[str, Any]:
         "dp_size": row["dp"],
         "enable_dp_attention": row["attention"],
         "ep_size": row["ep"],
+        "enable_deterministic_inference": row["fixed"],
     }
     if row["copies"] != "none":
         flags |= {"ep_num_redundant_experts": row["ep"]}
@@ -131,9 +135,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @cache
-def plain_tokens(model: Path) -> dict[str, list[int]]:
+def plain_answers(model: Path, fixed: bool) -> dict[str, Answer]:
     plain = Setting(batch=1, chunk=-1, radix="off", depth=1, page=1, operations="eager")
-    return tokens(build_engine(model, plain).run(toy_requests(COUNT, stream=False)))
+    config = build_config(model, plain, enable_deterministic_inference=fixed)
+    engine = Engine(build_worker(config, lambda stage, done: None), config, plain)
+    return engine.run(toy_requests(COUNT, stream=False))
 
 
 def tokens(answers: dict[str, Answer]) -> dict[str, list[int]]:
@@ -159,7 +165,9 @@ def test_same_tokens(models: dict[str, Path], row: Row) -> None:
         if setting.radix == "warm":
             group.run(requests[::2])
         answers = group.run(requests, arrivals=random.Random(1))
-        assert tokens(answers) == plain_tokens(model)
+        plain = plain_answers(model, row["fixed"])
+        assert tokens(answers) == tokens(plain)
+        assert answers == plain or not row["fixed"]
         assert [engine.audit() for engine in group.engines] == [[] for _ in group.engines]
         if row["copies"] == "moved":
             assert group.moves() > 0, "the row was meant to move experts"
