@@ -31,11 +31,20 @@ HEAD = f"""# {WARNING}
 # LeaderWorkerSet controller (sigs.k8s.io/lws). CPUs and memory are per rank: adapt them.
 # Benchmarks are jobs that wait: kubectl patch job NAME -p '{{"spec": {{"suspend": false}}}}'
 """
+KEYED = """# Nodes of an instance know each other by a key of yours:
+# kubectl create secret generic {name} --from-literal={name}="$(openssl rand -hex 32)"
+"""
+KEY_NAME = "cluster-key"
+"""of the secret, its only entry, and the volume"""
+KEY_FOLDER = "/etc/vivace"
+KEY_FILE = f"{KEY_FOLDER}/{KEY_NAME}"
 
 
 def render_kubernetes(case: Case) -> dict[str, str]:
     """One file; {host}, {first} and {node} become what the pod is told."""
-    return {"kubernetes.yaml": HEAD + dump_yaml(Manifests(case).objects())}
+    made = Manifests(case)
+    keyed = KEYED.format(name=KEY_NAME) if any(map(needs_key, made.processes)) else ""
+    return {"kubernetes.yaml": HEAD + keyed + dump_yaml(made.objects())}
 
 
 class Port(msgspec.Struct, frozen=True):
@@ -162,6 +171,11 @@ class Manifests:
                 volumes.append({"name": name, "hostPath": {"path": path}})
                 mount = {"name": name, "mountPath": path, "readOnly": True}
                 container["volumeMounts"].append(mount)
+        if needs_key(process):
+            secret = {"secretName": KEY_NAME, "defaultMode": 0o400}
+            volumes.append({"name": KEY_NAME, "secret": secret})
+            mount = {"name": KEY_NAME, "mountPath": KEY_FOLDER, "readOnly": True}
+            container["volumeMounts"].append(mount)
         spec: dict[str, Any] = {}
         if serves and self.on_host_network(process):
             spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
@@ -230,17 +244,26 @@ def generic(process: Process, moved: dict[str, str], entry: str) -> Process:
             words.append(entry)
         elif waiting == "dist_init_addr" and process.nodes > 1:
             words.append(f"<$LWS_LEADER_ADDRESS>:{word.rpartition(':')[2]}")
+        elif waiting == "cluster_key_file":
+            words.append(KEY_FILE)
         else:
             words.append(with_services(word, moved))
         waiting = "" if option is None else option.name
     if process.kind not in ("benchmark", "router") and process.value("host") is None:
         words += ["--host", "<$POD_IP>"]  # by default nobody outside of the pod is answered
+    if needs_key(process) and process.value("cluster_key_file") is None:
+        words += ["--cluster-key-file", KEY_FILE]
     environment = {
         name: with_services(value, moved)
         for name, value in process.environment.items()
         if name not in VISIBLE
     }
     return msgspec.structs.replace(process, words=tuple(words), environment=environment, host=None)
+
+
+def needs_key(process: Process) -> bool:
+    """Vivace's nodes let nobody join who does not know it."""
+    return process.nodes > 1 and process.program.startswith("vivace")
 
 
 def with_services(word: str, moved: dict[str, str]) -> str:
