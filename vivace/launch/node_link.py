@@ -26,9 +26,9 @@ from vivace.launch.node_messages import (
     NodeServes,
 )
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
-from vivace.protocol.ranks import RankAnswer, RankReady, StepDone, StepRefusal
+from vivace.protocol.ranks import RankAnswer, RankReady
 from vivace.protocol.step import StepPlan
-from vivace.protocol.workers import WorkerCommand, WorkerState
+from vivace.protocol.workers import WorkerCommand
 
 T = TypeVar("T", NodeRankHere, RankReady)
 Said = NodeRankHere | RankReady | RankAnswer | RankDeath
@@ -101,9 +101,9 @@ class RemoteRank:
             raise RankLost(message.text)
         if self._node.broken():
             raise RankLost(f"{self.name}: {BROKEN}")
-        if isinstance(message, StepDone | StepRefusal | WorkerState):
-            return message
-        raise RankLost(f"{self.name} says {type(message).__name__}, which nobody asked")
+        if isinstance(message, NodeRankHere | RankReady):
+            raise RankLost(f"{self.name} says {type(message).__name__}, which nobody asked")
+        return message
 
     def death(self, wait: float = 0.0) -> RankDeath | None:
         self._dead.wait(wait)
