@@ -27,6 +27,7 @@ from vivace.config.expert_location import find_experts, read_locations
 from vivace.config.parsing import parse
 from vivace.config.resolution import resolve
 from vivace.models.facts import read_facts
+from vivace.worker.captures import choose_captures
 
 MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -43,15 +44,19 @@ MOE = {
     "mlp_only_layers": [0],
     "norm_topk_prob": True,
 }
+LIMIT = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
+KERNELS = replace(PLATFORM, features=frozenset({"kernels"}), cpu_kernels=True)
 LAYERS = LLAMA["num_hidden_layers"]
 TRIVIAL = [[*range(8)]] * LAYERS
 EP = ("--tp-size", "4", "--ep-size", "4")
+A2A = ("--tp-size", "4", "--moe-a2a-backend", "deepep")
 DP = ("--dp-size", "2", "--enable-dp-attention")
 
 
-def started(*argv: str, **changes: Any) -> Config:
+def started(*argv: str, limit: str = "", **changes: Any) -> Config:
     source = replace(SOURCE, config={**LLAMA, **MOE, **changes})
-    return resolve(parse(argv, {}), source, read_facts(source), PLATFORM)
+    environ = {LIMIT: limit} if limit else {}
+    return resolve(parse(argv, environ), source, read_facts(source), KERNELS)
 
 
 def placed(config: Config) -> Any:
@@ -74,6 +79,44 @@ def test_dense_layers_may_be_whole() -> None:
         started(*argv, **sizes)
 
 
+def test_tokens_travel_to_whole_experts_of_all_ranks() -> None:
+    config = started(*A2A)
+    assert config.experts.ep_size == 4 and not config.runtime.disable_cuda_graph
+    assert any(one.field == "ep_size" and "deepep" in one.reason for one in config.rewrites)
+    assert started(*A2A, "--deepep-mode", "normal").runtime.disable_cuda_graph
+    eight = started("--tp-size", "8", "--moe-a2a-backend", "ascend_fuseep")
+    assert eight.experts.ep_size == 8, "12 numbers inside of an expert do not go into 8 ranks"
+    assert any("no effect" in one for one in started("--moe-a2a-backend", "deepep").notices)
+    assert any("no effect" in one for one in started("--deepep-mode", "normal").notices)
+
+
+def test_a_rank_sends_so_many_tokens_with_low_latency() -> None:
+    low = (*A2A, "--deepep-mode", "low_latency", "--max-running-requests", "8")
+    assert started(*low, "--chunked-prefill-size", "64", limit="18")
+    assert started(*low, *DP, "--chunked-prefill-size", "128", limit="34"), "half for each engine"
+    for argv, limit, said in (
+        ([*low, "--chunked-prefill-size", "64"], "17", "at most 68"),
+        ([*low, *DP, "--chunked-prefill-size", "128"], "33", "at most 66"),
+        ([*low, "--chunked-prefill-size", "-1"], "1024", "whole prompts"),
+        (A2A, "0", "1 to 1024"),
+        (A2A, "1025", "1 to 1024"),
+        (A2A, "many", LIMIT),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            started(*argv, limit=limit)
+        assert said in str(raised.value)
+
+
+def test_captures_have_no_more_rows_than_ranks_send() -> None:
+    captures = choose_captures(started(*A2A, "--cuda-graph-bs", "8", "64", limit="4"), 48)
+    assert captures.sizes == (8,) and LIMIT in captures.rewrites[0].reason
+    assert choose_captures(started(*A2A, *DP, limit="4"), 48).sizes == (8,), (
+        "two ranks of an engine"
+    )
+    assert choose_captures(started(*A2A, "--deepep-mode", "normal"), 48).sizes == ()
+    assert choose_captures(started(*EP, *DP), 48).sizes == (48,)
+
+
 REFUSED = [
     (["--tp-size", "4", "--ep-size", "3"], ["--expert-parallel-size", "tp 4", "ep 3"]),
     (["--ep-size", "2"], ["--expert-parallel-size", "tp 1", "ep 2"]),
@@ -83,10 +126,11 @@ REFUSED = [
     ([*EP, "--ep-num-redundant-experts", "3"], ["8 experts", "3 copies", "0 or 4"]),
     ([*EP, "--ep-num-redundant-experts", "28"], ["28", "24", "all 8 experts"]),
     ([*EP, "--ep-num-redundant-experts", "-1"], ["--ep-num-redundant-experts", "-1"]),
-    ([*EP, *DP, "--enable-eplb"], ["--enable-eplb", "--enable-dp-attention"]),
-    ([*EP, *DP, "--ep-num-redundant-experts", "4"], ["redundant", "--enable-dp-attention"]),
     ([*EP, "--expert-distribution-recorder-mode", "per_token"], ["per_token", "per_pass"]),
-    ([*EP, "--moe-a2a-backend", "deepep"], ["--moe-a2a-backend deepep", "enable-dp-attention"]),
+    ([*EP, "--moe-a2a-backend", "mooncake"], ["--moe-a2a-backend mooncake", "deepep", "fuseep"]),
+    ([*EP, "--deepep-config", "a.json"], ["--deepep-config", "processors"]),
+    ([*A2A, "--deepep-mode", "low_latency"], ["1024 tokens", "at most 512", "=128", "auto"]),
+    ([*A2A, "--ep-num-redundant-experts", "3"], ["8 experts", "3 copies", "0 or 4"]),
     ([*EP, "--eplb-algorithm", "elasticity_aware"], ["--eplb-algorithm elasticity_aware"]),
     ([*EP, "--init-expert-location", "gone.pt"], ["gone.pt", "run code", ".json"]),
     ([*EP, "--init-expert-location", "gone.json"], ["gone.json"]),

@@ -19,6 +19,7 @@ from vivace.config.serialize import decode, encode, public
 from vivace.models.config_fields import TABLE
 from vivace.models.facts import read_facts
 
+DP = ("--tp", "2", "--dp", "2", "--enable-dp-attention")
 WORKING = """
 model_path tokenizer_path tokenizer_worker_num skip_tokenizer_init dtype context_length
 chat_template served_model_name json_model_override_args host port api_key fastapi_root_path
@@ -66,6 +67,7 @@ def test_what_this_version_promises_works() -> None:
         (["--host", "0.0.0.0:80", "--api-key", "k"], ["--host 0.0.0.0 --port 80"]),
         (["--context-length", "1000"], ["512", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"]),
         (["--page-size", "16", "--chunked-prefill-size", "100"], ["multiple", "96"]),
+        ([*DP, "--page-size", "16", "--chunked-prefill-size", "48"], ["2 engines", "use 32"]),
         (["--served-model-name", "a:b"], ["':'"]),
         (["--enable-priority-scheduling", "--schedule-policy", "lpm"], ["fcfs"]),
         (["--mem-fraction-static", "1.5"], ["0.99"]),
@@ -130,7 +132,6 @@ def test_a_watchdog_that_a_step_would_wake_is_raised() -> None:
     ("argv", "today"),
     [
         ("--oltp-traces-endpoint h:1", "--otlp-traces-endpoint h:1"),
-        ("--enable-deepep-moe", "--moe-a2a-backend deepep"),
     ],
 )
 def test_the_refusal_of_a_retired_spelling_names_what_was_typed(argv: str, today: str) -> None:
@@ -165,6 +166,10 @@ def test_numbers_are_settled() -> None:
     assert config.schedule.chunked_prefill_size == 1024
     assert config.runtime.random_seed is not None
     assert config.logging.log_level_http == "info"
+    for chunk, each in (("256", 128), ("-1", -1)):
+        config = resolved(*DP, "--chunked-prefill-size", chunk)
+        assert config.schedule.chunked_prefill_size == each
+    assert resolved(*DP).schedule.chunked_prefill_size == 512
 
 
 def test_own_choices_are_kept() -> None:

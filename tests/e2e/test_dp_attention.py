@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,23 @@ LAYOUTS = {
     "tp 2, dp 2": ("--tp-size", "2", "--dp-size", "2"),
     "tp 4, dp 2, ep 4": ("--tp-size", "4", "--dp-size", "2", "--ep-size", "4"),
     "tp 2, dp 2, dense alone": ("--tp-size", "2", "--dp-size", "2", "--moe-dense-tp-size", "1"),
+    "tp 2, dp 2, eager": ("--tp-size", "2", "--dp-size", "2", "--disable-cuda-graph"),
+}
+
+DEEPSEEK = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
 }
 
 
@@ -92,6 +110,8 @@ def test_tokens_are_those_of_one_process(
     with ThreadPoolExecutor(STREAMS) as pool:
         answers = [pool.submit(stream_tokens, server, seed) for seed in range(STREAMS)]
         assert {seed: answer.result(120) for seed, answer in enumerate(answers)} == wanted
+    captured = "--disable-cuda-graph" not in list(server.process.args)
+    assert ("cuda graph: True" in server.text()) == captured
     for engine in (0, 1):  # also while the other one has nothing to do
         assert stream_tokens(server, 3, routed_dp_rank=engine) == wanted[3]
     found = server.json("/server_info")
@@ -115,3 +135,18 @@ def test_streams_go_on_whoever_is_killed(
         assert found == wanted, kill
         wait_ended(workers)
     assert "Traceback" not in server.text()
+
+
+def test_engines_with_latents_and_a_shared_expert(tmp_path: Path) -> None:
+    make("DeepseekV3", tmp_path / "toy", **DEEPSEEK)
+    flags = ("--model-path", str(tmp_path / "toy"), *FLAGS)
+    layout = ("--tp-size", "4", "--dp-size", "2", "--ep-size", "4", "--enable-dp-attention")
+    found = []
+    for name, more in (("alone", ()), ("group", layout)):
+        with RunningServer(*flags, *more, log=tmp_path / name) as server:
+            server.wait_ready()
+            with ThreadPoolExecutor(STREAMS) as pool:
+                answers = pool.map(partial(stream_tokens, server), range(STREAMS))
+                found.append(list(answers))
+            assert "cuda graph: True" in server.text()
+    assert found[0] == found[1]

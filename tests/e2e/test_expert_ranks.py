@@ -58,6 +58,13 @@ def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[
         "--tp-size 2 --ep-size 2",
         "--tp-size 4 --ep-size 2 --ep-num-redundant-experts 4 --ep-dispatch-algorithm dynamic",
         "--tp-size 2 --ep-size 2 --moe-dense-tp-size 1 --dp-size 2 --enable-dp-attention",
+        "--tp-size 4 --ep-size 4 --dp-size 2 --enable-dp-attention --ep-num-redundant-experts 8 "
+        "--ep-dispatch-algorithm dynamic",
+        "--tp-size 4 --dp-size 2 --enable-dp-attention --moe-a2a-backend deepep "
+        "--ep-num-redundant-experts 4",
+        "--tp-size 2 --moe-a2a-backend ascend_fuseep --deepep-mode normal",
+        "--tp-size 2 --dp-size 2 --enable-dp-attention --moe-a2a-backend deepep "
+        "--deepep-mode low_latency --chunked-prefill-size 64",
     ],
 )
 def test_ranks_with_different_experts(
@@ -66,13 +73,20 @@ def test_ranks_with_different_experts(
     assert draw(folder, tmp_path / "log", *flags.split()) == wanted
 
 
+@pytest.mark.parametrize("engines", ["", "--dp-size 2 --enable-dp-attention"])
 def test_experts_move_and_are_recorded_while_streams_go_on(
-    folder: Path, wanted: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engines: str,
+    folder: Path,
+    wanted: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also those that engines share: all move them at the same step, and one has the record."""
     monkeypatch.setenv("SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR", str(tmp_path))
     flags = (
         "--tp-size 2 --ep-size 2 --ep-num-redundant-experts 2 --enable-eplb "
-        "--eplb-rebalance-num-iterations 7 --eplb-rebalance-layers-per-chunk 1 --log-level info"
+        "--eplb-rebalance-num-iterations 7 --eplb-rebalance-layers-per-chunk 1 --log-level info "
+        "--expert-distribution-recorder-buffer-size -1 " + engines
     )
     words = ["--model-path", str(folder), *FLAGS, *flags.split()]
     with RunningServer(*words, log=tmp_path / "log") as server:
@@ -86,6 +100,7 @@ def test_experts_move_and_are_recorded_while_streams_go_on(
         assert server.text().count("experts of 2 layers move") >= 5
     (record,) = tmp_path.glob("expert_distribution_recorder_*.json")
     counts = json.loads(record.read_text())["logical_count"]
-    assert [len(row) for row in counts] == [8] * 3 and sum(counts[1]) == 0 < sum(counts[2])
+    assert [len(row) for row in counts] == [8] * 3 and sum(counts[1]) == 0
+    assert sum(counts[0]) == sum(counts[2]) == 6 * (4 + TOKENS - 1) * MIXTURE["num_experts_per_tok"]
     again = "--tp-size 2 --ep-size 2 --ep-num-redundant-experts 2 --init-expert-location".split()
     assert draw(folder, tmp_path / "again", *again, str(record)) == wanted

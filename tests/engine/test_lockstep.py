@@ -15,12 +15,12 @@ from contextlib import contextmanager
 import pytest
 from engine_rig import Rig
 
-from vivace.engine.lockstep import SharedLockstep
+from vivace.engine.lockstep import MOST_TOKENS, SharedLockstep, pack, unpack
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.bells import Bells, new_bells
 from vivace.protocol.messages import Deltas
 from vivace.protocol.shared_memory import words
-from vivace.protocol.step import StepPlan
+from vivace.protocol.step import EngineShare, StepPlan
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def make_lockstep(count: int) -> Iterator[list[SharedLockstep]]:
 
 def test_all_know_what_each_computes() -> None:
     with make_lockstep(4) as ends:
-        found: dict[int, list[list[int]]] = {}
+        found: dict[int, list[list[EngineShare]]] = {}
 
         def run(index: int) -> None:
             chance = random.Random(index)
@@ -45,7 +45,7 @@ def test_all_know_what_each_computes() -> None:
             for step in range(200):
                 if chance.random() < 0.05:
                     time.sleep(0.001)
-                steps.append(ends[index].agree(1000 * step + index))
+                steps.append(ends[index].agree(make_share(step, index)))
             found[index] = steps
 
         threads = [threading.Thread(target=run, args=(index,)) for index in range(4)]
@@ -53,16 +53,27 @@ def test_all_know_what_each_computes() -> None:
             thread.start()
         for thread in threads:
             thread.join(60)
-    wanted = [[1000 * step + index for index in range(4)] for step in range(200)]
+    wanted = [[make_share(step, index) for index in range(4)] for step in range(200)]
     assert all(found[index] == wanted for index in range(4))
+
+
+def make_share(step: int, index: int) -> EngineShare:
+    return EngineShare(1000 * step + index, (step + index) % 2 == 0, (step + index) % 3 == 0)
+
+
+def test_words_hold_the_largest_step() -> None:
+    for share in (EngineShare(MOST_TOKENS, False, True), EngineShare(), EngineShare(1, True)):
+        assert unpack(pack(share)) == share
+    with pytest.raises(ValueError, match="tokens"):
+        pack(EngineShare(MOST_TOKENS + 1))
 
 
 def test_an_engine_that_is_awaited_is_rung_and_one_that_is_stopped_waits_no_more() -> None:
     with make_lockstep(2) as ends:
-        rung, found = threading.Event(), list[list[int]]()
+        rung, found = threading.Event(), list[list[EngineShare]]()
         ends[1].wake_with(rung.set)
         assert not ends[1].awaited
-        waiting = threading.Thread(target=lambda: found.append(ends[0].agree(5)))
+        waiting = threading.Thread(target=lambda: found.append(ends[0].agree(EngineShare(5))))
         waiting.start()
         assert rung.wait(10)
         assert ends[1].awaited
@@ -70,7 +81,7 @@ def test_an_engine_that_is_awaited_is_rung_and_one_that_is_stopped_waits_no_more
         assert not found
         ends[0].stop()
         waiting.join(10)
-        assert found == [[0, 0]]
+        assert found == [[EngineShare(), EngineShare()]]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -107,11 +118,12 @@ def test_loops_in_lockstep_answer_like_alone(depth: int) -> None:
     for rig in rigs:
         for key in rig.answers:
             rig.check(key)
-    shared = [[plan.ranks for plan in seen if plan.ranks] for seen in steps]
+    shared = [[plan.shares for plan in seen if plan.shares] for seen in steps]
     assert shared[0] == shared[1] == shared[2]
     for index, seen in enumerate(steps):
-        assert all(plan.ranks[index] == sum(plan.counts) for plan in seen if plan.ranks)
-        assert all(plan.ranks for plan in seen if plan.rows)
+        for plan in seen:
+            share = EngineShare(sum(plan.counts), all(count == 1 for count in plan.counts))
+            assert plan.shares[index] == share if plan.shares else not plan.rows
 
 
 def keep_plans(rig: Rig, seen: list[StepPlan]) -> None:
@@ -139,6 +151,7 @@ def wait_for_answers(rig: Rig) -> None:
 CHILD = """
 import mmap, sys
 from vivace.engine.lockstep import SharedLockstep
+from vivace.protocol.step import EngineShare
 from vivace.protocol.bells import Bells
 from vivace.protocol.shared_memory import words
 memory, index, *bells = map(int, sys.argv[1:])
@@ -146,7 +159,7 @@ pairs = [Bells(*bells[i : i + 2]) for i in range(0, len(bells), 2)]
 view = words(memoryview(mmap.mmap(memory, mmap.PAGESIZE))[: 16 * len(pairs)])
 end = SharedLockstep(view, index, pairs)
 for step in range(300):
-    assert end.agree(step) == [step] * len(pairs), step
+    assert end.agree(EngineShare(step)) == [EngineShare(step)] * len(pairs), step
 """
 
 

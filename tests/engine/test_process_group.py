@@ -22,7 +22,7 @@ from vivace.errors import RankLost, StepRefused
 from vivace.launch.faults import with_rank_fault
 from vivace.protocol.messages import Capacity
 from vivace.protocol.ranks import RankAnswer
-from vivace.protocol.step import StepPlan, StepResult
+from vivace.protocol.step import EngineShare, StepPlan, StepResult
 from vivace.protocol.workers import GetWorkerState, WorkerCommand
 
 RANKS = 3
@@ -242,9 +242,10 @@ class OtherEngine:
     def awaited(self) -> bool:
         return bool(self.tokens)
 
-    def agree(self, tokens: int) -> list[int]:
-        self.agreed.append([tokens, self.tokens.pop(0) if self.tokens else 0])
-        return self.agreed[-1]
+    def agree(self, share: EngineShare) -> list[EngineShare]:
+        other = EngineShare(self.tokens.pop(0) if self.tokens else 0, single=False)
+        self.agreed.append([share.tokens, other.tokens])
+        return [share, other]
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         self.ring = ring
@@ -259,9 +260,8 @@ def test_an_engine_steps_with_the_others_also_when_it_has_nothing_to_do() -> Non
     assert rig.loop.wait_timeout() == 0.0, "it may not sleep while another one waits"
     rig.run()
     assert other.agreed == [[0, 7], [0, 3]]
-    assert [(plan.rows, plan.ranks) for plan in group.ranks[0].plans] == [
-        ([], [0, 7]),
-        ([], [0, 3]),
+    assert [(plan.rows, plan.shares) for plan in group.ranks[0].plans] == [
+        ([], [EngineShare(), EngineShare(tokens, single=False)]) for tokens in (7, 3)
     ]
     assert rig.loop.wait_timeout() is None
 

@@ -12,11 +12,13 @@ import torch
 from every_isa import FLOATS, needs_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thread_ranks import Meeting, ThreadGroup
 from torch import Tensor
 
 from vivace.errors import RankLost
 from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.shared_group import SLOT_BYTES, SharedMemoryGroup
+from vivace.platforms.dispatch import Exchange, ExpertSpread, collect_rows, dispatch_rows
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.groups import SINGLE_RANK
 from vivace.platforms.rendezvous import RankMemory
@@ -156,6 +158,34 @@ def test_a_captured_sum_serves_fewer_rows() -> None:
     assert all(torch.equal(found, wanted) for found in on_all(groups, run))
 
 
+def test_captured_rows_of_all_serve_fewer_of_each() -> None:
+    """Of a layer that engines share: gathered, and each one's rows of the sum."""
+    size, most = 3, 5
+    _, groups = make_groups(size)
+    whole = [torch.randn(most, 40) for _ in range(size)]
+
+    def run(one: SharedMemoryGroup) -> Tensor:
+        kernels, arena, counts = one._kernels, Arena(), [most] * size
+        with kernels.capture(arena) as graph:
+            x = kernels.empty(most, 40)
+            gathered = one.gather_rows(x, counts)
+            mine = one.reduce_scatter(gathered, counts, one.rank)
+        with pytest.raises(CaptureError, match="differ"), kernels.capture(Arena()):
+            one.gather_rows(x, [most if rank == one.rank else 1 for rank in range(size)])
+        results = []
+        for rows in (most, 1, 4):
+            x[:] = whole[one.rank]
+            graph.run(rows)
+            wanted = torch.cat([part[:rows] for part in whole])
+            assert torch.equal(gathered[: size * rows], wanted)
+            results.append(mine[:rows].clone())
+        return torch.cat(results)
+
+    wanted = [torch.cat([(x + x + x)[:rows] for rows in (most, 1, 4)]) for x in whole]
+    for found, expected in zip(on_all(groups, run), wanted, strict=True):
+        assert torch.equal(found, expected)
+
+
 def test_more_than_a_slot_is_not_captured(
     pair: tuple[RankMemory, list[SharedMemoryGroup]],
 ) -> None:
@@ -163,6 +193,95 @@ def test_more_than_a_slot_is_not_captured(
     x = torch.zeros(9, SLOT_BYTES // 4 // 8)
     with pytest.raises(CaptureError, match="--cuda-graph-max-bs 8"), kernels.capture(Arena()):
         pair[1][0].sum(x)
+
+
+def make_spread(rank: int, size: int, counts: list[int], each: int, seed: int) -> ExpertSpread:
+    """As this rank sees it: the same slots on all, some tokens are nobody's."""
+    chance = torch.Generator().manual_seed(seed)
+    slots = torch.randint(0, size * each, (sum(counts), 3), generator=chance)
+    slots[torch.rand(len(slots), generator=chance) < 0.1] = -1
+    return ExpertSpread(counts, slots - rank * each, each)
+
+
+def exchange_by_threads(size: int) -> Callable[[int], Exchange]:
+    meeting = Meeting(size)
+    return lambda rank: ThreadGroup(meeting, rank, size).exchange
+
+
+@pytest.mark.parametrize("isa", FLOATS)
+@pytest.mark.parametrize(
+    ("size", "counts"), [(1, [3]), (2, [5]), (3, [9, 1, 0]), (4, [7, 2]), (4, [1, 1, 1, 1])]
+)
+def test_tokens_travel_as_those_of_the_slow_twin(size: int, counts: list[int], isa: str) -> None:
+    """What nobody asks for stays; sums are added in the order of the ranks."""
+    columns, each = 37, 2
+    _, groups = make_groups(size, isa)
+    twins = exchange_by_threads(size)
+    whole = torch.randn(sum(counts), columns)
+    made = [torch.randn(sum(counts), columns) for _ in range(size)]
+
+    def run(one: SharedMemoryGroup) -> Tensor:
+        rank = one.rank
+        spread = make_spread(rank, size, counts, each, sum(counts))
+        tokens = spread.tokens(spread.engine(rank, size))
+        own = whole[tokens.start : tokens.stop]
+        came = one.dispatch(own, spread)
+        asked = spread.ranks(rank, size)[:, rank]
+        wanted = dispatch_rows(own, spread, rank, size, twins(rank))
+        assert torch.equal(came[asked], whole[asked]) and torch.equal(wanted[asked], whole[asked])
+        found = one.collect(made[rank], spread)
+        assert torch.equal(found, collect_rows(made[rank], spread, rank, size, twins(rank)))
+        return found
+
+    for rank, found in enumerate(on_all(groups, run)):
+        spread = make_spread(rank, size, counts, each, sum(counts))
+        tokens = spread.tokens(spread.engine(rank, size))
+        parts = [spread.ranks(rank, size)[:, [r]] * made[r] for r in range(size)]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        assert torch.equal(found, total[tokens.start : tokens.stop])
+
+
+def test_many_tokens_travel_in_pieces() -> None:
+    columns, counts, each = SLOT_BYTES // 4 // 8, [9, 6], 2  # 4 rows of each engine at once
+    _, groups = make_groups(2)
+    whole = torch.randn(sum(counts), columns)
+
+    def run(one: SharedMemoryGroup) -> Tensor:
+        spread = make_spread(one.rank, 2, counts, each, 3)
+        tokens = spread.tokens(one.rank)
+        came = one.dispatch(whole[tokens.start : tokens.stop], spread)
+        asked = spread.ranks(one.rank, 2)[:, one.rank]
+        assert torch.equal(came[asked], whole[asked])
+        return one.collect(came, spread)
+
+    times = make_spread(0, 2, counts, each, 3).ranks(0, 2).sum(1, keepdim=True)
+    assert torch.equal(torch.cat(on_all(groups, run)), whole * times)
+
+
+def test_captured_tokens_travel_with_fewer_of_each_engine() -> None:
+    size, most, each = 4, 6, 2
+    _, groups = make_groups(size)
+
+    def run(one: SharedMemoryGroup) -> Tensor:
+        kernels, engine = one._kernels, one.rank // 2
+        with kernels.capture(Arena()) as graph:
+            x = kernels.empty(most, 40)
+            placed = kernels.empty(2 * most, 3, dtype=torch.int64)
+            spread = ExpertSpread([most, most], placed, each)
+            y = one.collect(one.dispatch(x, spread), spread)
+        for rows in (most, 1, 5):
+            spread = make_spread(one.rank, size, [rows, rows], each, rows)
+            placed[: 2 * rows] = spread.placed
+            x[:] = torch.arange(most * 40.0).view(most, 40) + engine
+            graph.run(rows)
+            own = spread.tokens(engine)
+            times = spread.ranks(one.rank, size)[own.start : own.stop].sum(1, keepdim=True)
+            assert torch.equal(y[:rows], x[:rows] * times)
+        return torch.ones(1)
+
+    assert len(on_all(groups, run)) == size
 
 
 def test_the_least_of_all_ranks() -> None:

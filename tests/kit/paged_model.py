@@ -51,7 +51,12 @@ def load(
     int8_activations: bool = False,
     experts: ExpertLocations = ONE_COPY,
     load_format: str = "auto",
+    travels: bool = False,
 ) -> CausalLM:
+    """`travels`: tokens go to the ranks of their experts."""
+    layout = replace(share_all_layers(group, ep), deterministic=deterministic)
+    if travels:
+        layout = replace(layout, travels=True, shared_experts=SINGLE_RANK)
     found = source or locate(
         str(path) if path else None, overrides=overrides, load_format=load_format
     )
@@ -69,7 +74,7 @@ def load(
         blocks=native is not None,
         quantization=quantization,
         int8_activations=int8_activations,
-        layout=replace(share_all_layers(group, ep), deterministic=deterministic),
+        layout=layout,
         experts=experts,
         positions=positions or facts.context,
         progress=lambda stage, fraction: None,

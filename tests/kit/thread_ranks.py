@@ -17,6 +17,7 @@ from vivace.checkpoint.weights import TrackedWeights
 from vivace.layers.experts import RoutedExperts
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.platform import NativePlatform
+from vivace.platforms.dispatch import ExpertSpread, collect_rows, dispatch_rows
 from vivace.platforms.groups import Group
 from vivace.platforms.platform import detect
 
@@ -50,6 +51,21 @@ class ThreadGroup:
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         return torch.cat(self._meeting.exchange(self.rank, x.clone()), 1)
+
+    def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        return torch.cat(self._meeting.exchange(self.rank, x.clone()))
+
+    def dispatch(self, x: Tensor, spread: ExpertSpread) -> Tensor:
+        return dispatch_rows(x, spread, self.rank, self.size, self.exchange)
+
+    def collect(self, y: Tensor, spread: ExpertSpread) -> Tensor:
+        return collect_rows(y, spread, self.rank, self.size, self.exchange)
+
+    def exchange(self, rows: list[Tensor], counts: list[int]) -> list[Tensor]:
+        found = self._meeting.exchange(self.rank, [one.clone() for one in rows])
+        came = [parts[self.rank] for parts in found]
+        assert [len(one) for one in came] == counts
+        return came
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         found = self._meeting.exchange(self.rank, list(numbers))

@@ -80,6 +80,32 @@ def test_the_tokens_of_one_rank(
     same(list(generate(ThreadRanks(folder, tp, ep=ep, experts=experts))), wanted)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "redundant", "algorithm"), [(2, 0, "static"), (4, 4, "dynamic"), (4, 8, "static")]
+)
+def test_tokens_that_travel_to_their_experts_have_the_same_bits(
+    ranks: int, redundant: int, algorithm: Any, folder: Path, operations: None
+) -> None:
+    """What ranks make of a token is added in the same order as by a sum over all of them."""
+    experts = ExpertLocations(redundant=redundant, algorithm=algorithm, counted=True)
+    stay, travel = (
+        ThreadRanks(folder, ranks, ep=ranks, experts=experts, travels=travels)
+        for travels in (False, True)
+    )
+    wanted, found = list(generate(stay)), list(generate(travel))
+    assert torch.equal(torch.stack(found), torch.stack(wanted))
+    for layer, other in zip(stay.experts(0), travel.experts(ranks - 1), strict=True):
+        assert layer.slots and other.slots
+        assert layer.slots.counts is not None and other.slots.counts is not None
+        assert torch.equal(layer.slots.counts, other.slots.counts)
+
+
+def test_a_shared_expert_is_whole_where_tokens_travel(tmp_path: Path, operations: None) -> None:
+    make("Qwen2Moe", tmp_path, **SIZES, shared_expert_intermediate_size=64)
+    wanted = list(generate(ThreadRanks(tmp_path, 1)))
+    same(list(generate(ThreadRanks(tmp_path, 4, ep=4, travels=True))), wanted)
+
+
 @pytest.mark.parametrize(("tp", "ep", "redundant"), [(2, 2, 0), (4, 2, 4), (4, 4, 8)])
 def test_experts_that_move_in_the_middle_of_a_stream(
     tp: int, ep: int, redundant: int, folder: Path, operations: None

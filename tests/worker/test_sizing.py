@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vivace.config.parallel import ExpertOptions, ParallelOptions
 from vivace.platforms.groups import SingleRank
-from vivace.worker.build import agree, longest_request, own_share, share_memory
+from vivace.worker.build import agree, longest_request
 from vivace.worker.sizing import (
     DEFAULT_MAX_BYTES,
     GIB,
@@ -21,6 +21,8 @@ from vivace.worker.sizing import (
     Demand,
     SizingError,
     WindowDemand,
+    own_share,
+    share_memory,
     size_pool,
 )
 

@@ -10,7 +10,7 @@ from prompt_parts import collect_rows
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
 from vivace.protocol.messages import LogprobOptions
-from vivace.protocol.step import Copy, Grant, Join, Save, StepPlan
+from vivace.protocol.step import Copy, EngineShare, Grant, Join, Save, StepPlan
 from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.rows import PlanError
 
@@ -171,9 +171,13 @@ def test_a_step_of_others_computes_a_token_of_nobody(driver):
     worker, computed = driver.worker, []
     forward = worker._runner.forward
     worker._runner.forward = lambda step: computed.append(len(step.input_ids)) or forward(step)
-    result = worker.run(StepPlan(number=77, ranks=[0, 5])).result()
+    result = worker.run(
+        StepPlan(number=77, shares=[EngineShare(), EngineShare(5, single=False)])
+    ).result()
     assert (result.advanced, result.tokens) == ([], [])
-    assert worker.run(StepPlan(number=78, ranks=[0, 0])).result().number == 78
+    assert (
+        worker.run(StepPlan(number=78, shares=[EngineShare(), EngineShare()])).result().number == 78
+    )
     assert computed == [1]
     fresh = Driver(toy_worker()[0])
     fresh.join(3, PROMPT)

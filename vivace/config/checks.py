@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from vivace.config.all_to_all import dispatch
+from vivace.config.chunks import chunk_and_page
 from vivace.config.config import ModelContext, Options, ResolveContext, all_options, option_value
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
@@ -184,16 +186,6 @@ def context_length(options: Options, context: ModelContext) -> list[str]:
     return [f"--context-length {asked} is above the model's {limit}: answers may degrade"]
 
 
-def chunk_and_page(options: Options) -> list[str]:
-    chunk, page = options.schedule.chunked_prefill_size, options.memory.page_size
-    if chunk is not None and page is not None and chunk > 0 and chunk % page:
-        raise ConfigError(
-            f"--chunked-prefill-size {chunk} is not a multiple of --page-size {page}; "
-            f"use {max(page, chunk // page * page)}"
-        )
-    return []
-
-
 def priorities(options: Options) -> list[str]:
     schedule = options.schedule
     if schedule.enable_priority_scheduling and schedule.schedule_policy not in (
@@ -343,5 +335,6 @@ FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     decoded_blocks,
     crowded,
     kernels_of_nodes,
+    dispatch,
     idle,
 ]

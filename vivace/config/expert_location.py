@@ -9,6 +9,7 @@ from typing import Any, cast
 from vivace.config.config import Slices
 from vivace.config.errors import ConfigError
 from vivace.config.expert_balance import ExpertDevices, place_experts
+from vivace.config.parallelism import requested_sizes
 from vivace.errors import cause
 from vivace.files import read_file
 from vivace.models.expert_facts import ExpertFacts
@@ -130,7 +131,7 @@ def balance(counts: Rows, slices: Slices, experts: ExpertFacts) -> Placement:
 def expert_devices(slices: Slices, experts: ExpertFacts) -> ExpertDevices:
     return ExpertDevices(
         slots=experts.count + slices.experts.ep_num_redundant_experts,
-        devices=slices.experts.ep_size,
+        devices=requested_sizes(slices).ep,
         nodes=slices.parallel.nnodes,
         groups=experts.choice.groups,
     )

@@ -27,6 +27,7 @@ def expert_parallel(options: Options, context: ModelContext) -> list[str]:
         "--enable-eplb": asked.enable_eplb,
         "--expert-distribution-recorder-mode": asked.expert_distribution_recorder_mode is not None,
         "--enable-expert-distribution-metrics": asked.enable_expert_distribution_metrics,
+        "--moe-a2a-backend": asked.moe_a2a_backend != "none",
         "--moe-dense-tp-size": asked.moe_dense_tp_size is not None,
     }
     notices = [FAKE] if asked.ep_dispatch_algorithm == "fake" else []
@@ -52,7 +53,7 @@ def expert_parallel(options: Options, context: ModelContext) -> list[str]:
 
 def check_slots(options: Options, found: ExpertFacts) -> None:
     asked = options.experts
-    ep, redundant = asked.ep_size, asked.ep_num_redundant_experts
+    ep, redundant = requested_sizes(options).ep, asked.ep_num_redundant_experts
     if ep == 1 and (redundant or asked.enable_eplb):
         flag = "--enable-eplb" if asked.enable_eplb else f"--ep-num-redundant-experts {redundant}"
         raise ConfigError(f"{flag}: one device has all experts; give --expert-parallel-size, too")
@@ -68,29 +69,4 @@ def check_slots(options: Options, found: ExpertFacts) -> None:
             f"(--ep-num-redundant-experts) are no multiple of it; give {wanted} or "
             f"{wanted + ep} copies"
         )
-    refuse_engines(options)
     read_locations(options, found)
-
-
-def refuse_engines(options: Options) -> None:
-    """What does not go with engines that share experts yet. Raises ConfigError."""
-    if not requested_sizes(options).dp_attention:
-        return
-    asked = options.experts
-    counted = {
-        "--enable-eplb": asked.enable_eplb,
-        "--expert-distribution-recorder-mode": asked.expert_distribution_recorder_mode,
-        "--enable-expert-distribution-metrics": asked.enable_expert_distribution_metrics,
-    }
-    for flag in (flag for flag, is_given in counted.items() if is_given):
-        raise ConfigError(
-            f"{flag}: engines that share experts (--enable-dp-attention) do not count them "
-            "together yet; leave one of them out"
-        )
-    redundant, fake = asked.ep_num_redundant_experts, asked.ep_dispatch_algorithm == "fake"
-    if redundant or fake:
-        flag = "--ep-num-redundant-experts" if redundant else "--ep-dispatch-algorithm fake"
-        raise ConfigError(
-            f"{flag}: a copy is chosen by a token's position, which ranks do not know of tokens of "
-            "other engines yet (--enable-dp-attention); leave one of them out"
-        )

@@ -9,15 +9,16 @@ from vivace.config.secret import Secret
 from vivace.config.unavailable import (
     CONTEXT_PARALLEL,
     NEEDS_DP,
-    NO_ALL_TO_ALL,
     NO_COLLECTIVES,
     NO_ELASTICITY,
     NO_EXPERTS,
     NO_MEDIA,
     NO_PD,
+    NO_PROCESSORS,
     NO_ROOMS,
     NO_TOKENS_OF_EXPERTS,
     ONE_PLACEMENT,
+    OTHER_ALL_TO_ALL,
     PIPELINE,
 )
 
@@ -29,10 +30,11 @@ MOE_RUNNERS = (
     "experimental_sgl_marlin", "lora_cutedsl", "lora_triton", "lora_marlin", "hpc_ops", "megamoe",
     "intel_xpu",
 )  # fmt: skip
-MOE_A2A = (
+MOE_A2A: tuple[str, ...] = (
     "none", "deepep", "mooncake", "ascend_fuseep", "nixl", "mori", "flashinfer", "megamoe",
     "deepep_v2", "pplx", "ascend_tp", "flashinfer_megamoe",
 )  # fmt: skip
+HERE = ("none", "deepep", "ascend_fuseep")
 OTHER_BALANCES = ("deepseek_vec", "deepseek_vec_hierarchical", "elasticity_aware")
 
 
@@ -159,9 +161,11 @@ class ExpertOptions:
     )
     moe_a2a_backend: str = option(
         "none",
-        "How tokens travel to the ranks of their experts.",
+        "How tokens travel to the ranks of their experts: all ranks have all tokens (none), or a "
+        "token goes to the ranks of its experts (deepep and ascend_fuseep, which are the same "
+        "here); then --expert-parallel-size is --tensor-parallel-size.",
         choices=MOE_A2A,
-        cpu=NO_ALL_TO_ALL,
+        values={name: OTHER_ALL_TO_ALL for name in MOE_A2A if name not in HERE},
     )
     moe_runner_backend: str = option(
         "auto", "Kernels of the experts' matrix products.", choices=MOE_RUNNERS, cpu=NO_EXPERTS
@@ -174,11 +178,12 @@ class ExpertOptions:
     )
     deepep_mode: str = option(
         "auto",
-        "DeepEP for long batches (normal), for decoding (low_latency) or both.",
+        "With --moe-a2a-backend: steps of any length, never captured (normal); at most "
+        "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK tokens of a rank, captured (low_latency); "
+        "or each where it fits (auto).",
         choices=["normal", "low_latency", "auto"],
-        cpu=no_effect("it needs --moe-a2a-backend deepep"),
     )
-    deepep_config: str | None = option(help="JSON with DeepEP's tuned settings.", cpu=NO_EXPERTS)
+    deepep_config: str | None = option(help="JSON with DeepEP's tuned settings.", cpu=NO_PROCESSORS)
     ep_num_redundant_experts: int = option(0, "Further copies of busy experts.")
     ep_dispatch_algorithm: str | None = option(
         help="Which copy of an expert a token goes to: by its position, in turn (static) or by a "

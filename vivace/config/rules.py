@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.checkpoint.source import EMBEDDED_NAME
+from vivace.config.all_to_all import travelling_tokens
+from vivace.config.chunks import chunk, chunk_share
 from vivace.config.config import Options, ResolveContext
+from vivace.config.parallelism import requested_sizes
 from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 
 Change = tuple[str, Any, str]
@@ -64,6 +67,9 @@ def captures(options: Options, context: ResolveContext) -> Iterator[Change]:
     """After `kernels`."""
     if options.runtime.disable_cpu_kernels and not options.runtime.disable_cuda_graph:
         yield "disable_cuda_graph", True, "torch's operations on the CPU cannot be captured"
+    elif options.runtime.enable_deterministic_inference and requested_sizes(options).dp_attention:
+        reason = "sums of several engines in a fixed order cannot be captured"
+        yield "disable_cuda_graph", True, reason
 
 
 def capture_sizes(options: Options, context: ResolveContext) -> Iterator[Change]:
@@ -137,16 +143,6 @@ def page_size(options: Options, context: ResolveContext) -> Iterator[Change]:
     if options.memory.page_size is None:
         best = context.platform.page_sizes[0]
         yield "page_size", best, f"best on the {context.platform.name}"
-
-
-def chunk(options: Options, context: ResolveContext) -> Iterator[Change]:
-    if options.schedule.chunked_prefill_size is None:
-        size, page = context.platform.chunked_prefill_size, options.memory.page_size or 1
-        yield (
-            "chunked_prefill_size",
-            max(page, size // page * page),
-            "full speed, and newcomers wait only briefly; less beside other requests",
-        )
 
 
 def rows(options: Options, context: ResolveContext) -> Iterator[Change]:
@@ -234,6 +230,7 @@ def expert_copies(options: Options, context: ResolveContext) -> Iterator[Change]
 RULES = [
     model_name,
     kernels,
+    travelling_tokens,
     captures,
     capture_sizes,
     dtype,
@@ -242,6 +239,7 @@ RULES = [
     context,
     page_size,
     chunk,
+    chunk_share,
     rows,
     conservativeness,
     prefix_order,

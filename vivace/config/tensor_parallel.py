@@ -138,12 +138,13 @@ def divided_widths(options: Options, facts: ModelFacts, ranks: int) -> list[tupl
     experts, asked = facts.decoder and facts.decoder.experts, options.experts
     if experts is None:
         return [(width, ranks) for width in facts.mlp_widths]
+    travels = requested_sizes(options).all_to_all  # every rank has whole experts then
     dense = () if all(experts.layers) else (facts.intermediate_size,)
     shared = (experts.shared_width,) if experts.shared_width else ()
     return [
         *((width, asked.moe_dense_tp_size or ranks) for width in dense),
-        (experts.width, max(1, ranks // asked.ep_size)),
-        *((width, ranks) for width in shared),
+        (experts.width, 1 if travels else max(1, ranks // asked.ep_size)),
+        *((width, 1 if travels else ranks) for width in shared),
     ]
 
 
@@ -153,7 +154,7 @@ def divides(options: Options, facts: ModelFacts, ranks: int, heads_ranks: int) -
     kv = facts.kv_heads
     return not (
         facts.heads % heads_ranks
-        or ranks % options.experts.ep_size
+        or (ranks % options.experts.ep_size and not requested_sizes(options).all_to_all)
         or any(width % (2 * shares) for width, shares in divided_widths(options, facts, ranks))
         or (kv % heads_ranks and heads_ranks % kv)
         or facts.vocabulary < heads_ranks

@@ -11,10 +11,11 @@ CONTEXT_PARALLEL = not_available("a prompt is not divided among devices yet")
 NO_LORA = not_available("LoRA adapters are not supported yet", "merge the adapter into the model")
 NO_SPECULATION = not_available("speculative decoding is not supported yet")
 NO_EXPERTS = not_available("this device computes experts in one way only")
-NO_ALL_TO_ALL = not_available(
-    "all ranks have all tokens, so none travel to experts; that comes with --enable-dp-attention",
-    "--expert-parallel-size alone spreads the experts",
+OTHER_ALL_TO_ALL = not_available(
+    "it is a library of other devices",
+    "use deepep or ascend_fuseep, which are the same here, or none",
 )
+NO_PROCESSORS = not_available("it divides a GPU's processors between sending and computing")
 NO_ELASTICITY = not_available(
     "an engine that has lost a rank is started again, and its streams go on"
 )

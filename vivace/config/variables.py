@@ -26,7 +26,7 @@ HCCL = no_effect("it is read by HCCL, Ascend's collectives, which are not used")
 TORCH_NPU = no_effect("it is read by torch_npu, which is not used")
 DEEP_EP = no_effect("it is read by deep_ep of sgl-kernel-npu, which is not used")
 PD = no_effect("prefill and decode on separate servers is not supported yet")
-EXPERTS = no_effect("tokens do not travel to experts: all ranks have all of them")
+EXPERTS = no_effect("ranks of one machine exchange floats over memory that they share")
 ALONE = no_effect("the ranks of one machine exchange over memory that they share")
 DRAFTS = no_effect("speculative decoding is not supported yet")
 MAMBA = no_effect("models with recurrent layers are not supported yet")
@@ -131,7 +131,9 @@ OF_SGLANG = {
     "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP": Variable(
         no_effect("steps do not overlap on the CPU"), "no overlap of two prompts"
     ),
-    "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": Variable(EXPERTS, "tokens of a dispatch"),
+    "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": supported(
+        "tokens that a rank sends to experts at once, with low latency", "whole number", "128"
+    ),
     "SGLANG_DEEPEP_BF16_DISPATCH": Variable(EXPERTS, "dispatch in bfloat16"),
     "SGLANG_EPLB_HEATMAP_COLLECTION_INTERVAL": Variable(EXPERTS, "steps between heat maps"),
     "SGLANG_SCHEDULER_SKIP_ALL_GATHER": Variable(ALONE, "do not compare ranks"),

@@ -52,6 +52,9 @@ class DistributionSettings:
     report_steps: int = 0
     """after which the utilization is logged; 0: never"""
     folder: str = "/tmp"
+    keeps: bool = True
+    """this engine's records are the ones that are written: of engines that share experts, all of
+    which count the tokens of all, the first one's"""
 
 
 @dataclass
@@ -136,7 +139,10 @@ class ExpertDistribution:
             self._move(self._moves.popleft())
 
     def execute(self, command: RecordExperts) -> str:
-        """What was done. Raises ValueError where it cannot be."""
+        """What was done, or nothing where another engine keeps records. Raises ValueError where it
+        cannot be."""
+        if not self._settings.keeps:
+            return ""
         if command.action == "start":
             self._record.kept.clear()
             self._record.running = True

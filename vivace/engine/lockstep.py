@@ -1,8 +1,8 @@
 """Engines of one machine that take every step together, because all of them share some layers.
 
-Each has two words in shared memory, used in turn: the number of a step, and its tokens. Who agrees
-publishes its word and waits for those of all others. Who publishes step k + 1 has read all of k, so
-who has read k + 1 may write over k. One of two bells of an engine rings
+Each has two words in shared memory, used in turn: the number of a step, and what it computes of it
+(`EngineShare`). Who agrees publishes its word and waits for those of all others. Who publishes step
+k + 1 has read all of k, so who has read k + 1 may write over k. One of two bells of an engine rings
 when another begins to wait for it, the other one when one that it waits for has come.
 """
 
@@ -15,8 +15,10 @@ import threading
 from collections.abc import Callable, Sequence
 
 from vivace.protocol.bells import Bells
+from vivace.protocol.step import EngineShare
 
-TOKEN_BITS = 32
+SHARE_BITS = 32
+SINGLE, MOVES, MOST_TOKENS = 1 << 31, 1 << 30, (1 << 30) - 1
 LONGEST_SLEEP = 0.1
 """seconds: a bell that was missed costs no more"""
 
@@ -37,9 +39,9 @@ class SharedLockstep:
     def awaited(self) -> bool:
         return any(self._has_come(other, self._steps + 1) for other in self._others)
 
-    def agree(self, tokens: int) -> list[int]:
+    def agree(self, share: EngineShare) -> list[EngineShare]:
         self._steps += 1
-        self._words[2 * self._index + self._steps % 2] = self._steps << TOKEN_BITS | tokens
+        self._words[2 * self._index + self._steps % 2] = self._steps << SHARE_BITS | pack(share)
         for other in self._others:
             bells, came = self._bells[other], self._has_come(other, self._steps)
             os.eventfd_write(bells.arrived if came else bells.awaited, 1)
@@ -47,10 +49,10 @@ class SharedLockstep:
         # sleep, behind the bells, which order what both processes see.
         while not all(self._has_come(other, self._steps) for other in self._others):
             if self._stopped:
-                return [0] * len(self._bells)
+                return [EngineShare()] * len(self._bells)
             select.select([self._bells[self._index].arrived], [], [], LONGEST_SLEEP)
             clear(self._bells[self._index].arrived)
-        return [word & (1 << TOKEN_BITS) - 1 for word in self._words[self._steps % 2 :: 2]]
+        return [unpack(word) for word in self._words[self._steps % 2 :: 2]]
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         bell = self._bells[self._index].awaited
@@ -70,7 +72,18 @@ class SharedLockstep:
             os.eventfd_write(bell, 1)
 
     def _has_come(self, other: int, step: int) -> bool:
-        return self._words[2 * other + step % 2] >> TOKEN_BITS == step
+        return self._words[2 * other + step % 2] >> SHARE_BITS == step
+
+
+def pack(share: EngineShare) -> int:
+    """In 32 bits. Raises ValueError for more tokens than anybody computes at once."""
+    if share.tokens > MOST_TOKENS:
+        raise ValueError(f"a step of {share.tokens} tokens")
+    return share.tokens | share.single * SINGLE | share.moves * MOVES
+
+
+def unpack(word: int) -> EngineShare:
+    return EngineShare(word & MOST_TOKENS, bool(word & SINGLE), bool(word & MOVES))
 
 
 def clear(bell: int) -> None:

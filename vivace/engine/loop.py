@@ -33,7 +33,7 @@ from vivace.protocol.messages import (
     ToEngine,
     ToFrontend,
 )
-from vivace.protocol.step import StepPlan
+from vivace.protocol.step import EngineShare, StepPlan
 from vivace.protocol.workers import GetWorkerState
 
 logger = logging.getLogger("vivace.engine")
@@ -66,9 +66,9 @@ class Lockstep(Protocol):
         """Another engine waits in `agree` for this one."""
         ...
 
-    def agree(self, tokens: int) -> list[int]:
-        """How many tokens each engine's next step computes, this one's among them; waits for all.
-        All zeros: nobody takes a step."""
+    def agree(self, share: EngineShare) -> list[EngineShare]:
+        """What each engine computes of the next step, this one's share among them; waits for all.
+        No tokens at all: nobody takes a step."""
         ...
 
     def wake_with(self, ring: Callable[[], None]) -> None:
@@ -85,7 +85,7 @@ class NoLockstep:
 
     awaited = False
 
-    def agree(self, tokens: int) -> list[int]:
+    def agree(self, share: EngineShare) -> list[EngineShare]:
         return []
 
     def wake_with(self, ring: Callable[[], None]) -> None:
@@ -188,8 +188,6 @@ class Loop:
         received = self._receive(wait)
         self._scheduler.notify(self._executor.events())
         self._run_commands()
-        if self._experts.due and not self._in_flight:
-            self._experts.rebalance()
         plan = self._plan()
         worked = plan is not None or bool(self._in_flight)
         if plan is not None:
@@ -209,14 +207,18 @@ class Loop:
             return None
         waits = self._commands or self._experts.due
         plan = None if waits else self._scheduler.plan(idle=not self._in_flight)
-        if not (self._lockstep.awaited or (plan is not None and plan.rows)):
+        moves = self._experts.due and not self._in_flight
+        if not (self._lockstep.awaited or moves or (plan is not None and plan.rows)):
             return plan
-        ranks = self._lockstep.agree(sum(plan.counts) if plan is not None else 0)
-        if self._stopped and not any(ranks):
+        shares = self._lockstep.agree(describe_share(plan, moves))
+        if self._stopped and not any(share.tokens for share in shares):
             return None  # alone it would wait for the others in the layers they share
-        if not any(ranks):
+        if moves and all(share.moves for share in shares):
+            self._experts.rebalance()
+            return self._plan()
+        if not any(share.tokens for share in shares):
             return plan
-        return replace(plan or StepPlan(number=ACCOMPANY), ranks=ranks)
+        return replace(plan or StepPlan(number=ACCOMPANY), shares=shares)
 
     def _commit_oldest(self) -> None:
         plan, pending = self._in_flight.popleft()
@@ -342,3 +344,8 @@ class Loop:
         self._send_deltas()
         text = f"{ended} requests were ended at {limit}" if ended else "no running requests"
         self._mailbox.send(ticket >> KEY_SHIFT, Reply(ticket, not ended, text))
+
+
+def describe_share(plan: StepPlan | None, moves: bool) -> EngineShare:
+    counts = plan.counts if plan is not None else []
+    return EngineShare(sum(counts), counts.count(1) == len(counts), moves)

@@ -140,7 +140,7 @@ class ProcessGroupExecutor:
         try:
             pending = self._worker.run(plan)
         except StepRefused as error:
-            if any(plan.ranks):  # the others wait for what it computes
+            if plan.together:  # the others wait for what it computes
                 raise ExecutorDied(f"a step of several engines was refused: {error}") from error
             self._failed = True
             return RefusedStep(self, plan, error)

@@ -65,7 +65,7 @@ def engine_parts(
         clock=time.monotonic,
         lockstep=lockstep,
         report_load=report_load,
-        experts=expert_distribution(config, executor),
+        experts=expert_distribution(config, executor, first=place is None or place.index == 0),
     )
     return loop, executor.capacity
 

@@ -10,8 +10,10 @@ from vivace.engine.expert_distribution import DistributionSettings, ExpertDistri
 FOLDER = "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"
 
 
-def expert_distribution(config: Config, executor: Executor) -> ExpertDistribution | None:
-    """None where nobody counts."""
+def expert_distribution(
+    config: Config, executor: Executor, *, first: bool = True
+) -> ExpertDistribution | None:
+    """None where nobody counts. `first` of the engines that share experts."""
     asked, found = config.experts, find_experts(config.facts)
     if found is None or asked.expert_distribution_recorder_mode is None:
         return None
@@ -35,6 +37,7 @@ def expert_distribution(config: Config, executor: Executor) -> ExpertDistributio
             if asked.enable_expert_distribution_metrics
             else 0,
             folder=config.environment.get(FOLDER) or "/tmp",
+            keeps=first,
         ),
         executor,
     )

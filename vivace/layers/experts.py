@@ -139,6 +139,7 @@ class RoutedExperts(Module):
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
         self._ops, self._locations, self._ep = env.ops, env.experts, env.layout.moe_ep
+        self._tokens = env.layout.exchange("experts", env.ops)
         inside = env.layout.moe_tp
         tree = env.layout.sum_tree(name, self.inner, 1, inside)
         share = split(name, self.inner, 1, inside)
@@ -152,6 +153,7 @@ class RoutedExperts(Module):
         self._pairs: PairSums | None = None
         if tree is not None and group.size > 1:
             self._pairs = PairSums(group, tree, here.start, len(here))
+        self._exchange = env.layout.pairs(len(here))
 
     def _make_slots(self, device: torch.device) -> ExpertSlots:
         counts = torch.zeros(len(self.located), dtype=torch.int64, device=device)
@@ -238,16 +240,18 @@ class RoutedExperts(Module):
         own: slice | None = None,
     ) -> Tensor:
         """weights[T, top] float32, chosen[T, top] int64: a token's experts. What this rank has of
-        them: all ranks' are to be added up. Where sums have a fixed order they are already, of the
-        tokens `own`."""
+        them: all ranks' are to be added up, unless tokens travel. Where sums have a fixed order
+        they are already, of the tokens `own`."""
+        weights, chosen = self._exchange.announce(weights, chosen, step)
         if self.slots is not None:
-            # Of other engines' tokens nobody knows positions, and none has a choice then.
-            positions = step.positions if self.slots.table.shape[1] > 1 else None
+            positions = self._tokens.positions(step) if self.slots.by_position else None
             chosen = self._ops.moe_place(chosen, positions, self.slots)
         combine = None if self._pairs is None else self._pairs.combine(chosen, own)
-        return self.method.apply(
+        x = self._exchange.dispatch(x, chosen, step)
+        y = self.method.apply(
             x, weights, chosen, step, weigh_inputs=self.weigh_inputs, combine=combine
         )
+        return self._exchange.collect(y, chosen, step)
 
 
 class MixtureOfExperts(Module):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from vivace.errors import CannotStart
+from vivace.layers.all_to_all import STAYING, PairExchange, TravellingTokens
 from vivace.layers.sums import Sums, SumTree, TreeSums, divide_sums
-from vivace.platforms.attention import Step
+from vivace.platforms.attention import AttendingStep, Step
 from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.ops.table import Ops
 
@@ -29,6 +31,10 @@ class TokenExchange(Protocol):
         """This engine's tokens of those; None: all are"""
         ...
 
+    def positions(self, step: AttendingStep) -> Tensor:
+        """[T] int64: of what `gather` returns; below 0: of a token that is nobody's"""
+        ...
+
 
 class OwnTokens:
     """Of a layer that the ranks of one engine share."""
@@ -46,6 +52,9 @@ class OwnTokens:
     def own_rows(self, step: Step) -> slice | None:
         return None
 
+    def positions(self, step: AttendingStep) -> Tensor:
+        return step.positions
+
 
 class EngineTokens:
     """Of a layer that ranks of several engines share: it computes the tokens of all (data parallel
@@ -56,15 +65,44 @@ class EngineTokens:
         self._peers = peers
 
     def gather(self, x: Tensor, step: Step) -> Tensor:
-        return self._peers.gather_rows(x, step.host.engine_tokens)
+        return self._peers.gather_rows(x, step.host.engines.tokens)
 
     def complete(self, y: Tensor, step: Step) -> Tensor:
-        return self._sums.reduce_scatter(y, step.host.engine_tokens, self._peers.rank)
+        return self._sums.reduce_scatter(y, step.host.engines.tokens, self._peers.rank)
 
     def own_rows(self, step: Step) -> slice | None:
-        counts = step.host.engine_tokens
+        counts = step.host.engines.tokens
         first = sum(counts[: self._peers.rank])
         return slice(first, first + counts[self._peers.rank])
+
+    def positions(self, step: AttendingStep) -> Tensor:
+        """Gathered once a step, as pairs of floats that nobody computes with"""
+        engines = step.host.engines
+        if engines.positions is None:
+            own = step.positions if engines.live is None else engines.live
+            found = self._peers.gather_rows(own.unsqueeze(1).view(torch.float32), engines.tokens)
+            engines.positions = found.view(torch.int64).view(-1)
+        return engines.positions
+
+
+class HomeTokens:
+    """Of a layer whose tokens stay with their engine and travel by pairs (layers/all_to_all.py)."""
+
+    def __init__(self, peers: Group) -> None:
+        self._all = EngineTokens(SINGLE_RANK, peers)
+        self._alone = peers.size == 1
+
+    def gather(self, x: Tensor, step: Step) -> Tensor:
+        return x
+
+    def complete(self, y: Tensor, step: Step) -> Tensor:
+        return y
+
+    def own_rows(self, step: Step) -> slice | None:
+        return None
+
+    def positions(self, step: AttendingStep) -> Tensor:
+        return step.positions if self._alone else self._all.positions(step)
 
 
 class Shares(Protocol):
@@ -102,10 +140,16 @@ class ParallelLayout:
     """what every rank has whole"""
     peers: Group = SINGLE_RANK
     """ranks at the same place of each of the engines that share layers"""
+    shared_experts: Group
+    """the expert that every token passes"""
     spanning: frozenset[str] = frozenset()
     """kinds of layers that those engines share"""
     deterministic: bool = False
     """sums are added in an order that does not depend on the number of ranks"""
+    travels: bool = False
+    """tokens go to the ranks of their experts"""
+    most_sent: int | None = None
+    """tokens that a rank sends at once then; None: there is no limit"""
 
     def group(self, kind: str) -> Group:
         """By the name of its field"""
@@ -124,10 +168,18 @@ class ParallelLayout:
 
     def exchange(self, kind: str, ops: Ops, tree: SumTree | None = None) -> TokenExchange:
         """`tree`: the order of sums, where it is a fixed one"""
+        if kind == "experts" and self.travels:
+            return HomeTokens(self.peers)
         group, sums = self.group(kind), self.sums(kind, ops, tree)
         if kind in self.spanning:
             return EngineTokens(sums, self.peers)
         return OwnTokens(group.size, sums)
+
+    def pairs(self, slots: int) -> PairExchange:
+        """`slots`: of experts, of each rank"""
+        if not self.travels:
+            return STAYING
+        return TravellingTokens(self.experts, self.peers, slots, self.most_sent)
 
 
 def share_all_layers(group: Group, ep: int = 1) -> ParallelLayout:
@@ -138,6 +190,7 @@ def share_all_layers(group: Group, ep: int = 1) -> ParallelLayout:
         attention=group,
         dense=group,
         experts=group,
+        shared_experts=group,
         moe_ep=RankShare(group.rank // moe_tp, ep),
         moe_tp=RankShare(group.rank % moe_tp, moe_tp),
         vocabulary=group,

@@ -143,7 +143,7 @@ def mixture(facts: ModelFacts, decoder: DecoderFacts, experts: ExpertFacts) -> M
             bias=biased,
             weigh_inputs=choice.weigh_inputs,
         ),
-        GatedMLP(hidden, shared, decoder.activation, bias=decoder.mlp_bias, group="experts")
+        GatedMLP(hidden, shared, decoder.activation, bias=decoder.mlp_bias, group="shared_experts")
         if shared
         else None,
         replicated(hidden, "shared_expert_gate", 1) if experts.shared_gate else None,

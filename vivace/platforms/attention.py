@@ -189,8 +189,19 @@ class HostStep:
     """every span is one token"""
     rows: np.ndarray | None = None
     """[S] int64 the worker's row of each span, when there is one"""
-    engine_tokens: Sequence[int] = ()
-    """of each engine that takes this step too; empty: this one alone does"""
+    engines: StepEngines = field(default_factory=lambda: StepEngines())
+
+
+@dataclass(kw_only=True, slots=True)
+class StepEngines:
+    """Of a step that several engines take together."""
+
+    tokens: Sequence[int] = ()
+    """of each; empty: this engine takes it alone"""
+    live: Tensor | None = None
+    """[T] int64: positions of this one's tokens, -1 of one that is nobody's; None: there is none"""
+    positions: Tensor | None = None
+    """of all engines' tokens, once a layer has gathered them"""
 
 
 class AttentionBackend(Protocol):

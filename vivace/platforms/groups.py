@@ -16,6 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from vivace.errors import CannotStart, RankLost, say
+from vivace.platforms.dispatch import ExpertSpread, collect_rows, dispatch_rows
 from vivace.platforms.partial_sums import SharedPairs, combine_gathered, spread_pairs
 from vivace.platforms.rendezvous import Rendezvous
 
@@ -81,6 +82,16 @@ class Group(Protocol):
         their order, times weights[T, top] (None: ones): [T, n], or of the tokens `own`."""
         ...
 
+    def dispatch(self, x: Tensor, spread: ExpertSpread) -> Tensor:
+        """x[T, n] of this rank's engine, of which it sends a part -> [tokens of all engines, n]:
+        those that have an expert at this rank; other rows hold anything"""
+        ...
+
+    def collect(self, y: Tensor, spread: ExpertSpread) -> Tensor:
+        """y[tokens of all engines, n], what this rank made of those that it got -> [T, n]: of each
+        token of this engine the sum of what its ranks made, in their order"""
+        ...
+
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         """The least of each number that any rank has"""
         ...
@@ -122,6 +133,12 @@ class SingleRank:
         own: slice | None = None,
     ) -> Tensor:
         return combine_gathered([spread_pairs(x, places)], weights, pairs, own)
+
+    def dispatch(self, x: Tensor, spread: ExpertSpread) -> Tensor:
+        return x
+
+    def collect(self, y: Tensor, spread: ExpertSpread) -> Tensor:
+        return y
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         return list(numbers)
@@ -204,6 +221,18 @@ class TorchGroup:
         whole = self.gather(spread_pairs(x, places).view(rows, -1), widths)
         parts = [part.unflatten(0, places.shape) for part in whole.split(widths, 1)]
         return combine_gathered(parts, weights, pairs, own)
+
+    def dispatch(self, x: Tensor, spread: ExpertSpread) -> Tensor:
+        return dispatch_rows(x, spread, self.rank, self.size, self._exchange)
+
+    def collect(self, y: Tensor, spread: ExpertSpread) -> Tensor:
+        return collect_rows(y, spread, self.rank, self.size, self._exchange)
+
+    def _exchange(self, rows: list[Tensor], counts: list[int]) -> list[Tensor]:
+        sent = torch.cat(rows)
+        came = sent.new_empty(sum(counts), sent.shape[1])
+        self._together(dist.all_to_all_single, came, sent, counts, [len(one) for one in rows])
+        return list(came.split(counts))
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         found = torch.tensor(numbers, dtype=torch.int64)

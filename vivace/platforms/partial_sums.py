@@ -59,7 +59,7 @@ def combine_gathered(
         (whole,) = add_by_tree(sums, merges)
         of_experts.append(whole)
     found = torch.stack(of_experts)  # [ranks of different experts, T, top, n]
-    owners = (pairs.placed + pairs.first) // pairs.each
+    owners = ((pairs.placed + pairs.first) // pairs.each).clamp_min(0)  # nobody's has zeros
     rows = found.gather(0, owners[None, :, :, None].expand(1, *found.shape[1:]))[0]
     total = torch.zeros_like(rows[:, 0])
     for place in range(rows.shape[1]):

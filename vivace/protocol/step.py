@@ -88,6 +88,17 @@ ExecutorEvent = TransferEnd
 """What happens beside the steps; more kinds come with what they are of."""
 
 
+class EngineShare(msgspec.Struct, frozen=True, array_like=True):
+    """What an engine computes of a step that several take together (data parallel attention)."""
+
+    tokens: int = 0
+    """0: one that is nobody's, because the others wait for it in the layers that all share"""
+    single: bool = True
+    """every row has one token, as in a captured step"""
+    moves: bool = False
+    """its experts are to move, and it has no step in flight: when all say so, they do"""
+
+
 class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag="plan"):
     """One step, applied in this order: leaves, joins, grants, copies, vacant, transfers begin, then
     the spans run, and states are saved.
@@ -110,10 +121,13 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, ta
     their memory back to the system; what they read as until they are written again is finite"""
     sends: list[Transfer] = []
     receives: list[Transfer] = []
-    ranks: list[int] = []
-    """tokens of each engine that takes this step together with this one (data parallel attention);
-    with none of its own an engine computes a token that is nobody's, because the others wait for it
-    in the layers that they share"""
+    shares: list[EngineShare] = []
+    """of every engine that takes this step, this one's among them; empty: it takes it alone"""
+
+    @property
+    def together(self) -> bool:
+        """Other engines wait for this one in the layers that all share."""
+        return any(share.tokens for share in self.shares)
 
 
 class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result"):

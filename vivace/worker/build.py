@@ -33,7 +33,15 @@ from vivace.worker.layout import join_ranks
 from vivace.worker.model_runner import ModelRunner, RunnableModel
 from vivace.worker.pooling import HiddenStatesHead, PoolingHead
 from vivace.worker.rows import RowStates
-from vivace.worker.sizing import Demand, PoolSize, WindowDemand, count_slots, size_pool
+from vivace.worker.sizing import (
+    Demand,
+    PoolSize,
+    WindowDemand,
+    count_slots,
+    own_share,
+    share_memory,
+    size_pool,
+)
 from vivace.worker.step_inputs import StepInputs
 from vivace.worker.tensor_memory import tensor_bytes
 from vivace.worker.worker import Worker
@@ -74,7 +82,6 @@ def build_worker(
     free, share = share_memory(platform, workers, share, group)
     max_tokens = longest_request(config, free, kv_dtype)
     model = load(config, platform, max_tokens, report, layout, rank=group.rank)
-    report("Sizing the KV pool", 0.0)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
     windows = own_windows(layers, max_tokens, one_pool=config.memory.disable_hybrid_swa_memory)
     demand = memory_demand(
@@ -105,19 +112,8 @@ def build_worker(
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
         rewrites=other_threads(config, platform, workers),
         experts=movable_experts(config, model, layout.experts, DTYPES[config.model.dtype]),
+        engines=layout.peers.size,
     )
-
-
-def share_memory(platform: Platform, workers: int, share: int, group: Group) -> tuple[int, int]:
-    """(bytes for each worker, `share` of rank 0, which alone is told one): what every rank has"""
-    (least,) = group.minimum([-share])
-    (free,) = group.minimum([own_share(platform, workers, -least)])
-    return free, -least
-
-
-def own_share(platform: Platform, workers: int, share: int) -> int:
-    available = platform.available_bytes()
-    return min(share, available) if share else available // workers
 
 
 def longest_request(config: Config, free: int, kv_dtype: torch.dtype) -> int:
@@ -135,6 +131,7 @@ def longest_request(config: Config, free: int, kv_dtype: torch.dtype) -> int:
 
 
 def size_together(demand: Demand, group: Group, report: ReportProgress) -> PoolSize:
+    report("Sizing the KV pool", 0.0)
     size = size_pool(agree(demand, group))
     report("Sizing the KV pool", 1.0)
     return size
@@ -246,13 +243,15 @@ def assemble(
     drafter: Drafter = NO_DRAFTS,
     processors: Sequence[LogitsProcessor] = (),
     experts: ExpertLayers = NO_EXPERTS,
+    engines: int = 1,
 ) -> Worker:
-    """A worker around a model of `dtype`, KV in `kv_dtype` if given. `rewrites`: made before."""
+    """A worker around a model of `dtype`, KV in `kv_dtype` if given. `rewrites`: made before;
+    `engines`: those that take every step together."""
     kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform, drafter.width)
     rows = build_rows(size, page_size, drafter, platform)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
     recorder = platform.recorder() if captures.sizes else None
-    inputs = StepInputs(rows, step_tokens, captures.tokens(recorder), drafter)
+    inputs = StepInputs(rows, step_tokens, captures.tokens(recorder), drafter, engines)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
     return Worker(
         capacity=describe_capacity(

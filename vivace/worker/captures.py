@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vivace.config.parallelism import requested_sizes
+from vivace.config.all_to_all import VARIABLE, dispatched_rows
 from vivace.models.loading import ReportProgress
 from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.platform import GraphRecorder, StepShape
@@ -47,36 +46,30 @@ class Captures:
 
 
 def choose_captures(config: Config, rows: int) -> Captures:
-    """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows. None where
-    engines share layers.
+    """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows. Rows are an
+    engine's: of those that share layers each has as many (SGLang's sizes per DP rank).
 
     --cuda-graph-max-bs leaves larger ones out; more rows than a worker has are never needed.
     """
     runtime, exact = config.runtime, bool(config.optimization.disable_cuda_graph_padding)
     if runtime.disable_cuda_graph:
         return Captures()
-    if requested_sizes(config).dp_attention:
-        return Captures(rewrites=tuple(idle_sizes(config)))
     requested, max_bs = runtime.cuda_graph_bs or (), runtime.cuda_graph_max_bs
-    limit = min(max_bs or max(requested, default=DEFAULT_CAPTURE), rows)
+    dispatched = dispatched_rows(config)
+    limit = min(max_bs or max(requested, default=DEFAULT_CAPTURE), rows, dispatched or rows)
     sizes = requested or (range(1, limit + 1) if exact else (limit,))
     kept = tuple(size for size in sizes if size <= limit) or (limit,)
     rewrites = []
     reason = f"at most {rows} requests run at once"
+    if dispatched is not None and dispatched < rows:
+        reason = f"an engine's ranks send {dispatched} tokens at once ({VARIABLE})"
+        rows = dispatched
     if max_bs is not None and max_bs > rows:
         rewrites.append(rewrite("cuda_graph_max_bs", max_bs, rows, reason))
     if requested and set(kept) != set(requested):
         why = reason if limit == rows else f"--cuda-graph-max-bs is {max_bs}"
         rewrites.append(rewrite("cuda_graph_bs", requested, kept, why))
     return Captures(kept, exact, tuple(rewrites))
-
-
-def idle_sizes(config: Config) -> Iterator[Rewrite]:
-    """What was asked for of captured steps, where there are none."""
-    reason = "engines that share layers have other numbers of tokens in every step"
-    for field in ("cuda_graph_bs", "cuda_graph_max_bs"):
-        if asked := getattr(config.runtime, field):
-            yield rewrite(field, asked, None, reason)
 
 
 def rewrite(field: str, before: object, after: object, reason: str) -> Rewrite:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vivace.config.all_to_all import dispatch_limit
 from vivace.config.parallelism import Parallelism, process_groups, requested_sizes
 from vivace.layers.layout import SINGLE, ParallelLayout, share_all_layers
 from vivace.platforms.groups import SINGLE_RANK, Group
@@ -22,7 +23,8 @@ def join_ranks(
     group, layout = meet_ranks(config, platform, rendezvous)
     runtime = config.runtime
     fixed = runtime.enable_deterministic_inference and not runtime.disable_cpu_kernels
-    return group, replace(layout, deterministic=fixed)
+    most = dispatch_limit(config) if config.experts.deepep_mode == "low_latency" else None
+    return group, replace(layout, deterministic=fixed, most_sent=most)
 
 
 def meet_ranks(
@@ -42,7 +44,7 @@ def divide_layers(everybody: Group, sizes: Parallelism) -> ParallelLayout:
     attention = everybody.divide(groups.attention_tp)
     whole = sizes.dense_tp > 1
     return replace(
-        share_all_layers(everybody, sizes.ep),
+        share_layers(everybody, sizes),
         attention=attention,
         dense=everybody if whole else SINGLE_RANK,
         vocabulary=attention,
@@ -54,4 +56,8 @@ def divide_layers(everybody: Group, sizes: Parallelism) -> ParallelLayout:
 def share_layers(group: Group, sizes: Parallelism) -> ParallelLayout:
     """Of the ranks of one engine."""
     layout = share_all_layers(group, sizes.ep)
-    return replace(layout, dense=SINGLE_RANK) if sizes.dense_tp == 1 else layout
+    if sizes.dense_tp == 1:
+        layout = replace(layout, dense=SINGLE_RANK)
+    if sizes.all_to_all and group.size > 1:
+        layout = replace(layout, shared_experts=SINGLE_RANK, travels=True)
+    return layout

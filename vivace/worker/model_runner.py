@@ -95,11 +95,14 @@ class CapturedRunner:
         self.captured = found is not None
         if shape is None or found is None:
             return self._eager.forward(step)
-        if found.graph.computes_all_rows:
-            self._inputs.pad(shape.rows, found.shape)
+        tokens = len(step.input_ids)
+        rows = tokens // shape.tokens_per_row
+        computed = found.shape if found.graph.computes_all_rows else shape
+        if rows < computed.rows:
+            self._inputs.pad(rows, computed)
         self._attention.plan(step)
         found.graph.replay(step, shape)
-        return found.hidden[: shape.tokens]
+        return found.hidden[:tokens]
 
     def _find_step(self, shape: StepShape) -> CapturedStep | None:
         for step in self._steps:

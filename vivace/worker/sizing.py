@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from vivace.errors import CannotStart
+from vivace.platforms.groups import Group
+from vivace.platforms.platform import Platform
 from vivace.protocol.messages import STATE_INTERVAL, CacheGroup, Rewrite
 
 GIB = 1 << 30
@@ -304,3 +306,15 @@ def _gib(count: int) -> str:
 
 def _kib(count: int) -> str:
     return f"{count / 1024:.3g} KiB"
+
+
+def share_memory(platform: Platform, workers: int, share: int, group: Group) -> tuple[int, int]:
+    """(bytes for each worker, `share` of rank 0, which alone is told one): what every rank has"""
+    (least,) = group.minimum([-share])
+    (free,) = group.minimum([own_share(platform, workers, -least)])
+    return free, -least
+
+
+def own_share(platform: Platform, workers: int, share: int) -> int:
+    available = platform.available_bytes()
+    return min(share, available) if share else available // workers

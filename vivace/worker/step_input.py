@@ -32,4 +32,5 @@ class StepInput:
     states: StepStates | None = None
     """None: no layer has states"""
     shape: StepShape | None = None
-    """of a step that a capture may serve; None: its rows have different numbers of tokens"""
+    """of a step that a capture may serve; of several engines that take it together, with the rows
+    of that which has most. None: rows have different numbers of tokens"""

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.platforms.attention import AttentionBackend, HostStep, StepPages
+from vivace.platforms.attention import AttentionBackend, HostStep, StepEngines, StepPages
 from vivace.platforms.host import upload
 from vivace.platforms.memory import zeroed_memory
 from vivace.platforms.platform import StepShape
 from vivace.platforms.rows import GatherBuffers, Spans
-from vivace.protocol.step import StepPlan
+from vivace.protocol.step import EngineShare, StepPlan
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.rows import RowStates
 from vivace.worker.step_input import StepInput
@@ -32,8 +32,11 @@ class StepInputs:
         tokens: int,
         single_tokens: int = 0,
         drafter: Drafter = NO_DRAFTS,
+        engines: int = 1,
     ) -> None:
+        """`engines`: so many take every step together"""
         self._states = states
+        self._engines = engines
         self.drafts = drafter.width
         self._drafter = drafter
         # As decode steps several tokens of a row would each start from the same state.
@@ -43,6 +46,8 @@ class StepInputs:
         self._per_token = IndexColumns(2 + groups, tokens, self._device)
         # What decode steps use never moves: a captured step knows the addresses.
         self._decoding = IndexColumns(2 + groups, drawn, self._device)
+        # Only where engines take steps together some of these tokens may be nobody's.
+        self._marked = IndexColumns(1, drawn if engines > 1 else 1, self._device)
         self._per_row = IndexColumns(2, states.rows + 1, self._device)
         self._wanted = IndexColumns(2, drawn, self._device)
         self._tables = tuple(self._new_table() for _ in states.columns.pages)
@@ -58,9 +63,7 @@ class StepInputs:
             .view(shape)
         )
 
-    def decode_step(
-        self, shape: StepShape, attention: AttentionBackend, engine_tokens: Sequence[int] = ()
-    ) -> StepInput:
+    def decode_step(self, shape: StepShape, attention: AttentionBackend) -> StepInput:
         """The buffers of every decode step of up to such a shape, to capture one."""
         rows, each = shape.rows, shape.tokens_per_row
         out = self._buffers(self._decoding, shape.tokens, rows, shape.tokens)
@@ -81,9 +84,20 @@ class StepInputs:
                 context_lens=np.full(rows, each, np.int64),
                 decode=each == 1,
                 rows=np.arange(rows),
-                engine_tokens=engine_tokens,
+                engines=StepEngines(
+                    tokens=[shape.tokens] * self._engines, live=self._mark(shape.tokens)
+                ),
             ),
         )
+
+    def accompany(self, shares: Sequence[EngineShare], attention: AttentionBackend) -> StepInput:
+        """A token that is nobody's, of a step of others."""
+        one = StepShape(1, 1)
+        self.pad(0, one)
+        step = self.decode_step(one, attention)
+        step.shape = self._find_common(shares)
+        step.host.engines.tokens = count_tokens(shares)
+        return step
 
     def pad(self, first: int, to: StepShape) -> None:
         """Rows from `first` on become harmless ones, for a capture that computes all of its shape:
@@ -92,6 +106,8 @@ class StepInputs:
         out, each = self._buffers(self._decoding, to.tokens, to.rows, 0), to.tokens_per_row
         out.input_ids[first * each :] = 0
         out.positions[first * each :] = 0
+        if (marked := self._mark(to.tokens)) is not None:
+            marked[first * each :] = -1
         for group, empty in enumerate(self._states.columns.empty_pages):
             out.slots[group][first * each :] = empty * self._states.page_size
             out.tables[group][first : to.rows, : -(-each // self._states.page_size)] = empty
@@ -110,8 +126,11 @@ class StepInputs:
         if spans.drafts is not None:
             self._drafter.propose(self._states.columns, spans.rows, spans.drafts)
         total, shape = int(spans.starts[-1]), self._find_shape(spans)
+        same = shape is not None
+        if plan.together:
+            shape = self._find_common(plan.shares)
         laid_out = total if spans.flat else len(spans.rows)
-        out = self._take(total, laid_out, len(spans.final), shape is not None)
+        out = self._take(total, laid_out, len(spans.final), same)
         found = self._states.ops.gather(spans, out)
         step = StepInput(
             input_ids=out.input_ids,
@@ -128,10 +147,21 @@ class StepInputs:
                 context_lens=found.context_lens,
                 decode=spans.flat,
                 rows=found.rows,
-                engine_tokens=count_tokens(plan.ranks),
+                engines=StepEngines(
+                    tokens=count_tokens(plan.shares),
+                    live=self._mark(total, out.positions) if same else None,
+                ),
             ),
         )
         return step, spans
+
+    def _mark(self, tokens: int, positions: Tensor | None = None) -> Tensor | None:
+        """The buffer of `StepEngines.live`, with these in it where there are any; None: all tokens
+        of a step are somebody's"""
+        if self._engines == 1:
+            return None
+        (marked,) = self._marked.take(tokens)
+        return marked if positions is None else marked.copy_(positions)
 
     def _lay_out(self, plan: StepPlan) -> Spans:
         """Which spans draw; behind what a row knows there are drafts."""
@@ -175,6 +205,12 @@ class StepInputs:
             same = same and spans.drafts is not None and bool((spans.drafts == each - 1).all())
         return StepShape(len(spans.rows), each) if same else None
 
+    def _find_common(self, shares: Sequence[EngineShare]) -> StepShape | None:
+        """Of a step that a capture may serve on all engines: each has one token in every row, and
+        fills its rows up to the most that one has."""
+        flat = all(share.single or share.tokens <= self._single_tokens for share in shares)
+        return StepShape(max(count_tokens(shares)), 1) if flat else None
+
     def _take(self, tokens: int, spans: int, drawn: int, same: bool) -> GatherBuffers:
         """`same`: every row has as many tokens"""
         sizes = (tokens, spans, drawn, same)
@@ -212,9 +248,9 @@ class IndexColumns:
         return self._buffer[:, :length].unbind()
 
 
-def count_tokens(ranks: Sequence[int]) -> list[int]:
+def count_tokens(shares: Sequence[EngineShare]) -> list[int]:
     """Tokens that each engine of a step computes: one that has none computes one of nobody."""
-    return [max(1, tokens) for tokens in ranks]
+    return [max(1, share.tokens) for share in shares]
 
 
 def _step_pages(out: GatherBuffers, spans: int, width: int) -> tuple[StepPages, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.cache import CacheMemory
 from vivace.platforms.host import ReadBack, upload
-from vivace.platforms.platform import Platform, StepShape
+from vivace.platforms.platform import Platform
 from vivace.platforms.rows import Spans
 from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
@@ -24,7 +24,7 @@ from vivace.worker.heads import StepHeads, StepOutput
 from vivace.worker.model_runner import ModelRunner
 from vivace.worker.rows import PlanError, RowStates
 from vivace.worker.step_input import StepInput
-from vivace.worker.step_inputs import StepInputs, count_tokens
+from vivace.worker.step_inputs import StepInputs
 
 
 class Worker:
@@ -73,9 +73,7 @@ class Worker:
                 self._kv.vacate(plan.vacant)
                 self._platform.trim()
             if not plan.rows:
-                if any(plan.ranks):
-                    self._accompany(plan)
-                return EmptyStep(plan.number)
+                return self._accompany(plan) if plan.together else EmptyStep(plan.number)
             step, spans = self._inputs.gather(plan, self._attention)
             needs_tokens = self._heads.needs_tokens(spans)
             output = self._compute(step, spans, needs_tokens)
@@ -125,14 +123,13 @@ class Worker:
         if plan.sends or plan.receives:
             raise PlanError(f"step {plan.number} transfers KV, but this worker has no transport")
 
-    def _accompany(self, plan: StepPlan) -> None:
+    def _accompany(self, plan: StepPlan) -> EmptyStep:
         """Compute a token that is nobody's: other engines compute theirs, and the layers that all
         share wait for everybody."""
-        shape = StepShape(1, 1)
-        self._inputs.pad(0, shape)
-        self._runner.forward(
-            self._inputs.decode_step(shape, self._attention, count_tokens(plan.ranks))
-        )
+        self._experts.begin_step()
+        self._runner.forward(self._inputs.accompany(plan.shares, self._attention))
+        counts = self._platform.read_back(self._experts.count())
+        return EmptyStep(plan.number, counts, captured=self._runner.captured)
 
     def _compute(self, step: StepInput, spans: Spans, needs_tokens: bool) -> StepOutput:
         try:
@@ -290,12 +287,22 @@ def _split_tokens(spans: Spans, tokens: np.ndarray, stays: np.ndarray) -> list[l
 
 
 class EmptyStep:
-    """A plan without spans has nothing to wait for."""
+    """A plan without spans brings no more than counts of experts, of other engines' tokens."""
 
-    here = True
-
-    def __init__(self, number: int) -> None:
+    def __init__(
+        self, number: int, counts: ReadBack | None = None, *, captured: bool = False
+    ) -> None:
         self._number = number
+        self._counts = counts
+        self._captured = captured
+        self.here = counts is None or counts.here
 
     def result(self) -> StepResult:
-        return StepResult(number=self._number, advanced=[], tokens=[])
+        counts = () if self._counts is None else self._counts.wait()
+        return StepResult(
+            number=self._number,
+            advanced=[],
+            tokens=[],
+            expert_counts=b"".join(one.tobytes() for one in counts),
+            captured=self._captured,
+        )

@@ -15,6 +15,7 @@ from torch import Tensor
 from vivace.errors import RankLost
 from vivace.platforms.cpu.native import I64, Kernels, block, matrix, optional, require, sizes
 from vivace.platforms.cpu.pipe import REGION_BYTES, NodePipe, SharedMemoryPipe
+from vivace.platforms.dispatch import ExpertSpread
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.groups import SINGLE_RANK, Group, Pipe
 from vivace.platforms.partial_sums import SharedPairs
@@ -69,11 +70,15 @@ class SharedMemoryGroup:
         self._widths: dict[tuple[int, ...], np.ndarray] = {}
         self._share = kernels.operation("share_rows", "q" * 9)
         self._meet = self._meet_here() if opened is None else self._meet_nodes(opened)
-        self._add = kernels.operation("add_shares", "q" * 8)
+        self._add = kernels.operation("add_shares", "q" * 9)
         self._gather_rows = kernels.operation("gather_rows", "q" * 8)
         self._gather = kernels.operation("gather_shares", "q" * 7)
         self._share_pairs = kernels.operation("share_pairs", "q" * 11)
         self._combine = kernels.operation("combine_pairs", "q" * 16)
+        self._offer = kernels.operation("offer_rows", "q" * 10)
+        self._pull_rows = kernels.operation("pull_rows", "q" * 12)
+        self._return = kernels.operation("return_rows", "q" * 12)
+        self._collect = kernels.operation("collect_rows", "q" * 13)
 
     def divide(self, parts: Sequence[Sequence[int]]) -> Group:
         mine: Group | None = None
@@ -132,6 +137,7 @@ class SharedMemoryGroup:
                 block("sum", "x", part, last - first, columns),
                 columns,
                 0,
+                0,
                 *self._slots,
                 self.size,
                 self._own.ctypes.data,
@@ -141,7 +147,7 @@ class SharedMemoryGroup:
     def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         rows, columns = sizes("gather_rows", "x", x)
         require("gather_rows", rows == counts[self.rank], f"{rows} rows of {list(counts)}")
-        self._refuse_capture("gather_rows")
+        same = self._capture_same("gather_rows", counts)
         out = self._kernels.empty(sum(counts), columns)
         starts = np.cumsum([0, *counts[:-1]])
         for first, last in self._pieces(max(counts), columns):
@@ -153,7 +159,7 @@ class SharedMemoryGroup:
                 len(part),
                 part.data_ptr(),
                 columns,
-                some.ctypes.data,
+                0 if same else some.ctypes.data,
                 *self._slots,
                 self.size,
                 self._own.ctypes.data,
@@ -166,7 +172,7 @@ class SharedMemoryGroup:
     def reduce_scatter(self, x: Tensor, counts: Sequence[int], place: int) -> Tensor:
         rows, columns = sizes("reduce_scatter", "x", x)
         require("reduce_scatter", rows == sum(counts), f"{rows} rows of {list(counts)}")
-        self._refuse_capture("reduce_scatter")
+        same = self._capture_same("reduce_scatter", counts)
         start, out = sum(counts[:place]), self._kernels.empty(counts[place], columns)
         for first, last in self._pieces(rows, columns):
             self._exchange(x[first:last], columns)
@@ -176,12 +182,80 @@ class SharedMemoryGroup:
                     end - begin,
                     out[begin - start :].data_ptr(),
                     columns,
-                    begin - first,
+                    0 if same else begin - first,
+                    place if same else 0,
                     *self._slots,
                     self.size,
                     self._own.ctypes.data,
                 )
         return out
+
+    def dispatch(self, x: Tensor, spread: ExpertSpread) -> Tensor:
+        rows, columns = sizes("offer_rows", "x", x)
+        engine, engines = spread.engine(self.rank, self.size), len(spread.counts)
+        require("offer_rows", rows == spread.counts[engine], f"{rows} rows of {spread.counts}")
+        out = self._kernels.empty(sum(spread.counts), columns)
+        pieces = self._pieces(max(spread.counts), columns * engines)
+        for first, last in pieces:
+            if len(pieces) == 1:
+                self._pull(x, spread, out)
+                continue
+            piece = spread.cut(first, last)
+            found = self._kernels.empty(sum(piece.counts), columns)
+            self._pull(x[first : first + piece.counts[engine]], piece, found)
+            for other in range(engines):
+                start = spread.tokens(other).start + first
+                tokens = piece.tokens(other)
+                out[start : start + len(tokens)] = found[tokens.start : tokens.stop]
+        return out
+
+    def _pull(self, x: Tensor, spread: ExpertSpread, out: Tensor) -> None:
+        engines, columns = len(spread.counts), x.shape[1]
+        counts, placed = self._counts("dispatch", spread.counts), self._placed(spread)
+        address, stride = matrix("offer_rows", "x", x, columns)
+        slots, own = (*self._slots, self.rank, self.size), self._own.ctypes.data
+        self._offer(len(x), address, stride, columns, *slots, own, engines)
+        self._meet_others(len(x), columns)
+        where = counts.ctypes.data if counts is not None else 0
+        self._pull_rows(
+            len(out), out.data_ptr(), columns, where, *placed, *self._slots, self.size, own, engines
+        )
+
+    def collect(self, y: Tensor, spread: ExpertSpread) -> Tensor:
+        rows, columns = sizes("return_rows", "y", y)
+        engine, engines = spread.engine(self.rank, self.size), len(spread.counts)
+        require("return_rows", rows == sum(spread.counts), f"{rows} rows of {spread.counts}")
+        out = self._kernels.empty(spread.counts[engine], columns)
+        pieces = self._pieces(max(spread.counts), columns * engines)
+        for first, last in pieces:
+            if len(pieces) == 1:
+                self._give_back(y, spread, out)
+                continue
+            piece = spread.cut(first, last)
+            starts = [spread.tokens(other).start + first for other in range(engines)]
+            parts = [y[at : at + n] for at, n in zip(starts, piece.counts, strict=True)]
+            self._give_back(torch.cat(parts), piece, out[first : first + piece.counts[engine]])
+        return out
+
+    def _give_back(self, y: Tensor, spread: ExpertSpread, out: Tensor) -> None:
+        engines, columns = len(spread.counts), y.shape[1]
+        counts, placed = self._counts("collect", spread.counts), self._placed(spread)
+        address, stride = matrix("return_rows", "y", y, columns)
+        slots, own = (*self._slots, self.rank, self.size), self._own.ctypes.data
+        self._return(len(y), address, stride, columns, *placed, *slots, own)
+        self._meet_others(len(y), columns)
+        where = counts.ctypes.data if counts is not None else 0
+        self._collect(len(out), out.data_ptr(), columns, where, *placed, *slots, own, engines)
+
+    def _counts(self, what: str, counts: Sequence[int]) -> np.ndarray | None:
+        """None while a step is captured, where all have as many"""
+        return None if self._capture_same(what, counts) else np.array(counts, np.int64)
+
+    def _placed(self, spread: ExpertSpread) -> tuple[int, int, int]:
+        rows, top = sizes("pull_rows", "placed", spread.placed)
+        require("pull_rows", rows == sum(spread.counts), f"{rows} of {spread.counts}")
+        address = block("pull_rows", "placed", spread.placed, rows, top, dtype=torch.int64)
+        return address, top, spread.each
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         rows, columns = sizes("gather", "x", x)
@@ -250,9 +324,12 @@ class SharedMemoryGroup:
             )
         return [(first, min(first + each, rows)) for first in range(0, rows, each)]
 
-    def _refuse_capture(self, what: str) -> None:
-        if self._kernels.capturing:
-            raise CaptureError(f"{what}: its counts differ from step to step")
+    def _capture_same(self, what: str, counts: Sequence[int]) -> bool:
+        """Whether a step is being captured, where all ranks have as many rows; a replay of it has
+        fewer, and again all have as many."""
+        if self._kernels.capturing and len(set(counts)) > 1:
+            raise CaptureError(f"{what}: its counts {list(counts)} differ")
+        return self._kernels.capturing
 
     def _exchange(self, part: Tensor, columns: int) -> None:
         """This rank's rows -> its slot; returns when those of all are there. Raises RankLost."""

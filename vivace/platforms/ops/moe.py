@@ -65,6 +65,11 @@ class ExpertSlots:
     counts: Tensor | None = None
     """[slots] int64: pairs that went to each are added"""
 
+    @property
+    def by_position(self) -> bool:
+        """Copies are chosen by positions, or tokens that are nobody's are not to be counted."""
+        return self.table.shape[1] > 1 or self.counts is not None
+
 
 def moe_gate(gate: Gate, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """logits[T, E], bias[E] (for the choice, not the weight) -> (weights[T, top], experts[T, top]).
@@ -97,13 +102,16 @@ def _best(x: Tensor, count: int) -> Tensor:
 
 def moe_place(experts: Tensor, positions: Tensor | None, slots: ExpertSlots) -> Tensor:
     """experts[T, top], positions[T] -> [T, top]: this rank's slots count from 0; what is below or
-    behind them is another rank's. None where the period is 1."""
+    behind them is another rank's. None where the period is 1. A token at a position below 0 is
+    nobody's: it goes nowhere, and is not counted."""
     period = slots.table.shape[1]
-    copies = torch.zeros_like(experts) if positions is None else (positions % period).unsqueeze(1)
-    found = slots.table[experts, copies]
+    if positions is None:
+        positions = experts.new_zeros(len(experts))
+    found = slots.table[experts, (positions % period).unsqueeze(1)]
+    live = positions >= 0
     if slots.counts is not None:
-        slots.counts.add_(found.flatten().bincount(minlength=len(slots.counts)))
-    return found - slots.first
+        slots.counts.add_(found[live].flatten().bincount(minlength=len(slots.counts)))
+    return found.masked_fill(~live.unsqueeze(1), ELSEWHERE) - slots.first
 
 
 def moe_routes(experts: Tensor, count: int) -> Routes:

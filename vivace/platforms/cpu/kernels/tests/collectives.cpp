@@ -122,29 +122,29 @@ bool pipe_to_node(Suite& suite, Random& random, const char* op, int64_t rows, in
            !std::memcmp(got.data() + 8, wanted.data(), (size_t)bytes);
 }
 
-bool add_shares(Suite& suite, Random& random, int64_t rows, int64_t n, int64_t first = 0) {
+bool add_shares(Suite& suite, Random& random, int64_t rows, int64_t n, int64_t first = 0, int64_t place = 0) {
     const Slots slots(random);
     const std::vector<int64_t> own = {1};
     std::vector<float> out((size_t)(rows * n)), wanted(out.size());
     const auto reset = [&] { std::fill(out.begin(), out.end(), 0.0f); };
     Words words;
-    words.add(rows).add(out).add(n).add(first).add(slots.numbers).add(SLOT).add(RANKS).add(own);
+    words.add(rows).add(out).add(n).add(first).add(place).add(slots.numbers).add(SLOT).add(RANKS).add(own);
     if (!suite.run("add_shares", words, reset, [&] { return bytes_of(out); })) return false;
     for (int64_t i = 0; i < rows * n; ++i) {
-        const int64_t at = first * n + i;
+        const int64_t at = (first + place * rows) * n + i;
         wanted[i] = slots.of(1, 0)[at] + slots.of(1, 1)[at] + slots.of(1, 2)[at];
     }
     return out == wanted;
 }
 
-bool gather_rows(Suite& suite, Random& random, const std::vector<int64_t>& counts, int64_t n) {
+bool gather_rows(Suite& suite, Random& random, const std::vector<int64_t>& counts, int64_t n, bool same = false) {
     const Slots slots(random);
     const std::vector<int64_t> own = {3};
     const int64_t rows = counts[0] + counts[1] + counts[2];
     std::vector<float> out((size_t)(rows * n)), wanted;
     const auto reset = [&] { std::fill(out.begin(), out.end(), 0.0f); };
     Words words;
-    words.add(rows).add(out).add(n).add(counts).add(slots.numbers).add(SLOT).add(RANKS).add(own);
+    words.add(rows).add(out).add(n).add(same ? nullptr : (const void*)counts.data()).add(slots.numbers).add(SLOT).add(RANKS).add(own);
     if (!suite.run("gather_rows", words, reset, [&] { return bytes_of(out); })) return false;
     for (int64_t rank = 0; rank < RANKS; ++rank)
         wanted.insert(wanted.end(), slots.of(1, rank), slots.of(1, rank) + counts[rank] * n);
@@ -270,6 +270,103 @@ bool combine_pairs(Suite& suite, Random& random, int64_t n, bool inside, bool we
     return suite.close("combine_pairs", out, wanted, scale, 1e-6);
 }
 
+// Tokens of engines whose ranks share them, and the slots of three experts of each, as rank `here` counts them.
+struct Travel {
+    Travel(Random& random, std::vector<int64_t> tokens, int64_t here) : counts(std::move(tokens)), here(here) {
+        for (const int64_t count : counts) all += count;
+        for (int64_t i = 0; i < 3 * all; ++i) placed.push_back(random.below(EACH * RANKS + 1) - 1 - here * EACH);
+    }
+    bool at(int64_t token, int64_t rank) const {
+        for (int64_t i = 3 * token; i < 3 * token + 3; ++i) {
+            const int64_t slot = placed[i] + here * EACH;
+            if (slot >= 0 && slot / EACH == rank) return true;
+        }
+        return false;
+    }
+    static constexpr int64_t EACH = 2;
+    std::vector<int64_t> counts, placed;
+    int64_t here, all = 0;
+};
+
+bool offer_rows(Suite& suite, Random& random, int64_t rows, int64_t n, int64_t rank, int64_t engines) {
+    const int64_t stride = n + 3, parts = RANKS / engines;
+    const auto x = floats(random, rows * stride);
+    Slots slots(random);
+    const auto before = slots.numbers;
+    const std::vector<int64_t> own = {0};
+    const auto reset = [&] { slots.numbers = before; };
+    Words words;
+    words.add(rows).add(x).add(stride).add(n).add(slots.numbers).add(SLOT).add(rank).add(RANKS).add(own).add(engines);
+    if (!suite.run("offer_rows", words, reset, [&] { return bytes_of(slots.numbers); })) return false;
+    auto wanted = before;
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = 0; i < n; ++i)
+            if (row >= rows * (rank % parts) / parts && row < rows * (rank % parts + 1) / parts)
+                wanted[(RANKS + rank) * SLOT / 4 + row * n + i] = x[row * stride + i];
+    return slots.numbers == wanted;
+}
+
+bool pull_rows(Suite& suite, Random& random, const std::vector<int64_t>& counts, int64_t n, bool same) {
+    const Travel travel(random, counts, 1);
+    const Slots slots(random);
+    const std::vector<int64_t> own = {1};
+    const int64_t engines = (int64_t)counts.size(), parts = RANKS / engines;
+    std::vector<float> out((size_t)(travel.all * n)), wanted(out.size());
+    const auto reset = [&] { std::fill(out.begin(), out.end(), 0.0f); };
+    Words words;
+    words.add(travel.all).add(out).add(n).add(same ? nullptr : (const void*)counts.data());
+    words.add(travel.placed).add((int64_t)3).add(Travel::EACH).add(slots.numbers).add(SLOT).add(RANKS).add(own);
+    words.add(engines);
+    if (!suite.run("pull_rows", words, reset, [&] { return bytes_of(out); })) return false;
+    int64_t token = 0;
+    for (int64_t engine = 0; engine < engines; ++engine)
+        for (int64_t row = 0; row < counts[engine]; ++row, ++token)
+            for (int64_t part = 0; part < parts; ++part) {
+                const bool sends = row >= counts[engine] * part / parts && row < counts[engine] * (part + 1) / parts;
+                for (int64_t i = 0; i < n && sends && travel.at(token, 1); ++i)
+                    wanted[token * n + i] = slots.of(1, engine * parts + part)[row * n + i];
+            }
+    return out == wanted;
+}
+
+bool return_rows(Suite& suite, Random& random, int64_t rows, int64_t n) {
+    const Travel travel(random, {rows}, 2);
+    const int64_t stride = n + 1, rank = 2;
+    const auto y = floats(random, rows * stride);
+    Slots slots(random);
+    const auto before = slots.numbers;
+    const std::vector<int64_t> own = {1};
+    const auto reset = [&] { slots.numbers = before; };
+    Words words;
+    words.add(rows).add(y).add(stride).add(n).add(travel.placed).add((int64_t)3).add(Travel::EACH);
+    words.add(slots.numbers).add(SLOT).add(rank).add(RANKS).add(own);
+    if (!suite.run("return_rows", words, reset, [&] { return bytes_of(slots.numbers); })) return false;
+    auto wanted = before;
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = 0; i < n && travel.at(row, rank); ++i) wanted[rank * SLOT / 4 + row * n + i] = y[row * stride + i];
+    return slots.numbers == wanted;
+}
+
+bool collect_rows(Suite& suite, Random& random, const std::vector<int64_t>& counts, int64_t n, bool same) {
+    const int64_t rank = 2, engines = (int64_t)counts.size(), engine = rank / (RANKS / engines);
+    const Travel travel(random, counts, rank);
+    const Slots slots(random);
+    const std::vector<int64_t> own = {2};
+    std::vector<float> out((size_t)(counts[engine] * n)), wanted(out.size());
+    const auto reset = [&] { std::fill(out.begin(), out.end(), 0.0f); };
+    Words words;
+    words.add(counts[engine]).add(out).add(n).add(same ? nullptr : (const void*)counts.data());
+    words.add(travel.placed).add((int64_t)3).add(Travel::EACH).add(slots.numbers).add(SLOT).add(rank).add(RANKS);
+    words.add(own).add(engines);
+    if (!suite.run("collect_rows", words, reset, [&] { return bytes_of(out); })) return false;
+    int64_t first = 0;
+    for (int64_t i = 0; i < engine; ++i) first += counts[i];
+    for (int64_t i = 0; i < counts[engine] * n; ++i)
+        for (int64_t one = 0; one < RANKS; ++one)
+            if (travel.at(first + i / n, one)) wanted[i] += slots.of(0, one)[first * n + i];
+    return out == wanted;
+}
+
 }  // namespace
 
 void collectives(Suite& suite) {
@@ -297,11 +394,11 @@ void collectives(Suite& suite) {
         });
     suite.op("add_shares", [&](Random& random) {
         return add_shares(suite, random, 1, 1) && add_shares(suite, random, 9, 37) && add_shares(suite, random, 4, 64) &&
-               add_shares(suite, random, 5, 37, 3);
+               add_shares(suite, random, 5, 37, 3) && add_shares(suite, random, 5, 37, 0, 2);
     });
     suite.op("gather_rows", [&](Random& random) {
         return gather_rows(suite, random, {1, 1, 1}, 1) && gather_rows(suite, random, {9, 0, 3}, 37) &&
-               gather_rows(suite, random, {2, 7, 11}, 64);
+               gather_rows(suite, random, {2, 7, 11}, 64) && gather_rows(suite, random, {5, 5, 5}, 37, true);
     });
     suite.op("gather_shares", [&](Random& random) {
         return gather_shares(suite, random, 1) && gather_shares(suite, random, 9);
@@ -311,6 +408,21 @@ void collectives(Suite& suite) {
     });
     suite.op("receive_rows", [&](Random& random) {
         return receive_rows(suite, random, 1, 1) && receive_rows(suite, random, 9, 37);
+    });
+    suite.op("offer_rows", [&](Random& random) {
+        return offer_rows(suite, random, 1, 1, 0, 1) && offer_rows(suite, random, 9, 37, 1, 1) &&
+               offer_rows(suite, random, 5, 16, 2, 3);
+    });
+    suite.op("pull_rows", [&](Random& random) {
+        return pull_rows(suite, random, {1}, 1, false) && pull_rows(suite, random, {9}, 37, true) &&
+               pull_rows(suite, random, {7, 0, 3}, 37, false) && pull_rows(suite, random, {4, 4, 4}, 64, true);
+    });
+    suite.op("return_rows", [&](Random& random) {
+        return return_rows(suite, random, 1, 1) && return_rows(suite, random, 11, 37);
+    });
+    suite.op("collect_rows", [&](Random& random) {
+        return collect_rows(suite, random, {1}, 1, false) && collect_rows(suite, random, {9}, 37, true) &&
+               collect_rows(suite, random, {3, 0, 7}, 37, false) && collect_rows(suite, random, {4, 4, 4}, 64, true);
     });
 }
 

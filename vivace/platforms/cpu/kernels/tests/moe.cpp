@@ -146,7 +146,7 @@ bool moe_place(Suite& suite, Random& random, const Pairs& pairs, int64_t period,
     const int64_t slots = pairs.experts * 2, first = random.below(slots);
     std::vector<int64_t> chosen, positions, table, placed, counts, wanted, sums((size_t)slots, 0);
     for (int64_t i = 0; i < pairs.rows * pairs.top; ++i) chosen.push_back(random.below(pairs.experts));
-    for (int64_t i = 0; i < pairs.rows; ++i) positions.push_back(random.below(1 << 20));
+    for (int64_t i = 0; i < pairs.rows; ++i) positions.push_back(i % 5 == 3 ? -1 : random.below(1 << 20));
     for (int64_t i = 0; i < pairs.experts * period; ++i) table.push_back(random.below(slots));
     const auto reset = [&] { placed.assign(chosen.size(), -9), counts.assign((size_t)slots, 0); };
     reset();
@@ -158,9 +158,10 @@ bool moe_place(Suite& suite, Random& random, const Pairs& pairs, int64_t period,
     words.add(slots);
     if (!suite.run("moe_place", words, reset, [&] { return bytes_of(placed); })) return false;
     for (int64_t i = 0; i < pairs.rows * pairs.top; ++i) {
-        const int64_t slot = table[chosen[i] * period + positions[i / pairs.top] % period];
+        const int64_t at = positions[i / pairs.top];  // below 0: nobody's
+        const int64_t slot = at < 0 ? -1 : table[chosen[i] * period + at % period];
         wanted.push_back(slot - first);
-        sums[slot] += counted;
+        if (at >= 0) sums[slot] += counted;
     }
     return placed == wanted && counts == sums;
 }
