@@ -50,8 +50,8 @@ def write(
         (lambda it: it.add_type("mmproj"), "clip", "projector.*give the model"),
         (nothing, "clip", "projector.*give the model"),
         (nothing, "controlvector", "control vector"),
-        (nothing, "qwen3moe", "qwen3moe.*not supported.*--model-impl transformers"),
-        (lambda it: it.add_expert_count(8), "llama", "expert_count.*--model-impl transformers"),
+        (nothing, "glm4moe", "glm4moe.*not supported.*--model-impl transformers"),
+        (lambda it: it.add_expert_count(8), "qwen2", "expert_count.*--model-impl transformers"),
         (lambda it: it.add_tensor("x", np.zeros(3)), "llama", "'x' is F64.*another type"),
     ],
 )

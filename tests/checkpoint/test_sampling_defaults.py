@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from checkpoint_files import write_gguf, write_single
 
-from vivace.checkpoint.gguf_config import CARDS
+from vivace.checkpoint.gguf_sampling import CARDS
 from vivace.checkpoint.source import SourceError, embedded_file
 from vivace.config.parsing import from_arguments
 from vivace.frontend.served_model import sampling_defaults, served_model

@@ -25,6 +25,14 @@ STEMS = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate": "ffn_gate_exps",
+    "mlp.experts.up": "ffn_up_exps",
+    "mlp.experts.down": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
 GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
@@ -59,14 +67,28 @@ def write(model: Any, path: Path, architecture: str, kind: Kind = Kind.F32) -> N
             continue
         seen.add(id(parameter))
         value = parameter.detach().numpy()
-        if value.ndim > 1 and kind != Kind.F32:
+        if value.ndim > 1 and kind != Kind.F32 and not name.endswith("gate.weight"):
             value = rounded(value, kind)
             parameter.data.copy_(parameter.new_tensor(value))
-        write_tensor(writer, name, value, architecture, config, kind)
+        for part, matrix in file_parts(name, value):
+            write_tensor(writer, part, matrix, architecture, config, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def file_parts(name: str, value: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """transformers has gate and up of all experts in one tensor."""
+    place, _, part = name.rpartition(".")
+    if part == "gate_up_proj":
+        gate, up = np.split(value, 2, 1)
+        return [(f"{place}.gate.weight", gate), (f"{place}.up.weight", up)]
+    if part == "down_proj":
+        return [(f"{place}.down.weight", value)]
+    if name.endswith("shared_expert_gate.weight"):
+        return [(name, value[0])]
+    return [(name, value)]
 
 
 def write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -82,6 +104,14 @@ def write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_value_length(head)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if config.model_type.startswith(("gemma", "mistral")):
         writer.add_sliding_window(config.sliding_window)
     if config.model_type == "gemma2":
@@ -108,7 +138,7 @@ def write_tensor(
     if gemma and name.endswith("norm.weight"):
         value = value + 1.0
     stored = stored_name(name, gemma)
-    if value.ndim == 1 or kind == Kind.F32:
+    if value.ndim == 1 or kind == Kind.F32 or "ffn_gate_inp" in stored:
         writer.add_tensor(stored, np.ascontiguousarray(value, dtype=np.float32))
     else:
         writer.add_tensor(stored, encoded(np.ascontiguousarray(value), kind), raw_dtype=kind)

@@ -11,12 +11,14 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf_toys import K_SCALES, rounded, write, write_shape, write_tensor
 from paged_model import PagedModel, load
+from thread_ranks import ThreadRanks
 from toy_models import make, reference, tokens
 
 from vivace.checkpoint.gguf_config import ARCHITECTURES
 from vivace.checkpoint.source import SourceError, locate
 from vivace.models.facts import read_facts
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "llama", {}),
     "llama-tied": ("Llama", "llama", {"tie_word_embeddings": True}),
@@ -24,6 +26,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mistral": ("Mistral", "llama", {"sliding_window": 7}),
     "qwen2": ("Qwen2", "qwen2", {}),
     "qwen3": ("Qwen3", "qwen3", {"head_dim": 16}),
+    "mixtral": ("Mixtral", "llama", {"num_local_experts": 4}),
+    "qwen2-moe": ("Qwen2Moe", "qwen2moe", {**EXPERTS, "shared_expert_intermediate_size": 64}),
+    "qwen3-moe": ("Qwen3Moe", "qwen3moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
     "gemma2": ("Gemma2", "gemma2", {"sliding_window": 7, "head_dim": 16,
                                     "query_pre_attn_scalar": 16}),
     "gemma3": ("Gemma3Text", "gemma3", {"sliding_window": 7, "head_dim": 16,
@@ -184,3 +189,20 @@ def test_unknown_architecture(tmp_path: Path) -> None:
     finish(writer, theirs)
     with pytest.raises(SourceError, match=r"'rwkv6' .* llama, .*qwen2"):
         locate(str(file))
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0, Kind.MXFP4], ids=lambda kind: kind.name)
+def test_ranks_read_their_own_rows_of_experts(kind: Kind, tmp_path: Path) -> None:
+    """Blocks of experts, divided inside and by expert."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64, "head_dim": 16}
+    theirs = make("Qwen3Moe", tmp_path, **EXPERTS, **sizes, norm_topk_prob=True)
+    file = tmp_path / "toy.gguf"
+    write(theirs, file, "qwen3moe", kind)
+    ids = tokens(15)
+    wanted = reference(theirs, ids)
+    alone = ThreadRanks(file, 1)
+    torch.testing.assert_close(alone.feed(ids, [9, 6]), wanted, rtol=1e-3, atol=1e-3)
+    for ep in (1, 2):
+        ranks = ThreadRanks(file, 2, ep=ep)
+        torch.testing.assert_close(ranks.feed(ids, [9, 6]), wanted, rtol=1e-3, atol=1e-3)
+        assert max(ranks.read) < alone.read[0] * 0.7

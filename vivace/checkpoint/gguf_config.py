@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -20,11 +19,17 @@ ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "gemma2": ("Gemma2ForCausalLM", "gemma2"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
 SLIDING_LLAMA = "MistralForCausalLM", "mistral"
 """A Llama never slides; Mistral does, and GGUF files call both "llama"."""
+MIXED_LLAMA = "MixtralForCausalLM", "mixtral"
+"""nor has one experts"""
+MIXTURES = ("llama", "qwen2moe", "qwen3moe")
+"""that are read with their experts"""
 KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -39,6 +44,13 @@ KEYS = {
     "sliding_window": "attention.sliding_window",
     "pooling_type": "pooling_type",
 }
+EXPERT_KEYS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+MIXTRAL_KEYS = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 GEMMA2_KEYS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -59,26 +71,6 @@ SAMPLING_KEYS = {
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
 """as llama.cpp's converter writes what it finds in a generation_config.json"""
-IDLE_SAMPLING_KEYS = {
-    "general.sampling.xtc_probability": "XTC",
-    "general.sampling.mirostat": "Mirostat",
-    "general.sampling.penalty_last_n": "a window of the repetition penalty",
-}
-
-
-@dataclass(frozen=True)
-class SamplingAdvice:
-    origin: str
-    sampling: dict[str, float]
-
-
-CARDS = {
-    "Smollm2 135M 8k Lc100K Mix1 Ep2": SamplingAdvice(
-        "the card of SmolLM2-135M-Instruct", {"temperature": 0.2, "top_p": 0.9}
-    )
-}
-"""`general.name` -> what the model's publisher generates with, of files that are known to leave it
-out. The name goes with the model: into copies and other quantizations of the embedded file."""
 TOKENS = ("bos_token_id",)
 NO_TOKEN = 0xFFFFFFFF
 MOST_FACTORS = 4096
@@ -138,7 +130,7 @@ def refuse_no_model(file: GGUFFile) -> None:
 
 def refuse_unread(file: GGUFFile, architecture: str) -> None:
     """Raises GGUFError for layers and types of numbers that are not read."""
-    if file.metadata.get(f"{architecture}.expert_count"):
+    if file.metadata.get(f"{architecture}.expert_count") and architecture not in MIXTURES:
         raise GGUFError(
             f"{file.path}: {architecture}.expert_count: mixtures of experts are not read from GGUF "
             "files; their safetensors files may run with --model-impl transformers (docs/models.md)"
@@ -287,10 +279,28 @@ def read_family_config(facts: Metadata) -> Config:
     window = facts.get("attention.sliding_window") or None
     if facts.architecture in ("gemma2", "gemma3"):
         return read_gemma_config(facts, window)
+    if facts.architecture in ("qwen2moe", "qwen3moe"):
+        return read_mixture(facts)
+    if facts.get("expert_count"):
+        name, model_type = MIXED_LLAMA
+        mixed = {"architectures": [name], "model_type": model_type, "sliding_window": window}
+        return {**mixed, **facts.translate(MIXTRAL_KEYS)}
     if window and facts.architecture == "llama":
         name, model_type = SLIDING_LLAMA
         return {"sliding_window": window, "architectures": [name], "model_type": model_type}
     return {"sliding_window": window}
+
+
+def read_mixture(facts: Metadata) -> Config:
+    """Qwen's; widths of experts that no key states are those of their tensors."""
+    config: Config = {"norm_topk_prob": facts.architecture == "qwen3moe"}
+    for key, tensor in (
+        ("moe_intermediate_size", "blk.0.ffn_gate_exps.weight"),
+        ("shared_expert_intermediate_size", "blk.0.ffn_gate_shexp.weight"),
+    ):
+        if facts.has_tensor(tensor) and len(shape := facts.file.tensors[tensor].shape) > 1:
+            config[key] = shape[-2]
+    return {**config, **facts.translate(EXPERT_KEYS)}
 
 
 def read_gemma_config(facts: Metadata, window: Any) -> Config:
@@ -331,14 +341,6 @@ def read_sampling_defaults(facts: Metadata) -> Config:
     return {key: as_written(value) for key, value in found.items()}
 
 
-def sampling_of_card(file: GGUFFile) -> SamplingAdvice | None:
-    """What the model's card recommends, where the file, whatever its name, says nothing itself."""
-    if any(name in file.metadata for name in SAMPLING_KEYS.values()):
-        return None
-    name = file.metadata.get("general.name")
-    return CARDS.get(name) if isinstance(name, str) else None
-
-
 def as_written(value: Any) -> Any:
     """The number somebody wrote that became a float32: 0.95, not 0.949999988079071."""
     if not isinstance(value, float):
@@ -357,16 +359,6 @@ def unnamed_split_rule(file: GGUFFile) -> tuple[str, ...]:
         f"{file.path}: tokenizer.ggml.pre is missing, so texts may be split into other tokens than "
         "in training; a newer file names it, or --tokenizer-path takes a folder with the model's "
         "tokenizer.json",
-    )
-
-
-def unused_sampling(file: GGUFFile) -> tuple[str, ...]:
-    """A notice for each recommendation that is not followed; 0 turns all of them off."""
-    return tuple(
-        f"{file.path}: {key} is {abbreviate(file.metadata[key])}: it has no effect, {what} is not "
-        "supported yet"
-        for key, what in IDLE_SAMPLING_KEYS.items()
-        if file.metadata.get(key)
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
 
@@ -42,8 +43,48 @@ GEMMA_LAYER = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+MIXTURE = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+OF_EXPERTS = {
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+"""[experts, rows, columns] of a layer; {}: the expert"""
+MIXTRALS = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+TABLES = {
+    "gemma2": GEMMA_LAYER,
+    "gemma3_text": GEMMA_LAYER,
+    "mixtral": {**IN_LAYER, **MIXTRALS},
+    "qwen2_moe": {**IN_LAYER, **MIXTURE, **OF_EXPERTS},
+    "qwen3_moe": {**IN_LAYER, **MIXTURE, **OF_EXPERTS},
+}
+"""model_type -> names in a layer; of others IN_LAYER"""
+ONE_ROW = ".ffn_gate_inp_shexp.weight"
+"""stored as a vector"""
 NOT_WEIGHTS = ("rope_freqs.weight",)
 LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class HeldTensor:
+    """A tensor of the file, or what one expert has of it. `shape`, `nbytes`: of that."""
+
+    name: str
+    type: GGMLQuantizationType
+    shape: tuple[int, ...]
+    nbytes: int
+    expert: int | None = None
 
 
 class StoredLayout(Protocol):
@@ -70,49 +111,69 @@ class GGUFWeights:
         self._facts = facts
         self._dtype = dtype
         self._gemma = facts.model_type.startswith("gemma")
-        self._permuted = facts.model_type in ("llama", "mistral")
-        self._stored = {self._name(name): name for name in file.tensors if name not in NOT_WEIGHTS}
-        if len(self._stored) + sum(name in file.tensors for name in NOT_WEIGHTS) < len(
-            file.tensors
-        ):
+        self._permuted = facts.model_type in ("llama", "mistral", "mixtral")
+        self._table = TABLES.get(facts.model_type, IN_LAYER)
+        self._held: dict[str, HeldTensor] = {}
+        for stored, entry in file.tensors.items():
+            if stored not in NOT_WEIGHTS:
+                self._hold(self._name(stored), entry)
+
+    def _hold(self, name: str, entry: TensorEntry) -> None:
+        shape, several = entry.shape, "{}" in name
+        if several and len(shape) != 3:
+            raise CheckpointError(f"{self.place}: {entry.name} is no tensor of experts' matrices")
+        if entry.name.endswith(ONE_ROW) and len(shape) == 1:
+            shape = (1, *shape)
+        one = HeldTensor(entry.name, entry.type, shape, entry.nbytes)
+        found = {name: one}
+        if several:
+            count = shape[0]
+            found = {
+                name.format(expert): replace(
+                    one, shape=shape[1:], nbytes=entry.nbytes // count, expert=expert
+                )
+                for expert in range(count)
+            }
+        if not found.keys().isdisjoint(self._held):
             raise CheckpointError(
                 f"{self.place}: two tensors have the same meaning; fetch it again"
             )
+        self._held |= found
 
     def _name(self, stored: str) -> str:
         """The Hugging Face name of a stored tensor; unknown ones keep theirs and are left over."""
         match = LAYER.fullmatch(stored)
         if match:
             layer, part, kind = match.groups()
-            table = GEMMA_LAYER if self._gemma else IN_LAYER
-            return f"model.layers.{layer}.{table[part]}.{kind}" if part in table else stored
+            inner = self._table.get(part)
+            return f"model.layers.{layer}.{inner}.{kind}" if inner else stored
         part, _, kind = stored.rpartition(".")
         return f"{FIXED[part]}.{kind}" if part in FIXED else stored
 
     def names(self) -> Iterable[str]:
-        return self._stored
+        return self._held
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._file.tensors[self._stored[name]].shape
+        return self._held[name].shape
 
     def nbytes(self, name: str) -> int:
-        return self._file.tensors[self._stored[name]].nbytes
+        return self._held[name].nbytes
 
     def label(self, name: str) -> str:
-        return f"{self.place}: tensor {self._stored[name]!r}"
+        return f"{self.place}: tensor {self._held[name].name!r}"
 
     def kind(self, name: str) -> str:
-        return self._file.tensors[self._stored[name]].type.name
+        return self._held[name].type.name
 
     def dtype(self, name: str) -> torch.dtype:
-        return PLAIN.get(self._file.tensors[self._stored[name]].type, torch.float32)
+        return PLAIN.get(self._held[name].type, torch.float32)
 
     def read(
         self, name: str, rows: slice = ALL, columns: slice = ALL, depth: slice = ALL
     ) -> Tensor:
         if depth != ALL:
             return self.read(name, rows, columns)[:, :, depth].contiguous()
-        entry = self._file.tensors[self._stored[name]]
+        entry = self._held[name]
         if columns != ALL and len(entry.shape) > 1:
             tensor = self._decode_columns(entry, self._rows(name, rows), columns)
         else:
@@ -125,7 +186,7 @@ class GGUFWeights:
         self, name: str, rows: slice = ALL, columns: slice = ALL
     ) -> Tensor | StoredBlocks:
         """The file's own bytes, a view on it where rows are not reordered."""
-        entry = self._file.tensors[self._stored[name]]
+        entry = self._held[name]
         if entry.type.name.lower() not in KEPT or len(entry.shape) != 2:
             return self.read(name, rows, columns)
         data = self._bytes(entry)[self._rows(name, rows)]
@@ -137,9 +198,11 @@ class GGUFWeights:
                 "another quantization of it"
             ) from None
 
-    def _bytes(self, entry: TensorEntry) -> np.ndarray:
+    def _bytes(self, entry: HeldTensor) -> np.ndarray:
         """uint8[rows, bytes of a row], a view on the file"""
         data = np.frombuffer(self._file.data(entry.name), np.uint8)
+        if entry.expert is not None:
+            data = data[entry.expert * entry.nbytes : (entry.expert + 1) * entry.nbytes]
         return data.reshape(entry.shape[0] if entry.shape else 1, -1)
 
     def _rows(self, name: str, rows: slice) -> slice | np.ndarray:
@@ -157,7 +220,7 @@ class GGUFWeights:
             return self._facts.kv_heads
         return None
 
-    def _decode(self, entry: TensorEntry, rows: slice | np.ndarray) -> Tensor:
+    def _decode(self, entry: HeldTensor, rows: slice | np.ndarray) -> Tensor:
         inner = entry.shape[1:]
         plain = PLAIN.get(entry.type)
         if plain is not None:
@@ -170,7 +233,7 @@ class GGUFWeights:
         return self._decode_blocks(entry, per_row).view(len(data), *inner)
 
     def _decode_columns(
-        self, entry: TensorEntry, rows: slice | np.ndarray, columns: slice
+        self, entry: HeldTensor, rows: slice | np.ndarray, columns: slice
     ) -> Tensor:
         """Of blocks those alone that have these columns; [rows, columns, ...]"""
         size, nbytes = GGML_QUANT_SIZES[entry.type]
@@ -185,7 +248,7 @@ class GGUFWeights:
         whole = self._decode_blocks(entry, np.ascontiguousarray(data))
         return whole[:, start - first * size : stop - first * size].contiguous()
 
-    def _decode_blocks(self, entry: TensorEntry, rows: np.ndarray) -> Tensor:
+    def _decode_blocks(self, entry: HeldTensor, rows: np.ndarray) -> Tensor:
         try:
             return decode_blocks(rows, entry.type, self._dtype)
         except NotImplementedError:

@@ -262,13 +262,12 @@ def located_gguf(path: Path, *, own_words: bool) -> ModelSource:
     # Here: this module is part of every command, and numpy takes longer than most of them.
     from vivace.checkpoint.gguf_config import (
         read_gguf_config,
-        sampling_of_card,
         stored_kinds,
         unnamed_split_rule,
-        unused_sampling,
         unused_scaling,
     )
     from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
+    from vivace.checkpoint.gguf_sampling import sampling_of_card, unused_sampling
 
     file = path if path.is_file() else single_gguf(path)
     try:
