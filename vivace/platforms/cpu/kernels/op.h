@@ -16,6 +16,10 @@ struct Scratch {
     void* get(size_t bytes);
 };
 
+// Instead of a number of threads: an operation within another one, whose chunks one thread does all. They need not be
+// small then.
+constexpr int WITHIN = 0;
+
 struct Op {
     const char* name;
     int64_t words;                                     // length of its arguments
