@@ -65,7 +65,7 @@ class ThreadBroadcast:
         for rank in self._ranks:
             rank.hear(message)
 
-    def close(self) -> None: ...
+    def close(self, cause: str = "") -> None: ...
 
 
 class LayoutEngines:
@@ -97,7 +97,8 @@ class LayoutEngines:
             self.links += links
             self._broadcasts.append(ThreadBroadcast(links))
             executor = ProcessGroupExecutor(first, links, self._broadcasts[-1])
-            experts = expert_distribution(config, executor)
+            keeps = index == 0 or not sizes.dp_attention
+            experts = expert_distribution(config, executor, first=keeps)
             self.engines.append(
                 Engine(first, config, setting, executor, lockstep=lockstep, experts=experts)
             )
