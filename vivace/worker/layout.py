@@ -49,7 +49,7 @@ def divide_layers(everybody: Group, sizes: Parallelism) -> ParallelLayout:
         dense=everybody if whole else SINGLE_RANK,
         vocabulary=attention,
         peers=everybody.divide(groups.attention_dp),
-        spanning=frozenset(("experts", "dense") if whole else ("experts",)),
+        spanning=frozenset(("experts", "shared_experts", *(("dense",) if whole else ()))),
     )
 
 
