@@ -80,4 +80,4 @@ def test_help_wins_over_what_else_was_typed(
     with pytest.raises(SystemExit) as ended:
         parse(words, {})
     assert ended.value.code == 0
-    assert ("--pp-size" in capsys.readouterr().out) is ("--help-all" in words)
+    assert ("--attn-cp-size" in capsys.readouterr().out) is ("--help-all" in words)

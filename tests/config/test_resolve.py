@@ -50,7 +50,6 @@ def test_what_this_version_promises_works() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--pp", "2"], ["--pipeline-parallel-size 2", "--tensor-parallel-size"]),
         (["--tp", "7"], ["--tensor-parallel-size 7", "devices only"]),
         (["--tp", "65"], ["--tensor-parallel-size", "64"]),
         (["--enable-lora"], ["--enable-lora is not available", "merge the adapter"]),

@@ -17,7 +17,8 @@ from vivace.config.option import FlagState, Option, Support, declared_options, n
 PACKAGE = Path(vivace.__file__).parent
 DECIDED_HERE = (
     "all_to_all.py",
-    "keys.py", "rules.py", "checks.py", "resolution.py", "parallelism.py", "expert_location.py",
+    "keys.py", "rules.py", "checks.py", "ranges.py", "resolution.py", "parallelism.py",
+    "expert_location.py", "pipeline_parallel.py", "exposure.py", "sharded_state.py",
 )  # fmt: skip
 
 

@@ -148,7 +148,6 @@ def test_one_group_and_ordered_inputs_are_every_devices(more: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("flags", "remedy"),
     [
-        (["--pp-size", "2"], "--tensor-parallel-size"),
         (["--attn-cp-size", "2"], "yet"),
         (["--ep-size", "2"], "tp 1"),
     ],

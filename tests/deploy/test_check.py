@@ -98,9 +98,9 @@ def test_one_command_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
 def test_vivace_itself_is_a_target(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["vivace", "serve", "--device", "cpu", "--port", "30000"]
     assert main(["--target", "vivace", "--", *command]) == 0
-    wrong = ["--target", "vivace", "--", *command, "--pp-size", "2"]
+    wrong = ["--target", "vivace", "--", *command, "--attn-cp-size", "2"]
     assert main(wrong) == 1
-    assert places(wrong, capsys)["vivace-flag"] == "mixed --pp-size"
+    assert places(wrong, capsys)["vivace-flag"] == "mixed --attn-cp-size"
 
 
 def test_memory_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

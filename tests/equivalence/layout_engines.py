@@ -15,7 +15,7 @@ from vivace.config.config import Config
 from vivace.config.parallelism import requested_sizes
 from vivace.engine.executor import StepWorker
 from vivace.engine.lockstep import SharedLockstep
-from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, RankWorker
+from vivace.engine.process_group import FirstStage, ProcessGroupExecutor, RankDeath, RankWorker
 from vivace.launch.expert_settings import expert_distribution
 from vivace.platforms.rendezvous import RankMemory, Rendezvous
 from vivace.protocol.bells import new_bells
@@ -32,10 +32,10 @@ SECONDS = 240.0
 class ThreadRank:
     """A `RankLink` to a thread, which answers in the order of what it heard."""
 
-    def __init__(self, name: str, worker: StepWorker) -> None:
-        self.name = name
-        self._worker = RankWorker(worker, tells_tokens=True)
-        self._thread = ThreadPoolExecutor(1, name)
+    def __init__(self, rank: int, worker: StepWorker, reporting: int) -> None:
+        self.name = f"rank {rank}"
+        self._worker = RankWorker(worker, reports=rank == reporting, tells_tokens=rank > reporting)
+        self._thread = ThreadPoolExecutor(1, self.name)
         self._answers: list[Future[RankAnswer]] = []
 
     def hear(self, message: StepPlan | WorkerCommand) -> None:
@@ -54,14 +54,17 @@ class ThreadRank:
 
 
 class ThreadBroadcast:
-    """`moves`: of experts, that were sent"""
+    """`moves`: of experts, that were sent; `plans`: with spans"""
 
     def __init__(self, ranks: Sequence[ThreadRank]) -> None:
         self._ranks = ranks
         self.moves = 0
+        self.plans: list[StepPlan] = []
 
     def send(self, message: StepPlan | WorkerCommand) -> None:
         self.moves += isinstance(message, MoveExperts)
+        if isinstance(message, StepPlan) and message.rows:
+            self.plans.append(message)
         for rank in self._ranks:
             rank.hear(message)
 
@@ -75,7 +78,7 @@ class LayoutEngines:
         sizes = requested_sizes(config)
         engines = sizes.dp
         groups = 1 if sizes.dp_attention else engines
-        ranks = sizes.engine_ranks
+        ranks, reporting = sizes.engine_ranks, sizes.reporting_rank
         self._threads = ThreadPoolExecutor(engines)
         built = [
             worker
@@ -93,10 +96,15 @@ class LayoutEngines:
         self.engines: list[Engine] = []
         for index, lockstep in enumerate(locksteps):
             first, *others = built[index * ranks : (index + 1) * ranks]
-            links = [ThreadRank(f"rank {n}", worker) for n, worker in enumerate(others, 1)]
+            links = [ThreadRank(n, worker, reporting) for n, worker in enumerate(others, 1)]
             self.links += links
             self._broadcasts.append(ThreadBroadcast(links))
-            executor = ProcessGroupExecutor(first, links, self._broadcasts[-1])
+            executor = ProcessGroupExecutor(
+                first if sizes.pp == 1 else FirstStage(first),
+                links,
+                self._broadcasts[-1],
+                reporting=reporting,
+            )
             keeps = index == 0 or not sizes.dp_attention
             experts = expert_distribution(config, executor, first=keeps)
             self.engines.append(
@@ -127,6 +135,10 @@ class LayoutEngines:
     def moves(self) -> int:
         """Commands to move experts, to all engines"""
         return sum(one.moves for one in self._broadcasts)
+
+    def plans(self) -> list[StepPlan]:
+        """With spans, of all engines"""
+        return [plan for one in self._broadcasts for plan in one.plans]
 
     def close(self) -> None:
         for link in self.links:

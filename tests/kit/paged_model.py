@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vivace.checkpoint.source import ModelSource, locate
 from vivace.layers.expert_location import ONE_COPY, ExpertLocations
-from vivace.layers.layout import share_all_layers
+from vivace.layers.layout import WHOLE_MODEL, PipelineStage, share_all_layers
 from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts, read_facts
 from vivace.models.loading import load_model
@@ -52,6 +52,8 @@ def load(
     experts: ExpertLocations = ONE_COPY,
     load_format: str = "auto",
     travels: bool = False,
+    stage: PipelineStage = WHOLE_MODEL,
+    platform: Platform | None = None,
 ) -> CausalLM:
     """`travels`: tokens go to the ranks of their experts."""
     layout = replace(share_all_layers(group, ep), deterministic=deterministic)
@@ -63,7 +65,7 @@ def load(
     if implementation == "transformers":
         return load_traced(found, traced(found), dtype=dtype)
     facts = read_facts(found)
-    native = PLATFORM
+    native = platform or PLATFORM
     return load_model(
         found,
         facts,
@@ -74,7 +76,7 @@ def load(
         blocks=native is not None,
         quantization=quantization,
         int8_activations=int8_activations,
-        layout=layout,
+        layout=replace(layout, stage=stage),
         experts=experts,
         positions=positions or facts.context,
         progress=lambda stage, fraction: None,
@@ -113,11 +115,12 @@ class PagedModel:
         page_size: int = 4,
         pages: int = 64,
         dtype: torch.dtype | None = None,
+        platform: Platform | None = None,
     ) -> None:
         self.model = model
         layers, kind = model.attention_layers, dtype or torch.float32
         self.kv = PagedCache(layers, [pages], page_size, kind, torch.device("cpu"))
-        native = PLATFORM if not isinstance(model, TransformersModel) else None
+        native = None if isinstance(model, TransformersModel) else platform or PLATFORM
         self.attention = (
             native.attention_backend(layers, self.kv, torch.float32, pages * page_size)
             if native
@@ -129,11 +132,17 @@ class PagedModel:
 
     def step(self, spans: dict[str, Sequence[int]]) -> dict[str, Tensor]:
         """Feed each named sequence some tokens; logits[count, vocabulary] for each of them."""
+        with torch.inference_mode():
+            logits = self.model.lm_head(self.forward(spans))
+        counts = [len(tokens) for tokens in spans.values()]
+        return dict(zip(spans, logits.split(counts), strict=True))
+
+    def forward(self, spans: dict[str, Sequence[int]]) -> Tensor:
+        """The same, but hidden states."""
         step = self._input(spans)
         with torch.inference_mode():
             self.attention.plan(step)
-            logits = self.model.lm_head(self.model.forward(step))
-        return dict(zip(spans, logits.split(np.diff(step.host.starts).tolist()), strict=True))
+            return self.model.forward(step)
 
     def feed(self, name: str, tokens: Sequence[int], chunks: Sequence[int]) -> Tensor:
         """Feed one sequence in chunks; the logits of all its tokens."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 
 from vivace.config.parallel import ExpertOptions, ParallelOptions
 from vivace.platforms.groups import SingleRank
-from vivace.worker.build import agree, longest_request
+from vivace.worker.build import longest_request
+from vivace.worker.rank_sizes import agree, size_together, windows_of_all
 from vivace.worker.sizing import (
     DEFAULT_MAX_BYTES,
     GIB,
@@ -256,30 +259,49 @@ def advice_works(asked, text):
         assert "Free memory" in text
 
 
-class TightRank(SingleRank):
-    """The other rank has half the memory, larger weights and a head more."""
+class ThreadRank(SingleRank):
+    """One of several, each in a thread."""
 
-    size = 2
+    def __init__(self, rank: int, size: int, meeting: Barrier, said: dict) -> None:
+        self.rank, self.size = rank, size
+        self._meeting, self._said = meeting, said
 
     def minimum(self, numbers):
-        free, available, weights, states, *kv = numbers
-        return [free // 2, available // 2, weights * 3, states, *(2 * nbytes for nbytes in kv)]
+        self._said[self.rank] = numbers
+        self._meeting.wait(10)
+        found = [min(column) for column in zip(*self._said.values(), strict=True)]
+        self._meeting.wait(10)
+        return found
+
+
+def on_ranks(size: int, run) -> list:
+    """What each rank gets from run(its group)."""
+    meeting, said = Barrier(size), {}
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, [ThreadRank(rank, size, meeting, said) for rank in range(size)]))
 
 
 def test_ranks_agree_on_what_all_have_room_for():
+    """All take the sizes of the one with the least room, of its own weights and layers."""
     windows = (WindowDemand(window=512, kv_bytes_per_token=100),)
     mine = demand(windows=windows, state_bytes=7)
-    agreed = agree(mine, TightRank())
-    assert agreed == replace(
-        mine,
-        free_bytes=mine.free_bytes // 2,
-        available_bytes=mine.available_bytes // 2,
-        weight_bytes=3 * WEIGHTS,
-        kv_bytes_per_token=2 * 46080,
-        windows=(replace(windows[0], kv_bytes_per_token=200),),
-    )
+    tight = replace(mine, weight_bytes=3 * WEIGHTS, kv_bytes_per_token=2 * 46080)
+    light = replace(mine, weight_bytes=WEIGHTS // 2, kv_bytes_per_token=3 * 46080, state_bytes=9)
+    ranks = [mine, tight, light, tight]
+    agreed = on_ranks(4, lambda group: agree(ranks[group.rank], group))
+    least = min(ranks, key=lambda one: size_pool(one).pages)
+    assert agreed == [replace(least, state_bytes=9)] * 4
     assert agree(mine, SingleRank()) == mine
-    assert size_pool(agreed).pages < size_pool(mine).pages
+    sizes = on_ranks(4, lambda group: size_together(ranks[group.rank], group, lambda *_: None))
+    assert {size.pages for size in sizes} == {size_pool(agreed[0]).pages}
+    assert size_pool(agreed[0]).pages < size_pool(mine).pages
+
+
+def test_cache_groups_are_those_of_the_layers_of_all_stages():
+    own = [(512,), (), (64, 4096), (512,)]
+    found = on_ranks(4, lambda group: windows_of_all(own[group.rank], group))
+    assert found == [(64, 512, 4096)] * 4
+    assert windows_of_all((3, 9), SingleRank()) == (3, 9)
 
 
 class Memory:

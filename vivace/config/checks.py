@@ -14,6 +14,8 @@ from vivace.config.expert_parallel import expert_parallel
 from vivace.config.exposure import exposure, hosts, origins
 from vivace.config.nodes import kernels_of_nodes, nodes
 from vivace.config.option import Option, Support
+from vivace.config.pipeline_parallel import pipeline_parallel
+from vivace.config.ranges import BUCKETS, ranges
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
 from vivace.config.sharded_state import loader_settings, saved_state
@@ -21,58 +23,12 @@ from vivace.config.tensor_parallel import crowded, replicas, tensor_parallel
 from vivace.config.values import size_text
 from vivace.models.facts import checkpoint_quantization
 from vivace.platforms.blocks import KEPT, PLAIN
-from vivace.protocol.ranks import MOST_RANKS
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 INT8 = ("w8a8_int8", "w8a16")
 """of --quantization"""
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 
-RANGES: dict[str, tuple[float, float]] = {
-    "port": (0, 65535),
-    "tokenizer_worker_num": (1, 64),
-    "tp_size": (1, MOST_RANKS),
-    "dp_size": (1, MOST_RANKS),
-    "nnodes": (1, MOST_RANKS),
-    "node_rank": (0, MOST_RANKS - 1),
-    "nccl_port": (1, 65535),
-    "dist_timeout": (1, 1 << 31),
-    "ep_size": (1, MOST_RANKS),
-    "ep_num_redundant_experts": (0, 1 << 16),
-    "eplb_rebalance_num_iterations": (1, 1 << 31),
-    "eplb_rebalance_layers_per_chunk": (1, 1 << 16),
-    "eplb_min_rebalancing_utilization_threshold": (0.0, 1.0),
-    "expert_distribution_recorder_buffer_size": (-1, 1 << 31),
-    "context_length": (2, 1 << 31),
-    "mem_fraction_static": (0.01, 0.99),
-    "swa_full_tokens_ratio": (0.001, 1.0),
-    "max_total_tokens": (1, 1 << 40),
-    "page_size": (1, 1 << 16),
-    "max_running_requests": (1, 1 << 16),
-    "prefill_max_requests": (1, 1 << 16),
-    "max_queued_requests": (0, 1 << 31),
-    "chunked_prefill_size": (-1, 1 << 31),
-    "chunked_prefill_stall_target": (0, 1e9),
-    "max_prefill_tokens": (1, 1 << 31),
-    "priority_scheduling_preemption_threshold": (0, 1 << 31),
-    "schedule_conservativeness": (0.0, 100.0),
-    "num_continuous_decode_steps": (1, 1024),
-    "scheduler_recv_interval": (1, 1024),
-    "cpu_threads": (1, 1024),
-    "cuda_graph_max_bs": (1, 1 << 16),
-    "random_seed": (0, (1 << 63) - 1),
-    "stream_interval": (1, 1 << 20),
-    "watchdog_timeout": (0, 10**9),
-    "soft_watchdog_timeout": (0, 10**9),
-    "decode_log_interval": (1, 1 << 31),
-    "gc_warning_threshold_secs": (0, 10**6),
-}
-"""inclusive limits of numbers, by option name"""
-BUCKETS = (
-    "bucket_time_to_first_token",
-    "bucket_inter_token_latency",
-    "bucket_e2e_request_latency",
-)
 NEEDED: dict[str, str] = {
     "priority_scheduling_preemption_threshold": "enable_priority_scheduling",
     "schedule_low_priority_values_first": "enable_priority_scheduling",
@@ -123,25 +79,6 @@ def typed_as(options: Options, option: Option) -> str:
 
 def of_the_model(options: Options, context: ResolveContext) -> list[str]:
     return list(context.facts.notices)
-
-
-def ranges(options: Options) -> list[str]:
-    for option in all_options():
-        value = option_value(options, option)
-        if option.name not in RANGES or value is None:
-            continue
-        low, high = RANGES[option.name]
-        if not low <= value <= high:
-            raise ConfigError(f"{option.flag} must be between {low} and {high}, got {value}")
-    if options.schedule.chunked_prefill_size == 0:
-        raise ConfigError("--chunked-prefill-size 0: give a size, or -1 to never cut prompts")
-    if any(size < 1 for size in options.runtime.cuda_graph_bs or ()):
-        raise ConfigError("--cuda-graph-bs: batch sizes must be 1 or more")
-    for name in BUCKETS:
-        bounds = getattr(options.logging, name)
-        if bounds and list(bounds) != sorted(set(bounds)):
-            raise ConfigError(f"--{name.replace('_', '-')}: the bounds must increase")
-    return []
 
 
 def names(options: Options) -> list[str]:
@@ -318,6 +255,7 @@ MODEL_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
     formats,
     expert_parallel,
     tensor_parallel,
+    pipeline_parallel,
     saved_state,
 ]
 """of values beside a model, whatever the machine"""

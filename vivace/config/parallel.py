@@ -19,7 +19,6 @@ from vivace.config.unavailable import (
     NO_TOKENS_OF_EXPERTS,
     ONE_PLACEMENT,
     OTHER_ALL_TO_ALL,
-    PIPELINE,
 )
 
 ROUND_ROBIN_ROOMS = "decode_round_robin"
@@ -51,7 +50,6 @@ class ParallelOptions:
         "Devices in a row, each with some layers.",
         flag="pipeline-parallel-size",
         aliases=["pp-size", "pp"],
-        cpu=PIPELINE,
     )
     dp_size: int = option(
         1,
@@ -66,11 +64,9 @@ class ParallelOptions:
         cpu=CONTEXT_PARALLEL,
     )
     pp_max_micro_batch_size: int | None = option(
-        help="Maximum number of requests in a pipeline's micro-batch.", cpu=PIPELINE
+        help="Maximum number of requests in a pipeline's micro-batch. Default: no limit."
     )
-    pp_async_batch_depth: int = option(
-        0, "Further micro-batches in flight, to hide communication.", cpu=PIPELINE
-    )
+    pp_async_batch_depth: int = option(0, "Further micro-batches in flight, to hide communication.")
     nnodes: int = option(1, "Machines that serve together, each started with the same command.")
     node_rank: int = option(0, "Which of the machines this is, from 0; 0 has the HTTP server.")
     dist_init_addr: str | None = option(

@@ -132,6 +132,11 @@ class Parallelism(msgspec.Struct, frozen=True, dict=True):
         return self.attention_tp * self.cp * self.pp
 
     @property
+    def reporting_rank(self) -> int:
+        """Of one engine: whose results count. The first one of the last stage."""
+        return self.engine_ranks - self.engine_ranks // self.pp
+
+    @property
     def replicas(self) -> int:
         """Copies of the whole model in one instance (data parallelism without dp attention)."""
         return 1 if self.dp_attention else self.dp

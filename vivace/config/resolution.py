@@ -17,6 +17,7 @@ from vivace.config.config import (
     option_value,
     with_values,
 )
+from vivace.config.pipeline_parallel import plans_in_flight
 from vivace.config.rules import RULES, Change
 from vivace.models.facts import ModelFacts
 from vivace.platforms.platform import PlatformFacts
@@ -53,7 +54,7 @@ def resolve(
         rewrites=tuple(rewrites),
         notices=tuple(notices),
         environment=options.environment,
-        depth=1 if options.schedule.disable_overlap_schedule else 2,
+        depth=plans_in_flight(options),
         pooling=read_pooling(source, facts.hidden_size) if embedding else None,
     )
 

@@ -8,21 +8,23 @@ from typing import Any, cast
 from vivace.checkpoint.saved_state import SavedState, differences, read_state
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weight_files import PATTERN, SHARDED, files_of_rank, fill
-from vivace.config.config import ModelContext, Options, Slices
+from vivace.config.config import Config, ModelContext, Options, Slices
 from vivace.config.errors import ConfigError
 from vivace.config.expert_location import TRIVIAL, find_experts, read_locations
 from vivace.config.parallelism import requested_sizes
+from vivace.config.pipeline_parallel import PARTITION
 from vivace.models.facts import ModelFacts
 
 FLAG = f"--load-format {SHARDED}"
 
 
-def describe_saving(slices: Slices, facts: ModelFacts) -> dict[str, str]:
+def describe_saving(slices: Options | Config, facts: ModelFacts) -> dict[str, str]:
     """What decides which rank has what, by its name; what was not asked for is left out."""
     sizes, asked = requested_sizes(slices), slices.experts
     flags = {
         "--tensor-parallel-size": str(sizes.tp),
         "--pipeline-parallel-size": str(sizes.pp),
+        PARTITION: slices.environment.get(PARTITION, "") if sizes.pp > 1 else "",
         "--expert-parallel-size": str(sizes.ep),
         "--enable-dp-attention --data-parallel-size": str(sizes.attention_dp),
         "--moe-dense-tp-size": str(sizes.dense_tp),

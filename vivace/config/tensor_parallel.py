@@ -15,6 +15,8 @@ def replicas(options: Options, context: ResolveContext) -> list[str]:
     sizes = requested_sizes(options)
     if sizes.devices > MOST_RANKS:
         shown = f"--tensor-parallel-size {parallel.tp_size}"
+        if sizes.pp > 1:
+            shown = f"--pipeline-parallel-size {sizes.pp} times {shown}"
         if sizes.replicas > 1:
             shown = f"--data-parallel-size {parallel.dp_size} times {shown}"
         raise ConfigError(f"{shown}: a machine has at most {MOST_RANKS} workers")
@@ -47,6 +49,12 @@ def crowded(options: Options, context: ResolveContext) -> list[str]:
     workers, notices = requested_sizes(options).node_devices, list[str]()
     if not platform.on_cores:
         return notices
+    if parallel.pp_size > 1 and parallel.nnodes == 1:
+        notices.append(
+            f"--pipeline-parallel-size {parallel.pp_size}: a token passes all stages, each with "
+            "its part of the cores, so a single stream is slower than in one process with all "
+            "threads; without the flag all cores are used too"
+        )
     if parallel.tp_size > 1 and parallel.nnodes == 1:
         notices.append(
             f"--tensor-parallel-size {parallel.tp_size}: ranks on the cores of one machine "
@@ -54,8 +62,10 @@ def crowded(options: Options, context: ResolveContext) -> list[str]:
             "with all threads; without the flag all cores are used too"
         )
     if workers > max(1, platform.cores):
+        factors = ["--data-parallel-size", "--tensor-parallel-size"]
+        factors += ["--pipeline-parallel-size"] if parallel.pp_size > 1 else []
         notices.append(
-            f"{workers} workers (--data-parallel-size times --tensor-parallel-size) share "
+            f"{workers} workers ({' times '.join(factors)}) share "
             f"{platform.cores} cores: they take turns, so give fewer"
         )
     return notices

@@ -45,6 +45,9 @@ def supported(meaning: str, kind: str, default: str = "") -> Variable:
 
 
 WORKING = {
+    "SGLANG_PP_LAYER_PARTITION": supported(
+        "layers of each stage of a pipeline, as 12,12; without it equally many", "text"
+    ),
     "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR": supported(
         "folder of what /dump_expert_distribution_record writes", "text", "/tmp"
     ),

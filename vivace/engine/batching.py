@@ -148,7 +148,8 @@ class Batching:
         growing = [s for s in table.decoding if s.scheduled_len < s.max_len - 1]
         growing = [s for s in growing if plans_of[s] < limit]
         open_spans = sum(limit - plans_of[s] for s in growing)
-        cohort = growing[: -(-open_spans // (depth - len(in_flight)))]
+        size = min(-(-open_spans // (depth - len(in_flight))), self._settings.micro_batch_size)
+        cohort = growing[:size]
         chosen = set(map(id, cohort))
         table.decoding = [s for s in table.decoding if id(s) not in chosen] + cohort
         return cohort
@@ -221,7 +222,7 @@ class Batching:
         self, step: StepBuilder, budget: Budget, admission: Admission, now: float
     ) -> None:
         for sequence in self._prompts(admission.open):
-            if not budget.open:
+            if not budget.open or step.num_sequences >= self._settings.micro_batch_size:
                 break
             if sequence.state is State.RUNNING:
                 self._add_chunk(step, sequence, budget)

@@ -1,8 +1,10 @@
 """An executor of several ranks: each runs every plan on its share of the model.
 
-The scheduler knows nothing of them. Rank 0 runs in the engine's process and its results count; the
-other ranks compute the same and say only that they have. They meet in the collectives of the layers
-they share, so a rank that does not come makes the others wait: it ends the engine, with its name.
+The scheduler knows nothing of them. Rank 0 runs in the engine's process and its results count, or
+where the layers are divided into stages those of the last stage's first rank, which are news to the
+other stages; the other ranks say only that they have run a step. They meet in the collectives of
+the layers they share, so a rank that does not come makes the others wait: it ends the engine, with
+its name.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from vivace.engine.executor import (
 )
 from vivace.errors import RankLost, StepRefused
 from vivace.protocol.ranks import RankAnswer, StepDone, StepRefusal
-from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
+from vivace.protocol.step import DrawnTokens, ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
 log = logging.getLogger(__name__)
@@ -107,7 +109,7 @@ def find_cause(ranks: Sequence[RankLink], wait: float = 0.0) -> str:
 class ProcessGroupExecutor:
     """`worker` is rank 0 of this engine; `ranks` are the others, in order, whom `broadcast`
     reaches. `companions`: other engines share layers, and end all together: what is their doing is
-    not this one's to tell."""
+    not this one's to tell. `reporting`: the rank whose results count."""
 
     def __init__(
         self,
@@ -116,12 +118,17 @@ class ProcessGroupExecutor:
         broadcast: Broadcast,
         *,
         companions: bool = False,
+        reporting: int = 0,
     ) -> None:
         self.capacity = worker.capacity
         self._worker = worker
         self._ranks = ranks
         self._broadcast = broadcast
         self._companions = companions
+        self._reporter = ranks[reporting - 1] if reporting else None
+        """None: rank 0"""
+        self._drawn: list[DrawnTokens] = []
+        """that only the reporter's stage knows"""
         self._occupied: set[int] = set()
         self._failed = False
 
@@ -136,6 +143,8 @@ class ProcessGroupExecutor:
         self._occupied.update(join.row for join in plan.joins)
 
     def _launch(self, plan: StepPlan) -> PendingStep:
+        if self._drawn:
+            plan, self._drawn = replace(plan, drawn=self._drawn), []
         self._broadcast.send(plan)
         try:
             pending = self._worker.run(plan)
@@ -149,19 +158,42 @@ class ProcessGroupExecutor:
         return GroupStep(self, plan, LaunchedStep(pending))
 
     def complete(self, plan: StepPlan, pending: PendingStep) -> StepResult:
-        """Rank 0's result, once all ranks have run the step."""
-        try:
-            result = pending.result()
-        except Exception as error:
-            raise self._blame(plan, error) from error
-        for rank, answer in self._answers(plan):
+        """What counts of a step, once all ranks have run it."""
+        if self._reporter is None:
+            try:
+                result = pending.result()
+            except Exception as error:
+                raise self._blame(plan, error) from error
+            self._check_done(plan, self._answers(plan), result)
+            return result
+        answers = self._answers(plan)
+        result = next(answer for rank, answer in answers if rank is self._reporter)
+        if not isinstance(result, StepResult) or result.number != plan.number:
+            raise ExecutorDied(f"{self._source} answers {result} to step {plan.number}")
+        self._check_done(plan, answers, result)
+        pending.result()  # what rank 0 has of a step ends when the last stage does
+        if plan.rows:
+            self._drawn.append(DrawnTokens(plan.number, result.tokens))
+        return result
+
+    @property
+    def _source(self) -> str:
+        """Whose results count."""
+        return "rank 0" if self._reporter is None else self._reporter.name
+
+    def _check_done(
+        self, plan: StepPlan, answers: list[tuple[RankLink, RankAnswer]], result: StepResult
+    ) -> None:
+        for rank, answer in answers:
+            if rank is self._reporter:
+                continue
             if not isinstance(answer, StepDone) or answer.number != plan.number:
                 raise ExecutorDied(
                     f"{rank.name} answers {answer} to step {plan.number}, which rank 0 has run"
                 )
             if answer.tokens is not None and answer.tokens != result.tokens:
-                raise ExecutorDied(describe_difference(rank.name, plan, answer.tokens, result))
-        return result
+                text = describe_difference(rank.name, plan, answer.tokens, result, self._source)
+                raise ExecutorDied(text)
 
     def expect_refusal(self, plan: StepPlan) -> None:
         """Of all ranks; called in the order of submission, as `complete` is."""
@@ -263,22 +295,26 @@ class RefusedStep:
 
 
 def describe_difference(
-    name: str, plan: StepPlan, tokens: list[list[int]], result: StepResult
+    name: str, plan: StepPlan, tokens: list[list[int]], result: StepResult, source: str
 ) -> str:
-    """Of what a rank has drawn in a step, and rank 0."""
+    """Of what a rank has drawn in a step, and the `source` of its result."""
     place = f"in step {plan.number}"
     if len(tokens) != len(result.tokens):
-        return f"{name} has {len(tokens)} spans {place}, rank 0 has {len(result.tokens)}"
+        return f"{name} has {len(tokens)} spans {place}, {source} has {len(result.tokens)}"
     pairs = zip(plan.rows, tokens, result.tokens, strict=True)
     row, theirs, ours = next(pair for pair in pairs if pair[1] != pair[2])
-    return f"{name} has drawn {theirs} {place}, row {row}, where rank 0 has drawn {ours}"
+    return f"{name} has drawn {theirs} {place}, row {row}, where {source} has drawn {ours}"
 
 
 class RankWorker:
-    """What a rank does with the messages of rank 0. `tells_tokens`: to be compared."""
+    """What a rank does with the messages of rank 0. `reports`: its results count; `tells_tokens`:
+    to be compared."""
 
-    def __init__(self, worker: StepWorker, *, tells_tokens: bool = False) -> None:
+    def __init__(
+        self, worker: StepWorker, *, reports: bool = False, tells_tokens: bool = False
+    ) -> None:
         self._worker = worker
+        self._reports = reports
         self._tells_tokens = tells_tokens
 
     def answer(self, message: StepPlan | WorkerCommand) -> RankAnswer:
@@ -289,4 +325,30 @@ class RankWorker:
             result = self._worker.run(message).result()
         except StepRefused as error:
             return StepRefusal(message.number, str(error))
+        if self._reports:
+            return result
         return StepDone(message.number, result.tokens if self._tells_tokens else None)
+
+
+class FirstStage:
+    """Rank 0's worker where the last stage is elsewhere: no step ends here."""
+
+    def __init__(self, worker: StepWorker) -> None:
+        self.capacity = worker.capacity
+        self.events = worker.events
+        self.control = worker.control
+        self.wake_with = worker.wake_with
+        self.close = worker.close
+        self._worker = worker
+
+    def run(self, plan: StepPlan) -> PendingStep:
+        return StageStep(self._worker.run(plan))
+
+
+class StageStep:
+    """A step that later stages go on with."""
+
+    here = False
+
+    def __init__(self, pending: PendingStep) -> None:
+        self.result = pending.result

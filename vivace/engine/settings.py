@@ -25,6 +25,8 @@ class EngineSettings:
     """plans in flight that may mention one sequence when another token is planned for it; None =
     all of them. 2 plans ahead of tokens nobody knows yet; 1 leaves a pipeline no token to wait
     for, and its stages take turns with cohorts of the sequences"""
+    micro_batch_size: int = 1 << 31
+    """sequences of one step (--pp-max-micro-batch-size)"""
     num_speculative_tokens: int = 0
     """draft tokens that a decode span may carry behind the known one"""
     eos_ids: tuple[int, ...] = ()
@@ -91,10 +93,14 @@ def engine_settings(config: Config, capacity: Capacity) -> EngineSettings:
         config.runtime,
         config.logging,
     )
-    chunk = schedule.chunked_prefill_size
+    chunk, stages = schedule.chunked_prefill_size, config.parallel.pp_size
+    rows = min(schedule.max_running_requests or capacity.rows, capacity.rows)
+    batch = (config.parallel.pp_max_micro_batch_size if stages > 1 else None) or rows
     return EngineSettings(
-        rows=min(schedule.max_running_requests or capacity.rows, capacity.rows),
+        rows=min(rows, batch * config.depth),
         depth=config.depth,
+        sequence_depth=1 if stages > 1 else None,
+        micro_batch_size=batch,
         eos_ids=tuple(config.facts.eos_ids),
         chunk=chunk if chunk is not None and chunk > 0 else None,
         stall_target=schedule.chunked_prefill_stall_target / 1000,

@@ -67,6 +67,10 @@ class StepBuilder:
     def chunk_tokens(self) -> int:
         return sum(self.counts)
 
+    @property
+    def num_sequences(self) -> int:
+        return len(self.chunks) + len(self.decodes)
+
     def add_chunk(self, sequence: Sequence, count: int, grants: list[Grant]) -> None:
         """`count` tokens for a sequence that was just given `grants`."""
         if not sequence.joined:

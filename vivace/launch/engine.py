@@ -10,6 +10,7 @@ from vivace.config.parallelism import engine_rows, requested_sizes
 from vivace.engine.executor import Executor, InProcessExecutor, StepWorker
 from vivace.engine.loop import Lockstep, Loop, Mailbox, ReportLoad
 from vivace.engine.oracle import OracleWorker
+from vivace.engine.process_group import FirstStage
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
 from vivace.launch.expert_settings import expert_distribution
@@ -79,16 +80,18 @@ def build_executor(
     place: EnginePlace | None,
 ) -> Executor:
     """One worker in this process, or the first of several ranks."""
-    ranks = requested_sizes(config).engine_ranks
+    sizes = requested_sizes(config)
+    ranks = sizes.engine_ranks
     if (ranks == 1 and place is None) or config.environment.get("VIVACE_EXECUTOR"):
         return InProcessExecutor(wrap(build_runner(config, report, owns_process, share)))
     from vivace.launch.ranks import start_process_group
     from vivace.worker.build import build_worker
 
     def build(found: Rendezvous, told: ReportProgress) -> StepWorker:
-        return wrap(build_worker(config, told, found, owns_process=owns_process, share=share))
+        worker = build_worker(config, told, found, owns_process=owns_process, share=share)
+        return wrap(worker if sizes.pp == 1 else FirstStage(worker))
 
-    return start_process_group(config, ranks, build, report, place)
+    return start_process_group(config, ranks, build, report, place, sizes.reporting_rank)
 
 
 class StageTimes:

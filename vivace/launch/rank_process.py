@@ -13,6 +13,7 @@ import msgspec
 
 from vivace.config.child_process import die_with
 from vivace.config.environment import switched_on
+from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import decode
 from vivace.engine.process_group import RankWorker
 from vivace.launch.faults import with_rank_fault
@@ -96,7 +97,12 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
         told.get("VIVACE_TEST_FAULT", ""),
         setup.rank,
     )
-    worker = RankWorker(runner, tells_tokens=switched_on(told, "VIVACE_COMPARE_RANKS"))
+    reporting = requested_sizes(config).reporting_rank
+    worker = RankWorker(
+        runner,
+        reports=setup.rank == reporting,
+        tells_tokens=setup.rank > reporting and switched_on(told, "VIVACE_COMPARE_RANKS"),
+    )
     gc.collect()
     gc.freeze()
     gc.enable()

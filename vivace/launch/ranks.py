@@ -53,7 +53,7 @@ from vivace.protocol.ranks import (
     StepRefusal,
 )
 from vivace.protocol.shm_broadcast import BroadcastWriter
-from vivace.protocol.step import StepPlan
+from vivace.protocol.step import StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
 if TYPE_CHECKING:
@@ -76,9 +76,10 @@ def start_process_group(
     build: Callable[[Rendezvous, ReportProgress], StepWorker],
     report: ReportProgress,
     place: EnginePlace | None = None,
+    reporting: int = 0,
 ) -> ProcessGroupExecutor:
-    """Start the other ranks, build the first one here, and wait until all are ready. What one of
-    them dies of ends the start, with its name. `place`: among engines that share layers."""
+    """Start the other ranks, build the first one here, wait until all are ready. What one of them
+    dies of ends the start, with its name. `place`: among engines that share layers."""
     links: list[RankProcess | RemoteRank] = []
     with rank_files(place) as (memory, meeting), ExitStack() as started, file_of_ranks() as plans:
         first, count = (place.index * ranks, place.engines * ranks) if place else (0, ranks)
@@ -116,7 +117,9 @@ def start_process_group(
             cause = find_cause(links, EXIT_SECONDS) or f"the ranks did not start: {error}"
             raise ExecutorDied(cause) from error
         started.pop_all()
-    return ProcessGroupExecutor(worker, links, everybody, companions=place is not None)
+    return ProcessGroupExecutor(
+        worker, links, everybody, companions=place is not None, reporting=reporting
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +299,7 @@ class RankProcess:
         if number != ON_SOCKET:
             return StepDone(number)
         message = self._wait()
-        if isinstance(message, StepDone | StepRefusal | WorkerState):
+        if isinstance(message, StepDone | StepResult | StepRefusal | WorkerState):
             return message
         raise RankLost(f"{self.name} says {type(message).__name__}, which nobody asked")
 

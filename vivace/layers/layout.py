@@ -12,7 +12,7 @@ from vivace.errors import CannotStart
 from vivace.layers.all_to_all import STAYING, PairExchange, TravellingTokens
 from vivace.layers.sums import Sums, SumTree, TreeSums, divide_sums
 from vivace.platforms.attention import AttendingStep, Step
-from vivace.platforms.groups import SINGLE_RANK, Group
+from vivace.platforms.groups import SINGLE_RANK, Group, Pipe
 from vivace.platforms.ops.table import Ops
 
 
@@ -105,6 +105,21 @@ class HomeTokens:
         return step.positions if self._alone else self._all.positions(step)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PipelineStage:
+    """Where ranks have different layers: those of this one, which hands what they compute on."""
+
+    layers: range | None = None
+    """None: all of them"""
+    source: Pipe | None = None
+    """from the stage before; None: this is the first, which has the embedding"""
+    target: Pipe | None = None
+    """to the next stage; None: this is the last, which has the last norm and the head"""
+
+
+WHOLE_MODEL = PipelineStage()
+
+
 class Shares(Protocol):
     """So many ranks divide something, and this is one of them: a `Group`, or a part of one."""
 
@@ -142,6 +157,8 @@ class ParallelLayout:
     """ranks at the same place of each of the engines that share layers"""
     shared_experts: Group
     """the expert that every token passes"""
+    stage: PipelineStage = WHOLE_MODEL
+    """the layers of this rank"""
     spanning: frozenset[str] = frozenset()
     """kinds of layers that those engines share"""
     deterministic: bool = False

@@ -60,6 +60,8 @@ class Module:
     """
 
     name: str = ""
+    elsewhere: bool = False
+    """another stage of a pipeline has it: its names are claimed, and nothing of it is loaded"""
 
     def children(self) -> Iterator[tuple[str, Module]]:
         for attribute, value in vars(self).items():
@@ -75,11 +77,14 @@ class Module:
                 )
 
     def find(self, kind: type[T]) -> Iterator[T]:
-        """All modules of a kind below this one, in order."""
-        for _, child in self.children():
+        """All modules of a kind below this one, in order, that this rank has."""
+        for _, child in self._held_children():
             if isinstance(child, kind):
                 yield child
             yield from child.find(kind)
+
+    def _held_children(self) -> list[tuple[str, Module]]:
+        return [(name, child) for name, child in self.children() if not child.elsewhere]
 
     def bind(self, name: str, env: Bindings) -> None:
         """Give this node and everything below its full name and the device's ops."""
@@ -89,12 +94,12 @@ class Module:
 
     def load(self, weights: Weights) -> None:
         """Pull weights, depth first. Raises CheckpointError."""
-        for _, child in self.children():
+        for _, child in self._held_children():
             child.load(weights)
 
     def update(self, weights: Weights) -> None:
         """Other numbers for what was loaded, in the same memory: captured steps see them."""
-        for _, child in self.children():
+        for _, child in self._held_children():
             child.update(weights)
 
     def claims(self) -> Iterator[str]:

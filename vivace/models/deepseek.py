@@ -13,7 +13,7 @@ from vivace.layers.linear import RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, feed_forward
-from vivace.models.decoder import DecoderForCausalLM
+from vivace.models.decoder import PlainDecoderForCausalLM
 from vivace.models.draft_layers import DraftLayers
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.platforms.attention import LatentLayer
@@ -70,7 +70,7 @@ class DeepseekDecoderLayer(Module):
         return self.mlp(x, step), residual
 
 
-class DeepseekForCausalLM(DecoderForCausalLM):
+class DeepseekForCausalLM(PlainDecoderForCausalLM):
     def __init__(
         self,
         facts: ModelFacts,

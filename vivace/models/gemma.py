@@ -10,12 +10,12 @@ from functools import partial
 from torch import Tensor
 
 from vivace.layers.attention import Attention
-from vivace.layers.linear import Embedding, GatedMLP, LogitsHead, RMSNorm
+from vivace.layers.linear import Embedding, GatedMLP, RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
+from vivace.models.decoder import DecoderForCausalLM, DecoderModel
 from vivace.models.facts import DecoderFacts, ModelFacts
-from vivace.platforms.attention import AttentionLayer
 
 GemmaRMSNorm = partial(RMSNorm, offset=1.0)
 """its weight is the distance from one"""
@@ -56,57 +56,38 @@ class GemmaDecoderLayer(Module):
         return self.post_feedforward_layernorm(self.mlp(x, step)), residual
 
 
-class GemmaModel(Module):
-    def __init__(
-        self, facts: ModelFacts, decoder: DecoderFacts, tables: list[RotaryTable], qk_norm: bool
-    ) -> None:
-        hidden = facts.hidden_size
-        self.embed_tokens = Embedding(facts.vocabulary, hidden, scale=hidden**0.5)
-        self.layers = [
-            GemmaDecoderLayer(facts, decoder, index, rotary, qk_norm)
-            for index, rotary in enumerate(tables)
-        ]
-        self.norm = GemmaRMSNorm(hidden, decoder.norm_eps)
-
-    def __call__(self, step: ModelStep) -> Tensor:
-        x, residual = self.embed_tokens(step.input_ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, step)
-        return self.norm.add(x, residual)[0]
-
-
-class GemmaForCausalLM(Module):
+class GemmaForCausalLM(DecoderForCausalLM):
     """`tables`: the rotary embedding of each layer."""
 
     def __init__(
         self, facts: ModelFacts, decoder: DecoderFacts, tables: list[RotaryTable], *, qk_norm: bool
     ) -> None:
-        self.model = GemmaModel(facts, decoder, tables, qk_norm)
-        embedding = self.model.embed_tokens
-        self.lm_head = LogitsHead(embedding, tied=facts.tied, soft_cap=decoder.logit_cap)
-
-    @property
-    def attention_layers(self) -> list[AttentionLayer]:
-        """This rank's heads; after `bind`."""
-        return [layer.self_attn.shape for layer in self.model.layers]
-
-    def forward(self, step: ModelStep) -> Tensor:
-        return self.model(step)
+        hidden = facts.hidden_size
+        model = DecoderModel(
+            Embedding(facts.vocabulary, hidden, scale=hidden**0.5),
+            [
+                GemmaDecoderLayer(facts, decoder, index, rotary, qk_norm)
+                for index, rotary in enumerate(tables)
+            ],
+            GemmaRMSNorm(hidden, decoder.norm_eps),
+            list(dict.fromkeys(tables)),
+        )
+        super().__init__(model, tied=facts.tied, soft_cap=decoder.logit_cap)
 
 
 class Gemma2ForCausalLM(GemmaForCausalLM):
     """Capped scores and logits."""
 
     def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
-        self.rotary_emb = rotary_table(decoder.rope, positions)
-        super().__init__(facts, decoder, [self.rotary_emb] * facts.layers, qk_norm=False)
+        rotary = rotary_table(decoder.rope, positions)
+        super().__init__(facts, decoder, [rotary] * facts.layers, qk_norm=False)
 
 
 class Gemma3ForCausalLM(GemmaForCausalLM):
     """Sliding layers rotate with their own base frequency; norms on query and key heads."""
 
     def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
-        full = self.rotary_emb = rotary_table(decoder.rope, positions)
-        local = self.rotary_emb_local = rotary_table(decoder.local_rope, positions)
+        full = rotary_table(decoder.rope, positions)
+        local = rotary_table(decoder.local_rope, positions)
         tables = [full if window is None else local for window in facts.layer_windows]
         super().__init__(facts, decoder, tables, qk_norm=True)

@@ -10,7 +10,7 @@ from vivace.layers.linear import RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward
-from vivace.models.decoder import DecoderForCausalLM
+from vivace.models.decoder import PlainDecoderForCausalLM
 from vivace.models.facts import DecoderFacts, ModelFacts
 
 
@@ -41,6 +41,6 @@ class GptOssDecoderLayer(Module):
         return self.mlp(x, step), residual
 
 
-class GptOssForCausalLM(DecoderForCausalLM):
+class GptOssForCausalLM(PlainDecoderForCausalLM):
     def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
         super().__init__(facts, decoder, positions, GptOssDecoderLayer)

@@ -12,7 +12,7 @@ from vivace.layers.linear import RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward
-from vivace.models.decoder import DecoderForCausalLM
+from vivace.models.decoder import PlainDecoderForCausalLM
 from vivace.models.facts import DecoderFacts, ModelFacts
 
 
@@ -42,7 +42,7 @@ class LlamaDecoderLayer(Module):
         return self.mlp(x, step), residual
 
 
-class LlamaForCausalLM(DecoderForCausalLM):
+class LlamaForCausalLM(PlainDecoderForCausalLM):
     def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
         super().__init__(facts, decoder, positions, LlamaDecoderLayer)
 

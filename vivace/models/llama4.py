@@ -8,10 +8,11 @@ from torch import Tensor
 from vivace.checkpoint.row_order import ReorderedRows, halves_first
 from vivace.checkpoint.weights import Weights
 from vivace.layers.attention import Attention, HeadNorm
-from vivace.layers.linear import Embedding, LogitsHead, RMSNorm
+from vivace.layers.linear import Embedding, RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import PositionScales, RotaryTable
 from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward, rotary_table
+from vivace.models.decoder import DecoderForCausalLM, DecoderModel
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.platforms.attention import AttendingStep, AttentionLayer
 
@@ -103,37 +104,21 @@ class Llama4DecoderLayer(Module):
         return self.feed_forward(x, step), residual
 
 
-class Llama4Model(Module):
-    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
-        assert decoder.llama4 is not None
-        tuning = decoder.llama4.temperature
-        self.rotary_emb = rotary_table(decoder.rope, positions)
-        self.scales = PositionScales(positions, tuning.floor, tuning.scale) if tuning else None
-        self.embed_tokens = Embedding(facts.vocabulary, facts.hidden_size)
-        self.layers = [
-            Llama4DecoderLayer(facts, decoder, index, self.rotary_emb, self.scales)
-            for index in range(facts.layers)
-        ]
-        self.norm = RMSNorm(facts.hidden_size, decoder.norm_eps)
-
-    def __call__(self, step: ModelStep) -> Tensor:
-        x, residual = self.embed_tokens(step.input_ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, step)
-        return self.norm.add(x, residual)[0]
-
-
-class Llama4ForCausalLM(Module):
+class Llama4ForCausalLM(DecoderForCausalLM):
     """`positions`: the served context in tokens."""
 
     def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
-        self.model = Llama4Model(facts, decoder, positions)
-        self.lm_head = LogitsHead(self.model.embed_tokens, tied=facts.tied)
-
-    @property
-    def attention_layers(self) -> list[AttentionLayer]:
-        """This rank's heads; after `bind`."""
-        return [layer.self_attn.shape for layer in self.model.layers]
-
-    def forward(self, step: ModelStep) -> Tensor:
-        return self.model(step)
+        assert decoder.llama4 is not None
+        tuning, hidden = decoder.llama4.temperature, facts.hidden_size
+        rotary = rotary_table(decoder.rope, positions)
+        scales = PositionScales(positions, tuning.floor, tuning.scale) if tuning else None
+        model = DecoderModel(
+            Embedding(facts.vocabulary, hidden),
+            [
+                Llama4DecoderLayer(facts, decoder, index, rotary, scales)
+                for index in range(facts.layers)
+            ],
+            RMSNorm(hidden, decoder.norm_eps),
+            [rotary, *([scales] if scales else [])],
+        )
+        super().__init__(model, tied=facts.tied)

@@ -9,7 +9,7 @@ from vivace.layers.linear import RMSNorm
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward
-from vivace.models.decoder import DecoderForCausalLM
+from vivace.models.decoder import PlainDecoderForCausalLM
 from vivace.models.facts import DecoderFacts, ModelFacts
 
 
@@ -39,7 +39,7 @@ class Qwen2DecoderLayer(Module):
         return self.mlp(x, step), residual
 
 
-class Qwen2ForCausalLM(DecoderForCausalLM):
+class Qwen2ForCausalLM(PlainDecoderForCausalLM):
     def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
         super().__init__(facts, decoder, positions, Qwen2DecoderLayer)
 

@@ -164,6 +164,19 @@ class AbsentRank(SingleRank):
         part = next(part for part in parts if self.rank in part)
         return AbsentRank(part.index(self.rank), len(part))
 
+    def connect(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Pipe]:
+        return {pair: AbsentPipe() for pair in pairs if self.rank in pair}
+
+
+class AbsentPipe:
+    """To or from an absent rank: nothing is computed."""
+
+    def send(self, x: Tensor) -> None:
+        raise RankLost("the other rank is absent")
+
+    def receive(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        raise RankLost("the other rank is absent")
+
 
 class TorchGroup:
     """By torch.distributed (gloo on CPUs). `group` None: the default group of the process."""

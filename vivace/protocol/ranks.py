@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vivace.protocol.step import StepPlan
+from vivace.protocol.step import StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
 MOST_RANKS = 64
@@ -97,7 +97,8 @@ class RankFailure(msgspec.Struct, frozen=True, tag="failure"):
     """where it came from, of an exception that nobody has words for"""
 
 
-RankAnswer = StepDone | StepRefusal | WorkerState
+RankAnswer = StepDone | StepResult | StepRefusal | WorkerState
+"""to a plan: a result where its rank is the one whose results count"""
 Broadcasted = StepPlan | WorkerCommand
 """what an engine tells all its ranks"""
 ON_SOCKET = -(1 << 63)

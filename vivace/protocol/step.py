@@ -84,6 +84,15 @@ class TransferEnd(msgspec.Struct, frozen=True, tag="transfer_end"):
     reason: str = ""
 
 
+class DrawnTokens(msgspec.Struct, frozen=True, array_like=True):
+    """What the spans of an earlier step drew, for stages of a pipeline that have no head."""
+
+    number: int
+    """of the step"""
+    tokens: list[list[int]]
+    """`StepResult.tokens`"""
+
+
 ExecutorEvent = TransferEnd
 """What happens beside the steps; more kinds come with what they are of."""
 
@@ -121,6 +130,8 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, ta
     their memory back to the system; what they read as until they are written again is finite"""
     sends: list[Transfer] = []
     receives: list[Transfer] = []
+    drawn: list[DrawnTokens] = []
+    """of steps whose results have come since the plan before this one; the executor's to fill"""
     shares: list[EngineShare] = []
     """of every engine that takes this step, this one's among them; empty: it takes it alone"""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +31,7 @@ from vivace.worker.heads import SamplingHead, StepHeads
 from vivace.worker.layout import join_ranks
 from vivace.worker.model_runner import ModelRunner, RunnableModel
 from vivace.worker.pooling import HiddenStatesHead, PoolingHead
+from vivace.worker.rank_sizes import size_together, windows_of_all
 from vivace.worker.rows import RowStates
 from vivace.worker.sizing import (
     Demand,
@@ -40,8 +40,8 @@ from vivace.worker.sizing import (
     count_slots,
     own_share,
     share_memory,
-    size_pool,
 )
+from vivace.worker.stage_heads import HeadsElsewhere
 from vivace.worker.step_inputs import StepInputs
 from vivace.worker.tensor_memory import tensor_bytes
 from vivace.worker.worker import Worker
@@ -83,7 +83,8 @@ def build_worker(
     max_tokens = longest_request(config, free, kv_dtype)
     model = load(config, platform, max_tokens, report, layout, rank=group.rank)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
-    windows = own_windows(layers, max_tokens, one_pool=config.memory.disable_hybrid_swa_memory)
+    report("Sizing the KV pool", 0.0)
+    windows = find_windows(config, layers, max_tokens, group)
     demand = memory_demand(
         config,
         free_bytes=free,
@@ -97,10 +98,7 @@ def build_worker(
     )
     size = size_together(demand, group, report)
     return assemble(
-        model,
-        layers,
-        platform,
-        size,
+        *(model, layers, platform, size),
         page_size=demand.page_size,
         dtype=platform.activations(DTYPES[config.model.dtype]),
         kv_dtype=kv_dtype,
@@ -113,7 +111,15 @@ def build_worker(
         rewrites=other_threads(config, platform, workers),
         experts=movable_experts(config, model, layout.experts, DTYPES[config.model.dtype]),
         engines=layout.peers.size,
+        last_stage=layout.stage.target is None,
     )
+
+
+def find_windows(
+    config: Config, layers: Sequence[CacheLayer], max_tokens: int, group: Group
+) -> tuple[int, ...]:
+    one_pool = config.memory.disable_hybrid_swa_memory
+    return windows_of_all(own_windows(layers, max_tokens, one_pool=one_pool), group)
 
 
 def longest_request(config: Config, free: int, kv_dtype: torch.dtype) -> int:
@@ -128,38 +134,6 @@ def longest_request(config: Config, free: int, kv_dtype: torch.dtype) -> int:
     kept = (0 if one_pool else facts.full_kv_elements) or facts.kv_elements
     shares = sizes.pp * (1 if facts.latent else min(sizes.attention_tp, facts.kv_heads))
     return max(1, min(wanted_context(config), free * shares // (kept * kv_dtype.itemsize)))
-
-
-def size_together(demand: Demand, group: Group, report: ReportProgress) -> PoolSize:
-    report("Sizing the KV pool", 0.0)
-    size = size_pool(agree(demand, group))
-    report("Sizing the KV pool", 1.0)
-    return size
-
-
-def agree(demand: Demand, group: Group) -> Demand:
-    """What every rank has room for: the same on all of them, and so is what is made of it."""
-    bytes_of_token = [demand.kv_bytes_per_token, *(w.kv_bytes_per_token for w in demand.windows)]
-    free, available, *most = group.minimum(
-        [
-            demand.free_bytes,
-            demand.available_bytes,
-            *(-nbytes for nbytes in (demand.weight_bytes, demand.state_bytes, *bytes_of_token)),
-        ]
-    )
-    weights, states, kv, *windows = (-nbytes for nbytes in most)
-    return replace(
-        demand,
-        free_bytes=free,
-        available_bytes=available,
-        weight_bytes=weights,
-        state_bytes=states,
-        kv_bytes_per_token=kv,
-        windows=tuple(
-            replace(window, kv_bytes_per_token=nbytes)
-            for window, nbytes in zip(demand.windows, windows, strict=True)
-        ),
-    )
 
 
 def load(
@@ -244,6 +218,7 @@ def assemble(
     processors: Sequence[LogitsProcessor] = (),
     experts: ExpertLayers = NO_EXPERTS,
     engines: int = 1,
+    last_stage: bool = True,
 ) -> Worker:
     """A worker around a model of `dtype`, KV in `kv_dtype` if given. `rewrites`: made before;
     `engines`: those that take every step together."""
@@ -255,10 +230,7 @@ def assemble(
     runner = build_runner(recorder, model, attention, inputs, captures, report)
     return Worker(
         capacity=describe_capacity(
-            size,
-            kv,
-            runner,
-            platform,
+            *(size, kv, runner, platform),
             page_size=page_size,
             vocabulary=vocabulary,
             weight_bytes=weight_bytes,
@@ -268,7 +240,9 @@ def assemble(
         kv=kv,
         attention=attention,
         runner=runner,
-        heads=build_heads(model, platform, rows, vocabulary, processors, original_logprobs),
+        heads=build_heads(model, platform, rows, vocabulary, processors, original_logprobs)
+        if last_stage
+        else HeadsElsewhere(platform.sampling(), rows),
         inputs=inputs,
         platform=platform,
         experts=experts,

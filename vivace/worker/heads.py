@@ -111,6 +111,26 @@ class Head(Protocol):
         ...
 
 
+class Heads(Protocol):
+    """What a worker asks about the rows of its steps."""
+
+    def update(self, plan: StepPlan) -> None:
+        """Rows have left and joined."""
+        ...
+
+    def needs_tokens(self, spans: Spans) -> bool:
+        """Whether what these rows have drawn must be on the host before `read`."""
+        ...
+
+    def landed(self, row: int, tokens: list[int]) -> None:
+        """What a row has drawn is on the host."""
+        ...
+
+    def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
+        """hidden[T, n] of the step -> StepOutput. Changes no row, waits for nothing."""
+        ...
+
+
 class StepHeads:
     """The heads of a worker. A step may have rows of every kind: which one a row is of its task
     said when it joined (`RowStates`). The sampling head judges the numbers of all."""
@@ -120,21 +140,17 @@ class StepHeads:
         self._others = others
 
     def update(self, plan: StepPlan) -> None:
-        """Rows have left and joined."""
         if plan.joins or plan.leaves:
             self._sampling.processors.update(plan)
 
     def needs_tokens(self, spans: Spans) -> bool:
-        """Whether what these rows have drawn must be on the host before `read`."""
         processors = self._sampling.processors
         return bool(processors.rows) and processors.needs_tokens(spans.rows)
 
     def landed(self, row: int, tokens: list[int]) -> None:
-        """What a row has drawn is on the host."""
         self._sampling.processors.landed(row, tokens)
 
     def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
-        """hidden[T, n] of the step -> StepOutput. Changes no row, waits for nothing."""
         output = self._sampling.sample(step, spans, hidden)
         for head in self._others:
             if head.rows:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vivace.config.all_to_all import dispatch_limit
-from vivace.config.parallelism import Parallelism, process_groups, requested_sizes
-from vivace.layers.layout import SINGLE, ParallelLayout, share_all_layers
+from vivace.config.parallelism import Parallelism, process_groups, ranks_along, requested_sizes
+from vivace.config.pipeline_parallel import stage_layers
+from vivace.layers.layout import SINGLE, ParallelLayout, PipelineStage, share_all_layers
 from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.platform import Platform
 from vivace.platforms.rendezvous import Rendezvous
@@ -33,11 +34,14 @@ def meet_ranks(
     if rendezvous is None:
         return SINGLE_RANK, SINGLE
     everybody = platform.join(rendezvous)
-    return everybody, divide_layers(everybody, requested_sizes(config))
+    return everybody, divide_layers(config, everybody)
 
 
-def divide_layers(everybody: Group, sizes: Parallelism) -> ParallelLayout:
+def divide_layers(config: Config, everybody: Group) -> ParallelLayout:
     """`everybody`: all ranks that compute together, and which of them this one is."""
+    sizes = requested_sizes(config)
+    if sizes.pp > 1:
+        return divide_stages(config, everybody, sizes)
     if not sizes.dp_attention:
         return share_layers(everybody, sizes)
     groups = process_groups(sizes)
@@ -51,6 +55,20 @@ def divide_layers(everybody: Group, sizes: Parallelism) -> ParallelLayout:
         peers=everybody.divide(groups.attention_dp),
         spanning=frozenset(("experts", "shared_experts", *(("dense",) if whole else ()))),
     )
+
+
+def divide_stages(config: Config, everybody: Group, sizes: Parallelism) -> ParallelLayout:
+    """Neighbors share layers; each rank hands on to the one at its place of the next stage."""
+    tp, rank = sizes.tp, everybody.rank
+    group = everybody.divide(ranks_along((sizes.pp, tp), 1))
+    pipes = everybody.connect([(one, one + tp) for one in range(everybody.size - tp)])
+    divided = stage_layers(config.facts.layers, sizes.pp, config.environment)
+    stage = PipelineStage(
+        layers=divided[rank // tp],
+        source=pipes.get((rank - tp, rank)),
+        target=pipes.get((rank, rank + tp)),
+    )
+    return replace(share_layers(group, sizes), stage=stage)
 
 
 def share_layers(group: Group, sizes: Parallelism) -> ParallelLayout:

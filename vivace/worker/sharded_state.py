@@ -21,7 +21,6 @@ from vivace.checkpoint.weight_files import (
     numbered,
 )
 from vivace.checkpoint.weights import OpenWeights, ReportProgress
-from vivace.config.parallelism import requested_sizes
 from vivace.config.sharded_state import count_ranks, describe_saving
 from vivace.platforms.groups import AbsentRank
 from vivace.platforms.platform import load_platform
@@ -82,7 +81,7 @@ def save_rank(
         return SavingWeights(weights, writers[0].add)
 
     platform = load_platform(config.platform, platform_settings(config, 1, owns_process=False))
-    layout = divide_layers(AbsentRank(rank, ranks), requested_sizes(config))
+    layout = divide_layers(config, AbsentRank(rank, ranks))
     load(config, platform, wanted_context(config), report, layout, watch=watch)
     writers[0].flush()
 

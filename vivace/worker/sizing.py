@@ -154,7 +154,7 @@ def count_slots(rows: int, drafts: int, pages: int) -> int:
 def size_pool(demand: Demand) -> PoolSize:
     """Pages, rows and context. Raises SizingError when not even a short request fits."""
     page = demand.page_size
-    allowed = demand.most_pages(_budget(demand))
+    allowed = most_pages(demand)
     wanted = _wanted_pages(demand)
     pages = allowed if wanted is None else min(allowed, wanted)
     tokens = pages * page
@@ -171,6 +171,11 @@ def size_pool(demand: Demand) -> PoolSize:
         free_bytes=demand.free_bytes,
     )
     return replace(size, rewrites=tuple(_rewrites(demand, size)))
+
+
+def most_pages(demand: Demand) -> int:
+    """Of the first group, whatever was asked for."""
+    return demand.most_pages(_budget(demand))
 
 
 def _context(demand: Demand, tokens: int) -> int:

@@ -20,7 +20,7 @@ from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.workers import MoveExperts, WorkerCommand, WorkerState
 from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.experts import NO_EXPERTS, ExpertLayers
-from vivace.worker.heads import StepHeads, StepOutput
+from vivace.worker.heads import Heads, StepOutput
 from vivace.worker.model_runner import ModelRunner
 from vivace.worker.rows import PlanError, RowStates
 from vivace.worker.step_input import StepInput
@@ -42,7 +42,7 @@ class Worker:
         kv: CacheMemory,
         attention: AttentionBackend,
         runner: ModelRunner,
-        heads: StepHeads,
+        heads: Heads,
         inputs: StepInputs,
         platform: Platform,
         experts: ExpertLayers = NO_EXPERTS,

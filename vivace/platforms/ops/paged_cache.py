@@ -67,8 +67,9 @@ class PagedCache:
         """[pages of the first group + 1], for backends that keep copies of rows: such a backend
         adds one to the pages its steps write to, this to those it copies to, zeroes or vacates"""
         caches = {layer.index: layer.cache for layer in layers}
-        if sorted(caches) != list(range(len(caches))):
-            raise ValueError(f"layers must be numbered from 0, got {sorted(caches)}")
+        first = min(caches, default=0)  # of a stage of a pipeline
+        if sorted(caches) != list(range(first, first + len(caches))):
+            raise ValueError(f"layers must be numbered without gaps, got {sorted(caches)}")
         self.groups = {index: group_number(cache, windows) for index, cache in caches.items()}
         self._dtype, self._device, self._slots = dtype, device, slots
         self._buffers: list[CacheBuffer] = []

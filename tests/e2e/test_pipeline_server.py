@@ -1,0 +1,143 @@
+"""A real server whose layers lie in stages: the tokens of one process, also when a stage is
+killed, and steps that wait for a slow stage are no stall."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_server import RunningServer, find_children, is_alive
+from served_toy import write_toy_llama
+
+FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
+KILLS = 30 if os.environ.get("VIVACE_SLOW_TESTS") else 2
+SEEDS = range(8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_llama(tmp_path_factory.mktemp("toy"), layers=3)
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    log = tmp_path_factory.mktemp("alone") / "log"
+    with RunningServer("--model-path", str(folder), *FLAGS, log=log) as server:
+        server.wait_ready()
+        return ask_all(server)
+
+
+@pytest.fixture(scope="module")
+def staged(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    log = tmp_path_factory.mktemp("staged") / "log"
+    flags = ("--model-path", str(folder), "--pp-size", "2", *FLAGS)
+    with RunningServer(*flags, log=log) as server:
+        yield server.wait_ready()
+
+
+def body(seed: int, count: int = 120) -> dict[str, Any]:
+    sampling = {"max_new_tokens": count, "ignore_eos": True, "sampling_seed": seed}
+    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
+    prompt = [3 + (7 * seed + i) % 250 for i in range(4 + 40 * (seed % 3))]
+    return {
+        "input_ids": prompt,
+        "sampling_params": sampling,
+        "return_logprob": seed % 4 == 1,
+        "logprob_start_len": 0,
+    }
+
+
+def ask(server: RunningServer, seed: int) -> Any:
+    """(tokens, log-probabilities of prompt and answer)"""
+    answer: dict[str, Any] = {}
+    for event in server.stream("/generate", body(seed)):
+        assert "error" not in event, event
+        answer = event
+    scores = [answer["meta_info"].get(f"{side}_token_logprobs") for side in ("input", "output")]
+    return answer["output_ids"], scores
+
+
+def ask_all(server: RunningServer) -> dict[int, Any]:
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(ask, server, seed) for seed in SEEDS]
+        return {seed: answer.result(120) for seed, answer in zip(SEEDS, answers, strict=True)}
+
+
+def test_two_stages_answer_as_one_process(staged: RunningServer, wanted: dict[int, Any]) -> None:
+    """Log-probabilities, too, to the last bit."""
+    assert ask_all(staged) == wanted
+    state = staged.json("/server_info")["internal_states"][0]
+    assert state["executor"] == "ProcessGroupExecutor"
+    assert [worker.get("rank", 0) for worker in state["workers"]] == [0, 1]
+    first, second = (worker["kv_bytes"] for worker in state["workers"])
+    assert first == 2 * second  # of three layers
+    assert state["audit"] == []
+
+
+def test_stages_of_several_ranks_answer_as_one_process(
+    folder: Path, wanted: dict[int, Any], tmp_path: Path
+) -> None:
+    """Tokens, also with more plans in flight, an uneven split and another prompt cut. The ranks of
+    the last stage draw the same."""
+    more = ("--tp-size", "2", "--pp-size", "2", "--pp-async-batch-depth", "1")
+    more += ("--chunked-prefill-size", "16", "--pp-max-micro-batch-size", "2")
+    environment = {"SGLANG_PP_LAYER_PARTITION": "1,2", "VIVACE_COMPARE_RANKS": "1"}
+    flags = ("--model-path", str(folder), *more, *FLAGS)
+    with RunningServer(*flags, log=tmp_path / "log", environment=environment) as server:
+        server.wait_ready()
+        found = ask_all(server)
+        assert {seed: one[0] for seed, one in found.items()} == {
+            seed: one[0] for seed, one in wanted.items()
+        }
+        state = server.json("/server_info")["internal_states"][0]
+        assert len(state["workers"]) == 4
+        assert state["audit"] == []
+
+
+def find_rank(server: RunningServer) -> int:
+    """The process of rank 1, of the engine that runs."""
+    for _ in range(400):
+        engine = server.children().get("engine")
+        rank = find_children(engine).get("rank") if engine else None
+        if rank:
+            return rank
+        time.sleep(0.05)
+    raise AssertionError(server.text())
+
+
+def test_a_stage_that_is_killed_is_named_and_streams_go_on(
+    staged: RunningServer, wanted: dict[int, Any]
+) -> None:
+    chance = random.Random(5)
+    for kill in range(KILLS):
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(ask, staged, seed) for seed in SEEDS]
+            time.sleep(chance.uniform(0.05, 0.6))
+            rank = find_rank(staged)
+            os.kill(rank, signal.SIGKILL)
+            found = {seed: answer.result(120)[0] for seed, answer in enumerate(answers)}
+        assert found == {seed: one[0] for seed, one in wanted.items()}, kill
+        named = re.compile(rf"rank 1 \(process {rank}\): killed by SIGKILL")
+        for _ in range(200):
+            if named.search(staged.text()):
+                break
+            time.sleep(0.05)
+        assert named.search(staged.text()), staged.text()[-3000:]
+        assert not is_alive(rank)
+        assert "Traceback" not in staged.text()
+
+
+def test_more_stages_than_layers_end_the_start(folder: Path, tmp_path: Path) -> None:
+    flags = ("--model-path", str(folder), "--pp-size", "4", *FLAGS)
+    with RunningServer(*flags, log=tmp_path / "log") as server:
+        assert server.process.wait(60) == 2
+        assert "--pipeline-parallel-size 4" in server.text()
+        assert "3 or less" in server.text()
