@@ -24,6 +24,8 @@ pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the na
 FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 TOKENS = 120
 SEEDS = range(4)
+STAGES = ("--tp-size", "2", "--pp-size", "2")
+"""each node has a stage"""
 KEY = "a key that all nodes of a test know".replace(" ", "-")
 
 
@@ -56,14 +58,16 @@ def stream_tokens(server: RunningServer, seed: int) -> list[int]:
 
 
 class Nodes:
-    """Starts nodes of one server; `count` of them are meant to come."""
+    """Starts nodes of one server, of which there are to be two."""
 
-    def __init__(self, folder: Path, logs: Path, count: int = 2, tp: int = 2) -> None:
+    def __init__(
+        self, folder: Path, logs: Path, layout: Sequence[str] = ("--tp-size", "2")
+    ) -> None:
         self._logs = logs
         self.address = f"127.0.0.2:{free_port()}"
         self._flags = (
-            *("--model-path", str(folder), "--tp-size", str(tp), "--nnodes", str(count)),
-            *("--dist-timeout", "60", *FLAGS),
+            *("--model-path", str(folder), *layout, "--nnodes", "2", "--dist-timeout", "60"),
+            *FLAGS,
         )
         self._stack = contextlib.ExitStack()
 
@@ -196,11 +200,12 @@ def test_a_node_that_is_killed_is_named_and_another_one_takes_its_place(
     assert first.wait(30) == 0
 
 
+@pytest.mark.parametrize("layout", [("--tp-size", "4"), STAGES])
 def test_four_ranks_on_two_nodes(
-    folder: Path, tmp_path: Path, wanted: dict[int, list[int]]
+    folder: Path, tmp_path: Path, wanted: dict[int, list[int]], layout: tuple[str, ...]
 ) -> None:
     """Two on each; of those beside the engine one dies, which both nodes hear."""
-    nodes = Nodes(folder, tmp_path, tp=4)
+    nodes = Nodes(folder, tmp_path, layout)
     try:
         first, second = nodes.start(0), nodes.start(1)
         first.wait_ready()
@@ -320,9 +325,14 @@ def machines() -> Iterator[tuple[str, str]]:
 
 
 def test_a_cable_that_is_pulled_is_noticed_on_both_sides_within_seconds(
-    nodes: Nodes, machines: tuple[str, str]
+    folder: Path, tmp_path: Path, machines: tuple[str, str]
 ) -> None:
-    """And streams of the server go on when it is back."""
+    """And the server serves again when it is back."""
+    with contextlib.closing(Nodes(folder, tmp_path, STAGES)) as nodes:
+        pull_the_cable(nodes, machines)
+
+
+def pull_the_cable(nodes: Nodes, machines: tuple[str, str]) -> None:
     nodes.address = "10.77.0.1:5000"
     first, second = (
         nodes.start(rank, through=("ip", "netns", "exec", name))
