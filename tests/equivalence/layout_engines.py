@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -113,22 +114,16 @@ class LayoutEngines:
 
     def run(self, requests: list[Request], **how: Any) -> dict[str, Answer]:
         """Each engine has every so manieth request, and takes steps until all are done."""
-        finished = threading.Semaphore(0)
-        over = threading.Event()
+        company = Company(len(self.engines))
 
         def serve(index: int) -> dict[str, Answer]:
             engine, mine = self.engines[index], requests[index :: len(self.engines)]
             try:
                 return engine.run(mine, **how)
             finally:
-                finished.release()
-                while not over.is_set():  # the others may need its company
-                    engine.idle()
+                company.keep(engine.idle)
 
         served = [self._threads.submit(serve, index) for index in range(len(self.engines))]
-        for _ in self.engines:
-            assert finished.acquire(timeout=SECONDS)
-        over.set()
         found = [one.result(SECONDS) for one in served]
         return {rid: answer for answers in found for rid, answer in answers.items()}
 
@@ -141,11 +136,35 @@ class LayoutEngines:
         return [plan for one in self._broadcasts for plan in one.plans]
 
     def close(self) -> None:
+        for lockstep in self._locksteps:
+            lockstep.stop()  # its watcher ends, and may read the bells until then
         for link in self.links:
             link.close()
         self._threads.shutdown()
-        for lockstep in self._locksteps:
-            lockstep.stop()  # its watcher ends, and may read the bells until then
+
+
+class Company:
+    """Of engines that are done, while others may need them for a step. All leave at once, and only
+    while none of them is in a step, where it might wait for one that has left."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._resting = 0
+        self._over = False
+
+    def keep(self, idle: Callable[[], object]) -> None:
+        while not self._leave():
+            idle()
+
+    def _leave(self) -> bool:
+        with self._lock:
+            self._resting += 1
+            self._over |= self._resting == self._size
+        time.sleep(0.002)
+        with self._lock:
+            self._resting -= not self._over
+            return self._over
 
 
 def build_ranks(config: Config, size: int) -> list[StepWorker]:

@@ -150,25 +150,7 @@ def limited(rows: list[Row]) -> list[Any]:
     slow = pytest.mark.skipif(
         not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1"
     )
-    return [
-        pytest.param(
-            row, marks=[*([] if i < FIRST else [slow]), *([ROWS_DIFFER] if odd(row) else [])]
-        )
-        for i, row in enumerate(rows)
-    ]
-
-
-ROWS_DIFFER = pytest.mark.xfail(
-    reason="with DP attention, sums in one order and copies of experts, the routed and the shared "
-    "experts of a DeepSeek have different numbers of rows (MixtureOfExperts._add_apart)"
-)
-
-
-def odd(row: Row) -> bool:
-    """A known fault, to be mended: issue 18."""
-    return row["model"] == "latent" and all(
-        (row["attention"], row["fixed"], row["copies"] != "none")
-    )
+    return [pytest.param(row, marks=[] if i < FIRST else [slow]) for i, row in enumerate(rows)]
 
 
 @pytest.mark.parametrize("row", limited(ROWS), ids=lambda row: "-".join(map(str, row.values())))
