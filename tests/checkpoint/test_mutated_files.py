@@ -66,11 +66,14 @@ SMALL = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "llama", {}),
     "mistral": ("Mistral", "llama", {"sliding_window": 7}),
     "qwen2": ("Qwen2", "qwen2", {}),
     "qwen3": ("Qwen3", "qwen3", {}),
+    "qwen2-moe": ("Qwen2Moe", "qwen2moe", {**EXPERTS, "shared_expert_intermediate_size": 32}),
+    "qwen3-moe": ("Qwen3Moe", "qwen3moe", {**EXPERTS, "norm_topk_prob": True}),
     "gemma2": ("Gemma2", "gemma2", {"sliding_window": 7, "query_pre_attn_scalar": 8}),
     "gemma3": ("Gemma3Text", "gemma3", {"sliding_window": 7, "query_pre_attn_scalar": 8}),
 }

@@ -141,7 +141,7 @@ FLAG_PAIRS = {
     "vivace-flag": Pair(
         mixed(flags={"device": "cpu"}, hardware=LEAVE_OUT),
         {"roles": {"mixed": {"kind": "mixed", "flags": {"device": "cpu", "port": 8000}}}},
-        "mixed --moe-a2a-backend",
+        "mixed --attention-backend",
         target="vivace",
     ),
 }

@@ -10,6 +10,7 @@ import pytest
 
 from vivace.config.memory import MemoryOptions
 from vivace.config.observability import LoggingOptions
+from vivace.config.parallel import ParallelOptions
 from vivace.config.runtime import RuntimeOptions
 from vivace.config.schedule import ScheduleOptions
 from vivace.engine.settings import EngineSettings, engine_settings
@@ -25,6 +26,7 @@ def config(environment: dict[str, str] | None = None, **changes: Any) -> Any:
         "memory": MemoryOptions(),
         "runtime": RuntimeOptions(),
         "logging": LoggingOptions(),
+        "parallel": ParallelOptions(),
     }
     for name, value in changes.items():
         (owner,) = [part for part, options in slices.items() if hasattr(options, name)]

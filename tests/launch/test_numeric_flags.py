@@ -143,6 +143,12 @@ EFFECTIVE: dict[str, Callable[[Started], Any]] = {
     # Their processes are started in tests/e2e/test_ranks.py.
     "tp_size": lambda it: it.config.parallel.tp_size,
     "dp_size": lambda it: len(it.plan.engines),
+    "pp_size": lambda it: it.config.parallel.pp_size,
+    "pp_max_micro_batch_size": lambda it: it.config.parallel.pp_max_micro_batch_size,
+    "pp_async_batch_depth": lambda it: it.config.parallel.pp_async_batch_depth,
+    # Nodes are started in tests/e2e/test_nodes.py.
+    "nccl_port": lambda it: it.config.parallel.nccl_port,
+    "dist_timeout": lambda it: it.config.parallel.dist_timeout,
     "watchdog_timeout": lambda it: it.plan.watchdog,
     "soft_watchdog_timeout": lambda it: it.plan.soft_watchdog,
     "cuda_graph_bs": Started.captured,
@@ -160,6 +166,7 @@ NUMERIC = [
     for option in all_options()
     if option.states["cpu"].kind is Support.WORKS
     and option.slice_name != "experts"  # this model has none: tests/config/test_expert_options.py
+    and option.name not in ("nnodes", "node_rank")  # another machine: tests/e2e/test_nodes.py
     and (
         option.shape.removeprefix("list of ") in ("int", "float")
         or (option.choices and all(choice.isdigit() for choice in option.choices))

@@ -70,7 +70,9 @@ def test_every_process_tells_its_stages(tmp_path: Path) -> None:
         assert server.wait() == 0
     assert [line.split()[0] for line in table] == [row["process"].split()[0] for row in longer]
     stages = {name: [row for row in rows if row["process"] == name] for name in ALL}
-    assert rows == [row for name in ALL for row in stages[name]], "one process after the other"
+    begun = list(dict.fromkeys(row["process"] for row in rows))
+    assert begun[0] == SUPERVISOR and set(begun) == set(ALL)
+    assert rows == [row for name in begun for row in stages[name]], "one process after the other"
     for own in stages.values():
         assert all(before["end"] == after["begin"] for before, after in pairwise(own))
     assert [row["stage"] for row in stages[SUPERVISOR]][-2:] == WAITING

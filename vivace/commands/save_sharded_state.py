@@ -11,12 +11,14 @@ from vivace.errors import CannotStart, exit_code
 from vivace.terminal import print_wrapped
 
 PROGRAM = "vivace save-sharded-state"
-EPILOG = """All other flags are those of `vivace serve`; those that divide a model among devices
-(--tp-size, --ep-size, --pp-size, --enable-dp-attention ...) must be the same when it is served:
+EPILOG = """All other flags are those of `vivace serve`; those that divide a model among
+devices (--tp-size, --ep-size, --pp-size, --enable-dp-attention ...) must be the
+same when it is served:
 
-  vivace save-sharded-state --model-path deepseek-ai/DeepSeek-R1 --output /models/r1-tp16 \\
+  vivace save-sharded-state --model-path deepseek-ai/DeepSeek-R1 \\
+    --output /models/r1-tp16 --tp-size 16 --ep-size 16
+  vivace serve --model-path /models/r1-tp16 --load-format sharded_state \\
     --tp-size 16 --ep-size 16
-  vivace serve --model-path /models/r1-tp16 --load-format sharded_state --tp-size 16 --ep-size 16
 """
 
 

@@ -181,6 +181,7 @@ def read_facts(source: ModelSource) -> ModelFacts:
     architecture = read_class_name(source)
     config = ModelFields(source, FAMILIES[architecture])
     refuse_bidirectional(config)
+    checkpoint_quantization(source)  # weights that are not read are refused before all else
     found = read_heads(config)
     layers, vocabulary = config.need_known("num_hidden_layers"), config.need_known("vocab_size")
     sliding = sliding_layers(config, layers)
