@@ -343,7 +343,7 @@ def pull_the_cable(nodes: Nodes, machines: tuple[str, str]) -> None:
     assert run("ip", "-n", machines[1], "link", "set", "cable", "down")
     wait_for(first, "node 1 (10.77.0.2): ", 15)
     wait_for(second, "node 0: ", 15)
-    assert time.monotonic() - pulled < 8  # 5, and what busy machines take to write and read logs
+    assert time.monotonic() - pulled < 5.5  # with what it takes to read the logs
     said = first.text() + second.text()  # the neighbor may be forgotten before the connection
     assert "Connection timed out" in said or "No route to host" in said
     assert run("ip", "-n", machines[1], "link", "set", "cable", "up")
