@@ -50,7 +50,7 @@ def write(
         (lambda it: it.add_type("mmproj"), "clip", "projector.*give the model"),
         (nothing, "clip", "projector.*give the model"),
         (nothing, "controlvector", "control vector"),
-        (nothing, "glm4moe", "glm4moe.*not supported.*--model-impl transformers"),
+        (nothing, "rwkv7", "rwkv7.*not supported.*--model-impl transformers"),
         (lambda it: it.add_expert_count(8), "qwen2", "expert_count.*--model-impl transformers"),
         (lambda it: it.add_tensor("x", np.zeros(3)), "llama", "'x' is F64.*another type"),
     ],

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivace.checkpoint.gguf_blocks import decode_blocks
-from vivace.checkpoint.gguf_config import as_written
+from vivace.checkpoint.gguf_metadata import as_written
 from vivace.checkpoint.gguf_types import GGML_QUANT_SIZES, GGMLQuantizationType
 
 

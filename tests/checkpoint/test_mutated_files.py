@@ -67,6 +67,10 @@ SMALL = {
     "head_dim": 8,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GROUPED = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "llama", {}),
     "mistral": ("Mistral", "llama", {"sliding_window": 7}),
@@ -74,9 +78,17 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", "qwen3", {}),
     "qwen2-moe": ("Qwen2Moe", "qwen2moe", {**EXPERTS, "shared_expert_intermediate_size": 32}),
     "qwen3-moe": ("Qwen3Moe", "qwen3moe", {**EXPERTS, "norm_topk_prob": True}),
+    "deepseek": ("DeepseekV3", "deepseek2", {
+        **GROUPED, "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 16, "v_head_dim": 8,
+        "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}),
+    "glm4-moe": ("Glm4Moe", "glm4moe", GROUPED),
+    "gpt-oss": ("GptOss", "gpt-oss", {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}),
+    "llama4": ("Llama4Text", "llama4", {
+        "num_local_experts": 4, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2}),
     "gemma2": ("Gemma2", "gemma2", {"sliding_window": 7, "query_pre_attn_scalar": 8}),
     "gemma3": ("Gemma3Text", "gemma3", {"sliding_window": 7, "query_pre_attn_scalar": 8}),
-}
+}  # fmt: skip
 SCALED = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 1.0,
     "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1, "rope_theta": 10000.0,
@@ -113,7 +125,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for name, (kind, architecture, more) in FAMILIES.items():
         folder = tmp_path_factory.mktemp(name)
-        model = make(kind, folder, **SMALL, **more)
+        model = make(kind, folder, **{**SMALL, **more})
         (folder / "gguf").mkdir()
         write_gguf(model, folder / "gguf" / "toy.gguf", architecture)
         found[name] = folder
@@ -150,9 +162,12 @@ def check_meaning(facts: ModelFacts, said: dict[str, Any]) -> None:
     values = {**said, **(inner if isinstance(inner, dict) else {})}
     assert facts.decoder is not None
     family = KNOWN[facts.architecture]
+    two_widths = family.reads("intermediate_size_mlp")
     for key, fact in {
         "hidden_size": facts.hidden_size,
-        "intermediate_size": facts.intermediate_size,
+        "intermediate_size": values.get("intermediate_size")
+        if two_widths
+        else facts.intermediate_size,
         "num_hidden_layers": facts.layers,
         "num_attention_heads": facts.heads,
         "vocab_size": facts.vocabulary,
@@ -163,7 +178,8 @@ def check_meaning(facts: ModelFacts, said: dict[str, Any]) -> None:
         assert key not in values or values[key] == fact, (key, values[key], fact)
     for key, fact in {
         "head_dim": facts.head_dim,
-        "num_key_value_heads": facts.kv_heads,
+        "intermediate_size_mlp": facts.intermediate_size,
+        "num_key_value_heads": facts.kv_heads if facts.latent is None else facts.heads,
         "attention_bias": facts.decoder.attention_bias,
         "mlp_bias": facts.decoder.mlp_bias,
     }.items():

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
+from gguf_mixture_toys import LATENT, MIXTURES, NEWEST, FileLayout, file_parts, write_mixture
 
 STEMS = {
     "model.embed_tokens": "token_embd",
@@ -21,18 +22,14 @@ STEMS = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
+    "feed_forward.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "feed_forward.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "feed_forward.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.experts.gate": "ffn_gate_exps",
-    "mlp.experts.up": "ffn_up_exps",
-    "mlp.experts.down": "ffn_down_exps",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **MIXTURES,
 }
 GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
@@ -41,11 +38,21 @@ GEMMA = {
 }
 
 
-def stored_name(name: str, gemma: bool) -> str:
+POST_NORMED = ("glm4moe", "gpt-oss")
+"""architectures whose second norm of a layer is called after what it follows"""
+
+
+def stored_name(name: str, architecture: str) -> str:
+    gemma = architecture.startswith("gemma")
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         _, _, layer, part = stem.split(".", 3)
         names = {**STEMS, **GEMMA} if gemma else STEMS
+        if architecture in POST_NORMED:
+            names = {**STEMS, "post_attention_layernorm": "post_attention_norm"}
+        beyond, _, expert = part.rpartition(".")
+        if expert.isdecimal():
+            return f"blk.{layer}.{names[beyond].removesuffix('_exps')}.{expert}.{kind}"
         return f"blk.{layer}.{names[part]}.{kind}"
     return f"{STEMS[stem]}.{kind}"
 
@@ -56,63 +63,53 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     return per_head.swapaxes(1, 2).reshape(rows.shape)
 
 
-def write(model: Any, path: Path, architecture: str, kind: Kind = Kind.F32) -> None:
+def write(
+    model: Any, path: Path, architecture: str, kind: Kind = Kind.F32, layout: FileLayout = NEWEST
+) -> None:
     """Matrices as `kind`, vectors as F32. `model` then holds the numbers that were written."""
     config = model.config
     writer = gguf.GGUFWriter(str(path), architecture)
     write_shape(writer, config)
-    seen: set[int] = set()
-    for name, parameter in model.named_parameters():
-        if id(parameter) in seen:
-            continue
-        seen.add(id(parameter))
-        value = parameter.detach().numpy()
-        if value.ndim > 1 and kind != Kind.F32 and not name.endswith("gate.weight"):
-            value = rounded(value, kind)
-            parameter.data.copy_(parameter.new_tensor(value))
-        for part, matrix in file_parts(name, value):
-            write_tensor(writer, part, matrix, architecture, config, kind)
+    for name, parameter in parameters(model).items():
+        for part, value in file_parts(name, parameter.detach().numpy(), config, layout):
+            if is_encoded(stored_name(part, architecture), value, kind):
+                value[...] = rounded(np.ascontiguousarray(value), kind)
+            write_tensor(writer, part, value, architecture, config, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def file_parts(name: str, value: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """transformers has gate and up of all experts in one tensor."""
-    place, _, part = name.rpartition(".")
-    if part == "gate_up_proj":
-        gate, up = np.split(value, 2, 1)
-        return [(f"{place}.gate.weight", gate), (f"{place}.up.weight", up)]
-    if part == "down_proj":
-        return [(f"{place}.down.weight", value)]
-    if name.endswith("shared_expert_gate.weight"):
-        return [(name, value[0])]
-    return [(name, value)]
+def parameters(model: Any) -> dict[str, Any]:
+    """Each once, and what is one to a checkpoint."""
+    found = {id(parameter): (name, parameter) for name, parameter in model.named_parameters()}
+    corrections = [one for one in model.named_buffers() if one[0].endswith("correction_bias")]
+    return dict([*found.values(), *corrections])
+
+
+def is_encoded(stored: str, value: np.ndarray, kind: Kind) -> bool:
+    plain = "ffn_gate_inp" in stored or stored.endswith("bias")
+    return value.ndim > 1 and kind != Kind.F32 and not plain
 
 
 def write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    inside = getattr(config, "intermediate_size_mlp", config.intermediate_size)
+    writer.add_feed_forward_length(inside)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    latent = config.model_type in LATENT
+    writer.add_head_count_kv(1 if latent else config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(head)
-    writer.add_value_length(head)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim if latent else head)
+    writer.add_value_length(config.kv_lora_rank if latent else head)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    if experts:
-        writer.add_expert_count(experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-    if hasattr(config, "moe_intermediate_size"):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if hasattr(config, "shared_expert_intermediate_size"):
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if config.model_type.startswith(("gemma", "mistral")):
+    write_mixture(writer, config)
+    if config.model_type.startswith(("gemma", "mistral", "gpt_oss")):
         writer.add_sliding_window(config.sliding_window)
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -137,11 +134,11 @@ def write_tensor(
         value = interleaved(value, config.num_key_value_heads)
     if gemma and name.endswith("norm.weight"):
         value = value + 1.0
-    stored = stored_name(name, gemma)
-    if value.ndim == 1 or kind == Kind.F32 or "ffn_gate_inp" in stored:
-        writer.add_tensor(stored, np.ascontiguousarray(value, dtype=np.float32))
-    else:
+    stored = stored_name(name, architecture)
+    if is_encoded(stored, value, kind):
         writer.add_tensor(stored, encoded(np.ascontiguousarray(value), kind), raw_dtype=kind)
+    else:
+        writer.add_tensor(stored, np.ascontiguousarray(value, dtype=np.float32))
 
 
 def rounded(value: np.ndarray, kind: Kind) -> np.ndarray:

@@ -31,6 +31,14 @@ class FusedTensors:
             yield from (f"{place}.{fused}{ENDINGS[one]}" for one in suffixes if one in ENDINGS)
 
 
+def single_experts(weights: Weights, place: str, count: int, fused: FusedTensors | None) -> Weights:
+    """A checkpoint that has tensors of every expert of the layer `place`: a dummy and GGUF files
+    do, and where no tensors are fused all others."""
+    if fused is None or weights.names() is None or weights.has(f"{place}.0.{GATE}.weight"):
+        return weights
+    return FusedExperts(weights, place, count, fused)
+
+
 class FusedExperts:
     """A checkpoint that has `PLACE.E.gate_proj.weight`, `.up_proj.` and `.down_proj.` of every
     expert E: parts of the fused tensors. Of others it has what the checkpoint has."""
@@ -42,7 +50,6 @@ class FusedExperts:
         self._place = place
         self._count = count
         self._fused = fused
-        self._made_up = weights.names() is None
         self._last: tuple[object, Tensor | None] = None, None
         """gate and up that take turns are read together, and wanted one after the other"""
 
@@ -74,7 +81,7 @@ class FusedExperts:
         dtypes: Collection[torch.dtype] = FLOATS,
     ) -> Tensor:
         found, expert, part = self._find(name)
-        if expert is None or self._made_up:
+        if expert is None:
             return self._weights.take(name, shape, rows, columns, depth=depth, dtypes=dtypes)
         whole, wanted, step = self._locate(part, shape[0], rows)
         key = found, expert, wanted.start, wanted.stop, columns.start, columns.stop
@@ -95,7 +102,7 @@ class FusedExperts:
     def _find(self, name: str) -> tuple[str, int | None, str]:
         """(the tensor that the checkpoint has, the expert, its part)"""
         expert, _, rest = name.removeprefix(f"{self._place}.").partition(".")
-        if self._made_up or not name.startswith(f"{self._place}.") or not expert.isdecimal():
+        if not name.startswith(f"{self._place}.") or not expert.isdecimal():
             return name, None, ""
         part, _, suffix = rest.partition(".")
         return f"{self._place}.{FUSED[part]}{ENDINGS.get(suffix, suffix)}", int(expert), part

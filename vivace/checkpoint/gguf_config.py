@@ -6,13 +6,13 @@ names the file's own keys by what `read_gguf_config` tells it.
 
 from __future__ import annotations
 
-import ctypes
-import math
 from math import prod
 from typing import Any
 
 from vivace.checkpoint.fields import abbreviate
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
+from vivace.checkpoint.gguf_metadata import NO_TOKEN, Config, Metadata, as_written
+from vivace.checkpoint.gguf_mixtures import MIXTURES, SCALINGS
 from vivace.checkpoint.layouts import StoredKind
 
 ARCHITECTURES = {
@@ -21,15 +21,15 @@ ARCHITECTURES = {
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
     "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
+    "deepseek2": ("DeepseekV2ForCausalLM", "deepseek_v2"),
+    "glm4moe": ("Glm4MoeForCausalLM", "glm4_moe"),
+    "gpt-oss": ("GptOssForCausalLM", "gpt_oss"),
+    "llama4": ("Llama4ForCausalLM", "llama4_text"),
     "gemma2": ("Gemma2ForCausalLM", "gemma2"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
 SLIDING_LLAMA = "MistralForCausalLM", "mistral"
 """A Llama never slides; Mistral does, and GGUF files call both "llama"."""
-MIXED_LLAMA = "MixtralForCausalLM", "mixtral"
-"""nor has one experts"""
-MIXTURES = ("llama", "qwen2moe", "qwen3moe")
-"""that are read with their experts"""
 KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -44,13 +44,6 @@ KEYS = {
     "sliding_window": "attention.sliding_window",
     "pooling_type": "pooling_type",
 }
-EXPERT_KEYS = {
-    "num_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-}
-MIXTRAL_KEYS = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 GEMMA2_KEYS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -72,12 +65,9 @@ SAMPLING_KEYS = {
 }
 """as llama.cpp's converter writes what it finds in a generation_config.json"""
 TOKENS = ("bos_token_id",)
-NO_TOKEN = 0xFFFFFFFF
 MOST_FACTORS = 4096
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 """the sizes that scale queries by hidden / heads instead of the head; no key of the file says so"""
-
-Config = dict[str, Any]
 
 
 def read_gguf_config(file: GGUFFile) -> tuple[Config, Config, dict[str, str]]:
@@ -160,55 +150,6 @@ def stored_kinds(file: GGUFFile) -> tuple[StoredKind, ...]:
     return tuple(found.values())
 
 
-class Metadata:
-    """Access to `<architecture>.<key>` that remembers what was asked for."""
-
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
-        self.file = file
-        self.architecture = architecture
-        self.spelling: dict[str, str] = {"vocab_size": "rows of token_embd.weight"}
-
-    def get(self, key: str) -> Any:
-        return self.file.metadata.get(f"{self.architecture}.{key}")
-
-    def translate(self, keys: dict[str, str], within: str = "") -> Config:
-        """Those of `keys` (ours -> the file's) that the file has."""
-        names = {ours: f"{self.architecture}.{theirs}" for ours, theirs in keys.items()}
-        self.spelling.update({within + ours: name for ours, name in names.items()})
-        metadata = self.file.metadata
-        found = {ours: metadata[name] for ours, name in names.items() if name in metadata}
-        for ours, value in found.items():
-            if not finite(value):
-                raise GGUFError(
-                    f"{self.file.path}: {names[ours]} is {abbreviate(value)}, which is no number; "
-                    "the file is damaged: fetch it again"
-                )
-        return found
-
-    def token(self, key: str) -> Any:
-        """A token id; None where the file says that there is none."""
-        self.spelling[key] = f"tokenizer.ggml.{key}"
-        found = self.file.metadata.get(f"tokenizer.ggml.{key}")
-        return None if found == NO_TOKEN else found
-
-    def quotient(self, dividend: str, divisor: str) -> int | None:
-        """Of two whole numbers; None where the file has none or they do not divide."""
-        above, below = self.get(dividend), self.get(divisor)
-        if not isinstance(above, int) or not isinstance(below, int) or below < 1:
-            return None
-        return None if above % below else above // below
-
-    def has_tensor(self, name: str) -> bool:
-        return name in self.file.tensors
-
-
-def finite(value: Any) -> bool:
-    """No NaN and no infinity, in lists neither (a config.json cannot have them)."""
-    if isinstance(value, list):
-        return all(map(finite, value))
-    return not isinstance(value, float) or math.isfinite(value)
-
-
 def read_shape(facts: Metadata) -> Config:
     embedding = facts.file.tensors.get("token_embd.weight")
     if embedding is None:
@@ -264,7 +205,8 @@ def read_rope_scaling(facts: Metadata) -> Config | None:
         )
     if kind == "none" or "factor" not in given:
         return None
-    return {"rope_type": kind, **given}
+    more = SCALINGS.get(facts.architecture) if kind == "yarn" else None
+    return {"rope_type": kind, **given, **(more(facts) if more else {})}
 
 
 def frequency_factors(file: GGUFFile) -> list[float]:
@@ -279,28 +221,13 @@ def read_family_config(facts: Metadata) -> Config:
     window = facts.get("attention.sliding_window") or None
     if facts.architecture in ("gemma2", "gemma3"):
         return read_gemma_config(facts, window)
-    if facts.architecture in ("qwen2moe", "qwen3moe"):
-        return read_mixture(facts)
-    if facts.get("expert_count"):
-        name, model_type = MIXED_LLAMA
-        mixed = {"architectures": [name], "model_type": model_type, "sliding_window": window}
-        return {**mixed, **facts.translate(MIXTRAL_KEYS)}
+    mixture = MIXTURES.get(facts.architecture)
+    if mixture is not None and (facts.architecture != "llama" or facts.get("expert_count")):
+        return mixture(facts)
     if window and facts.architecture == "llama":
         name, model_type = SLIDING_LLAMA
         return {"sliding_window": window, "architectures": [name], "model_type": model_type}
     return {"sliding_window": window}
-
-
-def read_mixture(facts: Metadata) -> Config:
-    """Qwen's; widths of experts that no key states are those of their tensors."""
-    config: Config = {"norm_topk_prob": facts.architecture == "qwen3moe"}
-    for key, tensor in (
-        ("moe_intermediate_size", "blk.0.ffn_gate_exps.weight"),
-        ("shared_expert_intermediate_size", "blk.0.ffn_gate_shexp.weight"),
-    ):
-        if facts.has_tensor(tensor) and len(shape := facts.file.tensors[tensor].shape) > 1:
-            config[key] = shape[-2]
-    return {**config, **facts.translate(EXPERT_KEYS)}
 
 
 def read_gemma_config(facts: Metadata, window: Any) -> Config:
@@ -339,15 +266,6 @@ def read_sampling_defaults(facts: Metadata) -> Config:
     metadata = facts.file.metadata
     found = {ours: metadata[name] for ours, name in SAMPLING_KEYS.items() if name in metadata}
     return {key: as_written(value) for key, value in found.items()}
-
-
-def as_written(value: Any) -> Any:
-    """The number somebody wrote that became a float32: 0.95, not 0.949999988079071."""
-    if not isinstance(value, float):
-        return value
-    stored = ctypes.c_float(value).value
-    written = (float(f"{stored:.{digits}g}") for digits in range(1, 10))
-    return next((number for number in written if ctypes.c_float(number).value == stored), stored)
 
 
 def unnamed_split_rule(file: GGUFFile) -> tuple[str, ...]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
 
@@ -13,78 +11,15 @@ import torch
 from torch import Tensor
 
 from vivace.checkpoint.gguf_blocks import decode_blocks
-from vivace.checkpoint.gguf_file import GGUFFile, TensorEntry
+from vivace.checkpoint.gguf_file import GGUFFile
+from vivace.checkpoint.gguf_held import HeldTensor, heads_of_rows, hold, join_latents
+from vivace.checkpoint.gguf_names import TensorNames
 from vivace.checkpoint.gguf_types import GGML_QUANT_SIZES, GGMLQuantizationType
 from vivace.checkpoint.weights import ALL, CheckpointError
 from vivace.platforms.blocks import KEPT
 from vivace.platforms.ops.stored import StoredBlocks
 
-FIXED = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_norm": "post_attention_layernorm",
-}
-GEMMA_LAYER = {
-    **IN_LAYER,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-MIXTURE = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-OF_EXPERTS = {
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-"""[experts, rows, columns] of a layer; {}: the expert"""
-MIXTRALS = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-}
-TABLES = {
-    "gemma2": GEMMA_LAYER,
-    "gemma3_text": GEMMA_LAYER,
-    "mixtral": {**IN_LAYER, **MIXTRALS},
-    "qwen2_moe": {**IN_LAYER, **MIXTURE, **OF_EXPERTS},
-    "qwen3_moe": {**IN_LAYER, **MIXTURE, **OF_EXPERTS},
-}
-"""model_type -> names in a layer; of others IN_LAYER"""
-ONE_ROW = ".ffn_gate_inp_shexp.weight"
-"""stored as a vector"""
 NOT_WEIGHTS = ("rope_freqs.weight",)
-LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
-
-
-@dataclass(frozen=True)
-class HeldTensor:
-    """A tensor of the file, or what one expert has of it. `shape`, `nbytes`: of that."""
-
-    name: str
-    type: GGMLQuantizationType
-    shape: tuple[int, ...]
-    nbytes: int
-    expert: int | None = None
 
 
 class StoredLayout(Protocol):
@@ -112,43 +47,20 @@ class GGUFWeights:
         self._dtype = dtype
         self._gemma = facts.model_type.startswith("gemma")
         self._permuted = facts.model_type in ("llama", "mistral", "mixtral")
-        self._table = TABLES.get(facts.model_type, IN_LAYER)
-        self._held: dict[str, HeldTensor] = {}
-        for stored, entry in file.tensors.items():
-            if stored not in NOT_WEIGHTS:
-                self._hold(self._name(stored), entry)
+        self._held = self._hold(TensorNames(facts.model_type))
 
-    def _hold(self, name: str, entry: TensorEntry) -> None:
-        shape, several = entry.shape, "{}" in name
-        if several and len(shape) != 3:
-            raise CheckpointError(f"{self.place}: {entry.name} is no tensor of experts' matrices")
-        if entry.name.endswith(ONE_ROW) and len(shape) == 1:
-            shape = (1, *shape)
-        one = HeldTensor(entry.name, entry.type, shape, entry.nbytes)
-        found = {name: one}
-        if several:
-            count = shape[0]
-            found = {
-                name.format(expert): replace(
-                    one, shape=shape[1:], nbytes=entry.nbytes // count, expert=expert
+    def _hold(self, names: TensorNames) -> dict[str, HeldTensor]:
+        held: dict[str, HeldTensor] = {}
+        for stored, entry in self._file.tensors.items():
+            if stored in NOT_WEIGHTS:
+                continue
+            found = hold(names.find(stored), entry, self.place)
+            if not found.keys().isdisjoint(held):
+                raise CheckpointError(
+                    f"{self.place}: two tensors have the same meaning; fetch it again"
                 )
-                for expert in range(count)
-            }
-        if not found.keys().isdisjoint(self._held):
-            raise CheckpointError(
-                f"{self.place}: two tensors have the same meaning; fetch it again"
-            )
-        self._held |= found
-
-    def _name(self, stored: str) -> str:
-        """The Hugging Face name of a stored tensor; unknown ones keep theirs and are left over."""
-        match = LAYER.fullmatch(stored)
-        if match:
-            layer, part, kind = match.groups()
-            inner = self._table.get(part)
-            return f"model.layers.{layer}.{inner}.{kind}" if inner else stored
-        part, _, kind = stored.rpartition(".")
-        return f"{FIXED[part]}.{kind}" if part in FIXED else stored
+            held |= found
+        return join_latents(held, self.place)
 
     def names(self) -> Iterable[str]:
         return self._held
@@ -174,6 +86,8 @@ class GGUFWeights:
         if depth != ALL:
             return self.read(name, rows, columns)[:, :, depth].contiguous()
         entry = self._held[name]
+        if entry.parts is not None:
+            return self._read_joined(entry, heads_of_rows(entry, rows))[:, columns].contiguous()
         if columns != ALL and len(entry.shape) > 1:
             tensor = self._decode_columns(entry, self._rows(name, rows), columns)
         else:
@@ -187,7 +101,8 @@ class GGUFWeights:
     ) -> Tensor | StoredBlocks:
         """The file's own bytes, a view on it where rows are not reordered."""
         entry = self._held[name]
-        if entry.type.name.lower() not in KEPT or len(entry.shape) != 2:
+        kept = entry.type.name.lower() in KEPT and entry.parts is None
+        if not kept or len(entry.shape) != 2:
             return self.read(name, rows, columns)
         data = self._bytes(entry)[self._rows(name, rows)]
         try:
@@ -197,6 +112,12 @@ class GGUFWeights:
                 f"{self.label(name)}: {error}; split the model over fewer devices, or choose "
                 "another quantization of it"
             ) from None
+
+    def _read_joined(self, entry: HeldTensor, heads: slice) -> Tensor:
+        """[rows of these heads, latent]: of each its keys' and then its values'"""
+        assert entry.parts is not None
+        keys, values = (self._decode(part, heads).float() for part in entry.parts)
+        return torch.cat((keys.mT, values), 1).flatten(0, 1)
 
     def _bytes(self, entry: HeldTensor) -> np.ndarray:
         """uint8[rows, bytes of a row], a view on the file"""

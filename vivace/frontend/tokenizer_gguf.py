@@ -22,7 +22,7 @@ from vivace.checkpoint.fields import (
     Text,
     abbreviate,
 )
-from vivace.checkpoint.gguf_config import NO_TOKEN
+from vivace.checkpoint.gguf_metadata import NO_TOKEN
 from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.errors import TokenizerError
 from vivace.frontend.tokenizer_files import Loaded, from_library, set_frame

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vivace.checkpoint.fused_experts import FusedExperts, FusedTensors
+from vivace.checkpoint.fused_experts import FusedTensors, single_experts
 from vivace.checkpoint.weights import Weights
 from vivace.layers.expert_location import dispatch_table
 from vivace.layers.layout import split
@@ -192,8 +192,7 @@ class RoutedExperts(Module):
     def _weights(
         self, weights: Weights, experts: Iterable[int]
     ) -> Sequence[tuple[LayerWeights, LayerWeights]]:
-        if self.names.fused is not None:
-            weights = FusedExperts(weights, self.name, self.count, self.names.fused)
+        weights = single_experts(weights, self.name, self.count, self.names.fused)
         shapes = [self.shapes[expert] for expert in experts]
         return [(LayerWeights(weights, up), LayerWeights(weights, down)) for up, down in shapes]
 
@@ -226,7 +225,6 @@ class RoutedExperts(Module):
         if self.names.fused is not None:
             suffixes = (*self.method.suffixes(), *(("bias",) if self.bias else ()))
             yield from self.names.fused.names(self.name, suffixes)
-            return
         for shapes in self.shapes:
             for shape in shapes:
                 yield from claim_tensors(shape, self.method.suffixes())

@@ -10,7 +10,8 @@ import torch
 
 from vivace.checkpoint.gguf_blocks import decode_blocks
 from vivace.checkpoint.gguf_config import ARCHITECTURES as GGUF
-from vivace.checkpoint.gguf_config import MIXED_LLAMA, SLIDING_LLAMA
+from vivace.checkpoint.gguf_config import SLIDING_LLAMA
+from vivace.checkpoint.gguf_mixtures import CORRECTED_DEEPSEEK, MIXED_LLAMA
 from vivace.checkpoint.gguf_types import GGML_QUANT_SIZES, GGMLQuantizationType
 from vivace.models.class_name import LANGUAGE_MODELS
 from vivace.models.families import FAMILIES, Family
@@ -89,6 +90,7 @@ def document() -> str:
 def own_families() -> str:
     gguf = {architecture: name for name, (architecture, _) in GGUF.items()}
     gguf |= dict.fromkeys((SLIDING_LLAMA[0], MIXED_LLAMA[0]), "as llama")
+    gguf[CORRECTED_DEEPSEEK[0]] = "as deepseek2"
     rows = [
         (f"`{name}`", ", ".join(family.model_types), gguf.get(name, "no"), windows(family))
         for name, family in FAMILIES.items()

@@ -58,7 +58,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     def of_gguf(self) -> Family:
         """The same where the configuration is a GGUF file's."""
         meant = {key: MISSING_IN_GGUF.get(key, value) for key, value in self.defaults.items()}
-        return replace(self, defaults=meant)
+        return replace(self, defaults=meant, rope=None)
 
 
 _DECODER: dict[str, Any] = {
