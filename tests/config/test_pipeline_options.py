@@ -79,21 +79,6 @@ def test_a_partition_is_followed(counts: list[int]) -> None:
             {},
             ["--pipeline-parallel-size 2", "one device"],
         ),
-        (
-            ["--pp-size", "2", "--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"],
-            MOE,
-            ["--pipeline-parallel-size 2", "--enable-dp-attention"],
-        ),
-        (
-            ["--pp-size", "2", "--tp-size", "2", "--ep-size", "2", "--enable-eplb"],
-            MOE,
-            ["--enable-eplb", "--pipeline-parallel-size 2"],
-        ),
-        (
-            ["--pp-size", "2", "--expert-distribution-recorder-mode", "stat"],
-            MOE,
-            ["--expert-distribution-recorder-mode", "stages"],
-        ),
         (["--pp-size", "2", "--pp-max-micro-batch-size", "0"], {}, ["1"]),
         (["--pp-size", "2", "--pp-async-batch-depth", "-1"], {}, ["0"]),
         (["--pp-size", "2", "--enable-dynamic-chunking"], {}, ["--enable-dynamic-chunking"]),
@@ -129,6 +114,24 @@ def test_results_are_the_last_stages() -> None:
     sizes = requested_sizes(started("--pp-size", "3", "--tp-size", "2", "--dp-size", "2"))
     assert (sizes.engine_ranks, sizes.reporting_rank) == (6, 4)
     assert requested_sizes(started("--tp-size", "2", **MOE)).reporting_rank == 0
+
+
+@pytest.mark.parametrize("flags", ["", "--enable-dp-attention"])
+def test_an_engine_has_ranks_of_every_stage(flags: str) -> None:
+    """As SGLang counts them: with dp attention through the engines, in each stage anew."""
+    wide = {**MOE, "moe_intermediate_size": 16}
+    sizes = requested_sizes(
+        started(*"--pp-size 3 --tp-size 4 --dp-size 2".split(), *flags.split(), **wide)
+    )
+    wanted = [tuple(range(12))]
+    if flags:
+        wanted = [(0, 1, 4, 5, 8, 9), (2, 3, 6, 7, 10, 11)]
+    for index, members in enumerate(wanted):
+        assert sizes.engine_members(index) == members
+        assert [sizes.place_in_engine(rank) for rank in members] == list(range(len(members)))
+        leaders = [rank for rank in members if sizes.leads_stage(rank)]
+        assert leaders == list(members[:: len(members) // 3])
+        assert members[sizes.reporting_rank] == leaders[-1]
 
 
 def test_experts_of_stages_are_spread() -> None:

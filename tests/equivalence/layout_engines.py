@@ -33,9 +33,11 @@ SECONDS = 240.0
 class ThreadRank:
     """A `RankLink` to a thread, which answers in the order of what it heard."""
 
-    def __init__(self, rank: int, worker: StepWorker, reporting: int) -> None:
+    def __init__(self, rank: int, worker: StepWorker, reporting: int, leads: bool) -> None:
         self.name = f"rank {rank}"
-        self._worker = RankWorker(worker, reports=rank == reporting, tells_tokens=rank > reporting)
+        self._worker = RankWorker(
+            worker, reports=rank == reporting, tells_counts=leads, tells_tokens=rank > reporting
+        )
         self._thread = ThreadPoolExecutor(1, self.name)
         self._answers: list[Future[RankAnswer]] = []
 
@@ -96,8 +98,15 @@ class LayoutEngines:
         self._locksteps = [one for one in locksteps if one is not None]
         self.engines: list[Engine] = []
         for index, lockstep in enumerate(locksteps):
-            first, *others = built[index * ranks : (index + 1) * ranks]
-            links = [ThreadRank(n, worker, reporting) for n, worker in enumerate(others, 1)]
+            if sizes.dp_attention:
+                members = sizes.engine_members(index)
+            else:
+                members = range(index * ranks, (index + 1) * ranks)
+            first, *others = (built[member] for member in members)
+            links = [
+                ThreadRank(n, worker, reporting, sizes.leads_stage(n))
+                for n, worker in enumerate(others, 1)
+            ]
             self.links += links
             self._broadcasts.append(ThreadBroadcast(links))
             executor = ProcessGroupExecutor(

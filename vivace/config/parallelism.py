@@ -131,10 +131,29 @@ class Parallelism(msgspec.Struct, frozen=True, dict=True):
         """Ranks of one engine"""
         return self.attention_tp * self.cp * self.pp
 
+    def engine_members(self, index: int) -> Ranks:
+        """The ranks of one of the engines that compute together, stage by stage; with dp attention
+        each stage has some of every engine."""
+        each = self.attention_tp * self.cp
+        return tuple(
+            stage * self.tp + index * each + place
+            for stage in range(self.pp)
+            for place in range(each)
+        )
+
     @property
     def reporting_rank(self) -> int:
-        """Of one engine: whose results count. The first one of the last stage."""
+        """Among the ranks of one engine: whose results count. The first one of the last stage."""
         return self.engine_ranks - self.engine_ranks // self.pp
+
+    def place_in_engine(self, rank: int) -> int:
+        """Among the ranks of its engine, of one that `engine_members` has"""
+        each = self.attention_tp * self.cp
+        return rank // self.tp * each + rank % each
+
+    def leads_stage(self, rank: int) -> bool:
+        """It is the first one of its engine's in a stage."""
+        return rank % (self.attention_tp * self.cp) == 0
 
     @property
     def replicas(self) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from vivace.config.config import ModelContext, Options, Slices
 from vivace.config.errors import ConfigError
-from vivace.config.parallelism import requested_sizes
 
 PARTITION = "SGLANG_PP_LAYER_PARTITION"
 FLAG = "--pipeline-parallel-size"
@@ -62,22 +61,6 @@ def pipeline_parallel(options: Options, context: ModelContext) -> list[str]:
     stage_layers(context.facts.layers, stages, options.environment)
     if options.model.model_impl == "transformers":
         raise ConfigError(f"{FLAG} {stages}: --model-impl transformers runs on one device")
-    if requested_sizes(options).dp_attention:
-        raise ConfigError(
-            f"{FLAG} {stages}: engines that share layers (--enable-dp-attention) have one stage "
-            "yet; leave one of them out"
-        )
-    asked = options.experts
-    counted = {
-        "--enable-eplb": asked.enable_eplb,
-        "--expert-distribution-recorder-mode": asked.expert_distribution_recorder_mode is not None,
-        "--enable-expert-distribution-metrics": asked.enable_expert_distribution_metrics,
-    }
-    for flag in (flag for flag, given in counted.items() if given):
-        raise ConfigError(
-            f"{flag}: the experts of several stages ({FLAG} {stages}) are not counted together "
-            "yet; leave one of them out"
-        )
     size, rows = parallel.pp_max_micro_batch_size, options.schedule.max_running_requests
     if size is not None and rows is not None and rows > size * plans_in_flight(options):
         return [

@@ -171,10 +171,12 @@ class ProcessGroupExecutor:
         if not isinstance(result, StepResult) or result.number != plan.number:
             raise ExecutorDied(f"{self._source} answers {result} to step {plan.number}")
         self._check_done(plan, answers, result)
-        pending.result()  # what rank 0 has of a step ends when the last stage does
+        first = pending.result()  # what rank 0 has of a step ends when the last stage does
         if plan.rows:
             self._drawn.append(DrawnTokens(plan.number, result.tokens))
-        return result
+        between = [one.expert_counts for _, one in answers if isinstance(one, StepDone)]
+        counts = b"".join((first.expert_counts, *between, result.expert_counts))
+        return replace(result, expert_counts=counts)
 
     @property
     def _source(self) -> str:
@@ -307,14 +309,20 @@ def describe_difference(
 
 
 class RankWorker:
-    """What a rank does with the messages of rank 0. `reports`: its results count; `tells_tokens`:
-    to be compared."""
+    """What a rank does with the messages of rank 0. `reports`: its results count; `tells_counts`:
+    of its stage's experts; `tells_tokens`: to be compared."""
 
     def __init__(
-        self, worker: StepWorker, *, reports: bool = False, tells_tokens: bool = False
+        self,
+        worker: StepWorker,
+        *,
+        reports: bool = False,
+        tells_counts: bool = False,
+        tells_tokens: bool = False,
     ) -> None:
         self._worker = worker
         self._reports = reports
+        self._tells_counts = tells_counts
         self._tells_tokens = tells_tokens
 
     def answer(self, message: StepPlan | WorkerCommand) -> RankAnswer:
@@ -327,7 +335,11 @@ class RankWorker:
             return StepRefusal(message.number, str(error))
         if self._reports:
             return result
-        return StepDone(message.number, result.tokens if self._tells_tokens else None)
+        return StepDone(
+            message.number,
+            tokens=result.tokens if self._tells_tokens else None,
+            expert_counts=result.expert_counts if self._tells_counts else b"",
+        )
 
 
 class FirstStage:

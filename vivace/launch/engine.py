@@ -81,8 +81,7 @@ def build_executor(
 ) -> Executor:
     """One worker in this process, or the first of several ranks."""
     sizes = requested_sizes(config)
-    ranks = sizes.engine_ranks
-    if (ranks == 1 and place is None) or config.environment.get("VIVACE_EXECUTOR"):
+    if (sizes.engine_ranks == 1 and place is None) or config.environment.get("VIVACE_EXECUTOR"):
         return InProcessExecutor(wrap(build_runner(config, report, owns_process, share)))
     from vivace.launch.ranks import start_process_group
     from vivace.worker.build import build_worker
@@ -91,7 +90,7 @@ def build_executor(
         worker = build_worker(config, told, found, owns_process=owns_process, share=share)
         return wrap(worker if sizes.pp == 1 else FirstStage(worker))
 
-    return start_process_group(config, ranks, build, report, place, sizes.reporting_rank)
+    return start_process_group(config, sizes, build, report, place)
 
 
 class StageTimes:

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 class OtherNodes(Protocol):
     """Those of an engine's ranks that are on other machines; a `Broadcast` to them."""
 
-    def ranks_here(self, ranks: range) -> range: ...
+    def ranks_here(self, ranks: Sequence[int]) -> Sequence[int]: ...
 
     def sockets(self, rank: int) -> NodeSocketSetup | None:
         """What a rank of this machine needs to reach others."""
@@ -70,7 +70,7 @@ class OtherNodes(Protocol):
 class OneMachine:
     """There are no other nodes."""
 
-    def ranks_here(self, ranks: range) -> range:
+    def ranks_here(self, ranks: Sequence[int]) -> Sequence[int]:
         return ranks
 
     def sockets(self, rank: int) -> None:
@@ -101,7 +101,7 @@ class NodeGate:
         self._tried: dict[int, str] = {}
         threading.Thread(target=self._run, name="nodes", daemon=True).start()
 
-    def ranks_here(self, ranks: range) -> range:
+    def ranks_here(self, ranks: Sequence[int]) -> Sequence[int]:
         return ranks[: len(self._nodes[0])]
 
     def sockets(self, rank: int) -> NodeSocketSetup:

@@ -97,11 +97,13 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
         told.get("VIVACE_TEST_FAULT", ""),
         setup.rank,
     )
-    reporting = requested_sizes(config).reporting_rank
+    sizes = requested_sizes(config)
+    place = sizes.place_in_engine(setup.rank)
     worker = RankWorker(
         runner,
-        reports=setup.rank == reporting,
-        tells_tokens=setup.rank > reporting and switched_on(told, "VIVACE_COMPARE_RANKS"),
+        reports=place == sizes.reporting_rank,
+        tells_counts=sizes.leads_stage(setup.rank),
+        tells_tokens=place > sizes.reporting_rank and switched_on(told, "VIVACE_COMPARE_RANKS"),
     )
     gc.collect()
     gc.freeze()
@@ -121,7 +123,7 @@ def answer_next(plans: BroadcastReader, control: MessageSocket[ToRank], worker: 
         control.receive()
         return
     answer = worker.answer(BROADCAST.decode(data))
-    if isinstance(answer, StepDone) and answer.tokens is None:
+    if isinstance(answer, StepDone) and answer.brief:
         plans.answer(answer.number)
         return
     control.send(answer)

@@ -59,6 +59,7 @@ from vivace.protocol.workers import WorkerCommand, WorkerState
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
+    from vivace.config.parallelism import Parallelism
 
 T = TypeVar("T", RankHere, RankReady)
 EXIT_SECONDS = 5.0
@@ -72,21 +73,21 @@ log = logging.getLogger(__name__)
 
 def start_process_group(
     config: Config,
-    ranks: int,
+    sizes: Parallelism,
     build: Callable[[Rendezvous, ReportProgress], StepWorker],
     report: ReportProgress,
     place: EnginePlace | None = None,
-    reporting: int = 0,
 ) -> ProcessGroupExecutor:
     """Start the other ranks, build the first one here, wait until all are ready. What one of them
     dies of ends the start, with its name. `place`: among engines that share layers."""
     links: list[RankProcess | RemoteRank] = []
     with rank_files(place) as (memory, meeting), ExitStack() as started, file_of_ranks() as plans:
-        first, count = (place.index * ranks, place.engines * ranks) if place else (0, ranks)
+        members = sizes.engine_members(place.index if place else 0)
+        first, count = members[0], len(members) * (place.engines if place else 1)
         report("Starting ranks", 0.0)
         others = other_nodes(config)
         try:
-            numbers = others.ranks_here(range(first, first + ranks))
+            numbers = others.ranks_here(members)
             here = RankBroadcast(plans, len(numbers) - 1)
             everybody = Broadcasts((here, others))
             started.push(everybody.tell_failure)
@@ -97,12 +98,7 @@ def start_process_group(
             links += others.gather(report)
             for link in links:
                 started.callback(link.close)
-            for done, link in enumerate(links):
-                link.arrive()
-                report("Starting ranks", (done + 1) / len(links))
-            addresses = [sockets.address, *(link.address for link in links)]
-            for link in links:
-                link.begin(addresses)
+            addresses = introduce(sockets.address, links, report)
             shared = RankMemory(memory)
             rendezvous = meet_ranks(first, count, meeting, shared, sockets.meet(addresses, shared))
             for link in links:
@@ -118,8 +114,25 @@ def start_process_group(
             raise ExecutorDied(cause) from error
         started.pop_all()
     return ProcessGroupExecutor(
-        worker, links, everybody, companions=place is not None, reporting=reporting
+        worker,
+        links,
+        everybody,
+        companions=place is not None,
+        reporting=sizes.reporting_rank,
     )
+
+
+def introduce(
+    own: Address, links: Sequence[RankProcess | RemoteRank], report: ReportProgress
+) -> list[Address]:
+    """Wait until all ranks are there, and tell them where the others are."""
+    for done, link in enumerate(links):
+        link.arrive()
+        report("Starting ranks", (done + 1) / len(links))
+    addresses = [own, *(link.address for link in links)]
+    for link in links:
+        link.begin(addresses)
+    return addresses
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,13 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     number: int
     tokens: list[list[int]] | None = None
     """those that each span drew, where ranks are compared (VIVACE_COMPARE_RANKS)"""
+    expert_counts: bytes = b""
+    """`StepResult.expert_counts` of its stage's layers, of the first rank of a stage"""
+
+    @property
+    def brief(self) -> bool:
+        """The number says all."""
+        return self.tokens is None and not self.expert_counts
 
 
 class StepRefusal(msgspec.Struct, frozen=True, tag="step_refusal"):

@@ -109,7 +109,7 @@ def build_worker(
         report=report,
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
         rewrites=other_threads(config, platform, workers),
-        experts=movable_experts(config, model, layout.experts, DTYPES[config.model.dtype]),
+        experts=movable_experts(config, model, group, DTYPES[config.model.dtype]),
         engines=layout.peers.size,
         last_stage=layout.stage.target is None,
     )

@@ -41,7 +41,8 @@ def locate_experts(config: Config, group: Group) -> ExpertLocations:
 
 
 class ExpertLayers:
-    """`open_weights` opens the checkpoint again; `group`: the ranks that share the experts."""
+    """`layers`: those of this rank's stage; `open_weights` opens the checkpoint again; `group`: all
+    ranks that compute together, of all stages."""
 
     def __init__(
         self,
@@ -70,7 +71,8 @@ class ExpertLayers:
         try:
             weights = self._open()
             for layer, placed in zip(command.layers, command.placed, strict=True):
-                moves.append(self._layers[layer].move(placed, weights))
+                if layer in self._layers:
+                    moves.append(self._layers[layer].move(placed, weights))
         except (CheckpointError, CannotStart, OSError) as error:
             refused = str(error)
         if self._group.minimum([int(not refused)]) == [0]:

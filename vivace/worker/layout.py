@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from vivace.config.all_to_all import dispatch_limit
 from vivace.config.parallelism import Parallelism, process_groups, ranks_along, requested_sizes
 from vivace.config.pipeline_parallel import stage_layers
-from vivace.layers.layout import SINGLE, ParallelLayout, PipelineStage, share_all_layers
+from vivace.layers.layout import (
+    SINGLE,
+    WHOLE_MODEL,
+    ParallelLayout,
+    PipelineStage,
+    share_all_layers,
+)
 from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.platform import Platform
 from vivace.platforms.rendezvous import Rendezvous
@@ -40,35 +46,44 @@ def meet_ranks(
 def divide_layers(config: Config, everybody: Group) -> ParallelLayout:
     """`everybody`: all ranks that compute together, and which of them this one is."""
     sizes = requested_sizes(config)
-    if sizes.pp > 1:
-        return divide_stages(config, everybody, sizes)
-    if not sizes.dp_attention:
-        return share_layers(everybody, sizes)
-    groups = process_groups(sizes)
-    attention = everybody.divide(groups.attention_tp)
-    whole = sizes.dense_tp > 1
-    return replace(
-        share_layers(everybody, sizes),
-        attention=attention,
-        dense=everybody if whole else SINGLE_RANK,
-        vocabulary=attention,
-        peers=everybody.divide(groups.attention_dp),
-        spanning=frozenset(("experts", "shared_experts", *(("dense",) if whole else ()))),
-    )
+    if sizes.pp == 1:
+        group, stage = everybody, WHOLE_MODEL
+    else:
+        group, stage = divide_stages(config, everybody, sizes)
+    layout = replace(share_layers(group, sizes), stage=stage)
+    return share_with_engines(layout, group, everybody, sizes) if sizes.dp_attention else layout
 
 
-def divide_stages(config: Config, everybody: Group, sizes: Parallelism) -> ParallelLayout:
+def divide_stages(
+    config: Config, everybody: Group, sizes: Parallelism
+) -> tuple[Group, PipelineStage]:
     """Neighbors share layers; each rank hands on to the one at its place of the next stage."""
     tp, rank = sizes.tp, everybody.rank
     group = everybody.divide(ranks_along((sizes.pp, tp), 1))
     pipes = everybody.connect([(one, one + tp) for one in range(everybody.size - tp)])
     divided = stage_layers(config.facts.layers, sizes.pp, config.environment)
-    stage = PipelineStage(
+    return group, PipelineStage(
         layers=divided[rank // tp],
         source=pipes.get((rank - tp, rank)),
         target=pipes.get((rank, rank + tp)),
     )
-    return replace(share_layers(group, sizes), stage=stage)
+
+
+def share_with_engines(
+    layout: ParallelLayout, group: Group, everybody: Group, sizes: Parallelism
+) -> ParallelLayout:
+    """`group`: the ranks of this stage, of all engines that share its layers."""
+    groups = process_groups(sizes)
+    attention = everybody.divide(groups.attention_tp)
+    whole = sizes.dense_tp > 1
+    return replace(
+        layout,
+        attention=attention,
+        dense=group if whole else SINGLE_RANK,
+        vocabulary=attention,
+        peers=everybody.divide(groups.attention_dp),
+        spanning=frozenset(("experts", "shared_experts", *(("dense",) if whole else ()))),
+    )
 
 
 def share_layers(group: Group, sizes: Parallelism) -> ParallelLayout:
