@@ -102,6 +102,21 @@ def test_stages_of_several_ranks_answer_as_one_process(
         assert state["audit"] == []
 
 
+def test_engines_of_stages_that_gloo_connects(
+    folder: Path, wanted: dict[int, Any], tmp_path: Path
+) -> None:
+    """Two engines that share nothing, each with a stage beside it, without the kernels."""
+    more = ("--dp-size", "2", "--pp-size", "2", "--disable-cpu-kernels")
+    with RunningServer("--model-path", str(folder), *more, *FLAGS, log=tmp_path / "log") as server:
+        server.wait_ready()
+        tokens = {seed: one[0] for seed, one in wanted.items()}
+        assert {seed: one[0] for seed, one in ask_all(server).items()} == tokens
+        states = server.json("/server_info")["internal_states"]
+        assert [len(state["workers"]) for state in states] == [2, 2]
+        assert [state["audit"] for state in states] == [[], []]
+        assert len({worker["pid"] for state in states for worker in state["workers"]}) == 4
+
+
 def find_rank(server: RunningServer) -> int:
     """The process of rank 1, of the engine that runs."""
     for _ in range(400):

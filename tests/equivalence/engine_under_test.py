@@ -267,7 +267,7 @@ def build_config(model: Path, setting: Setting, tokens: int = POOL_TOKENS, **lay
         swa_full_tokens_ratio=TIGHT_TOKENS / tokens if setting.windows == "tight" else None,
         **layout,
     )
-    source = locate(str(model))
+    source = locate(str(model), load_format=options.model.load_format)
     return resolve(options, source, read_facts(source), detect("cpu"))
 
 

@@ -6,16 +6,18 @@ import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import paged_model
 import pytest
 import torch
+from engine_under_test import Answer, Setting, build_config, toy_requests
 from fp8_toys import make_fp8
 from gguf import GGMLQuantizationType as Kind
 from gguf_toys import write
+from layout_engines import LayoutEngines
 from mxfp4_toys import make_mxfp4
 from quantized_toys import (
     AWQ,
@@ -69,6 +71,7 @@ LATENT = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 16,
 }
+FUSED = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24}
 IDS, CHUNKS = tokens(21), [9, 1, 11]
 
 
@@ -218,6 +221,25 @@ def test_experts_that_move_and_prompts_that_are_cut_otherwise(tmp_path: Path) ->
                     ranks.experts(rank)[layer].move(placed, weights)()
             found.append(ranks.feed(IDS[3 + 6 * seed : 9 + 6 * seed], [1, 5]))
         assert torch.equal(torch.cat(found), wanted)
+
+
+@pytest.mark.parametrize("name", ["Llama", "DeepseekV3", "GptOss"])
+def test_stages_of_any_number_of_ranks(name: str, tmp_path: Path) -> None:
+    """Engines: log-probabilities of prompts and answers, whatever step they are computed in."""
+    more = {"DeepseekV3": LATENT, "GptOss": FUSED}.get(name, {})
+    sizes = {**SIZES, "num_hidden_layers": 3, "vocab_size": 300, "max_position_embeddings": 512}
+    model = tmp_path / "model"
+    make(name, model, **{**sizes, **more})
+    found = [answers(model, pp, tp) for pp, tp in ((1, 1), (2, 3), (3, 1), (3, 4))]
+    assert all(one == found[0] for one in found)
+
+
+def answers(model: Path, pp: int, tp: int) -> dict[str, Answer]:
+    setting = Setting(batch=8, chunk=17, radix="on", depth=pp, page=16)
+    sizes = {"pp_size": pp, "tp_size": tp}
+    config = build_config(model, setting, **sizes, enable_deterministic_inference=True)
+    with closing(LayoutEngines(config, setting)) as engines:
+        return engines.run(toy_requests(6, stream=True, seed=1))
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3Moe"])

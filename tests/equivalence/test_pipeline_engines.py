@@ -18,8 +18,10 @@ from layout_engines import LayoutEngines
 from msgspec.structs import replace
 from toy_models import make
 
+from vivace.config.errors import ConfigError
 from vivace.platforms.cpu.facts import has_kernels
 from vivace.protocol.messages import Cancel, Request
+from vivace.worker.sharded_state import save_sharded_state
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="the native kernels were not built")
 SIZES: dict[str, Any] = {
@@ -134,6 +136,27 @@ def test_stages_work_at_the_same_time_on_parts_of_the_streams(models: dict[str, 
     assert sum(bool(plan.drawn) for plan in plans) >= len(plans) // 2
     decodes = [set(plan.rows) for plan in plans if set(plan.counts) == {1}]
     assert any(not one & two for one, two in pairwise(decodes))
+
+
+def test_every_rank_of_a_stage_reads_what_was_saved_for_it(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also of engines that share layers, with fewer layers in the last stage."""
+    layout = {"pp_size": 2, "tp_size": 2, "dp_size": 2, "enable_dp_attention": True, "ep_size": 2}
+    for name, more in (("Llama", {"pp_size": 3, "tp_size": 2}), ("Qwen3Moe", layout)):
+        setting = dataclasses.replace(PLAIN, depth=more["pp_size"], chunk=64)
+        saved = tmp_path / name
+        config = build_config(models[name], setting, **more)
+        save_sharded_state(config, saved, report=lambda stage, fraction: None)
+        again = build_config(saved, setting, load_format="sharded_state", **more)
+        requests = toy_requests(6, stream=True, seed=3)
+        answers = []
+        for one in (config, again):
+            with closing(LayoutEngines(one, setting)) as staged:
+                answers.append(staged.run(requests))
+        assert answers[0] == answers[1]
+        with pytest.raises(ConfigError, match="pipeline-parallel-size"):
+            build_config(saved, setting, load_format="sharded_state", tp_size=2, pp_size=1)
 
 
 def test_clients_that_leave_are_forgotten_in_every_stage(models: dict[str, Path]) -> None:
