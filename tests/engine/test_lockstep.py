@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 from engine_rig import Rig
 
-from vivace.engine.lockstep import MOST_TOKENS, SharedLockstep, pack, unpack
+from vivace.engine.lockstep import MOST_TOKENS, STEPS, SharedLockstep, pack, unpack
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.bells import Bells, new_bells
 from vivace.protocol.messages import Deltas
@@ -24,10 +24,10 @@ from vivace.protocol.step import EngineShare, StepPlan
 
 
 @contextmanager
-def make_lockstep(count: int) -> Iterator[list[SharedLockstep]]:
+def make_lockstep(count: int, steps: int = 0) -> Iterator[list[SharedLockstep]]:
     memory = words(memoryview(mmap.mmap(-1, mmap.PAGESIZE))[: 16 * count])
     bells = [new_bells() for _ in range(count)]
-    ends = [SharedLockstep(memory, index, bells) for index in range(count)]
+    ends = [SharedLockstep(memory, index, bells, steps) for index in range(count)]
     try:
         yield ends
     finally:
@@ -35,8 +35,10 @@ def make_lockstep(count: int) -> Iterator[list[SharedLockstep]]:
             end.stop()
 
 
-def test_all_know_what_each_computes() -> None:
-    with make_lockstep(4) as ends:
+@pytest.mark.parametrize("before", [0, STEPS - 100])
+def test_all_know_what_each_computes(before: int) -> None:
+    """Also where the numbers of steps begin again."""
+    with make_lockstep(4, before) as ends:
         found: dict[int, list[list[EngineShare]]] = {}
 
         def run(index: int) -> None:

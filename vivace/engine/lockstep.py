@@ -18,6 +18,8 @@ from vivace.protocol.bells import Bells
 from vivace.protocol.step import EngineShare
 
 SHARE_BITS = 32
+STEPS = 1 << 31
+"""that have numbers of their own; it is even, so that words go on taking turns"""
 SINGLE, MOVES, MOST_TOKENS = 1 << 31, 1 << 30, (1 << 30) - 1
 LONGEST_SLEEP = 0.1
 """seconds: a bell that was missed costs no more"""
@@ -25,22 +27,25 @@ LONGEST_SLEEP = 0.1
 
 class SharedLockstep:
     """`Lockstep` of engine `index`. `words`: two signed numbers of 8 bytes for each engine, zeros
-    at first; a store or load of one is never torn (protocol/shared_memory.py)."""
+    at first; a store or load of one is never torn (protocol/shared_memory.py). `steps`: taken
+    before, by all."""
 
-    def __init__(self, words: memoryview, index: int, bells: Sequence[Bells]) -> None:
+    def __init__(
+        self, words: memoryview, index: int, bells: Sequence[Bells], steps: int = 0
+    ) -> None:
         self._words = words
         self._index = index
         self._bells = bells
         self._others = [one for one in range(len(bells)) if one != index]
-        self._steps = 0
+        self._steps = steps
         self._stopped = False
 
     @property
     def awaited(self) -> bool:
-        return any(self._has_come(other, self._steps + 1) for other in self._others)
+        return any(self._has_come(other, (self._steps + 1) % STEPS) for other in self._others)
 
     def agree(self, share: EngineShare) -> list[EngineShare]:
-        self._steps += 1
+        self._steps = (self._steps + 1) % STEPS
         self._words[2 * self._index + self._steps % 2] = self._steps << SHARE_BITS | pack(share)
         for other in self._others:
             bells, came = self._bells[other], self._has_come(other, self._steps)
