@@ -48,6 +48,7 @@ def resolved(*argv: str, environ: dict[str, str] | None = None, kernels: bool = 
         ((*TWO[:-1], "head.cluster:5000"), "--cluster-key-file"),
         ((*TWO, "--dist-timeout", "0"), "--dist-timeout"),
         ((*TWO, "--nccl-port", "70000"), "--nccl-port"),
+        ((*TWO[:1], "4", *TWO[2:], "--nccl-port", "65535"), "give 65534"),
         ((*TWO, "--disable-cpu-kernels"), "gloo"),
     ],
 )
@@ -65,6 +66,7 @@ def test_kernels_that_were_not_built_are_said() -> None:
 def test_two_nodes_of_one_machine_need_no_key() -> None:
     assert resolved(*TWO).parallel.nnodes == 2
     assert resolved(*TWO[:-1], "[::1]:5000").parallel.cluster_key is None
+    assert resolved(*TWO, "--nccl-port", "65535").parallel.nccl_port == 65535  # one rank each
 
 
 def test_a_key_lets_nodes_meet_over_a_network(tmp_path: Path) -> None:

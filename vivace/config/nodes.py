@@ -34,6 +34,7 @@ OWN = (
     "disable_overlap_schedule",
 )
 """options that nodes need not have in common; of the model the files are compared"""
+LAST_PORT = 65535
 CLOCK_SECONDS = 30.0
 """by which clocks may differ: logs are read beside each other"""
 
@@ -67,7 +68,18 @@ def nodes(options: Options) -> list[str]:
             f"--dist-init-addr {parallel.dist_init_addr} can be reached from other machines, and "
             f"nodes know each other by a key: {MAKE_A_KEY}"
         )
+    check_ports(parallel.nccl_port, sizes.tp * sizes.pp // parallel.nnodes)
     return []
+
+
+def check_ports(first: int | None, ranks: int) -> None:
+    """Of a node that has so many ranks. Raises ConfigError."""
+    if first is not None and first + ranks - 1 > LAST_PORT:
+        raise ConfigError(
+            f"--nccl-port {first}: the {ranks} ranks of this node would take ports {first} to "
+            f"{first + ranks - 1}, and the last one is {LAST_PORT}; give {LAST_PORT + 1 - ranks} "
+            "or less"
+        )
 
 
 def alone(options: Options) -> list[str]:
@@ -92,8 +104,8 @@ def address(text: str) -> tuple[str, int]:
         raise ConfigError(
             f"--dist-init-addr {text}: must be HOST:PORT, as 10.0.0.1:5000 or [fd00::1]:5000"
         )
-    if not 1 <= int(port) <= 65535:
-        raise ConfigError(f"--dist-init-addr {text}: ports are 1 to 65535")
+    if not 1 <= int(port) <= LAST_PORT:
+        raise ConfigError(f"--dist-init-addr {text}: ports are 1 to {LAST_PORT}")
     return bare, int(port)
 
 
