@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from vivace.errors import RankLost
+from vivace.errors import CannotStart, RankLost
 from vivace.launch import node_link
 from vivace.launch.handshake import Guest, Intent
 from vivace.launch.node_hello import differences
@@ -29,6 +29,7 @@ from vivace.launch.node_messages import (
     NodeRankSays,
     ToNode,
 )
+from vivace.launch.nodes import check_reachable
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import RankReady, StepDone
 from vivace.protocol.step import StepPlan
@@ -171,3 +172,16 @@ def test_frames_are_read_however_they_are_cut(data: bytes, cuts: list[int]) -> N
         with pytest.raises((SocketClosed, msgspec.MsgspecError)):
             while True:
                 reader.wait(5)
+
+
+def test_a_name_that_only_this_machine_knows_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Debian and Ubuntu give a machine's own name 127.0.1.1 in /etc/hosts."""
+    with pytest.raises(CannotStart, match="hosts"):
+        check_reachable("head.cluster", "127.0.1.1")
+    for host, found in (("localhost", "::1"), ("127.0.0.2", "127.0.0.2"), ("10.0.0.1", "10.0.0.1")):
+        check_reachable(host, found)
+    caplog.set_level("INFO")
+    check_reachable("head.cluster", "10.0.0.1")
+    assert "which is 10.0.0.1" in caplog.text

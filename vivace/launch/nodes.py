@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from vivace.config.exposure import loopback
 from vivace.config.nodes import MAKE_A_KEY, address
 from vivace.config.serialize import encode
 from vivace.doctor.port import port_owner
@@ -231,7 +232,20 @@ def other_nodes(config: Config) -> OtherNodes:
             f"--dist-init-addr {parallel.dist_init_addr}: node 0 cannot listen there: "
             f"{why_no_listening(error, port)}"
         ) from None
+    check_reachable(host, listener.getsockname()[0])
     return NodeGate(config, listener)
+
+
+def check_reachable(host: str, found: str) -> None:
+    """A name in --dist-init-addr may be this machine's own for `found`. Raises CannotStart."""
+    if found == host:
+        return
+    if loopback(found) and not loopback(host):
+        raise CannotStart(
+            f"--dist-init-addr: {host} is {found} on this machine (/etc/hosts?), which no other "
+            "one reaches; give the address by which the other nodes reach node 0"
+        )
+    log.info("Node 0 listens at %s, which is %s here", host, found)
 
 
 def why_no_listening(error: OSError, port: int) -> str:
