@@ -25,9 +25,13 @@ def test_both_ways_are_measured(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     times = json.loads(found.read_text())["collectives"]
-    assert [(one["operation"], one["ranks"]) for one in times] == [("sum", 2), ("gather", 2)]
+    assert [(one["operation"], one["ranks"]) for one in times] == [
+        ("sum", 2),
+        ("gather", 2),
+        ("pipe", 2),
+    ]
     assert all(one["shared"] > 0 and one["gloo"] > 0 for one in times)
-    assert len(ran.stdout.splitlines()) == 3
+    assert len(ran.stdout.splitlines()) == 4
 
 
 @pytest.mark.parametrize("words", [["--ranks", "1"], ["--ranks", "65"], ["--rows", "0"]])

@@ -1,7 +1,8 @@
 """`vivace bench collectives`: what ranks of this machine exchange, over shared memory and by gloo.
 
 Every rank is a process with one thread, as with `--tp-size`, so ranks may outnumber cores. The two
-ways take turns; a figure is the median over rounds of rank 0's time for one exchange.
+ways take turns; a figure is the median over rounds of rank 0's time for one exchange, of a pipe for
+one hop: the rows go once around all ranks, as from stage to stage with `--pp-size`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from vivace.bench.flags import result_file
 from vivace.protocol.ranks import MOST_RANKS
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vivace.platforms.groups import Group
     from vivace.platforms.rendezvous import RankMemory
 
@@ -138,24 +141,38 @@ def compare(
     shared = SharedMemoryGroup(Kernels(1), memory, rank, ranks)
     x = torch.ones(rows, columns)
 
-    def add(group: Group) -> None:
-        group.sum(x.fill_(1.0))
-
-    def gather(group: Group) -> None:
-        group.gather(x, [columns] * ranks)
-
     results = []
-    for name, run in (("sum", add), ("gather", gather)):
-        seconds = [
-            [time_exchanges(lambda group=group, run=run: run(group)) for group in (shared, by_gloo)]
-            for _ in range(1 + rounds)
-        ]
-        ours, theirs = (statistics.median(way) for way in zip(*seconds[1:], strict=True))
+    ways = [build_exchanges(group, x) for group in (shared, by_gloo)]
+    for name in ways[0]:
+        seconds = [[time_exchanges(way[name]) for way in ways] for _ in range(1 + rounds)]
+        hops = ranks if name == "pipe" else 1
+        ours, theirs = (statistics.median(way) / hops for way in zip(*seconds[1:], strict=True))
         results.append(ExchangeTime(name, ranks, rows, columns, ours, theirs))
+    by_gloo.minimum([rank])  # nobody leaves while another one still receives
     return results
 
 
-def time_exchanges(exchange: Callable[[], None]) -> float:
+def build_exchanges(group: Group, x: Tensor) -> dict[str, Callable[[], object]]:
+    """By their names, of x [rows, columns] of each rank."""
+    (rows, columns), ranks, rank = x.shape, group.size, group.rank
+    pipes = group.connect([(one, (one + 1) % ranks) for one in range(ranks)])
+    source, target = pipes[(rank - 1) % ranks, rank], pipes[rank, (rank + 1) % ranks]
+
+    def pass_on() -> None:
+        if rank == 0:
+            target.send(x)
+        y = source.receive(rows, columns, x.dtype)
+        if rank != 0:
+            target.send(y)
+
+    return {
+        "sum": lambda: group.sum(x.fill_(1.0)),
+        "gather": lambda: group.gather(x, [columns] * ranks),
+        "pipe": pass_on,
+    }
+
+
+def time_exchanges(exchange: Callable[[], object]) -> float:
     """Seconds of one, after one that brings the ranks together."""
     exchange()
     started = time.perf_counter()
