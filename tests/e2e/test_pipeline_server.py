@@ -150,6 +150,23 @@ def test_a_stage_that_is_killed_is_named_and_streams_go_on(
         assert "Traceback" not in staged.text()
 
 
+def test_a_stage_that_hangs_is_named(folder: Path, tmp_path: Path) -> None:
+    """Nobody has stopped it: it does not come where the engine waits for it."""
+    flags = ("--pp-size", "2", "--watchdog-timeout", "2", "--soft-watchdog-timeout", "1")
+    environment = {"VIVACE_TEST_FAULT": "rank-hang@30"}
+    log = tmp_path / "log"
+    with RunningServer(
+        "--model-path", str(folder), *flags, *FLAGS, log=log, environment=environment
+    ) as server:
+        server.wait_ready()
+        rank = find_rank(server)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(server.call, "POST", "/generate", body(1), timeout=15.0)
+            named = f"rank 1 (process {rank}) does not come where others wait"
+            server.wait_for(f"made no progress for 3 s: {named}", 30.0)
+            server.process.kill()
+
+
 def test_more_stages_than_layers_end_the_start(folder: Path, tmp_path: Path) -> None:
     flags = ("--model-path", str(folder), "--pp-size", "4", *FLAGS)
     with RunningServer(*flags, log=tmp_path / "log") as server:

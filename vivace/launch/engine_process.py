@@ -23,8 +23,8 @@ from vivace.protocol.heartbeat import EngineHeartbeat
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import Command, Ready, Reply, ToFrontend
 from vivace.protocol.shared_memory import attach, words
+from vivace.supervisor.awaited_processes import name_process
 from vivace.supervisor.messages import FrontendGone, Progress, Setup, StartupStages, Stop, ToChild
-from vivace.supervisor.stopped_processes import name_process
 
 log = logging.getLogger(__name__)
 

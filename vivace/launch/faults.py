@@ -6,11 +6,12 @@
 `engine-hang@N`    step N never returns
 `engine-raise@N`   every step from N on raises
 `engine-kill-token@ID`  every step with a request whose prompt holds this token kills the engine
+`rank-hang@N`      its step N never returns in rank 1
 `rank-differs@N`   rank 1 says of each step from N on that it has drawn other tokens
 `frontend-kill@N`  frontend 0 is killed after N messages from the engine
 
 Only the first engine (epoch 0) and frontend 0 misbehave: what replaces them is sound, except that
-`engine-kill-token` kills every engine, and rank 1 differs in each.
+`engine-kill-token` kills every engine, and rank 1 differs or hangs in each.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class FaultyRunner:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._kind == "engine-raise":
             raise RuntimeError("this step was told to fail")
-        while self._kind == "engine-hang":
+        while self._kind in ("engine-hang", "rank-hang"):
             time.sleep(1)
         if self._kind == "engine-exit":
             os._exit(7)
@@ -135,8 +136,10 @@ class DifferingStep:
 
 
 def with_rank_fault(runner: StepWorker, text: str, rank: int) -> StepWorker:
-    """`runner`, or one that differs as `text` says when this is rank 1."""
+    """`runner`, or one that differs or hangs as `text` says when this is rank 1."""
     kind, at = parse(text)
+    if kind == "rank-hang" and rank == 1:
+        return FaultyRunner(runner, kind, at)
     return DifferingRunner(runner, at) if kind == "rank-differs" and rank == 1 else runner
 
 

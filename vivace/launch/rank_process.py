@@ -34,7 +34,7 @@ from vivace.protocol.ranks import (
     ToRank,
 )
 from vivace.protocol.shm_broadcast import BroadcastClosed, BroadcastReader
-from vivace.supervisor.stopped_processes import name_process
+from vivace.supervisor.awaited_processes import name_process
 
 BROADCAST = msgspec.msgpack.Decoder(Broadcasted)
 GONE_SECONDS = 1.0

@@ -1,13 +1,68 @@
-"""Who of some processes and their children stands still because somebody has stopped it: a signal
-(SIGSTOP), a debugger. Others then wait for it, and it is not they who are stuck."""
+"""Whom engines and their ranks wait for: who stands still because somebody has stopped it (SIGSTOP,
+a debugger), or does not come where the others are. It is not they who are stuck."""
 
 from __future__ import annotations
 
+import platform
+import time
 from collections.abc import Collection
 from pathlib import Path
 
+from vivace.protocol.futex import NUMBERS
+
 STOPPED = "Tt"
 """states of /proc/PID/stat (proc_pid_stat(5)): by a signal, by a debugger"""
+SHARED = "memfd:vivace-ranks"
+"""what ranks and their engine map, to exchange and to hear plans (`file_of_ranks`)"""
+WAITS = {
+    "x86_64": frozenset({7, 23, 232, 270, 271, 281}),
+    "aarch64": frozenset({22, 72, 73}),
+}
+"""numbers of poll, select and epoll_wait, and of what came after them"""
+LOOKS, LOOK_SECONDS = 5, 0.01
+"""who waits wakes up now and then, to see whether it still has to"""
+
+
+def find_awaited(parents: Collection[int]) -> str:
+    """Of some engines and their ranks; empty: nobody is, or nobody can see it."""
+    return find_stopped(parents) or find_missing(parents)
+
+
+def find_missing(parents: Collection[int]) -> str:
+    """`rank 1 (process 123) does not come where others wait`: it computes, or hangs."""
+    members = {
+        pid: name
+        for pid, name, _, parent in list_processes()
+        if pid in parents or (parent in parents and name.startswith("rank "))
+    }
+    waiting: set[int] = set()
+    try:
+        for _ in range(LOOKS):
+            waiting.update(pid for pid in members if waits_for_others(pid))
+            time.sleep(LOOK_SECONDS)
+    except (OSError, ValueError):  # it has just ended, or the system does not tell
+        return ""
+    missing = [f"{name} (process {pid})" for pid, name in members.items() if pid not in waiting]
+    return f"{', '.join(missing)} does not come where others wait" if waiting and missing else ""
+
+
+def waits_for_others(pid: int) -> bool:
+    """In a collective or for a plan (a futex(2) of shared memory), or for a message
+    (proc_pid_syscall(5)). Raises OSError, ValueError where that cannot be seen."""
+    machine, process = platform.machine(), Path(f"/proc/{pid}")
+    shared = [line for line in (process / "maps").read_text().splitlines() if SHARED in line]
+    bounds = [[int(edge, 16) for edge in line.split()[0].split("-")] for line in shared]
+    for task in (process / "task").iterdir():
+        call, *operands = (task / "syscall").read_text().split()
+        if call == "running":
+            continue
+        if int(call) in WAITS.get(machine, ()) and int(task.name) == pid:
+            return True
+        if int(call) == NUMBERS.get(machine):
+            address = int(operands[0], 16)
+            if any(first <= address < last for first, last in bounds):
+                return True
+    return False
 
 
 def find_stopped(parents: Collection[int]) -> str:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
 from vivace.protocol.messages import KEY_SHIFT, Command, Drain, EngineDown, Ready
+from vivace.supervisor.awaited_processes import find_awaited
 from vivace.supervisor.child import Child
 from vivace.supervisor.messages import FrontendGone, Setup
 from vivace.supervisor.plan import SPAWN_RETRY_SECONDS, Plan
 from vivace.supervisor.restart_policy import CrashAttribution, CrashBudget, RestartDecision
-from vivace.supervisor.stopped_processes import find_stopped
 from vivace.supervisor.watch import EngineWatch, Watchdog
 
 log = logging.getLogger(__name__)
@@ -188,8 +188,8 @@ class Engines:
         """To be called often: who is stuck is ended."""
         for slot in self.slots:
             if (child := slot.serving) is not None:
-                slot.watch.check(child, now, draining=draining, blame=self.find_stopped)
+                slot.watch.check(child, now, draining=draining, blame=self.find_awaited)
 
-    def find_stopped(self) -> str:
-        """Whom those that share layers wait for."""
-        return find_stopped([child.process.pid for child in self.children])
+    def find_awaited(self) -> str:
+        """Whom ranks, and engines that share layers, wait for."""
+        return find_awaited([child.process.pid for child in self.children])

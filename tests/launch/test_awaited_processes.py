@@ -1,0 +1,73 @@
+"""Whom the ranks of an engine wait for, as the system shows it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from vivace.protocol.futex import Futex
+from vivace.supervisor.awaited_processes import find_awaited, name_process
+
+
+@contextmanager
+def children(*jobs: Callable[[], object]) -> Iterator[list[int]]:
+    """Processes `rank 0`, `rank 1` ... of this one that do these."""
+    pids: list[int] = []
+    try:
+        for rank, job in enumerate(jobs):
+            if (pid := os.fork()) == 0:
+                try:
+                    name_process(f"rank {rank}")
+                    job()
+                finally:
+                    os._exit(0)
+            pids.append(pid)
+        time.sleep(0.3)
+        yield pids
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def wait_in_collective() -> None:
+    """For a word of memory that ranks share"""
+    descriptor = os.memfd_create("vivace-ranks")
+    os.ftruncate(descriptor, mmap.PAGESIZE)
+    word = ctypes.c_uint32.from_buffer(mmap.mmap(descriptor, mmap.PAGESIZE))
+    while True:
+        Futex(ctypes.addressof(word)).wait(0, 0.05)
+
+
+def compute() -> None:
+    while True:
+        pass
+
+
+def test_who_does_not_come_is_named() -> None:
+    """Whether it computes, or waits for something that is not the others."""
+    for job in (compute, lambda: time.sleep(60)):
+        with children(wait_in_collective, job, wait_in_collective) as pids:
+            # The engine, this process, waits for nobody, either.
+            assert find_awaited([pids[0]]) == ""
+            found = find_awaited([os.getpid()])
+        assert found.endswith("does not come where others wait")
+        assert f"rank 1 (process {pids[1]})" in found
+        assert "rank 0" not in found and "rank 2" not in found
+
+
+def test_who_is_stopped_is_named_first() -> None:
+    with children(wait_in_collective, compute) as pids:
+        os.kill(pids[0], signal.SIGSTOP)
+        time.sleep(0.1)
+        assert find_awaited([os.getpid()]) == f"rank 0 (process {pids[0]}) is stopped"
+
+
+def test_where_nobody_waits_nobody_is_named() -> None:
+    with children(compute, compute):
+        assert find_awaited([os.getpid()]) == ""
