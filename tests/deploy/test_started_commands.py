@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import yaml
 
 from vivace.config.config import Options
+from vivace.config.keys import CLUSTER_KEY, OTHERS
 from vivace.config.parallelism import requested_sizes
 from vivace.config.parsing import parse
 from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
@@ -26,6 +29,7 @@ from vivace.deploy.render.shell import render_shell
 from vivace.deploy.schema.deployment import Deployment
 from vivace.deploy.schema.files import parse_deployment
 
+ROOT = Path(__file__).parents[2]
 ADDRESS = "tests-server-0.tests-server"
 KEY = "0123456789abcdef" * 4
 SAYS = """#!{python}
@@ -120,15 +124,36 @@ def test_nodes_of_a_group_have_the_key_from_a_secret(tmp_path: Path) -> None:
             parallel = start_pod(tmp_path, pod, rank).parallel
             assert parallel.cluster_key is not None and parallel.cluster_key.reveal() == KEY
             volume = next(one for one in pod["volumes"] if one["name"] == "cluster-key")
-            assert volume["secret"] == {"secretName": "cluster-key", "defaultMode": 0o400}
+            assert volume["secret"]["secretName"] == "cluster-key"
+            check_key_is_readable(pod, volume["secret"]["defaultMode"])
             (container,) = pod["containers"]
             mount = next(one for one in container["volumeMounts"] if one["name"] == "cluster-key")
             assert KEY_FILE.startswith(mount["mountPath"] + "/") and mount["readOnly"]
 
 
+def check_key_is_readable(pod: dict[str, Any], mode: int) -> None:
+    """By the image's user: files of a secret are root's, and of the group that `fsGroup` says."""
+    found = re.search(r"useradd .*--uid (\d+) vivace", (ROOT / "Dockerfile").read_text())
+    assert found is not None
+    assert pod["securityContext"]["fsGroup"] == int(found[1])
+    assert mode & stat.S_IRGRP and not mode & OTHERS
+
+
 def test_one_node_needs_no_key() -> None:
     text = render(deployment(1), render_kubernetes)["kubernetes.yaml"]
-    assert "cluster-key" not in text
+    assert "cluster-key" not in text and "fsGroup" not in text
+    assert CLUSTER_KEY not in render(deployment(1), render_compose)["compose.yaml"]
+
+
+def test_containers_of_a_group_have_the_key() -> None:
+    """The file that was given lies in them; without one whoever starts them says the key."""
+    for own, variable in ({"cluster-key-file": "/home/me/key"}, False), ({}, True):
+        text = render(deployment(**own), render_compose)["compose.yaml"]
+        services = yaml.safe_load(text)["services"]
+        assert len(services) == 2
+        for service in services.values():
+            assert ("/home/me/key:/home/me/key:ro" in service["volumes"]) is not variable
+            assert service["environment"].get(CLUSTER_KEY, "").startswith("${") is variable
 
 
 def test_jobs_of_ray_start_every_node(tmp_path: Path) -> None:

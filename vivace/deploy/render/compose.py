@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from vivace.config.keys import CLUSTER_KEY
 from vivace.deploy.case import Case
 from vivace.deploy.quoting import quote
 from vivace.deploy.render.blocks import dump_yaml
-from vivace.deploy.render.process import Process, list_processes
+from vivace.deploy.render.process import Process, list_processes, needs_key
 from vivace.deploy.render.resources import (
     AMD_DEVICES,
     ASCEND_DEVICES,
@@ -22,9 +23,12 @@ from vivace.deploy.render.shell import WARNING, inline, node_settings, plain_env
 IMAGE = "${IMAGE:?the container image that has the engine}"
 MODELS = "${MODELS:-/models}:${MODELS:-/models}:ro"
 SETTINGS = "node-settings"
+KEY = f"${{{CLUSTER_KEY}:?the key of all nodes, as `openssl rand -hex 32` makes one}}"
 HEAD = f"""# {WARNING}
 # docker compose --profile HOST up: what runs on that node; the model's folder is ${{MODELS}}.
 # docker compose run benchmark-0: a benchmark.
+"""
+KEYED = """# The user of the image (1000 in vivace's) has to own the file with the key of all nodes.
 """
 
 
@@ -39,7 +43,8 @@ def render_compose(case: Case) -> dict[str, str]:
     for process in processes:
         share = shares.get(process.role, NodeShare())
         services[process.name] = service(case, process, share)
-    return {"compose.yaml": HEAD + dump_yaml([{"services": services}])}
+    keyed = KEYED if any(map(key_file, processes)) else ""
+    return {"compose.yaml": HEAD + keyed + dump_yaml([{"services": services}])}
 
 
 def setter(settings: str, servers: Iterator[Process]) -> dict[str, Any]:
@@ -76,7 +81,20 @@ def service(case: Case, process: Process, share: NodeShare) -> dict[str, Any]:
     }
     if process.kind != "benchmark" and process.rank == 0:
         found["healthcheck"] = healthcheck(process)
-    return found | (accelerators(case) if serves and case.device is not None else {})
+    if serves and case.device is not None:
+        found |= accelerators(case)
+    return with_key(process, found) if needs_key(process) else found
+
+
+def with_key(process: Process, found: dict[str, Any]) -> dict[str, Any]:
+    """The file with the key of all nodes, where one was given; else whoever starts it says it."""
+    if file := key_file(process):
+        return found | {"volumes": [*found["volumes"], escape(f"{file}:{file}:ro")]}
+    return found | {"environment": {CLUSTER_KEY: KEY, **found["environment"]}}
+
+
+def key_file(process: Process) -> str | None:
+    return process.value("cluster_key_file") if needs_key(process) else None
 
 
 def healthcheck(process: Process) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import find_option
 from vivace.deploy.processes import BOOTSTRAP, VISIBLE
 from vivace.deploy.render.blocks import dump_yaml
-from vivace.deploy.render.process import Process, list_processes, port_number
+from vivace.deploy.render.process import Process, list_processes, needs_key, port_number
 from vivace.deploy.render.resources import ASCEND_FILES, NodeShare, node_shares
 from vivace.deploy.render.shell import WARNING, inline, node_settings, plain_environment
 from vivace.deploy.schema.deployment import Deployment
@@ -38,6 +38,8 @@ KEY_NAME = "cluster-key"
 """of the secret, its only entry, and the volume"""
 KEY_FOLDER = "/etc/vivace"
 KEY_FILE = f"{KEY_FOLDER}/{KEY_NAME}"
+GROUP = 1000
+"""of the user of vivace's image (Dockerfile), who cannot read what of a secret is root's alone"""
 
 
 def render_kubernetes(case: Case) -> dict[str, str]:
@@ -172,11 +174,14 @@ class Manifests:
                 mount = {"name": name, "mountPath": path, "readOnly": True}
                 container["volumeMounts"].append(mount)
         if needs_key(process):
-            secret = {"secretName": KEY_NAME, "defaultMode": 0o400}
+            secret = {"secretName": KEY_NAME, "defaultMode": 0o440}
             volumes.append({"name": KEY_NAME, "secret": secret})
             mount = {"name": KEY_NAME, "mountPath": KEY_FOLDER, "readOnly": True}
             container["volumeMounts"].append(mount)
         spec: dict[str, Any] = {}
+        if needs_key(process):
+            # Otherwise the owner of every file of the models' volume would be looked at.
+            spec["securityContext"] = {"fsGroup": GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
         if serves and self.on_host_network(process):
             spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
         spec["terminationGracePeriodSeconds"] = GRACE
@@ -259,11 +264,6 @@ def generic(process: Process, moved: dict[str, str], entry: str) -> Process:
         if name not in VISIBLE
     }
     return msgspec.structs.replace(process, words=tuple(words), environment=environment, host=None)
-
-
-def needs_key(process: Process) -> bool:
-    """Vivace's nodes let nobody join who does not know it."""
-    return process.nodes > 1 and process.program.startswith("vivace")
 
 
 def with_services(word: str, moved: dict[str, str]) -> str:

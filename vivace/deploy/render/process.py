@@ -47,6 +47,11 @@ class Process(msgspec.Struct, frozen=True):
         return f"{self.role}, instance {self.instance}{of}"
 
 
+def needs_key(process: Process) -> bool:
+    """Vivace's nodes let nobody join who does not know it."""
+    return process.nodes > 1 and process.program.startswith("vivace")
+
+
 def port_number(text: str | None) -> int | None:
     if text is None or not text.isdecimal() or len(text) > 5:
         return None
