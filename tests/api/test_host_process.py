@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -39,7 +41,18 @@ def test_a_process_of_the_engine_is_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert changed == ["malloc"] and torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize("name", ["dp_size", "tp_size"])
-def test_there_is_one_engine_in_one_process(name: str) -> None:
-    with pytest.raises(CannotStart, match=f"{name}=3"):
-        Engine(**{name: 3})
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"dp_size": 3}, "--data-parallel-size"),
+        ({"tp_size": 3}, "--tensor-parallel-size"),
+        ({"pp_size": 2}, "--pipeline-parallel-size"),
+        (
+            {"pp_size": 2, "nnodes": 2, "node_rank": 1, "dist_init_addr": "127.0.0.1:5000"},
+            "--pipeline-parallel-size",
+        ),
+    ],
+)
+def test_there_is_one_engine_in_one_process(flags: dict[str, Any], named: str) -> None:
+    with pytest.raises(CannotStart, match=named):
+        Engine(**flags)

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from vivace.bench.errors import BenchError
-from vivace.bench.one_batch import Batches, BatchShape, group_spans, measure, parse
+from vivace.bench.one_batch import (
+    Batches,
+    BatchShape,
+    group_spans,
+    measure,
+    parse,
+    resolved_config,
+)
+from vivace.config.errors import ConfigError
 from vivace.engine.oracle import OracleWorker
 from vivace.protocol.messages import Capacity
 
@@ -47,6 +55,12 @@ def test_the_grid_is_measured_and_stored(
         tokens = line["batch_size"] * (line["input_len"] + line["output_len"])
         assert line["overall_throughput"] == pytest.approx(tokens / line["total_latency"])
     assert "Decode 2." in capsys.readouterr().out
+
+
+def test_ranks_that_would_not_be_started_are_refused() -> None:
+    assert resolved_config([], "bench").parallel.tp_size == 1
+    with pytest.raises(ConfigError, match="--tensor-parallel-size"):
+        resolved_config(["--tp-size", "3"], "bench")
 
 
 @pytest.mark.parametrize("limit", [1, 7, 1000])

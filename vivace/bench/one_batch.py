@@ -325,6 +325,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def resolved_config(words: Sequence[str], program: str) -> Config:
     """The configuration a server with these flags would have. ConfigError, SourceError."""
     from vivace.config.parsing import parse
+    from vivace.config.tensor_parallel import one_process
     from vivace.launch.configure import configure
 
-    return configure(parse(words, process_environment(), program=program))
+    config = configure(parse(words, process_environment(), program=program))
+    one_process(config, program)
+    return config

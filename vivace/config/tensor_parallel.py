@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vivace.config.config import ModelContext, Options, ResolveContext
+from vivace.config.config import Config, ModelContext, Options, ResolveContext
 from vivace.config.errors import ConfigError
 from vivace.config.parallelism import Parallelism, dp_divides_tp, requested_sizes
 from vivace.models.facts import ModelFacts, undivided_inputs
@@ -19,7 +19,7 @@ def replicas(options: Options, context: ResolveContext) -> list[str]:
             shown = f"--pipeline-parallel-size {sizes.pp} times {shown}"
         if sizes.replicas > 1:
             shown = f"--data-parallel-size {parallel.dp_size} times {shown}"
-        raise ConfigError(f"{shown}: a machine has at most {MOST_RANKS} workers")
+        raise ConfigError(f"{shown}: a server has at most {MOST_RANKS} workers")
     return [
         *running_requests(options, sizes),
         *(
@@ -28,6 +28,22 @@ def replicas(options: Options, context: ResolveContext) -> list[str]:
             if parallel.dp_size == 1 and flag[2:].replace("-", "_") in options.given
         ),
     ]
+
+
+def one_process(config: Config, what: str) -> None:
+    """For what starts no other process and reaches no other machine. Raises ConfigError."""
+    parallel = config.parallel
+    sizes = {
+        "--data-parallel-size": parallel.dp_size,
+        "--tensor-parallel-size": parallel.tp_size,
+        "--pipeline-parallel-size": parallel.pp_size,
+        "--nnodes": parallel.nnodes,
+    }
+    for flag, size in sizes.items():
+        if size > 1:
+            raise ConfigError(
+                f"{flag} {size}: {what} computes in one process; leave it out, or run a server"
+            )
 
 
 def running_requests(options: Options, sizes: Parallelism) -> list[str]:

@@ -7,6 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from vivace.config.tensor_parallel import one_process
 from vivace.errors import CannotStart
 from vivace.frontend.engine_status import EngineView
 from vivace.frontend.frontend import Frontend
@@ -23,8 +24,6 @@ from vivace.protocol.messages import Ready
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
-from vivace.config.errors import ConfigError
-
 log = logging.getLogger(__name__)
 
 SERVERS = frozenset({
@@ -47,12 +46,7 @@ def resolve_arguments(arguments: dict[str, Any]) -> Config:
     options = from_arguments(**arguments)
     notices = (*options.notices, *idle_here(arguments))
     config = configure(dataclasses.replace(options, notices=notices))
-    for name, size in (("dp_size", config.parallel.dp_size), ("tp_size", config.parallel.tp_size)):
-        if size > 1:
-            raise ConfigError(
-                f"{name}={size}: vivace.Engine is one engine in one process; leave it out, or run "
-                f"a server with --{name.replace('_', '-')}"
-            )
+    one_process(config, "vivace.Engine")
     if not logging.getLogger().handlers:
         log_lines.setup(config.logging.log_level)
     for decision in decisions(config, config.rewrites):
