@@ -74,6 +74,16 @@ def test_all_ranks_are_one_bar_and_the_first_waits_for_the_last() -> None:
     assert told[-1] == 1.0
 
 
+def test_what_a_rank_reads_twice_ends_it_once() -> None:
+    """Its last tensor says that all is read, and so does its end."""
+    links: Any = [FakeLink("rank 1", *[RankProgress(0.5, done=True)] * 2)]
+    told: list[float] = []
+    progress = AllRanks(lambda stage, fraction: told.append(fraction), links)
+    progress(LOADING, 0.3)
+    progress(LOADING, 1.0)
+    assert told == [0.3, 1.0]
+
+
 def test_a_rank_says_what_it_has_read_and_that_it_is_done() -> None:
     said: list[RankProgress] = []
     report = report_to_engine(said.append)

@@ -69,5 +69,5 @@ class AllRanks:
         for link in [link for link in self._links if link.control in heard]:
             for progress in link.progress():
                 self._read[link.name] = progress.fraction
-                if progress.done:
+                if progress.done and link in self._links:  # tensors may be read twice
                     self._links.remove(link)
