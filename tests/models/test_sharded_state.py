@@ -21,6 +21,7 @@ from vivace.checkpoint.saved_state import metadata, parse_part, part_name, read_
 from vivace.checkpoint.source import locate
 from vivace.checkpoint.weight_files import PATTERN, check_pattern, fill
 from vivace.checkpoint.weights import CheckpointError
+from vivace.commands.save_sharded_state import main
 from vivace.config.config import Config
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import from_arguments
@@ -182,6 +183,16 @@ def test_what_differs_is_named_before_loading(
         settings(pair, load_format="sharded_state", **flags)
 
 
+def test_where_whole_experts_were_saved_they_are_expected(tmp_path: Path) -> None:
+    """With an all-to-all each rank has the shared expert whole, and ep says nothing of it."""
+    make("DeepseekV3", tmp_path / "model", **{**SIZES, **LATENT})
+    flags: dict[str, Any] = {"tp_size": 2, "ep_size": 2}
+    saved = save(tmp_path / "model", tmp_path / "saved", **flags)
+    settings(saved, load_format="sharded_state", **flags)
+    with pytest.raises(ConfigError, match="--moe-a2a-backend"):
+        settings(saved, load_format="sharded_state", moe_a2a_backend="deepep", **flags)
+
+
 def test_files_of_ranks_are_not_a_model(pair: Path) -> None:
     with pytest.raises(SourceError, match="sharded_state"):
         locate(str(pair))
@@ -232,6 +243,18 @@ def test_where_nothing_is_saved(pair: Path, tmp_path: Path) -> None:
         save_sharded_state(
             configure(from_arguments()), tmp_path, report=lambda stage, fraction: None
         )
+
+
+@pytest.mark.parametrize("size", ["0", "-1"])
+def test_files_have_at_least_one_byte(
+    size: str, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "saved"
+    where = ["--model-path", str(pair.parent / "model"), "--output", str(output)]
+    with pytest.raises(SystemExit) as ended:
+        main([*where, "--max-file-size", size])
+    assert ended.value.code == 2 and "--max-file-size" in capsys.readouterr().err
+    assert not output.exists()
 
 
 def test_names_of_parts() -> None:

@@ -43,6 +43,8 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--file-pattern", default=PATTERN, help="names of files (%(default)s)")
     parser.add_argument("--max-file-size", type=int, help="bytes of a file; default: 5 GiB")
     chosen, others = parser.parse_known_args(words)
+    if chosen.max_file_size is not None and chosen.max_file_size < 1:
+        parser.error("--max-file-size must be at least 1")
     config = configure(parse(others, process_environment(), program=PROGRAM))
     from vivace.worker.sharded_state import save_sharded_state
 

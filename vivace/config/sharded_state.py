@@ -26,6 +26,7 @@ def describe_saving(slices: Options | Config, facts: ModelFacts) -> dict[str, st
         "--pipeline-parallel-size": str(sizes.pp),
         PARTITION: slices.environment.get(PARTITION, "") if sizes.pp > 1 else "",
         "--expert-parallel-size": str(sizes.ep),
+        "--moe-a2a-backend": "to whole experts" if sizes.all_to_all else "",
         "--enable-dp-attention --data-parallel-size": str(sizes.attention_dp),
         "--moe-dense-tp-size": str(sizes.dense_tp),
         "--ep-num-redundant-experts": str(asked.ep_num_redundant_experts),
