@@ -34,9 +34,7 @@ from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import RankReady, StepDone
 from vivace.protocol.step import StepPlan
 
-OURS = NodeHello(
-    version="1.0", nodes=2, asked={"dtype": '"auto"'}, files={"config.json": "a"}, clock=0.0
-)
+OURS = NodeHello(version="1.0", asked={"dtype": '"auto"'}, files={"config.json": "a"}, clock=0.0)
 
 
 def said(**changes: object) -> list[str]:

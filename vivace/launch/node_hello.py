@@ -34,7 +34,6 @@ def hello(config: Config) -> NodeHello:
     """What a node says of itself."""
     return NodeHello(
         version=__version__,
-        nodes=config.parallel.nnodes,
         asked=comparable(config),
         files=model_digests(config.source),
         clock=time.time(),

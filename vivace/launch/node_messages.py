@@ -16,7 +16,6 @@ class NodeHello(msgspec.Struct, frozen=True, kw_only=True, tag="node_hello"):
     """Node -> engine, first: what it was told to be."""
 
     version: str
-    nodes: int
     asked: dict[str, str]
     """option -> value, in words, of what all nodes must be told alike"""
     files: dict[str, str]
