@@ -8,7 +8,7 @@ import pytest
 from deployments import case
 
 from vivace.deploy.catalogue.hardware import find_device
-from vivace.deploy.from_script.container import MAX_CONTAINERS
+from vivace.deploy.from_script import container
 from vivace.deploy.from_script.script import import_scripts
 from vivace.deploy.load_case import Overrides, build_case, open_files
 from vivace.deploy.rules.judge import Finding, judge
@@ -144,8 +144,9 @@ def test_a_list_of_words_has_no_shell(tmp_path: Path, word: str, told: bool) -> 
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "pods.yaml", "many.service"])
-def test_what_is_cut_is_told(tmp_path: Path, name: str) -> None:
-    count = MAX_CONTAINERS + 1
+def test_what_is_cut_is_told(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "MAX_CONTAINERS", 8)
+    count = 9
     words = f"[{', '.join(SERVER.split())}, --model-path, m]"
     texts = {
         "compose.yaml": "services:\n"
