@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from vivace.protocol.heartbeat import EngineHeartbeat, StepHeartbeat
+from vivace.engine.step_heartbeat import StepHeartbeat
 from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
@@ -179,14 +179,14 @@ class InProcessExecutor:
 class HeartbeatRunner:
     """A `StepWorker` that tells of every step before it runs."""
 
-    def __init__(self, runner: StepWorker, heartbeat: EngineHeartbeat) -> None:
+    def __init__(self, runner: StepWorker, steps: StepHeartbeat) -> None:
         self.capacity: Capacity = runner.capacity
         self.events = runner.events
         self.control = runner.control
         self.wake_with = runner.wake_with
         self.close = runner.close
         self._runner = runner
-        self._steps = StepHeartbeat(heartbeat)
+        self._steps = steps
 
     def run(self, plan: StepPlan) -> PendingStep:
         timing = self._steps.begin(plan)

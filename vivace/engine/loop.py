@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from vivace.engine.executor import Executor, ExecutorDied, PendingStep
 from vivace.engine.expert_distribution import ExpertDistribution, NoExpertDistribution
 from vivace.engine.scheduler import Scheduler
+from vivace.engine.step_heartbeat import StepHeartbeat
 from vivace.protocol.heartbeat import EngineHeartbeat
 from vivace.protocol.message_size import split_deltas
 from vivace.protocol.messages import (
@@ -98,9 +99,10 @@ class NoLockstep:
 class HeartbeatMailbox:
     """A mailbox that beats whenever the loop comes by for messages."""
 
-    def __init__(self, mailbox: Mailbox, heartbeat: EngineHeartbeat) -> None:
+    def __init__(self, mailbox: Mailbox, heartbeat: EngineHeartbeat, steps: StepHeartbeat) -> None:
         self._mailbox = mailbox
         self._heartbeat = heartbeat
+        self._steps = steps
         self.send = mailbox.send
         self.wake = mailbox.wake
 
@@ -108,7 +110,7 @@ class HeartbeatMailbox:
         if wait != 0:
             self._heartbeat.idle()
         messages = self._mailbox.receive(wait)
-        self._heartbeat.schedule()
+        self._steps.schedule()
         return messages
 
 

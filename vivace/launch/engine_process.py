@@ -13,6 +13,7 @@ from vivace.config.serialize import decode
 from vivace.engine.executor import HeartbeatRunner
 from vivace.engine.lockstep import SharedLockstep
 from vivace.engine.loop import HeartbeatMailbox, Lockstep
+from vivace.engine.step_heartbeat import StepHeartbeat
 from vivace.launch.engine import engine_parts
 from vivace.launch.ranks import EnginePlace
 from vivace.observability import log as log_lines
@@ -84,6 +85,7 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
     thread.start()
     heartbeat = EngineHeartbeat(attach(setup.memory, setup.count).engine(setup.index))
     heartbeat.begin()
+    steps = StepHeartbeat(heartbeat)
 
     def report(stage: str, fraction: float) -> None:
         timeline.begin(stage)
@@ -92,10 +94,10 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
     place, lockstep = join_engines(setup)
     loop, capacity = engine_parts(
         config,
-        HeartbeatMailbox(mailbox, heartbeat),
+        HeartbeatMailbox(mailbox, heartbeat, steps),
         report,
         epoch=setup.epoch,
-        wrap_runner=lambda runner: HeartbeatRunner(runner, heartbeat),
+        wrap_runner=lambda runner: HeartbeatRunner(runner, steps),
         report_load=heartbeat.report_load,
         owns_process=True,
         share=setup.share,
