@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -26,15 +26,12 @@ from vivace.config.child_process import (
 )
 from vivace.config.serialize import encode
 from vivace.engine.executor import ExecutorDied, StepWorker
-from vivace.engine.process_group import (
-    ProcessGroupExecutor,
-    RankDeath,
-    find_cause,
-)
+from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, find_cause
 from vivace.errors import CannotStart, RankLost
 from vivace.launch.node_messages import Address
 from vivace.launch.node_sockets import open_sockets
 from vivace.launch.nodes import Broadcasts, RemoteRank, other_nodes
+from vivace.launch.rank_inbox import RankInbox, find_failure
 from vivace.launch.rank_progress import AllRanks
 from vivace.platforms.rendezvous import NodeSockets, RankMemory, Rendezvous
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
@@ -238,10 +235,6 @@ def spawn_ranks(
     return links
 
 
-def find_failure(messages: Iterable[FromRank]) -> RankFailure | None:
-    return next((one for one in messages if isinstance(one, RankFailure)), None)
-
-
 class AdoptedProcess:
     """A process that another one has left to this one. From any thread."""
 
@@ -283,7 +276,10 @@ class RankProcess:
         self._answers = 0
         self.name = f"{name} (process {process.pid})"
         self.control = MessageSocket(ours, msgspec.msgpack.Decoder(FromRank))
+        self._incoming: MessageSocket[FromRank] | RankInbox = self.control
         self._process: subprocess.Popen[bytes] | AdoptedProcess = process
+        self._watched = False
+        self._gone = threading.Event()
         self._failure: RankFailure | None = None
         self.address: Address = "", 0
         """where it expects ranks of other nodes"""
@@ -322,6 +318,8 @@ class RankProcess:
             pass
         if not isinstance(message, kind):
             raise RankLost(f"{self.name} says {type(message).__name__}, not {kind.__name__}")
+        if kind is RankReady:
+            self._incoming = RankInbox(self._rank, self.control)
         return message
 
     def progress(self) -> list[RankProgress]:
@@ -337,7 +335,7 @@ class RankProcess:
 
     def _wait(self, timeout: float | None = None) -> FromRank:
         try:
-            message = self.control.wait(timeout)
+            message = self._incoming.wait(timeout)
             if not isinstance(message, RankFailure):
                 return message
             self._failure = message
@@ -352,11 +350,13 @@ class RankProcess:
         return RankLost(death.text if death else f"{self.name} has closed its socket")
 
     def death(self, wait: float = 0.0) -> RankDeath | None:
+        if self._watched and not (self._gone.is_set() or (wait and self._gone.wait(wait))):
+            return None
         try:
             ending = describe_exit(self._process.wait(wait))
         except subprocess.TimeoutExpired:
             return None
-        failure = self._failure or self._last_failure()
+        failure = self._failure = self._failure or self._last_failure()
         if failure is None:
             return RankDeath(self.name, ending, reported=False)
         reason, noticed = f"{failure.text} ({ending})", failure.noticed
@@ -365,16 +365,18 @@ class RankProcess:
     def _last_failure(self) -> RankFailure | None:
         """Of one that has ended: whatever else it has sent is of no use any more."""
         try:
-            return find_failure(self.control.receive())
+            return find_failure(self._incoming.receive())
         except SocketClosed:
             return None
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         def watch() -> None:
             self._process.wait()
+            self._gone.set()
             self._broadcast.leave(self._reader)
             ring()
 
+        self._watched = True
         threading.Thread(target=watch, name=self.name, daemon=True).start()
 
     def kill(self) -> None:
@@ -383,8 +385,9 @@ class RankProcess:
 
     def close(self) -> None:
         """It ends when its socket does."""
-        self.control.close()
+        self.control.shutdown()
         try:
             self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
+        self.control.close()

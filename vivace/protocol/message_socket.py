@@ -15,7 +15,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 LENGTH = struct.Struct("<I")
-LARGEST_MESSAGE = 64 << 20
+LARGEST_MESSAGE = 1 << 30
+"""Bytes: hidden states of a chunk of 32,768 tokens of 8,192 floats."""
 CHUNK = 1 << 16
 SEND_SECONDS = 10.0
 """A peer that takes nothing for so long is as good as dead."""
@@ -89,6 +90,11 @@ class MessageSocket(Generic[T]):
                 raise SocketClosed(self._reason)
             self._unread += chunk
         return message
+
+    def shutdown(self) -> None:
+        """The peer finds it closed, and so does who waits here; from any thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()
