@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import socket
 import time
 from collections.abc import Iterator
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -30,11 +32,21 @@ from vivace.launch.node_messages import (
     ToNode,
 )
 from vivace.launch.nodes import check_reachable
+from vivace.platforms.cpu.library import LIBRARY
+from vivace.platforms.cpu.native import Kernels
+from vivace.platforms.platform import describe_arithmetic, detect
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import RankReady, StepDone
 from vivace.protocol.step import StepPlan
 
-OURS = NodeHello(version="1.0", asked={"dtype": '"auto"'}, files={"config.json": "a"}, clock=0.0)
+ARITHMETIC = {"instruction set": "avx512vnni", "torch": "2.13.0"}
+OURS = NodeHello(
+    version="1.0",
+    asked={"dtype": '"auto"'},
+    files={"config.json": "a"},
+    arithmetic=ARITHMETIC,
+    clock=0.0,
+)
 
 
 def said(**changes: object) -> list[str]:
@@ -55,6 +67,21 @@ def test_all_differences_are_told_at_once() -> None:
     )
     assert flags == '--dtype: "float32" on node 1, "auto" on node 0'
     assert "model.safetensors differ" in files
+
+
+def test_nodes_that_compute_other_numbers_do_not_join() -> None:
+    """Ranks that choose experts by different bits would compute some twice and some never."""
+    (other,) = said(arithmetic={**ARITHMETIC, "instruction set": "avx2"})
+    assert other.startswith("its instruction set is avx2, node 0's avx512vnni")
+    assert len(said(arithmetic={})) == len(ARITHMETIC)
+
+
+@pytest.mark.skipif(not LIBRARY.is_file(), reason="the native kernels were not built")
+def test_what_is_compared_is_what_computes() -> None:
+    found = describe_arithmetic(detect("cpu"))
+    assert found["instruction set"] == Kernels(1).isa
+    assert found["torch"] == torch.__version__
+    assert found["page of memory"] == f"{mmap.PAGESIZE} bytes"
 
 
 class Pair:

@@ -12,6 +12,7 @@ from vivace.config.nodes import CLOCK_SECONDS, comparable, difference
 from vivace.config.parallelism import process_groups, requested_sizes
 from vivace.launch.handshake import derive
 from vivace.launch.node_messages import NodeHello
+from vivace.platforms.platform import describe_arithmetic
 from vivace.protocol.ranks import NodeSocketSetup
 from vivace.version import __version__
 
@@ -36,6 +37,7 @@ def hello(config: Config) -> NodeHello:
         version=__version__,
         asked=comparable(config),
         files=model_digests(config.source),
+        arithmetic=describe_arithmetic(config.platform),
         clock=time.time(),
     )
 
@@ -71,6 +73,12 @@ def differences(node: int, hello: NodeHello, ours: NodeHello) -> list[str]:
     ]
     if files:
         found.append(f"its model is another one than node 0's: {', '.join(files[:4])} differ")
+    found += [
+        f"its {name} is {hello.arithmetic.get(name, 'unknown')}, node 0's {value}: all nodes "
+        "need the same, so that all compute the same"
+        for name, value in ours.arithmetic.items()
+        if hello.arithmetic.get(name) != value
+    ]
     behind = time.time() - hello.clock
     if abs(behind) > CLOCK_SECONDS:
         how = "behind" if behind > 0 else "ahead of"

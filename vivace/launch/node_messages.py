@@ -20,6 +20,8 @@ class NodeHello(msgspec.Struct, frozen=True, kw_only=True, tag="node_hello"):
     """option -> value, in words, of what all nodes must be told alike"""
     files: dict[str, str]
     """name -> digest of the model's files"""
+    arithmetic: dict[str, str]
+    """name -> value, in words, of what machines compute with (`describe_arithmetic`)"""
     clock: float
     """seconds since 1970"""
 

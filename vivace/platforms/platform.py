@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vivace.platforms.errors import PlatformError
@@ -201,6 +203,11 @@ PLATFORMS: Registry[Callable[[PlatformFacts, PlatformSettings], Platform]] = Reg
 )
 """`PlatformFacts.name` -> what makes its Platform; may import torch and set its thread count"""
 
+INSTRUCTION_SETS: Registry[Callable[[], str]] = Registry(
+    "platform", {"cpu": "vivace.platforms.cpu.library:best_isa"}
+)
+"""`PlatformFacts.name` -> what asks which one its native kernels use here, without torch"""
+
 
 def detect(device: str | None) -> PlatformFacts:
     """Facts of `device` (None or "auto" = the best one this version can use). No torch.
@@ -222,3 +229,13 @@ def load_platform(facts: PlatformFacts, settings: PlatformSettings) -> Platform:
     if facts.name not in PLATFORMS:
         raise PlatformError(f"platform {facts.name!r} is not supported yet; use cpu")
     return PLATFORMS.get(facts.name)(facts, settings)
+
+
+def describe_arithmetic(facts: PlatformFacts) -> dict[str, str]:
+    """Name -> value, in words: what machines must have alike, so that what ranks compute each
+    for itself is the same on all. No torch. Raises NoKernels, StaleKernels."""
+    return {
+        "instruction set": INSTRUCTION_SETS.get(facts.name)(),
+        "torch": metadata.version("torch"),
+        "page of memory": f"{mmap.PAGESIZE} bytes",
+    }
