@@ -249,13 +249,20 @@ def send_at_once(sock: socket.socket) -> None:
 
 def notice_silence(sock: socket.socket) -> None:
     """Reading fails once the other machine has not answered for GONE_SECONDS, whatever both
-    processes do: the two kernels ask each other."""
+    processes do: the two kernels ask each other. Of a connection whose other end always reads."""
+    ask_when_idle(sock)
+    if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, option, int(1000 * GONE_SECONDS))
+
+
+def ask_when_idle(sock: socket.socket) -> None:
+    """The same while nothing is on its way that has no answer yet; it keeps firewalls from
+    forgetting the connection."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", 1),
         ("TCP_KEEPINTVL", 1),
         ("TCP_KEEPCNT", int(GONE_SECONDS)),
-        ("TCP_USER_TIMEOUT", int(1000 * GONE_SECONDS)),
     ):
         if (option := getattr(socket, name, None)) is not None:  # not all outside Linux
             sock.setsockopt(socket.IPPROTO_TCP, option, value)

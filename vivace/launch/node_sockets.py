@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from vivace.errors import CannotStart, RankLost, why_no_answer
 from vivace.launch.handshake import Door, Intent, NoHandshake, WrongKey, call, send_at_once
 from vivace.launch.node_messages import Address
+from vivace.launch.silent_peers import PeerWatch
 from vivace.platforms.rendezvous import ONE_NODE, NodeSocket, OneNode, RankMemory
 from vivace.protocol.ranks import NodeSocketSetup
 
@@ -38,6 +39,7 @@ class RankSockets:
         self._early: dict[tuple[int, int], socket.socket] = {}
         """connections that nobody has asked for yet, by group and rank"""
         self._open: list[socket.socket] = []
+        self._watch = PeerWatch()
 
     @property
     def address(self) -> Address:
@@ -73,6 +75,7 @@ class RankSockets:
         """To a rank before this one; one behind it calls us."""
         sock = self._call(group, rank) if rank < self._rank else self._await(group, rank)
         send_at_once(sock)
+        self._watch.add(sock, f"rank {rank}")
         sock.setblocking(False)
         self._open.append(sock)
         return sock
