@@ -44,13 +44,16 @@ MODEL = {
     "config.json": b'{"model_type": "llama"}',
     "tokenizer.json": b"{}",
     "chat_template.jinja": b"{{ messages }}",
+    "tiktoken.model": b"QQ== 0",
     "model.safetensors": WEIGHTS,
     "pytorch_model.bin": b"pickled",
     "modeling_x.py": b"import os",
     "onnx/model.onnx": b"other",
     "README.md": b"words",
 }
-TAKEN = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
+TAKEN = {
+    "config.json", "tokenizer.json", "tiktoken.model", "chat_template.jinja", "model.safetensors",
+}  # fmt: skip
 QUANTIZED = {f"Toy.{kind}.gguf": kind.encode() * 999 for kind in ("Q4_0", "Q8_0")}
 
 

@@ -8,10 +8,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from vivace.checkpoint.json_files import is_file
 from vivace.checkpoint.source import ModelSource
 from vivace.files import open_input
 
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE, TIKTOKEN_FILE = "tokenizer.json", "tiktoken.model"
 SAMPLES = 16
 SAMPLE_BYTES = 4096
 
@@ -40,8 +41,9 @@ class ModelFiles:
 
     def __init__(self, source: ModelSource) -> None:
         place = source.tokenizer_path
-        vocabulary = place / TOKENIZER_FILE if place.is_dir() else place
-        self._states = {file: read_state(file) for file in (*source.files, vocabulary)}
+        self._states = {
+            file: read_state(file) for file in (*source.files, vocabulary_file(place) or place)
+        }
 
     def changed(self) -> str:
         """What has become of them and what to do, in one line; empty when they are the same."""
@@ -55,6 +57,15 @@ class ModelFiles:
                     "server again, with the files you want"
                 )
         return ""
+
+
+def vocabulary_file(place: Path) -> Path | None:
+    """The file that a tokenizer is read from: a GGUF file, or the one of a folder. None: it has
+    none."""
+    if not place.is_dir():
+        return place
+    files = (place / name for name in (TOKENIZER_FILE, TIKTOKEN_FILE))
+    return next((file for file in files if is_file(file)), None)
 
 
 def read_state(file: Path) -> FileState | None:

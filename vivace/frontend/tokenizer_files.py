@@ -10,6 +10,7 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Core
 
 from vivace.checkpoint.fields import ConfigFields, Flag, ListOf, Text, readable_key
+from vivace.checkpoint.file_state import TIKTOKEN_FILE, TOKENIZER_FILE
 from vivace.checkpoint.json_files import is_file, read_bytes, read_json
 from vivace.errors import CannotStart
 from vivace.frontend.chat_template import TemplateSet
@@ -25,10 +26,11 @@ _NAMED = (
     "cls_token",
     "mask_token",
 )
-_TOKENIZER, _CONFIG, _NAMES = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+_CONFIG, _NAMES = "tokenizer_config.json", "special_tokens_map.json"
 _LARGEST_TOKENIZER = 256 << 20
 _LARGEST_CONFIG = 16 << 20
 _MOST_TOKENS = 1 << 24
+_MOST_RESERVED = 1024
 _ADVICE = "Correct the file, or give the folder of another tokenizer with --tokenizer-path"
 _BOS_BY_CONFIG = ("Llama", "CodeLlama", "Gemma", "Cohere")
 
@@ -41,14 +43,12 @@ def load_from_folder(folder: Path) -> Loaded:
 
     Raises TokenizerError or SourceError, naming the file and the key.
     """
-    file = folder / _TOKENIZER
-    data = read_bytes(file, _LARGEST_TOKENIZER)
-    if data is None:
-        raise TokenizerError(_missing(folder))
     config = _settings(folder)
-    core = from_library(lambda: Core.from_buffer(data), f"{file}: not a usable tokenizer.json")
-    _check_ids(core, file)
-    from_library(lambda: _add_declared_tokens(core, config), f"{folder / _CONFIG}: added tokens")
+    core, file = _read_core(folder, config)
+    reserves = file.name == TIKTOKEN_FILE
+    from_library(
+        lambda: _add_declared_tokens(core, config, reserves), f"{folder / _CONFIG}: added tokens"
+    )
     from_library(lambda: _mark_special(core, config), f"{folder / _CONFIG}: special tokens")
     named = {name: text for name in _NAMED if (text := _token_text(config, name))}
     _follow_bos_flags(core, config, named, file)
@@ -61,6 +61,22 @@ def load_from_folder(folder: Path) -> Loaded:
         special_tokens=named,
     )
     return core, templates, [] if end is None else [end], begin
+
+
+def _read_core(folder: Path, config: ConfigFields) -> tuple[Core, Path]:
+    """(words and merges, the file they are from)"""
+    file, ranks = folder / TOKENIZER_FILE, folder / TIKTOKEN_FILE
+    data = read_bytes(file, _LARGEST_TOKENIZER)
+    if data is not None:
+        core = from_library(lambda: Core.from_buffer(data), f"{file}: not a usable tokenizer.json")
+        _check_ids(core, file)
+        return core, file
+    lines = read_bytes(ranks, _LARGEST_TOKENIZER)
+    if lines is None:
+        raise TokenizerError(_missing(folder))
+    from vivace.frontend.tokenizer_tiktoken import tiktoken_core
+
+    return from_library(lambda: tiktoken_core(lines, config, str(ranks)), f"{ranks}"), ranks
 
 
 def _settings(folder: Path) -> ConfigFields:
@@ -114,8 +130,9 @@ _TOKEN = Text(1024, name=False)
 _ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def _add_declared_tokens(core: Core, config: ConfigFields) -> None:
-    """Tokens that only tokenizer_config.json knows; their ids must follow on the vocabulary."""
+def _add_declared_tokens(core: Core, config: ConfigFields, reserves: bool) -> None:
+    """Tokens that only tokenizer_config.json knows; their ids must follow on the vocabulary.
+    `reserves`: ids between two are tokens, too."""
     declared = config.inner("added_tokens_decoder")
     if declared is None:
         return
@@ -129,11 +146,21 @@ def _add_declared_tokens(core: Core, config: ConfigFields) -> None:
         flags = {name: entry.get(name, Flag(), False) for name in _ADDED_FLAGS}
         if int(key) in known:
             continue
+        if reserves:
+            _reserve_tokens(core, int(key))
         core.add_tokens([AddedToken(content, **flags)])
         if core.token_to_id(content) != int(key):
             raise declared.refusal(
                 key, f"the place of {content!r} in the vocabulary is {core.token_to_id(content)}"
             )
+
+
+def _reserve_tokens(core: Core, end: int) -> None:
+    """The ids below `end` that are nothing yet, as Kimi's code names them."""
+    first = core.get_vocab_size()
+    if end - first <= _MOST_RESERVED:
+        names = [f"<|reserved_token_{token}|>" for token in range(first, end)]
+        core.add_tokens([AddedToken(name, special=True, normalized=False) for name in names])
 
 
 def _mark_special(core: Core, config: ConfigFields) -> None:

@@ -140,10 +140,10 @@ def _byte_level(words: _Words) -> tuple[Core, bool]:
             "--tokenizer-path to a folder with the model's tokenizer.json, or fetch another file"
         )
     model = _bpe(words, words.merges(), ignore_merges=rule.whole_words)
-    return _byte_level_core(model, rule), rule.adds_bos
+    return byte_level_core(model, rule), rule.adds_bos
 
 
-def _byte_level_core(model: models.BPE, rule: SplitRule) -> Core:
+def byte_level_core(model: models.BPE, rule: SplitRule) -> Core:
     core = Core(model)
     core.pre_tokenizer = rule.pre_tokenizer()  # type: ignore[assignment]
     core.decoder = decoders.ByteLevel()  # type: ignore[assignment]
@@ -248,6 +248,15 @@ _GPT4O = (
     + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
     + _TAIL
 )
+_NO_HAN = r"&&[^\p{Han}]]"
+_KIMI = (
+    r"[\p{Han}]+|"
+    + (_CASED % (_APOSTROPHES + "?", _APOSTROPHES + "?"))
+    .replace(_UPPER, _UPPER[:-1] + _NO_HAN)
+    .replace(_LOWER, _LOWER[:-1] + _NO_HAN)
+    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    + _TAIL
+)
 _SEED_CODER = (
     _APOSTROPHES
     + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -311,6 +320,7 @@ _RULES: tuple[tuple[str, SplitRule], ...] = (
     ("qwen35", SplitRule(patterns=(_QWEN35,))),
     ("tekken", SplitRule(patterns=(_TEKKEN,), whole_words=True, adds_bos=True)),
     ("gpt-4o llama4 kanana2 talkie minimax-m2", SplitRule(patterns=(_GPT4O,))),
+    ("kimi-k2", SplitRule(patterns=(_KIMI,), whole_words=True)),
     ("seed-coder", SplitRule(patterns=(_SEED_CODER,))),
     ("bailingmoe bailingmoe2 llada-moe", SplitRule(patterns=(_BAILING,))),
     ("deepseek-v3 hunyuan-dense", SplitRule(patterns=_DEEPSEEK3)),

@@ -1,7 +1,7 @@
 """Which files of a repository on a model hub are fetched: weights, configuration, tokenizer.
 
-Only safetensors or GGUF files, JSON files and the chat template (a text) are ever chosen: nothing
-that holds pickled code, and no Python.
+Only safetensors or GGUF files, JSON files, tiktoken.model and the chat template (texts) are ever
+chosen: nothing that holds pickled code, and no Python.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from vivace.checkpoint.file_state import TIKTOKEN_FILE
 from vivace.checkpoint.hub_cache import parse_quantization
 from vivace.checkpoint.layouts import PART_OF_GGUF, is_whole_model
 from vivace.checkpoint.weight_files import INDEX_FILE, PICKLED
@@ -65,7 +66,9 @@ def chosen_files(listing: Listing, quantization: str = "") -> tuple[RepoFile, ..
 
 
 def is_text(file: RepoFile) -> bool:
-    return file.name == TEMPLATE or (file.name.endswith(".json") and file.size <= LARGEST_JSON)
+    return file.name in (TEMPLATE, TIKTOKEN_FILE) or (
+        file.name.endswith(".json") and file.size <= LARGEST_JSON
+    )
 
 
 def safetensors(top: list[RepoFile]) -> list[RepoFile]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vivace.checkpoint.json_files import is_file
+from vivace.checkpoint.file_state import vocabulary_file
 from vivace.checkpoint.layouts import is_gguf_file
 from vivace.errors import CannotStart, cause
 
@@ -44,9 +44,9 @@ def check_template(choice: str | None) -> None:
 
 
 def check_tokenizer_place(config: Config) -> None:
-    """A folder needs tokenizer.json; without one the loader has the words for what is there."""
+    """A folder needs a vocabulary; without one the loader has the words for what is there."""
     place = config.source.tokenizer_path
-    if is_gguf_file(place) or is_file(place / "tokenizer.json"):
+    if is_gguf_file(place) or vocabulary_file(place) is not None:
         return
     from vivace.frontend.tokenizer_files import load_from_folder
 

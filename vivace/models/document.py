@@ -23,9 +23,9 @@ START = """# Models
 
 <!-- written by python -m vivace.models.document -->
 
-`--model-path` takes a folder with config.json, tokenizer.json and safetensors files, a GGUF file,
-or a model's name on the hub. The architecture is the first of `architectures` in config.json, or
-`general.architecture` of a GGUF file.
+`--model-path` takes a folder with config.json, tokenizer.json (or Kimi's tiktoken.model) and
+safetensors files, a GGUF file, or a model's name on the hub. The architecture is the first of
+`architectures` in config.json, or `general.architecture` of a GGUF file.
 """
 OWN = """## Architectures of Vivace
 
