@@ -31,7 +31,8 @@ from vivace.frontend.engine_status import EngineView
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
-from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.tokenizer_core import byte_alphabet
 from vivace.frontend.validation import OTHER_NAMES, SAMPLING_FIELDS
 from vivace.offline.driver import Driver
 from vivace.offline.prompts import GenerateOptions

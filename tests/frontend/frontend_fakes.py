@@ -16,7 +16,8 @@ from vivace.frontend.engine_status import EngineView
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.served_model import ServedModel, seed_counter
-from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.tokenizer_core import byte_alphabet
 from vivace.frontend.tokenizer_gguf import build_tokenizer
 from vivace.protocol.messages import Capacity, Delta, Deltas, Ready, Request
 

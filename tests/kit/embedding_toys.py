@@ -10,7 +10,7 @@ import torch
 import toy_models
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from vivace.frontend.tokenizer import byte_alphabet
+from vivace.frontend.tokenizer_core import byte_alphabet
 
 END = 256
 """appended to every text by the tokenizer's post-processor"""

@@ -16,7 +16,7 @@ from toy_models import make, tokens
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.source import locate
 from vivace.checkpoint.weights import CheckpointError
-from vivace.models.facts import checkpoint_quantization, undivided_inputs
+from vivace.models.facts import checkpoint_quantization, same_groups, undivided_inputs
 
 IDS = tokens(21)
 DENSE = {"head_dim": 32, "hidden_size": 288, "intermediate_size": 208}
@@ -106,7 +106,7 @@ def test_what_is_asked_for_is_what_the_checkpoint_is(tmp_path: Path) -> None:
         checkpoint_quantization(locate(str(tmp_path)), "fp8")
     change_config(tmp_path, quantization_config=CONFIG)
     source = locate(str(tmp_path))
-    assert undivided_inputs(source) == 128
+    assert undivided_inputs(source) == same_groups(128)
     for other in ("awq", "w8a8_int8"):
         with pytest.raises(SourceError, match="fp8"):
             checkpoint_quantization(source, other)

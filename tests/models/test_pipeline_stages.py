@@ -12,7 +12,7 @@ import paged_model
 import pytest
 import torch
 from paged_model import PagedModel, load
-from test_tensor_parallel import CLASSES, FAMILIES, SIZES
+from rank_toys import CLASSES, FAMILIES, SIZES
 from torch import Tensor
 from toy_models import make, tokens
 

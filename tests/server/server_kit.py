@@ -22,7 +22,8 @@ from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.engine_status import EngineView
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
-from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.tokenizer_core import byte_alphabet
 from vivace.protocol.messages import (
     ABORTED,
     Cancel,

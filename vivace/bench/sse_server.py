@@ -28,7 +28,8 @@ from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.engine_status import EngineView
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
-from vivace.frontend.tokenizer import Tokenizer, byte_alphabet
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.tokenizer_core import byte_alphabet
 from vivace.protocol.messages import Capacity, Delta, Deltas, Finish, Ready, Request
 from vivace.server.app import make_app, start_site
 from vivace.server.settings import ServerSettings

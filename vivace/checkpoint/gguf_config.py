@@ -6,6 +6,7 @@ names the file's own keys by what `read_gguf_config` tells it.
 
 from __future__ import annotations
 
+import re
 from math import prod
 from typing import Any
 
@@ -13,7 +14,9 @@ from vivace.checkpoint.fields import abbreviate
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 from vivace.checkpoint.gguf_metadata import NO_TOKEN, Config, Metadata, as_written
 from vivace.checkpoint.gguf_mixtures import MIXTURES, SCALINGS
-from vivace.checkpoint.layouts import StoredKind
+from vivace.checkpoint.gguf_types import GGML_QUANT_SIZES
+from vivace.checkpoint.layouts import InputGroups, StoredKind
+from vivace.platforms.blocks import KEPT
 
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),
@@ -148,6 +151,26 @@ def stored_kinds(file: GGUFFile) -> tuple[StoredKind, ...]:
             in_layers=before.in_layers or name.startswith("blk."),
         )
     return tuple(found.values())
+
+
+DIVIDED = {
+    "heads": re.compile(r"blk\.\d+\.attn_output\.weight"),
+    "mlp": re.compile(r"blk\.\d+\.ffn_down\.weight"),
+    "experts": re.compile(r"blk\.\d+\.ffn_down(?:_exps|\.\d+)\.weight"),
+    "shared": re.compile(r"blk\.\d+\.ffn_down_shexp\.weight"),
+}
+"""matrices whose inputs ranks divide"""
+
+
+def stored_groups(file: GGUFFile) -> InputGroups:
+    """Of blocks that stay as they are stored."""
+    found = dict.fromkeys(DIVIDED, 1)
+    for name, entry in file.tensors.items():
+        if entry.type.name.lower() in KEPT and name.startswith("blk."):
+            for kind, pattern in DIVIDED.items():
+                if pattern.fullmatch(name):
+                    found[kind] = max(found[kind], GGML_QUANT_SIZES[entry.type][0])
+    return InputGroups(**found)
 
 
 def read_shape(facts: Metadata) -> Config:

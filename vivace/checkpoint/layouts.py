@@ -34,6 +34,20 @@ class StoredKind:
     """some are in layers, not embedding or head"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class InputGroups:
+    """How many neighboring inputs of a layer stay on one rank, because they share a scale; by kind
+    of layer."""
+
+    heads: int = 1
+    """of what makes hidden states of all heads"""
+    mlp: int = 1
+    """of the last matrix of an MLP"""
+    experts: int = 1
+    shared: int = 1
+    """of the expert that every token passes"""
+
+
 def is_gguf_file(path: Path) -> bool:
     """By its content where the name says nothing: Ollama names its blobs by their hashes."""
     if path.suffix == ".gguf":

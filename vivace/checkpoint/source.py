@@ -29,6 +29,7 @@ from vivace.checkpoint.json_files import (
 )
 from vivace.checkpoint.layouts import (
     PART_OF_GGUF,
+    InputGroups,
     StoredKind,
     is_gguf_file,
     is_whole_model,
@@ -65,6 +66,8 @@ class ModelSource:
     """of the files' names where each rank has its own"""
     stored: tuple[StoredKind, ...] = ()
     """of a GGUF file"""
+    groups: InputGroups = InputGroups()
+    """of a GGUF file's blocks"""
     spelling: dict[str, str] = field(default_factory=dict)
     """a key of `config` or `generation_config` -> the GGUF file's own"""
     overridden: tuple[str, ...] = ()
@@ -134,6 +137,7 @@ def locate(
         spelling=found.spelling,
         overridden=tuple(overrides or ()),
         stored=() if dummy else found.stored,
+        groups=InputGroups() if dummy else found.groups,
         notices=found.notices,
     )
 
@@ -262,6 +266,7 @@ def located_gguf(path: Path, *, own_words: bool) -> ModelSource:
     # Here: this module is part of every command, and numpy takes longer than most of them.
     from vivace.checkpoint.gguf_config import (
         read_gguf_config,
+        stored_groups,
         stored_kinds,
         unnamed_split_rule,
         unused_scaling,
@@ -289,6 +294,7 @@ def located_gguf(path: Path, *, own_words: bool) -> ModelSource:
         tokenizer_path=file,
         spelling=spelling,
         stored=stored_kinds(opened),
+        groups=stored_groups(opened),
         notices=notices,
     )
 

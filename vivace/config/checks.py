@@ -12,6 +12,7 @@ from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
 from vivace.config.expert_parallel import expert_parallel
 from vivace.config.exposure import exposure, hosts, origins
+from vivace.config.kernels import INT8
 from vivace.config.nodes import kernels_of_nodes, nodes
 from vivace.config.option import Option, Support
 from vivace.config.pipeline_parallel import pipeline_parallel
@@ -25,8 +26,6 @@ from vivace.models.facts import checkpoint_quantization
 from vivace.platforms.blocks import KEPT, PLAIN
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-INT8 = ("w8a8_int8", "w8a16")
-"""of --quantization"""
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 
 NEEDED: dict[str, str] = {

@@ -36,6 +36,8 @@ QUANTIZATIONS = (
     "mxfp8", "nvfp4_online", "modelopt_mixed", "auto-round-int8", "mxfp_w4a8", "quark",
     "quark_mxfp4", "mlx_q4", "mlx_q8", "humming", *KERNELS,
 )  # fmt: skip
+INT8 = ("w8a8_int8", "w8a16")
+"""values of --quantization that make int8 of what is not yet"""
 NO_KERNEL = not_available(
     "it names kernels of GPUs", "leave it out: a checkpoint of AWQ or GPTQ says what it is"
 )

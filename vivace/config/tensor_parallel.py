@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from vivace.checkpoint.layouts import InputGroups
+from vivace.checkpoint.source import ModelSource
 from vivace.config.config import Config, ModelContext, Options, ResolveContext
 from vivace.config.errors import ConfigError
+from vivace.config.kernels import INT8
 from vivace.config.parallelism import Parallelism, dp_divides_tp, requested_sizes
 from vivace.models.facts import ModelFacts, undivided_inputs
 from vivace.platforms.blocks import count_segments
@@ -99,15 +104,10 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
             f"--tensor-parallel-size {ranks}: --model-impl transformers runs on one device"
         )
     dp = sizes.attention_dp
-    numbers = range(dp, 1 + MOST_RANKS, dp)
     fixed = options.runtime.enable_deterministic_inference
     fixed = fixed and not options.runtime.disable_cpu_kernels
-    possible = [
-        size
-        for size in numbers
-        if divides(options, facts, size, size // dp)
-        and (not fixed or divides_segments(options, facts, size, size // dp))
-    ]
+    division = Division(options, facts, input_groups(options, context.source), fixed=fixed)
+    possible = [size for size in range(dp, 1 + MOST_RANKS, dp) if division.divides(size)]
     if ranks not in possible:
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {facts.heads} heads, {facts.kv_heads} of keys, and "
@@ -115,13 +115,8 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
             + (f"{', '.join(map(str, possible))} devices only" if possible else "no number of them")
             + (", with sums in one order (--enable-deterministic-inference)" if fixed else "")
         )
-    group = undivided_inputs(context.source)
-    if reason := why_groups_are_cut(options, facts, group, ranks, ranks // dp):
-        whole = [
-            size
-            for size in possible
-            if not why_groups_are_cut(options, facts, group, size, size // dp)
-        ]
+    if reason := division.why_groups_are_cut(ranks):
+        whole = [size for size in possible if not division.why_groups_are_cut(size)]
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {reason}; possible are "
             f"{', '.join(map(str, whole)) or 'none'}"
@@ -134,57 +129,95 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
     return []
 
 
-def divides_segments(options: Options, facts: ModelFacts, ranks: int, heads_ranks: int) -> bool:
-    """Whether each rank has whole segments of what is added in one order (layers/sums.py)."""
-    return count_segments(facts.heads) % heads_ranks == 0 and all(
-        count_segments(width) % shares == 0
-        for width, shares in divided_widths(options, facts, ranks)
-    )
+def input_groups(options: Options, source: ModelSource) -> InputGroups:
+    """Blocks of a GGUF file may be cut where they are decoded."""
+    found = undivided_inputs(source)
+    decoded = options.runtime.disable_cpu_kernels or options.quantization.quantization in INT8
+    return InputGroups() if source.format == "gguf" and decoded else found
 
 
-def why_groups_are_cut(
-    options: Options, facts: ModelFacts, group: int, ranks: int, heads_ranks: int
-) -> str:
-    """Inputs of AWQ's and GPTQ's groups and of MXFP4's blocks share a scale, so a group stays on
-    one device."""
-    divided = [
-        *(("numbers inside of an MLP", *width) for width in divided_widths(options, facts, ranks)),
-        ("numbers of all heads", facts.attended_width, heads_ranks),
-    ]
-    for what, size, count in divided:
-        if size // count % group:
-            return (
-                f"{size} {what} cannot be divided: the checkpoint's groups of {group} would be cut"
-            )
-    return ""
+@dataclass(frozen=True)
+class DividedWidth:
+    """Numbers inside of an MLP or an expert, the ranks that divide them, and how many share a
+    scale. `uneven`: in whole groups, of which some ranks have one more."""
+
+    size: int
+    ranks: int
+    group: int
+    uneven: bool = False
+
+    def divides(self) -> bool:
+        """Matrices have an even number of inputs, whole or divided."""
+        if self.uneven:
+            return -(-self.size // self.group) >= self.ranks
+        return self.size % (2 * self.ranks) == 0
+
+    def cuts_groups(self) -> bool:
+        return not self.uneven and self.size // self.ranks % self.group > 0
 
 
-def divided_widths(options: Options, facts: ModelFacts, ranks: int) -> list[tuple[int, int]]:
-    """(numbers inside of an MLP or an expert, ranks that divide them), of every kind of layer."""
-    experts, asked = facts.decoder and facts.decoder.experts, options.experts
-    if experts is None:
-        return [(width, ranks) for width in facts.mlp_widths]
-    travels = requested_sizes(options).all_to_all  # every rank has whole experts then
-    dense = () if all(experts.layers) else (facts.intermediate_size,)
-    shared = (experts.shared_width,) if experts.shared_width else ()
-    return [
-        *((width, asked.moe_dense_tp_size or ranks) for width in dense),
-        (experts.width, 1 if travels else max(1, ranks // asked.ep_size)),
-        *((width, 1 if travels else ranks) for width in shared),
-    ]
+@dataclass(frozen=True)
+class Division:
+    """What a model's layers allow. `fixed`: whole segments of what is added in one order for each
+    rank (layers/sums.py)."""
 
+    options: Options
+    facts: ModelFacts
+    groups: InputGroups
+    fixed: bool
 
-def divides(options: Options, facts: ModelFacts, ranks: int, heads_ranks: int) -> bool:
-    """`heads_ranks`: those that share heads and vocabulary. Heads of keys may be repeated.
-    Matrices have an even number of inputs, whole or divided."""
-    kv = facts.kv_heads
-    return not (
-        facts.heads % heads_ranks
-        or (ranks % options.experts.ep_size and not requested_sizes(options).all_to_all)
-        or any(width % (2 * shares) for width, shares in divided_widths(options, facts, ranks))
-        or (kv % heads_ranks and heads_ranks % kv)
-        or facts.vocabulary < heads_ranks
-    )
+    def divides(self, ranks: int) -> bool:
+        """Heads of keys may be repeated."""
+        facts, sizes = self.facts, requested_sizes(self.options)
+        heads_ranks, kv = self._heads_ranks(ranks), facts.kv_heads
+        return not (
+            facts.heads % heads_ranks
+            or (ranks % self.options.experts.ep_size and not sizes.all_to_all)
+            or not all(width.divides() for width in self._widths(ranks))
+            or (kv % heads_ranks and heads_ranks % kv)
+            or facts.vocabulary < heads_ranks
+            or (self.fixed and not self._divides_segments(ranks))
+        )
+
+    def why_groups_are_cut(self, ranks: int) -> str:
+        """Inputs of AWQ's and GPTQ's groups and of blocks share a scale, so a group stays on one
+        device."""
+        heads = DividedWidth(self.facts.attended_width, self._heads_ranks(ranks), self.groups.heads)
+        named = [("numbers inside of an MLP", width) for width in self._widths(ranks)]
+        for what, width in (*named, ("numbers of all heads", heads)):
+            if width.cuts_groups():
+                return (
+                    f"{width.size} {what} cannot be divided: the checkpoint's groups of "
+                    f"{width.group} would be cut"
+                )
+        return ""
+
+    def _heads_ranks(self, ranks: int) -> int:
+        """Those that share heads and vocabulary."""
+        return ranks // requested_sizes(self.options).attention_dp
+
+    def _divides_segments(self, ranks: int) -> bool:
+        return count_segments(self.facts.heads) % self._heads_ranks(ranks) == 0 and all(
+            count_segments(width.size) % width.ranks == 0 for width in self._widths(ranks)
+        )
+
+    def _widths(self, ranks: int) -> list[DividedWidth]:
+        """Of every kind of layer"""
+        facts, groups, asked = self.facts, self.groups, self.options.experts
+        experts = facts.decoder and facts.decoder.experts
+        if experts is None:
+            return [DividedWidth(width, ranks, groups.mlp) for width in facts.mlp_widths]
+        travels = requested_sizes(self.options).all_to_all  # every rank has whole experts then
+        inside = 1 if travels else max(1, ranks // asked.ep_size)
+        uneven = groups.experts > 1 and not self.fixed
+        found = [DividedWidth(experts.width, inside, groups.experts, uneven)]
+        if not all(experts.layers):
+            shares = asked.moe_dense_tp_size or ranks
+            found.append(DividedWidth(facts.intermediate_size, shares, groups.mlp))
+        if experts.shared_width:
+            shares = 1 if travels else ranks
+            found.append(DividedWidth(experts.shared_width, shares, groups.shared))
+        return found
 
 
 def join_sizes(sizes: tuple[int, ...]) -> str:

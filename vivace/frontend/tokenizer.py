@@ -19,7 +19,8 @@ from tokenizers import Tokenizer as Core
 
 from vivace.frontend.chat_template import ChatTemplate
 from vivace.frontend.errors import BadRequest, TokenizerError
-from vivace.frontend.tokenizer_files import from_library, load_from_folder
+from vivace.frontend.tokenizer_core import byte_alphabet, from_library
+from vivace.frontend.tokenizer_files import load_from_folder
 
 if TYPE_CHECKING:
     from vivace.checkpoint.source import ModelSource
@@ -84,15 +85,6 @@ def _strips_start(step: dict[str, Any]) -> bool:
     if step["type"] == "Strip":
         return step["start"] == 1
     return step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never"
-
-
-def byte_alphabet() -> dict[str, int]:
-    """The printable characters by which byte-level BPE writes the 256 bytes (GPT-2)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in set(printable)]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(256 + index): byte for index, byte in enumerate(rest)})
-    return alphabet
 
 
 class TokenBytes:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Core
 
 from vivace.checkpoint.fields import ConfigFields, Flag, ListOf, Text, readable_key
 from vivace.checkpoint.file_state import TIKTOKEN_FILE, TOKENIZER_FILE
 from vivace.checkpoint.json_files import is_file, read_bytes, read_json
-from vivace.errors import CannotStart
 from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.errors import TokenizerError
-from vivace.observability.log import escape
+from vivace.frontend.tokenizer_core import Loaded, from_library, set_frame
+from vivace.frontend.tokenizer_tiktoken import tiktoken_core
 
 _NAMED = (
     "bos_token",
@@ -33,9 +32,6 @@ _MOST_TOKENS = 1 << 24
 _MOST_RESERVED = 1024
 _ADVICE = "Correct the file, or give the folder of another tokenizer with --tokenizer-path"
 _BOS_BY_CONFIG = ("Llama", "CodeLlama", "Gemma", "Cohere")
-
-T = TypeVar("T")
-Loaded = tuple[Core, TemplateSet, list[int], int | None]
 
 
 def load_from_folder(folder: Path) -> Loaded:
@@ -74,8 +70,6 @@ def _read_core(folder: Path, config: ConfigFields) -> tuple[Core, Path]:
     lines = read_bytes(ranks, _LARGEST_TOKENIZER)
     if lines is None:
         raise TokenizerError(_missing(folder))
-    from vivace.frontend.tokenizer_tiktoken import tiktoken_core
-
     return from_library(lambda: tiktoken_core(lines, config, str(ranks)), f"{ranks}"), ranks
 
 
@@ -201,16 +195,6 @@ def _follow_bos_flags(core: Core, config: ConfigFields, named: dict[str, str], f
     set_frame(core, first, last)
 
 
-def set_frame(core: Core, first: str | None, last: str | None) -> None:
-    """Put `first` before and `last` behind every prompt (None: nothing)."""
-    tokens = {t: core.token_to_id(t) for t in (first, last) if t is not None}
-    pattern = [*([first] if first else []), "$A", *([last] if last else [])]
-    pair = [*([first] if first else []), "$B:1", *([last] if last else [])]
-    core.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
-        single=pattern, pair=pattern + pair, special_tokens=list(tokens.items())
-    )
-
-
 Template = tuple[str, str]
 """its text, and the file and key it is from"""
 
@@ -263,17 +247,3 @@ def _template_file(file: Path) -> str | None:
         return None if data is None else data.decode()
     except UnicodeDecodeError:
         raise TokenizerError(f"{file}: not UTF-8; fetch it again") from None
-
-
-def from_library(make: Callable[[], T], what: str) -> T:
-    """What `make` returns. Raises TokenizerError for what the tokenizers library refuses: it raises
-    plain Exception, and for some damage a BaseException of its own."""
-    try:
-        return make()
-    except CannotStart:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = escape(" ".join(str(error).split())[:300])  # it may quote the file
-        raise TokenizerError(f"{what} ({reason}); fetch it again") from None

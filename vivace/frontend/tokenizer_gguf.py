@@ -25,7 +25,7 @@ from vivace.checkpoint.fields import (
 from vivace.checkpoint.gguf_metadata import NO_TOKEN
 from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.errors import TokenizerError
-from vivace.frontend.tokenizer_files import Loaded, from_library, set_frame
+from vivace.frontend.tokenizer_core import Loaded, from_library, set_frame
 
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
 _KEY = "tokenizer.ggml."

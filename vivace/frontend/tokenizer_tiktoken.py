@@ -12,7 +12,7 @@ from tokenizers import models
 
 from vivace.checkpoint.fields import ConfigFields, Text, abbreviate
 from vivace.frontend.errors import TokenizerError
-from vivace.frontend.tokenizer import byte_alphabet
+from vivace.frontend.tokenizer_core import byte_alphabet
 from vivace.frontend.tokenizer_gguf import SPLIT_RULES, byte_level_core, merges_by_score
 
 CLASSES = {"TikTokenTokenizer": "kimi-k2"}

@@ -12,7 +12,7 @@ from torch import Tensor
 from vivace.checkpoint.fused_experts import FusedTensors, single_experts
 from vivace.checkpoint.weights import Weights
 from vivace.layers.expert_location import dispatch_table
-from vivace.layers.layout import split
+from vivace.layers.layout import split_blocks
 from vivace.layers.linear import GatedMLP, Linear, Part, Shard
 from vivace.layers.module import Bindings, Module, cast, sibling
 from vivace.layers.sums import PairSums, SumTree
@@ -142,7 +142,8 @@ class RoutedExperts(Module):
         self._tokens = env.layout.exchange("experts", env.ops)
         inside = env.layout.moe_tp
         tree = env.layout.sum_tree(name, self.inner, 1, inside)
-        share = split(name, self.inner, 1, inside)
+        block = env.groups.experts if tree is None else 1
+        share = split_blocks(name, self.inner, block, inside)
         self.shapes = [self._shapes(expert, share, tree) for expert in range(self.count)]
         self.layer = int(next(part for part in name.split(".") if part.isdecimal()))
         self.located = self._locations.find(self.layer, self.count)

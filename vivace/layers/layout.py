@@ -230,6 +230,23 @@ def split(what: str, size: int, unit: int, group: Shares) -> slice:
     return slice(group.rank * each, (group.rank + 1) * each)
 
 
+def split_blocks(what: str, size: int, block: int, group: Shares) -> slice:
+    """The same in whole blocks (the last one may be shorter), of which the first ranks may have one
+    more. Raises CannotStart where some would have none."""
+    if block == 1:
+        return split(what, size, 1, group)
+    blocks = -(-size // block)
+    if blocks < group.size:
+        raise CannotStart(
+            f"{what}: its {blocks} blocks of {block} cannot be divided among {group.size} ranks; "
+            f"possible for --tp-size are up to {blocks}"
+        )
+    each, more = divmod(blocks, group.size)
+    first = group.rank * each + min(group.rank, more)
+    end = first + each + (group.rank < more)
+    return slice(first * block, min(end * block, size))
+
+
 def split_or_repeat(what: str, size: int, unit: int, group: Group) -> slice:
     """The same, but with more ranks than units several have the same one (heads of keys)."""
     units = size // unit

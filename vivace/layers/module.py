@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from vivace.checkpoint.layouts import InputGroups
 from vivace.checkpoint.weights import Weights
 from vivace.layers.expert_location import ONE_COPY, ExpertLocations
 from vivace.layers.layout import SINGLE, ParallelLayout
@@ -38,6 +39,8 @@ class Bindings:
     """which rank has which"""
     longest: int | None = None
     """tokens of the longest sequence the device can hold, where somebody knows"""
+    groups: InputGroups = InputGroups()
+    """inputs that share a scale"""
 
     @property
     def ops(self) -> Ops:

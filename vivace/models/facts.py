@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vivace.checkpoint.fields import ConfigFields, Flag
-from vivace.checkpoint.layouts import read_quant_description, read_quantize_config
+from vivace.checkpoint.layouts import InputGroups, read_quant_description, read_quantize_config
 from vivace.checkpoint.source import ModelSource
 from vivace.models.architecture import Architecture, Experts
 from vivace.models.attention_shapes import Attention, GroupedAttention, LatentAttention
@@ -232,17 +232,22 @@ def checkpoint_quantization(
     return found
 
 
-def undivided_inputs(source: ModelSource) -> int:
+def undivided_inputs(source: ModelSource) -> InputGroups:
     """How many neighboring inputs of a layer are on one rank, because they share a scale."""
     found = checkpoint_quantization(source)
-    whole = isinstance(found, GptqCheckpoint) and found.ordered  # every rank has all scales
     if isinstance(found, Mxfp4Checkpoint):
-        return found.block
+        return InputGroups(experts=found.block)
     if isinstance(found, Fp8Checkpoint):
-        return found.block[1] if found.block else 1
-    if whole or not isinstance(found, AwqCheckpoint | GptqCheckpoint):
-        return 1
-    return max(1, found.group_size)
+        return same_groups(found.block[1] if found.block else 1)
+    if isinstance(found, GptqCheckpoint) and found.ordered:  # every rank has all scales
+        return InputGroups()
+    if isinstance(found, AwqCheckpoint | GptqCheckpoint):
+        return same_groups(max(1, found.group_size))
+    return source.groups
+
+
+def same_groups(size: int) -> InputGroups:
+    return InputGroups(heads=size, mlp=size, experts=size, shared=size)
 
 
 def refuse_bidirectional(config: ModelFields) -> None:

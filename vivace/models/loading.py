@@ -15,7 +15,7 @@ from vivace.layers.expert_location import ONE_COPY, ExpertLocations
 from vivace.layers.layout import SINGLE, ParallelLayout
 from vivace.layers.module import Bindings
 from vivace.models.causal_lm import CausalLM
-from vivace.models.facts import ModelFacts, checkpoint_quantization
+from vivace.models.facts import ModelFacts, checkpoint_quantization, undivided_inputs
 from vivace.models.registry import ARCHITECTURES
 from vivace.platforms.ops.table import Ops
 from vivace.quantization.packed import WeightPacker
@@ -70,7 +70,12 @@ def load_model(
     )
     model = build_model(replace(facts, tied=weights.tied), positions)
     bindings = Bindings(
-        packer=packer, quantization=config, layout=layout, experts=experts, longest=longest
+        packer=packer,
+        quantization=config,
+        layout=layout,
+        experts=experts,
+        longest=longest,
+        groups=undivided_inputs(source),
     )
     model.bind("", bindings)
     load_weights(model, weights)
