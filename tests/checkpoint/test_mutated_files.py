@@ -18,7 +18,7 @@ from gguf_toys import write as write_gguf
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mutations import damage, gguf_bytes, mutated, write_json
-from paged_model import PagedModel
+from paged_model import UNSEEN, PagedModel, plain_packer
 from served_toy import write_byte_tokenizer
 from toy_models import make
 
@@ -33,7 +33,6 @@ from vivace.models.facts import ModelFacts, read_facts
 from vivace.models.families import FAMILIES as KNOWN
 from vivace.models.loading import load_model
 from vivace.models.registry import ARCHITECTURES, check_architecture
-from vivace.platforms.cpu.ops import cpu_ops
 from vivace.quantization.description import read_quantization
 
 SLOW = os.environ.get("VIVACE_SLOW_TESTS") == "1"
@@ -143,10 +142,8 @@ def outcome(path: Path, said: dict[str, Any] | None = None) -> str:
         if said is not None:
             check_meaning(facts, said)
         model = load_model(
-            source, facts, cpu_ops(), device=torch.device("cpu"), dtype=torch.float32,
-            positions=facts.context, longest=256,
-            progress=lambda stage, part: None,
-        )  # fmt: skip
+            source, facts, plain_packer(torch.float32), UNSEEN, positions=facts.context, longest=256
+        )
         ids = [facts.vocabulary - 1, 1, 2][: facts.context]
         logits = PagedModel(model).step({"a": ids})["a"]
     except CannotStart as error:

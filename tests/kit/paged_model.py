@@ -16,7 +16,12 @@ from vivace.layers.expert_location import ONE_COPY, ExpertLocations
 from vivace.layers.layout import WHOLE_MODEL, PipelineStage, share_all_layers
 from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts, read_facts
-from vivace.models.loading import load_model
+from vivace.models.loading import (
+    ModelShare,
+    RequestedQuantization,
+    WeightReading,
+    load_model,
+)
 from vivace.models.transformers_facts import facts_from, trace_request
 from vivace.models.transformers_impl import TransformersModel
 from vivace.models.transformers_trace import trace_result
@@ -26,6 +31,7 @@ from vivace.platforms.cpu.ops import cpu_ops
 from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.platform import Platform
+from vivace.quantization.packed import WeightPacker
 from vivace.worker.step_input import StepInput
 
 # More threads than free cores make toy models many times slower.
@@ -69,34 +75,33 @@ def load(
     return load_model(
         found,
         facts,
-        native.ops if native else cpu_ops(),
-        device=CPU,
-        dtype=native.activations(dtype) if native else dtype,
-        matrix_dtype=dtype,
-        blocks=native is not None,
-        quantization=quantization,
-        int8_activations=int8_activations,
-        layout=replace(layout, stage=stage),
-        experts=experts,
+        WeightPacker(
+            ops=native.ops if native else cpu_ops(),
+            dtype=dtype,
+            activations=native.activations(dtype) if native else dtype,
+            device=CPU,
+            blocks=native is not None,
+        ),
+        UNSEEN,
         positions=positions or facts.context,
-        progress=lambda stage, fraction: None,
-        rank=group.rank,
+        share=ModelShare(layout=replace(layout, stage=stage), experts=experts, rank=group.rank),
+        requested=RequestedQuantization(method=quantization, int8_activations=int8_activations),
     )
+
+
+UNSEEN = WeightReading(progress=lambda stage, fraction: None)
+
+
+def plain_packer(dtype: torch.dtype) -> WeightPacker:
+    """Of torch's operations"""
+    return WeightPacker(ops=cpu_ops(), dtype=dtype, activations=dtype, device=CPU)
 
 
 def load_traced(
     source: ModelSource, facts: ModelFacts, *, dtype: torch.dtype = torch.float32
 ) -> CausalLM:
     """What --model-impl transformers runs."""
-    return load_model(
-        source,
-        facts,
-        cpu_ops(),
-        device=CPU,
-        dtype=dtype,
-        positions=facts.context,
-        progress=lambda stage, fraction: None,
-    )
+    return load_model(source, facts, plain_packer(dtype), UNSEEN, positions=facts.context)
 
 
 def traced(source: ModelSource) -> ModelFacts:

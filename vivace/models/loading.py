@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -17,7 +17,6 @@ from vivace.layers.module import Bindings
 from vivace.models.causal_lm import CausalLM
 from vivace.models.facts import ModelFacts, checkpoint_quantization, undivided_inputs
 from vivace.models.registry import ARCHITECTURES
-from vivace.platforms.ops.table import Ops
 from vivace.quantization.packed import WeightPacker
 from vivace.quantization.select import select_quantization
 
@@ -26,54 +25,69 @@ def unwatched(weights: OpenWeights) -> OpenWeights:
     return weights
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelShare:
+    """What one of several ranks loads. `rank`: of the engine"""
+
+    layout: ParallelLayout = SINGLE
+    experts: ExpertLocations = ONE_COPY
+    rank: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestedQuantization:
+    """`method` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet.
+    `int8_activations`: blocks of at most six bits are multiplied with those."""
+
+    method: str | None = None
+    int8_activations: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightReading:
+    """`seed`: of a dummy; `watch`: of somebody who looks on at what is taken"""
+
+    progress: ReportProgress
+    seed: int = 0
+    watch: Callable[[OpenWeights], OpenWeights] = unwatched
+
+
 def load_model(
     source: ModelSource,
     facts: ModelFacts,
-    ops: Ops,
+    packer: WeightPacker,
+    reading: WeightReading,
     *,
-    device: torch.device,
-    dtype: torch.dtype,
-    matrix_dtype: torch.dtype | None = None,
-    blocks: bool = False,
-    int8_activations: bool = False,
-    quantization: str | None = None,
-    layout: ParallelLayout = SINGLE,
-    experts: ExpertLocations = ONE_COPY,
     positions: int,
     longest: int | None = None,
-    progress: ReportProgress,
-    seed: int = 0,
-    rank: int = 0,
-    watch: Callable[[OpenWeights], OpenWeights] = unwatched,
+    share: ModelShare = ModelShare(),
+    requested: RequestedQuantization = RequestedQuantization(),
 ) -> CausalLM:
     """Build, bind and load. `positions` = longest served context in tokens, `longest`
-    = what the device's memory can hold of it, where that may be less.
-
-    `dtype` is that of activations, `matrix_dtype` that of plain matrices (None: the same);
-    `blocks` leaves quantized matrices as they are stored, for ops that read them;
-    `int8_activations`: those of at most six bits are multiplied with activations in int8.
-    `quantization` as --quantization: "w8a8_int8" or "w8a16" make int8 of what is not yet. `layout`:
-    this rank's share of each layer, `experts`: which has which; `rank`: of the engine. `watch`:
-    of somebody who looks on at what is taken. Raises CheckpointError.
-    """
-    matrices = matrix_dtype or dtype
-    weights = watch(
-        open_weights(source, facts, seed=seed, progress=progress, dtype=matrices, rank=rank)
+    = what the device's memory can hold of it, where that may be less. `packer`: how the device
+    keeps weights. Raises CheckpointError."""
+    opened = open_weights(
+        source,
+        facts,
+        seed=reading.seed,
+        progress=reading.progress,
+        dtype=packer.dtype,
+        rank=share.rank,
     )
-    packer = WeightPacker(ops=ops, dtype=matrices, activations=dtype, device=device, blocks=blocks)
+    weights = reading.watch(opened)
     config = select_quantization(
-        checkpoint_quantization(source, quantization),
+        checkpoint_quantization(source, requested.method),
         weights,
         packer,
-        requested=quantization,
-        int8_activations=int8_activations,
+        requested=requested.method,
+        int8_activations=requested.int8_activations,
     )
     model = build_model(replace(facts, tied=weights.tied), positions)
     bindings = Bindings(
         packer=packer,
         quantization=config,
-        layout=layout,
-        experts=experts,
+        layout=share.layout,
+        experts=share.experts,
         longest=longest,
         groups=undivided_inputs(source),
     )

@@ -11,7 +11,16 @@ from vivace.config.environment import switched_on
 from vivace.config.parallelism import engine_rows, requested_sizes
 from vivace.layers.layout import ParallelLayout
 from vivace.models.causal_lm import CausalLM
-from vivace.models.loading import OpenWeights, ReportProgress, load_model, unwatched, without_head
+from vivace.models.loading import (
+    ModelShare,
+    OpenWeights,
+    ReportProgress,
+    RequestedQuantization,
+    WeightReading,
+    load_model,
+    unwatched,
+    without_head,
+)
 from vivace.platforms.cache import (
     CacheLayer,
     CacheMemory,
@@ -23,6 +32,7 @@ from vivace.platforms.groups import Group
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.platforms.rendezvous import Rendezvous
 from vivace.protocol.messages import Capacity, Rewrite, window_slack
+from vivace.quantization.packed import WeightPacker
 from vivace.sampling.processors import LogitsProcessor
 from vivace.worker.captures import Captures, build_runner, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
@@ -150,24 +160,24 @@ def load(
     dtype, source, facts = DTYPES[config.model.dtype], config.source, config.facts
     if config.pooling is not None:
         source, facts = without_head(source, facts)
-    return load_model(
-        source,
-        facts,
-        platform.ops,
+    packer = WeightPacker(
+        ops=platform.ops,
+        dtype=dtype,
+        activations=platform.activations(dtype),
         device=platform.device(),
-        dtype=platform.activations(dtype),
-        matrix_dtype=dtype,
         blocks=platform.reads_blocks,
-        int8_activations=config.quantization.activation_dtype == "int8",
-        quantization=config.quantization.quantization,
-        layout=layout,
-        experts=locate_experts(config, layout.experts),
+    )
+    seed, quantization = config.runtime.random_seed or 0, config.quantization
+    return load_model(
+        *(source, facts, packer),
+        WeightReading(progress=report, seed=seed, watch=watch),
         positions=wanted_context(config),
         longest=max_tokens,
-        progress=report,
-        seed=config.runtime.random_seed or 0,
-        rank=rank,
-        watch=watch,
+        share=ModelShare(layout=layout, experts=locate_experts(config, layout.experts), rank=rank),
+        requested=RequestedQuantization(
+            method=quantization.quantization,
+            int8_activations=quantization.activation_dtype == "int8",
+        ),
     )
 
 
