@@ -1,5 +1,5 @@
 """A real server whose layers lie in stages: the tokens of one process, also when a stage is
-killed, and steps that wait for a slow stage are no stall."""
+killed; steps that wait for a slow stage are no stall, and a request that kills one ends alone."""
 
 from __future__ import annotations
 
@@ -165,6 +165,40 @@ def test_a_stage_that_hangs_is_named(folder: Path, tmp_path: Path) -> None:
             named = f"rank 1 (process {rank}) does not come where others wait"
             server.wait_for(f"made no progress for 3 s: {named}", 30.0)
             server.process.kill()
+
+
+def test_a_slow_stage_is_no_stall(folder: Path, tmp_path: Path) -> None:
+    """Its step takes longer than the engine may take between two steps."""
+    flags = ("--model-path", str(folder), "--pp-size", "2", "--skip-server-warmup", *FLAGS)
+    told = {"VIVACE_TEST_FAULT": "rank-slow@3500"}
+    with RunningServer(*flags, log=tmp_path / "log", environment=told) as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.call, "POST", "/generate", body(0, 2), timeout=60.0)
+            seen = set()
+            while not answer.done():
+                seen.add(server.call("GET", "/health")[0])
+                time.sleep(0.1)
+        assert (answer.result()[0], seen) == (200, {200})
+        assert "Stalled" not in server.text()
+
+
+def test_a_request_that_kills_a_later_stage_ends_alone(
+    folder: Path, wanted: dict[int, Any], tmp_path: Path
+) -> None:
+    flags = ("--model-path", str(folder), "--pp-size", "2", *FLAGS)
+    told = {"VIVACE_TEST_FAULT": "rank-kill-token@299"}
+    with RunningServer(*flags, log=tmp_path / "log", environment=told) as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(ask, server, seed) for seed in SEEDS]
+            time.sleep(0.3)
+            poison = {**body(2), "input_ids": [5, 299]}
+            status, page = server.call("POST", "/generate", poison, timeout=120.0)
+            found = {seed: answer.result(120)[0] for seed, answer in enumerate(answers)}
+        assert status == 500 and b"died of this request" in page
+        assert found == {seed: one[0] for seed, one in wanted.items()}
+        server.wait_ready()
 
 
 def test_more_stages_than_layers_end_the_start(folder: Path, tmp_path: Path) -> None:

@@ -7,11 +7,13 @@
 `engine-raise@N`   every step from N on raises
 `engine-kill-token@ID`  every step with a request whose prompt holds this token kills the engine
 `rank-hang@N`      its step N never returns in rank 1
+`rank-slow@MS`     each step of rank 1 takes so many milliseconds more
+`rank-kill-token@ID`  every step with a request whose prompt holds this token kills rank 1
 `rank-differs@N`   rank 1 says of each step from N on that it has drawn other tokens
 `frontend-kill@N`  frontend 0 is killed after N messages from the engine
 
 Only the first engine (epoch 0) and frontend 0 misbehave: what replaces them is sound, except that
-`engine-kill-token` kills every engine, and rank 1 differs or hangs in each.
+`engine-kill-token` kills every engine, and rank 1 misbehaves in each.
 """
 
 from __future__ import annotations
@@ -135,12 +137,37 @@ class DifferingStep:
         return replace(result, tokens=[[token + 1 for token in row] for row in result.tokens])
 
 
+class SlowRunner:
+    """A runner whose steps take `seconds` more."""
+
+    def __init__(self, runner: StepWorker, seconds: float) -> None:
+        self.capacity: Capacity = runner.capacity
+        self.events = runner.events
+        self.control = runner.control
+        self.wake_with = runner.wake_with
+        self.close = runner.close
+        self._runner = runner
+        self._seconds = seconds
+
+    def run(self, plan: StepPlan) -> PendingStep:
+        time.sleep(self._seconds if plan.rows else 0.0)
+        return self._runner.run(plan)
+
+
 def with_rank_fault(runner: StepWorker, text: str, rank: int) -> StepWorker:
-    """`runner`, or one that differs or hangs as `text` says when this is rank 1."""
+    """`runner`, or one that fails as `text` says when this is rank 1."""
     kind, at = parse(text)
-    if kind == "rank-hang" and rank == 1:
-        return FaultyRunner(runner, kind, at)
-    return DifferingRunner(runner, at) if kind == "rank-differs" and rank == 1 else runner
+    match kind if rank == 1 else "":
+        case "rank-hang":
+            return FaultyRunner(runner, kind, at)
+        case "rank-slow":
+            return SlowRunner(runner, at / 1000)
+        case "rank-kill-token":
+            return PoisonedRunner(runner, at)
+        case "rank-differs":
+            return DifferingRunner(runner, at)
+        case _:
+            return runner
 
 
 class Inbox(Protocol):
