@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -12,7 +14,10 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.gguf_config import NOT_READ
+from vivace.checkpoint.gguf_file import GGUFFile
+from vivace.checkpoint.gguf_weights import MOST_HELD, GGUFWeights
 from vivace.checkpoint.source import locate
+from vivace.checkpoint.weights import CheckpointError
 from vivace.frontend.errors import TokenizerError
 from vivace.frontend.tokenizer_gguf import build_tokenizer
 from vivace.models.document import treatment
@@ -94,3 +99,18 @@ def test_a_byte_level_vocabulary_has_merges() -> None:
         build_tokenizer(metadata, "toy.gguf")
     core = build_tokenizer({**metadata, "tokenizer.ggml.merges": ["a b"]}, "toy.gguf")[0]
     assert core.encode("ab").ids == [2]
+
+
+@pytest.mark.parametrize("tensors", [1, 3])
+def test_more_experts_than_a_model_has_are_not_listed(tensors: int, tmp_path: Path) -> None:
+    """Small ones in a small file: a list of them would take far more memory than that."""
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        for layer in range(tensors):
+            many = np.zeros((MOST_HELD // tensors + 1, 1, 1), np.float16)
+            writer.add_tensor(f"blk.{layer}.ffn_gate_exps.weight", many)
+
+    file = write(tmp_path, add, "qwen3moe")
+    facts: Any = SimpleNamespace(model_type="qwen3_moe", heads=1, kv_heads=1, tied=False)
+    with pytest.raises(CheckpointError, match="experts"):
+        GGUFWeights(GGUFFile(file), facts)

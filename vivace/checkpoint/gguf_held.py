@@ -27,8 +27,9 @@ class HeldTensor:
     latents, where the file has them apart"""
 
 
-def hold(name: str, entry: TensorEntry, place: str) -> dict[str, HeldTensor]:
-    """The tensor, or with {} in its `name` those of all experts. Raises CheckpointError."""
+def hold(name: str, entry: TensorEntry, place: str, most: int) -> dict[str, HeldTensor]:
+    """The tensor, or with {} in its `name` those of all experts, at most so many. Raises
+    CheckpointError."""
     shape = entry.shape
     if entry.name.endswith(ONE_ROW) and len(shape) == 1:
         shape = (1, *shape)
@@ -38,6 +39,11 @@ def hold(name: str, entry: TensorEntry, place: str) -> dict[str, HeldTensor]:
     if len(shape) != (2 if name.endswith(".bias") else 3):
         raise CheckpointError(f"{place}: {entry.name} is no tensor of experts' matrices")
     count = shape[0]
+    if count > most:
+        raise CheckpointError(
+            f"{place}: {entry.name} has {count} experts; with those before it these are too many "
+            "for a model: fetch the file again"
+        )
     return {
         name.format(expert): replace(
             one, shape=shape[1:], nbytes=entry.nbytes // count, expert=expert

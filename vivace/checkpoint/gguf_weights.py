@@ -20,6 +20,8 @@ from vivace.platforms.blocks import KEPT
 from vivace.platforms.ops.stored import StoredBlocks
 
 NOT_WEIGHTS = ("rope_freqs.weight",)
+MOST_HELD = 1 << 18
+"""the largest mixtures have 2 ** 17 matrices of experts; a file can name very many small ones"""
 
 
 class StoredLayout(Protocol):
@@ -54,7 +56,7 @@ class GGUFWeights:
         for stored, entry in self._file.tensors.items():
             if stored in NOT_WEIGHTS:
                 continue
-            found = hold(names.find(stored), entry, self.place)
+            found = hold(names.find(stored), entry, self.place, MOST_HELD - len(held))
             if not found.keys().isdisjoint(held):
                 raise CheckpointError(
                     f"{self.place}: two tensors have the same meaning; fetch it again"
