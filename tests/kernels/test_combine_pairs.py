@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -141,3 +142,13 @@ def test_widths_that_do_not_fit_are_refused() -> None:
     for wrong in ((x[:, :-1].double(), None), (x, mixture.weights[:2])):
         with pytest.raises(ValueError, match="pairs"):
             group.combine_pairs(wrong[0], wrong[1], routes.places, pairs)
+
+
+def test_trees_that_a_stack_has_no_room_for_are_refused() -> None:
+    (group, _), mixture = make_groups(2), Mixture(3, 1, 2)
+    x, routes, pairs = mixture.parts[0]
+    sums = (1, 17)
+    for merges in ([0] * 17 + [17], [2] + [0] * 17, [0] * 18):
+        wrong = replace(pairs, sums=sums, merges=torch.tensor(merges))
+        with pytest.raises(ValueError, match="sums"):
+            group.combine_pairs(x, mixture.weights, routes.places, wrong)

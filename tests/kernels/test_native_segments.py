@@ -3,6 +3,8 @@ number of ranks."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from blocks import random_layer
@@ -133,6 +135,18 @@ def test_an_update_keeps_the_memory_and_takes_the_numbers(table: str) -> None:
         for seed in (1, 3)
     ]
     assert torch.equal(found, torch.cat(wanted))
+
+
+@needs_kernels
+@pytest.mark.parametrize("merges", [(0,) * 17 + (17,), (1, 0), (0, 2), (0, -1), (0, 0)])
+def test_trees_that_a_stack_has_no_room_for_are_refused(merges: tuple[int, ...]) -> None:
+    ops = native_ops(load_kernels(None))
+    with pytest.raises(ValueError, match="sums"):
+        ops.add_segments(torch.ones(2, 3 * len(merges)), tensor(merges))
+    segments = replace(whole(), here=range(len(merges)), merges=merges, count=len(merges))
+    if sum(merges) < 0 or segments.sums == 1:
+        with pytest.raises(ValueError, match="sums"):
+            ops.pack_segments([torch.ones(16, INPUTS)], segments)
 
 
 @needs_kernels

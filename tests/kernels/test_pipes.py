@@ -105,6 +105,17 @@ def test_long_messages_come_in_pieces() -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_that_nobody_sent_are_not_received(rows: int) -> None:
+    """The ends have lost their place: what lies in the slot is another message."""
+    memory, (_, sender), (_, receiver) = make_ends()
+    sender.send(torch.ones(2, 3))
+    with pytest.raises(RankLost):
+        receiver.receive(rows, 3, F32)
+    assert memory.abandoned
+
+
+@needs_kernels
 def test_captured_ends_serve_fewer_rows() -> None:
     _, (giver, sender), (taker, receiver) = make_ends()
     x, whole = torch.randn(6, 40), torch.randn(6, 40)

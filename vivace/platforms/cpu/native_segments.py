@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from ctypes import c_int64
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ from vivace.platforms.ops.segments import Segments, common_edges, cut_segments
 from vivace.platforms.ops.stored import Packable
 
 MOST_SUMS = 16
-"""that wait for others at once (MAX_SUMS, MAX_SHARES of the kernels)"""
+"""that wait for others at once (kernels/sums.h)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class NativeSegments:
     def pack(self, matrices: Sequence[Packable], segments: Segments) -> SegmentedPanels:
         """Raises ValueError where segments would part blocks, or matrices differ."""
         require("pack_segments", len(matrices) > 0, "no weight")
-        require("pack_segments", deepest(segments.merges) <= MOST_SUMS, "too many sums at once")
+        require_tree("pack_segments", segments.merges, segments.sums)
         edges = common_edges(matrices, segments)
         experts = tuple(
             tuple(None if part is None else self._linears.pack([part]) for part in parts)
@@ -133,6 +134,7 @@ class NativeSegments:
         address, stride = matrix("add_segments", "x", x, wide, rows)
         out = self._kernels.empty(rows, wide // count)
         at = block("add_segments", "merges", merges, count, dtype=I64)
+        require_tree("add_segments", words_at(at, count))
         self._add(rows, address, stride, at, count, out.data_ptr(), wide // count)
         return out
 
@@ -145,9 +147,18 @@ def numbers(found: Iterable[int]) -> Tensor:
     return torch.tensor(list(found), dtype=I64)
 
 
-def deepest(merges: Sequence[int]) -> int:
-    """Sums that wait at once"""
-    waiting, most = 0, 0
+def words_at(address: int, count: int) -> list[int]:
+    """Of a block of int64, without an operation of torch's: captured steps have none."""
+    return (c_int64 * count).from_address(address)[:]
+
+
+def require_tree(op: str, merges: Sequence[int], left: int = 1) -> None:
+    """The kernel's stack has room for the sums that wait, and is never empty. `left`: at the end.
+    Raises ValueError."""
+    waiting = 0
     for count in merges:
-        waiting, most = waiting + 1 - count, max(most, waiting + 1)
-    return most
+        waiting += 1
+        require(op, 0 <= count < waiting, f"{count} of {waiting} sums are added")
+        require(op, waiting <= MOST_SUMS, f"more than {MOST_SUMS} sums wait at once")
+        waiting -= count
+    require(op, waiting == left, f"{waiting} sums are left, not {left}")

@@ -2,8 +2,9 @@
 
 The memory is a region of `RankMemory`: a page with two lines (slots that the sender has filled, and
 that the receiver has emptied; each written by one of them only), then `SLOTS` slots. A slot is one
-message: a line that begins with the bytes of its rows (int64), then the rows, float32 without gaps.
-To a rank on another node it is a connection, over which go the bytes of the rows, then the rows.
+message: a line that begins with the bytes of its rows (int64; who expects others ends the group),
+then the rows, float32 without gaps. To a rank on another node it is a connection, over which go the
+bytes of the rows, then the rows.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vivace.errors import RankLost
 from vivace.platforms.cpu.native import I64, Kernels, block, matrix, optional, require, sizes
+from vivace.platforms.cpu.native_segments import require_tree, words_at
 from vivace.platforms.cpu.pipe import REGION_BYTES, NodePipe, SharedMemoryPipe
 from vivace.platforms.dispatch import ExpertSpread
 from vivace.platforms.errors import CaptureError
@@ -288,6 +289,7 @@ class SharedMemoryGroup:
         require(op, self.size % inside == 0 and width % mine == 0, f"{width} numbers, {mine} sums")
         sums = self._widths.setdefault(pairs.sums, np.array(pairs.sums, np.int64)).ctypes.data
         merges = block(op, "merges", pairs.merges, sum(pairs.sums), dtype=I64)
+        require_tree(op, words_at(merges, sum(pairs.sums)))
         at = block(op, "places", places, rows, top, dtype=I64)
         placed = block(op, "placed", pairs.placed, rows, top, dtype=I64)
         weighed = optional(op, "weights", weights, rows, top)

@@ -202,7 +202,8 @@ bool send_rows(Suite& suite, Random& random, int64_t rows, int64_t n) {
     return own[0] == 6 && pipe.group[Pipe::LINE] == 6 && *pipe.slot(2) == 4 * rows * n && *pipe.slot(0) == 0;
 }
 
-bool receive_rows(Suite& suite, Random& random, int64_t rows, int64_t n) {
+// `wrong`: bytes more than are expected.
+bool receive_rows(Suite& suite, Random& random, int64_t rows, int64_t n, int64_t wrong = 0) {
     const auto sent = floats(random, rows * n);
     Pipe pipe;
     std::vector<int64_t> own = {4};
@@ -211,12 +212,14 @@ bool receive_rows(Suite& suite, Random& random, int64_t rows, int64_t n) {
         pipe.reset(5, 4), own[0] = 4;
         std::fill(out.begin(), out.end(), 0.0f);
         std::copy(sent.begin(), sent.end(), (float*)(pipe.slot(1) + Pipe::LINE));
+        *pipe.slot(1) = 4 * rows * n + wrong;
     };
     reset();
     Words words;
     words.add(rows).add(out).add(n);
     pipe.describe(words, own);
     if (!suite.run("receive_rows", words, reset, [&] { return bytes_of(out); })) return false;
+    if (wrong) return out == std::vector<float>(out.size()) && pipe.group[0] == 1 && pipe.group[2 * Pipe::LINE] == 4;
     return out == sent && own[0] == 5 && pipe.group[2 * Pipe::LINE] == 5 && pipe.group[Pipe::LINE] == 5;
 }
 
@@ -407,7 +410,8 @@ void collectives(Suite& suite) {
         return send_rows(suite, random, 1, 1) && send_rows(suite, random, 9, 37);
     });
     suite.op("receive_rows", [&](Random& random) {
-        return receive_rows(suite, random, 1, 1) && receive_rows(suite, random, 9, 37);
+        return receive_rows(suite, random, 1, 1) && receive_rows(suite, random, 9, 37) &&
+               receive_rows(suite, random, 2, 5, 20) && receive_rows(suite, random, 2, 5, -4);
     });
     suite.op("offer_rows", [&](Random& random) {
         return offer_rows(suite, random, 1, 1, 0, 1) && offer_rows(suite, random, 9, 37, 1, 1) &&
