@@ -81,7 +81,6 @@ def test_a_partition_is_followed(counts: list[int]) -> None:
         ),
         (["--pp-size", "2", "--pp-max-micro-batch-size", "0"], {}, ["1"]),
         (["--pp-size", "2", "--pp-async-batch-depth", "-1"], {}, ["0"]),
-        (["--pp-size", "2", "--enable-dynamic-chunking"], {}, ["--enable-dynamic-chunking"]),
         (["--pp-size", "6", "--tp-size", "2", "--dp-size", "6"], {}, ["at most 64"]),
     ],
 )
@@ -105,6 +104,9 @@ def test_the_scheduler_knows_numbers() -> None:
     assert (alone.depth, alone.sequence_depth, alone.rows) == (1, None, 64)
     staged = engine_settings(started("--pp-size", "2"), CAPACITY)
     assert (staged.depth, staged.sequence_depth, staged.rows) == (2, 1, 64)
+    assert not engine_settings(started("--enable-dynamic-chunking"), CAPACITY).dynamic_chunks
+    dynamic = ("--pp-size", "2", "--enable-dynamic-chunking")
+    assert engine_settings(started(*dynamic), CAPACITY).dynamic_chunks
     flags = ("--pp-size", "3", "--pp-max-micro-batch-size", "4")
     capped = engine_settings(started(*flags), CAPACITY)
     assert (capped.rows, capped.micro_batch_size) == (12, 4)
@@ -146,6 +148,12 @@ def test_experts_of_stages_are_spread() -> None:
         (["--pp-max-micro-batch-size", "3"], "", "--pp-max-micro-batch-size"),
         (["--pp-async-batch-depth", "1"], "", "--pp-async-batch-depth"),
         ([], "3,3", PARTITION),
+        (["--enable-dynamic-chunking"], "", "--enable-dynamic-chunking"),
+        (
+            ["--pp-size", "2", "--enable-dynamic-chunking", "--chunked-prefill-size", "-1"],
+            "",
+            "whole",
+        ),
         (
             ["--pp-size", "2", "--pp-max-micro-batch-size", "3", "--max-running-requests", "9"],
             "",

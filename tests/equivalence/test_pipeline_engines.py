@@ -56,7 +56,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "DeepseekV3": LATENT,
     "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
 }
-LAYOUTS = [(2, 1, {}), (3, 1, {}), (2, 2, {}), (2, 1, {"pp_async_batch_depth": 1})]
+DEEPER = {"pp_async_batch_depth": 1, "enable_dynamic_chunking": True}
+LAYOUTS = [(2, 1, {}), (3, 1, {}), (2, 2, {}), (2, 1, DEEPER)]
 PLAIN = Setting(batch=8, chunk=48, radix="on", depth=1, page=16)
 COUNT = 12 if os.environ.get("VIVACE_SLOW_TESTS") else 2
 

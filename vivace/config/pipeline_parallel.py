@@ -61,13 +61,16 @@ def pipeline_parallel(options: Options, context: ModelContext) -> list[str]:
     stage_layers(context.facts.layers, stages, options.environment)
     if options.model.model_impl == "transformers":
         raise ConfigError(f"{FLAG} {stages}: --model-impl transformers runs on one device")
-    size, rows = parallel.pp_max_micro_batch_size, options.schedule.max_running_requests
+    schedule, notices = options.schedule, list[str]()
+    if schedule.enable_dynamic_chunking and schedule.chunked_prefill_size == -1:
+        notices.append("--enable-dynamic-chunking has no effect: prompts stay whole")
+    size, rows = parallel.pp_max_micro_batch_size, schedule.max_running_requests
     if size is not None and rows is not None and rows > size * plans_in_flight(options):
-        return [
+        notices.append(
             f"--max-running-requests {rows}: {plans_in_flight(options)} micro-batches of "
             f"--pp-max-micro-batch-size {size} run at once, which are fewer"
-        ]
-    return []
+        )
+    return notices
 
 
 def idle_flags(options: Options) -> list[str]:
@@ -76,6 +79,8 @@ def idle_flags(options: Options) -> list[str]:
         found.append("--pp-max-micro-batch-size")
     if parallel.pp_async_batch_depth:
         found.append("--pp-async-batch-depth")
+    if options.schedule.enable_dynamic_chunking:
+        found.append("--enable-dynamic-chunking")
     if options.environment.get(PARTITION):
         found.append(PARTITION)
     return [f"{flag} has no effect: there is one stage ({FLAG})" for flag in found]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vivace.config.option import no_effect, not_available, option
-from vivace.config.unavailable import PIPELINE
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class ScheduleOptions:
         1, "Steps between two checks for new messages while requests run."
     )
     enable_dynamic_chunking: bool = option(
-        False, "Vary the chunk so that every chunk of a pipeline takes the same time.", cpu=PIPELINE
+        False, "Vary the chunk so that every chunk of a pipeline takes the same time."
     )
     enable_prefill_delayer: bool = option(
         False,

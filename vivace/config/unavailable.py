@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from vivace.config.option import no_effect, not_available
 
-PIPELINE = not_available(
-    "chunks of a prompt are as long in every stage", "see --chunked-prefill-stall-target"
-)
 CONTEXT_PARALLEL = not_available("a prompt is not divided among devices yet")
 NO_LORA = not_available("LoRA adapters are not supported yet", "merge the adapter into the model")
 NO_SPECULATION = not_available("speculative decoding is not supported yet")

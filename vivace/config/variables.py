@@ -48,6 +48,9 @@ WORKING = {
     "SGLANG_PP_LAYER_PARTITION": supported(
         "layers of each stage of a pipeline, as 12,12; without it equally many", "text"
     ),
+    "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR": supported(
+        "how far, 0 to 1, chunks of a pipeline go to the predicted size", "number", "0.75"
+    ),
     "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR": supported(
         "folder of what /dump_expert_distribution_record writes", "text", "/tmp"
     ),
@@ -128,9 +131,6 @@ OF_SGLANG = {
         no_effect("every message that has come is taken"), "messages taken at once"
     ),
     "SGLANG_EMPTY_CACHE_INTERVAL": Variable(FIXED, "seconds between emptying allocator caches"),
-    "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR": Variable(
-        ALONE, "smoothing of chunk sizes in a pipeline", default="0.75"
-    ),
     "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP": Variable(
         no_effect("steps do not overlap on the CPU"), "no overlap of two prompts"
     ),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 
+from vivace.engine.chunk_sizes import choose_chunk_sizes
 from vivace.engine.result_processor import OutputQueue
 from vivace.engine.retraction import Retraction
 from vivace.engine.sequence import Sequence, State
@@ -65,7 +66,6 @@ class Batching:
         settings: EngineSettings,
         table: SequenceTable,
         estimate: NewTokenEstimate,
-        dynamic_chunk: DynamicChunk,
         outputs: OutputQueue,
         stats: Stats,
     ) -> None:
@@ -73,11 +73,20 @@ class Batching:
         self._table = table
         self._pages = table.pages
         self._estimate = estimate
-        self._dynamic_chunk = dynamic_chunk
+        self._dynamic_chunk = DynamicChunk(settings.stall_target)
+        self._chunk_sizes = choose_chunk_sizes(
+            settings.chunk, dynamic=settings.dynamic_chunks, smoothing=settings.chunk_smoothing
+        )
         self._outputs = outputs
         self._decodes_due = 0
         """decode steps before the next look at prompts; without --enable-mixed-chunk"""
         self._retraction = Retraction(settings, table, estimate, stats)
+
+    def observe(self, step: InFlightStep, seconds: float) -> None:
+        """What a step took, so that the next ones are cut by it."""
+        self._dynamic_chunk.observe(sum(step.counts), sum(step.decode_counts), seconds)
+        if step.pairs and not step.decodes:
+            self._chunk_sizes.observe(sum(step.counts), step.pairs, seconds)
 
     def compose(
         self, number: int, now: float, in_flight: Collection[InFlightStep]
@@ -233,12 +242,14 @@ class Batching:
     def _budget(self, decodes: int, short: bool) -> Budget:
         """What chunks may take beside so many decode tokens."""
         settings, table = self._settings, self._table
-        budget = Budget(settings.chunk, settings.max_prefill_tokens, settings.prefill_max_requests)
+        context = max((sequence.scheduled_len for sequence in table.prefilling), default=0)
+        chunk = self._chunk_sizes.predict(context)
+        budget = Budget(chunk, settings.max_prefill_tokens, settings.prefill_max_requests)
         budget.spend(decodes)
         if table.decoding or table.clients.several:  # a client's chunk is another's wait
             prompts = len(table.prefilling) + len(table.waiting)
-            chunk = self._dynamic_chunk
-            max_tokens = chunk.max_share() if short else chunk.max_tokens(prompts)
+            beside = self._dynamic_chunk
+            max_tokens = beside.max_share() if short else beside.max_tokens(prompts)
             if max_tokens is not None:
                 budget.limit(max_tokens)
         return budget

@@ -21,7 +21,7 @@ from vivace.engine.sequence_pages import Pages, open_leases, window_reserves
 from vivace.engine.sequence_table import Resource, Rows, SequenceTable
 from vivace.engine.settings import EngineSettings
 from vivace.engine.stats import Stats
-from vivace.engine.step_builder import DynamicChunk, InFlightStep, NewTokenEstimate, StepBuilder
+from vivace.engine.step_builder import InFlightStep, NewTokenEstimate, StepBuilder
 from vivace.engine.transfers import Transfers
 from vivace.kv.leases import Compaction
 from vivace.protocol.messages import (
@@ -77,10 +77,7 @@ class Scheduler:
         self._limits = RequestLimits(settings, capacity)
         self._outputs = OutputQueue(self._table, self._stats, self._limits, clock)
         self._estimate = NewTokenEstimate(settings, capacity.page_size)
-        self._dynamic_chunk = DynamicChunk(settings.stall_target)
-        self._batching = Batching(
-            settings, self._table, self._estimate, self._dynamic_chunk, self._outputs, self._stats
-        )
+        self._batching = Batching(settings, self._table, self._estimate, self._outputs, self._stats)
         self._transfers = Transfers(self._table, self._estimate)
         self._processor = ResultProcessor(self._table, self._stats, self._outputs, self._transfers)
         self._aborts = Aborts()
@@ -281,7 +278,7 @@ class Scheduler:
             self._bisection.passed()
         else:  # a step begins when it is planned, or when the step before it is committed
             seconds = now - max(step.planned, self._last_commit)
-            self._dynamic_chunk.observe(sum(step.counts), sum(step.decode_counts), seconds)
+            self._batching.observe(step, seconds)
         self._last_commit = now
 
     def fail(self, plan: StepPlan, error: Exception) -> None:

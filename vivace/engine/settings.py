@@ -33,6 +33,10 @@ class EngineSettings:
 
     chunk: int | None = 8192
     """prompt tokens (with mixed chunks: all tokens) of one step; None = prompts stay whole"""
+    dynamic_chunks: bool = False
+    """chunks take as long as each other: shorter ones behind a longer context"""
+    chunk_smoothing: float = 0.75
+    """how far, 0..1, they go from `chunk` to what is predicted"""
     stall_target: float = 0.05
     """time a chunk may take beside streams for each of up to four prompts; 0 = prompts first"""
     max_prefill_tokens: int = 16384
@@ -103,6 +107,7 @@ def engine_settings(config: Config, capacity: Capacity) -> EngineSettings:
         micro_batch_size=batch,
         eos_ids=tuple(config.facts.eos_ids),
         chunk=chunk if chunk is not None and chunk > 0 else None,
+        dynamic_chunks=schedule.enable_dynamic_chunking and stages > 1,
         stall_target=schedule.chunked_prefill_stall_target / 1000,
         max_prefill_tokens=schedule.max_prefill_tokens or 16384,
         prefill_max_requests=schedule.prefill_max_requests,
@@ -134,6 +139,7 @@ _NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {
     "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": ("ratio_decay_steps", int),
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": ("clip_new_tokens", int),
     "SGLANG_RETRACT_DECODE_STEPS": ("retract_steps", int),
+    "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR": ("chunk_smoothing", float),
     "SGLANG_REQ_WAITING_TIMEOUT": ("waiting_timeout", float),
     "SGLANG_REQ_RUNNING_TIMEOUT": ("running_timeout", float),
 }

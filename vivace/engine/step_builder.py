@@ -45,6 +45,8 @@ class StepBuilder:
     chunks: list[Sequence] = field(default_factory=list[Sequence])
     counts: list[int] = field(default_factory=list[int])
     """parallel to `chunks`"""
+    pairs: float = 0.0
+    """of a token of the chunks and one that it attends to"""
     decodes: list[Sequence] = field(default_factory=list[Sequence])
     decode_counts: list[int] = field(default_factory=list[int])
     """parallel to `decodes`: the last known token and its drafts"""
@@ -78,6 +80,7 @@ class StepBuilder:
             sequence.joined = True
         else:
             self.grants += grants
+        self.pairs += count * (sequence.scheduled_len + count / 2)
         sequence.scheduled_len += count
         sequence.last_step = self.number
         self.chunks.append(sequence)
@@ -124,7 +127,7 @@ class StepBuilder:
 
     def in_flight(self, now: float) -> InFlightStep:
         return InFlightStep(
-            *(self.number, self.chunks, self.counts, self.decodes, self.decode_counts),
+            *(self.number, self.chunks, self.counts, self.pairs, self.decodes, self.decode_counts),
             *(self.on_trial, now),
         )
 
@@ -152,6 +155,7 @@ class InFlightStep:
     number: int
     chunks: list[Sequence]
     counts: list[int]
+    pairs: float
     decodes: list[Sequence]
     decode_counts: list[int]
     on_trial: bool
