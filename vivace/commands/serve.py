@@ -117,7 +117,13 @@ def serve(
     if engine is not None and requested_sizes(config).dp_attention:
         engine.kill()  # it has not inherited what engines that share layers do
         engine = None
-    return launch(config, engine, shared, timeline)
+    if not config.parallel.use_ray:
+        return launch(config, engine, shared, timeline)
+    from vivace.launch.ray_nodes import nodes_of_ray
+
+    timeline.begin("reserving devices in the Ray cluster")
+    with nodes_of_ray(config, argv) as (config, ray):
+        return launch(config, engine, shared, timeline, ray)
 
 
 def with_hidden_keys(options: Options, argv: Sequence[str]) -> Options:
@@ -136,9 +142,15 @@ def with_hidden_keys(options: Options, argv: Sequence[str]) -> Options:
     return replace(options, notices=(*options.notices, notice))
 
 
-def launch(config: Config, engine: Child | None, shared: Descriptors, timeline: Timeline) -> int:
+def launch(
+    config: Config,
+    engine: Child | None,
+    shared: Descriptors,
+    timeline: Timeline,
+    ray: Child | None = None,
+) -> int:
     """Run a server until it is stopped; returns its exit code. `engine`: spawned ahead with
-    `shared`."""
+    `shared`; `ray`: it watches the other nodes."""
     protect_standard_streams()
     few_files = allow_open_files()
     with contextlib.closing(make_screen(sys.stderr)) as screen:
@@ -151,7 +163,7 @@ def launch(config: Config, engine: Child | None, shared: Descriptors, timeline: 
             log.error("%s", error)
             return FAILED
         with listener:
-            return supervise(config, listener, engine, shared, screen, timeline)
+            return supervise(config, listener, engine, shared, screen, timeline, ray)
 
 
 def supervise(
@@ -161,6 +173,7 @@ def supervise(
     shared: Descriptors,
     screen: StartScreen,
     timeline: Timeline,
+    ray: Child | None,
 ) -> int:
     from vivace.supervisor.supervisor import Hooks, Supervisor
 
@@ -183,7 +196,7 @@ def supervise(
 
     hooks = Hooks(progress=progress, ready=ready, show=show, write=screen.write, timed=profile.add)
     timeline.begin("waiting for the children")
-    return Supervisor(build_plan(config, listener, shared), hooks, engine).run()
+    return Supervisor(build_plan(config, listener, shared), hooks, engine, ray).run()
 
 
 def write_profile(profile: StartupProfile, config: Config, screen: StartScreen) -> None:

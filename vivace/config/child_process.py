@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -100,6 +101,15 @@ def python_module(module: str) -> list[str]:
     except FileNotFoundError:
         raise CannotStart("the working directory was removed; cd to one that exists") from None
     return [sys.executable, *path, "-m", module]
+
+
+def leave_signals_to_the_supervisor() -> None:
+    """Ctrl-C and systemd signal every process of the group; only the supervisor decides."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the supervisor held them back
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 @contextlib.contextmanager

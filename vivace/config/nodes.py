@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 from vivace.config.config import Config, Options, ResolveContext, all_options
 from vivace.config.errors import ConfigError
@@ -29,6 +30,7 @@ OWN = (
     "nccl_port",
     "dist_init_addr",
     "dist_timeout",
+    "use_ray",
     "cluster_key_file",
     "cpu_threads",
     "disable_overlap_schedule",
@@ -41,6 +43,8 @@ CLOCK_SECONDS = 30.0
 
 def nodes(options: Options) -> list[str]:
     parallel, sizes = options.parallel, requested_sizes(options)
+    if parallel.use_ray and not parallel.node_rank and find_spec("ray") is None:
+        raise ConfigError("--use-ray needs the package ray: pip install ray, on all machines")
     if parallel.nnodes == 1:
         return alone(options)
     if parallel.node_rank >= parallel.nnodes:
@@ -56,6 +60,14 @@ def nodes(options: Options) -> list[str]:
             f"--nnodes {parallel.nnodes}: engines that share layers (--enable-dp-attention) are on "
             "one machine so far; leave one of them out"
         )
+    check_ports(parallel.nccl_port, sizes.tp * sizes.pp // parallel.nnodes)
+    if parallel.use_ray and not parallel.node_rank:
+        return []  # Ray says where node 0 is, and brings the key to the others
+    if parallel.dist_init_addr is None and parallel.use_ray:
+        raise ConfigError(
+            f"--node-rank {parallel.node_rank}: with --use-ray only the first node is started by "
+            "hand; Ray starts the others"
+        )
     if parallel.dist_init_addr is None:
         raise ConfigError(
             f"--nnodes {parallel.nnodes} needs --dist-init-addr HOST:PORT, the same on all nodes: "
@@ -68,7 +80,6 @@ def nodes(options: Options) -> list[str]:
             f"--dist-init-addr {parallel.dist_init_addr} can be reached from other machines, and "
             f"nodes know each other by a key: {MAKE_A_KEY}"
         )
-    check_ports(parallel.nccl_port, sizes.tp * sizes.pp // parallel.nnodes)
     return []
 
 
@@ -96,16 +107,14 @@ def alone(options: Options) -> list[str]:
     ]
 
 
-def address(text: str) -> tuple[str, int]:
-    """Of --dist-init-addr: host:port, [IPv6]:port. Raises ConfigError."""
+def address(text: str, name: str = "--dist-init-addr") -> tuple[str, int]:
+    """host:port, [IPv6]:port; `name`: of what it is. Raises ConfigError."""
     host, _, port = text.removeprefix("tcp://").rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not bare or (":" in bare and bare == host) or not port.isdecimal():
-        raise ConfigError(
-            f"--dist-init-addr {text}: must be HOST:PORT, as 10.0.0.1:5000 or [fd00::1]:5000"
-        )
+        raise ConfigError(f"{name} {text}: must be HOST:PORT, as 10.0.0.1:5000 or [fd00::1]:5000")
     if not 1 <= int(port) <= LAST_PORT:
-        raise ConfigError(f"--dist-init-addr {text}: ports are 1 to {LAST_PORT}")
+        raise ConfigError(f"{name} {text}: ports are 1 to {LAST_PORT}")
     return bare, int(port)
 
 

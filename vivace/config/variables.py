@@ -100,6 +100,7 @@ WORKING = {
     "VIVACE_API_KEY": supported("--api-key, where no list of processes shows it", "text"),
     "VIVACE_ADMIN_API_KEY": supported("--admin-api-key, likewise", "text"),
     "VIVACE_CLUSTER_KEY": supported("the key of --cluster-key-file, where no file has it", "text"),
+    "RAY_ADDRESS": supported("with --use-ray: host:port of the cluster", "text"),
     "VIVACE_EXECUTOR": supported("test aid: `oracle[:seconds per step]` runs no model", "text"),
     "VIVACE_TEST_FAULT": supported("test aid: make a process fail, as `engine-exit@20`", "text"),
     "VIVACE_COMPARE_RANKS": supported(

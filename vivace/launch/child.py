@@ -9,11 +9,9 @@ watched as well.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -21,7 +19,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from vivace.config.child_process import STOPPING, die_with
+from vivace.config.child_process import die_with, leave_signals_to_the_supervisor
 from vivace.errors import CANNOT_START, CannotStart, RankLost, is_out_of_memory
 from vivace.launch.prefetch import load_torch_library
 from vivace.observability import log as log_lines
@@ -40,7 +38,7 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     timeline = Timeline("interpreter, first imports")
     parser = argparse.ArgumentParser(prog="vivace.launch.child", description=__doc__)
-    parser.add_argument("role", choices=("engine", "frontend", "rank"))
+    parser.add_argument("role", choices=("engine", "frontend", "rank", "ray"))
     parser.add_argument("--control", type=int, required=True, nargs="+")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--preload", action="store_true", help="import before the setup comes")
@@ -114,6 +112,11 @@ def run(
 
         run_rank(rank_end(sock))
         return
+    if role == "ray":
+        from vivace.launch.ray_process import run_ray
+
+        run_ray(control)
+        return
     import uvloop
 
     from vivace.launch.frontend_process import run_frontend
@@ -142,15 +145,6 @@ def first_message(control: MessageSocket[ToChild], timeline: Timeline) -> Setup:
     if not isinstance(setup, Setup):
         raise TypeError(f"the first message is {type(setup).__name__}, not Setup")
     return setup
-
-
-def leave_signals_to_the_supervisor() -> None:
-    """Ctrl-C and systemd signal every process of the group; only the supervisor decides."""
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the supervisor held them back
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def describe(error: BaseException) -> str:

@@ -47,6 +47,8 @@ class PlatformFacts:
     """KV page sizes, preferred first; every size works"""
     cpu_kernels: bool = False
     """its ops are the native kernels that --disable-cpu-kernels replaces by torch's operations"""
+    ray_device_key: str = "GPU"
+    """what Ray counts such devices as: "CPU", "GPU" or "NPU"; see `ray status`"""
     on_cores: bool = False
     """workers compute on the machine's cores, which they share"""
     overlap: bool = True

@@ -23,7 +23,8 @@ from vivace.protocol.message_socket import MessageSocket
 from vivace.supervisor.ipc import supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
 
-Role = Literal["engine", "frontend"]
+Role = Literal["engine", "frontend", "ray"]
+NAMES: dict[Role, str] = {"engine": "engine", "ray": "process that talks to Ray"}
 Command = Callable[[Role, int], Sequence[str]]
 """(role, descriptor of its control socket) -> command line"""
 FAILED = 1
@@ -70,9 +71,9 @@ class Child:
     @property
     def name(self) -> str:
         several = self.setup is not None and self.setup.count > 1
-        if self.role == "engine":
-            return f"engine {self.index}" if several else "engine"
-        return f"frontend {self.index}"
+        if self.role == "frontend":
+            return f"frontend {self.index}"
+        return f"{self.role} {self.index}" if several else NAMES[self.role]
 
     @property
     def index(self) -> int:

@@ -82,6 +82,29 @@ class FrontendGone(msgspec.Struct, frozen=True, tag="frontend_gone"):
     index: int
 
 
+class RaySetup(msgspec.Struct, frozen=True, kw_only=True, tag="ray_setup"):
+    """The first message to the process that talks to Ray."""
+
+    devices: list[int]
+    """that the ranks of each node take"""
+    resource: str
+    """what Ray calls them"""
+    words: list[str]
+    """of `vivace serve`, as this server was started"""
+    environment: dict[str, str]
+    """for the other nodes; the cluster key among it"""
+    directory: str
+    """that names of files are relative to"""
+    dist_init_addr: str | None
+    """None: a free port of this machine, at the address that Ray knows it by"""
+
+
+class RayReservation(msgspec.Struct, frozen=True, tag="ray_reservation"):
+    """The answer: the devices of all nodes are this server's."""
+
+    dist_init_addr: str
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Supervisor -> child: end now, within `grace` seconds."""
 
@@ -120,5 +143,26 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     text: str
 
 
-ToChild = Setup | Ready | EngineDown | Command | WarmUp | Started | Draining | FrontendGone | Stop
-FromChild = Progress | StartupStages | Ready | Reply | Serving | Warm | LiveRequests | Failure
+ToChild = (
+    Setup
+    | Ready
+    | EngineDown
+    | Command
+    | WarmUp
+    | Started
+    | Draining
+    | FrontendGone
+    | Stop
+    | RaySetup
+)
+FromChild = (
+    Progress
+    | StartupStages
+    | Ready
+    | Reply
+    | Serving
+    | Warm
+    | LiveRequests
+    | Failure
+    | RayReservation
+)

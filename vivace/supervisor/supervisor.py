@@ -45,10 +45,14 @@ SHUTDOWN_NOTICE_SECONDS = 1.0  # for the frontends to tell their clients that th
 class Supervisor:
     """Runs a plan until it is told to stop or cannot go on; `run` returns the exit code.
 
-    `engine`: a child spawned ahead, so that it imports while the configuration is worked out."""
+    `engine`: a child spawned ahead, so that it imports while the configuration is worked out;
+    `ray`: one without which there are no other nodes. Who has started it ends it."""
 
-    def __init__(self, plan: Plan, hooks: Hooks, engine: Child | None = None) -> None:
+    def __init__(
+        self, plan: Plan, hooks: Hooks, engine: Child | None = None, ray: Child | None = None
+    ) -> None:
         self._plan = plan
+        self._ray = ray
         self._first_engine = engine  # of the first slot
         self._hooks = hooks
         self._phase: Phase = "starting"
@@ -69,6 +73,8 @@ class Supervisor:
                 for slot in self._engines.slots:
                     self._start_engine(slot, self._first_engine if slot.index == 0 else None)
                 self._start_frontends(time.monotonic())
+                if self._ray is not None:
+                    self._follow(self._ray)
                 while self._phase != "stopping" or self._children():
                     for key, _ in self._selector.select(self._plan.tick):
                         key.data()
@@ -94,9 +100,12 @@ class Supervisor:
                 child.control.send(Started())
 
     def _begin(self, child: Child, setup: Setup) -> None:
+        self._follow(child)
+        child.begin(setup)
+
+    def _follow(self, child: Child) -> None:
         self._selector.register(child.control, selectors.EVENT_READ, lambda: self._listen(child))
         self._outputs.follow(child)
-        child.begin(setup)
 
     def _listen(self, child: Child) -> None:
         try:
@@ -190,6 +199,8 @@ class Supervisor:
         if slot is not None:
             slot.child = slot.ready = None
             self._engine_died(slot, child, cause)
+        elif child is self._ray:
+            self._nodes_lost(child, cause)
         else:
             self._frontends.remove(child)
             self._frontend_died(child, cause)
@@ -213,6 +224,12 @@ class Supervisor:
         else:
             self._replace_engine(slot, cause)
             self._stop_if_unused()
+
+    def _nodes_lost(self, ray: Child, cause: str) -> None:
+        """Ray ends the other nodes with the process that started them."""
+        if self._phase != "stopping":
+            told = cause if ray.cannot_start else f"the {ray.name} died: {cause}"
+            self._fail(told, ray.exit_code)
 
     def _replace_engine(self, slot: EngineSlot, cause: str) -> None:
         """Unless it died too often. What is found to kill engines does not come back."""

@@ -47,6 +47,7 @@ def detect() -> PlatformFacts:
     return PlatformFacts(
         name="cpu",
         device_name=model_name(),
+        ray_device_key="CPU",
         memory_bytes=total,
         available_bytes=available,
         cores=cores(),
