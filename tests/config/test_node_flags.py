@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -59,19 +58,12 @@ def test_what_cannot_be_is_refused(argv: tuple[str, ...], said: str) -> None:
     assert said in str(refused.value)
 
 
-@pytest.fixture
-def installed_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "kit" / "fake_ray")
-
-
-@pytest.mark.usefixtures("installed_ray")
 def test_ray_says_where_node_0_is_and_brings_the_key() -> None:
     assert resolved(*TWO[:4], "--use-ray").parallel.dist_init_addr is None
     assert resolved(*AWAY, "--use-ray").parallel.cluster_key is None  # one is made
     assert resolved("--use-ray").parallel.use_ray
 
 
-@pytest.mark.usefixtures("installed_ray")
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -87,13 +79,9 @@ def test_what_cannot_be_with_ray_is_refused(argv: tuple[str, ...], said: str) ->
     assert said in str(refused.value)
 
 
-@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
-def test_without_ray_the_flag_is_refused() -> None:
-    with pytest.raises(ConfigError, match="pip install ray"):
-        resolved("--use-ray")
-    assert resolved(
-        *TWO, "--use-ray", "--node-rank", "1"
-    ).parallel.use_ray  # who is an actor has it
+def test_an_actor_is_a_node_like_any_other() -> None:
+    actor = resolved(*TWO, "--use-ray", "--node-rank", "1")
+    assert comparable(actor) == comparable(resolved(*TWO))
 
 
 def test_kernels_that_were_not_built_are_said() -> None:

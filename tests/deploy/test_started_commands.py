@@ -26,8 +26,10 @@ from vivace.deploy.render.kubernetes import KEY_FILE, render_kubernetes
 from vivace.deploy.render.process import list_processes
 from vivace.deploy.render.ray import render_ray
 from vivace.deploy.render.shell import render_shell
+from vivace.deploy.rules.judge import judge
 from vivace.deploy.schema.deployment import Deployment
 from vivace.deploy.schema.files import parse_deployment
+from vivace.errors import CannotStart
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "tests-server-0.tests-server"
@@ -176,6 +178,36 @@ def test_jobs_of_ray_start_every_node(tmp_path: Path) -> None:
         assert (parallel.nnodes, parallel.node_rank, parallel.tp_size) == (2, rank, 4)
         assert parallel.dist_init_addr == "10.0.0.1:5000"
         assert parallel.cluster_key_file == key_file(tmp_path)
+
+
+def test_with_use_ray_one_job_starts_the_instance(tmp_path: Path) -> None:
+    """Its devices are those of the placement group; Ray starts the other nodes."""
+    own = deployment(**{"use-ray": True})
+    files = render(own, render_ray)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (line,) = (line for line in files["submit.sh"].splitlines() if line.startswith("ray "))
+    words = shlex.split(line)
+    resources = json.loads(words[words.index("--entrypoint-resources") + 1])
+    assert resources == {"node:10.0.0.1": 0.001}
+    place_node(tmp_path, "10.0.0.1")
+    parallel = told(tmp_path, words[words.index("--") + 1 :]).parallel
+    assert parallel.use_ray and (parallel.nnodes, parallel.node_rank) == (2, 0)
+    for by in (render_shell, lambda found: render(found, render_compose)):
+        assert len([name for name in by(own) if name.endswith((".sh", "compose.yaml"))]) == 1
+    with pytest.raises(CannotStart, match="use-ray"):
+        render(own, render_kubernetes)
+
+
+@pytest.mark.parametrize("by_ray", [True, False])
+def test_the_check_knows_that_ray_starts_the_other_nodes(by_ray: bool) -> None:
+    found = deployment(**{"use-ray": by_ray})
+    for name in ("dist-init-addr", "node-rank"):
+        del found.roles["server"].flags[name]
+    case = build_case(LoadedDeployment(found, (), "made.yaml"), Overrides())
+    rules = {each.rule for each in judge(case).findings if each.severity == "error"}
+    assert ("meeting-point" in rules) == (not by_ray)
+    assert not rules & ({"own-checks", "node-ranks"} if by_ray else set())
 
 
 def place_node(folder: Path, host: str) -> None:

@@ -148,6 +148,14 @@ def test_too_few_devices_are_one_line_within_seconds(
     assert "Traceback" not in server.text()
 
 
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_the_start_says_how_to_get_it(folder: Path, tmp_path: Path) -> None:
+    with serve(folder, tmp_path / "log", {}, "--tp-size", "2") as server:
+        assert server.wait(60) == 2
+    (line,) = server.text().splitlines()
+    assert "pip install ray" in line
+
+
 @pytest.mark.parametrize(
     ("environment", "said"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.util import find_spec
 
 from vivace.config.config import Config, Options, ResolveContext, all_options
 from vivace.config.errors import ConfigError
@@ -43,8 +42,6 @@ CLOCK_SECONDS = 30.0
 
 def nodes(options: Options) -> list[str]:
     parallel, sizes = options.parallel, requested_sizes(options)
-    if parallel.use_ray and not parallel.node_rank and find_spec("ray") is None:
-        raise ConfigError("--use-ray needs the package ray: pip install ray, on all machines")
     if parallel.nnodes == 1:
         return alone(options)
     if parallel.node_rank >= parallel.nnodes:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def nodes_of_ray(config: Config, words: Sequence[str]) -> Iterator[tuple[Config,
     configuration of this one, and the process that watches them. Raises CannotStart."""
     parallel = config.parallel
     key = parallel.cluster_key or Secret(secrets.token_hex(32))
-    check_address(config.environment.get("RAY_ADDRESS", ""))
+    check_ray(config.environment.get("RAY_ADDRESS", ""))
     child = start_process()
     try:
         child.control.send(ray_setup(config, words, key))
@@ -51,8 +52,11 @@ def nodes_of_ray(config: Config, words: Sequence[str]) -> Iterator[tuple[Config,
         end(child)
 
 
-def check_address(text: str) -> None:
-    """Ray itself would try for minutes. Raises CannotStart where nobody listens at RAY_ADDRESS."""
+def check_ray(text: str) -> None:
+    """Is it installed, and does anybody listen at RAY_ADDRESS, `text`? Ray itself would try for
+    minutes. Raises CannotStart."""
+    if find_spec("ray") is None:
+        raise CannotStart("--use-ray needs the package ray: pip install ray, on all machines")
     if text in ("", "auto"):
         return
     if "://" in text:

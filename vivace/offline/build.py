@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SERVERS = frozenset({
-    "tokenizer_worker_num", "watchdog_timeout", "soft_watchdog_timeout", "log_level_http",
+    "tokenizer_worker_num", "use_ray", "watchdog_timeout", "soft_watchdog_timeout",
+    "log_level_http",
     "log_requests", "log_requests_level", "log_requests_format", "log_requests_target",
     "crash_dump_folder", "enable_metrics", "bucket_time_to_first_token",
     "bucket_inter_token_latency", "bucket_e2e_request_latency", "gc_warning_threshold_secs",

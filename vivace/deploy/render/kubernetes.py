@@ -17,6 +17,7 @@ from vivace.deploy.render.process import Process, list_processes, needs_key, por
 from vivace.deploy.render.resources import ASCEND_FILES, NodeShare, node_shares
 from vivace.deploy.render.shell import WARNING, inline, node_settings, plain_environment
 from vivace.deploy.schema.deployment import Deployment
+from vivace.errors import CannotStart
 
 RESOURCES = {"npu": "huawei.com/Ascend910", "cuda": "nvidia.com/gpu", "hip": "amd.com/gpu"}
 STORE = "ASCEND_MF_STORE_URL"
@@ -69,6 +70,7 @@ class Manifests:
         self.deployment, self.device = case.deployment, case.device
         self.shares = node_shares(case)
         found = list(list_processes(case.deployment))
+        refuse_ray(found)
         self.separate = any(process.kind == "router" for process in found)
         self.stores = {store_host(process.environment.get(STORE, "")) for process in found}
         self.moved = self.addresses(found)
@@ -230,6 +232,16 @@ class Manifests:
             "metadata": {"name": label(self.deployment, process.name)},
             "spec": {"suspend": True, "backoffLimit": 0, "template": template},
         }
+
+
+def refuse_ray(processes: Sequence[Process]) -> None:
+    """Raises CannotStart: the pods that are written here are no Ray cluster."""
+    for process in processes:
+        if process.by_ray:
+            raise CannotStart(
+                f"role {process.role}: use-ray needs a Ray cluster, and starts the other nodes in "
+                "it: take the flag out, or render --to ray, for the jobs of a cluster (KubeRay's)"
+            )
 
 
 def generic(process: Process, moved: dict[str, str], entry: str) -> Process:

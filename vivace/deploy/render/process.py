@@ -9,6 +9,7 @@ import msgspec
 
 from vivace.deploy.from_script.flags import find_option, flags_to_words
 from vivace.deploy.from_script.programs import PARTS, Part, default_port, program_command
+from vivace.deploy.from_script.roles import flag_value
 from vivace.deploy.schema.deployment import Deployment, Role
 from vivace.deploy.schema.nodes import expand_nodes
 
@@ -26,6 +27,8 @@ class Process(msgspec.Struct, frozen=True):
     program: str
     words: tuple[str, ...]
     environment: dict[str, str]
+    by_ray: bool = False
+    """Ray starts the other nodes of its instance, and reserves the devices of all"""
 
     def value(self, option: str) -> str | None:
         """What follows the option, whichever spelling it has."""
@@ -84,6 +87,9 @@ def role_processes(deployment: Deployment, name: str, role: Role) -> Iterator[Pr
     part: Part = PARTS.get(role.program, "router" if role.kind == "router" else "server")
     instances, ranks = len(str(role.instances - 1)), len(str(role.nodes - 1))
     for node in expand_nodes(deployment, role):
+        by_ray = bool(flag_value(node.flags, "use-ray"))
+        if by_ray and node.rank:
+            continue
         suffix = f"-{node.rank:0{ranks}}" if role.nodes > 1 else ""
         yield Process(
             name=f"{name}-{node.instance:0{instances}}{suffix}",
@@ -96,4 +102,5 @@ def role_processes(deployment: Deployment, name: str, role: Role) -> Iterator[Pr
             program=role.program,
             words=(*program_command(role.program), *flags_to_words(node.flags, part)),
             environment=node.environment,
+            by_ray=by_ray,
         )

@@ -1,4 +1,5 @@
-"""Ray: one job for each process, pinned to its node, submitted by one script."""
+"""Ray: one job for each process, pinned to its node, submitted by one script. An instance with
+--use-ray is one job: its first node reserves the devices of all and has Ray start the others."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def submit_command(process: Process, case: Case) -> str:
     if process.host is not None:
         resources[f"node:{process.host}"] = PINNED
     name = "" if case.device is None else RESOURCES.get(case.device.platform, "")
-    if name and process.kind != "router":
+    if name and process.kind != "router" and not process.by_ray:
         resources[name] = case.devices_per_node or 0
     words = ["ray", "job", "submit", "--no-wait", "--submission-id", process.name]
     words += ["--working-dir", "."]

@@ -76,6 +76,8 @@ def node_ranks(case: Case) -> Iterator[Issue]:
     Ranks wait at the rendezvous until all --nnodes have come: one that nobody starts, or that two
     nodes have, hangs the others without an error."""
     for instance in instances(case):
+        if any(flag_value(each.flags, "use-ray") for each in instance):
+            continue  # it starts the others
         count = max(nnodes(each) for each in instance)
         known = [flag_number(each, "node-rank", 0) for each in instance]
         ranks = [rank for rank in known if rank is not None]

@@ -94,10 +94,11 @@ def ranks_per_node(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def meeting_point(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Instances of several nodes set --dist-init-addr.
     Its default is an address of the node itself, so each node would wait for ranks that never
-    come."""
+    come. With --use-ray the first node finds one and tells the others."""
     nnodes = server.positive("nnodes")
     given = [flag_value(node.flags, "dist-init-addr") for node in server.nodes]
-    if nnodes > 1 and not all(given):
+    by_ray = any(flag_value(node.flags, "use-ray") for node in server.nodes)
+    if nnodes > 1 and not all(given) and not by_ray:
         text = f"--dist-init-addr is not set for {nnodes} nodes: each of them waits for itself"
         yield Issue("--dist-init-addr", text, "--dist-init-addr <first node>:5000 on every node")
     for address in dict.fromkeys(map(str, filter(None, given))) if nnodes > 1 else ():
