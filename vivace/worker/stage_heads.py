@@ -44,6 +44,9 @@ class HeadsElsewhere:
         self._number = plan.number
         for drawn in plan.drawn:
             self._enter(drawn, self._awaited.pop(drawn.number))
+        if plan.drawn:  # what a refused plan brought is missing: its rows have left
+            last = plan.drawn[-1].number
+            self._awaited = {step: one for step, one in self._awaited.items() if step > last}
 
     def _enter(self, drawn: DrawnTokens, awaited: AwaitedTokens) -> None:
         """What is known by now; who has left its row since is nobody's business."""
