@@ -51,20 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     leave_signals_to_the_supervisor()
     gc.disable()  # nothing that is imported and loaded is garbage; the roles enable it when ready
     log_lines.setup("info", arguments.role)
-    sock = control_socket(arguments.control[0])
-    control = child_end(sock)
+    sockets = [control_socket(number) for number in arguments.control]
+    control = child_end(sockets[0])
     try:
         if arguments.role == "rank":
-            sock = become_rank(sock, arguments.control, arguments.parent)
-            control = child_end(sock)
+            become_rank(sockets, arguments.parent)
+            control = child_end(sockets[0])
         if arguments.preload:
             preload(arguments.role, control, timeline)
-        run(arguments.role, control, sock, timeline)
+        run(arguments.role, control, sockets[0], timeline)
     except SocketClosed:
         return 1
     except BaseException as error:
         if arguments.role == "rank":
-            control.send(failure_of_rank(error))
+            for sock in sockets:  # of this rank, or of all that are not there
+                child_end(sock).send(failure_of_rank(error))
             return CANNOT_START if isinstance(error, CannotStart) else 1
         control.send(Failure(describe(error)))
         if isinstance(error, CannotStart):
@@ -87,14 +88,13 @@ def control_socket(number: int) -> socket.socket:
     return sock
 
 
-def become_rank(first: socket.socket, controls: Sequence[int], engine: int) -> socket.socket:
-    """Import what ranks need, then be one of them."""
+def become_rank(sockets: list[socket.socket], engine: int) -> None:
+    """Import what ranks need, then be one of them, whose socket is left."""
     from vivace.launch.rank_process import fork_ranks
 
     load_torch_library()
     import_module("vivace.worker.build")
-    first.detach()
-    return control_socket(fork_ranks(controls, engine))
+    fork_ranks(sockets, engine)
 
 
 def run(

@@ -7,15 +7,15 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Sequence
 
 import msgspec
 
-from vivace.config.child_process import die_with
+from vivace.config.child_process import die_with, no_process
 from vivace.config.environment import switched_on
 from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import decode
 from vivace.engine.process_group import RankWorker
+from vivace.errors import FAILED
 from vivace.launch.faults import with_rank_fault
 from vivace.launch.node_sockets import open_sockets
 from vivace.launch.rank_progress import report_to_engine
@@ -43,23 +43,38 @@ ADOPTION_SECONDS = 10.0
 """in which the process between a rank and its engine ends"""
 
 
-def fork_ranks(controls: Sequence[int], engine: int) -> int:
-    """Become the ranks of an engine, one for each control socket: returns in each of them with its
-    own. Forked behind the imports, they start at once and share the memory of what was imported.
-    Each is left to the engine (`adopt_orphans`), which sees how it ends."""
+def fork_ranks(sockets: list[socket.socket], engine: int) -> None:
+    """Become the ranks of an engine, one for each control socket: returns in each of them, and its
+    own is left in the list. Forked behind the imports, they start at once and share the memory of
+    what was imported. Each is left to the engine (`adopt_orphans`), which sees how it ends. Raises
+    CannotStart where the system has no room for one; the sockets that are left have no rank."""
     gc.freeze()  # a collection would write to all that is shared
-    for control in controls:
-        between = os.fork()
-        if between == 0:
-            if os.fork() != 0:
-                os._exit(0)
+    while sockets:
+        if fork_orphan():
+            for other in sockets[1:]:  # an open end would hide that its process is gone
+                other.close()
+            del sockets[1:]
             wait_for_parent(engine)
-            for other in controls:  # an open end would hide that its process is gone
-                if other != control:
-                    os.close(other)
-            return control
-        os.waitpid(between, 0)
+            return
+        sockets.pop(0).close()
     os._exit(0)
+
+
+def fork_orphan() -> bool:
+    """True in a child of a child that has ended. Raises CannotStart."""
+    try:
+        if between := os.fork():
+            if failed := os.waitstatus_to_exitcode(os.waitpid(between, 0)[1]):
+                raise OSError(failed, os.strerror(failed))
+            return False
+    except OSError as error:
+        raise no_process("a rank", error) from error
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError as error:
+        os._exit(error.errno or FAILED)
+    return True
 
 
 def wait_for_parent(engine: int) -> None:

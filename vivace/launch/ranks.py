@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
-import signal
 import socket
 import subprocess
 import threading
@@ -28,6 +26,7 @@ from vivace.config.serialize import encode
 from vivace.engine.executor import ExecutorDied, StepWorker
 from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, find_cause
 from vivace.errors import CannotStart, RankLost
+from vivace.launch.forked_processes import AdoptedProcess, TemplateProcess
 from vivace.launch.node_messages import Address
 from vivace.launch.node_sockets import open_sockets
 from vivace.launch.nodes import Broadcasts, RemoteRank, other_nodes
@@ -235,29 +234,6 @@ def spawn_ranks(
     return links
 
 
-class AdoptedProcess:
-    """A process that another one has left to this one. From any thread."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._file = os.pidfd_open(pid)
-        self._lock = threading.Lock()
-        self._code: int | None = None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """As subprocess.Popen's. Raises subprocess.TimeoutExpired."""
-        if self._code is None and not select.select([self._file], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("rank", timeout or 0.0)
-        with self._lock:
-            if self._code is None:
-                self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self._code
-
-    def kill(self) -> None:
-        if self._code is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-
 class RankProcess:
     """A `RankLink` to a process of ours. Its socket closes the moment it dies. `process`: the one
     that becomes the ranks, until this one has said which it is. It is `reader` of `broadcast`."""
@@ -277,7 +253,8 @@ class RankProcess:
         self.name = f"{name} (process {process.pid})"
         self.control = MessageSocket(ours, msgspec.msgpack.Decoder(FromRank))
         self._incoming: MessageSocket[FromRank] | RankInbox = self.control
-        self._process: subprocess.Popen[bytes] | AdoptedProcess = process
+        self._process: TemplateProcess | AdoptedProcess = TemplateProcess(process, ours)
+        self._template = process
         self._watched = False
         self._gone = threading.Event()
         self._failure: RankFailure | None = None
@@ -291,7 +268,7 @@ class RankProcess:
     def arrive(self) -> None:
         """Wait until it is there. Raises RankLost."""
         message = self.expect(RankHere, COMING_SECONDS)
-        self._process.wait(EXIT_SECONDS)
+        self._template.wait(EXIT_SECONDS)
         self._process, self.address = AdoptedProcess(message.pid), message.address
         self.name = f"{self._rank} (process {message.pid})"
 
@@ -353,13 +330,14 @@ class RankProcess:
         if self._watched and not (self._gone.is_set() or (wait and self._gone.wait(wait))):
             return None
         try:
-            ending = describe_exit(self._process.wait(wait))
+            code = self._process.wait(wait)
         except subprocess.TimeoutExpired:
             return None
         failure = self._failure = self._failure or self._last_failure()
         if failure is None:
-            return RankDeath(self.name, ending, reported=False)
-        reason, noticed = f"{failure.text} ({ending})", failure.noticed
+            return RankDeath(self.name, self._process.describe(code), reported=False)
+        reason = f"{failure.text} ({describe_exit(code)})" if code else failure.text
+        noticed = failure.noticed
         return RankDeath(self.name, reason, reported=True, noticed=noticed, trace=failure.trace)
 
     def _last_failure(self) -> RankFailure | None:

@@ -1,0 +1,153 @@
+"""How ranks come to be: whoever fails says why, and who lives is not blamed."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.msgpack import Decoder
+
+from vivace.engine.process_group import find_cause
+from vivace.errors import CANNOT_START, RankLost
+from vivace.launch.forked_processes import AdoptedProcess
+from vivace.launch.ranks import RankBroadcast, RankProcess
+from vivace.protocol.message_socket import MessageSocket, SocketClosed
+from vivace.protocol.ranks import FromRank, RankFailure, RankHere, ToRank
+
+BUSY = "Address already in use"
+FORKING = """
+import os, sys
+from vivace.launch import child
+
+child.load_torch_library = child.import_module = lambda *_: None
+forks, last = [], int(sys.argv.pop(1))
+fork = os.fork
+
+def limited():
+    forks.append(1)
+    if len(forks) >= last:
+        raise BlockingIOError(11, os.strerror(11))
+    return fork()
+
+os.fork = limited
+child.end(child.main(sys.argv[1:]))
+"""
+
+
+class Forked:
+    """Ranks whose template has done its work, played by the test."""
+
+    def __init__(self, count: int, code: int = 0) -> None:
+        self.template = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
+        plans = os.memfd_create("plans")
+        broadcast = RankBroadcast(plans, count)
+        os.close(plans)
+        pairs = [socket.socketpair() for _ in range(count)]
+        self.links = [
+            RankProcess(f"rank {1 + reader}", self.template, ours, broadcast, reader)
+            for reader, (ours, _) in enumerate(pairs)
+        ]
+        self.ranks: list[MessageSocket[ToRank]] = [
+            MessageSocket(theirs, Decoder(ToRank)) for _, theirs in pairs
+        ]
+        self.template.wait(10)
+
+
+@pytest.fixture
+def forked() -> Iterator[Forked]:
+    found = Forked(3)
+    yield found
+    for link, rank in zip(found.links, found.ranks, strict=True):
+        rank.close()
+        link.close()
+
+
+def test_who_waits_for_the_others_is_not_blamed(forked: Forked) -> None:
+    """One cannot listen; the process that forked all has ended, as it should."""
+    forked.ranks[1].send(RankHere(os.getpid(), ("", 0)))
+    forked.ranks[0].send(RankFailure(BUSY))
+    forked.ranks[0].close()
+    with pytest.raises(RankLost, match="use"):
+        forked.links[0].arrive()
+    cause = find_cause(forked.links)
+    assert "rank 1" in cause and cause.endswith(BUSY)
+    assert forked.links[1].death() is None
+    assert forked.links[1].expect(RankHere).pid == os.getpid()
+
+
+def test_one_that_never_came_is_named(forked: Forked) -> None:
+    assert find_cause(forked.links) == ""
+    forked.ranks[2].close()
+    death = forked.links[2].death(5.0)
+    assert death is not None and not death.reported
+    assert "rank 3" in find_cause(forked.links) and "exit code 0" not in death.text
+
+
+def test_what_the_template_fails_over_all_ranks_say() -> None:
+    found = Forked(2, code=1)
+    for rank in found.ranks:
+        rank.send(RankFailure("ImportError: no"))
+        rank.close()
+    assert find_cause(found.links).endswith("(and 1 more ranks)")
+    assert "ImportError" in find_cause(found.links)
+
+
+@pytest.mark.parametrize(("fork", "lost"), [(1, 0), (2, 0), (3, 1)])
+def test_a_fork_that_fails_says_why(fork: int, lost: int) -> None:
+    """Of the template or of the process between; to all ranks that have no process."""
+    pairs = [socket.socketpair() for _ in range(3)]
+    theirs = [end.fileno() for _, end in pairs]
+    words = ["rank", "--parent", str(os.getpid()), "--control", *map(str, theirs)]
+    template = subprocess.Popen([sys.executable, "-c", FORKING, str(fork), *words], pass_fds=theirs)
+    for _, end in pairs:
+        end.close()
+    assert template.wait(30) == CANNOT_START
+    for ours, _ in pairs[lost:]:
+        control = MessageSocket(ours, Decoder(FromRank))
+        message = control.wait(5.0)
+        assert isinstance(message, RankFailure) and "ulimit -u" in message.text
+        with pytest.raises(SocketClosed):
+            control.wait(5.0)
+    for ours, _ in pairs:
+        ours.close()
+
+
+def spawn(code: int) -> int:
+    return os.posix_spawn(
+        sys.executable, [sys.executable, "-Sc", f"raise SystemExit({code})"], dict(os.environ)
+    )
+
+
+def test_processes_that_ended_hold_no_descriptor() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for code in range(3):
+        process = AdoptedProcess(spawn(code))
+        assert process.wait(10) == process.wait() == code
+        process.kill()
+        del process
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_descriptors_may_be_many() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("the limit on open files is low")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    held = [os.dup(0) for _ in range(1100)]
+    try:
+        process = AdoptedProcess(spawn(3))
+        deadline = time.monotonic() + 10.0
+        with pytest.raises(subprocess.TimeoutExpired):
+            AdoptedProcess(os.getpid()).wait(0.0)
+        assert process.wait(deadline - time.monotonic()) == 3
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
