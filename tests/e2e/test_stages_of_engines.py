@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from running_server import RunningServer, wait_ended
 from toy_models import make
 
-TOKENS = 60
+TOKENS, KILLS = 60, 40
 SEEDS = range(6)
 FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 LAYOUT = "--tp-size 2 --pp-size 2 --dp-size 2 --enable-dp-attention --ep-size 2"
@@ -122,3 +123,18 @@ def test_a_rank_of_the_last_stage_is_named_and_streams_go_on(
     wait_ended(workers)
     named = f"rank {rank} (process {pid})"
     assert any(named in line and words in line for line in server.text().splitlines())
+
+
+@pytest.mark.skipif(not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1")
+def test_streams_go_on_whoever_is_killed(server: RunningServer, wanted: list[list[int]]) -> None:
+    """An engine, or a rank of any stage, also while experts move or others start again."""
+    chance = random.Random(5)
+    for kill in range(KILLS):
+        with ThreadPoolExecutor(len(SEEDS)) as pool:
+            answers = [pool.submit(draw, server, seed) for seed in SEEDS]
+            time.sleep(chance.uniform(0.05, 0.6))
+            workers = server.workers()
+            os.kill(chance.choice(workers), signal.SIGKILL)
+            assert [answer.result(120) for answer in answers] == wanted, kill
+        wait_ended(workers)
+    assert "Traceback" not in server.text()

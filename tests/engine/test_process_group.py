@@ -20,7 +20,7 @@ from vivace.engine.process_group import (
 from vivace.engine.settings import EngineSettings
 from vivace.errors import RankLost, StepRefused
 from vivace.launch.faults import with_rank_fault
-from vivace.protocol.messages import Capacity
+from vivace.protocol.messages import Capacity, Command, GetState
 from vivace.protocol.ranks import RankAnswer
 from vivace.protocol.step import EngineShare, StepPlan, StepResult
 from vivace.protocol.workers import GetWorkerState, WorkerCommand
@@ -285,3 +285,15 @@ def test_a_result_is_read_once() -> None:
     pending = rig.executor.submit(StepPlan(number=0))
     first: StepResult = pending.result()
     assert pending.result() is first
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_command_is_answered_while_another_engine_steps_on(depth: int) -> None:
+    """Nothing may be in flight then, not even a step that is only there for the others."""
+    other = OtherEngine([2] * 500)
+    rig = Rig(EngineSettings(depth=depth), executor=Group(), lockstep=other)
+    rig.send(0, [5] * 6, 12)
+    rig.step(4)
+    rig.mailbox.post(Command(1, GetState()))
+    rig.step(2 * depth + 2)
+    assert len(rig.replies) == 1

@@ -139,6 +139,32 @@ def test_stages_work_at_the_same_time_on_parts_of_the_streams(models: dict[str, 
     assert any(not one & two for one, two in pairwise(decodes))
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"pp_size": 3, "tp_size": 2, "moe_a2a_backend": "deepep"},
+        {"pp_size": 2, "tp_size": 4, "ep_size": 2, "moe_dense_tp_size": 1},
+        {"pp_size": 2, "tp_size": 2, "ep_size": 2, "enable_eplb": True},
+    ],
+    ids=["tokens that travel", "dense layers alone", "experts that move"],
+)
+@pytest.mark.parametrize("name", ["Qwen3Moe", "DeepseekV3"])
+def test_engines_share_layers_of_every_stage(
+    models: dict[str, Path], name: str, more: dict[str, Any]
+) -> None:
+    """With requests of their own. Of some only one engine has any left at the end."""
+    setting = dataclasses.replace(PLAIN, depth=more["pp_size"], chunk=64, operations="captured")
+    shared = {"dp_size": 2, "enable_dp_attention": True, "eplb_rebalance_num_iterations": 5}
+    config = build_config(models[name], setting, **more, **shared)
+    with closing(LayoutEngines(config, setting)) as staged:
+        answers = staged.run(toy_requests(10, stream=True, seed=0), arrivals=random.Random(3))
+        found = {rid: answer.tokens for rid, answer in answers.items()}
+        plain = wanted(models[name], 1, 0)
+        assert found == {rid: answer.tokens for rid, answer in plain.items()}
+        assert [engine.audit() for engine in staged.engines] == [[], []]
+        assert staged.moves() > 0 or "enable_eplb" not in more
+
+
 def test_every_rank_of_a_stage_reads_what_was_saved_for_it(
     models: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -207,6 +207,8 @@ class Loop:
     def _plan(self) -> StepPlan | None:
         if len(self._in_flight) >= self._depth:
             return None
+        if self._in_flight and (self._commands or self._scheduler.isolates):
+            return None  # not even a step for the others follows: they wait until all have landed
         waits = self._commands or self._experts.due
         plan = None if waits else self._scheduler.plan(idle=not self._in_flight)
         moves = self._experts.due and not self._in_flight

@@ -197,6 +197,11 @@ class Scheduler:
         for event in events:
             self._transfers.end(event)
 
+    @property
+    def isolates(self) -> bool:
+        """Whoever may be to blame for a failure runs with nothing else in flight."""
+        return bool(self._bisection.groups or self._table.suspects or self._apart)
+
     def plan(self, idle: bool) -> StepPlan | None:
         """The next step. None: nothing to do, or steps in flight have to be committed first.
 
@@ -210,8 +215,8 @@ class Scheduler:
         if self._table.gated:
             self._transfers.begin_receives()
             self._table.open_gates()
-        if not idle and (self._bisection.groups or self._table.suspects or self._apart):
-            return None  # whoever may be to blame runs with nothing else in flight
+        if not idle and self.isolates:
+            return None
         step = self._apart.popleft() if self._apart else self._compose(now)
         transfers = self._transfers.due
         self._nothing_to_plan = step is None and not transfers
