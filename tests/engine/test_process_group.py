@@ -23,7 +23,7 @@ from vivace.launch.faults import with_rank_fault
 from vivace.protocol.messages import Capacity, Command, GetState
 from vivace.protocol.ranks import RankAnswer
 from vivace.protocol.step import EngineShare, StepPlan, StepResult
-from vivace.protocol.workers import GetWorkerState, WorkerCommand
+from vivace.protocol.workers import GetWorkerState, MoveExperts, WorkerCommand, WorkerState
 
 RANKS = 3
 
@@ -226,6 +226,20 @@ def test_a_rank_that_is_dead_does_not_answer_commands() -> None:
     group.ranks[1].dead = True
     with pytest.raises(ExecutorDied, match=r"rank 2: .*GetWorkerState"):
         rig.executor.control(GetWorkerState())
+
+
+def test_a_rank_that_dies_while_all_carry_out_a_command_is_named() -> None:
+    """Experts move by all ranks together: the first one only notices."""
+    group = Group()
+    rig = Rig(executor=group)
+
+    def move(command: WorkerCommand) -> WorkerState:
+        raise RankLost("other ranks do not answer any more")
+
+    rig.executor._worker.control = move
+    group.ranks[1].dead = True
+    with pytest.raises(ExecutorDied, match=r"rank 2: .*MoveExperts"):
+        rig.executor.control(MoveExperts([], []))
 
 
 # steps with other engines

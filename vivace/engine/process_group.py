@@ -246,7 +246,10 @@ class ProcessGroupExecutor:
 
     def control(self, command: WorkerCommand) -> list[WorkerState]:
         self._broadcast.send(command)
-        states = [self._worker.control(command)]
+        try:
+            states = [self._worker.control(command)]
+        except RankLost as error:  # some commands are carried out together
+            raise self._blame(command, error) from error
         for rank, answer in self._answers(command):
             if not isinstance(answer, WorkerState):
                 raise ExecutorDied(f"{rank.name} answers {answer} to {type(command).__name__}")
