@@ -27,8 +27,9 @@ CONFIG: dict[str, Any] = {
 def make_fp8(
     folder: Path, kind: str, *, form: str = "blocks", **settings: Any
 ) -> tuple[Path, Path]:
-    """(the checkpoint, a plain one of the same numbers). `form`: "blocks", "tensor" or "channel"
-    of each linear layer's scales; layer 1 is left alone."""
+    """(the checkpoint, a plain one of the same numbers). `form`: "blocks" (also "compressed", as
+    compressed-tensors has them), "tensor" or "channel" of each linear layer's scales; layer 1 is
+    left alone."""
     plain, stored = folder / "plain", folder / "fp8"
     make(kind, plain, **settings)
     tensors = load_file(plain / "model.safetensors")
@@ -37,7 +38,8 @@ def make_fp8(
         if (not name.endswith("proj.weight") and "kv_a_proj" not in name) or ".layers.1." in name:
             quantized[name] = weight
             continue
-        scales = by_blocks(weight) if form == "blocks" else by_tensor(weight, form)
+        of_blocks = form in ("blocks", "compressed")
+        scales = by_blocks(weight) if of_blocks else by_tensor(weight, form)
         numbers = (weight / widen(scales, weight)).to(torch.float8_e4m3fn)
         suffix = "_scale_inv" if form == "blocks" else "_scale"
         quantized |= {name: numbers, f"{name}{suffix}": scales}
@@ -51,7 +53,23 @@ def make_fp8(
     return stored, plain
 
 
+def describe_compressed() -> dict[str, Any]:
+    numbers = {"num_bits": 8, "type": "float", "symmetric": True}
+    weights = {**numbers, "strategy": "block", "block_structure": list(BLOCK), "dynamic": False}
+    inputs = {**numbers, "strategy": "group", "group_size": 128, "dynamic": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "ignore": ["lm_head", "re:.*layers.1.*"],
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+        },
+    }
+
+
 def describe(form: str) -> dict[str, Any]:
+    if form == "compressed":
+        return describe_compressed()
     kept = {**CONFIG, "modules_to_not_convert": ["lm_head", "model.layers.1"]}
     if form == "blocks":
         return kept

@@ -8,7 +8,7 @@ from typing import Any
 import paged_model
 import pytest
 import torch
-from fp8_toys import CONFIG, change_tensors, make_fp8
+from fp8_toys import CONFIG, change_tensors, describe, make_fp8
 from paged_model import PagedModel, load
 from quantized_toys import change_config
 from toy_models import make, tokens
@@ -60,14 +60,15 @@ def logits(folder: Path, quantization: str | None = None) -> torch.Tensor:
     return PagedModel(load(folder, quantization=quantization)).feed("a", IDS, [9, 1, 11])
 
 
-@pytest.mark.parametrize("form", ["blocks", "tensor", "channel"])
+@pytest.mark.parametrize("form", ["blocks", "compressed", "tensor", "channel"])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_have_the_bits_of_the_plain_model(name: str, form: str, tmp_path: Path) -> None:
     kind, settings = MODELS[name]
     stored, plain = make_fp8(tmp_path, kind, form=form, **settings)
     found = logits(stored)
     assert torch.equal(found, logits(plain))
-    assert torch.equal(found, logits(stored, "fp8")) and torch.equal(
+    method = "compressed-tensors" if form == "compressed" else "fp8"
+    assert torch.equal(found, logits(stored, method)) and torch.equal(
         found, logits(stored, "unquant")
     )
 
@@ -97,6 +98,44 @@ def test_descriptions_that_are_not_read(change: dict[str, Any], said: str, tmp_p
     make("Llama", tmp_path)
     change_config(tmp_path, quantization_config={**CONFIG, **change})
     with pytest.raises(SourceError, match=said):
+        checkpoint_quantization(locate(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ({"block_structure": None}, "block_structure"),
+        ({"block_structure": [128, 64]}, "multiple"),
+        ({"block_structure": "128x128"}, "block_structure"),
+        ({"strategy": "group"}, "compressed-tensors"),
+        ({"num_bits": 4}, "compressed-tensors"),
+    ],
+)
+def test_compressed_blocks_that_are_not_read(
+    weights: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    make("Llama", tmp_path)
+    found = describe("compressed")
+    found["config_groups"]["group_0"]["weights"] |= weights
+    change_config(tmp_path, quantization_config=found)
+    with pytest.raises(SourceError, match=said):
+        checkpoint_quantization(locate(str(tmp_path)))
+
+
+def test_compressed_blocks_of_one_size_and_without_quantized_kv(tmp_path: Path) -> None:
+    make("Llama", tmp_path)
+    found = describe("compressed")
+    change_config(tmp_path, quantization_config=found)
+    assert undivided_inputs(locate(str(tmp_path))) == same_groups(128)
+    group = found["config_groups"]["group_0"]
+    other = {**group, "weights": {**group["weights"], "block_structure": [64, 256]}}
+    found["config_groups"]["group_1"] = other
+    change_config(tmp_path, quantization_config=found)
+    with pytest.raises(SourceError, match="several"):
+        checkpoint_quantization(locate(str(tmp_path)))
+    del found["config_groups"]["group_1"]
+    change_config(tmp_path, quantization_config={**found, "kv_cache_scheme": {"num_bits": 8}})
+    with pytest.raises(SourceError, match="compressed-tensors"):
         checkpoint_quantization(locate(str(tmp_path)))
 
 

@@ -19,7 +19,7 @@ from vivace.checkpoint.source import SourceError, locate
 from vivace.checkpoint.weights import CheckpointError
 from vivace.models.gpt_oss import GptOssForCausalLM
 from vivace.platforms.ops.linear import packed_parts
-from vivace.quantization.packed import PackedExperts
+from vivace.quantization.grouped import GroupedExperts
 
 SETTINGS: dict[str, Any] = {
     "num_local_experts": 4,
@@ -50,22 +50,22 @@ def test_transformers_reads_the_same_numbers_from_the_files(tmp_path: Path) -> N
     torch.testing.assert_close(found, reference(theirs, ids), rtol=1e-3, atol=1e-3)
 
 
-def experts(model: Any) -> PackedExperts:
+def experts(model: Any) -> GroupedExperts:
     assert isinstance(model, GptOssForCausalLM)
     method = model.model.layers[0].mlp.experts.method  # type: ignore[union-attr]
-    assert isinstance(method, PackedExperts)
+    assert isinstance(method, GroupedExperts)
     return method
 
 
 def test_blocks_stay_blocks_where_kernels_read_them(tmp_path: Path) -> None:
     make_mxfp4(tmp_path, **SETTINGS)
-    kept = experts(load(tmp_path))._gate_up.weight
+    kept = experts(load(tmp_path)).gate_up.weight
     if paged_model.PLATFORM is None:
         assert [part.dtype for part in packed_parts(kept)] == [torch.float32] * 4
         return
     assert [part.kind for part in kept.parts] == ["mxfp4"]
     assert kept.nbytes == 4 * 128 * 96 // 32 * 17
-    floats = experts(load(tmp_path, quantization="unquant"))._gate_up.weight
+    floats = experts(load(tmp_path, quantization="unquant")).gate_up.weight
     assert [part.kind for part in floats.parts] == ["f32"]
 
 
@@ -84,7 +84,7 @@ def test_dummy_experts_are_blocks_of_ordinary_numbers(tmp_path: Path) -> None:
     logits = PagedModel(model).feed("a", tokens(12), [5, 7])
     assert logits.isfinite().all() and logits.std() > 0
     if paged_model.PLATFORM is not None:
-        assert [part.kind for part in experts(model)._down.weight.parts] == ["mxfp4"]
+        assert [part.kind for part in experts(model).down.weight.parts] == ["mxfp4"]
 
 
 @pytest.mark.parametrize("damage", ["scales", "blocks", "shape"])

@@ -36,7 +36,8 @@ from vivace.quantization.method import (
     LocalPart,
     Matrix,
 )
-from vivace.quantization.packed import PackedExperts, WeightPacker
+from vivace.quantization.packed import WeightPacker
+from vivace.quantization.packed_experts import packed_experts
 from vivace.quantization.plain import PlainConfig, read_floats
 from vivace.worker.step_input import StepInput
 from vivace.worker.tensor_memory import memory_blocks
@@ -287,7 +288,7 @@ def test_experts_are_those_of_transformers() -> None:
         (layer(["gate_proj", "up_proj"], e, inner, hidden), layer(["down_proj"], e, hidden, inner))
         for e in range(count)
     ]
-    method = PackedExperts(packer(), read_floats, "silu")
+    method = packed_experts(packer(), read_floats, "silu")
     method.load(experts)
     x, ops = torch.randn(7, hidden), packer().ops
     with torch.inference_mode():

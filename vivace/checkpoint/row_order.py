@@ -16,7 +16,7 @@ OF_ROWS = frozenset(
 """what formats have for each output of a layer"""
 IN_WORDS = frozenset("qweight qzeros scales g_idx".split())
 """what formats have of several rows, or of none: whoever takes them apart asks for `row_order`"""
-SCALES_OF_BLOCKS, BLOCK_ROWS = "weight_scale_inv", 128
+SCALES_OF_BLOCKS, BLOCK_ROWS = ("weight_scale_inv", "weight_scale"), 128
 """of FP8: one for 128 x 128 weights"""
 
 
@@ -96,7 +96,8 @@ class ReorderedRows:
             return None
         if suffix == "weight" and 2 * shape[0] == len(order):  # two rows in a byte
             return None
-        if suffix == SCALES_OF_BLOCKS and stays_in_blocks(order):
+        of_blocks = suffix in SCALES_OF_BLOCKS and shape[0] == -(-len(order) // BLOCK_ROWS)
+        if of_blocks and stays_in_blocks(order):
             return None
         if suffix not in OF_ROWS or shape[0] != len(order):
             raise CheckpointError(

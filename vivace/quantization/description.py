@@ -163,8 +163,10 @@ def read_method(values: Mapping[str, Any], place: str) -> QuantizedCheckpoint:
     if method == "fbgemm_fp8":
         read_names(values, "modules_to_not_convert", place)
         return Fp8Checkpoint(block=None, method=method)
-    if fp8_by_tensor(values):
+    if fp8_by(values, "channel", "tensor"):
         return Fp8Checkpoint(block=None, method=Int8Checkpoint.method)
+    if fp8_by(values, "block"):
+        return read_compressed_blocks(values, place)
     if method in ("modelslim", "ascend"):
         raise SourceError(f"{place}: quant_model_description.json is missing; fetch it")
     raise SourceError(refusal)
@@ -214,17 +216,31 @@ def read_fp8(values: Mapping[str, Any], place: str, refusal: str) -> Fp8Checkpoi
     block = values.get("weight_block_size")
     if block is None:
         return Fp8Checkpoint(block=None)
+    return Fp8Checkpoint(block=read_block(block, f"{place}.weight_block_size"))
+
+
+def read_compressed_blocks(values: Mapping[str, Any], place: str) -> Fp8Checkpoint:
+    """compressed-tensors: every group of layers has blocks of its own description."""
+    found = [weights.get("block_structure") for weights, _ in fp8_groups(values)]
+    blocks = {read_block(block, f"{place}.config_groups: block_structure") for block in found}
+    if len(blocks) > 1:
+        raise SourceError(
+            f"{place}.config_groups: block_structure is {abbreviate(found)}: layers with blocks of "
+            "several sizes are not supported"
+        )
+    return Fp8Checkpoint(block=blocks.pop(), method=Int8Checkpoint.method)
+
+
+def read_block(block: Any, place: str) -> tuple[int, int]:
     sizes = block if isinstance(block, list) else []
     if len(sizes) != 2 or any(type(size) is not int or size < 1 for size in sizes):
-        raise SourceError(
-            f"{place}.weight_block_size is {abbreviate(block)}: it is [rows, inputs] of a block"
-        )
+        raise SourceError(f"{place} is {abbreviate(block)}: it is [rows, inputs] of a block")
     if sizes[1] % FP8_INPUTS:
         raise SourceError(
-            f"{place}.weight_block_size is {sizes}: blocks of FP8 have a multiple of {FP8_INPUTS} "
+            f"{place} is {sizes}: blocks of FP8 have a multiple of {FP8_INPUTS} "
             "inputs; use a checkpoint with [128, 128]"
         )
-    return Fp8Checkpoint(block=(sizes[0], sizes[1]))
+    return sizes[0], sizes[1]
 
 
 def read_group_size(values: Mapping[str, Any], *keys: str, place: str) -> int:
@@ -295,17 +311,21 @@ def int8_by_channel(found: Mapping[str, Any]) -> bool:
     )
 
 
-def fp8_by_tensor(found: Mapping[str, Any]) -> bool:
-    """Whether compressed-tensors' description is of float8 weights with a scale for a tensor or its
-    output channels; activations, which stay floats here, may have any."""
+def fp8_by(found: Mapping[str, Any], *strategies: str) -> bool:
+    """Whether compressed-tensors' description is of float8 weights whose scales are of these;
+    activations, which stay floats here, may have any."""
     wanted = {"num_bits": 8, "type": "float", "symmetric": True}
-    parts = compressed_groups(found, "float-quantized")
+    parts = fp8_groups(found)
     return bool(parts) and all(
         has(weights, wanted)
-        and weights.get("strategy") in ("channel", "tensor")
+        and weights.get("strategy") in strategies
         and (inputs is None or has(inputs, {"num_bits": 8, "type": "float"}))
         for weights, inputs in parts
     )
+
+
+def fp8_groups(found: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    return compressed_groups(found, "float-quantized")
 
 
 def compressed_groups(found: Mapping[str, Any], form: str) -> list[tuple[Any, Any]]:

@@ -24,7 +24,8 @@ from vivace.quantization.method import (
     LocalPart,
     Matrix,
 )
-from vivace.quantization.packed import PackedExperts, PackedMethod, WeightPacker
+from vivace.quantization.packed import PackedMethod, WeightPacker
+from vivace.quantization.packed_experts import packed_experts
 from vivace.quantization.plain import read_floats
 
 BLOCK_SCALE, SCALE, INPUT_SCALE = "weight_scale_inv", "weight_scale", "input_scale"
@@ -50,7 +51,7 @@ class Fp8Config:
         return PackedMethod(self._packer, self._read, suffixes=SUFFIXES)
 
     def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
-        return PackedExperts(self._packer, self._read, activation, suffixes=SUFFIXES)
+        return packed_experts(self._packer, self._read, activation, suffixes=SUFFIXES)
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
         return self._read(weights, part)
@@ -65,7 +66,7 @@ class Fp8Config:
         block = self._block
         scales = read_scales(weights, part) if block is None else block_scales(weights, part, block)
         if not bool(scales.isfinite().all()):
-            suffix = SCALE if block is None else BLOCK_SCALE
+            suffix = SCALE if block is None else find_block_scale(weights, part)
             raise weights.fail(part, suffix, "infinite or undefined scales")
         found = Fp8Groups(numbers, scales)
         whole_steps = numbers.shape[1] % PACKED_STEP == 0
@@ -73,25 +74,30 @@ class Fp8Config:
 
 
 def block_scales(weights: LayerWeights, part: LocalPart, block: tuple[int, int]) -> Tensor:
-    """`weight_scale_inv`[blocks of rows, blocks of inputs], which is multiplied with whatever its
-    name says -> float32[this rank's rows, groups of its inputs]"""
-    rows, inputs = block
+    """[blocks of rows, blocks of inputs] -> float32[this rank's rows, groups of its inputs]"""
+    (rows, inputs), suffix = block, find_block_scale(weights, part)
     width = weights.shape.inputs
     start, stop, _ = weights.shape.columns.indices(width)
     if start % inputs or (stop % inputs and stop != width):
         reason = f"inputs {start} to {stop} are no whole blocks of {inputs}"
-        raise weights.fail(part, BLOCK_SCALE, reason, OTHER_TP)
+        raise weights.fail(part, suffix, reason, OTHER_TP)
     ours = torch.arange(part.size)[part.rows] // rows
     first, last = int(ours[0]), int(ours[-1])
     taken = weights.take(
         part,
-        BLOCK_SCALE,
+        suffix,
         (-(-part.size // rows), -(-width // inputs)),
         slice(first, last + 1),
         slice(start // inputs, -(-stop // inputs)),
     )
     scales = taken.float()[ours - first].repeat_interleave(inputs // FP8_GROUP, 1)
     return scales[:, : groups(stop - start)].contiguous()
+
+
+def find_block_scale(weights: LayerWeights, part: LocalPart) -> str:
+    """DeepSeek's name, of what is multiplied whatever it says, or compressed-tensors'"""
+    apart = weights.has(part, SCALE) and not weights.has(part, BLOCK_SCALE)
+    return SCALE if apart else BLOCK_SCALE
 
 
 def read_scales(weights: LayerWeights, part: LocalPart) -> Tensor:

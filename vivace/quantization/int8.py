@@ -21,12 +21,12 @@ from vivace.quantization.method import (
     Matrix,
 )
 from vivace.quantization.packed import (
-    PackedExperts,
     PackedMethod,
     Quantize,
     WeightPacker,
     keep,
 )
+from vivace.quantization.packed_experts import packed_experts
 from vivace.quantization.plain import HEAD, read_floats, read_stored
 
 SCALE = "weight_scale"
@@ -54,7 +54,7 @@ class Int8Config:
 
     def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
         read, quantize = self._forms(layer)
-        return PackedExperts(self._packer, read, activation, quantize, SUFFIXES)
+        return packed_experts(self._packer, read, activation, quantize, SUFFIXES)
 
     def _forms(self, layer: str) -> tuple[Callable[[LayerWeights, LocalPart], Matrix], Quantize]:
         """(how a part is read, what is packed)"""

@@ -14,6 +14,7 @@ from vivace.checkpoint.errors import SourceError
 from vivace.platforms.ops.stored import Int8Rows
 from vivace.platforms.ops.table import Activation
 from vivace.quantization.description import FLOAT, ModelSlimCheckpoint
+from vivace.quantization.grouped import GroupedExperts
 from vivace.quantization.int8 import Int8, read_scales
 from vivace.quantization.method import (
     OTHER_TP,
@@ -24,15 +25,16 @@ from vivace.quantization.method import (
     LocalPart,
     Matrix,
 )
-from vivace.quantization.packed import PackedExperts, PackedMethod, WeightPacker
+from vivace.quantization.packed import PackedMethod, WeightPacker
+from vivace.quantization.packed_experts import packed_experts
 from vivace.quantization.plain import read_floats
 from vivace.quantization.static_int8 import (
     INT8,
     OFFSET,
     SCALE,
     STATIC,
-    StaticInt8Experts,
     StaticInt8Method,
+    StaticInt8Product,
     read_static,
 )
 
@@ -74,13 +76,13 @@ class ModelSlimConfig:
         others = [name for name, kind in types.items() if kind != STATIC_TYPE]
         if not static:
             suffixes = (*STATIC, SCALE_BIAS)
-            return PackedExperts(self._packer, self._read_expert, activation, suffixes=suffixes)
+            return packed_experts(self._packer, self._read_expert, activation, suffixes=suffixes)
         if others:
             raise SourceError(
                 f"quant_model_description.json: {static[0]} is {STATIC_TYPE} and {others[0]} is "
                 f"{types[others[0]]}; the experts of a layer need one type"
             )
-        return StaticInt8Experts(self._packer, activation)
+        return GroupedExperts(self._packer, activation, StaticInt8Product(self._packer))
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
         if self._type([part.name]) == STATIC_TYPE:

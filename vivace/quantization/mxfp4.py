@@ -23,7 +23,8 @@ from vivace.quantization.method import (
     LocalPart,
     Matrix,
 )
-from vivace.quantization.packed import PackedExperts, PackedMethod, WeightPacker
+from vivace.quantization.packed import PackedMethod, WeightPacker
+from vivace.quantization.packed_experts import packed_experts
 from vivace.quantization.plain import read_floats
 
 BLOCKS, SCALES = "blocks", "scales"
@@ -48,7 +49,7 @@ class Mxfp4Config:
         return PackedMethod(self._packer, read_floats)
 
     def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
-        return PackedExperts(self._packer, self._read, activation, suffixes=SUFFIXES)
+        return packed_experts(self._packer, self._read, activation, suffixes=SUFFIXES)
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
         return read_floats(weights, part)

@@ -12,13 +12,10 @@ from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.segments import Segments
 from vivace.platforms.ops.table import (
-    Activation,
-    GroupedLinearOp,
     Ops,
     PackedWeight,
-    gated_activation,
 )
-from vivace.quantization.method import WEIGHT, Combine, LayerWeights, LocalPart, Matrix
+from vivace.quantization.method import WEIGHT, LayerWeights, LocalPart, Matrix
 
 Quantize = Callable[[Sequence[Matrix]], Sequence[Matrix]]
 """a layer's pieces -> the pieces that are packed"""
@@ -118,91 +115,6 @@ class PackedMethod:
 
     def apply(self, x: Tensor, step: AttendingStep | None) -> Tensor:
         return self._multiply(x, self.operands)
-
-    def suffixes(self) -> Collection[str]:
-        return self._suffixes
-
-
-class PackedExperts:
-    """Every expert's gate and up as one product, grouped by expert, and its down."""
-
-    def __init__(
-        self,
-        packer: WeightPacker,
-        read: Callable[[LayerWeights, LocalPart], Matrix],
-        activation: Activation,
-        quantize: Quantize = keep,
-        suffixes: Collection[str] = (WEIGHT,),
-    ) -> None:
-        self._packer = packer
-        self._ops = packer.ops
-        self._read = read
-        self._quantize = quantize
-        self._suffixes = suffixes
-        self._activate = gated_activation(packer.ops, activation)
-        self._gate_up = Operands(None, None)
-        self._down = Operands(None, None)
-        self._count = 0
-        self._multiply_down: GroupedLinearOp = packer.ops.grouped_linear
-
-    def load(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None:
-        self._count = len(experts)
-        self._gate_up, self._down = self._pack(experts)
-        if experts[0][1].shape.segments is not None:
-            self._multiply_down = self._ops.segmented_linear
-
-    def update(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None:
-        self.prepare(range(self._count), experts)()
-
-    def prepare(
-        self, slots: Sequence[int], experts: Sequence[tuple[LayerWeights, LayerWeights]]
-    ) -> Callable[[], None]:
-        new, at = self._pack(experts), torch.tensor(list(slots), device=self._packer.device)
-
-        def put() -> None:
-            for kept, packed in zip((self._gate_up, self._down), new, strict=True):
-                weight = self._ops.select_grouped(kept.weight, slots)
-                self._ops.update_weight(weight, packed.weight)
-                if kept.bias is not None and packed.bias is not None:
-                    kept.bias.index_copy_(0, at, packed.bias)
-
-        return put
-
-    def _pack(
-        self, experts: Sequence[tuple[LayerWeights, LayerWeights]]
-    ) -> tuple[Operands, Operands]:
-        gate_ups, downs = zip(*experts, strict=True)
-        return self._pack_experts(gate_ups), self._pack_experts(downs)
-
-    def _pack_experts(self, experts: Sequence[LayerWeights]) -> Operands:
-        """Biases [experts, outputs], where they have some."""
-        pieces = [self._pieces(one) for one in experts]
-        biases = [bias for one in experts if (bias := one.take_bias()) is not None]
-        bias = self._packer.place_bias(torch.stack(biases)) if biases else None
-        segments = experts[0].shape.segments
-        return Operands(self._packer.pack_grouped(pieces, segments), bias)
-
-    def _pieces(self, weights: LayerWeights) -> Sequence[Matrix]:
-        return self._quantize([self._read(weights, part) for part in weights.shape.parts])
-
-    def apply(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        experts: Tensor,
-        step: AttendingStep,
-        *,
-        weigh_inputs: bool = False,
-        combine: Combine | None = None,
-    ) -> Tensor:
-        ops = self._ops
-        before, behind = (weights, None) if weigh_inputs else (None, weights)
-        routes = ops.moe_routes(experts, self._count)
-        rows = ops.moe_permute(x, routes, before)
-        gate_up, down = self._gate_up, self._down
-        inner = self._activate(ops.grouped_linear(rows, gate_up.weight, routes, gate_up.bias))
-        pairs = self._multiply_down(inner, down.weight, routes, down.bias)
-        return (combine or ops.moe_combine)(pairs, behind, routes)
 
     def suffixes(self) -> Collection[str]:
         return self._suffixes

@@ -11,12 +11,12 @@ from vivace.platforms.ops.stored import StoredBlocks
 from vivace.platforms.ops.table import Activation
 from vivace.quantization.method import ExpertMethod, LayerWeights, LocalPart, Matrix
 from vivace.quantization.packed import (
-    PackedExperts,
     PackedMethod,
     Quantize,
     WeightPacker,
     keep,
 )
+from vivace.quantization.packed_experts import packed_experts
 
 HEAD = "lm_head"
 
@@ -36,7 +36,7 @@ class PlainConfig:
         return PackedMethod(self._packer, self.take_matrix, self._marks(layer))
 
     def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
-        return PackedExperts(self._packer, self.take_matrix, activation, self._marks(layer))
+        return packed_experts(self._packer, self.take_matrix, activation, self._marks(layer))
 
     def _marks(self, layer: str) -> Quantize:
         return mark_int8_activations if self._int8_activations and layer != HEAD else keep

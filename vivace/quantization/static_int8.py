@@ -6,7 +6,7 @@ layer's bias. Source: msmodelslim 26.1, docs/.../quantization_formats/ascendv1.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +16,9 @@ from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import Routes
 from vivace.platforms.ops.stored import Int8Rows
-from vivace.platforms.ops.table import (
-    Activation,
-    GroupedLinearOp,
-    PackedWeight,
-    gated_activation,
-)
-from vivace.quantization.method import WEIGHT, Combine, LayerWeights, LocalPart, Matrix
+from vivace.platforms.ops.table import GroupedLinearOp
+from vivace.quantization.grouped import GroupedOperands
+from vivace.quantization.method import WEIGHT, LayerWeights, LocalPart, Matrix
 from vivace.quantization.packed import WeightPacker
 
 SCALE, OFFSET = "weight_scale", "weight_offset"
@@ -137,65 +133,13 @@ class StaticInt8Method:
         return STATIC
 
 
-@dataclass(frozen=True, slots=True)
-class StaticOperands:
-    """One product of all experts."""
+class StaticInt8Product:
+    """Of experts, which have activations of their own each."""
 
-    weight: PackedWeight
-    bias: Tensor | None
-    """[experts, outputs]; None where another rank adds it"""
-    scales: Tensor
-    """float32[experts], of activations; the offsets too"""
-    offsets: Tensor
-
-
-class StaticInt8Experts:
-    """Every expert's gate and up as one product, grouped by expert, and its down; each expert has
-    activations of its own."""
-
-    def __init__(self, packer: WeightPacker, activation: Activation) -> None:
+    def __init__(self, packer: WeightPacker) -> None:
         self._packer, self._ops = packer, packer.ops
-        self._activate = gated_activation(packer.ops, activation)
-        self._products: tuple[StaticOperands, StaticOperands] | None = None
-        self._multiply_down: GroupedLinearOp = packer.ops.grouped_linear
-        self._count = 0
 
-    def load(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None:
-        self._count, self._products = len(experts), self._pack(experts)
-        if experts[0][1].shape.segments is not None:
-            self._multiply_down = self._ops.segmented_linear
-
-    def update(self, experts: Sequence[tuple[LayerWeights, LayerWeights]]) -> None:
-        self.prepare(range(self._count), experts)()
-
-    def prepare(
-        self, slots: Sequence[int], experts: Sequence[tuple[LayerWeights, LayerWeights]]
-    ) -> Callable[[], None]:
-        new, at = self._pack(experts), torch.tensor(list(slots), device=self._packer.device)
-
-        def put() -> None:
-            for kept, packed in zip(self._loaded(), new, strict=True):
-                weight = self._ops.select_grouped(kept.weight, slots)
-                self._ops.update_weight(weight, packed.weight)
-                kept.scales.index_copy_(0, at, packed.scales)
-                kept.offsets.index_copy_(0, at, packed.offsets)
-                if kept.bias is not None and packed.bias is not None:
-                    kept.bias.index_copy_(0, at, packed.bias)
-
-        return put
-
-    def _loaded(self) -> tuple[StaticOperands, StaticOperands]:
-        if self._products is None:
-            raise ValueError("experts are asked for before they are loaded")
-        return self._products
-
-    def _pack(
-        self, experts: Sequence[tuple[LayerWeights, LayerWeights]]
-    ) -> tuple[StaticOperands, StaticOperands]:
-        gate_ups, downs = zip(*experts, strict=True)
-        return self._pack_product(gate_ups), self._pack_product(downs)
-
-    def _pack_product(self, experts: Sequence[LayerWeights]) -> StaticOperands:
+    def pack(self, experts: Sequence[LayerWeights]) -> GroupedOperands:
         device, shape = self._packer.device, experts[0].shape
         read = [read_parts(one) for one in experts]
         pieces = [[self._form(part.rows) for part in parts] for parts in read]
@@ -204,7 +148,7 @@ class StaticInt8Experts:
             torch.tensor(numbers, dtype=torch.float32, device=device)
             for numbers in zip(*((parts[0].scale, parts[0].offset) for parts in read), strict=True)
         )
-        return StaticOperands(
+        return GroupedOperands(
             self._packer.pack_experts(pieces, shape.segments),
             bias.to(device) if shape.adds_bias else None,
             scales,
@@ -214,27 +158,10 @@ class StaticInt8Experts:
     def _form(self, rows: Int8Rows) -> Matrix:
         return rows if self._packer.blocks else rows.dequantize()
 
-    def apply(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        experts: Tensor,
-        step: AttendingStep,
-        *,
-        weigh_inputs: bool = False,
-        combine: Combine | None = None,
+    def multiply(
+        self, product: GroupedLinearOp, x: Tensor, operands: GroupedOperands, routes: Routes
     ) -> Tensor:
-        ops, (gate_up, down) = self._ops, self._loaded()
-        before, behind = (weights, None) if weigh_inputs else (None, weights)
-        routes = ops.moe_routes(experts, self._count)
-        rows = ops.moe_permute(x, routes, before)
-        gated = self._multiply(ops.grouped_linear, rows, gate_up, routes)
-        pairs = self._multiply(self._multiply_down, self._activate(gated), down, routes)
-        return (combine or ops.moe_combine)(pairs, behind, routes)
-
-    def _multiply(
-        self, product: GroupedLinearOp, x: Tensor, operands: StaticOperands, routes: Routes
-    ) -> Tensor:
+        assert operands.scales is not None and operands.offsets is not None
         numbers = self._ops.quantize_experts(x, operands.scales, operands.offsets, routes)
         if numbers.dtype is not torch.float32:
             numbers = numbers.float()

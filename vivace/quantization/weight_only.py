@@ -29,7 +29,8 @@ from vivace.quantization.method import (
     LocalPart,
     Matrix,
 )
-from vivace.quantization.packed import PackedExperts, PackedMethod, WeightPacker
+from vivace.quantization.packed import PackedMethod, WeightPacker
+from vivace.quantization.packed_experts import packed_experts
 from vivace.quantization.plain import read_floats
 
 QWEIGHT, QZEROS, SCALES, ORDER = "qweight", "qzeros", "scales", "g_idx"
@@ -121,7 +122,7 @@ class WeightOnlyConfig:
         return PackedMethod(self._packer, self._read_packed, suffixes=SUFFIXES)
 
     def expert_method(self, layer: str, activation: Activation) -> ExpertMethod:
-        return PackedExperts(self._packer, self._read_packed, activation, suffixes=SUFFIXES)
+        return packed_experts(self._packer, self._read_packed, activation, suffixes=SUFFIXES)
 
     def take_matrix(self, weights: LayerWeights, part: LocalPart) -> Matrix:
         if any(skipped in part.name for skipped in self._skipped) or is_plain(weights, part):
