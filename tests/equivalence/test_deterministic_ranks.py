@@ -12,6 +12,7 @@ from typing import Any
 
 import paged_model
 import pytest
+import rank_toys
 import torch
 from engine_under_test import Answer, Setting, build_config, toy_requests
 from fp8_toys import make_fp8
@@ -30,6 +31,7 @@ from quantized_toys import (
     static_meant,
     store_static,
 )
+from rank_toys import FAMILIES
 from thread_ranks import ThreadRanks
 from torch import Tensor
 from toy_models import make, tokens
@@ -47,31 +49,21 @@ from vivace.platforms.platform import detect
 from vivace.platforms.rendezvous import RankMemory
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 97,
+    **rank_toys.SIZES,
     "hidden_size": 96,
     "intermediate_size": 192,
     "num_attention_heads": 24,
     "num_key_value_heads": 1,
     "head_dim": 16,
-    "num_hidden_layers": 2,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
 LATENT = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_group": 4,
-    "topk_group": 2,
+    **FAMILIES["DeepseekV3"],
     "moe_intermediate_size": 96,
-    "first_k_dense_replace": 1,
-    "n_shared_experts": 2,
     "num_key_value_heads": 24,
     "q_lora_rank": 32,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
 }
-FUSED = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24}
+FUSED = {**FAMILIES["GptOss"], "sliding_window": 24}
 IDS, CHUNKS = tokens(21), [9, 1, 11]
 
 

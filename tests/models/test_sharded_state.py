@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rank_toys
 import torch
 from fp8_toys import make_fp8
 from mxfp4_toys import make_mxfp4
 from quantized_toys import AWQ, GptqForm, StoredModel, awq, awq_meant, dynamic, dynamic_meant
+from rank_toys import FAMILIES, SIZES
 from safetensors.torch import load_file, save_file
 from thread_ranks import ThreadRanks
 from toy_models import make, tokens
@@ -28,32 +30,9 @@ from vivace.config.parsing import from_arguments
 from vivace.launch.configure import configure
 from vivace.worker.sharded_state import save_sharded_state
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_hidden_layers": 2,
-    "vocab_size": 97,
-}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-LATENT = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_group": 4,
-    "topk_group": 2,
-    "moe_intermediate_size": 128,
-    "first_k_dense_replace": 1,
-    "num_key_value_heads": 8,
-    "head_dim": 16,
-    "q_lora_rank": 64,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
-}
-FUSED = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}
+EXPERTS = {**rank_toys.EXPERTS, "num_experts": 4}
+LATENT = FAMILIES["DeepseekV3"]
+FUSED = FAMILIES["GptOss"]
 IDS, CHUNKS = tokens(21), [9, 1, 11]
 
 
