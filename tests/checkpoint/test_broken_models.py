@@ -75,6 +75,26 @@ def test_serve_ends_in_one_line(broken: Path, request: pytest.FixtureRequest) ->
         assert done.stderr.splitlines() == said
 
 
+def test_a_slice_that_only_another_rank_reads(tmp_path: Path) -> None:
+    """A scale of the last head is no number: rank 0 has nothing to say against its own."""
+    file = write_toy_llama(tmp_path) / "model.safetensors"
+    weights, name = load_file(file), "model.layers.0.self_attn.q_proj.weight"
+    scales = torch.ones(len(weights[name]), 1)
+    scales[-1] = math.nan
+    weights |= {name: weights[name].to(torch.float8_e4m3fn), f"{name}_scale": scales}
+    save_file(weights, file, metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", {**config, "quantization_config": FP8})
+    done = run("serve", "--port", "0", "--model-path", str(tmp_path), "--tp-size", "2")
+    said = [line for line in done.stderr.splitlines() if "weight_scale" in line]
+    assert done.returncode == 2, done.stderr
+    assert len(said) == 1 and "rank 1" in said[0] and str(file) in said[0], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+
 @pytest.mark.parametrize("broken", ["a list", "extra tokens", "defaults"], indirect=True)
 def test_the_offline_api_raises(broken: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CannotStart) as caught:

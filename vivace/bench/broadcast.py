@@ -29,7 +29,7 @@ from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import result_file
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import SamplingParams
-from vivace.protocol.ranks import MOST_RANKS, Broadcasted
+from vivace.protocol.ranks import MOST_RANKS, ToRanks
 from vivace.protocol.shm_broadcast import BroadcastClosed, BroadcastReader, BroadcastWriter
 from vivace.protocol.step import Join, StepPlan
 
@@ -126,7 +126,7 @@ def ring_ranks(ranks: int) -> tuple[Tell, Callable[[], None]]:
     """(tell them, end them)"""
     memory = os.memfd_create("vivace-ranks")
     writer, encoder = BroadcastWriter(memory, ranks), msgspec.msgpack.Encoder()
-    decoder = msgspec.msgpack.Decoder(Broadcasted)
+    decoder = msgspec.msgpack.Decoder(ToRanks)
 
     def be_rank(rank: int) -> None:
         reader = BroadcastReader(memory, ranks, rank)
@@ -164,7 +164,7 @@ def socket_ranks(ranks: int) -> tuple[Tell, Callable[[], None]]:
             ours.close()
             if number != rank:
                 theirs.close()
-        control = MessageSocket(pairs[rank][1], msgspec.msgpack.Decoder(Broadcasted))
+        control = MessageSocket(pairs[rank][1], msgspec.msgpack.Decoder(ToRanks))
         with suppress(SocketClosed):
             while True:
                 control.wait(ANSWER_SECONDS)

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from msgspec.structs import replace
 
@@ -25,7 +25,7 @@ from vivace.engine.executor import (
     StepSkipped,
     StepWorker,
 )
-from vivace.errors import RankLost, StepRefused
+from vivace.errors import CannotStart, RankLost, StepRefused
 from vivace.protocol.ranks import RankAnswer, StepDone, StepRefusal
 from vivace.protocol.step import DrawnTokens, ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
@@ -41,12 +41,13 @@ COMPANION_SECONDS = 10.0
 @dataclass(frozen=True)
 class RankDeath:
     """`reported`: it ended over an error, and `trace` is where that came from; `noticed`: the error
-    is only that another rank has gone."""
+    is only that another rank has gone; `refused`: it cannot start with what it was given."""
 
     name: str
     reason: str
     reported: bool
     noticed: bool = False
+    refused: bool = False
     trace: str = ""
 
     @property
@@ -104,6 +105,16 @@ def find_cause(ranks: Sequence[RankLink], wait: float = 0.0) -> str:
         first.text + (f" (and {len(others)} more ranks)" if others else "")
         for first, *others in told.values()
     )
+
+
+def end_start(ranks: Sequence[RankLink], error: Exception, wait: float) -> NoReturn:
+    """`error` ended a start. Raises CannotStart where ranks died of nothing else, otherwise
+    ExecutorDied, with which they were."""
+    cause = find_cause(ranks, wait) or f"the ranks did not start: {error}"
+    failed = [death for rank in ranks if (death := rank.death()) and not death.noticed]
+    if failed and all(death.refused for death in failed):
+        raise CannotStart(cause) from error
+    raise ExecutorDied(cause) from error
 
 
 class ProcessGroupExecutor:

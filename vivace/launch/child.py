@@ -157,7 +157,12 @@ def failure_of_rank(error: BaseException) -> RankFailure:
     noticed = is_of_ranks(error)
     told = noticed or isinstance(error, CannotStart) or is_out_of_memory(error)
     trace = "" if told else "".join(traceback.format_exception(error))
-    return RankFailure(describe(error), noticed=noticed, trace=trace[-LONGEST_FAILURE:])
+    return RankFailure(
+        describe(error),
+        noticed=noticed,
+        refused=isinstance(error, CannotStart),
+        trace=trace[-LONGEST_FAILURE:],
+    )
 
 
 def is_of_ranks(error: BaseException) -> bool:

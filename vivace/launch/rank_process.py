@@ -25,18 +25,18 @@ from vivace.platforms.rendezvous import RankMemory
 from vivace.protocol.message_socket import MessageSocket
 from vivace.protocol.ranks import (
     ON_SOCKET,
-    Broadcasted,
     JoinRanks,
     RankHere,
     RankReady,
     RankSetup,
     StepDone,
     ToRank,
+    ToRanks,
 )
 from vivace.protocol.shm_broadcast import BroadcastClosed, BroadcastReader
 from vivace.supervisor.awaited_processes import name_process
 
-BROADCAST = msgspec.msgpack.Decoder(Broadcasted)
+BROADCAST = msgspec.msgpack.Decoder(ToRanks)
 GONE_SECONDS = 1.0
 """without a plan; then a rank looks whether its engine is still there"""
 ADOPTION_SECONDS = 10.0

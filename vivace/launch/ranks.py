@@ -23,8 +23,8 @@ from vivace.config.child_process import (
     python_module,
 )
 from vivace.config.serialize import encode
-from vivace.engine.executor import ExecutorDied, StepWorker
-from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, find_cause
+from vivace.engine.executor import StepWorker
+from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, end_start
 from vivace.errors import CannotStart, RankLost
 from vivace.launch.forked_processes import AdoptedProcess, TemplateProcess
 from vivace.launch.node_messages import Address
@@ -106,8 +106,7 @@ def start_process_group(
         except CannotStart:
             raise  # every rank says the same
         except Exception as error:
-            cause = find_cause(links, EXIT_SECONDS) or f"the ranks did not start: {error}"
-            raise ExecutorDied(cause) from error
+            end_start(links, error, EXIT_SECONDS)
         started.pop_all()
     return ProcessGroupExecutor(
         worker,
@@ -336,9 +335,14 @@ class RankProcess:
         failure = self._failure = self._failure or self._last_failure()
         if failure is None:
             return RankDeath(self.name, self._process.describe(code), reported=False)
-        reason = f"{failure.text} ({describe_exit(code)})" if code else failure.text
-        noticed = failure.noticed
-        return RankDeath(self.name, reason, reported=True, noticed=noticed, trace=failure.trace)
+        return RankDeath(
+            self.name,
+            f"{failure.text} ({describe_exit(code)})" if code else failure.text,
+            reported=True,
+            noticed=failure.noticed,
+            refused=failure.refused,
+            trace=failure.trace,
+        )
 
     def _last_failure(self) -> RankFailure | None:
         """Of one that has ended: whatever else it has sent is of no use any more."""

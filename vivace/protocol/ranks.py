@@ -100,13 +100,15 @@ class RankFailure(msgspec.Struct, frozen=True, tag="failure"):
     text: str
     noticed: bool = False
     """it is only that another rank has gone"""
+    refused: bool = False
+    """it cannot start with what it was given (`CannotStart`)"""
     trace: str = ""
     """where it came from, of an exception that nobody has words for"""
 
 
 RankAnswer = StepDone | StepResult | StepRefusal | WorkerState
 """to a plan: a result where its rank is the one whose results count"""
-Broadcasted = StepPlan | WorkerCommand
+ToRanks = StepPlan | WorkerCommand
 """what an engine tells all its ranks"""
 ON_SOCKET = -(1 << 63)
 """where a rank answers a broadcast with the number of the step that it has run: its answer is
