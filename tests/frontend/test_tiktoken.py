@@ -13,14 +13,16 @@ import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutations import damage
 
+from vivace.checkpoint.fields import ConfigFields
 from vivace.checkpoint.file_state import vocabulary_file
 from vivace.checkpoint.source import locate
 from vivace.errors import CannotStart
 from vivace.frontend.errors import TokenizerError
 from vivace.frontend.tokenizer import Tokenizer, load_tokenizer
 from vivace.frontend.tokenizer_gguf import build_tokenizer
-from vivace.frontend.tokenizer_tiktoken import read_ranks, written
+from vivace.frontend.tokenizer_tiktoken import read_ranks, tiktoken_core, written
 
 WORDS = regex.compile(
     r"[\p{Han}]+"
@@ -169,6 +171,18 @@ def test_a_gguf_file_of_the_same_vocabulary(kimi: Tokenizer) -> None:
 def test_damaged_lines(data: bytes, said: str) -> None:
     with pytest.raises(TokenizerError, match=said):
         read_ranks(data, "tiktoken.model")
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=damage(lines(RANKS), len(lines(RANKS)) - 1))
+def test_any_bytes_are_a_vocabulary_or_refused_in_one_line(data: bytes) -> None:
+    fields = ConfigFields(CONFIG, lambda key: f"tokenizer_config.json: {key}")
+    try:
+        core = tiktoken_core(data, fields, "tiktoken.model")
+    except CannotStart as error:
+        assert str(error).isprintable()
+        return
+    assert core.decode(core.encode(TEXT).ids) == TEXT
 
 
 def test_code_that_nobody_knows_is_not_run(tmp_path: Path) -> None:

@@ -57,6 +57,16 @@ the saving; what differs is named before anything is loaded. Not with GGUF files
 transformers and --enable-eplb. Files that SGLang or vLLM saved hold their own layers and are not
 read.
 """
+DEVICES = """## Numbers of devices
+
+`--tp-size` divides attention heads (heads of keys may be fewer: several devices have the same
+one), and each gets an even share of what is inside of MLPs and experts. A vocabulary is divided
+whatever its size is. Numbers that share a scale stay together: groups of AWQ and GPTQ, blocks of
+FP8, MXFP4 and of GGUF types that are kept. Experts are divided in whole blocks, of which some
+devices have one more, so gpt-oss in MXFP4 (90 blocks) runs on 4 and 8 devices without padding.
+Other layers are divided evenly, or the start ends, before anything is loaded, with the numbers
+that are possible; `vivace check` says the same.
+"""
 TYPES = """## Types of GGUF matrices
 
 *kept*: used as they are stored, by the kernels; *decoded*: turned into numbers of `--dtype` when
@@ -84,7 +94,7 @@ ORDINALS = {2: "2nd", 3: "3rd"}
 
 
 def document() -> str:
-    return "\n".join((START, own_families(), SHARDED, gguf_types(), through()))
+    return "\n".join((START, own_families(), DEVICES, SHARDED, gguf_types(), through()))
 
 
 def own_families() -> str:
