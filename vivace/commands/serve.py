@@ -216,6 +216,7 @@ def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> 
     from vivace.supervisor.supervisor import Plan
 
     frontends, engines = max(1, config.model.tokenizer_worker_num), config.parallel.dp_size
+    several = config.parallel.nnodes > 1
     return Plan(
         config=encode(config),
         frontends=frontends,
@@ -228,7 +229,7 @@ def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> 
         soft_watchdog=config.runtime.soft_watchdog_timeout,
         memory_advice=partial(memory_advice, config),
         changed_files=ModelFiles(config.source).changed,
-        link=LinkFiles(engines) if requested_sizes(config).dp_attention else None,
+        link=LinkFiles(engines, nodes=several) if requested_sizes(config).dp_attention else None,
         piped=is_terminal(sys.stderr),
     )
 

@@ -52,11 +52,6 @@ def nodes(options: Options) -> list[str]:
     for check in (nodes_share_ranks, plain_dp_nodes):
         if fault := check(sizes):
             raise ConfigError(f"--nnodes {parallel.nnodes}: {fault}")
-    if sizes.dp_attention:
-        raise ConfigError(
-            f"--nnodes {parallel.nnodes}: engines that share layers (--enable-dp-attention) are on "
-            "one machine so far; leave one of them out"
-        )
     check_ports(parallel.nccl_port, sizes.tp * sizes.pp // parallel.nnodes)
     if parallel.use_ray and not parallel.node_rank:
         return []  # Ray says where node 0 is, and brings the key to the others

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from vivace.engine.step_heartbeat import StepHeartbeat
+from vivace.errors import RankLost
 from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
@@ -120,7 +121,7 @@ class LaunchedStep:
     def result(self) -> StepResult:
         try:
             return self._pending.result()
-        except ExecutorDied:
+        except (ExecutorDied, RankLost):
             raise
         except Exception as error:
             raise ExecutorDied(f"the device failed in a step under way: {error}") from error

@@ -1,10 +1,10 @@
 """An executor of several ranks: each runs every plan on its share of the model.
 
-The scheduler knows nothing of them. Rank 0 runs in the engine's process and its results count, or
-where the layers are divided into stages those of the last stage's first rank, which are news to the
-other stages; the other ranks say only that they have run a step. They meet in the collectives of
-the layers they share, so a rank that does not come makes the others wait: it ends the engine, with
-its name.
+The scheduler knows nothing of them. Rank 0 runs in the engine's process, or where that is on
+another node than its engine there (`RemoteWorker`). Its results count, or where the layers are
+divided into stages those of the last stage's first rank, which are news to the other stages; the
+other ranks say only that they have run a step. They meet in the collectives of the layers they
+share, so a rank that does not come makes the others wait: it ends the engine, with its name.
 """
 
 from __future__ import annotations
@@ -118,9 +118,10 @@ def end_start(ranks: Sequence[RankLink], error: Exception, wait: float) -> NoRet
 
 
 class ProcessGroupExecutor:
-    """`worker` is rank 0 of this engine; `ranks` are the others, in order, whom `broadcast`
-    reaches. `companions`: other engines share layers, and end all together: what is their doing is
-    not this one's to tell. `reporting`: the rank whose results count."""
+    """`worker` is rank 0 of this engine; `ranks` are the others, in order; `broadcast` reaches them
+    and `remote`, which is rank 0 where that is elsewhere. `companions`: other engines share layers,
+    and end all together: what is their doing is not this one's to tell. `reporting`: the rank whose
+    results count."""
 
     def __init__(
         self,
@@ -130,10 +131,13 @@ class ProcessGroupExecutor:
         *,
         companions: bool = False,
         reporting: int = 0,
+        remote: RankLink | None = None,
     ) -> None:
         self.capacity = worker.capacity
         self._worker = worker
         self._ranks = ranks
+        self._elsewhere = ranks if remote is None else [remote, *ranks]
+        """that may die without this process"""
         self._broadcast = broadcast
         self._companions = companions
         self._reporter = ranks[reporting - 1] if reporting else None
@@ -228,7 +232,7 @@ class ProcessGroupExecutor:
     def _find_cause(self, asked: StepPlan | WorkerCommand, error: Exception) -> str:
         """A rank that was killed makes others fail too: it is the cause."""
         what = f"step {asked.number}" if isinstance(asked, StepPlan) else type(asked).__name__
-        if cause := find_cause(self._ranks, DYING_SECONDS):
+        if cause := find_cause(self._elsewhere, DYING_SECONDS):
             return f"{cause} ({what})"
         if self._companions and isinstance(error, RankLost):
             time.sleep(COMPANION_SECONDS)
@@ -251,7 +255,7 @@ class ProcessGroupExecutor:
         self._occupied.clear()
 
     def events(self) -> list[ExecutorEvent]:
-        if cause := find_cause(self._ranks):
+        if cause := find_cause(self._elsewhere):
             raise self._end(cause) from RankLost(cause)
         return self._worker.events()
 

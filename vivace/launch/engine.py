@@ -21,7 +21,7 @@ from vivace.worker.sizing import Demand, size_pool
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
-    from vivace.launch.ranks import EnginePlace
+    from vivace.launch.engine_place import EnginePlace
     from vivace.platforms.rendezvous import Rendezvous
 
 ORACLE_BYTES = 4 << 30
@@ -83,14 +83,15 @@ def build_executor(
     sizes = requested_sizes(config)
     if (sizes.engine_ranks == 1 and place is None) or config.environment.get("VIVACE_EXECUTOR"):
         return InProcessExecutor(wrap(build_runner(config, report, owns_process, share)))
-    from vivace.launch.ranks import start_process_group
-    from vivace.worker.build import build_worker
+    from vivace.launch.process_group import start_process_group
 
     def build(found: Rendezvous, told: ReportProgress) -> StepWorker:
-        worker = build_worker(config, told, found, owns_process=owns_process, share=share)
-        return wrap(worker if sizes.pp == 1 else FirstStage(worker))
+        from vivace.worker.build import build_worker
 
-    return start_process_group(config, sizes, build, report, place)
+        worker = build_worker(config, told, found, owns_process=owns_process, share=share)
+        return worker if sizes.pp == 1 else FirstStage(worker)
+
+    return start_process_group(config, build, wrap, report, place)
 
 
 class StageTimes:

@@ -15,7 +15,7 @@ from vivace.engine.lockstep import SharedLockstep
 from vivace.engine.loop import HeartbeatMailbox, Lockstep
 from vivace.engine.step_heartbeat import StepHeartbeat
 from vivace.launch.engine import engine_parts
-from vivace.launch.ranks import EnginePlace
+from vivace.launch.engine_place import EnginePlace
 from vivace.observability import log as log_lines
 from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
@@ -113,8 +113,8 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
     control.send(StartupStages(timeline.stages()))
     control.send(Ready(epoch=setup.epoch, capacity=capacity, engine=setup.index))
     loop.run()
+    loop.close()  # who hears of a rank's end rings the mailbox
     mailbox.close()
-    loop.close()
 
 
 def join_engines(setup: Setup) -> tuple[EnginePlace | None, Lockstep | None]:
@@ -122,9 +122,7 @@ def join_engines(setup: Setup) -> tuple[EnginePlace | None, Lockstep | None]:
     link = setup.link
     if link is None:
         return None, None
-    place = EnginePlace(
-        index=setup.index, engines=setup.count, memory=link.memory, meeting=link.meeting
-    )
+    place = EnginePlace(index=setup.index, engines=setup.count, link=link)
     os.posix_fallocate(link.steps, 0, 16 * setup.count)  # by each of them: it never cuts
     steps = words(memoryview(mmap.mmap(link.steps, 16 * setup.count)))
     return place, SharedLockstep(steps, setup.index, link.bells)

@@ -128,16 +128,18 @@ class NodeLink:
         node: int,
         guest: Guest,
         control: MessageSocket[FromNode],
-        nodes: Sequence[Sequence[int]],
+        ranks: Sequence[int],
+        ranks_of_first: int,
     ) -> None:
-        ranks = nodes[node]
+        """`ranks`: of this engine, on that node; `ranks_of_first`: those of all engines on node
+        0."""
         self.node = node
         self.host = guest.host
         self.ranks = [RemoteRank(self, rank) for rank in ranks]
-        self._ranks_here = len(nodes[0])
+        self._ranks_here = ranks_of_first
         self._here = guest.sock.getsockname()[0]
         """this machine's address, as the node reaches it"""
-        self._begun = False
+        self._begun = self._lost = False
         self.broken: Callable[[], bool] = lambda: False
         """whether ranks here wait for nobody any more"""
         self._control = control
@@ -146,7 +148,7 @@ class NodeLink:
 
     @property
     def lost(self) -> bool:
-        return any(rank.death() for rank in self.ranks)
+        return self._lost or any(rank.death() for rank in self.ranks)
 
     def send(self, message: StepPlan | WorkerCommand | NodeServes) -> None:
         self._control.send(message)
@@ -188,18 +190,24 @@ class NodeLink:
                 pass
             case NodeLeaves():
                 self._lose(f"was stopped: {message.reason}")
+            case NodeRankHere() | NodeRankSays() | NodeRankDied():
+                for rank in self.ranks:
+                    if rank.rank == message.rank:
+                        self._pass_on(rank, message)
+
+    def _pass_on(
+        self, rank: RemoteRank, message: NodeRankHere | NodeRankSays | NodeRankDied
+    ) -> None:
+        match message:
             case NodeRankHere():
-                self._find(message.rank).hear(message)
+                rank.hear(message)
             case NodeRankSays():
-                self._find(message.rank).hear(message.message)
+                rank.hear(message.message)
             case NodeRankDied():
-                rank = self._find(message.rank)
                 reported, noticed = message.reported, message.noticed
                 rank.die(rank.name, message.reason, reported=reported, noticed=noticed)
 
-    def _find(self, rank: int) -> RemoteRank:
-        return next((one for one in self.ranks if one.rank == rank), self.ranks[0])
-
     def _lose(self, reason: str) -> None:
+        self._lost = True
         for rank in self.ranks:
             rank.die(f"node {self.node} ({self.host})", reason, reported=False)

@@ -25,6 +25,8 @@ class NoSockets:
     def meet(self, addresses: Sequence[Address], memory: RankMemory) -> OneNode:
         return ONE_NODE
 
+    def close(self) -> None: ...
+
 
 class RankSockets:
     """`NodeSockets` of one rank."""
@@ -70,6 +72,12 @@ class RankSockets:
             for part in parts
             if part is not mine
         ]
+
+    def close(self) -> None:
+        """Nobody else is expected; what is open stays so."""
+        self._door.close()
+        for sock in self._early.values():
+            sock.close()
 
     def _connect(self, group: int, rank: int) -> socket.socket:
         """To a rank before this one; one behind it calls us."""

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import errno
 import logging
-import secrets
-import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from vivace.config.exposure import loopback
 from vivace.config.nodes import MAKE_A_KEY, address
+from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import encode
 from vivace.doctor.port import port_owner
 from vivace.engine.process_group import Broadcast
 from vivace.errors import CannotStart
+from vivace.launch.engine_place import AddressBook, EnginePlace, find_entrance
 from vivace.launch.handshake import Door, Guest, notice_silence, send_at_once
 from vivace.launch.node_hello import (
     cluster_key,
@@ -29,8 +29,16 @@ from vivace.launch.node_hello import (
     without_keys,
 )
 from vivace.launch.node_link import NodeLink, RemoteRank
-from vivace.launch.node_messages import FromNode, NodeHello, NodeRefusal, NodeServes, NodeSetup
+from vivace.launch.node_messages import (
+    Address,
+    FromNode,
+    NodeHello,
+    NodeRefusal,
+    NodeServes,
+    NodeSetup,
+)
 from vivace.launch.node_sockets import listening
+from vivace.protocol.engine_link import NodesLink, new_nodes_link
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import NodeSocketSetup
 from vivace.protocol.step import StepPlan
@@ -56,7 +64,13 @@ class OtherNodes(Protocol):
         ...
 
     def gather(self, report: ReportProgress) -> Sequence[RemoteRank]:
-        """Wait for all nodes. Raises CannotStart, which names those that did not come."""
+        """Wait for all nodes; what ranks of this engine they have. Raises CannotStart, which names
+        those that did not come."""
+        ...
+
+    def meet(self, found: Mapping[int, Address], look: Callable[[], None]) -> Sequence[Address]:
+        """Where this engine's ranks expect those of other nodes -> where all ranks do. `look`: as
+        in `AddressBook.read`."""
         ...
 
     def serve(self, memory: RankMemory) -> None:
@@ -80,6 +94,9 @@ class OneMachine:
     def gather(self, report: ReportProgress) -> Sequence[RemoteRank]:
         return ()
 
+    def meet(self, found: Mapping[int, Address], look: Callable[[], None]) -> Sequence[Address]:
+        return ()
+
     def serve(self, memory: RankMemory) -> None: ...
 
     def send(self, message: StepPlan | WorkerCommand) -> None: ...
@@ -88,22 +105,28 @@ class OneMachine:
 
 
 class NodeGate:
-    """Where nodes join an engine, while it lives."""
+    """Where nodes join an engine, while it lives. All do, also those that have none of its ranks:
+    they hear how it ends. Of engines that share layers the first one speaks for all."""
 
-    def __init__(self, config: Config, listener: socket.socket) -> None:
+    def __init__(
+        self, config: Config, index: int, link: NodesLink, open_door: Callable[[], Door]
+    ) -> None:
         self._config = config
-        self._key, self._session = cluster_key(config), secrets.randbits(63)
+        self._session = session = link.session
+        self._members = requested_sizes(config).engine_members(index)
         self._nodes = node_ranks(config)
+        self._book = AddressBook(link.addresses, sum(map(len, self._nodes)))
         self._hello = hello(config)
-        self._setup = NodeSetup(config=encode(without_keys(config)), session=self._session)
-        self._door = Door(listener, self._key, tell_stranger)
+        self._setup = NodeSetup(config=encode(without_keys(config)), session=session)
+        self._entrance = find_entrance(index, link, open_door)
+        self._level = logging.DEBUG if index else logging.INFO
         self._links: dict[int, NodeLink] = {}
         self._changed = threading.Condition()
         self._tried: dict[int, str] = {}
         threading.Thread(target=self._run, name="nodes", daemon=True).start()
 
     def ranks_here(self, ranks: Sequence[int]) -> Sequence[int]:
-        return ranks[: len(self._nodes[0])]
+        return [rank for rank in ranks if rank in self._nodes[0]]
 
     def sockets(self, rank: int) -> NodeSocketSetup:
         host, _ = address(str(self._config.parallel.dist_init_addr))
@@ -111,6 +134,10 @@ class NodeGate:
 
     def gather(self, report: ReportProgress) -> Sequence[RemoteRank]:
         return [rank for link in self._wait_for_all(report) for rank in link.ranks]
+
+    def meet(self, found: Mapping[int, Address], look: Callable[[], None]) -> Sequence[Address]:
+        self._book.write(found)
+        return self._book.read(look)
 
     def serve(self, memory: RankMemory) -> None:
         for link in self._links.values():
@@ -128,7 +155,8 @@ class NodeGate:
     def _wait_for_all(self, report: ReportProgress) -> list[NodeLink]:
         timeout, others = self._config.parallel.dist_timeout, range(1, len(self._nodes))
         deadline = time.monotonic() + timeout
-        log.info(
+        log.log(
+            self._level,
             "Node 0 of %d has ranks %s; it waits at %s for %s",
             len(self._nodes),
             join(self._nodes[0]),
@@ -148,7 +176,7 @@ class NodeGate:
 
     def _why_missing(self, missing: list[int], timeout: float) -> str:
         tried = [f"node {node}: {why}" for node, why in self._tried.items() if node in missing]
-        tried += [f"{host} {why}" for host, why in self._door.strangers.items()]
+        tried += [f"{host} {why}" for host, why in self._entrance.strangers.items()]
         return (
             f"{describe(missing)} did not join within {timeout:g} s (--dist-timeout); "
             f"{'; '.join(tried) or 'nobody has called'}. Start them with this server's command and "
@@ -157,7 +185,7 @@ class NodeGate:
 
     def _run(self) -> None:
         while True:
-            for guest in self._door.wait(1.0):
+            for guest in self._entrance.wait(1.0):
                 threading.Thread(target=self._admit, args=(guest,), daemon=True).start()
 
     def _admit(self, guest: Guest) -> None:
@@ -177,9 +205,10 @@ class NodeGate:
                 return
             reasons = self._objections(node, hello, known)
             if not reasons:
-                self._links[node] = NodeLink(node, guest, control, self._nodes)
+                ranks = [rank for rank in self._nodes[node] if rank in self._members]
+                self._links[node] = NodeLink(node, guest, control, ranks, len(self._nodes[0]))
                 control.send(self._setup)
-                log.info("Node %d has joined from %s", node, guest.host)
+                log.log(self._level, "Node %d has joined from %s", node, guest.host)
             self._changed.notify_all()
         if reasons:
             self._tried[node] = f"refused ({guest.host}): {'; '.join(reasons)}"
@@ -219,21 +248,27 @@ class Broadcasts:
         self.close(str(error) if error is not None else "")
 
 
-def other_nodes(config: Config) -> OtherNodes:
-    """Raises CannotStart where nobody can listen at --dist-init-addr."""
-    parallel = config.parallel
-    if parallel.nnodes == 1:
+def other_nodes(config: Config, place: EnginePlace | None) -> OtherNodes:
+    """`place`: of an engine among those that share layers. Raises CannotStart where nobody can
+    listen at --dist-init-addr."""
+    if config.parallel.nnodes == 1:
         return OneMachine()
-    host, port = address(str(parallel.dist_init_addr))
+    index, link = (place.index, place.link.nodes) if place is not None else (0, None)
+    return NodeGate(config, index, link or new_nodes_link(1), lambda: open_door(config))
+
+
+def open_door(config: Config) -> Door:
+    """Raises CannotStart."""
+    where = str(config.parallel.dist_init_addr)
+    host, port = address(where)
     try:
         listener = listening(host, port)
     except OSError as error:
         raise CannotStart(
-            f"--dist-init-addr {parallel.dist_init_addr}: node 0 cannot listen there: "
-            f"{why_no_listening(error, port)}"
+            f"--dist-init-addr {where}: node 0 cannot listen there: {why_no_listening(error, port)}"
         ) from None
     check_reachable(host, listener.getsockname()[0])
-    return NodeGate(config, listener)
+    return Door(listener, cluster_key(config), tell_stranger)
 
 
 def check_reachable(host: str, found: str) -> None:

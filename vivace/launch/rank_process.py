@@ -125,7 +125,8 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     gc.enable()
     plans = BroadcastReader(setup.plans, setup.readers, setup.reader)
     os.close(setup.plans)
-    control.send(RankReady())
+    sockets.close()
+    control.send(RankReady(runner.capacity))
     with contextlib.suppress(BroadcastClosed):
         while True:
             answer_next(plans, control, worker)

@@ -1,4 +1,4 @@
-"""The ranks of one engine: processes that it starts, and that die with it."""
+"""Ranks of engines: processes that an engine or a node's process starts, and that die with it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from vivace.config.child_process import (
     adopt_orphans,
@@ -23,15 +21,11 @@ from vivace.config.child_process import (
     python_module,
 )
 from vivace.config.serialize import encode
-from vivace.engine.executor import StepWorker
-from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, end_start
-from vivace.errors import CannotStart, RankLost
+from vivace.engine.process_group import RankDeath
+from vivace.errors import RankLost
 from vivace.launch.forked_processes import AdoptedProcess, TemplateProcess
 from vivace.launch.node_messages import Address
-from vivace.launch.node_sockets import open_sockets
-from vivace.launch.nodes import Broadcasts, RemoteRank, other_nodes
 from vivace.launch.rank_inbox import RankInbox, find_failure
-from vivace.launch.rank_progress import AllRanks
 from vivace.platforms.rendezvous import NodeSockets, RankMemory, Rendezvous
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import (
@@ -53,9 +47,7 @@ from vivace.protocol.step import StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
 if TYPE_CHECKING:
-    from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
-    from vivace.config.parallelism import Parallelism
 
 T = TypeVar("T", RankHere, RankReady)
 EXIT_SECONDS = 5.0
@@ -65,90 +57,6 @@ ANSWER_SECONDS = 0.1
 """after which we look whether who does not answer has died"""
 
 log = logging.getLogger(__name__)
-
-
-def start_process_group(
-    config: Config,
-    sizes: Parallelism,
-    build: Callable[[Rendezvous, ReportProgress], StepWorker],
-    report: ReportProgress,
-    place: EnginePlace | None = None,
-) -> ProcessGroupExecutor:
-    """Start the other ranks, build the first one here, wait until all are ready. What one of them
-    dies of ends the start, with its name. `place`: among engines that share layers."""
-    links: list[RankProcess | RemoteRank] = []
-    with rank_files(place) as (memory, meeting), ExitStack() as started, file_of_ranks() as plans:
-        members = sizes.engine_members(place.index if place else 0)
-        first, count = members[0], len(members) * (place.engines if place else 1)
-        report("Starting ranks", 0.0)
-        others = other_nodes(config)
-        try:
-            numbers = others.ranks_here(members)
-            here = RankBroadcast(plans, len(numbers) - 1)
-            everybody = Broadcasts((here, others))
-            started.push(everybody.tell_failure)
-            files = meeting, memory, plans
-            processes = spawn_ranks(config, numbers[1:], count, files, here, others.sockets)
-            links += processes
-            sockets = open_sockets(others.sockets(first), first)
-            links += others.gather(report)
-            for link in links:
-                started.callback(link.close)
-            addresses = introduce(sockets.address, links, report)
-            shared = RankMemory(memory)
-            rendezvous = meet_ranks(first, count, meeting, shared, sockets.meet(addresses, shared))
-            for link in links:
-                link.wake_with(shared.abandon)
-            worker = build(rendezvous, AllRanks(report, processes))
-            for link in links:
-                link.expect(RankReady)
-            others.serve(shared)
-        except CannotStart:
-            raise  # every rank says the same
-        except Exception as error:
-            end_start(links, error, EXIT_SECONDS)
-        started.pop_all()
-    return ProcessGroupExecutor(
-        worker,
-        links,
-        everybody,
-        companions=place is not None,
-        reporting=sizes.reporting_rank,
-    )
-
-
-def introduce(
-    own: Address, links: Sequence[RankProcess | RemoteRank], report: ReportProgress
-) -> list[Address]:
-    """Wait until all ranks are there, and tell them where the others are."""
-    for done, link in enumerate(links):
-        link.arrive()
-        report("Starting ranks", (done + 1) / len(links))
-    addresses = [own, *(link.address for link in links)]
-    for link in links:
-        link.begin(addresses)
-    return addresses
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnginePlace:
-    """Of an engine among those that share layers with it; files without names, which all their
-    ranks inherit."""
-
-    index: int
-    engines: int
-    memory: int
-    meeting: int
-
-
-@contextmanager
-def rank_files(place: EnginePlace | None) -> Iterator[tuple[int, int]]:
-    """(shared memory, where torch's groups meet): those of `place`, or own ones."""
-    if place is not None:
-        yield place.memory, place.meeting
-        return
-    with file_of_ranks() as memory, file_of_ranks() as meeting:
-        yield memory, meeting
 
 
 @contextmanager
@@ -174,6 +82,7 @@ class RankBroadcast:
     answer. `plans`: descriptor of a file that only they have."""
 
     def __init__(self, plans: int, readers: int) -> None:
+        self.plans, self.readers = plans, readers
         self._writer = BroadcastWriter(plans, readers)
         self._encoder = msgspec.msgpack.Encoder()
         self.answer = self._writer.answer
@@ -186,20 +95,23 @@ class RankBroadcast:
         self._writer.close()
 
 
+Seat = tuple[int, RankBroadcast, int]
+"""A rank, and where it reads plans: as which reader"""
+
+
 def spawn_ranks(
     config: Config,
-    numbers: Sequence[int],
+    seats: Sequence[Seat],
     ranks: int,
-    files: tuple[int, int, int],
-    broadcast: RankBroadcast,
+    files: tuple[int, int],
     sockets: Callable[[int], NodeSocketSetup | None] = lambda rank: None,
 ) -> list[RankProcess]:
-    """One process that becomes all of them: ranks `numbers` of `ranks`. `files`: descriptors for
-    `RankSetup`: meeting, memory, plans; `sockets`: what it has of each rank."""
-    if not numbers:
+    """One process that becomes all of these, of `ranks`. `files`: descriptors for `RankSetup`:
+    memory, meeting; `sockets`: what it has of each rank."""
+    if not seats:
         return []
     adopt_orphans()
-    pairs = [socket.socketpair() for _ in numbers]
+    pairs = [socket.socketpair() for _ in seats]
     theirs = [end.fileno() for _, end in pairs]
     command = [
         *python_module("vivace.launch.child"),
@@ -209,27 +121,27 @@ def spawn_ranks(
     with block_signals():
         template = subprocess.Popen(
             command,
-            pass_fds=[*theirs, *files],
+            pass_fds=[*theirs, *files, *{broadcast.plans for _, broadcast, _ in seats}],
             stdin=subprocess.DEVNULL,
             env=child_environment(),
         )
     links: list[RankProcess] = []
-    meeting, memory, plans = files
-    setup = RankSetup(
-        config=encode(config),
-        rank=0,
-        ranks=ranks,
-        meeting=meeting,
-        memory=memory,
-        plans=plans,
-        readers=len(numbers),
-        reader=0,
-    )
-    for reader, (number, (ours, end)) in enumerate(zip(numbers, pairs, strict=True)):
+    (memory, meeting), encoded = files, encode(config)
+    for (rank, broadcast, reader), (ours, end) in zip(seats, pairs, strict=True):
         end.close()
-        links.append(RankProcess(f"rank {number}", template, ours, broadcast, reader))
-        own = replace(setup, rank=number, reader=reader, sockets=sockets(number))
-        links[-1].control.send(own)
+        links.append(RankProcess(f"rank {rank}", template, ours, broadcast, reader))
+        setup = RankSetup(
+            config=encoded,
+            rank=rank,
+            ranks=ranks,
+            meeting=meeting,
+            memory=memory,
+            plans=broadcast.plans,
+            readers=broadcast.readers,
+            reader=reader,
+            sockets=sockets(rank),
+        )
+        links[-1].control.send(setup)
     return links
 
 
@@ -249,12 +161,12 @@ class RankProcess:
         self._broadcast = broadcast
         self._reader = reader
         self._answers = 0
+        self._watchers: list[threading.Thread] = []
         self.name = f"{name} (process {process.pid})"
         self.control = MessageSocket(ours, msgspec.msgpack.Decoder(FromRank))
         self._incoming: MessageSocket[FromRank] | RankInbox = self.control
         self._process: TemplateProcess | AdoptedProcess = TemplateProcess(process, ours)
         self._template = process
-        self._watched = False
         self._gone = threading.Event()
         self._failure: RankFailure | None = None
         self.address: Address = "", 0
@@ -326,7 +238,7 @@ class RankProcess:
         return RankLost(death.text if death else f"{self.name} has closed its socket")
 
     def death(self, wait: float = 0.0) -> RankDeath | None:
-        if self._watched and not (self._gone.is_set() or (wait and self._gone.wait(wait))):
+        if self._watchers and not (self._gone.is_set() or (wait and self._gone.wait(wait))):
             return None
         try:
             code = self._process.wait(wait)
@@ -358,8 +270,8 @@ class RankProcess:
             self._broadcast.leave(self._reader)
             ring()
 
-        self._watched = True
-        threading.Thread(target=watch, name=self.name, daemon=True).start()
+        self._watchers.append(threading.Thread(target=watch, name=self.name, daemon=True))
+        self._watchers[-1].start()
 
     def kill(self) -> None:
         """Whatever it does."""
@@ -373,3 +285,5 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
         self.control.close()
+        for watcher in self._watchers:
+            watcher.join(EXIT_SECONDS)

@@ -15,10 +15,6 @@ class Bells(msgspec.Struct, frozen=True, array_like=True):
     arrived: int
     """one that this engine waits for has come"""
 
-    def close(self) -> None:
-        os.close(self.awaited)
-        os.close(self.arrived)
-
 
 def new_bells() -> Bells:
     return Bells(*(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from vivace.protocol.messages import Capacity
 from vivace.protocol.step import StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
@@ -71,9 +72,12 @@ class RankProgress(msgspec.Struct, frozen=True, tag="rank_progress"):
 class RankReady(msgspec.Struct, frozen=True, tag="rank_ready"):
     """Rank -> engine: it is loaded and runs plans from now on."""
 
+    capacity: Capacity
+    """of this rank; what they have in common is the same on all"""
+
 
 class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
-    """Rank -> rank 0: it has run this step."""
+    """Rank -> engine: it has run this step."""
 
     number: int
     tokens: list[list[int]] | None = None
@@ -88,7 +92,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
 
 
 class StepRefusal(msgspec.Struct, frozen=True, tag="step_refusal"):
-    """Rank -> rank 0: `StepRefused`, and nothing of it was run."""
+    """Rank -> engine: `StepRefused`, and nothing of it was run."""
 
     number: int
     reason: str

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 
 from vivace.observability.timeline import Stage
-from vivace.protocol.bells import Bells
+from vivace.protocol.engine_link import EngineLink
 from vivace.protocol.messages import Command, Draining, EngineDown, Ready, Reply
-
-
-class EngineLink(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engines that share layers have together: file descriptors."""
-
-    memory: int
-    """what their ranks exchange goes through this file"""
-    meeting: int
-    """where groups of torch.distributed meet"""
-    steps: int
-    """two numbers of 8 bytes for each engine (engine/lockstep.py)"""
-    bells: list[Bells]
-    """of each engine"""
-
-    def descriptors(self) -> Iterator[int]:
-        yield from (self.memory, self.meeting, self.steps)
-        for bells in self.bells:
-            yield from (bells.awaited, bells.arrived)
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):

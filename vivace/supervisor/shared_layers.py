@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import os
 
-from vivace.protocol.bells import Bells, new_bells
-from vivace.supervisor.messages import EngineLink
+from vivace.protocol.bells import new_bells
+from vivace.protocol.engine_link import EngineLink, new_file, new_nodes_link
 
 
 class LinkFiles:
-    """Files without names, and bells, new for every life of the engines."""
+    """Files without names, bells and sockets, new for every life of the engines. `nodes`: whether
+    some of their ranks are on other machines."""
 
-    def __init__(self, engines: int) -> None:
+    def __init__(self, engines: int, *, nodes: bool = False) -> None:
         self._engines = engines
-        self._files: tuple[int, ...] = ()
-        self._bells: list[Bells] = []
+        self._nodes = nodes
+        self._link: EngineLink | None = None
         self.renew()
 
     def renew(self) -> None:
         """Nobody has the old ones any more. Raises OSError."""
-        for number in self._files:
+        for number in self._link.descriptors() if self._link is not None else ():
             os.close(number)
-        for bells in self._bells:
-            bells.close()
-        self._files, self._bells = (), []
-        self._files = tuple(os.memfd_create("vivace-ranks", os.MFD_CLOEXEC) for _ in range(3))
-        self._bells = [new_bells() for _ in range(self._engines)]
+        self._link = None
+        self._link = EngineLink(
+            memory=new_file(),
+            meeting=new_file(),
+            steps=new_file(),
+            bells=[new_bells() for _ in range(self._engines)],
+            nodes=new_nodes_link(self._engines) if self._nodes else None,
+        )
 
     def link(self) -> EngineLink:
-        memory, meeting, steps = self._files
-        return EngineLink(memory=memory, meeting=meeting, steps=steps, bells=self._bells)
+        if self._link is None:
+            raise RuntimeError("there was no memory for what engines share")
+        return self._link

@@ -1,0 +1,130 @@
+"""How an engine of several ranks starts, on this machine and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from vivace.config.parallelism import requested_sizes
+from vivace.engine.executor import StepWorker
+from vivace.engine.process_group import ProcessGroupExecutor, end_start, find_cause
+from vivace.engine.remote_worker import RemoteWorker
+from vivace.errors import CannotStart, RankLost
+from vivace.launch.engine_place import EnginePlace
+from vivace.launch.node_messages import Address
+from vivace.launch.node_sockets import open_sockets
+from vivace.launch.nodes import Broadcasts, OtherNodes, RemoteRank, other_nodes
+from vivace.launch.rank_progress import AllRanks
+from vivace.launch.ranks import (
+    EXIT_SECONDS,
+    RankBroadcast,
+    RankProcess,
+    file_of_ranks,
+    meet_ranks,
+    spawn_ranks,
+)
+from vivace.platforms.rendezvous import RankMemory, Rendezvous
+from vivace.protocol.ranks import RankReady
+
+if TYPE_CHECKING:
+    from vivace.checkpoint.weights import ReportProgress
+    from vivace.config.config import Config
+
+
+def start_process_group(
+    config: Config,
+    build: Callable[[Rendezvous, ReportProgress], StepWorker],
+    wrap: Callable[[StepWorker], StepWorker],
+    report: ReportProgress,
+    place: EnginePlace | None = None,
+    epoch: int = 0,
+) -> ProcessGroupExecutor:
+    """Start the other ranks, build the first one if it is this machine's, wait until all are ready.
+    What one dies of ends the start, named. `wrap`: what steps pass; `place`, `epoch`: of it."""
+    sizes, links = requested_sizes(config), list[RankProcess | RemoteRank]()
+    members = sizes.engine_members(place.index if place is not None else 0)
+    count = len(members) * (place.engines if place is not None else 1)
+    with rank_files(place) as (memory, meeting), ExitStack() as started, file_of_ranks() as plans:
+        report("Starting ranks", 0.0)
+        others = other_nodes(config, place, epoch)
+        with blame_ranks(links):
+            numbers = others.ranks_here(members)
+            first, behind = numbers[:1], numbers[1:]
+            here = RankBroadcast(plans, len(behind))
+            everybody = Broadcasts((here, others))
+            started.push(everybody.tell_failure)
+            seats = [(rank, here, reader) for reader, rank in enumerate(behind)]
+            processes = spawn_ranks(config, seats, count, (memory, meeting), others.sockets)
+            links += processes
+            sockets = [open_sockets(others.sockets(rank), rank) for rank in first]
+            links += others.gather(report)
+            for link in links:
+                started.callback(link.close)
+            addresses = introduce(members, [one.address for one in sockets], links, others, report)
+            shared = RankMemory(memory)
+            for link in links:
+                link.wake_with(shared.abandon)
+            workers: list[StepWorker] = []
+            for rank, one in zip(first, sockets, strict=True):
+                met = meet_ranks(rank, count, meeting, shared, one.meet(addresses, shared))
+                workers.append(build(met, AllRanks(report, processes)))
+                one.close()
+            ready = [link.expect(RankReady) for link in links]
+            others.serve(shared)
+        started.pop_all()
+    remote = None if workers else links.pop(0)
+    return ProcessGroupExecutor(
+        wrap(workers[0] if remote is None else RemoteWorker(remote, ready[0].capacity)),
+        links,
+        everybody,
+        companions=place is not None,
+        reporting=sizes.reporting_rank,
+        remote=remote,
+    )
+
+
+def introduce(
+    ranks: Sequence[int],
+    first: Sequence[Address],
+    links: Sequence[RankProcess | RemoteRank],
+    others: OtherNodes,
+    report: ReportProgress,
+) -> Sequence[Address]:
+    """Wait until all ranks of an engine are there, of which `first` is in this process, and tell
+    them where every rank of all engines that share layers expects those of other nodes. Raises
+    RankLost."""
+    for done, link in enumerate(links):
+        link.arrive()
+        report("Starting ranks", (done + 1) / len(links))
+
+    def look() -> None:
+        if cause := find_cause(links):
+            raise RankLost(cause)
+
+    found = [*first, *(link.address for link in links)]
+    addresses = others.meet(dict(zip(ranks, found, strict=True)), look)
+    for link in links:
+        link.begin(addresses)
+    return addresses
+
+
+@contextmanager
+def blame_ranks(links: Sequence[RankProcess | RemoteRank]) -> Iterator[None]:
+    """What goes wrong while these start is named."""
+    try:
+        yield
+    except CannotStart:
+        raise  # every rank says the same
+    except Exception as error:
+        end_start(links, error, EXIT_SECONDS)
+
+
+@contextmanager
+def rank_files(place: EnginePlace | None) -> Iterator[tuple[int, int]]:
+    """(shared memory, where torch's groups meet): those of `place`, or own ones."""
+    if place is not None:
+        yield place.link.memory, place.link.meeting
+        return
+    with file_of_ranks() as memory, file_of_ranks() as meeting:
+        yield memory, meeting
