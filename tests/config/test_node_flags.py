@@ -40,7 +40,6 @@ def resolved(*argv: str, environ: dict[str, str] | None = None, kernels: bool = 
         (("--tp-size", "2", "--nnodes", "2"), "--dist-init-addr"),
         (("--nnodes", "2", *TWO[4:]), "multiple"),
         ((*TWO, "--dp-size", "2"), "--enable-dp-attention"),
-        ((*TWO, "--dp-size", "2", "--enable-dp-attention"), "one machine"),
         ((*TWO[:-1], "127.0.0.1"), "HOST:PORT"),
         ((*TWO[:-1], "127.0.0.1:0"), "1 to 65535"),
         ((*TWO[:-1], "::1:5000"), "HOST:PORT"),

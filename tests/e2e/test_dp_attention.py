@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from running_server import RunningServer, wait_ended
-from toy_models import make
+from toy_models import DEEPSEEK, make
 
 FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 KILLS = 70 if os.environ.get("VIVACE_SLOW_TESTS") else 3
@@ -26,22 +26,6 @@ LAYOUTS = {
     "tp 4, dp 2, ep 4": ("--tp-size", "4", "--dp-size", "2", "--ep-size", "4"),
     "tp 2, dp 2, dense alone": ("--tp-size", "2", "--dp-size", "2", "--moe-dense-tp-size", "1"),
     "tp 2, dp 2, eager": ("--tp-size", "2", "--dp-size", "2", "--disable-cuda-graph"),
-}
-
-DEEPSEEK = {
-    "q_lora_rank": 24,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "n_group": 2,
-    "topk_group": 1,
 }
 
 

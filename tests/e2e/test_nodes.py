@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from running_server import RunningServer, find_children, free_port, is_alive
 from served_toy import write_toy_llama
+from toy_models import DEEPSEEK, make
 
 from vivace.platforms.cpu.library import LIBRARY
 
@@ -26,6 +27,11 @@ TOKENS = 120
 SEEDS = range(4)
 STAGES = ("--tp-size", "2", "--pp-size", "2")
 """each node has a stage"""
+ENGINES = (
+    *("--tp-size", "4", "--dp-size", "2", "--enable-dp-attention", "--moe-a2a-backend", "deepep"),
+    *("--ep-num-redundant-experts", "4", "--enable-eplb", "--eplb-rebalance-num-iterations", "20"),
+)
+"""each node has an engine"""
 KEY = "a key that all nodes of a test know".replace(" ", "-")
 
 
@@ -43,15 +49,15 @@ def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, 
         return {seed: stream_tokens(server, seed) for seed in SEEDS}
 
 
-def body(seed: int) -> dict[str, Any]:
+def body(seed: int, **more: Any) -> dict[str, Any]:
     sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
     sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
-    return {"input_ids": [5 + seed, 6, 7, 8], "sampling_params": sampling}
+    return {"input_ids": [5 + seed, 6, 7, 8], "sampling_params": sampling, **more}
 
 
-def stream_tokens(server: RunningServer, seed: int) -> list[int]:
+def stream_tokens(server: RunningServer, seed: int, **more: Any) -> list[int]:
     tokens: list[int] = []
-    for event in server.stream("/generate", body(seed)):
+    for event in server.stream("/generate", body(seed, **more)):
         assert "error" not in event, event
         tokens = event["output_ids"]
     return tokens
@@ -119,6 +125,17 @@ def find_rank(node: RunningServer) -> int:
             return rank
         time.sleep(0.05)
     raise AssertionError(node.text())
+
+
+def list_ranks(node: RunningServer) -> set[int]:
+    """Their processes, of a node behind the first."""
+    parent, children = node.process.pid, set[int]()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = file.read_text().rpartition(") ")
+            if "(rank " in name and int(rest.split()[1]) == parent:
+                children.add(int(file.parent.name))
+    return children
 
 
 def all_streams(server: RunningServer, during: Any = None) -> dict[int, list[int]]:
@@ -222,6 +239,41 @@ def test_four_ranks_on_two_nodes(
             wait_for(node, f"rank 1 (process {rank}): killed by SIGKILL", 5)
     finally:
         nodes.close()
+
+
+def test_engines_of_two_nodes_share_experts(tmp_path: Path) -> None:
+    """Each node has an engine's ranks, experts are everywhere, tokens travel, experts move; a rank
+    of node 1 dies, which all engines live through."""
+    folder = tmp_path / "toy"
+    make("DeepseekV3", folder, **DEEPSEEK)
+    with RunningServer("--model-path", str(folder), *FLAGS, log=tmp_path / "alone") as server:
+        server.wait_ready()
+        wanted = {seed: stream_tokens(server, seed) for seed in SEEDS}
+    (tmp_path / "logs").mkdir()
+    with contextlib.closing(Nodes(folder, tmp_path / "logs", ENGINES)) as nodes:
+        first, second = nodes.start(0), nodes.start(1)
+        first.wait_ready()
+        assert "Node 0 of 2 has ranks 0, 1;" in first.text()
+        assert "Node 1 of 2 has ranks 2, 3;" in second.text()
+        for engine in (0, 1):  # also while the other one has nothing to do
+            assert stream_tokens(first, 1, routed_dp_rank=engine) == wanted[1]
+        workers = first.json("/server_info")["internal_states"][1]["workers"]
+        rank = workers[1]["pid"]
+        assert {one["pid"] for one in workers} == list_ranks(second)
+
+        def kill() -> None:
+            time.sleep(0.3)
+            os.kill(rank, signal.SIGKILL)
+
+        ready = second.text().count("All ranks are ready")
+        assert all_streams(first, kill) == wanted
+        for node in (first, second):
+            wait_for(node, f"rank 3 (node 1, process {rank}): killed by SIGKILL", 5)
+        wait_for(second, "All ranks are ready", 60, ready + 1)
+        assert "experts of" in first.text() and "cuda graph: True" in first.text()
+        assert "Traceback" not in first.text() + second.text()
+        first.signal(signal.SIGTERM)
+        assert second.wait(30) == first.wait(30) == 0
 
 
 def test_who_stops_node_0_stops_all(nodes: Nodes) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from every_isa import needs_kernels
+from expert_spreads import make_spread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from vivace.errors import RankLost
 from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.shared_group import SLOT_BYTES, SharedMemoryGroup
+from vivace.platforms.dispatch import ExpertSpread
 from vivace.platforms.rendezvous import NodeSocket, RankMemory
 
 pytestmark = needs_kernels
@@ -187,6 +189,56 @@ def test_a_captured_step_has_them_too() -> None:
     wanted = torch.cat([torch.cat([total[:rows]] * 3, 1) for rows in (6, 1, 0, 4)])
     for found in Cluster(2, 1).on_all(run):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "counts"), [((1, 1), [5, 2]), ((2, 2), [7, 0]), ((3, 1), [4, 9]), ((1, 2, 1), [6])]
+)
+def test_tokens_travel_to_experts_of_other_nodes(nodes: tuple[int, ...], counts: list[int]) -> None:
+    """Also of an engine whose ranks are on two nodes; sums as of one node."""
+    size, each = sum(nodes), 2
+    whole = torch.randn(sum(counts), 37)
+    made = [torch.randn(sum(counts), 37) for _ in range(size)]
+
+    def run(one: SharedMemoryGroup) -> Tensor:
+        spread = make_spread(one.rank, size, counts, each, 1)
+        tokens = spread.tokens(spread.engine(one.rank, size))
+        came = one.dispatch(whole[tokens.start : tokens.stop], spread)
+        asked = spread.ranks(one.rank, size)[:, one.rank]
+        assert torch.equal(came[asked], whole[asked])
+        return one.collect(made[one.rank], spread)
+
+    for rank, found in enumerate(Cluster(*nodes).on_all(run)):
+        spread = make_spread(rank, size, counts, each, 1)
+        tokens = spread.tokens(spread.engine(rank, size))
+        parts = [spread.ranks(rank, size)[:, [one]] * made[one] for one in range(size)]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        assert torch.equal(found, total[tokens.start : tokens.stop])
+
+
+def test_captured_tokens_travel_between_nodes() -> None:
+    size, most, each = 4, 6, 2
+
+    def run(one: SharedMemoryGroup) -> Tensor:
+        kernels, engine = one._kernels, one.rank // 2
+        with kernels.capture(Arena()) as graph:
+            x = kernels.empty(most, 40)
+            placed = kernels.empty(2 * most, 3, dtype=torch.int64)
+            spread = ExpertSpread([most, most], placed, each)
+            y = one.collect(one.dispatch(x, spread), spread)
+        for rows in (most, 1, 5):
+            spread = make_spread(one.rank, size, [rows, rows], each, rows)
+            placed[: 2 * rows] = spread.placed
+            x[:] = torch.arange(most * 40.0).view(most, 40) + engine
+            graph.run(rows)
+            own = spread.tokens(engine)
+            times = spread.ranks(one.rank, size)[own.start : own.stop].sum(1, keepdim=True)
+            assert torch.equal(y[:rows], x[:rows] * times)
+        return torch.ones(1)
+
+    assert len(Cluster(2, 2).on_all(run)) == size
 
 
 def test_pipes_go_between_nodes_as_within_one() -> None:

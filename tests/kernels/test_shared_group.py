@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from every_isa import FLOATS, needs_kernels
+from expert_spreads import make_spread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_ranks import Meeting, ThreadGroup
@@ -193,14 +194,6 @@ def test_more_than_a_slot_is_not_captured(
     x = torch.zeros(9, SLOT_BYTES // 4 // 8)
     with pytest.raises(CaptureError, match="--cuda-graph-max-bs 8"), kernels.capture(Arena()):
         pair[1][0].sum(x)
-
-
-def make_spread(rank: int, size: int, counts: list[int], each: int, seed: int) -> ExpertSpread:
-    """As this rank sees it: the same slots on all, some tokens are nobody's."""
-    chance = torch.Generator().manual_seed(seed)
-    slots = torch.randint(0, size * each, (sum(counts), 3), generator=chance)
-    slots[torch.rand(len(slots), generator=chance) < 0.1] = -1
-    return ExpertSpread(counts, slots - rank * each, each)
 
 
 def exchange_by_threads(size: int) -> Callable[[int], Exchange]:

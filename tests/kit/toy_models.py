@@ -22,6 +22,22 @@ SHAPE = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+DEEPSEEK = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+"""settings of "DeepseekV3": latents, groups of experts, a shared one, a dense layer"""
 
 
 def make(kind: str, folder: Path, **settings: Any) -> Any:

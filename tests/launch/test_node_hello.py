@@ -36,6 +36,7 @@ from vivace.platforms.cpu.library import LIBRARY
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.platform import describe_arithmetic, detect
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
+from vivace.protocol.messages import Capacity
 from vivace.protocol.ranks import RankReady, StepDone
 from vivace.protocol.step import StepPlan
 
@@ -84,6 +85,9 @@ def test_what_is_compared_is_what_computes() -> None:
     assert found["page of memory"] == f"{mmap.PAGESIZE} bytes"
 
 
+CAPACITY = Capacity(pages=4, page_size=16, rows=2, context=64, vocabulary=100)
+
+
 class Pair:
     """A node's link, and the node, played here."""
 
@@ -121,7 +125,7 @@ def test_ranks_of_a_node_are_links_like_others(pair: Pair) -> None:
     assert join.addresses[0] == ("127.0.0.1", 1)  # as the node reaches it
     assert join.addresses[3] == ("10.0.0.2", 4003)
     for rank in (2, 3):
-        pair.node.send(NodeRankSays(rank, RankReady()))
+        pair.node.send(NodeRankSays(rank, RankReady(CAPACITY)))
         pair.node.send(NodeRankSays(rank, StepDone(7)))
     for link in (first, second):
         link.expect(RankReady)

@@ -49,9 +49,13 @@ def nodes(options: Options) -> list[str]:
             f"--node-rank {parallel.node_rank}: with --nnodes {parallel.nnodes} the nodes are 0 to "
             f"{parallel.nnodes - 1}"
         )
-    for check in (nodes_share_ranks, plain_dp_nodes):
-        if fault := check(sizes):
-            raise ConfigError(f"--nnodes {parallel.nnodes}: {fault}")
+    if fault := nodes_share_ranks(sizes):
+        raise ConfigError(f"--nnodes {parallel.nnodes}: {fault}")
+    if fault := plain_dp_nodes(sizes):
+        raise ConfigError(
+            f"--nnodes {parallel.nnodes}: {fault}; engines with weights of their own are a server "
+            "on each node, and a router before them"
+        )
     check_ports(parallel.nccl_port, sizes.tp * sizes.pp // parallel.nnodes)
     if parallel.use_ray and not parallel.node_rank:
         return []  # Ray says where node 0 is, and brings the key to the others

@@ -91,9 +91,16 @@ def find_cause(ranks: Sequence[RankLink], wait: float = 0.0) -> str:
     """Which ranks died and why: those that were killed, before those that failed, before those that
     noticed it. Of those that say the same the first one speaks; one trace is in the log. Empty: all
     live. `wait`: so many seconds they may take to die, all together."""
+    return describe_deaths(find_deaths(ranks, wait))
+
+
+def find_deaths(ranks: Sequence[RankLink], wait: float = 0.0) -> list[RankDeath]:
     deadline = time.monotonic() + wait
     found = (rank.death(max(0.0, deadline - time.monotonic())) for rank in ranks)
-    deaths = [death for death in found if death is not None]
+    return [death for death in found if death is not None]
+
+
+def describe_deaths(deaths: Sequence[RankDeath]) -> str:
     killed = [death for death in deaths if not death.reported]
     failed = [death for death in deaths if not death.noticed]
     told: dict[str, list[RankDeath]] = {}
@@ -232,13 +239,19 @@ class ProcessGroupExecutor:
     def _find_cause(self, asked: StepPlan | WorkerCommand, error: Exception) -> str:
         """A rank that was killed makes others fail too: it is the cause."""
         what = f"step {asked.number}" if isinstance(asked, StepPlan) else type(asked).__name__
-        if cause := find_cause(self._elsewhere, DYING_SECONDS):
-            return f"{cause} ({what})"
-        if self._companions and isinstance(error, RankLost):
-            time.sleep(COMPANION_SECONDS)
+        deaths = find_deaths(self._elsewhere, DYING_SECONDS)
+        self._leave_to_companions(deaths, error)
+        if deaths:
+            return f"{describe_deaths(deaths)} ({what})"
         if isinstance(error, ExecutorDied | RankLost):
             return f"{error} ({what})"
         return f"rank 0 failed in {what}: {type(error).__name__}: {error}"
+
+    def _leave_to_companions(self, deaths: Sequence[RankDeath], error: Exception) -> None:
+        """Where all there is to say is that others have gone, another engine says why."""
+        noticed = all(death.noticed for death in deaths) and isinstance(error, RankLost)
+        if self._companions and noticed:
+            time.sleep(COMPANION_SECONDS)
 
     def _end(self, cause: str) -> ExecutorDied:
         """The others hear why."""
@@ -255,8 +268,10 @@ class ProcessGroupExecutor:
         self._occupied.clear()
 
     def events(self) -> list[ExecutorEvent]:
-        if cause := find_cause(self._elsewhere):
-            raise self._end(cause) from RankLost(cause)
+        if deaths := find_deaths(self._elsewhere):
+            lost = RankLost(describe_deaths(deaths))
+            self._leave_to_companions(deaths, lost)
+            raise self._end(str(lost)) from lost
         return self._worker.events()
 
     def control(self, command: WorkerCommand) -> list[WorkerState]:
