@@ -68,7 +68,7 @@ class MessageSocket(Generic[T]):
             except BlockingIOError:
                 return self._messages()
             except OSError as error:
-                chunk, self._reason = b"", error.strerror
+                chunk, self._reason = b"", describe_end(error)
             if not chunk:
                 messages = self._messages()
                 if messages:
@@ -85,7 +85,7 @@ class MessageSocket(Generic[T]):
             try:
                 chunk = self._socket.recv(CHUNK)
             except OSError as error:
-                chunk, self._reason = b"", error.strerror
+                chunk, self._reason = b"", describe_end(error)
             if not chunk:
                 raise SocketClosed(self._reason)
             self._unread += chunk
@@ -117,3 +117,8 @@ class MessageSocket(Generic[T]):
         frame = bytes(self._unread[LENGTH.size : end])
         del self._unread[:end]
         return self._decoder.decode(frame)
+
+
+def describe_end(error: OSError) -> str:
+    """Empty for what follows from the end of the process there: that it had not read all."""
+    return "" if isinstance(error, ConnectionResetError) else error.strerror or str(error)
