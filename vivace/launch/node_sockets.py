@@ -107,18 +107,30 @@ class RankSockets:
         )
 
     def _await(self, group: int, rank: int) -> socket.socket:
-        while (group, rank) not in self._early:
+        while True:
+            sock = self._early.pop((group, rank), None)
+            if sock is not None and is_open(sock):
+                return sock
             for guest in self._door.wait(LOOK_SECONDS):
                 if guest.intent.session == self._setup.session:
                     self._early[guest.intent.group, guest.intent.number] = guest.sock
                 else:
                     guest.sock.close()
             self._look()
-        return self._early.pop((group, rank))
 
     def _look(self) -> None:
         if self._memory is not None and self._memory.abandoned:
             raise RankLost("other ranks do not answer any more")
+
+
+def is_open(sock: socket.socket) -> bool:
+    """Who called may have given up before it was let in, and calls again."""
+    try:
+        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 def open_sockets(setup: NodeSocketSetup | None, rank: int) -> RankSockets | NoSockets:

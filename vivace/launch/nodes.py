@@ -16,7 +16,7 @@ from vivace.config.nodes import MAKE_A_KEY, address
 from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import encode
 from vivace.doctor.port import port_owner
-from vivace.engine.process_group import Broadcast
+from vivace.engine.process_group import Broadcast, find_cause
 from vivace.errors import CannotStart
 from vivace.launch.engine_place import AddressBook, EnginePlace, find_entrance
 from vivace.launch.handshake import Door, Guest, notice_silence, send_at_once
@@ -165,7 +165,7 @@ class NodeGate:
         )
         while True:
             with self._changed:
-                self._links = {node: link for node, link in self._links.items() if not link.lost}
+                self._drop_lost()
                 missing = [node for node in others if node not in self._links]
                 if not missing:
                     return [self._links[node] for node in others]
@@ -173,6 +173,15 @@ class NodeGate:
                 self._changed.wait(min(1.0, max(0.0, deadline - time.monotonic())))
             if time.monotonic() >= deadline:
                 raise CannotStart(self._why_missing(missing, timeout))
+
+    def _drop_lost(self) -> None:
+        """Of nodes that had joined, while others are awaited: they hear why, and join again."""
+        for node in [node for node, link in self._links.items() if link.lost]:
+            link = self._links.pop(node)
+            cause = find_cause(link.ranks) or f"node {node} ({link.host}) has gone"
+            log.warning("Node %d is to join again: %s", node, cause)
+            self._tried[node] = f"had joined; then {cause}"
+            link.close(cause)
 
     def _why_missing(self, missing: list[int], timeout: float) -> str:
         tried = [f"node {node}: {why}" for node, why in self._tried.items() if node in missing]
