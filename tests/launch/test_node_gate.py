@@ -1,7 +1,10 @@
-"""How the first node waits for the others, which are played here."""
+"""How the first node waits for the others, and what these do, the other side of which is played."""
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,22 +14,32 @@ from served_toy import free_port, write_toy_llama
 
 from vivace.config.config import Config
 from vivace.config.parsing import parse
+from vivace.config.serialize import encode
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.launch.handshake import Intent, call
+from vivace.launch.node import JoinedEngine, NodeLife
 from vivace.launch.node_hello import cluster_key, hello
-from vivace.launch.node_messages import NodeEnd, NodeRankDied, NodeSetup, ToNode
+from vivace.launch.node_messages import FromNode, NodeEnd, NodeRankDied, NodeSetup, ToNode
 from vivace.launch.nodes import other_nodes
+from vivace.launch.ranks import RankProcess
 from vivace.platforms.cpu.library import LIBRARY
 from vivace.protocol.message_socket import MessageSocket
+from vivace.protocol.shm_broadcast import RING_BYTES, BroadcastReader
+from vivace.protocol.step import StepPlan
 
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels")
 KEY = "k" * 32
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_llama(tmp_path_factory.mktemp("toy"))
+
+
 def make_config(folder: Path, *flags: str) -> Config:
     where = f"127.0.0.1:{free_port()}"
-    words = ("--model-path", str(write_toy_llama(folder)), "--dist-init-addr", where, *flags)
+    words = ("--model-path", str(folder), "--dist-init-addr", where, *flags)
     return configure(parse([*words, "--skip-tokenizer-init"], {"VIVACE_CLUSTER_KEY": KEY}))
 
 
@@ -39,9 +52,9 @@ def join(config: Config, node: int) -> MessageSocket[ToNode]:
     return control
 
 
-def test_a_node_whose_rank_dies_while_another_is_awaited_joins_again(tmp_path: Path) -> None:
+def test_a_node_whose_rank_dies_while_another_is_awaited_joins_again(folder: Path) -> None:
     """And the first one says why, where nobody came in time."""
-    config = make_config(tmp_path, "--tp-size", "4", "--nnodes", "4", "--dist-timeout", "4")
+    config = make_config(folder, "--tp-size", "4", "--nnodes", "4", "--dist-timeout", "4")
     gate, said = other_nodes(config), list[str]()
     with ThreadPoolExecutor(1) as pool:
         gathered = pool.submit(gate.gather, lambda stage, part: said.append(stage))
@@ -57,3 +70,67 @@ def test_a_node_whose_rank_dies_while_another_is_awaited_joins_again(tmp_path: P
     assert said[0] == "Waiting for nodes 1, 2, 3"
     for control in (first, again):
         control.close()
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_nodes_hear_whether_another_start_follows(folder: Path, epoch: int) -> None:
+    """What the first start of an engine fails of ends the server."""
+    config = make_config(folder, "--tp-size", "2", "--nnodes", "2", "--dist-timeout", "20")
+    gate = other_nodes(config, None, epoch)
+    with ThreadPoolExecutor(1) as pool:
+        gathered = pool.submit(gate.gather, lambda stage, part: None)
+        node = join(config, 1)
+        assert len(gathered.result(20)) == 1
+    gate.close("no memory for the KV pool")
+    assert node.wait(5) == NodeEnd("no memory for the KV pool", final=epoch == 0)
+    node.close()
+
+
+def node_life(config: Config) -> tuple[NodeLife, MessageSocket[FromNode], JoinedEngine]:
+    """Of a node whose rank 1 is to be played, the engine's end, and the engine as it knows it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        theirs = socket.create_connection(server.getsockname())
+        ours, _ = server.accept()
+    engine = MessageSocket(ours, msgspec.msgpack.Decoder(FromNode))
+    control = MessageSocket(theirs, msgspec.msgpack.Decoder(ToNode))
+    life = NodeLife(config, [(control, NodeSetup(config=encode(config), session=1))])
+    return life, engine, JoinedEngine(0, control, [1], os.memfd_create("plans"))
+
+
+class LinkThatFails(RankProcess):
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def arrive(self) -> None:
+        raise self._error
+
+    def death(self, wait: float = 0.0) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "error", [subprocess.TimeoutExpired("rank", 5.0), PermissionError(1, "pidfd_open")]
+)
+def test_whatever_a_rank_cannot_be_followed_for_is_told(folder: Path, error: Exception) -> None:
+    config = make_config(folder, "--tp-size", "2", "--nnodes", "2", "--node-rank", "1")
+    life, told, engine = node_life(config)
+    life._follow(engine, LinkThatFails(error), 1)
+    died = told.wait(5)
+    assert isinstance(died, NodeRankDied)
+    assert type(error).__name__ in died.reason
+    told.close()
+
+
+def test_a_rank_that_is_behind_does_not_hold_up_its_node(folder: Path) -> None:
+    """Plans of more than a ring come while it computes: its node beats, and hears signals."""
+    config = make_config(folder, "--tp-size", "2", "--nnodes", "2", "--node-rank", "1")
+    life, told, engine = node_life(config)
+    plans = [StepPlan(number=number, rows=list(range(RING_BYTES // 4))) for number in range(3)]
+    with ThreadPoolExecutor(1) as pool:
+        obeyed = [pool.submit(life._obey, engine, plan) for plan in plans]
+        obeyed[-1].result(5)
+        reader = BroadcastReader(engine.broadcast.plans, 1, 0)
+        decode = msgspec.msgpack.Decoder(StepPlan).decode
+        assert [decode(reader.receive(5) or b"") for _ in plans] == plans
+    engine.close()
+    told.close()

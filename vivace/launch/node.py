@@ -1,10 +1,12 @@
 """The process of a node behind the first: it joins the engines, starts the ranks of this machine,
-and passes on what they hear and say. It computes nothing, so it always answers."""
+and passes on what they hear and say. It computes nothing, and who waits for a rank is a thread of
+its own, so it always answers."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import select
 import selectors
 import signal
@@ -15,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vivace.config.parallelism import requested_sizes
-from vivace.errors import RankLost
+from vivace.errors import CANNOT_START, RankLost, say
 from vivace.launch.node_hello import node_ranks, socket_setup
 from vivace.launch.node_join import Joined, join_engines, own_config
 from vivace.launch.node_link import BEAT_SECONDS, BROKEN
@@ -45,8 +47,8 @@ from vivace.observability import log as log_lines
 from vivace.observability.log import protect_standard_streams
 from vivace.platforms.rendezvous import RankMemory
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
-from vivace.protocol.ranks import RankReady
-from vivace.protocol.step import StepPlan
+from vivace.protocol.ranks import Broadcasted, RankReady
+from vivace.supervisor.awaited_processes import is_stopped
 from vivace.supervisor.signals import handle_signals
 
 if TYPE_CHECKING:
@@ -89,11 +91,25 @@ class JoinedEngine:
         self.control = control
         self.ranks = ranks
         self.broadcast = RankBroadcast(plans, len(ranks))
+        self._told: queue.SimpleQueue[Broadcasted | None] = queue.SimpleQueue()
         self.joining = threading.Event()
         self.addresses: list[Address] = []
         self.serves = False
         self.stopped = False
         """it has said that the server ends"""
+        threading.Thread(target=self._write, name=f"engine {number} says", daemon=True).start()
+
+    def tell_ranks(self, message: Broadcasted) -> None:
+        """Whoever reads it, and when: a rank that computes may be a whole ring behind."""
+        self._told.put(message)
+
+    def close(self) -> None:
+        """Its ranks have ended."""
+        self._told.put(None)
+
+    def _write(self) -> None:
+        while (message := self._told.get()) is not None:
+            self.broadcast.send(message)
 
     def seats(self) -> list[Seat]:
         return [(rank, self.broadcast, reader) for reader, rank in enumerate(self.ranks)]
@@ -125,7 +141,9 @@ class NodeLife:
             for number, control in enumerate(self._controls):
                 ranks = [rank for rank in sizes.engine_members(number) if rank in here]
                 plans = stack.enter_context(file_of_ranks())
-                self._engines.append(JoinedEngine(number, control, ranks, plans))
+                engine = JoinedEngine(number, control, ranks, plans)
+                stack.callback(engine.close)
+                self._engines.append(engine)
             seats = [(engine, seat) for engine in self._engines for seat in engine.seats()]
             links = spawn_ranks(
                 self._config,
@@ -193,8 +211,6 @@ class NodeLife:
 
     def _obey(self, engine: JoinedEngine, message: ToNode) -> None:
         match message:
-            case StepPlan():
-                engine.broadcast.send(message)
             case JoinNodes():
                 engine.addresses = message.addresses
                 engine.joining.set()
@@ -212,7 +228,7 @@ class NodeLife:
             case NodeSetup() | NodeRefusal():
                 log.error("node 0 says %s again", type(message).__name__)
             case _:
-                engine.broadcast.send(message)
+                engine.tell_ranks(message)
 
     def _rejoin(self, cause: str) -> None:
         self._ended = self._ended or cause
@@ -241,6 +257,9 @@ class NodeLife:
                 control.send(NodeRankSays(rank, answer))
         except RankLost as lost:
             self._tell_death(engine, link, rank, str(lost))
+        except Exception as error:  # whatever it is, the engine waits for this rank
+            log.exception("Rank %d cannot be followed", rank)
+            self._tell_death(engine, link, rank, f"its node cannot follow it: {say(error)}")
 
     def _tell_death(self, engine: JoinedEngine, link: RankProcess, rank: int, lost: str) -> None:
         death = link.death(EXIT_SECONDS)
