@@ -287,9 +287,13 @@ def test_who_stops_node_0_stops_all(nodes: Nodes) -> None:
     assert not is_alive(rank)
 
 
-def test_a_node_process_that_is_stopped_is_named_within_seconds(nodes: Nodes) -> None:
+def test_a_rank_or_node_process_that_is_stopped_is_named_within_seconds(nodes: Nodes) -> None:
     first, second = nodes.start(0), nodes.start(1)
     first.wait_ready()
+    rank = find_rank(second)
+    os.kill(rank, signal.SIGSTOP)
+    wait_for(first, f"rank 1 (node 1, process {rank}) is stopped", 5)
+    os.kill(rank, signal.SIGCONT)
     os.kill(second.process.pid, signal.SIGSTOP)
     assert wait_for(first, "its process has said nothing for 4 s", 15) < 7
     os.kill(second.process.pid, signal.SIGCONT)

@@ -6,12 +6,13 @@ import ctypes
 import mmap
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from vivace.protocol.futex import Futex
-from vivace.supervisor.awaited_processes import find_awaited, name_process
+from vivace.supervisor.awaited_processes import find_awaited, is_stopped, name_process
 
 
 @contextmanager
@@ -71,3 +72,15 @@ def test_who_is_stopped_is_named_first() -> None:
 def test_where_nobody_waits_nobody_is_named() -> None:
     with children(compute, compute):
         assert find_awaited([os.getpid()]) == ""
+
+
+def test_one_process_is_asked_for() -> None:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        assert not is_stopped(sleeper.pid)
+        sleeper.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 5
+        while not is_stopped(sleeper.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert is_stopped(sleeper.pid)
+        sleeper.kill()
+    assert not is_stopped(sleeper.pid)

@@ -155,6 +155,17 @@ def test_deaths_come_with_their_cause(pair: Pair) -> None:
     assert first.death() != death  # what came first counts
 
 
+def test_ranks_that_are_stopped_are_named(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    pair.node.send(NodeRankHere(2, 72, ("10.0.0.2", 4002)))
+    pair.link.ranks[0].arrive()
+    for stopped in ([], [2], [2], [], [3, 2]):
+        pair.node.send(NodeBeat(stopped))
+    pair.node.send(NodeLeaves("SIGTERM"))
+    assert pair.link.ranks[0].death(5)
+    assert caplog.text.count("rank 2 (node 1, process 72) is stopped") == 2
+    assert caplog.text.count("rank 3 (node 1) is stopped") == 1
+
+
 def test_results_behind_a_broken_connection_do_not_count(pair: Pair) -> None:
     """The ranks here have stopped waiting, and computed nonsense."""
     pair.link.broken = lambda: True
@@ -167,7 +178,7 @@ def test_a_node_that_says_nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(node_link, "BEAT_SECONDS", 0.1)
     pair = Pair()
     for _ in range(8):
-        pair.node.send(NodeBeat())
+        pair.node.send(NodeBeat([]))
         time.sleep(0.1)
     assert not pair.link.lost
     death = pair.link.ranks[0].death(5)

@@ -127,6 +127,7 @@ class NodeLife:
         self._controls = [control for control, _ in joined]
         self._engines: list[JoinedEngine] = []
         self._selector = selectors.DefaultSelector()
+        self._links: dict[int, RankProcess] = {}
         self._code: int | None = None
         self._ended = ""
         """why; empty: it has not"""
@@ -153,6 +154,7 @@ class NodeLife:
                 lambda rank: socket_setup(self._config, rank, self._host, self._session),
             )
             stack.callback(self._end, links)
+            self._links = {seat[0]: link for link, (_, seat) in zip(links, seats, strict=True)}
             followers = [
                 threading.Thread(target=self._follow, args=(engine, link, seat[0]), daemon=True)
                 for link, (engine, seat) in zip(links, seats, strict=True)
@@ -177,8 +179,12 @@ class NodeLife:
             for key, _ in self._selector.select(max(0.0, beat - time.monotonic())):
                 key.data()
             if time.monotonic() >= beat:
-                self._tell_all(NodeBeat())
+                self._tell_all(NodeBeat(self._find_stopped()))
                 beat = time.monotonic() + BEAT_SECONDS
+
+    def _find_stopped(self) -> list[int]:
+        """Ranks that somebody has stopped."""
+        return [rank for rank, link in self._links.items() if is_stopped(link.pid)]
 
     def _tell_all(self, message: NodeBeat | NodeLeaves) -> None:
         for engine in self._engines:

@@ -105,7 +105,7 @@ def await_setup(
             if time.monotonic() >= until:
                 raise NoHandshake("it does not answer what this node said of itself") from None
         for other, _ in joined:
-            other.send(NodeBeat())
+            other.send(NodeBeat([]))
     if isinstance(answer, NodeRefusal):
         raise CannotStart(f"node 0 refuses node {node}: {'; '.join(answer.reasons)}")
     if not isinstance(answer, NodeSetup):

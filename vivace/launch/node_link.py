@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -39,6 +40,9 @@ connection tells earlier."""
 COMING_SECONDS = 300.0
 """until a rank has imported what it needs"""
 BROKEN = "a connection between nodes broke, so what it computed is not whole"
+
+
+log = logging.getLogger(__name__)
 
 
 class RemoteRank:
@@ -144,6 +148,8 @@ class NodeLink:
         """whether ranks here wait for nobody any more"""
         self._control = control
         self._closed = False
+        self._stopped: set[int] = set()
+        """its ranks that were, as far as known"""
         threading.Thread(target=self._listen, name=f"node {node}", daemon=True).start()
 
     @property
@@ -186,14 +192,22 @@ class NodeLink:
 
     def _hear(self, message: FromNode) -> None:
         match message:
-            case NodeBeat() | NodeHello():
+            case NodeHello():
                 pass
+            case NodeBeat():
+                self._tell_stopped(set(message.stopped))
             case NodeLeaves():
                 self._lose(f"was stopped: {message.reason}")
             case NodeRankHere() | NodeRankSays() | NodeRankDied():
                 for rank in self.ranks:
                     if rank.rank == message.rank:
                         self._pass_on(rank, message)
+
+    def _tell_stopped(self, ranks: set[int]) -> None:
+        for rank in self.ranks:
+            if rank.rank in ranks - self._stopped:
+                log.warning("%s is stopped, and all other ranks wait for it", rank.name)
+        self._stopped = ranks
 
     def _pass_on(
         self, rank: RemoteRank, message: NodeRankHere | NodeRankSays | NodeRankDied

@@ -76,6 +76,9 @@ class NodeRankDied(msgspec.Struct, frozen=True, tag="node_rank_died"):
 class NodeBeat(msgspec.Struct, frozen=True, tag="node_beat"):
     """Node -> engine, each second: its process is not stuck."""
 
+    stopped: list[int]
+    """ranks that somebody has stopped (SIGSTOP, a debugger), for which all others wait"""
+
 
 class NodeLeaves(msgspec.Struct, frozen=True, tag="node_leaves"):
     """Node -> engine: it was told to end."""

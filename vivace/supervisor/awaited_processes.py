@@ -75,6 +75,15 @@ def find_stopped(parents: Collection[int]) -> str:
     return ", ".join(found)
 
 
+def is_stopped(pid: int) -> bool:
+    """False also of one that has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] in STOPPED
+
+
 def list_processes() -> list[tuple[int, str, str, int]]:
     """(number, name, state, parent), of all that can be seen."""
     found: list[tuple[int, str, str, int]] = []
