@@ -339,6 +339,17 @@ def test_a_node_that_does_not_come_is_named(nodes: Nodes) -> None:
     assert "node 1 did not join within 2 s (--dist-timeout); nobody has called" in first.text()
 
 
+def test_who_has_joined_ends_with_a_server_that_does_not_start(nodes: Nodes) -> None:
+    four = "--tp-size", "4", "--nnodes", "4"
+    second = nodes.start(1, *four)
+    wait_for(second, "it joins node 0", 60)
+    first = nodes.start(0, *four, "--dist-timeout", "4")
+    assert first.wait(60) == 2
+    assert second.wait(10) == 2
+    for node in (first, second):
+        assert "nodes 2, 3 did not join within 4 s" in node.text()
+
+
 def test_a_first_node_that_does_not_answer_is_named(nodes: Nodes) -> None:
     second = nodes.start(1, "--dist-timeout", "2")
     assert second.wait(30) == 2

@@ -54,7 +54,7 @@ def engine_parts(
         faulty = with_fault(runner, config.environment.get("VIVACE_TEST_FAULT", ""), epoch)
         return wrap_runner(faulty) if wrap_runner is not None else faulty
 
-    executor = build_executor(config, stages, wrap, owns_process, share, place)
+    executor = build_executor(config, stages, wrap, owns_process, share, place, epoch)
     settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
     loop = Loop(
@@ -78,6 +78,7 @@ def build_executor(
     owns_process: bool,
     share: int,
     place: EnginePlace | None,
+    epoch: int,
 ) -> Executor:
     """One worker in this process, or the first of several ranks."""
     sizes = requested_sizes(config)
@@ -91,7 +92,7 @@ def build_executor(
         worker = build_worker(config, told, found, owns_process=owns_process, share=share)
         return worker if sizes.pp == 1 else FirstStage(worker)
 
-    return start_process_group(config, build, wrap, report, place)
+    return start_process_group(config, build, wrap, report, place, epoch)
 
 
 class StageTimes:

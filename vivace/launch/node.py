@@ -224,6 +224,9 @@ class NodeLife:
                 engine.serves = True
                 if all(one.serves for one in self._engines):
                     log.info("All ranks are ready; node 0 serves")
+            case NodeEnd(final=True):
+                log.error("Node 0 does not start, so neither does this node: %s", message.cause)
+                self._ended, self._code = message.cause, CANNOT_START
             case NodeEnd() if message.cause:
                 self._rejoin(message.cause)
             case NodeEnd():

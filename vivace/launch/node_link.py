@@ -167,10 +167,10 @@ class NodeLink:
         near = [(self._here, port) for _, port in addresses[: self._ranks_here]]
         self._control.send(JoinNodes([*near, *addresses[self._ranks_here :]]))
 
-    def close(self, cause: str) -> None:
+    def close(self, cause: str, *, final: bool = False) -> None:
         if not self._closed:
             self._closed = True
-            self._control.send(NodeEnd(cause))
+            self._control.send(NodeEnd(cause, final))
 
     def _listen(self) -> None:
         missed = 0

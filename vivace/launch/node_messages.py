@@ -91,10 +91,11 @@ class NodeServes(msgspec.Struct, frozen=True, tag="node_serves"):
 
 
 class NodeEnd(msgspec.Struct, frozen=True, tag="node_end"):
-    """Engine -> nodes: it ends. `cause`: of its death, behind which another one comes; empty: the
-    server was stopped."""
+    """Engine -> nodes: it ends. `cause`: of its death, behind which another one comes, unless it is
+    `final`; empty: the server was stopped."""
 
     cause: str
+    final: bool = False
 
 
 ToNode = NodeRefusal | NodeSetup | JoinNodes | NodeServes | NodeEnd | StepPlan | WorkerCommand

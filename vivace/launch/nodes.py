@@ -109,9 +109,17 @@ class NodeGate:
     they hear how it ends. Of engines that share layers the first one speaks for all."""
 
     def __init__(
-        self, config: Config, index: int, link: NodesLink, open_door: Callable[[], Door]
+        self,
+        config: Config,
+        index: int,
+        link: NodesLink,
+        open_door: Callable[[], Door],
+        *,
+        first_life: bool,
     ) -> None:
+        """`first_life`: what this engine dies of before it serves ends the server."""
         self._config = config
+        self._final = first_life
         self._session = session = link.session
         self._members = requested_sizes(config).engine_members(index)
         self._nodes = node_ranks(config)
@@ -140,6 +148,7 @@ class NodeGate:
         return self._book.read(look)
 
     def serve(self, memory: RankMemory) -> None:
+        self._final = False
         for link in self._links.values():
             link.broken = lambda: memory.abandoned
             link.send(NodeServes())
@@ -150,7 +159,7 @@ class NodeGate:
 
     def close(self, cause: str = "") -> None:
         for link in self._links.values():
-            link.close(cause)
+            link.close(cause, final=bool(cause) and self._final)
 
     def _wait_for_all(self, report: ReportProgress) -> list[NodeLink]:
         timeout, others = self._config.parallel.dist_timeout, range(1, len(self._nodes))
@@ -257,13 +266,19 @@ class Broadcasts:
         self.close(str(error) if error is not None else "")
 
 
-def other_nodes(config: Config, place: EnginePlace | None) -> OtherNodes:
-    """`place`: of an engine among those that share layers. Raises CannotStart where nobody can
-    listen at --dist-init-addr."""
+def other_nodes(config: Config, place: EnginePlace | None = None, epoch: int = 0) -> OtherNodes:
+    """`place`: of an engine among those that share layers; `epoch`: of its life. Raises CannotStart
+    where nobody can listen at --dist-init-addr."""
     if config.parallel.nnodes == 1:
         return OneMachine()
     index, link = (place.index, place.link.nodes) if place is not None else (0, None)
-    return NodeGate(config, index, link or new_nodes_link(1), lambda: open_door(config))
+    return NodeGate(
+        config,
+        index,
+        link or new_nodes_link(1),
+        lambda: open_door(config),
+        first_life=epoch < config.parallel.dp_size,
+    )
 
 
 def open_door(config: Config) -> Door:
