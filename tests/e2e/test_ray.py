@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from running_server import RunningServer, is_alive, wait_ended
+from running_server import RunningServer, find_children, is_alive, wait_ended
 from served_toy import write_toy_llama
 from test_nodes import FLAGS, SEEDS, stream_tokens, wait_for
 
@@ -24,6 +25,7 @@ from vivace.platforms.cpu.library import LIBRARY
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels")
 KIT = Path(__file__).parents[1] / "kit"
 DEVICES = 2
+KILLS = 50
 TWO_NODES = ("--nnodes", "2", "--use-ray")
 
 
@@ -69,9 +71,11 @@ def search_path(*folders: Path) -> str:
     return os.pathsep.join(filter(None, found))
 
 
-def serve(folder: Path, log: Path, cluster: dict[str, str], *flags: str) -> RunningServer:
+def serve(
+    folder: Path, log: Path, cluster: dict[str, str], *flags: str, crashes: int = 10
+) -> RunningServer:
     words = "--model-path", str(folder), *FLAGS, *TWO_NODES, *flags
-    return RunningServer(*words, log=log, environment=cluster, crashes=10)
+    return RunningServer(*words, log=log, environment=cluster, crashes=crashes)
 
 
 def find_processes(folder: Path) -> dict[str, list[int]]:
@@ -113,7 +117,35 @@ def test_actors_draw_the_tokens_of_one_process_and_are_replaced(
         server.signal(signal.SIGTERM)
         assert server.wait(30) == 0
         wait_ended([*before["node"], *(before["actor"])])
+    assert "Traceback" not in server.text()
     assert "Ray has reserved 2 CPU on each of 2 machines" in server.text()
+
+
+@pytest.mark.skipif(not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1")
+def test_streams_go_on_whoever_is_killed_at_any_moment(
+    folder: Path, tmp_path: Path, cluster: dict[str, str], wanted: dict[int, list[int]]
+) -> None:
+    """Actors, processes of nodes, engines and ranks of both machines; nobody stays behind."""
+    chance = random.Random(11)
+    layout = ("--tp-size", "2", "--pp-size", "2")
+    with serve(folder, tmp_path / "log", cluster, *layout, crashes=1_000_000) as server:
+        server.wait_ready()
+        for kill in range(KILLS):
+            with ThreadPoolExecutor(len(SEEDS)) as pool:
+                answers = {seed: pool.submit(stream_tokens, server, seed) for seed in SEEDS}
+                time.sleep(chance.uniform(0.05, 0.6))
+                nodes = find_processes(folder)
+                ranks = [pid for node in nodes["node"] for pid in find_children(node).values()]
+                victim = chance.choice([*nodes["actor"], *nodes["node"], *ranks, *server.workers()])
+                os.kill(victim, signal.SIGKILL)
+                found = {seed: answer.result(200) for seed, answer in answers.items()}
+            assert found == wanted, kill
+            assert not is_alive(victim)
+        left = [pid for kind in find_processes(folder).values() for pid in kind]
+        server.signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+        wait_ended(left)
+    assert "Traceback" not in server.text()
 
 
 def test_without_the_process_that_talks_to_ray_the_server_ends(

@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vivace.errors import CANNOT_START
+from vivace.launch.ray_process import actor_devices
 from vivace.supervisor.child import Child, process_command, spawn
 from vivace.supervisor.messages import Failure, RayReservation, RaySetup
 
@@ -43,7 +45,7 @@ def ray_setup(*words: str, **environment: str) -> RaySetup:
     ("setup", "said"),
     [
         (ray_setup("--nonsense"), "node 1: vivace serve: unknown flag --nonsense"),
-        (ray_setup(PYTHONPATH="/"), "node 1 ends as soon as it is started: exit code 1"),
+        (ray_setup(PYTHONHOME="/none"), "node 1 ends as soon as it is started: exit code 1"),
     ],
 )
 def test_a_node_that_cannot_start_ends_it_with_the_words_of_the_node(
@@ -62,3 +64,32 @@ def test_it_ends_with_who_started_it(child: Child) -> None:
     child.control.wait(60)
     child.close()
     assert child.process.wait(30) == 0
+
+
+def test_a_ray_of_another_version_is_one_line(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = "Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python: 3.11.7"
+    monkeypatch.setenv("FAKE_RAY_REFUSES", refused)
+    spawned = spawn("ray", process_command)
+    try:
+        spawned.control.send(ray_setup())
+        failure = spawned.control.wait(60)
+        assert isinstance(failure, Failure)
+        assert "cluster was started with: Ray: 2.9.0 Python: 3.11.7. This machine" in failure.text
+        assert "\n" not in failure.text
+    finally:
+        spawned.kill()
+        spawned.process.wait()
+
+
+@pytest.mark.parametrize(
+    ("resource", "taken"),
+    [
+        ("CPU", {"num_cpus": 4}),
+        ("GPU", {"num_cpus": 0, "num_gpus": 4}),
+        ("NPU", {"num_cpus": 0, "resources": {"NPU": 4}}),
+    ],
+)
+def test_an_actor_takes_the_devices_of_its_bundle(resource: str, taken: dict[str, Any]) -> None:
+    assert actor_devices(resource, 4) == taken

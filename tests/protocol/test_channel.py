@@ -77,6 +77,19 @@ def test_the_engine_has_no_message_whose_sending_was_not_told(socket: EngineSock
     engine.close()
 
 
+def test_who_rings_behind_the_end_is_not_heard(socket: EngineSocket) -> None:
+    """The end of a rank may be noticed last; the bell's number may be another file's by then."""
+    engine = EngineMailbox(socket.listening)
+    engine.close()
+    others = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(32)]
+    engine.wake()
+    engine.frontend_died(1)
+    for other in others:
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(other)
+        os.close(other)
+
+
 def test_round_trip_in_order(socket: EngineSocket) -> None:
     engine = EngineMailbox(socket.listening)
     sent = [request(key, tokens=key * 50) for key in range(1, 200)]

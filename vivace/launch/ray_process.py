@@ -134,6 +134,15 @@ def death_cause(error: BaseException) -> str:
     return f"{why[:300]} ({where})" if where else why[:300]
 
 
+def actor_devices(resource: str, count: int) -> dict[str, Any]:
+    """All of a bundle, in the words of Ray, which has own ones for two of its resources."""
+    if resource == "CPU":
+        return {"num_cpus": count}
+    if resource == "GPU":
+        return {"num_cpus": 0, "num_gpus": count}
+    return {"num_cpus": 0, "resources": {resource: count}}
+
+
 class RayNodes:
     """The nodes behind the first: an actor for each, and what it is doing."""
 
@@ -174,19 +183,12 @@ class RayNodes:
         self._running[work] = node, time.monotonic()
 
     def _new_actor(self, node: int) -> Any:
-        count, resource = self._setup.devices[node], self._setup.resource
-        taken = {"CPU": {"num_cpus": count}, "GPU": {"num_cpus": 0, "num_gpus": count}}
+        taken = actor_devices(self._setup.resource, self._setup.devices[node])
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=node
         )
-        return (
-            self._ray.remote(NodeActor)
-            .options(
-                **taken.get(resource, {"num_cpus": 0, "resources": {resource: count}}),
-                scheduling_strategy=strategy,
-            )
-            .remote()
-        )
+        options = {**taken, "scheduling_strategy": strategy}
+        return self._ray.remote(NodeActor).options(**options).remote()
 
     def _on_end(self, work: Any, node: int, began: float) -> None:
         try:

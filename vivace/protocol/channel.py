@@ -163,6 +163,7 @@ class EngineMailbox:
         self._departures: deque[int] = deque()
         self._live = LiveKeys()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ringing = threading.Lock()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._bell, zmq.POLLIN)
@@ -207,8 +208,10 @@ class EngineMailbox:
         self.wake()
 
     def wake(self) -> None:
-        """Let a waiting `receive` return."""
-        os.eventfd_write(self._bell, 1)
+        """Let a waiting `receive` return. From any thread; once this is closed, nobody waits."""
+        with self._ringing:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
 
     def frontend_died(self, frontend: int) -> None:
         """Cancel what that frontend had running; its index never comes back. From any thread."""
@@ -218,7 +221,9 @@ class EngineMailbox:
     def close(self) -> None:
         self._socket.close(linger=200)
         self._context.term()
-        os.close(self._bell)
+        with self._ringing:  # its number may be another file's at once
+            os.close(self._bell)
+            self._bell = -1
 
     def _hush(self) -> None:
         with contextlib.suppress(BlockingIOError):
