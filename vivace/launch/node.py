@@ -47,7 +47,7 @@ from vivace.observability import log as log_lines
 from vivace.observability.log import protect_standard_streams
 from vivace.platforms.rendezvous import RankMemory
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
-from vivace.protocol.ranks import Broadcasted, RankReady
+from vivace.protocol.ranks import RankReady, ToRanks
 from vivace.supervisor.awaited_processes import is_stopped
 from vivace.supervisor.signals import handle_signals
 
@@ -91,7 +91,7 @@ class JoinedEngine:
         self.control = control
         self.ranks = ranks
         self.broadcast = RankBroadcast(plans, len(ranks))
-        self._told: queue.SimpleQueue[Broadcasted | None] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[ToRanks | None] = queue.SimpleQueue()
         self.joining = threading.Event()
         self.addresses: list[Address] = []
         self.serves = False
@@ -99,7 +99,7 @@ class JoinedEngine:
         """it has said that the server ends"""
         threading.Thread(target=self._write, name=f"engine {number} says", daemon=True).start()
 
-    def tell_ranks(self, message: Broadcasted) -> None:
+    def tell_ranks(self, message: ToRanks) -> None:
         """Whoever reads it, and when: a rank that computes may be a whole ring behind."""
         self._told.put(message)
 
