@@ -16,6 +16,7 @@ from msgspec.msgpack import Decoder
 from vivace.errors import RankLost
 from vivace.launch.ranks import RankBroadcast, RankProcess
 from vivace.protocol.message_socket import SEND_SECONDS, MessageSocket
+from vivace.protocol.messages import Capacity
 from vivace.protocol.ranks import ON_SOCKET, FromRank, RankFailure, RankReady, ToRank
 from vivace.protocol.shm_broadcast import BroadcastReader
 from vivace.protocol.step import StepResult
@@ -34,7 +35,8 @@ class Rank:
         self.plans = BroadcastReader(plans, 1, 0)
         os.close(plans)
         self.link.wake_with(lambda: None)
-        self.control.send(RankReady())
+        capacity = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
+        self.control.send(RankReady(capacity))
         self.link.expect(RankReady)
 
     def answer(self, message: FromRank) -> None:
