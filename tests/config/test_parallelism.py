@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from vivace.config.parallelism import Parallelism, ProcessGroups, process_groups
-from vivace.deploy.report.groups import ranks_text, table
+from vivace.config.parallelism import (
+    Parallelism,
+    ProcessGroups,
+    process_groups,
+    requested_sizes,
+)
+from vivace.config.parsing import from_arguments
+from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
+from vivace.deploy.report.groups import group_tables, ranks_text, table
+from vivace.deploy.schema.files import parse_deployment
+from vivace.platforms.groups import AbsentRank
+from vivace.worker.layout import divide_layers
 
 MOST = 64
 FLAGS = {
@@ -164,6 +175,64 @@ def test_the_groups_of_one_rank() -> None:
         "lm_head": tuple(range(8)),
         "nodes": tuple(range(8)),
     }
+
+
+OWN = {
+    "tp": {"tp_size": 8},
+    "ep": {"tp_size": 8, "ep_size": 4},
+    "stages": {"tp_size": 4, "ep_size": 2, "pp_size": 2},
+    "replicas": {"tp_size": 2, "pp_size": 2, "dp_size": 2},
+    "dp attention": {"tp_size": 8, "dp_size": 4, "enable_dp_attention": True, "ep_size": 4},
+    "stages of engines": {
+        "tp_size": 4, "dp_size": 2, "enable_dp_attention": True, "pp_size": 2,
+        "moe_dense_tp_size": 1,
+    },
+    "all-to-all": {
+        "tp_size": 4, "dp_size": 2, "enable_dp_attention": True, "moe_a2a_backend": "deepep",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_worker_shares_layers_with_whom_the_table_says(name: str) -> None:
+    """What `vivace check` prints, and what ranks do; replicas do not know of each other."""
+    options = from_arguments(**OWN[name])
+    sizes = requested_sizes(options)
+    groups = process_groups(sizes)
+    config: Any = SimpleNamespace(
+        parallel=options.parallel, experts=options.experts, environment={},
+        facts=SimpleNamespace(layers=8),
+    )  # fmt: skip
+    ranks = sizes.tp * sizes.pp
+    for rank in range(ranks):
+        layout, mine = divide_layers(config, AbsentRank(rank, ranks)), groups.find(rank)
+        for kind, found in {
+            "attention_tp": layout.attention,
+            "attention_dp": layout.peers,
+            "lm_head": layout.vocabulary,
+            "dense_tp": layout.dense,
+            "tp": layout.experts,
+            "moe_ep": layout.moe_ep,
+            "moe_tp": layout.moe_tp,
+        }.items():
+            assert (found.rank, found.size) == (mine[kind].index(rank), len(mine[kind])), kind
+
+
+def test_engines_of_sglang_share_the_head_unless_they_are_told_not_to() -> None:
+    def beside(engine: str, *flags: str) -> str:
+        role = {
+            "kind": "mixed",
+            "flags": {"tp-size": 8, "dp-size": 4, "enable-dp-attention": True}
+            | dict.fromkeys(flags, True),
+        }
+        tree = {"name": "tests", "engine": engine, "roles": {"server": role}}
+        loaded = LoadedDeployment(parse_deployment(tree, "made"), (), "made.yaml")
+        (lines,) = group_tables(build_case(loaded, Overrides()))
+        (line,) = [line for line in lines if "lm head" in line]
+        return line.partition("lm head")[0].strip()
+
+    assert beside("sglang") == "tp, moe tp, dense tp,"
+    assert beside("vivace") == beside("sglang", "enable-dp-lm-head") == "attention tp,"
 
 
 def test_an_all_to_all_gives_every_rank_whole_experts() -> None:

@@ -60,6 +60,8 @@ class Parallelism(msgspec.Struct, frozen=True, dict=True):
     """The sizes of one instance; one that is not known raises by itself."""
 
     source: SizeSource
+    engine_heads: bool = False
+    """With dp attention each engine has an output head of its own, whatever is asked: Vivace."""
 
     @cached_property
     def tp(self) -> int:
@@ -118,7 +120,9 @@ class Parallelism(msgspec.Struct, frozen=True, dict=True):
     @property
     def lm_head(self) -> int:
         """Ranks that share the output head."""
-        inside = self.dp_attention and self.source.has("enable_dp_lm_head")
+        if not self.dp_attention:
+            return self.tp
+        inside = self.engine_heads or self.source.has("enable_dp_lm_head")
         return self.attention_tp if inside else self.tp
 
     def running_requests(self, limit: int) -> int:
@@ -172,7 +176,7 @@ class Parallelism(msgspec.Struct, frozen=True, dict=True):
 
 def requested_sizes(slices: Slices) -> Parallelism:
     """Those of parsed options"""
-    return Parallelism(OptionSizes(slices))
+    return Parallelism(OptionSizes(slices), engine_heads=True)
 
 
 def engine_rows(slices: Slices) -> int | None:

@@ -100,6 +100,7 @@ class Case(msgspec.Struct, frozen=True, dict=True):
                 role,
                 {**self.deployment.environment, **role.environment},
                 tuple(expand_nodes(self.deployment, role)),
+                self.target.engine == "vivace",
             )
             for name, role in self.deployment.roles.items()
         )

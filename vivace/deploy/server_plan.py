@@ -72,6 +72,8 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
     role: Role
     environment: Mapping[str, str]
     nodes: tuple[RoleNode, ...]
+    ours: bool = False
+    """Vivace serves it, whatever program its commands name."""
 
     @property
     def kind(self) -> str:
@@ -155,7 +157,7 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def parallelism(self) -> Parallelism:
-        return Parallelism(self)
+        return Parallelism(self, engine_heads=self.ours)
 
     def positive(self, name: str) -> int:
         return max(1, self.number(name) or 1)
