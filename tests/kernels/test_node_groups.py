@@ -42,7 +42,7 @@ class Cables:
 
 
 class CableSockets:
-    """`RankLanes` of one rank."""
+    """`NodeSockets` of one rank."""
 
     def __init__(self, cables: Cables, rank: int) -> None:
         self._cables, self._rank = cables, rank

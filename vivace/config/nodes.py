@@ -70,6 +70,7 @@ def nodes(options: Options) -> list[str]:
             "where node 0 expects the others"
         )
     host, _ = address(parallel.dist_init_addr)
+    # The last one is of `vivace check` alone: a server's parsing takes keys out of there.
     known = parallel.cluster_key or parallel.cluster_key_file or CLUSTER_KEY in options.environment
     if not known and not loopback(host):
         raise ConfigError(

@@ -49,7 +49,7 @@ EAGER = no_effect(
 ONE_BACKEND = no_effect("the CPU has one attention backend")
 GPU_KERNELS = no_effect("it tunes GPU kernels, which a CPU does not have")
 NO_COLLECTIVES = no_effect("ranks on CPUs exchange over shared memory")
-ALONE = no_effect("the ranks of one machine find and watch each other by themselves")
+ALONE = no_effect("ranks find and watch each other by themselves")
 NO_ROOMS = not_available(
     "prefill and decode are not split yet, so requests have no rooms", "use round_robin"
 )

@@ -60,8 +60,9 @@ class BroadcastMemory:
         return Futex(self._address + 8 * word)
 
     def fence(self) -> None:
-        """What was stored before is seen by others before what is stored after: taking a lock
-        orders memory on every machine."""
+        """What was stored before is seen by others before what is stored after, as a lock does it.
+        On some machines (aarch64) a lock lets a load pass an earlier store: a sleeper may then miss
+        its bell, so whoever sleeps looks again after a while."""
         with self._lock:
             pass
 
