@@ -15,7 +15,7 @@ from vivace.checkpoint.file_state import (
     SAMPLES,
     FileState,
     ModelFiles,
-    read_state,
+    read_file_state,
 )
 from vivace.checkpoint.source import locate
 
@@ -118,7 +118,7 @@ def test_samples_are_few_and_hold_both_ends(tmp_path: Path, length: int) -> None
     file = tmp_path / "weights"
     with file.open("wb") as sparse:
         sparse.truncate(length)
-    seen = {read_state(file)}
+    seen = {read_file_state(file)}
     for place in {0, length // 3, length - 1} if 0 < length <= SAMPLES * SAMPLE_BYTES else ():
         seen.add(changed_at(file, place))
     if length > SAMPLES * SAMPLE_BYTES:
@@ -138,6 +138,6 @@ def changed_at(file: Path, place: int) -> FileState | None:
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     put(b"x")
-    state = read_state(file)
+    state = read_file_state(file)
     put(b"\0")
     return state

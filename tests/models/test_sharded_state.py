@@ -19,7 +19,7 @@ from thread_ranks import ThreadRanks
 from toy_models import make, tokens
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.saved_state import metadata, parse_part, part_name, read_state
+from vivace.checkpoint.saved_state import metadata, parse_part, part_name, read_saved_state
 from vivace.checkpoint.source import locate
 from vivace.checkpoint.weight_files import PATTERN, check_pattern, fill
 from vivace.checkpoint.weights import CheckpointError
@@ -197,11 +197,11 @@ def test_files_of_others_and_damaged_ones(pair: Path, tmp_path: Path) -> None:
     first = tmp_path / fill(PATTERN, 0, 0)
     save_file({"model.norm.weight": torch.ones(4)}, first)
     with pytest.raises(SourceError, match="say"):
-        read_state(first)
+        read_saved_state(first)
     first.write_bytes(b"\xff" * 40)
     with pytest.raises(SourceError, match="damaged"):
-        read_state(first)
-    state = read_state(pair / fill(PATTERN, 1, 0))
+        read_saved_state(first)
+    state = read_saved_state(pair / fill(PATTERN, 1, 0))
     save_file({"a[0:4/8]": torch.ones(4)}, first, metadata(state))
     with pytest.raises(ConfigError, match="missing"):
         settings(tmp_path, load_format="sharded_state", tp_size=2)

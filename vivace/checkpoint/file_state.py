@@ -42,13 +42,13 @@ class ModelFiles:
     def __init__(self, source: ModelSource) -> None:
         place = source.tokenizer_path
         self._states = {
-            file: read_state(file) for file in (*source.files, vocabulary_file(place) or place)
+            file: read_file_state(file) for file in (*source.files, vocabulary_file(place) or place)
         }
 
     def changed(self) -> str:
         """What has become of them and what to do, in one line; empty when they are the same."""
         for file, before in self._states.items():
-            now = read_state(file)
+            now = read_file_state(file)
             if now != before:
                 verb = "was changed" if now else "was removed, or cannot be read any more,"
                 return (
@@ -68,7 +68,7 @@ def vocabulary_file(place: Path) -> Path | None:
     return next((file for file in files if is_file(file)), None)
 
 
-def read_state(file: Path) -> FileState | None:
+def read_file_state(file: Path) -> FileState | None:
     """None: it is not there, or no file that can be read."""
     try:
         descriptor = open_input(file)
@@ -97,7 +97,7 @@ def model_digests(source: ModelSource) -> dict[str, str]:
     `SAMPLES` pieces and the length) and of the configuration."""
     found = {"config.json": hashlib.sha256(json.dumps(source.config, sort_keys=True).encode())}
     for file in source.files:
-        state, digest = read_state(file), hashlib.sha256()
+        state, digest = read_file_state(file), hashlib.sha256()
         if state is not None:
             digest.update(state.length.to_bytes(8, "little") + state.digest)
         found[file.name] = digest

@@ -47,7 +47,7 @@ def metadata(state: SavedState) -> dict[str, str]:
     return {"format": "pt", KEY: msgspec.json.encode(state).decode()}
 
 
-def read_state(file: Path) -> SavedState:
+def read_saved_state(file: Path) -> SavedState:
     """Raises SourceError."""
     header = read_header(file)
     given = header.get("__metadata__")
@@ -84,7 +84,7 @@ def read_header(file: Path) -> dict[str, Any]:
     return header
 
 
-def differences(saved: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+def changed_settings(saved: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     """In words; nothing where all is the same"""
     return [
         f"{name} {saved.get(name) or 'not given'} (here {here.get(name) or 'not given'})"

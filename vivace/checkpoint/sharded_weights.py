@@ -17,7 +17,7 @@ from vivace.checkpoint.saved_state import (
     metadata,
     parse_part,
     part_name,
-    read_state,
+    read_saved_state,
 )
 from vivace.checkpoint.weight_files import files_of_rank, fill
 from vivace.checkpoint.weights import ALL, FLOATS, CheckpointError, OpenWeights
@@ -32,7 +32,7 @@ class RankFiles:
         if not own:
             raise CheckpointError(f"{fill(pattern, rank, 0)} is missing; save the model again")
         self.place = str(own[0].parent)
-        self.state = read_state(own[0])
+        self.state = read_saved_state(own[0])
         self._files = SafetensorsFiles(own)
         self._parts: dict[str, list[str]] = {}
         """of each tensor, as they are named in the files"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any, cast
 
-from vivace.checkpoint.saved_state import SavedState, differences, read_state
+from vivace.checkpoint.saved_state import SavedState, changed_settings, read_saved_state
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weight_files import PATTERN, SHARDED, files_of_rank, fill
 from vivace.config.config import Config, ModelContext, Options, Slices
@@ -66,7 +66,7 @@ def saved_state(options: Options, context: ModelContext) -> list[str]:
     here = describe_saving(options, context.facts)
     check_ranks(source, options)
     for rank in range(count_ranks(options)):
-        state = read_state(files_of_rank(source.files, source.pattern, rank)[0])
+        state = read_saved_state(files_of_rank(source.files, source.pattern, rank)[0])
         check_state(source, state, rank, here)
     return []
 
@@ -103,7 +103,7 @@ def check_ranks(source: ModelSource, options: Options) -> None:
     wanted = count_ranks(options)
     for rank in range(wanted):
         if not files_of_rank(source.files, source.pattern, rank):
-            first = read_state(source.files[0])
+            first = read_saved_state(source.files[0])
             raise ConfigError(
                 f"{source.path / fill(source.pattern, rank, 0)} is missing: {wanted} ranks start, "
                 f"{first.ranks} were saved"
@@ -111,7 +111,7 @@ def check_ranks(source: ModelSource, options: Options) -> None:
 
 
 def check_state(source: ModelSource, state: SavedState, rank: int, here: dict[str, str]) -> None:
-    if found := differences(state.made_with, here):
+    if found := changed_settings(state.made_with, here):
         raise ConfigError(
             f"{source.path}: saved with {'; '.join(found)}: start with the same, or save the model "
             "again"

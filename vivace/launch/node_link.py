@@ -27,7 +27,7 @@ from vivace.launch.node_messages import (
     NodeServes,
 )
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
-from vivace.protocol.ranks import RankAnswer, RankReady
+from vivace.protocol.ranks import COMING_SECONDS, RankAnswer, RankReady
 from vivace.protocol.step import StepPlan
 from vivace.protocol.workers import WorkerCommand
 
@@ -37,8 +37,6 @@ BEAT_SECONDS = 1.0
 MISSED_BEATS = 4
 """A node whose process has said nothing for so many is stuck; of a machine that has gone the
 connection tells earlier."""
-COMING_SECONDS = 300.0
-"""until a rank has imported what it needs"""
 BROKEN = "a connection between nodes broke, so what it computed is not whole"
 
 

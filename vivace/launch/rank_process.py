@@ -37,7 +37,7 @@ from vivace.protocol.shm_broadcast import BroadcastClosed, BroadcastReader
 from vivace.supervisor.awaited_processes import name_process
 
 BROADCAST = msgspec.msgpack.Decoder(ToRanks)
-GONE_SECONDS = 1.0
+PLAN_SECONDS = 1.0
 """without a plan; then a rank looks whether its engine is still there"""
 ADOPTION_SECONDS = 10.0
 """in which the process between a rank and its engine ends"""
@@ -134,7 +134,7 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
 
 def answer_next(plans: BroadcastReader, control: MessageSocket[ToRank], worker: RankWorker) -> None:
     """What the engine says next. Raises BroadcastClosed, SocketClosed once it has gone."""
-    data = plans.receive(GONE_SECONDS)
+    data = plans.receive(PLAN_SECONDS)
     if data is None:
         control.receive()
         return

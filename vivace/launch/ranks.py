@@ -29,6 +29,7 @@ from vivace.launch.rank_inbox import RankInbox, find_failure
 from vivace.platforms.rendezvous import NodeSockets, RankMemory, Rendezvous
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import (
+    COMING_SECONDS,
     ON_SOCKET,
     FromRank,
     JoinRanks,
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", RankHere, RankReady)
 EXIT_SECONDS = 5.0
-COMING_SECONDS = 300.0
-"""until a rank has imported what it needs"""
 ANSWER_SECONDS = 0.1
 """after which we look whether who does not answer has died"""
 
@@ -219,6 +218,7 @@ class RankProcess:
         self._failure = find_failure(messages)
         if self._failure:
             raise self._lost()
+        # RankReady is none of these: a rank first agrees on sizes with the one that asks here.
         return [message for message in messages if isinstance(message, RankProgress)]
 
     def _wait(self, timeout: float | None = None) -> FromRank:

@@ -8,8 +8,10 @@ from vivace.protocol.messages import Capacity
 from vivace.protocol.step import StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
+COMING_SECONDS = 300.0
+"""until a rank has imported what it needs"""
 MOST_RANKS = 64
-"""of one machine, those of all its engines"""
+"""of a server: those of all its engines, on all its nodes"""
 
 
 class NodeSocketSetup(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,8 @@ from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
 SHOWN = 4
 """groups of a kind that are written out; of more only the first ones and the last"""
-MOST_RANKS = 4096
-"""of a table; nobody has more devices in one instance"""
+LARGEST_TABLE = 4096
+"""ranks; nobody has more devices in one instance"""
 TITLES = {
     "tp": "tp",
     "pp": "pp (stages)",
@@ -42,7 +42,7 @@ def group_lines(server: ServerPlan) -> list[str]:
     """Empty for a layout of one rank, or one that is not known or not legal (rules say why)."""
     layout = server.parallelism
     try:
-        if not 1 < layout.devices <= MOST_RANKS:
+        if not 1 < layout.devices <= LARGEST_TABLE:
             return []
         groups = process_groups(layout)
     except (UnknownValue, ValueError):

@@ -22,8 +22,8 @@ from vivace.models.attention_shapes import GroupedAttention
 PP_INDICES = "SGLang's get_pp_indices and make_layers"
 CONFIG = "the model's config.json"
 BLOCKS = "SGLang's fp8.py, 0.4.6 to 0.5.23"
-MOST_RANKS = 1024
-"""of which a remedy tries fewer"""
+MOST_TRIED = 1024
+"""ranks, of which a remedy tries fewer"""
 SHARING = {"enable-ep-moe", "moe-dp-size", "moe-data-parallel-size"}
 """flags that share experts in another way"""
 CATALOGUE = "hardware catalogue"
@@ -189,7 +189,7 @@ def weight_blocks(server: ServerPlan, case: Case) -> Iterator[Issue]:
     for what, width, ranks, count in shared:
         if not model.blocks.divide(width, ranks):
             part = f"{what} of {width} on {ranks} ranks is {width / ranks:g} each"
-            fewer = range(1, min(ranks, MOST_RANKS))
+            fewer = range(1, min(ranks, MOST_TRIED))
             fits = [each for each in fewer if ranks % each == count % (ranks // each) == 0]
             best = max((each for each in fits if model.blocks.divide(width, each)), default=1)
             remedy = f"--ep-size {layout.tp // best}" if count else f"--tp-size {best}"
