@@ -39,7 +39,7 @@ def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, 
 def staged(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     log = tmp_path_factory.mktemp("staged") / "log"
     flags = ("--model-path", str(folder), "--pp-size", "2", *FLAGS)
-    with RunningServer(*flags, log=log) as server:
+    with RunningServer(*flags, log=log, crashes=1_000_000) as server:
         yield server.wait_ready()
 
 
