@@ -215,6 +215,13 @@ def test_folder_with_config_files(tmp_path: Path) -> None:
     assert ours.decode([3, 3, 1, 2], False, spaces_between_special_tokens=False) == "<s><s> a b"
 
 
+@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+@pytest.mark.parametrize("none", [[], {}, None])
+def test_no_further_special_tokens_are_none(key: str, none: Any, tmp_path: Path) -> None:
+    """As in Mixtral-8x7B-Instruct-v0.1."""
+    load_tokenizer(word_level_folder(tmp_path, **{key: none}))
+
+
 WRONG = "{{ 'a' }}\n{% if %}"
 PLACES: dict[str, tuple[str, Any]] = {
     "tokenizer_config.json: chat_template": ("tokenizer_config.json", WRONG),

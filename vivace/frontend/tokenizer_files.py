@@ -169,7 +169,7 @@ def _extra_tokens(config: ConfigFields) -> list[str | None]:
     keys = ("additional_special_tokens", "extra_special_tokens")
     key = next((key for key in keys if config.values.get(key)), keys[0])
     value = config.values.get(key)
-    if not value and config.has(key) and not isinstance(value, dict):
+    if not value and config.has(key) and not isinstance(value, dict | list):
         value = config.need(key, ListOf(_TOKEN, 0))
     if isinstance(value, list):
         value = {str(place): one for place, one in enumerate(value)}
