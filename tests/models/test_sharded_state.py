@@ -3,6 +3,8 @@ file of another rank is opened."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from thread_ranks import ThreadRanks
 from toy_models import make, tokens
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.saved_state import metadata, parse_part, part_name, read_saved_state
+from vivace.checkpoint.saved_state import KEY, LENGTH, metadata, parse_part, part_name, read_saved_state
 from vivace.checkpoint.source import locate
 from vivace.checkpoint.weight_files import PATTERN, check_pattern, fill
 from vivace.checkpoint.weights import CheckpointError
@@ -211,6 +213,23 @@ def test_files_of_others_and_damaged_ones(pair: Path, tmp_path: Path) -> None:
     save_file({"a[0:3/8]": torch.ones(4)}, first, metadata(state))
     with pytest.raises(CheckpointError, match="shape"):
         ThreadRanks(tmp_path, 1, load_format="sharded_state")
+
+
+@pytest.mark.parametrize("text", ["\ud800", '{"x":' + "[" * 100_000], ids=["half", "deep"])
+def test_what_a_file_says_of_itself_may_be_anything(tmp_path: Path, text: str) -> None:
+    header = json.dumps({"__metadata__": {KEY: text}}).encode()
+    file = tmp_path / fill(PATTERN, 0, 0)
+    file.write_bytes(LENGTH.pack(len(header)) + header)
+    with pytest.raises(SourceError, match="again"):
+        read_saved_state(file)
+
+
+def test_a_pipe_is_no_file_of_a_rank(tmp_path: Path) -> None:
+    """To open one waits for a writer, for ever."""
+    file = tmp_path / fill(PATTERN, 0, 0)
+    os.mkfifo(file)
+    with pytest.raises(SourceError, match="regular"):
+        read_saved_state(file)
 
 
 def test_where_nothing_is_saved(pair: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ what a device makes of them, so any device loads them. Parts of a tensor have na
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 
 from vivace.checkpoint.errors import SourceError
+from vivace.files import open_input
 
 KEY = "vivace.sharded_state"
 """in the metadata of each file"""
@@ -59,8 +61,9 @@ def read_saved_state(file: Path) -> SavedState:
         )
     try:
         state = msgspec.json.decode(text, type=SavedState)
-    except msgspec.MsgspecError as error:
-        raise SourceError(f"{file}: {KEY}: {error}; save the model again") from None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SourceError(f"{file}: {KEY}: {reason}; save the model again") from None
     if state.version != VERSION:
         raise SourceError(
             f"{file}: saved by another version of vivace (format {state.version}, this one reads "
@@ -71,7 +74,7 @@ def read_saved_state(file: Path) -> SavedState:
 
 def read_header(file: Path) -> dict[str, Any]:
     try:
-        with file.open("rb") as opened:
+        with os.fdopen(open_input(file), "rb") as opened:
             (length,) = LENGTH.unpack(opened.read(LENGTH.size))
             if length > LARGEST_HEADER:
                 raise ValueError("its header is too long")
