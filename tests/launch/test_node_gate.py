@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,15 +17,24 @@ from vivace.config.config import Config
 from vivace.config.parsing import parse
 from vivace.config.serialize import encode
 from vivace.errors import CannotStart
+from vivace.launch import nodes
 from vivace.launch.configure import configure
 from vivace.launch.handshake import Intent, call
 from vivace.launch.node import JoinedEngine, NodeLife
 from vivace.launch.node_hello import cluster_key, hello
-from vivace.launch.node_messages import FromNode, NodeEnd, NodeRankDied, NodeSetup, ToNode
+from vivace.launch.node_messages import (
+    FromNode,
+    NodeEnd,
+    NodeHello,
+    NodeRankDied,
+    NodeRefusal,
+    NodeSetup,
+    ToNode,
+)
 from vivace.launch.nodes import other_nodes
 from vivace.launch.ranks import RankProcess
 from vivace.platforms.cpu.library import LIBRARY
-from vivace.protocol.message_socket import MessageSocket
+from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.shm_broadcast import RING_BYTES, BroadcastReader
 from vivace.protocol.step import StepPlan
 
@@ -134,3 +144,57 @@ def test_a_rank_that_is_behind_does_not_hold_up_its_node(folder: Path) -> None:
         assert [decode(reader.receive(5) or b"") for _ in plans] == plans
     engine.close()
     told.close()
+
+
+def knock(config: Config, node: int) -> MessageSocket[ToNode]:
+    """Of somebody who has the key, and has not said what it is."""
+    host, port = str(config.parallel.dist_init_addr).split(":")
+    sock = call((host, int(port)), cluster_key(config), Intent(0, 0, node))
+    return MessageSocket(sock, msgspec.msgpack.Decoder(ToNode))
+
+
+def is_closed(control: MessageSocket[ToNode], seconds: float) -> bool:
+    try:
+        control.wait(seconds)
+    except SocketClosed:
+        return True
+    except TimeoutError:
+        return False
+    raise AssertionError("a message")
+
+
+def test_who_has_the_key_does_not_take_all_places(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever says nothing, or says it a byte at a time, is sent away, and others are let in."""
+    monkeypatch.setattr(nodes, "MOST_GUESTS", 3)
+    monkeypatch.setattr(nodes, "HELLO_SECONDS", 1.0)
+    config = make_config(folder, "--tp-size", "2", "--nnodes", "2")
+    other_nodes(config)
+    slow = [knock(config, 1) for _ in range(6)]
+    deadline = time.monotonic() + 5.0
+    while not all(is_closed(one, 0.1) for one in slow) and time.monotonic() < deadline:
+        pass
+    assert all(is_closed(one, 0.1) for one in slow)
+    join(config, 1).close()
+
+
+def test_a_first_word_has_a_limit(folder: Path) -> None:
+    config = make_config(folder, "--tp-size", "2", "--nnodes", "2")
+    other_nodes(config)
+    loud = knock(config, 1)
+    loud.send(NodeHello(**{**msgspec.structs.asdict(hello(config)), "version": "x" * (2 << 20)}))
+    assert is_closed(loud, 10.0)
+    join(config, 1).close()
+
+
+def test_a_refusal_is_logged_in_a_line_of_some_length(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config(folder, "--tp-size", "2", "--nnodes", "2")
+    other_nodes(config)
+    loud = knock(config, 1)
+    loud.send(NodeHello(**{**msgspec.structs.asdict(hello(config)), "version": "x" * 100_000}))
+    assert isinstance(loud.wait(10.0), NodeRefusal)
+    refused = [record for record in caplog.records if "refused" in record.getMessage()]
+    assert refused and all(len(record.getMessage()) < 3000 for record in refused)

@@ -48,3 +48,17 @@ def test_a_length_over_the_limit_is_no_message() -> None:
     raw.sendall(LENGTH.pack(LARGEST_MESSAGE + 1))
     with pytest.raises(SocketClosed):
         other.wait()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b"\xa1\xff", b"\x91" * 5000 + b"\xc0", b"\xc1", b""],
+    ids=["text", "deep", "no", "empty"],,
+)
+def test_what_is_no_message_is_one_kind_of_error(frame: bytes) -> None:
+    """Text that is no UTF-8, lists in lists: msgspec has other errors for these."""
+    ours, theirs = socket.socketpair()
+    reader: MessageSocket[object] = MessageSocket(theirs, msgspec.msgpack.Decoder(object))
+    ours.sendall(LENGTH.pack(len(frame)) + frame)
+    with pytest.raises(msgspec.MsgspecError):
+        reader.wait()

@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from vivace.config.parallelism import requested_sizes
 from vivace.errors import CANNOT_START, RankLost, say
 from vivace.launch.node_hello import node_ranks, socket_setup
-from vivace.launch.node_join import Joined, join_engines, own_config
+from vivace.launch.node_join import NOT_UNDERSTOOD, Joined, join_engines, own_config
 from vivace.launch.node_link import BEAT_SECONDS, BROKEN
 from vivace.launch.node_messages import (
     Address,
@@ -193,10 +195,11 @@ class NodeLife:
     def _hear(self, engine: JoinedEngine) -> None:
         try:
             messages = engine.control.receive()
-        except SocketClosed as closed:
+        except (SocketClosed, msgspec.MsgspecError) as closed:
             self._selector.unregister(engine.control)
             if not engine.stopped:
-                self._lose(engine, str(closed))
+                lost = isinstance(closed, SocketClosed)
+                self._lose(engine, str(closed) if lost else NOT_UNDERSTOOD)
             return
         for message in messages:
             self._obey(engine, message)
@@ -210,7 +213,7 @@ class NodeLife:
                 try:
                     for message in control.receive():
                         self._obey(others[control], message)
-                except SocketClosed:
+                except (SocketClosed, msgspec.MsgspecError):
                     del others[control]
         if not self._ended:
             self._rejoin(f"node 0: {closed or 'the connection was closed: its engine has ended'}")

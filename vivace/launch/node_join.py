@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 RETRY_SECONDS = 0.5
 ANSWER_SECONDS = 30.0
 """of the first engine, to what a node says of itself; the others may still be starting then"""
+NOT_UNDERSTOOD = "it says what is not understood here"
 
 Joined = tuple[MessageSocket[ToNode], NodeSetup]
 log = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ def join_engines(config: Config) -> list[Joined]:
             raise CannotStart(
                 f"node 0 at {parallel.dist_init_addr} has another key: {MAKE_A_KEY}"
             ) from None
+        except msgspec.MsgspecError:
+            why = NOT_UNDERSTOOD
         except (OSError, NoHandshake, SocketClosed) as error:
             why = "it has closed the connection"
             why = why if isinstance(error, SocketClosed) else why_no_answer(error)
@@ -115,7 +118,10 @@ def await_setup(
 
 def own_config(mine: Config, data: bytes) -> Config:
     """What the engine resolved, with this machine's files, device and addresses."""
-    config = decode(data)
+    try:
+        config = decode(data)
+    except (ValueError, RecursionError) as error:
+        raise CannotStart(f"node 0 sends settings that are not understood here: {error}") from None
     return replace(
         config,
         source=mine.source,

@@ -39,7 +39,7 @@ from vivace.launch.node_messages import (
 )
 from vivace.launch.node_sockets import listening
 from vivace.protocol.engine_link import NodesLink, new_nodes_link
-from vivace.protocol.message_socket import MessageSocket, SocketClosed
+from vivace.protocol.message_socket import LARGEST_MESSAGE, MessageSocket, SocketClosed
 from vivace.protocol.ranks import NodeSocketSetup
 from vivace.protocol.step import StepPlan
 from vivace.protocol.workers import WorkerCommand
@@ -50,6 +50,12 @@ if TYPE_CHECKING:
     from vivace.platforms.rendezvous import RankMemory
 
 HELLO_SECONDS = 10.0
+LARGEST_HELLO = 1 << 20
+"""bytes"""
+MOST_GUESTS = 64
+"""who have shown the key and not yet said what they are, at once"""
+LONGEST_REASON = 2000
+"""characters that are logged of why a node is refused"""
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +137,7 @@ class NodeGate:
         self._links: dict[int, NodeLink] = {}
         self._changed = threading.Condition()
         self._tried: dict[int, str] = {}
+        self._seats = threading.Semaphore(MOST_GUESTS)
         threading.Thread(target=self._run, name="nodes", daemon=True).start()
 
     def ranks_here(self, ranks: Sequence[int]) -> Sequence[int]:
@@ -204,18 +211,29 @@ class NodeGate:
     def _run(self) -> None:
         while True:
             for guest in self._entrance.wait(1.0):
-                threading.Thread(target=self._admit, args=(guest,), daemon=True).start()
+                if self._seats.acquire(blocking=False):
+                    threading.Thread(target=self._receive, args=(guest,), daemon=True).start()
+                else:
+                    guest.sock.close()
 
-    def _admit(self, guest: Guest) -> None:
-        node = guest.intent.number
+    def _receive(self, guest: Guest) -> None:
+        """In a thread: what it is. It has so many seconds for that, however it says it."""
         notice_silence(guest.sock)
         send_at_once(guest.sock)
-        control = MessageSocket(guest.sock, msgspec.msgpack.Decoder(FromNode))
+        control = MessageSocket(guest.sock, msgspec.msgpack.Decoder(FromNode), LARGEST_HELLO)
+        late = threading.Timer(HELLO_SECONDS, control.shutdown)
+        late.start()
         try:
-            hello = control.wait(HELLO_SECONDS)
-        except (TimeoutError, SocketClosed, msgspec.MsgspecError):
+            self._admit(guest, control, control.wait())
+        except (SocketClosed, msgspec.MsgspecError):
             control.close()
-            return
+        finally:
+            late.cancel()
+            self._seats.release()
+
+    def _admit(self, guest: Guest, control: MessageSocket[FromNode], hello: FromNode) -> None:
+        node = guest.intent.number
+        control.largest = LARGEST_MESSAGE
         with self._changed:
             known = self._links.get(node)
             if known is not None and known.lost:  # this engine is about to end: ask the next one
@@ -229,8 +247,9 @@ class NodeGate:
                 log.log(self._level, "Node %d has joined from %s", node, guest.host)
             self._changed.notify_all()
         if reasons:
-            self._tried[node] = f"refused ({guest.host}): {'; '.join(reasons)}"
-            log.warning("Node %d (%s) is refused: %s", node, guest.host, "; ".join(reasons))
+            text = "; ".join(reasons)[:LONGEST_REASON]
+            self._tried[node] = f"refused ({guest.host}): {text}"
+            log.warning("Node %d (%s) is refused: %s", node, guest.host, text)
             control.send(NodeRefusal(reasons))
             control.close()
 

@@ -30,9 +30,16 @@ class SocketClosed(Exception):
 
 
 class MessageSocket(Generic[T]):
-    """One end. `send` may be called from any thread, `receive` and `wait` from one."""
+    """One end. `send` may be called from any thread, `receive` and `wait` from one; both raise
+    msgspec.MsgspecError where what came is none of `decoder`'s messages. `largest`: bytes."""
 
-    def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        decoder: msgspec.msgpack.Decoder[T],
+        largest: int = LARGEST_MESSAGE,
+    ) -> None:
+        self.largest = largest
         self._socket = sock
         self._decoder = decoder
         self._encoder = msgspec.msgpack.Encoder()
@@ -109,14 +116,17 @@ class MessageSocket(Generic[T]):
         if len(self._unread) < LENGTH.size:
             return None
         (length,) = LENGTH.unpack_from(self._unread)
-        if length > LARGEST_MESSAGE:
+        if length > self.largest:
             raise SocketClosed
         end = LENGTH.size + length
         if len(self._unread) < end:
             return None
         frame = bytes(self._unread[LENGTH.size : end])
         del self._unread[:end]
-        return self._decoder.decode(frame)
+        try:
+            return self._decoder.decode(frame)
+        except (UnicodeDecodeError, RecursionError) as error:
+            raise msgspec.DecodeError(str(error)) from None
 
 
 def describe_end(error: OSError) -> str:
