@@ -21,7 +21,14 @@ from thread_ranks import ThreadRanks
 from toy_models import make, tokens
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.saved_state import KEY, LENGTH, metadata, parse_part, part_name, read_saved_state
+from vivace.checkpoint.saved_state import (
+    KEY,
+    LENGTH,
+    metadata,
+    parse_part,
+    part_name,
+    read_saved_state,
+)
 from vivace.checkpoint.source import locate
 from vivace.checkpoint.weight_files import PATTERN, check_pattern, fill
 from vivace.checkpoint.weights import CheckpointError
