@@ -37,6 +37,7 @@ from vivace.platforms.cpu.library import LIBRARY
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.shm_broadcast import RING_BYTES, BroadcastReader
 from vivace.protocol.step import StepPlan
+from vivace.version import __version__
 
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels")
 KEY = "k" * 32
@@ -198,3 +199,15 @@ def test_a_refusal_is_logged_in_a_line_of_some_length(
     assert isinstance(loud.wait(10.0), NodeRefusal)
     refused = [record for record in caplog.records if "refused" in record.getMessage()]
     assert refused and all(len(record.getMessage()) < 3000 for record in refused)
+
+
+def test_a_node_of_another_version_is_told(folder: Path) -> None:
+    """Its first word may have other fields."""
+    config = make_config(folder, "--tp-size", "2", "--nnodes", "2", "--dist-timeout", "1")
+    gate = other_nodes(config)
+    old = knock(config, 1)
+    old.send({"type": "node_hello", "version": "0.0.1"})
+    refusal = old.wait(10.0)
+    assert isinstance(refusal, NodeRefusal) and __version__ in refusal.reasons[0]
+    with pytest.raises(CannotStart, match="version"):
+        gate.gather(lambda stage, part: None)

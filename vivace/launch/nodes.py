@@ -43,6 +43,7 @@ from vivace.protocol.message_socket import LARGEST_MESSAGE, MessageSocket, Socke
 from vivace.protocol.ranks import NodeSocketSetup
 from vivace.protocol.step import StepPlan
 from vivace.protocol.workers import WorkerCommand
+from vivace.version import __version__
 
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
@@ -54,6 +55,10 @@ LARGEST_HELLO = 1 << 20
 """bytes"""
 MOST_GUESTS = 64
 """who have shown the key and not yet said what they are, at once"""
+OTHER_VERSION = (
+    f"node 0 does not understand what it says of itself: is it another version of vivace than "
+    f"{__version__}?"
+)
 LONGEST_REASON = 2000
 """characters that are logged of why a node is refused"""
 
@@ -225,8 +230,10 @@ class NodeGate:
         late.start()
         try:
             self._admit(guest, control, control.wait())
-        except (SocketClosed, msgspec.MsgspecError):
+        except SocketClosed:
             control.close()
+        except msgspec.MsgspecError:
+            self._refuse(guest, control, [OTHER_VERSION])
         finally:
             late.cancel()
             self._seats.release()
@@ -247,11 +254,16 @@ class NodeGate:
                 log.log(self._level, "Node %d has joined from %s", node, guest.host)
             self._changed.notify_all()
         if reasons:
-            text = "; ".join(reasons)[:LONGEST_REASON]
+            self._refuse(guest, control, reasons)
+
+    def _refuse(self, guest: Guest, control: MessageSocket[FromNode], reasons: list[str]) -> None:
+        node, text = guest.intent.number, "; ".join(reasons)[:LONGEST_REASON]
+        with self._changed:
             self._tried[node] = f"refused ({guest.host}): {text}"
-            log.warning("Node %d (%s) is refused: %s", node, guest.host, text)
-            control.send(NodeRefusal(reasons))
-            control.close()
+            self._changed.notify_all()
+        log.warning("Node %d (%s) is refused: %s", node, guest.host, text)
+        control.send(NodeRefusal(reasons))
+        control.close()
 
     def _objections(self, node: int, hello: FromNode, known: NodeLink | None) -> list[str]:
         if not isinstance(hello, NodeHello):
