@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from vivace.config.parallelism import requested_sizes
 from vivace.config.values import size_text
 from vivace.frontend.served_model import sampling_defaults, served_model
 from vivace.observability.log import escape
@@ -69,7 +70,7 @@ def build_summary(config: Config, capacity: Capacity, url: str) -> Summary:
 
 def processes(config: Config) -> list[Row]:
     """Where there are several; what is said above is of one of them."""
-    engines, ranks = config.parallel.dp_size, config.parallel.tp_size
+    engines, ranks = config.parallel.dp_size, requested_sizes(config).engine_ranks
     found = []
     if engines > 1:
         balance = config.parallel.load_balance_method

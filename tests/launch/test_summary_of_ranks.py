@@ -1,0 +1,34 @@
+"""What a start says of how many processes there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from served_toy import write_toy_llama
+
+from vivace.config.parsing import parse
+from vivace.launch.configure import configure
+from vivace.launch.summary import processes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_llama(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--tp-size 2", "2 ranks of each engine"),
+        ("--tp-size 2 --pp-size 2", "4 ranks of each engine"),
+        ("--tp-size 4 --dp-size 2 --enable-dp-attention", "2 ranks of each engine"),
+        ("--dp-size 2", "2 engines"),
+        ("--tp-size 2 --dp-size 2 --enable-dp-attention", "2 engines"),
+    ],
+)
+def test_ranks_are_those_of_an_engine(folder: Path, flags: str, said: str) -> None:
+    words = ["--model-path", str(folder), "--skip-tokenizer-init", *flags.split()]
+    ((_, text),) = processes(configure(parse(words, {})))
+    assert text.startswith(said) or f"; {said}" in text
+    assert ("ranks" in said) == ("ranks" in text)
