@@ -55,5 +55,8 @@ def run(words: Sequence[str]) -> int:
         max_size=chosen.max_file_size,
         report=lambda stage, fraction: None,
     )
-    print_wrapped(f"Serve it with --load-format sharded_state --model-path {chosen.output}")
+    print_wrapped(
+        f"Serve it with --load-format sharded_state --model-path {chosen.output}, and with the "
+        "other flags of this command, which say how many ranks there are"
+    )
     return 0
