@@ -87,7 +87,7 @@ class MessageSocket(Generic[T]):
         """The next message; blocks until it is there, or raises TimeoutError when nothing comes for
         `timeout` seconds."""
         while (message := self._next()) is None:
-            if timeout is not None and not select.select([self._socket], [], [], timeout)[0]:
+            if timeout is not None and not self._has_news(timeout):
                 raise TimeoutError
             try:
                 chunk = self._socket.recv(CHUNK)
@@ -97,6 +97,11 @@ class MessageSocket(Generic[T]):
                 raise SocketClosed(self._reason)
             self._unread += chunk
         return message
+
+    def _has_news(self, seconds: float) -> bool:
+        waiting = select.poll()  # select(2) knows no descriptor above 1023
+        waiting.register(self._socket, select.POLLIN)
+        return bool(waiting.poll(1000 * seconds))
 
     def shutdown(self) -> None:
         """The peer finds it closed, and so does who waits here; from any thread."""
