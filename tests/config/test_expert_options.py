@@ -213,9 +213,11 @@ def test_what_follows_from_what_was_given() -> None:
     config = started(*EP, "--expert-distribution-recorder-mode", "stat_approx")
     assert config.experts.expert_distribution_recorder_mode == "stat"
     assert config.experts.expert_distribution_recorder_buffer_size == 1000
+    assert not any("dispatch" in notice for notice in started(*EP, "--enable-eplb").notices)
     fake = started(*EP, "--ep-dispatch-algorithm", "fake")
     assert any("fake" in notice for notice in fake.notices)
-    for flag in (["--eplb-algorithm", "deepseek"],):
+    unheard = (["--eplb-algorithm", "deepseek"], ["--ep-dispatch-algorithm", "dynamic"])
+    for flag in unheard:
         assert any(flag[0] in notice for notice in started(*EP, *flag).notices), flag
 
 

@@ -31,6 +31,10 @@ def expert_parallel(options: Options, context: ModelContext) -> list[str]:
         "--moe-dense-tp-size": asked.moe_dense_tp_size is not None,
     }
     notices = [FAKE] if asked.ep_dispatch_algorithm == "fake" else []
+    one_copy = not (asked.ep_num_redundant_experts or asked.enable_eplb)
+    if asked.ep_dispatch_algorithm in ("static", "dynamic") and one_copy:
+        flag = f"--ep-dispatch-algorithm {asked.ep_dispatch_algorithm}"
+        notices.append(f"{flag} has no effect without --ep-num-redundant-experts")
     places = asked.enable_eplb or given["--init-expert-location"]
     if asked.eplb_algorithm != "auto" and not places:
         notices.append("--eplb-algorithm has no effect without --enable-eplb")
