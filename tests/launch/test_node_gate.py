@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -104,7 +105,8 @@ def node_life(config: Config) -> tuple[NodeLife, MessageSocket[FromNode], Joined
         ours, _ = server.accept()
     engine = MessageSocket(ours, msgspec.msgpack.Decoder(FromNode))
     control = MessageSocket(theirs, msgspec.msgpack.Decoder(ToNode))
-    life = NodeLife(config, [(control, NodeSetup(config=encode(config), session=1))])
+    setup = NodeSetup(config=encode(config), session=1)
+    life = NodeLife(config, [(control, setup)], threading.Event())
     return life, engine, JoinedEngine(0, control, [1], os.memfd_create("plans"))
 
 

@@ -37,6 +37,7 @@ from vivace.launch.node_messages import (
     NodeSetup,
     ToNode,
 )
+from vivace.launch.node_probes import answer_probes
 from vivace.launch.ranks import (
     EXIT_SECONDS,
     RankBroadcast,
@@ -76,10 +77,14 @@ def run_node(config: Config) -> int:
         ", ".join(map(str, ranks)),
         where,
     )
+    serves, joined = threading.Event(), join_engines(config)
+    answer_probes(config, serves.is_set)  # node 0 of this machine has its port by now
     while True:
-        code = NodeLife(config, join_engines(config)).run()
+        code = NodeLife(config, joined, serves).run()
+        serves.clear()
         if code is not None:
             return code
+        joined = join_engines(config)
 
 
 class JoinedEngine:
@@ -121,7 +126,10 @@ class NodeLife:
     """The ranks of this node, from joining engines until one of these or of those ends. A thread
     for each rank waits for what that says."""
 
-    def __init__(self, config: Config, joined: Sequence[Joined]) -> None:
+    def __init__(
+        self, config: Config, joined: Sequence[Joined], all_serve: threading.Event
+    ) -> None:
+        """`all_serve` is set when they do."""
         (control, setup), *_ = joined
         self._config = own_config(config, setup.config)
         self._session = setup.session
@@ -131,6 +139,7 @@ class NodeLife:
         self._selector = selectors.DefaultSelector()
         self._links: dict[int, RankProcess] = {}
         self._code: int | None = None
+        self._all_serve = all_serve
         self._ended = ""
         """why; empty: it has not"""
 
@@ -226,6 +235,7 @@ class NodeLife:
             case NodeServes():
                 engine.serves = True
                 if all(one.serves for one in self._engines):
+                    self._all_serve.set()
                     log.info("All ranks are ready; node 0 serves")
             case NodeEnd(final=True):
                 log.error("Node 0 does not start, so neither does this node: %s", message.cause)
@@ -243,6 +253,7 @@ class NodeLife:
                 engine.tell_ranks(message)
 
     def _rejoin(self, cause: str) -> None:
+        self._all_serve.clear()
         self._ended = self._ended or cause
         log.error("The ranks of this node end: %s. It joins node 0 again", cause)
 
