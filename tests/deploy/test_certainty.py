@@ -280,7 +280,7 @@ def test_nothing_of_cuda_is_found_on_ascend(file: Path) -> None:
     ("config", "flags", "flag"),
     [
         ({}, "--tp-size 2", ""),
-        ({}, "--tp-size 3", "--tensor-parallel-size"),
+        ({}, "--tp-size 3", "--tp-size"),
         ({}, "--quantization awq", "--quantization"),
         ({}, "--context-length 9999", "--context-length"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "", "--model-path"),
@@ -313,4 +313,4 @@ def test_the_embedded_model_is_looked_at() -> None:
         for each in judge(command("vivace serve --tp-size 5")).findings
         if each.severity == "error"
     )
-    assert finding.flag == "--tensor-parallel-size" and "1, 3 devices" in finding.text
+    assert finding.flag == "--tp-size" and "1, 3 devices" in finding.text

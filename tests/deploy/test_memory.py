@@ -22,7 +22,7 @@ from vivace.deploy.catalogue.models import (
     guess_model,
     known_architecture,
     models,
-    read_architecture,
+    read_description,
 )
 from vivace.deploy.load_case import Overrides, build_case, open_command
 from vivace.deploy.memory import buffers
@@ -95,7 +95,7 @@ def test_any_configuration_has_sane_shapes_or_one_line(data: st.DataObject) -> N
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         try:
-            shape = read_architecture(folder)
+            shape = read_description(folder).architecture
         except SourceError as error:
             line = str(error)
             assert line.isprintable() and "config.json" in line and len(line) < 500, line

@@ -40,6 +40,17 @@ def travelling_tokens(
         yield "disable_cuda_graph", True, "--deepep-mode normal cannot be captured"
 
 
+def added_in_order(options: Options) -> list[str]:
+    """Raises ConfigError."""
+    sizes = requested_sizes(options)
+    if sizes.all_to_all and sizes.tp > 1 and options.runtime.enable_deterministic_inference:
+        raise ConfigError(
+            f"--moe-a2a-backend {options.experts.moe_a2a_backend}: what ranks make of a token is "
+            "added in their order, not in that of --enable-deterministic-inference; give none"
+        )
+    return []
+
+
 def dispatch(options: Options, context: ResolveContext) -> list[str]:
     """What is wrong with the limit; behind the rewrites. Raises ConfigError."""
     asked, sizes, limit = options.experts, requested_sizes(options), dispatch_limit(options)
@@ -51,11 +62,6 @@ def dispatch(options: Options, context: ResolveContext) -> list[str]:
         return [
             f"--moe-a2a-backend {asked.moe_a2a_backend} has no effect: one rank has all experts"
         ]
-    if options.runtime.enable_deterministic_inference:
-        raise ConfigError(
-            f"--moe-a2a-backend {asked.moe_a2a_backend}: what ranks make of a token is added in "
-            "their order, not in that of --enable-deterministic-inference; give none"
-        )
     if not 1 <= limit <= MOST_LIMIT:
         raise ConfigError(f"{VARIABLE}={limit}: a rank sends 1 to {MOST_LIMIT} tokens at once")
     rows, chunk = engine_rows(options), options.schedule.chunked_prefill_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from vivace.config.all_to_all import dispatch
+from vivace.config.all_to_all import added_in_order, dispatch
 from vivace.config.chunks import chunk_and_page
 from vivace.config.config import ModelContext, Options, ResolveContext, all_options, option_value
 from vivace.config.environment import switched_on
@@ -20,7 +20,7 @@ from vivace.config.ranges import BUCKETS, ranges
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
 from vivace.config.sharded_state import loader_settings, saved_state
-from vivace.config.tensor_parallel import crowded, replicas, tensor_parallel
+from vivace.config.tensor_parallel import crowded, one_device, replicas, tensor_parallel
 from vivace.config.values import size_text
 from vivace.models.facts import checkpoint_quantization
 from vivace.platforms.blocks import KEPT, PLAIN
@@ -247,14 +247,26 @@ OPTION_CHECKS: list[Callable[[Options], list[str]]] = [
     loader_settings,
 ]
 """of single values, whatever the model and the machine"""
-PAIR_CHECKS: list[Callable[[Options], list[str]]] = [chunk_and_page, priorities, exposure, nodes]
+PAIR_CHECKS: list[Callable[[Options], list[str]]] = [
+    chunk_and_page,
+    priorities,
+    exposure,
+    nodes,
+    one_device,
+    replicas,
+    added_in_order,
+]
 """of values beside each other"""
-MODEL_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
-    context_length,
-    formats,
+LAYOUT_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
     expert_parallel,
     tensor_parallel,
     pipeline_parallel,
+]
+"""of how ranks share a model, by its shapes and by what shares a scale"""
+MODEL_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
+    context_length,
+    formats,
+    *LAYOUT_CHECKS,
     saved_state,
 ]
 """of values beside a model, whatever the machine"""
@@ -262,7 +274,6 @@ CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     of_the_model,
     availability,
     *MODEL_CHECKS,
-    replicas,
     retractions,
 ]
 """before the rules"""

@@ -59,8 +59,6 @@ def pipeline_parallel(options: Options, context: ModelContext) -> list[str]:
     if stages == 1:
         return list(idle_flags(options))
     stage_layers(context.facts.layers, stages, options.environment)
-    if options.model.model_impl == "transformers":
-        raise ConfigError(f"{FLAG} {stages}: --model-impl transformers runs on one device")
     schedule, notices = options.schedule, list[str]()
     if schedule.enable_dynamic_chunking and schedule.chunked_prefill_size == -1:
         notices.append("--enable-dynamic-chunking has no effect: prompts stay whole")

@@ -15,7 +15,17 @@ from vivace.platforms.blocks import count_segments
 from vivace.protocol.ranks import MOST_RANKS
 
 
-def replicas(options: Options, context: ResolveContext) -> list[str]:
+def one_device(options: Options) -> list[str]:
+    """What transformers' classes compute is not divided."""
+    sizes = requested_sizes(options)
+    ranks = {"--tensor-parallel-size": sizes.tp, "--pipeline-parallel-size": sizes.pp}
+    for flag, size in ranks.items():
+        if size > 1 and options.model.model_impl == "transformers":
+            raise ConfigError(f"{flag} {size}: --model-impl transformers runs on one device")
+    return []
+
+
+def replicas(options: Options) -> list[str]:
     parallel = options.parallel
     sizes = requested_sizes(options)
     if sizes.devices > MOST_RANKS:
@@ -99,10 +109,6 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
         raise ConfigError(f"--enable-dp-attention: {fault}")
     if ranks == 1:
         return []
-    if options.model.model_impl == "transformers":
-        raise ConfigError(
-            f"--tensor-parallel-size {ranks}: --model-impl transformers runs on one device"
-        )
     dp = sizes.attention_dp
     fixed = options.runtime.enable_deterministic_inference
     fixed = fixed and not options.runtime.disable_cpu_kernels

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from vivace.deploy.catalogue.hardware import Device
-from vivace.deploy.catalogue.models import names_release
+from vivace.deploy.catalogue.models import DescribedModel, names_release
 from vivace.deploy.from_script.flags import Remark
 from vivace.deploy.from_script.programs import default_port
 from vivace.deploy.from_script.roles import StartedServer, TargetPort
@@ -82,6 +82,8 @@ class Case(msgspec.Struct, frozen=True, dict=True):
     target: Target
     device: Device | None = None
     model: Architecture | None = None
+    described: DescribedModel | None = None
+    """the same model"""
     model_guessed: bool = False
     """whether it is not named, but taken from a path that resembles its name"""
     remarks: Sequence[Remark] = ()

@@ -11,12 +11,13 @@ from vivace.config.process_environment import process_environment
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import Device, devices, find_device, measured_devices
 from vivace.deploy.catalogue.models import (
+    DescribedModel,
+    describe_known,
     find_model,
     guess_model,
-    known_architecture,
     models,
     names_exactly,
-    read_architecture,
+    read_description,
 )
 from vivace.deploy.files import (
     MAX_BYTES,
@@ -37,7 +38,6 @@ from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardwar
 from vivace.deploy.target import parse_target
 from vivace.errors import nearest
 from vivace.files import FileTooLarge, PathName, read_file
-from vivace.models.architecture import Architecture
 from vivace.terminal import print_wrapped
 
 SPECS = (".yaml", ".yml")
@@ -126,12 +126,14 @@ def build_case(loaded: LoadedDeployment, overrides: Overrides) -> Case:
     except ValueError as error:
         where = "--target" if overrides.target else f"{loaded.file}: engine"
         raise DeploymentError(f"{where}: {error}") from None
+    described = load_model(deployment.model, loaded.file)
     return Case(
         deployment=deployment,
         file=loaded.file,
         target=target,
         device=load_device(deployment.hardware),
-        model=load_model(deployment.model, loaded.file),
+        model=None if described is None else described.architecture,
+        described=described,
         model_guessed=is_guessed(deployment.model),
         remarks=loaded.remarks,
         sources=loaded.sources,
@@ -200,11 +202,11 @@ def is_guessed(model: Model) -> bool:
     return model.name is not None or not is_file(below(text, "config.json"))
 
 
-def load_model(model: Model, file: str) -> Architecture | None:
+def load_model(model: Model, file: str) -> DescribedModel | None:
     """By config.json, by name, or guessed from the path; None if unknown."""
     if model.config is not None:
         try:
-            return read_architecture(beside(file, model.config))
+            return read_description(beside(file, model.config))
         except ValueError as error:
             raise DeploymentError(f"model.config: {error}") from None
     if model.name is not None:
@@ -215,14 +217,14 @@ def load_model(model: Model, file: str) -> Architecture | None:
                 f"model.name {model.name!r} is not known{near} (`vivace deploy models` lists them; "
                 "model.config takes the path of a config.json)"
             )
-        return known_architecture(known, model.path or model.name)
+        return describe_known(known, model.path or model.name)
     if model.path is None:
         return None
     config = below(model.path, "config.json")
     if is_file(config):
         try:
-            return read_architecture(config)
+            return read_description(config)
         except ValueError:
             return None
     known = guess_model(model.path)
-    return None if known is None else known_architecture(known, model.path)
+    return None if known is None else describe_known(known, model.path)

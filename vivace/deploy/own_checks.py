@@ -1,28 +1,43 @@
-"""What Vivace itself says at start-up of flags, and of a model that lies here; of no machine."""
+"""What Vivace itself says at start-up of flags, of a model that lies here or is known from the
+catalogue, and of how ranks would share it; of no machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
+from vivace.checkpoint.layouts import InputGroups
 from vivace.checkpoint.pooling import read_pooling
-from vivace.checkpoint.source import locate
-from vivace.config.checks import MODEL_CHECKS, OPTION_CHECKS, PAIR_CHECKS
-from vivace.config.config import ModelContext, Options, with_values
+from vivace.checkpoint.source import ModelSource, locate, merge
+from vivace.config.checks import LAYOUT_CHECKS, MODEL_CHECKS, OPTION_CHECKS, PAIR_CHECKS
+from vivace.config.config import ModelContext, Options, all_options, with_values
 from vivace.config.errors import ConfigError
+from vivace.config.expert_location import TRIVIAL, find_experts
+from vivace.config.nodes import OWN, nodes
+from vivace.config.parallelism import LEGALITY, requested_sizes
+from vivace.config.pipeline_parallel import PARTITION
 from vivace.config.process_environment import KEYS_OF_THE_SERVER
 from vivace.config.secret import Secret
-from vivace.config.sharded_state import file_pattern
+from vivace.config.sharded_state import file_pattern, saved_state
 from vivace.config.values import parse_value
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import ServerFlag
+from vivace.deploy.catalogue.models import DescribedModel
 from vivace.deploy.from_script.flags import find_option
+from vivace.deploy.memory.weights import precision_named, weight_precision
 from vivace.deploy.schema.deployment import FlagValue
-from vivace.deploy.server_plan import ServerPlan, placeholder
+from vivace.deploy.server_plan import ServerPlan, placeholder, unknown
 from vivace.errors import CannotStart, cause
-from vivace.models.facts import read_facts
+from vivace.models.facts import read_facts, without_quantization
 from vivace.models.registry import check_architecture
+from vivace.models.stored_weights import parse_precision
 
 UNKNOWN_KEY = Secret("a key that is not read here")
+UNKNOWN_GROUPS = InputGroups(experts=2)
+"""with which ranks share a model more easily than with any that weights may have"""
+CATALOGUE = Path("catalogue")
 
 
 def why_refused_alone(option: ServerFlag, value: FlagValue) -> str:
@@ -36,28 +51,44 @@ def why_refused_alone(option: ServerFlag, value: FlagValue) -> str:
     return ""
 
 
-def why_refused_together(server: ServerPlan) -> Iterator[str]:
-    """Why Vivace refuses values that it takes alone, and a model that lies on this machine."""
-    values = {
-        option.name: parse_value(option, value)
-        for flag, value in server.given.values()
-        if (option := find_option(flag))
-        and not placeholder(value)
+def known_values(server: ServerPlan) -> dict[str, Any]:
+    """By the options' names; without what only the machine knows, and what is refused alone."""
+    return {
+        name: parse_value(option, value)
+        for name, (_, value) in server.given.items()
+        if (option := find_option(name.replace("_", "-")))
+        and is_stated(value)
         and not why_refused_alone(option, value)
     }
+
+
+def is_stated(value: Any) -> bool:
+    """Whether the machine has nothing to fill in; JSON has braces of its own."""
+    return not (
+        unknown(str(cast("object", value))) if isinstance(value, dict) else placeholder(value)
+    )
+
+
+def why_refused_together(server: ServerPlan, *, named: bool = False) -> Iterator[str]:
+    """Why Vivace refuses values that it takes alone, and a model that lies on this machine.
+    `named`: where no flag says which model it is, something else does."""
+    values = known_values(server)
     if "api_key_file" in values or server.environment.get(KEYS_OF_THE_SERVER[0]):
         values["api_key"] = UNKNOWN_KEY
     made = with_values(Options(environment=dict(server.environment)), values)
+    left_out = server.given.keys() - values.keys()
     for check in PAIR_CHECKS:
+        if check is nodes and left_out & options_in("parallel"):
+            continue  # whose words are of sizes and addresses that are the defaults here
         try:
             check(made)
         except ConfigError as error:
             yield str(error)
-    if "model_path" in values or "model_path" not in server.given:
-        yield from why_model_refused(made)
+    if "model_path" in values or ("model_path" not in server.given and not named):
+        yield from why_model_refused(made, layout_known=not left_out & layout_options())
 
 
-def why_model_refused(options: Options) -> Iterator[str]:
+def why_model_refused(options: Options, *, layout_known: bool) -> Iterator[str]:
     """What the start says of a model whose files are here: the embedded one, a folder, a file."""
     model = options.model
     path = model.model_path
@@ -74,12 +105,100 @@ def why_model_refused(options: Options) -> Iterator[str]:
         check_architecture(source)
         context = ModelContext(source=source, facts=read_facts(source))
         for check in MODEL_CHECKS:
-            check(options, context)
+            if layout_known or check not in (*LAYOUT_CHECKS, saved_state):
+                check(options, context)
         if model.is_embedding:
             read_pooling(source, context.facts.hidden_size)
     except (CannotStart, OSError) as error:
         if path is not None or isinstance(error, ConfigError):  # else: it is not installed here
             yield cause(error)
+
+
+def why_layout_refused(server: ServerPlan, case: Case, model: DescribedModel) -> str:
+    """Why ranks cannot share a model of which only the configuration is known; empty where they
+    can, where it depends on what is not known, and where another rule has the words. Raises
+    UnknownValue."""
+    values = known_values(server)
+    path = values.get("model_path")
+    left_out = server.given.keys() - values.keys()
+    if (path and lies_here(Path(path))) or left_out & layout_options():
+        return ""
+    server.variable(PARTITION)  # may not be known
+    options = with_values(Options(environment=dict(server.environment)), values)
+    if options.model.model_impl == "transformers" or any(
+        check(requested_sizes(options)) for check in LEGALITY
+    ):
+        return ""
+    source = describe_source(model, options)
+    stored = as_published(server, case, model)
+    try:
+        check_layout(options, source)
+        return ""
+    except (CannotStart, OSError) as error:
+        found = cause(error)
+        certain = stored or (
+            isinstance(error, ConfigError) and refuses_any_weights(options, source)
+        )
+    return found if certain else ""
+
+
+@cache
+def layout_options() -> frozenset[str]:
+    """Those that how ranks share a model depends on."""
+    others = ("model_impl", "json_model_override_args", "disable_cpu_kernels")
+    sizes = options_in("parallel").difference(OWN) | options_in("experts")
+    return sizes.union(others, ("enable_deterministic_inference",))
+
+
+@cache
+def options_in(name: str) -> frozenset[str]:
+    """Of a slice"""
+    return frozenset(option.name for option in all_options() if option.slice_name == name)
+
+
+def describe_source(model: DescribedModel, options: Options) -> ModelSource:
+    """As if its files were there, which are not read."""
+    overrides = options.model.json_model_override_args or {}
+    folder = Path(model.folder) if model.folder else CATALOGUE / model.name
+    return ModelSource(
+        path=folder,
+        format="dummy",
+        files=(),
+        config=merge(model.config, overrides),
+        overridden=tuple(overrides),
+        tokenizer_path=folder,
+    )
+
+
+def as_published(server: ServerPlan, case: Case, model: DescribedModel) -> bool:
+    """Whether weights are stored as the model's configuration says, and nothing says otherwise."""
+    if model.folder:
+        return True
+    path, blocks = str(server.value("model_path") or "").lower(), model.architecture.blocks
+    if "gguf" in path or server.value("load_format") == "gguf":
+        return False
+    found, certain = weight_precision(server, case.deployment.model.quantization, case.model)
+    published = precision_named(parse_precision(model.config))
+    return certain and blocks.certain and found == published
+
+
+def check_layout(options: Options, source: ModelSource) -> None:
+    """Raises CannotStart or OSError."""
+    check_architecture(source)
+    context = ModelContext(source=source, facts=read_facts(source))
+    if find_experts(context.facts) and options.experts.init_expert_location.endswith(".json"):
+        options = with_values(options, {"init_expert_location": TRIVIAL})  # of another machine
+    for check in LAYOUT_CHECKS:
+        check(options, context)
+
+
+def refuses_any_weights(options: Options, source: ModelSource) -> bool:
+    """Whether it is the shapes that cannot be shared, however weights are stored."""
+    try:
+        check_layout(options, without_quantization(source, UNKNOWN_GROUPS))
+    except ConfigError:
+        return True
+    return False
 
 
 def lies_here(path: Path) -> bool:

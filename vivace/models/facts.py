@@ -37,6 +37,8 @@ from vivace.models.rope import (
 )
 from vivace.models.twins import describe, twin_notices, unread_notices
 from vivace.quantization.description import (
+    KEYS,
+    MLX,
     AwqCheckpoint,
     Fp8Checkpoint,
     GptqCheckpoint,
@@ -244,6 +246,12 @@ def undivided_inputs(source: ModelSource) -> InputGroups:
     if isinstance(found, AwqCheckpoint | GptqCheckpoint):
         return same_groups(max(1, found.group_size))
     return source.groups
+
+
+def without_quantization(source: ModelSource, groups: InputGroups) -> ModelSource:
+    """As if its configuration did not say how weights are stored, but with these groups."""
+    plain = {key: value for key, value in source.config.items() if key not in (*KEYS, MLX)}
+    return replace(source, config=plain, groups=groups)
 
 
 def same_groups(size: int) -> InputGroups:

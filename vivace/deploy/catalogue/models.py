@@ -89,21 +89,47 @@ def guess_model(path: str) -> KnownModel | None:
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
+class DescribedModel(msgspec.Struct, frozen=True):
+    """A model whose config.json is known, as far as the catalogue has it; `folder`: where that file
+    lies, empty for a model of the catalogue."""
+
+    name: str
+    config: dict[str, Any]
+    architecture: Architecture
+    folder: str = ""
+
+
+def describe_known(model: KnownModel, path: str = "") -> DescribedModel:
+    """As it is published; where the path names its release in FP8, as that."""
+    config, shape = model.config, known_architecture(model, path)
+    if names_fp8(model, path):
+        blocks = [shape.blocks.rows, shape.blocks.columns]
+        stored = {"quant_method": "fp8", "weight_block_size": blocks}
+        config = {**config, "quantization_config": stored}
+    return DescribedModel(model.name, config, shape)
+
+
 def known_architecture(model: KnownModel, path: str = "") -> Architecture:
     """As it is published; where the path names its release in FP8, with the blocks of that."""
     found = parse_architecture(model.config, model.title)
-    owner, _, name = path.lower().rstrip("/").rpartition("/")
-    if not model.fp8 or not re.search(r"[-_.]fp8$", name):
+    if not names_fp8(model, path):
         return found
-    blocks = ScaleBlocks(128, 128, certain=owner.rpartition("/")[2] == model.fp8.lower())
+    owner = path.lower().rstrip("/").rpartition("/")[0].rpartition("/")[2]
+    blocks = ScaleBlocks(128, 128, certain=owner == model.fp8.lower())
     return msgspec.structs.replace(found, blocks=blocks)
 
 
-def read_architecture(path: str) -> Architecture:
+def names_fp8(model: KnownModel, path: str) -> bool:
+    """Whether a path seems to be that of the model's release in FP8."""
+    return bool(model.fp8) and path.lower().rstrip("/").endswith(("-fp8", "_fp8", ".fp8"))
+
+
+def read_description(path: str) -> DescribedModel:
     """From a config.json, or the folder that holds one. Raises SourceError naming what is wrong."""
     from pathlib import Path
 
     from vivace.checkpoint.json_files import read_json
 
     file = below(path, "config.json") if is_folder(path) else path
-    return parse_architecture(read_json(Path(file), required=True), file)
+    config = read_json(Path(file), required=True)
+    return DescribedModel(file, config, parse_architecture(config, file), str(Path(file).parent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -25,6 +26,7 @@ LARGEST = 1 << 16
 ARGPARSE = "argparse, as SGLang uses it"
 INVENTORY = "the source of SGLang 0.4.6 to 0.5.23"
 ALMOST = 0.8  # of equal letters: a flag is taken for another
+SAID = "as the server says it when it starts"
 USUAL = frozenset({"--tp", "--dp", "--ep", "--pp"})
 """abbreviations that SGLang's own documents use, and each version takes"""
 DEVICES = {"npu": ("npu",), "cuda": ("cuda",), "hip": ("cuda", "hip"), "cpu": ("cpu",)}
@@ -290,7 +292,29 @@ def vivace_start(server: ServerPlan, case: Case) -> Iterator[Issue]:
     its files lie on this machine: the embedded one, a folder, a GGUF file."""
     from vivace.deploy.own_checks import why_refused_together
 
-    for reason in why_refused_together(server):
-        flag = reason.partition(" ")[0] if reason.startswith("--") else "--model-path"
+    named = case.described is not None and "model_path" not in server.given
+    for reason in why_refused_together(server, named=named):
         severity = "warning" if "--api-key" in reason and case.launches else None
-        yield Issue(flag, reason, "as the server says it when it starts", severity)
+        yield Issue(flag_in(reason), reason, SAID, severity)
+
+
+@server_rule(
+    "vivace-layout", "error", source="Vivace's own checks", engine="vivace", needs=("model",)
+)
+def vivace_layout(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """Ranks can share the model.
+    Vivace's own checks of parallelism, with what the catalogue or a config.json says of the model:
+    heads, the inside of MLPs and experts, experts and their copies, layers of stages. Where it
+    depends on how weights are stored, and nothing says that they are as published, nothing is
+    found."""
+    from vivace.deploy.own_checks import why_layout_refused
+
+    if case.described and (reason := why_layout_refused(server, case, case.described)):
+        yield Issue(flag_in(reason), reason, SAID)
+
+
+def flag_in(reason: str) -> str:
+    """What a refusal begins with: the name of an option, or a variable."""
+    first = re.split(r"[ :=]", reason, maxsplit=1)[0]
+    option = find_option(first[2:]) if first.startswith("--") else None
+    return option.name if option else first if first.isupper() else "--model-path"

@@ -135,7 +135,7 @@ def running_divides(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("max_running_requests", text, f"use {each * dp}")
 
 
-@server_rule("heads", "error", source=CONFIG, needs=("model",))
+@server_rule("heads", "error", source=CONFIG, engine="sglang", needs=("model",))
 def heads(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The number of attention heads is a multiple of the ranks of a group (attention-tp).
     Each rank computes whole heads, and all ranks compute as many; on CPUs SGLang pads them."""
@@ -157,7 +157,7 @@ def kv_copies(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("tp_size", text, remedy)
 
 
-@server_rule("experts", "error", source=CONFIG, needs=("model",))
+@server_rule("experts", "error", source=CONFIG, engine="sglang", needs=("model",))
 def experts(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The number of experts is a multiple of ep.
     Each rank of a group holds as many experts; redundant ones count."""
@@ -171,7 +171,14 @@ def experts(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("ep_size", text, remedy)
 
 
-@server_rule("weight-blocks", "error", source=BLOCKS, needs=("model",), assumes=("blocks", "gpu"))
+@server_rule(
+    "weight-blocks",
+    "error",
+    source=BLOCKS,
+    engine="sglang",
+    needs=("model",),
+    assumes=("blocks", "gpu"),
+)
 def weight_blocks(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Ranks share the blocks of FP8 weights evenly.
     A block, of 128 x 128 weights mostly, has one scale. SGLang stops where the parts of an MLP or
@@ -224,7 +231,7 @@ def pipeline_partition(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue(PARTITION, text, f"{pp} numbers, or --pp-size {len(counts)}", severity)
 
 
-@server_rule("pipeline-layers", "error", source=PP_INDICES, needs=("model",))
+@server_rule("pipeline-layers", "error", source=PP_INDICES, engine="sglang", needs=("model",))
 def pipeline_layers(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Pipeline ranks have layers, and SGLANG_PP_LAYER_PARTITION has all of them together.
     make_layers asserts that there are not more ranks than layers."""

@@ -1,0 +1,208 @@
+"""`vivace check` says of a layout what the server says: of models that are not here, too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deployments import case
+
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.source import locate
+from vivace.config.config import Options
+from vivace.config.errors import ConfigError
+from vivace.config.parsing import parse
+from vivace.config.resolution import resolve
+from vivace.deploy.catalogue.models import describe_known, find_model, models
+from vivace.deploy.load_case import Overrides, build_case, open_command
+from vivace.deploy.own_checks import describe_source
+from vivace.deploy.rules.judge import Finding, judge
+from vivace.deploy.rules.parallelism import PARTITION
+from vivace.models.facts import read_facts
+from vivace.models.registry import ARCHITECTURES, check_architecture
+from vivace.platforms.platform import detect
+
+REFUSED = [
+    ("qwen3-30b-a3b", "--tp-size 3"),
+    ("qwen3-30b-a3b", "--tp-size 5"),
+    ("qwen3-30b-a3b", "--tp 12 --ep 4"),
+    ("qwen3-30b-a3b", "--tp 4 --ep 4 --ep-num-redundant-experts 2"),
+    ("qwen3-30b-a3b", "--pp 49"),
+    ("qwen3-235b", "--tp 8 --enable-eplb"),
+    ("qwen3-235b", "--tp 8 --moe-a2a-backend deepep --enable-deterministic-inference"),
+    ("qwen3-coder-480b", "--tp 3"),
+    ("qwen3-8b", "--tp 2 --moe-a2a-backend deepep"),
+    ("qwen3-8b", "--init-expert-location elsewhere.json"),
+    ("deepseek-v3", "--tp 3"),
+    ("deepseek-v3", "--tp 64"),
+    ("deepseek-v2-lite", "--tp 32"),
+    ("glm-4.5", "--tp 12"),
+    ("llama-4-scout", "--tp 5"),
+    ("llama-4-scout", "--tp 16"),
+    ("mixtral-8x7b", "--tp 64"),
+    ("gpt-oss-20b", "--tp 6"),
+    ("smollm2-135m", "--tp 2"),
+    ("llama-3.1-8b", "--pp 33"),
+    ("llama-3.1-8b", "--tp 2 --model-impl transformers"),
+    ("llama-3.1-8b", "--pp 2 --model-impl transformers"),
+    ("llama-3.1-8b", "--tp 8 --dp 4096"),
+    ("llama-3.1-8b", "--tp 4 --dp 4 --enable-dp-attention --max-running-requests 2"),
+]
+TAKEN = [
+    ("qwen3-30b-a3b", "--tp 8 --ep 4"),
+    ("qwen3-235b", "--tp 8 --ep 8 --enable-eplb"),
+    ("qwen3-235b", "--tp 8 --ep 8 --init-expert-location elsewhere.json"),
+    ("deepseek-v3", "--tp 16 --dp 16 --enable-dp-attention --moe-a2a-backend deepep"),
+    ("glm-4.5", "--tp 8 --pp 2"),
+    ("gpt-oss-20b", "--tp 8"),
+    ("smollm2-135m", "--tp 3"),
+]
+
+
+def errors(line: str, model: str | None = None) -> list[Finding]:
+    words = ["vivace", "serve", "--device", "cpu", *line.split()]
+    made = build_case(open_command(words), Overrides(target="vivace", model=model))
+    return [each for each in judge(made).findings if each.severity == "error"]
+
+
+def write(folder: Path, name: str, **more: Any) -> str:
+    """A folder with the model's config.json and nothing else."""
+    known = find_model(name)
+    assert known is not None
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(known.config | more))
+    return str(folder)
+
+
+def start(folder: str, line: str) -> str:
+    """What the server says before it loads; empty where it would load."""
+    words = ["--model-path", folder, "--load-format", "dummy", "--device", "cpu", *line.split()]
+    options = parse(words, {})
+    assert isinstance(options, Options)
+    source = locate(folder, load_format="dummy")
+    try:
+        check_architecture(source)
+        resolve(options, source, read_facts(source), detect(None))
+    except (ConfigError, SourceError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("model", "line"), REFUSED)
+def test_the_check_says_what_the_server_says(model: str, line: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", model)
+    said = [each.text for each in errors(f"--model-path elsewhere {line}", model)]
+    assert said == [start(folder, line)]
+    assert [each.text for each in errors(f"--model-path elsewhere {line}", folder)] == said
+    assert [each.text for each in errors(line, model)] == said, "the embedded model is not meant"
+
+
+@pytest.mark.parametrize(("model", "line"), TAKEN)
+def test_what_can_be_served_is_no_error(model: str, line: str, tmp_path: Path) -> None:
+    if "elsewhere.json" not in line:
+        assert start(write(tmp_path / "m", model), line) == ""
+    assert errors(f"--model-path elsewhere {line}", model) == []
+
+
+def test_the_flag_is_called_as_it_was_typed() -> None:
+    (found,) = errors("--model-path Qwen/Qwen3-30B-A3B --tp 3")
+    assert (found.rule, found.flag) == ("vivace-layout", "--tp")
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("Qwen/Qwen3-32B", False),
+        ("Qwen/Qwen3-32B-FP8", True),
+        ("somebody/Qwen3-32B-FP8", False),
+        ("Qwen/Qwen3-32B-AWQ", False),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", True),
+        ("somebody/DeepSeek-V3.2-Exp-GGUF", False),
+    ],
+)
+def test_how_weights_are_stored_is_not_guessed(path: str, refused: bool) -> None:
+    """25,600 numbers of blocks of 128 cannot go to 16 ranks; without blocks they can."""
+    model = "qwen3-32b" if "Qwen" in path else "deepseek-v3.2"
+    assert bool(errors(f"--model-path {path} --tp 16", model)) == refused
+
+
+def test_heads_count_however_weights_are_stored() -> None:
+    for path in ("somebody/Qwen3-32B-FP8", "Qwen/Qwen3-32B-AWQ", "a/Qwen3-32B-GGUF:Q4_K_M"):
+        found = errors(f"--model-path {path} --tp 3", "qwen3-32b")
+        assert [each.flag for each in found] == ["--tp"]
+
+
+def test_a_model_that_its_path_only_resembles_is_a_warning() -> None:
+    words = "vivace serve --device cpu --tp 3 --model-path my-qwen3-32b-tuned".split()
+    found = judge(build_case(open_command(words), Overrides(target="vivace"))).findings
+    (layout,) = [each for each in found if each.rule == "vivace-layout"]
+    assert layout.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--tp $TP --ep 4",
+        "--tp 3 --json-model-override-args $MORE",
+        "--tp $TP --nnodes 2 --node-rank 0 --dist-init-addr 127.0.0.1:5000",
+        "--tp 2 --nnodes 2 --node-rank $RANK --dist-init-addr $FIRST",
+        "--tp 4 --enable-eplb --ep $EP",
+    ],
+)
+def test_a_size_that_only_the_machine_knows_is_not_guessed(line: str, tmp_path: Path) -> None:
+    here = write(tmp_path / "m", "qwen3-30b-a3b")
+    for path in ("Qwen/Qwen3-30B-A3B", f"{here} --load-format dummy"):
+        script = f"vivace serve --device cpu --model-path {path} {line}\n"
+        findings = judge(case({"script": script}, "vivace")).findings
+        assert [each for each in findings if each.rule in ("vivace-start", "vivace-layout")] == []
+
+
+def test_the_model_that_lies_here_counts(tmp_path: Path) -> None:
+    here = write(tmp_path / "m", "qwen3-8b", num_attention_heads=24, num_key_value_heads=6)
+    line = f"--model-path {here} --load-format dummy"
+    assert errors(f"{line} --tp 3", "qwen3-8b") == []
+    assert [each.rule for each in errors(f"{line} --tp 16", "qwen3-8b")] == ["vivace-start"]
+
+
+def test_overridden_shapes_count() -> None:
+    more = '--json-model-override-args {"num_attention_heads":30,"num_key_value_heads":6}'
+    assert errors(f"--model-path m --tp 3 {more}", "qwen3-8b") == []
+    assert len(errors(f"--model-path m --tp 8 {more}", "qwen3-8b")) == 1
+
+
+def test_stages_have_the_layers_that_a_variable_says() -> None:
+    content = {
+        "engine": "vivace",
+        "model": {"name": "llama-3.1-8b"},
+        "roles": {
+            "mixed": {
+                "kind": "mixed",
+                "flags": {"device": "cpu", "pp-size": 2},
+                "environment": {PARTITION: "16,17"},
+            }
+        },
+    }
+    found = [each for each in judge(case(content, "vivace")).findings if each.severity == "error"]
+    assert [(each.rule, each.flag) for each in found] == [("vivace-layout", PARTITION)]
+
+
+def test_all_models_of_the_catalogue_that_are_served_can_be_read() -> None:
+    """Else what the catalogue leaves out would be taken for a mistake of the model."""
+    read = set[str]()
+    for known in models():
+        source = describe_source(describe_known(known), Options())
+        config = {key: value for key, value in known.config.items() if "quant" not in key}
+        try:
+            check_architecture(source)
+        except SourceError:
+            continue
+        plain = describe_known(known, "")
+        facts = read_facts(
+            describe_source(type(plain)(known.name, config, plain.architecture), Options())
+        )
+        read.add(facts.architecture)
+        assert facts.parameters == plain.architecture.parameters()
+    assert {"Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"} <= read
+    assert read <= set(ARCHITECTURES)
