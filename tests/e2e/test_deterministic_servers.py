@@ -14,6 +14,7 @@ from toy_models import make
 from vivace.platforms.cpu.library import LIBRARY
 
 FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
+pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="sums in one order are the kernels'")
 DETERMINISTIC = "--enable-deterministic-inference"
 MIXTURE = {
     "hidden_size": 64,
@@ -80,7 +81,6 @@ def test_any_ranks_have_the_log_probabilities_of_one(
     assert ask(folder, tmp_path / "log", *flags.split()) == wanted
 
 
-@pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels")
 def test_two_nodes_have_the_log_probabilities_of_one(
     folder: Path, wanted: list[Any], tmp_path: Path
 ) -> None:
