@@ -17,6 +17,8 @@ import pytest
 from running_server import RunningServer, wait_ended
 from toy_models import make
 
+from vivace.platforms.cpu.library import LIBRARY
+
 TOKENS, KILLS = 60, 40
 SEEDS = range(6)
 FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
@@ -87,7 +89,7 @@ def test_experts_of_all_stages_move_and_are_recorded(
     for engine in (0, 1):  # also while the other one has nothing to do
         assert draw(server, 3, routed_dp_rank=engine) == wanted[3]
     assert server.text().count("experts of 2 layers move") >= 5
-    assert "cuda graph: True" in server.text()
+    assert ("cuda graph: True" in server.text()) == LIBRARY.is_file()
     (record,) = server.log.parent.glob("expert_distribution_recorder_*.json")
     counts = json.loads(record.read_text())["logical_count"]
     chosen = len(SEEDS) * (4 + TOKENS - 1) * MIXTURE["num_experts_per_tok"]
