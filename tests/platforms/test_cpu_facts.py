@@ -153,6 +153,7 @@ def test_detect_describes_this_machine():
         dtypes=found.dtypes,
         cpu_kernels=True,
         on_cores=True,
+        ray_device_key="CPU",
         overlap=False,
         chunked_prefill_size=1024,
         max_running_requests=256,

@@ -46,7 +46,7 @@ def check_template(choice: str | None) -> None:
 def check_tokenizer_place(config: Config) -> None:
     """A folder needs a vocabulary; without one the loader has the words for what is there."""
     place = config.source.tokenizer_path
-    if is_gguf_file(place) or vocabulary_file(place) is not None:
+    if is_gguf_file(place) or (place.is_dir() and vocabulary_file(place) is not None):
         return
     from vivace.frontend.tokenizer_files import load_from_folder
 
