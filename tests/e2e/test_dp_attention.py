@@ -47,7 +47,11 @@ def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, 
         return {seed: stream_tokens(server, seed) for seed in range(STREAMS)}
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+ALWAYS = "tp 4, dp 2, ep 4", "tp 2, dp 2, dense alone"
+"""the other ones are slow tests: tests/equivalence/test_layouts.py has their tokens, too"""
+
+
+@pytest.fixture(scope="module", params=LAYOUTS if os.environ.get("VIVACE_SLOW_TESTS") else ALWAYS)
 def server(
     request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
