@@ -109,22 +109,42 @@ def with_fault(runner: StepWorker, text: str, epoch: int) -> StepWorker:
     return FaultyRunner(runner, kind, at)
 
 
-class DifferingRunner:
-    """A runner that says from a step on that each token which it has drawn is the next one."""
+class WrappedRunner:
+    """`runner`, but for how it runs a step."""
 
-    def __init__(self, runner: StepWorker, at: int) -> None:
+    def __init__(self, runner: StepWorker, take: Callable[[StepPlan], PendingStep]) -> None:
         self.capacity: Capacity = runner.capacity
         self.events = runner.events
         self.control = runner.control
         self.wake_with = runner.wake_with
         self.close = runner.close
-        self._runner = runner
-        self._left = at
+        self._take = take
 
     def run(self, plan: StepPlan) -> PendingStep:
-        pending = self._runner.run(plan)
-        self._left -= bool(plan.rows)
-        return pending if self._left >= 0 else DifferingStep(pending)
+        return self._take(plan)
+
+
+def differ(runner: StepWorker, at: int) -> StepWorker:
+    """It says from step `at` on that each token which it has drawn is the next one."""
+    left = at
+
+    def run(plan: StepPlan) -> PendingStep:
+        nonlocal left
+        pending = runner.run(plan)
+        left -= bool(plan.rows)
+        return pending if left >= 0 else DifferingStep(pending)
+
+    return WrappedRunner(runner, run)
+
+
+def slow_down(runner: StepWorker, seconds: float) -> StepWorker:
+    """Its steps take so much more."""
+
+    def run(plan: StepPlan) -> PendingStep:
+        time.sleep(seconds if plan.rows else 0.0)
+        return runner.run(plan)
+
+    return WrappedRunner(runner, run)
 
 
 class DifferingStep:
@@ -137,23 +157,6 @@ class DifferingStep:
         return replace(result, tokens=[[token + 1 for token in row] for row in result.tokens])
 
 
-class SlowRunner:
-    """A runner whose steps take `seconds` more."""
-
-    def __init__(self, runner: StepWorker, seconds: float) -> None:
-        self.capacity: Capacity = runner.capacity
-        self.events = runner.events
-        self.control = runner.control
-        self.wake_with = runner.wake_with
-        self.close = runner.close
-        self._runner = runner
-        self._seconds = seconds
-
-    def run(self, plan: StepPlan) -> PendingStep:
-        time.sleep(self._seconds if plan.rows else 0.0)
-        return self._runner.run(plan)
-
-
 def with_rank_fault(runner: StepWorker, text: str, rank: int) -> StepWorker:
     """`runner`, or one that fails as `text` says when this is rank 1."""
     kind, at = parse(text)
@@ -161,11 +164,11 @@ def with_rank_fault(runner: StepWorker, text: str, rank: int) -> StepWorker:
         case "rank-hang":
             return FaultyRunner(runner, kind, at)
         case "rank-slow":
-            return SlowRunner(runner, at / 1000)
+            return slow_down(runner, at / 1000)
         case "rank-kill-token":
             return PoisonedRunner(runner, at)
         case "rank-differs":
-            return DifferingRunner(runner, at)
+            return differ(runner, at)
         case _:
             return runner
 
