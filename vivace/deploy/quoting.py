@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vivace.errors import CannotStart
 from vivace.terminal import printable
@@ -12,18 +12,6 @@ from vivace.terminal import printable
 UNKNOWN = re.compile(r"<(\$\w+|\$\{\w+(?::-)?\})>")
 """a variable whose value only the machine knows, as in `/opt/bin:<$PATH>`"""
 WIDTH = 100
-
-
-def quote(text: str) -> str:
-    """One word. Only variables left to the machine are expanded."""
-    pieces = UNKNOWN.split(text)
-    if len(pieces) == 1:
-        return quote_known(text)
-    return "".join(
-        f'"{piece}"' if index % 2 else quote_known(piece)
-        for index, piece in enumerate(pieces)
-        if piece
-    )
 
 
 def quote_known(text: str) -> str:
@@ -44,10 +32,22 @@ def escape_character(character: str) -> str:
     return named or "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def command_lines(words: Sequence[str], indent: str) -> str:
+def quote(text: str, known: Callable[[str], str] = quote_known) -> str:
+    """One word. Only variables left to the machine are expanded; `known` quotes the rest."""
+    pieces = UNKNOWN.split(text)
+    if len(pieces) == 1:
+        return known(text)
+    return "".join(
+        f'"{piece}"' if index % 2 else known(piece) for index, piece in enumerate(pieces) if piece
+    )
+
+
+def command_lines(
+    words: Sequence[str], indent: str, known: Callable[[str], str] = quote_known
+) -> str:
     """A command over several lines, flags together with their values."""
     lines, line = list[str](), indent
-    for group in group_words([quote(word) for word in words]):
+    for group in group_words([quote(word, known) for word in words]):
         if len(line) + len(group) > WIDTH and line.strip():
             lines.append(line.rstrip() + " \\")
             line = indent + "    "

@@ -91,6 +91,10 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
     if child(node, "run") is not None:
         yield from of_task(file, node)
         return
+    entrypoint = plain(child(node, "spec", "entrypoint"))
+    if plain(child(node, "kind")) == "RayJob" and isinstance(entrypoint, str):
+        yield from of_ray_job(file, node, entrypoint)
+        return
     group = child(node, "spec", "leaderWorkerTemplate")
     name = str(plain(child(node, "metadata", "name")) or "")
     if group is not None:
@@ -114,6 +118,16 @@ def of_document(file: str, node: yaml.Node, follow: Follow) -> Iterator[Containe
             own = f"{name}-{pod}" + (f".{domain}" if domain else "") if ordered and name else ""
             more, group = node_words(pod, nodes), nodes if wrapped else size
             yield from of_pod(file, template, pod, group, labels, own, wrapped, more)
+
+
+def of_ray_job(file: str, node: yaml.Node, entrypoint: str) -> Iterator[Container]:
+    """Its entrypoint runs in the pod of the cluster's head; the others wait for what it sends."""
+    head = child(node, "spec", "rayClusterSpec", "headGroupSpec", "template")
+    if head is None:
+        yield Container(script=entrypoint + "\n", place=location(file, node), alone=False)
+        return
+    spec, labels = child(head, "spec"), read_labels(head)
+    yield from of_pod(file, spec, 0, 1, labels, "", entrypoint=entrypoint)
 
 
 def read_labels(node: yaml.Node | None) -> dict[str, str]:
@@ -161,7 +175,9 @@ def of_pod(
     name: str,
     grouped: bool = False,
     more: Sequence[str] = (),
+    entrypoint: str = "",
 ) -> Iterator[Container]:
+    """`entrypoint`: what somebody else starts in its first container, behind the command."""
     shared = plain(child(spec, "hostNetwork")) is True
     lists = (child(spec, "initContainers"), child(spec, "containers"))
     listed = [found.value for found in lists if isinstance(found, yaml.SequenceNode)]
@@ -179,8 +195,8 @@ def of_pod(
         own = pod_variables(content.get("env"), pod % size if grouped else pod)
         given = [word for key in ("command", "args") for word in as_words(content.get(key))]
         given = given_words(content, more) if loose else given
-        words = [expand_variables(word, {**variables, **own}) for word in given]
-        words = [*own_program(content, words), *words]
+        job = entrypoint if node in serving[:1] else ""
+        words = started_words(content, given, {**variables, **own}, job)
         if words:
             used = {name: value for name, value in variables.items() if name in str(words)}
             defined = (*own, *(LWS if grouped else ()))
@@ -199,6 +215,15 @@ def of_pod(
                 labels=labels,
                 ports=ports,
             )
+
+
+def started_words(
+    content: Mapping[str, Any], given: Sequence[str], variables: Mapping[str, str], job: str
+) -> list[str]:
+    words = [expand_variables(word, variables) for word in given]
+    if job:
+        return ["bash", "-c", f"{' '.join(words)}\n{job}"]
+    return [*own_program(content, words), *words]
 
 
 def pod_remarks(

@@ -198,12 +198,13 @@ def signature(started: StartedServer) -> tuple[Any, ...]:
 def build_role(group: list[StartedServer]) -> Role:
     """One role; its instances' nodes in the order of the script, then of their ranks."""
     nodes = positive_int(flag_value(group[0].flags, "nnodes")) or 1
-    group[:] = in_order(group, nodes)
-    full = len(group) % nodes == 0
+    started = 1 if flag_value(group[0].flags, "use-ray") else nodes  # Ray starts the others
+    group[:] = in_order(group, started)
+    full = len(group) % started == 0
     hosts = [each.host for each in group if each.host is not None]
     hosts = hosts if full and len(hosts) == len(group) else []
     members = [
-        node_view(each, index % nodes, nodes, bool(hosts)) for index, each in enumerate(group)
+        node_view(each, index % started, nodes, bool(hosts)) for index, each in enumerate(group)
     ]
     flags, environment, each = split(members)
     if not full and any(canonical(name) == "node_rank" for name in flags):
@@ -211,7 +212,7 @@ def build_role(group: list[StartedServer]) -> Role:
     return Role(
         kind=group[0].kind,
         program=group[0].program,
-        instances=max(1, len(group) // nodes),
+        instances=max(1, len(group) // started),
         nodes=nodes,
         hosts=hosts,
         flags=flags,

@@ -16,7 +16,7 @@ from vivace.deploy.locations import Location
 PROBE_FIELDS = ("startupProbe", "readinessProbe", "livenessProbe")
 REQUESTS = ("httpGet", "tcpSocket", "grpc")
 URL = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\]):(\d{1,5})(?!\d)")
-CONTROLLED = ("kubernetes.io/", "x-k8s.io/")
+CONTROLLED = ("kubernetes.io/", "x-k8s.io/", "ray.io/")
 """in labels that controllers set"""
 
 

@@ -1,4 +1,5 @@
-"""Kubernetes: a LeaderWorkerSet for instances of several nodes, else a Deployment; services."""
+"""Kubernetes: a LeaderWorkerSet for instances of several nodes, a Ray cluster for those that use
+one, else a Deployment; services."""
 
 from __future__ import annotations
 
@@ -9,27 +10,41 @@ from typing import Any
 import msgspec
 
 from vivace.deploy.case import Case
-from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.from_script.flags import find_option
 from vivace.deploy.processes import BOOTSTRAP, VISIBLE
 from vivace.deploy.render.blocks import dump_yaml
+from vivace.deploy.render.kuberay import HEAD_OF_CLUSTER, ray_jobs
+from vivace.deploy.render.kubernetes_objects import (
+    Port,
+    escape_dollars,
+    leader_worker_set,
+    probes,
+    resources,
+    service,
+    settings_container,
+    simple_deployment,
+)
 from vivace.deploy.render.process import Process, list_processes, needs_key, port_number
 from vivace.deploy.render.resources import ASCEND_FILES, NodeShare, node_shares
-from vivace.deploy.render.shell import WARNING, inline, node_settings, plain_environment
+from vivace.deploy.render.shell import (
+    WARNING,
+    inline,
+    node_settings,
+    plain_environment,
+    shell_lines,
+)
 from vivace.deploy.schema.deployment import Deployment
-from vivace.errors import CannotStart
 
-RESOURCES = {"npu": "huawei.com/Ascend910", "cuda": "nvidia.com/gpu", "hip": "amd.com/gpu"}
 STORE = "ASCEND_MF_STORE_URL"
-LEADER = "leaderworkerset.sigs.k8s.io/worker-index"
 OWN = ("127.0.0.1", "localhost", "0.0.0.0")
+LONGEST = 43
+"""letters of a name: KubeRay takes 47, with the number of an instance behind it"""
 GRACE = 180
 """seconds a pod has to finish its requests"""
-STARTING = 3600
-"""seconds a server may take to load"""
 HEAD = f"""# {WARNING}
 # Replace IMAGE, and the claim `models` where the weights lie. Instances of several nodes need the
-# LeaderWorkerSet controller (sigs.k8s.io/lws). CPUs and memory are per rank: adapt them.
+# LeaderWorkerSet controller (sigs.k8s.io/lws), those with --use-ray the operator KubeRay, and Ray
+# in the image. CPUs and memory are per rank: adapt them.
 # Benchmarks are jobs that wait: kubectl patch job NAME -p '{{"spec": {{"suspend": false}}}}'
 """
 KEYED = """# Nodes of an instance know each other by a key of yours:
@@ -43,24 +58,29 @@ GROUP = 1000
 """of the user of vivace's image (Dockerfile), who cannot read what of a secret is root's alone"""
 
 
+class PodGroup(msgspec.Struct, frozen=True):
+    """How the pods of an instance are told apart: its first one by labels that a controller sets,
+    `rank` and `first` (node's address) by what it tells them, where there are several."""
+
+    first_pod: dict[str, str] = {}
+    rank: str = ""
+    first: str = ""
+
+
+ALONE = PodGroup()
+LWS = PodGroup(
+    {"leaderworkerset.sigs.k8s.io/worker-index": "0"},
+    "<$LWS_WORKER_INDEX>",
+    "<$LWS_LEADER_ADDRESS>",
+)
+RAY = PodGroup(HEAD_OF_CLUSTER, "0", "<$POD_IP>")
+
+
 def render_kubernetes(case: Case) -> dict[str, str]:
     """One file; {host}, {first} and {node} become what the pod is told."""
     made = Manifests(case)
     keyed = KEYED.format(name=KEY_NAME) if any(map(needs_key, made.processes)) else ""
     return {"kubernetes.yaml": HEAD + keyed + dump_yaml(made.objects())}
-
-
-class Port(msgspec.Struct, frozen=True):
-    name: str
-    number: int
-
-    @property
-    def of_container(self) -> dict[str, Any]:
-        return {"name": self.name, "containerPort": self.number}
-
-    @property
-    def of_service(self) -> dict[str, Any]:
-        return {"name": self.name, "port": self.number, "targetPort": self.number}
 
 
 class Manifests:
@@ -70,7 +90,6 @@ class Manifests:
         self.deployment, self.device = case.deployment, case.device
         self.shares = node_shares(case)
         found = list(list_processes(case.deployment))
-        refuse_ray(found)
         self.separate = any(process.kind == "router" for process in found)
         self.stores = {store_host(process.environment.get(STORE, "")) for process in found}
         self.moved = self.addresses(found)
@@ -125,18 +144,27 @@ class Manifests:
             for leader in leaders[:1] if whole else leaders:
                 members = [process for process in mine if process.instance == leader.instance]
                 title, replicas = self.title(leader, whole), role.instances if whole else 1
-                yield self.workload(title, replicas, members)
-                selector = {"app": title} | ({LEADER: "0"} if role.nodes > 1 else {})
+                yield from self.workloads(title, replicas, members)
+                selector = {"app": title, **pod_group(leader).first_pod}
                 yield service(service_name(title, role.nodes), selector, self.ports(leader))
         for process in self.processes:
             if process.kind == "benchmark":
                 yield self.job(process)
 
-    def workload(self, title: str, replicas: int, members: Sequence[Process]) -> dict[str, Any]:
-        leader = self.pod(members[0], title)
-        if len(members) == 1:
-            return simple_deployment(title, replicas, leader)
-        return leader_worker_set(title, replicas, len(members), leader, self.pod(members[1], title))
+    def workloads(
+        self, title: str, replicas: int, members: Sequence[Process]
+    ) -> Iterator[dict[str, Any]]:
+        first = members[0]
+        leader = self.pod(first, title)
+        if first.by_ray:
+            lines = shell_lines(self.deployment, first)
+            share = self.shares.get(first.role, NodeShare())
+            yield from ray_jobs(title, replicas, first, leader, lines, share, self.device)
+        elif len(members) == 1:
+            yield simple_deployment(title, replicas, leader)
+        else:
+            worker = self.pod(members[1], title)
+            yield leader_worker_set(title, replicas, len(members), leader, worker)
 
     def ports(self, process: Process) -> list[Port]:
         """Where the process listens: requests, and what other servers ask for."""
@@ -234,33 +262,29 @@ class Manifests:
         }
 
 
-def refuse_ray(processes: Sequence[Process]) -> None:
-    """Raises CannotStart: the pods that are written here are no Ray cluster."""
-    for process in processes:
-        if process.by_ray:
-            raise CannotStart(
-                f"role {process.role}: use-ray needs a Ray cluster, and starts the other nodes in "
-                "it: take the flag out, or render --to ray, for the jobs of a cluster (KubeRay's)"
-            )
+def pod_group(process: Process) -> PodGroup:
+    if process.by_ray:
+        return RAY
+    return LWS if process.nodes > 1 else ALONE
 
 
 def generic(process: Process, moved: dict[str, str], entry: str) -> Process:
     """The process with what a pod is told in place of the node's own address and rank; a benchmark
     beside the servers calls their service, `entry`."""
-    words, waiting = list[str](), ""
+    words, waiting, group = list[str](), "", pod_group(process)
     for word in process.words:
         option = find_option(word[2:]) if word.startswith("--") else None
         if "base_gpu_id" in (waiting, option and option.name):
             waiting = "" if option is None else option.name
             continue  # a pod's devices are its own, from 0 on
-        if waiting == "node_rank" and process.nodes > 1:
-            words.append("<$LWS_WORKER_INDEX>")
+        if waiting == "node_rank" and group.rank:
+            words.append(group.rank)
         elif waiting == "host" and process.kind != "benchmark":
             words.append("<$POD_IP>" if process.kind != "router" else "0.0.0.0")
         elif waiting == "host" and word in OWN and entry:
             words.append(entry)
-        elif waiting == "dist_init_addr" and process.nodes > 1:
-            words.append(f"<$LWS_LEADER_ADDRESS>:{word.rpartition(':')[2]}")
+        elif waiting == "dist_init_addr" and group.first:
+            words.append(f"{group.first}:{word.rpartition(':')[2]}")
         elif waiting == "cluster_key_file":
             words.append(KEY_FILE)
         else:
@@ -295,97 +319,11 @@ def service_name(title: str, nodes: int) -> str:
 
 
 def label(deployment: Deployment, name: str) -> str:
-    """A DNS label (RFC 1035): at most 63 lower-case letters, digits and dashes, a letter first.
-    Eight are left for the numbers of pods."""
+    """A DNS label (RFC 1035): lower-case letters, digits and dashes, a letter first."""
     text = f"{deployment.name}-{name}" if deployment.name else name
     text = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     text = text if text[:1].isalpha() else f"d-{text}"
-    if len(text) > 55:  # the end says which role it is
-        end = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[-40:]
-        text = f"{text[: 54 - len(end)].strip('-')}-{end.strip('-')}"
+    if len(text) > LONGEST:  # the end says which role it is
+        end = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[-36:]
+        text = f"{text[: LONGEST - 1 - len(end)].strip('-')}-{end.strip('-')}"
     return text.strip("-")
-
-
-def escape_dollars(text: str) -> str:
-    """Kubernetes replaces $(NAME) in arguments and variables, and makes one of two dollars."""
-    return re.sub(r"\$(?=[$(])", "$$", text)
-
-
-def settings_container(settings: str) -> dict[str, Any]:
-    """Runs the lines of the preparation that set something of the node."""
-    return {
-        "name": "node-settings",
-        "image": "IMAGE",
-        "command": ["bash", "-c"],
-        "args": [escape_dollars(settings + "\n")],
-        "securityContext": {"privileged": True},
-    }
-
-
-def resources(share: NodeShare, device: Device | None) -> dict[str, Any]:
-    """/dev/shm counts toward memory; the limit leaves room for what nobody counts."""
-    memory = f"{share.memory}Gi"
-    requests: dict[str, Any] = {"cpu": str(share.cpus), "memory": memory}
-    limits: dict[str, Any] = {"memory": f"{2 * share.memory}Gi"}
-    if device is not None and share.devices and device.platform in RESOURCES:
-        limits[RESOURCES[device.platform]] = share.devices
-    return {"requests": requests, "limits": limits}
-
-
-def probes(port: int) -> dict[str, Any]:
-    """An hour to load, half a minute out of the service, five minutes until it is killed."""
-    get = {"httpGet": {"path": "/health", "port": port}, "timeoutSeconds": 5}
-    return {
-        "startupProbe": {**get, "periodSeconds": 10, "failureThreshold": STARTING // 10},
-        "readinessProbe": {**get, "periodSeconds": 10, "failureThreshold": 3},
-        "livenessProbe": {**get, "periodSeconds": 30, "failureThreshold": 10},
-    }
-
-
-def simple_deployment(title: str, replicas: int, template: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": title},
-        "spec": {
-            "replicas": replicas,
-            "strategy": {"type": "Recreate"},
-            "selector": {"matchLabels": {"app": title}},
-            "template": template,
-        },
-    }
-
-
-def leader_worker_set(
-    title: str, replicas: int, size: int, leader: dict[str, Any], worker: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": {"name": title},
-        "spec": {
-            "replicas": replicas,
-            "leaderWorkerTemplate": {
-                "size": size,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": leader,
-                "workerTemplate": worker,
-            },
-        },
-    }
-
-
-def service(name: str, selector: dict[str, str], ports: Sequence[Port]) -> dict[str, Any]:
-    """Headless: what is registered by name, as the bootstrap and the store, is reached at the
-    pod's own address."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": selector,
-            "ports": [port.of_service for port in ports],
-        },
-    }

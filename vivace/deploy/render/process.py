@@ -51,8 +51,10 @@ class Process(msgspec.Struct, frozen=True):
 
 
 def needs_key(process: Process) -> bool:
-    """Vivace's nodes let nobody join who does not know it."""
-    return process.nodes > 1 and process.program.startswith("vivace")
+    """Vivace's nodes let nobody join who does not know it. Ray brings them one that is made for
+    each start, unless a file is named."""
+    given = not process.by_ray or process.value("cluster_key_file") is not None
+    return process.nodes > 1 and process.program.startswith("vivace") and given
 
 
 def port_number(text: str | None) -> int | None:

@@ -66,6 +66,12 @@ def start_lines(process: Process) -> list[str]:
 
 def inline(deployment: Deployment, process: Process) -> str:
     """The same for a container: without host check, of the preparation what its shell needs."""
+    lines = shell_lines(deployment, process)
+    return "\n".join([*lines, command_lines(["exec", *process.words], "")])
+
+
+def shell_lines(deployment: Deployment, process: Process) -> list[str]:
+    """What the shell of a container does first: it has the variables that need no shell."""
     lines = [line for line in deployment.prepare if line.startswith(OWN_SHELL)]
     lines += [f"unset {quote(name)}" for name in deployment.unset]
     lines += [
@@ -73,7 +79,7 @@ def inline(deployment: Deployment, process: Process) -> str:
         for name, value in process.environment.items()
         if "<$" in value
     ]
-    return "\n".join([*lines, command_lines(["exec", *process.words], "")])
+    return lines
 
 
 def node_settings(deployment: Deployment) -> str:

@@ -74,7 +74,8 @@ def nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     The servers wait forever for a node that nobody starts."""
     role = server.role
     hosts, expected = len(role.hosts), role.nodes * role.instances
-    if hosts and hosts != expected:
+    by_ray = bool(role.flags.get("use-ray"))
+    if hosts and hosts != expected and not (by_ray and hosts == role.instances):
         text = f"{hosts} hosts for {role.instances} instance(s) of {role.nodes} node(s)"
         yield Issue("hosts", f"{text}: expected {expected}", "list one host per node")
     if (nnodes := server.positive("nnodes")) != role.nodes:

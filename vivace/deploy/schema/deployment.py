@@ -89,9 +89,10 @@ class Role(Struct):
     """Servers of one kind.
 
     `nodes`: of one instance; `hosts`: an address for each node, instance after instance;
-    `each`: one difference for each node, in the same order. In flags and environment `{host}`
-    stands for the node's own address, `{first}` for that of its instance's first node, `{node}`
-    for its rank in the instance and `{instance}` for the instance's number.
+    `each`: one difference for each node, in the same order; with the flag use-ray both may name
+    the first nodes only. In flags and environment `{host}` stands for the node's own address,
+    `{first}` for that of its instance's first node, `{node}` for its rank in the instance and
+    `{instance}` for the instance's number.
     """
 
     kind: Kind

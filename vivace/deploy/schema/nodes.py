@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from vivace.deploy.schema.deployment import Deployment, Environment, Flags, Role
 
+T = TypeVar("T")
 NAMES = ("host", "first", "node", "instance")
 
 
@@ -25,11 +26,10 @@ class RoleNode(msgspec.Struct, frozen=True):
 def expand_nodes(deployment: Deployment, role: Role) -> Iterator[RoleNode]:
     for index in range(role.instances * role.nodes):
         instance, rank = divmod(index, role.nodes)
-        host = role.hosts[index] if index < len(role.hosts) else None
-        first_index = instance * role.nodes
-        first = role.hosts[first_index] if first_index < len(role.hosts) else None
+        host = of_node(role, role.hosts, index)
+        first = of_node(role, role.hosts, index - rank)
         values = {"host": host, "first": first, "node": rank, "instance": instance}
-        own = role.each[index] if index < len(role.each) else None
+        own = of_node(role, role.each, index)
         flags = {**role.flags, **(own.flags if own else {})}
         environment = {**role.environment, **(own.environment if own else {})}
         yield RoleNode(
@@ -42,6 +42,15 @@ def expand_nodes(deployment: Deployment, role: Role) -> Iterator[RoleNode]:
                 for name, value in {**deployment.environment, **environment}.items()
             },
         )
+
+
+def of_node(role: Role, listed: Sequence[T], index: int) -> T | None:
+    """What a list has for a node: an entry for each, or, where Ray chooses machines for the
+    others, for the first one of each instance."""
+    instance, rank = divmod(index, role.nodes)
+    if role.flags.get("use-ray") and len(listed) <= role.instances:
+        return listed[instance] if rank == 0 and instance < len(listed) else None
+    return listed[index] if index < len(listed) else None
 
 
 def fill_placeholders(value: Any, values: Mapping[str, Any]) -> Any:
