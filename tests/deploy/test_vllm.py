@@ -34,6 +34,11 @@ from vivace.deploy.from_script.vllm import NEAREST, SAME, SPECIAL, USUAL, transl
         ),
         ("--no-enable-chunked-prefill", "--chunked-prefill-size -1"),
         ("--enable-prefix-caching", ""),
+        (
+            "--distributed-executor-backend ray --data-parallel-backend=ray -n 2",
+            "--use-ray --nnodes 2",
+        ),
+        ("--distributed-executor-backend mp", ""),
     ],
 )
 def test_flags_of_the_same_meaning_are_translated(typed: str, words: str) -> None:
@@ -67,6 +72,7 @@ def test_data_parallel_ranks_with_experts_are_those_of_dp_attention() -> None:
         "--reasoning-parser of-nobody",
         "--quantization bitblas",
         "--all2all-backend pplx",
+        "--distributed-executor-backend uni",
         "--no-such-flag",
     ],
 )

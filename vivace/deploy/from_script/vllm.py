@@ -152,6 +152,19 @@ def part_of_nodes(name: str, values: list[str], given: Given, found: Translation
         found.left.append((" ".join(["--" + name, *values])[:80], "--nnodes and its flags"))
 
 
+def translate_executor(name: str, values: list[str], given: Given, found: Translation) -> None:
+    """Who starts the ranks: Ray, or the server itself."""
+    flag = " ".join(["--" + name, *values])[:80]
+    if values == ["ray"]:
+        if "--use-ray" not in found.words:
+            found.words.append("--use-ray")
+        found.mapped.append((flag, "--use-ray, on as many machines as --nnodes says"))
+    elif values == ["mp"]:
+        found.mapped.append((flag, "what SGLang does without a flag"))
+    else:
+        found.left.append((flag, "ranks are processes of the server, or with --use-ray Ray's"))
+
+
 def translate_address(name: str, values: list[str], given: Given, found: Translation) -> None:
     port = (given.get("master-port") or ["29501"])[0]
     found.add(name, "dist-init-addr", [f"{(values or [''])[0]}:{port}"])
@@ -176,6 +189,8 @@ SPECIAL: dict[str, Callable[[str, list[str], Given, Translation], None]] = {
     "data-parallel-rpc-port": part_of_nodes,
     "data-parallel-start-rank": part_of_nodes,
     "enable-expert-parallel": translate_experts,
+    "distributed-executor-backend": translate_executor,
+    "data-parallel-backend": translate_executor,
     "master-addr": translate_address,
     "master-port": skip_port,
     "no-enable-chunked-prefill": disable_chunks,
