@@ -238,6 +238,9 @@ LAYOUT_PAIRS = {
     "vivace-layout": Pair(
         serves({"tp-size": 12}), serves({"tp-size": 8}), "mixed --tp-size", "32", target="vivace"
     ),
+    "kv-heads": flags(
+        {"tp-size": 12, "dp-size": 2, "max-running-requests": 250}, {}, "mixed --tp-size", "4"
+    ),
     "kv-copies": flags({"dp-size": 2}, {"dp-size": 4}, "mixed --tp-size", "2"),
     "experts": flags(
         {"tp-size": 12, "dp-size": 12, "max-running-requests": 252}, {}, "mixed --ep-size", "128"

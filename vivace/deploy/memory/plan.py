@@ -13,7 +13,14 @@ from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.buffers import MIB
 from vivace.deploy.memory.defaults import USUAL_CHUNK, chunk_size, graph_default
-from vivace.deploy.memory.weights import PRECISIONS, dense_ranks, weight_precision, weights
+from vivace.deploy.memory.stages import StagePlan, list_stages
+from vivace.deploy.memory.weights import (
+    PRECISIONS,
+    Precision,
+    dense_ranks,
+    weight_precision,
+    weights,
+)
 from vivace.deploy.memory.windows import HCCL, buffer_variable, prefill_tokens
 from vivace.deploy.server_plan import ServerPlan, UnknownValue
 from vivace.models.architecture import Architecture
@@ -68,6 +75,12 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     output: int
     """tokens of a request that come one by one"""
     external_draft: bool
+    stage: str
+    """of a pipeline: the one whose device has room for the fewest tokens, which decides for all"""
+
+    @property
+    def place(self) -> str:
+        return f"{self.role}, {self.stage}" if self.stage else self.role
 
     @property
     def usable(self) -> int:
@@ -135,14 +148,16 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
     name, _ = weight_precision(server, case.deployment.model.quantization, model)
     context = int(device.context_gib * GIB)
     parts = [MemoryPart("runtime", context, "context", "driver, contexts")] if context else []
-    held = weights(model, server, PRECISIONS[name])
-    parts += [MemoryPart(each, size, "static", name) for each, size in held.items()]
-    outside = outside_parts(model, server, case)
     given = server.value("mem_fraction_static")
     fraction = (
         float(given) if isinstance(given, int | float) else default_fraction(server, device, case)
     )
-    pool = int(device.usable_bytes * fraction) - sum(held.values())
+    static = int(device.usable_bytes * fraction)
+    stage = fullest_stage(model, server, PRECISIONS[name], static)
+    held = weights(model, server, PRECISIONS[name], stage)
+    parts += [MemoryPart(each, size, "static", name) for each, size in held.items()]
+    outside = outside_parts(model, server, case)
+    pool = static - sum(held.values())
     return MemoryPlan(
         role=server.name,
         device=device,
@@ -152,8 +167,8 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
         parts=(*parts, MemoryPart("KV cache", max(0, pool), "static"), *outside),
         pool=pool,
         page=server.page_tokens(case.platform),
-        token_bytes=token_bytes(model, server),
-        state_bytes=state_bytes(model, server),
+        token_bytes=token_bytes(model, server, stage),
+        state_bytes=state_bytes(model, server, stage),
         groups=server.parallelism.attention_dp,
         max_total_tokens=server.max_total_tokens,
         running=concurrent_requests(server, case.load),
@@ -161,7 +176,20 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
         shared=shared_tokens(case, server),
         output=0 if server.kind == "prefill" else case.load.output or 0,
         external_draft=server.external_draft,
+        stage=stage.text,
     )
+
+
+def fullest_stage(
+    model: Architecture, server: ServerPlan, precision: Precision, static: int
+) -> StagePlan:
+    """Where the fewest tokens fit into what the weights leave of `static` bytes."""
+
+    def room(stage: StagePlan) -> float:
+        free = static - sum(weights(model, server, precision, stage).values())
+        return free / max(1, token_bytes(model, server, stage)) if free > 0 else free
+
+    return min(list_stages(model, server), key=room)
 
 
 def concurrent_requests(server: ServerPlan, load: RequestLoad) -> int | None:
@@ -189,11 +217,11 @@ def shared_tokens(case: Case, server: ServerPlan) -> int:
     return min(int(prompt * case.workload.prefix_share), max(0, prompt - 1))
 
 
-def token_bytes(model: Architecture, server: ServerPlan) -> int:
+def token_bytes(model: Architecture, server: ServerPlan, stage: StagePlan) -> int:
     """KV of one token on one device, draft layers included."""
     size = ELEMENT_BYTES.get(str(server.value("kv_cache_dtype")), 2)
     ranks, drafts = server.parallelism.attention_tp, drafted_layers(model, server)
-    elements = model.kv_elements(ranks) / server.parallelism.pp
+    elements = model.kv_elements(ranks) * stage.layers / model.layers
     return int((elements + drafts * model.attention.kv_elements(ranks)) * size)
 
 
@@ -203,14 +231,15 @@ def drafted_layers(model: Architecture, server: ServerPlan) -> int:
     return 1 if server.speculative_algorithm == "EAGLE3" else 0
 
 
-def state_bytes(model: Architecture, server: ServerPlan) -> int:
+def state_bytes(model: Architecture, server: ServerPlan, stage: StagePlan) -> int:
     """Of a request, whatever its length: windows of compressed attention, recurrent states."""
     if isinstance(model.attention, CompressedAttention):
-        return model.attention.window_bytes() * model.layers
+        return model.attention.window_bytes() * stage.layers
     if model.linear is None:
         return 0
-    rows = max(1, server.draft_tokens)
-    return model.linear.state_bytes(server.parallelism.attention_tp) * model.linear_layers * rows
+    rows = max(1, server.draft_tokens) * model.linear_layers
+    each = model.linear.state_bytes(server.parallelism.attention_tp)
+    return int(each * rows * stage.part)
 
 
 def outside_parts(model: Architecture, server: ServerPlan, case: Case) -> tuple[MemoryPart, ...]:

@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from vivace.deploy.memory.stages import StagePlan
 from vivace.deploy.server_plan import ServerPlan
 from vivace.models.architecture import Architecture
 
@@ -69,24 +70,26 @@ def precision_named(text: str) -> str:
     return name if name in PRECISIONS else ""
 
 
-def weights(model: Architecture, server: ServerPlan, precision: Precision) -> dict[str, int]:
-    """Part -> bytes on one device. The stages of a pipeline are taken as equal."""
+def weights(
+    model: Architecture, server: ServerPlan, precision: Precision, stage: StagePlan
+) -> dict[str, int]:
+    """Part -> bytes on one device of a stage."""
     layout, hidden = server.parallelism, model.hidden
     by_head, everywhere = model.attention_parameters()
     attention = by_head / layout.attention_tp + everywhere
     if model.linear is not None:
         attention += model.linear_layers * model.linear.parameters(hidden) / layout.attention_tp
-    dense = model.dense_layers * 3 * hidden * model.dense_width / dense_ranks(server)
+    dense = stage.dense * 3 * hidden * model.dense_width / dense_ranks(server)
+    mixtures = stage.layers - stage.dense
     parts = {
-        "attention": attention * precision.linear,
+        "attention": stage.part * attention * precision.linear,
         "dense MLP": dense * precision.linear,
-        "shared experts": model.expert_layers * shared_parameters(model, server) * precision.linear,
-        "experts": model.expert_layers * expert_parameters(model, server) * precision.experts,
-        "routers": model.expert_layers * router_parameters(model) * 2.0,
+        "shared experts": mixtures * shared_parameters(model, server) * precision.linear,
+        "experts": mixtures * expert_parameters(model, server) * precision.experts,
+        "routers": mixtures * router_parameters(model) * 2.0,
+        **tables(model, server, precision, stage),
+        "draft layers": draft_bytes(model, server, precision),
     }
-    parts = {name: size / layout.pp for name, size in parts.items()}
-    parts |= tables(model, server, precision)
-    parts["draft layers"] = draft_bytes(model, server, precision)
     return {name: int(size) for name, size in parts.items() if size}
 
 
@@ -114,12 +117,17 @@ def router_parameters(model: Architecture) -> int:
     return 0 if model.experts is None else model.hidden * model.experts.count
 
 
-def tables(model: Architecture, server: ServerPlan, precision: Precision) -> dict[str, float]:
-    """Embedding and head: dp attention keeps the embedding whole on every rank."""
+def tables(
+    model: Architecture, server: ServerPlan, precision: Precision, stage: StagePlan
+) -> dict[str, float]:
+    """Embedding and head: dp attention keeps the embedding whole on every rank. A tied embedding is
+    the last stage's head, too."""
     layout = server.parallelism
     size = model.vocabulary * model.hidden * precision.table
     embedding = size if layout.dp_attention else size / layout.tp
-    return {"embedding": embedding, "head": 0.0 if model.tied else size / layout.lm_head}
+    embeds = stage.first or (stage.last and model.tied)
+    heads = stage.last and not model.tied
+    return {"embedding": embeds * embedding, "head": heads * size / layout.lm_head}
 
 
 def draft_bytes(model: Architecture, server: ServerPlan, precision: Precision) -> float:

@@ -63,7 +63,7 @@ def finding(each: Finding) -> str:
 
 def memory(plan: MemoryPlan) -> str:
     """A bar of one device, the parts as a table, and what the pool holds."""
-    heading = f"Memory of one device of {plan.role}: {plan.device.title}"
+    heading = f"Memory of one device of {plan.place}: {plan.device.title}"
     return "\n".join(
         [f"<h2>{escape(heading)}</h2>", bar(plan), table(plan), f"<p>{escape(held_text(plan))}. "
          f"Limited by: {escape(plan.binding)}.</p>"]

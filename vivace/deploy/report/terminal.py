@@ -143,7 +143,7 @@ def summary(result: CheckResult, hidden: int) -> str:
 
 def format_plan(plan: MemoryPlan) -> Iterator[Line]:
     yield [("", "")]
-    yield [(f"memory of one device of {plan.role}: {plan.device.title}", "bold")]
+    yield [(f"memory of one device of {plan.place}: {plan.device.title}", "bold")]
     for kind, title in KINDS.items():
         for part in plan.parts:
             if part.kind == kind and part.size:

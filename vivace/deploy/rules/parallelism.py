@@ -21,6 +21,7 @@ from vivace.models.attention_shapes import GroupedAttention
 
 PP_INDICES = "SGLang's get_pp_indices and make_layers"
 CONFIG = "the model's config.json"
+ATTENTION = "SGLang's model files; the model's config.json"
 BLOCKS = "SGLang's fp8.py, 0.4.6 to 0.5.23"
 MOST_TRIED = 1024
 """ranks, of which a remedy tries fewer"""
@@ -146,14 +147,35 @@ def heads(server: ServerPlan, case: Case) -> Iterator[Issue]:
         yield Issue("tp_size", text, f"choose tp and dp so that tp/dp divides {count}")
 
 
+@server_rule("kv-heads", "error", source=ATTENTION, engine="sglang", needs=("model",))
+def kv_heads(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """The number of KV heads is a multiple of the ranks of a group (attention-tp), or divides it.
+    Ranks have as many whole heads, or several share one, each with a copy; models of SGLang assert
+    it."""
+    model, ranks = case.known_model, server.parallelism.attention_tp
+    grouped = [
+        each for each in (model.attention, model.sliding) if isinstance(each, GroupedAttention)
+    ]
+    for count in dict.fromkeys(each.kv_heads for each in grouped):
+        if count % ranks and ranks % count and case.platform != "cpu":
+            text = (
+                f"{count} KV heads cannot be divided by {ranks} ranks, nor copied to as many each"
+            )
+            remedy = f"choose tp and dp so that tp/dp divides {count} or is a multiple of it"
+            yield Issue("tp_size", text, remedy)
+
+
 @server_rule("kv-copies", "note", source=CONFIG, needs=("model",))
 def kv_copies(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """KV heads are not replicated.
     With more ranks than KV heads each head is stored several times."""
     attention, ranks = case.known_model.attention, server.parallelism.attention_tp
-    if isinstance(attention, GroupedAttention) and ranks > (count := attention.kv_heads):
-        copies = ranks // count
-        text = f"{ranks} ranks share {count} KV heads: every head is stored {copies} times"
+    if not isinstance(attention, GroupedAttention) or ranks <= attention.kv_heads:
+        return
+    copies, rest = divmod(ranks, attention.kv_heads)
+    if rest == 0:
+        text = f"{ranks} ranks share {attention.kv_heads} KV heads: "
+        text += f"every head is stored {copies} times"
         remedy = "more data parallelism in attention (--dp-size) stores fewer copies"
         yield Issue("tp_size", text, remedy)
 
