@@ -211,14 +211,20 @@ def show_hardware(chosen: argparse.Namespace) -> int:
 
 
 def show_models(chosen: argparse.Namespace) -> int:
+    from textwrap import fill
+
     from vivace.deploy.catalogue.models import known_architecture, models
 
+    indent = " " * 25
     for model in models():
         shape = known_architecture(model)
         total, active = shape.parameters() / 1e9, shape.parameters(active=True) / 1e9
-        also = f" (also {', '.join(model.aliases)})" if model.aliases else ""
         size = f"{total:.1f}B" + (f", {active:.1f}B a token" if shape.experts else "")
-        print(f"{model.name:24} {model.title}: {size}{also}")
+        print(f"{model.name:24} {model.title}: {size}")
+        if model.aliases:
+            also = f"also {', '.join(model.aliases)}"
+            print(fill(also, 80, initial_indent=indent, subsequent_indent=indent,
+                       break_on_hyphens=False))  # fmt: skip
     return 0
 
 

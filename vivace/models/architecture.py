@@ -93,7 +93,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         return self.full_kv_elements(ranks) + self.sliding_layers * other
 
     def parameters(self, *, active: bool = False) -> int:
-        """All of them without draft layers, or those one token passes."""
+        """All of them without draft layers, or those one token is multiplied with: the embedding is
+        only looked up."""
         total = sum(self.attention_parameters())
         total += self.linear_layers * (self.linear.parameters(self.hidden) if self.linear else 0)
         total += self.dense_layers * 3 * self.hidden * self.dense_width
@@ -102,7 +103,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
             width = count * self.experts.width + self.experts.shared_width
             gates = self.experts.count + self.experts.shared_gate
             total += self.expert_layers * self.hidden * (3 * width + gates)
-        return total + self.hidden * self.vocabulary * (1 if self.tied else 2)
+        tables = 1 if self.tied or active else 2
+        return total + self.hidden * self.vocabulary * tables
 
 
 def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "") -> Architecture:

@@ -5,16 +5,10 @@ from __future__ import annotations
 from vivace.deploy.case import Case
 from vivace.deploy.memory.weights import PRECISIONS, Precision, weight_precision
 from vivace.deploy.server_plan import ServerPlan
-from vivace.models.architecture import Architecture
 
 
 def get_precision(case: Case, server: ServerPlan) -> Precision:
     return PRECISIONS[weight_precision(server, case.deployment.model.quantization, case.model)[0]]
-
-
-def multiplied_parameters(model: Architecture) -> int:
-    """Parameters that a token is multiplied with; the embedding is only looked up."""
-    return model.parameters(active=True) - (0 if model.tied else model.vocabulary * model.hidden)
 
 
 def prompt_milliseconds(case: Case, server: ServerPlan) -> float:
@@ -26,12 +20,12 @@ def prompt_milliseconds(case: Case, server: ServerPlan) -> float:
     quantized = min(precision.experts, precision.linear) < 2
     rate = max(device.bf16_tflops, device.int8_tops if quantized else 0.0)
     devices = server.parallelism.tp * server.parallelism.pp
-    return 1000 * 2 * multiplied_parameters(case.known_model) * tokens / (devices * rate * 1e12)
+    return 1000 * 2 * case.known_model.parameters(active=True) * tokens / (devices * rate * 1e12)
 
 
 def token_milliseconds(case: Case, server: ServerPlan) -> float:
     """Least time of a token: a step reads the weights of one token at least; drafts come along."""
     precision = get_precision(case, server)
-    size = multiplied_parameters(case.known_model) * min(precision.experts, precision.linear)
+    size = case.known_model.parameters(active=True) * min(precision.experts, precision.linear)
     seconds = size / (server.parallelism.tp * case.known_device.bandwidth_gbs * 1e9)
     return 1000 * seconds / server.draft_tokens

@@ -158,9 +158,7 @@ def kv_heads(server: ServerPlan, case: Case) -> Iterator[Issue]:
     ]
     for count in dict.fromkeys(each.kv_heads for each in grouped):
         if count % ranks and ranks % count and case.platform != "cpu":
-            text = (
-                f"{count} KV heads cannot be divided by {ranks} ranks, nor copied to as many each"
-            )
+            text = f"{ranks} ranks cannot share {count} KV heads evenly"
             remedy = f"choose tp and dp so that tp/dp divides {count} or is a multiple of it"
             yield Issue("tp_size", text, remedy)
 
