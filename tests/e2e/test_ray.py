@@ -93,15 +93,21 @@ def find_processes(folder: Path) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.parametrize(
+    "layout",
+    ["--tp-size 2 --pp-size 2", "--tp-size 4 --dp-size 2 --enable-dp-attention"],
+    ids=["stages", "dp-attention"],
+)
 def test_actors_draw_the_tokens_of_one_process_and_are_replaced(
-    folder: Path, tmp_path: Path, cluster: dict[str, str], wanted: dict[int, list[int]]
+    folder: Path, tmp_path: Path, cluster: dict[str, str], wanted: dict[int, list[int]], layout: str
 ) -> None:
-    """tp 2 x pp 2; first the actor is killed, then the node's process in it (with Ray itself), then
-    all are told to end: the devices are free again, which the next test needs."""
+    """Stages, and engines that share layers, on two nodes each; first the actor is killed, then the
+    node's process in it (with Ray itself), then all are told to end: the devices are free again,
+    which the next test needs."""
     kills = {"actor": "its actor has died: ", "node": "killed by SIGKILL"}
     if "FAKE_RAY" in cluster and not os.environ.get("VIVACE_SLOW_TESTS"):
         del kills["node"]
-    with serve(folder, tmp_path / "log", cluster, "--tp-size", "2", "--pp-size", "2") as server:
+    with serve(folder, tmp_path / "log", cluster, *layout.split()) as server:
         server.wait_ready()
         for kind, named in kills.items():
             before = find_processes(folder)
