@@ -13,6 +13,10 @@ class CannotStart(ValueError):
     and what to do; a traceback would only hide it, so none is shown."""
 
 
+class NotJoined(CannotStart):
+    """Who was awaited has not come in time, and may come when we start again."""
+
+
 @contextlib.contextmanager
 def one_line_without_memory() -> Iterator[None]:
     """What runs out of memory in here raises CannotStart."""
@@ -83,7 +87,7 @@ def exit_code(
             raise
         reason = "; ".join(line.strip() for line in cause(error).splitlines())
         print_wrapped(f"{program}: {shown(reason)}")
-        return FAILED if isinstance(error, failed) else CANNOT_START
+        return FAILED if isinstance(error, (*failed, NotJoined)) else CANNOT_START
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

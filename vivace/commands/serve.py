@@ -102,7 +102,7 @@ def serve(
     timeline.begin("configuration")
     from vivace.config.parallelism import requested_sizes
     from vivace.config.parsing import parse
-    from vivace.launch.preflight import check_frontend
+    from vivace.launch.preflight import check_frontend, check_machine
 
     options = parse(argv, os.environ, program=program)
     config = configure(with_hidden_keys(options, argv))
@@ -113,6 +113,7 @@ def serve(
             engine.kill()  # it runs on node 0
         return run_node(config)
     check_frontend(config)
+    check_machine(config)
     read_ahead(config.source.files, config.platform.available_bytes)
     if engine is not None and requested_sizes(config).dp_attention:
         engine.kill()  # it has not inherited what engines that share layers do

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from vivace.config.child_process import die_with, leave_signals_to_the_supervisor
-from vivace.errors import CANNOT_START, CannotStart, RankLost, is_out_of_memory
+from vivace.errors import CANNOT_START, CannotStart, NotJoined, RankLost, is_out_of_memory
 from vivace.launch.prefetch import load_torch_library
 from vivace.observability import log as log_lines
 from vivace.observability.log import protect_standard_streams
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for sock in sockets:  # of this rank, or of all that are not there
                 child_end(sock).send(failure_of_rank(error))
             return CANNOT_START if isinstance(error, CannotStart) else 1
-        control.send(Failure(describe(error)))
+        control.send(Failure(describe(error), passing=isinstance(error, NotJoined)))
         if isinstance(error, CannotStart):
             return CANNOT_START  # the supervisor says why, in one line
         if is_out_of_memory(error):

@@ -36,8 +36,13 @@ def expert_distribution(
             report_steps=config.logging.decode_log_interval
             if asked.enable_expert_distribution_metrics
             else 0,
-            folder=config.environment.get(FOLDER) or "/tmp",
+            folder=recorder_folder(config),
             keeps=first,
         ),
         executor,
     )
+
+
+def recorder_folder(config: Config) -> str:
+    """Where the recorder writes what it is asked for."""
+    return config.environment.get(FOLDER) or "/tmp"

@@ -14,7 +14,7 @@ import msgspec
 from vivace.config.nodes import MAKE_A_KEY, address
 from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import decode
-from vivace.errors import CannotStart, why_no_answer
+from vivace.errors import CannotStart, NotJoined, why_no_answer
 from vivace.launch.handshake import (
     Intent,
     NoHandshake,
@@ -57,7 +57,7 @@ def join_engines(config: Config) -> list[Joined]:
             why = "it has closed the connection"
             why = why if isinstance(error, SocketClosed) else why_no_answer(error)
         if time.monotonic() >= deadline:
-            raise CannotStart(
+            raise NotJoined(
                 f"node 0 did not answer at {parallel.dist_init_addr} within "
                 f"{parallel.dist_timeout} s (--dist-timeout): {why}. Start it with this "
                 "command and --node-rank 0, and see that this machine reaches it"

@@ -17,7 +17,7 @@ from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import encode
 from vivace.doctor.port import port_owner
 from vivace.engine.process_group import Broadcast, find_cause
-from vivace.errors import CannotStart
+from vivace.errors import CannotStart, NotJoined
 from vivace.launch.engine_place import AddressBook, EnginePlace, find_entrance
 from vivace.launch.handshake import Door, Guest, notice_silence, send_at_once
 from vivace.launch.node_hello import (
@@ -193,7 +193,7 @@ class NodeGate:
                 report(f"Waiting for {describe(missing)}", len(self._links) / len(self._nodes))
                 self._changed.wait(min(1.0, max(0.0, deadline - time.monotonic())))
             if time.monotonic() >= deadline:
-                raise CannotStart(self._why_missing(missing, timeout))
+                raise NotJoined(self._why_missing(missing, timeout))
 
     def _drop_lost(self) -> None:
         """Of nodes that had joined, while others are awaited: they hear why, and join again."""

@@ -1,4 +1,4 @@
-"""What only the frontends' processes would find wrong, found before any process is started.
+"""What only the server's other processes would find wrong, found before they are started.
 
 Cheap on purpose: the vocabulary itself is not loaded here. What is left to find then ends the start
 with the same exit code, a moment later.
@@ -6,11 +6,14 @@ with the same exit code, a moment later.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.checkpoint.file_state import vocabulary_file
 from vivace.checkpoint.layouts import is_gguf_file
 from vivace.errors import CannotStart, cause
+from vivace.files import check_folder
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -25,6 +28,29 @@ def check_frontend(config: Config) -> None:
     if not config.model.skip_tokenizer_init:
         check_template(config.model.chat_template)
         check_tokenizer_place(config)
+
+
+def check_machine(config: Config) -> None:
+    """What this machine lacks that is needed later. Raises CannotStart."""
+    if config.experts.expert_distribution_recorder_mode is not None:
+        check_recorder(config)
+    if config.parallel.nnodes > 1 and not config.parallel.use_ray:
+        from vivace.launch.nodes import open_door
+
+        open_door(config).close()
+
+
+def check_recorder(config: Config) -> None:
+    """Dumps come much later, and whoever asks for one cannot mend its folder."""
+    from vivace.launch.expert_settings import FOLDER, recorder_folder
+
+    folder = Path(recorder_folder(config))
+    try:
+        check_folder(folder)
+    except OSError as error:
+        raise CannotStart(f"{FOLDER}={folder}: {error.strerror or error}") from None
+    if not os.access(folder, os.W_OK):
+        raise CannotStart(f"{FOLDER}={folder}: this user cannot write there; give another folder")
 
 
 def check_template(choice: str | None) -> None:

@@ -65,6 +65,8 @@ class Child:
     """requests of a frontend that was told to drain; None: it has not said yet"""
     failure: str = ""
     """the exception it reported before it died"""
+    passing: bool = False
+    """whether another start may do"""
     killed_because: str = ""
     """why we killed it ourselves"""
 
@@ -129,7 +131,7 @@ class Child:
     @property
     def exit_code(self) -> int:
         """Of a server that ends because this child did not start."""
-        return CANNOT_START if self.cannot_start else FAILED
+        return CANNOT_START if self.cannot_start and not self.passing else FAILED
 
     def close(self) -> None:
         self.control.close()

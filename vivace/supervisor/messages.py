@@ -118,9 +118,11 @@ class Warm(msgspec.Struct, frozen=True, tag="warm"):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """Child -> supervisor: the exception that is about to end it."""
+    """Child -> supervisor: the exception that is about to end it; `passing`: another start may
+    do."""
 
     text: str
+    passing: bool = False
 
 
 ToChild = (

@@ -122,7 +122,7 @@ class Supervisor:
                 case StartupStages():
                     self._hooks.timed(child.name, message.stages)
                 case Failure():
-                    child.failure = message.text
+                    child.failure, child.passing = message.text, message.passing
                 case Ready() | Serving() if self._read_other_files(child):
                     pass
                 case Ready():
