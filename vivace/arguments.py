@@ -79,6 +79,14 @@ class ArgumentParser(argparse.ArgumentParser):
         print_wrapped(f"{self.prog}: {message} (see `{self.prog} --help`)")
         self.exit(CANNOT_START)
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """A type's own words, where argparse has the name of a function."""
+        convert = self._registry_get("type", action.type, action.type)
+        try:
+            return convert(arg_string)
+        except (argparse.ArgumentTypeError, ValueError) as error:
+            raise argparse.ArgumentError(action, str(error)) from None
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return

@@ -14,7 +14,7 @@ from vivace.bench.errors import BenchError
 
 
 def test_both_ways_are_measured(tmp_path: Path) -> None:
-    found = tmp_path / "found.json"
+    found = tmp_path / "new" / "found.json"
     words = ["--ranks", "2", "--rows", "3", "--plans", "5", "--prompt", "9"]
     command = [sys.executable, "-m", "vivace", "bench", "broadcast", *words]
     ran = subprocess.run(

@@ -17,7 +17,7 @@ needs_kernels = pytest.mark.skipif(not LIBRARY.is_file(), reason="the kernels we
 
 @needs_kernels
 def test_both_ways_are_measured(tmp_path: Path) -> None:
-    found = tmp_path / "found.json"
+    found = tmp_path / "new" / "found.json"
     words = ["--ranks", "2", "--rows", "2", "--columns", "8", "--rounds", "1"]
     command = [sys.executable, "-m", "vivace", "bench", "collectives", *words]
     ran = subprocess.run(

@@ -218,7 +218,7 @@ def test_it_is_read_as_what_it_starts(nodes: int, instances: int) -> None:
 
 
 def test_scripts_of_first_nodes_are_instances() -> None:
-    found = by_ray(nodes=3, instances=2)
+    found = by_ray(nodes=3, instances=2, **{"tp-size": 6})
     again = import_scripts(sorted(render_shell(found).items())).deployment
     (role,) = again.roles.values()
     assert (role.instances, role.nodes) == (2, 3)
@@ -243,4 +243,4 @@ def test_a_job_of_somebody_else_is_read() -> None:
     for own in ({}, {"rayClusterSpec": {"headGroupSpec": head}}):
         text = yaml.safe_dump({**job, "spec": {**spec, **own}})
         (role,) = import_scripts([("job.yaml", text)]).deployment.roles.values()
-        assert (role.nodes, role.flags["tp-size"], role.flags["use-ray"]) == (2, 16, True)
+        assert (role.nodes, role.flags["tp"], role.flags["use-ray"]) == (2, 16, True)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from vivace.checkpoint.errors import SourceError
 from vivace.commands.check import main as check
+from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import devices, find_device
 from vivace.deploy.catalogue.models import (
     find_model,
@@ -26,7 +27,10 @@ from vivace.deploy.catalogue.models import (
 )
 from vivace.deploy.load_case import Overrides, build_case, open_command
 from vivace.deploy.memory import buffers
-from vivace.deploy.memory.plan import default_fraction, plan_role
+from vivace.deploy.memory.plan import MemoryPlan, default_fraction, plan_role
+from vivace.deploy.memory.stages import list_stages
+from vivace.deploy.memory.weights import PRECISIONS, weights
+from vivace.deploy.server_plan import PARTITION
 from vivace.deploy.suggest import suggest
 from vivace.models.architecture import parse_architecture
 
@@ -223,6 +227,56 @@ def test_more_ranks_hold_less_of_the_weights_and_more_tokens() -> None:
     assert 1.9 < ratio[0] / ratio[1] < 2.1
     assert large.capacity > 2 * small.capacity
     assert small.token_bytes == 2 * large.token_bytes
+
+
+def staged(counts: str, **more: Any) -> Case:
+    """DeepSeek-V3 (61 layers, 3 of them dense) on as many stages as there are numbers."""
+    pp = counts.count(",") + 1
+    flags = {"pp-size": pp, "dp-size": LEAVE_OUT, "enable-dp-attention": LEAVE_OUT, **more}
+    own = {PARTITION: counts} if pp > 1 else {}
+    model = {"name": "deepseek-r1", "quantization": "w4a8"}
+    return case(mixed(flags=flags, environment=own, model=model))
+
+
+@pytest.mark.parametrize("counts", ["61", "41,20", "2,19,40"])
+def test_stages_have_all_of_the_weights_together(counts: str) -> None:
+    it = staged(counts)
+    server, model = it.servers[0], it.known_model
+    stages = list_stages(model, server)
+    assert [each.layers for each in stages] == [int(count) for count in counts.split(",")]
+    whole = weights(
+        model, server, PRECISIONS["fp8"], list_stages(model, staged("61").servers[0])[0]
+    )
+    parts = [weights(model, server, PRECISIONS["fp8"], stage) for stage in stages]
+    for name, size in whole.items():
+        assert sum(part.get(name, 0) for part in parts) == pytest.approx(size, abs=len(parts))
+    assert ["embedding" in part for part in parts] == [each.first for each in stages]
+    assert ["head" in part for part in parts] == [each.last for each in stages]
+
+
+def test_the_fullest_stage_decides() -> None:
+    def plan(counts: str, **more: Any) -> MemoryPlan:
+        it = staged(counts, **more)
+        found = plan_role(it, it.servers[0])
+        assert found is not None
+        return found
+
+    one, even, uneven = plan("61"), plan("31,30"), plan("20,41")
+    assert "stage" not in one.place and "the fullest of 2" in even.place
+    assert "stage 1 (41 layers)" in uneven.place
+    assert uneven.token_bytes == pytest.approx(one.token_bytes * 41 / 61, abs=1)
+    assert one.capacity < uneven.capacity < even.capacity
+    full = plan("60,1", **{"mem-fraction-static": 0.3})
+    assert full.pool < 0 and full.binding == "weights"
+    assert plan("31,30", **{"mem-fraction-static": 0.3}).pool > 0
+
+
+@pytest.mark.parametrize(("target", "first"), [("sglang", 20), ("vivace", 21)])
+def test_layers_that_stages_do_not_divide(target: str, first: int) -> None:
+    flags = {"pp-size": 3, "dp-size": LEAVE_OUT, "enable-dp-attention": LEAVE_OUT}
+    it = case(mixed(flags=flags, model={"name": "deepseek-r1"}), target)
+    found = [each.layers for each in list_stages(it.known_model, it.servers[0])]
+    assert found[0] == first and sorted(found) == [20, 20, 21]
 
 
 def test_quantized_weights_are_smaller() -> None:

@@ -94,6 +94,7 @@ def test_other_exports_are_not(tmp_path: Path, line: str) -> None:
 def test_addresses_have_ports(tmp_path: Path) -> None:
     path = tmp_path / "a.sh"
     server = "python -m sglang.launch_server --model-path m --tp 16 --nnodes 2 --node-rank 0"
-    for address, rules in (("10.0.0.1", ["meeting-point"]), ("10.0.0.1:5000", [])):
+    wrong = {key: ["meeting-point"] for key in ("10.0.0.1", "localhost:5000", "[::1]:5000")}
+    for address, rules in {**wrong, "10.0.0.1:5000": []}.items():
         path.write_text(f"{server} --dist-init-addr {address}\n")
         assert [each.rule for each in findings(path)] == rules

@@ -166,6 +166,25 @@ def test_the_model_that_lies_here_counts(tmp_path: Path) -> None:
     assert [each.rule for each in errors(f"{line} --tp 16", "qwen3-8b")] == ["vivace-start"]
 
 
+def test_a_folder_without_weights_is_judged_by_its_configuration(tmp_path: Path) -> None:
+    """Nothing here needs weights; pickled ones are no weights, which is said."""
+    here = write(tmp_path / "m", "qwen3-8b")
+    assert errors(f"--model-path {here} --tp 8") == []
+    assert [each.text for each in errors(f"--model-path {here} --tp 3")] == [start(here, "--tp 3")]
+    (tmp_path / "m" / "pytorch_model.bin").touch()
+    (found,) = errors(f"--model-path {here} --tp 8")
+    assert "pickled" in found.text
+
+
+def test_the_device_is_the_one_that_is_asked_for() -> None:
+    """A node with GPUs has a CPU."""
+    for device, wrong in (("cpu", False), ("cuda", True)):
+        words = ["vivace", "serve", "--device", device, "--model-path", "m"]
+        it = build_case(open_command(words), Overrides(target="vivace", hardware="h200"))
+        rules = {each.rule for each in judge(it).findings if each.severity == "error"}
+        assert ("vivace-flag" in rules) == wrong
+
+
 def test_overridden_shapes_count() -> None:
     more = '--json-model-override-args {"num_attention_heads":30,"num_key_value_heads":6}'
     assert errors(f"--model-path m --tp 3 {more}", "qwen3-8b") == []

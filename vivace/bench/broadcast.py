@@ -11,7 +11,6 @@ knows that all have answered.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import statistics
@@ -27,6 +26,7 @@ from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts
 from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import result_file
+from vivace.bench.record import write_figures
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import SamplingParams
 from vivace.protocol.ranks import MOST_RANKS, ToRanks
@@ -74,7 +74,7 @@ def measure(args: argparse.Namespace) -> int:
             measured.append(one)
     if args.output_file:
         result = {"host": host_facts(), "broadcasts": [asdict(one) for one in measured]}
-        Path(args.output_file).write_text(json.dumps(result, indent=1))
+        write_figures(Path(args.output_file), result)
     return 0
 
 

@@ -18,10 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vivace.arguments import ArgumentParser
+from vivace.arguments import ArgumentParser, whole_number
 from vivace.bench.environment import host_facts
 from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import result_file
+from vivace.bench.record import write_figures
 from vivace.protocol.ranks import MOST_RANKS
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def measure(args: argparse.Namespace) -> int:
             measured.append(one)
     if args.output_file:
         result = {"host": host_facts(), "collectives": [asdict(one) for one in measured]}
-        Path(args.output_file).write_text(json.dumps(result, indent=1))
+        write_figures(Path(args.output_file), result)
     return 0
 
 
@@ -182,14 +183,14 @@ def time_exchanges(exchange: Callable[[], object]) -> float:
 
 
 def rank_count(text: str) -> int:
-    value = int(text)
+    value = whole_number(text)
     if not 2 <= value <= MOST_RANKS:
         raise argparse.ArgumentTypeError(f"{text} is not in 2..{MOST_RANKS}")
     return value
 
 
 def size(text: str) -> int:
-    value = int(text)
+    value = whole_number(text)
     if not 1 <= value <= LARGEST:
         raise argparse.ArgumentTypeError(f"{text} is not in 1..{LARGEST}")
     return value

@@ -7,7 +7,6 @@ limit a product comes. Both limits are measured in the same run.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts, usable_cores
 from vivace.bench.errors import run_benchmark
 from vivace.bench.flags import result_file
+from vivace.bench.record import write_figures
 from vivace.errors import CannotStart
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ def measure(args: argparse.Namespace) -> int:
         print(line(one, allowed), flush=True)
         measured.append(one)
     if args.output_file:
-        Path(args.output_file).write_text(
-            json.dumps(record(kernels.isa, allowed, measured), indent=1)
-        )
+        write_figures(Path(args.output_file), record(kernels.isa, allowed, measured))
     return 0
 
 

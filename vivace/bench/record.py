@@ -223,6 +223,15 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
         raise BenchError(f"the record cannot be written to {path}: {error.strerror}") from error
 
 
+def write_figures(path: Path, figures: Mapping[str, Any]) -> None:
+    """A file of its own, as JSON that people read; BenchError when it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1))
+    except OSError as error:
+        raise BenchError(f"{path} cannot be written: {error.strerror}") from error
+
+
 def default_file(args: argparse.Namespace, date: time.struct_time | None = None) -> Path:
     """SGLang's name: back end, month and day, requests, then lengths or the data set."""
     stamp = time.strftime("%m%d", date or time.localtime())

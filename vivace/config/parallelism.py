@@ -283,7 +283,8 @@ def dense_tp(layout: Parallelism, *, whole: bool = True) -> str:
     size = layout.dense_tp
     if size == 1 or (size == layout.tp and whole):
         return ""
-    return f"--moe-dense-tp-size must be 1, or from 0.5.13 on tp ({layout.tp}), got {size}"
+    other = f"tp ({layout.tp})" if whole else f"from SGLang 0.5.13 on tp ({layout.tp})"
+    return f"--moe-dense-tp-size must be 1, or {other}, got {size}"
 
 
 LEGALITY: tuple[Callable[[Parallelism], str], ...] = (

@@ -31,7 +31,7 @@ def read_partition(text: str, layers: int, stages: int) -> list[int]:
     counts = [int(part) for part in parts] if stated else []
     if not counts or min(counts) < 1:
         raise ConfigError(
-            f"{PARTITION}={text!r}: give the number of layers of each stage, as 12,12"
+            f"{PARTITION}={text!r}: give the number of layers of each stage, at least 1, as 12,12"
         )
     if len(counts) != stages:
         raise ConfigError(

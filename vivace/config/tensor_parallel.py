@@ -115,10 +115,13 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
     division = Division(options, facts, input_groups(options, context.source), fixed=fixed)
     possible = [size for size in range(dp, 1 + MOST_RANKS, dp) if division.divides(size)]
     if ranks not in possible:
+        groups = {"--expert-parallel-size": options.experts.ep_size, "--data-parallel-size": dp}
+        given = " and ".join(f"{flag} {size}" for flag, size in groups.items() if size > 1)
+        found = f"{', '.join(map(str, possible))} devices only"
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {facts.heads} heads, {facts.kv_heads} of keys, and "
             f"{join_sizes(facts.mlp_widths)} numbers inside of an MLP are divided among "
-            + (f"{', '.join(map(str, possible))} devices only" if possible else "no number of them")
+            + (found if possible else f"no number of them with {given}, so give another")
             + (", with sums in one order (--enable-deterministic-inference)" if fixed else "")
         )
     if reason := division.why_groups_are_cut(ranks):

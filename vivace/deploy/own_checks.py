@@ -11,6 +11,7 @@ from typing import Any, cast
 from vivace.checkpoint.layouts import InputGroups
 from vivace.checkpoint.pooling import read_pooling
 from vivace.checkpoint.source import ModelSource, locate, merge
+from vivace.checkpoint.weight_files import PICKLED
 from vivace.config.checks import LAYOUT_CHECKS, MODEL_CHECKS, OPTION_CHECKS, PAIR_CHECKS
 from vivace.config.config import ModelContext, Options, all_options, with_values
 from vivace.config.errors import ConfigError
@@ -38,6 +39,8 @@ UNKNOWN_KEY = Secret("a key that is not read here")
 UNKNOWN_GROUPS = InputGroups(experts=2)
 """with which ranks share a model more easily than with any that weights may have"""
 CATALOGUE = Path("catalogue")
+WEIGHTS = (".safetensors", ".safetensors.index.json", ".gguf", *PICKLED)
+"""ends of files' names, of weights or what looks like them"""
 
 
 def why_refused_alone(option: ServerFlag, value: FlagValue) -> str:
@@ -97,7 +100,7 @@ def why_model_refused(options: Options, *, layout_known: bool) -> Iterator[str]:
     try:
         source = locate(
             path,
-            load_format=model.load_format,
+            load_format="dummy" if path and is_only_described(Path(path)) else model.load_format,
             pattern=file_pattern(options),
             tokenizer_path=model.tokenizer_path,
             overrides=model.json_model_override_args,
@@ -199,6 +202,15 @@ def refuses_any_weights(options: Options, source: ModelSource) -> bool:
     except ConfigError:
         return True
     return False
+
+
+def is_only_described(folder: Path) -> bool:
+    """A model's folder without weights, which the check needs none of."""
+    try:
+        names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    except OSError:
+        return False
+    return "config.json" in names and not any(name.endswith(WEIGHTS) for name in names)
 
 
 def lies_here(path: Path) -> bool:

@@ -12,8 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import msgspec
-
 import vivace
 from vivace.arguments import ArgumentParser, named_path
 from vivace.bench.environment import host_facts
@@ -28,6 +26,7 @@ from vivace.bench.peers.scripted import ScriptedPeer
 from vivace.bench.peers.summary import as_dict, render
 from vivace.bench.peers.vllm_cpu import VllmCpuPeer
 from vivace.bench.peers.workloads import DEFAULT, WORKLOADS
+from vivace.bench.record import write_figures
 from vivace.bench.tokenizer import LocalCodec, SplitCodec, TokenCodec, ordinary_ids
 
 PROGRAM = "vivace bench peers"
@@ -136,8 +135,7 @@ def write(
         **as_dict(comparison, servers[0].peer.name),
     }
     path = Path(args.output_file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
+    write_figures(path, document)
     print(f"written to {path}")
 
 

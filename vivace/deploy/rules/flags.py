@@ -264,7 +264,8 @@ def vivace_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     from vivace.config.config import all_options
     from vivace.config.option import ABSENT, DEFAULT_PLATFORM, PLATFORMS, Support, not_available
 
-    platform = case.platform or DEFAULT_PLATFORM
+    _, asked = server.given.get("device", ("", None))  # a node with accelerators has a CPU, too
+    platform = (asked if asked in PLATFORMS else case.platform) or DEFAULT_PLATFORM
     other = not_available(f"{platform} is not supported yet", "use --device cpu")
     absent = ABSENT.get(platform) if platform in PLATFORMS else other
     if absent is not None:

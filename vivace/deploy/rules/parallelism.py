@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from vivace.config.parallelism import (
@@ -23,6 +24,7 @@ PP_INDICES = "SGLang's get_pp_indices and make_layers"
 CONFIG = "the model's config.json"
 ATTENTION = "SGLang's model files; the model's config.json"
 BLOCKS = "SGLang's fp8.py, 0.4.6 to 0.5.23"
+LOOPBACK = re.compile(r"(tcp://)?(localhost|127(\.\d+){3}|\[::1\]):\d+")
 MOST_TRIED = 1024
 """ranks, of which a remedy tries fewer"""
 SHARING = {"enable-ep-moe", "moe-dp-size", "moe-data-parallel-size"}
@@ -96,7 +98,8 @@ def ranks_per_node(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def meeting_point(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Instances of several nodes set --dist-init-addr.
     Its default is an address of the node itself, so each node would wait for ranks that never
-    come. With --use-ray the first node finds one and tells the others."""
+    come; so is a loopback address. With --use-ray the first node finds one and tells the
+    others."""
     nnodes = server.positive("nnodes")
     given = [flag_value(node.flags, "dist-init-addr") for node in server.nodes]
     by_ray = any(flag_value(node.flags, "use-ray") for node in server.nodes)
@@ -107,6 +110,11 @@ def meeting_point(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if not placeholder(address) and not address.rpartition(":")[2].isdecimal():
             text = f"--dist-init-addr {address} has no port"
             yield Issue("dist_init_addr", text, f"--dist-init-addr {address}:5000")
+        elif LOOPBACK.fullmatch(address):
+            text = f"--dist-init-addr {address}: each machine takes that for itself, so the "
+            text += f"{nnodes} nodes only meet when all of them are on one"
+            remedy = "the address of the first node"
+            yield Issue("dist_init_addr", text, remedy, "warning")
 
 
 @server_rule("plain-dp-nodes", "error", source=ARGS)
