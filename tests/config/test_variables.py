@@ -45,6 +45,14 @@ def test_values_of_the_wrong_kind_are_refused(name: str) -> None:
         read_environment({name: "soon"})
 
 
+@pytest.mark.parametrize("value", ["-1", "1.5", "nan"])
+def test_numbers_beyond_their_limits_are_refused(value: str) -> None:
+    name = "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
+    with pytest.raises(ConfigError, match=name):
+        read_environment({name: value})
+    assert read_environment({name: "0"}) == ({name: "0"}, [])
+
+
 def test_own_prefix_stands_for_sglangs_and_wins() -> None:
     own = {"VIVACE_REQ_WAITING_TIMEOUT": "3", "SGLANG_REQ_WAITING_TIMEOUT": "9"}
     assert read_environment(own) == ({"SGLANG_REQ_WAITING_TIMEOUT": "3"}, [])

@@ -81,6 +81,13 @@ def test_recognized_variables_change_the_estimate_and_the_timeouts() -> None:
     assert engine_settings(config(), CAPACITY).retract_every == 0
 
 
+def test_smoothing_may_be_nothing() -> None:
+    name = "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
+    assert engine_settings(config({name: "0"}), CAPACITY).chunk_smoothing == 0.0
+    assert engine_settings(config({name: "0.5"}), CAPACITY).chunk_smoothing == 0.5
+    assert engine_settings(config(), CAPACITY).chunk_smoothing == 0.75
+
+
 def test_a_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(ValueError, match="SGLANG_RETRACT_DECODE_STEPS='many'"):
         engine_settings(config({"SGLANG_RETRACT_DECODE_STEPS": "many"}), CAPACITY)

@@ -67,12 +67,18 @@ def valid(name: str, known: Variable, value: str) -> str:
         if known.kind == "switch" and text:
             switch(text)
         elif known.kind == "number":
-            finite_number(text)
+            check_limits(finite_number(text), known.limits)
         elif known.kind == "whole number":
             whole_number(text)
     except ValueError as error:
         raise ConfigError(f"{name}={value}: {error}; unset it or correct it") from None
     return text
+
+
+def check_limits(number: float, limits: tuple[float, float] | None) -> None:
+    """Raises ValueError."""
+    if limits is not None and not limits[0] <= number <= limits[1]:
+        raise ValueError(f"must be {limits[0]:g} to {limits[1]:g}")
 
 
 def differs_from_default(known: Variable, value: str) -> bool:

@@ -9,12 +9,14 @@ from vivace.config.option import WORKS, FlagState, no_effect, not_available
 
 @dataclass(frozen=True)
 class Variable:
-    """`kind`: switch, number, whole number or text; `default`: the value that asks for nothing."""
+    """`kind`: switch, number, whole number or text; `default`: the value that asks for nothing;
+    `limits`: least and largest number."""
 
     state: FlagState
     meaning: str
     kind: str = "text"
     default: str = ""
+    limits: tuple[float, float] | None = None
 
 
 ASKS_NOTHING = ("", "0", "false", "no", "off", "-1")
@@ -40,8 +42,10 @@ CODE = not_available("code from outside is never run", "unset it")
 FIXED = no_effect("this limit is fixed here")
 
 
-def supported(meaning: str, kind: str, default: str = "") -> Variable:
-    return Variable(WORKS, meaning, kind, default)
+def supported(
+    meaning: str, kind: str, default: str = "", limits: tuple[float, float] | None = None
+) -> Variable:
+    return Variable(WORKS, meaning, kind, default, limits)
 
 
 WORKING = {
@@ -49,7 +53,7 @@ WORKING = {
         "layers of each stage of a pipeline, as 12,12; without it equally many", "text"
     ),
     "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR": supported(
-        "how far, 0 to 1, chunks of a pipeline go to the predicted size", "number", "0.75"
+        "how far, 0 to 1, chunks of a pipeline go to the predicted size", "number", "0.75", (0, 1)
     ),
     "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR": supported(
         "folder of what /dump_expert_distribution_record writes", "text", "/tmp"

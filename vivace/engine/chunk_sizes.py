@@ -90,4 +90,4 @@ class ChunkSizePredictor:
 def choose_chunk_sizes(size: int | None, *, dynamic: bool, smoothing: float) -> ChunkSizes:
     if size is None or not dynamic:
         return FixedChunkSize(size)
-    return ChunkSizePredictor(size, min(1.0, smoothing))
+    return ChunkSizePredictor(size, smoothing)

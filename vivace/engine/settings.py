@@ -139,10 +139,11 @@ _NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {
     "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": ("ratio_decay_steps", int),
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": ("clip_new_tokens", int),
     "SGLANG_RETRACT_DECODE_STEPS": ("retract_steps", int),
-    "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR": ("chunk_smoothing", float),
     "SGLANG_REQ_WAITING_TIMEOUT": ("waiting_timeout", float),
     "SGLANG_REQ_RUNNING_TIMEOUT": ("running_timeout", float),
 }
+"""that ask for nothing where they are not above 0"""
+_SMOOTHING = "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
 _SWITCHES_OFF = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -160,6 +161,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             ) from error
         if value > 0:
             found[name] = value
+    if _SMOOTHING in environment:
+        found["chunk_smoothing"] = float(environment[_SMOOTHING])
     if environment.get("SGLANG_TEST_RETRACT", "").lower() not in _SWITCHES_OFF:
         found["retract_every"] = int(environment.get("SGLANG_TEST_RETRACT_INTERVAL", "3"))
     return found
