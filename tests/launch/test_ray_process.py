@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from served_toy import write_toy_llama
 
+from vivace.config.parsing import parse
+from vivace.config.secret import Secret
 from vivace.errors import CANNOT_START
+from vivace.launch import ray_nodes
+from vivace.launch.configure import configure
 from vivace.launch.ray_process import actor_devices
 from vivace.supervisor.child import Child, process_command, spawn
 from vivace.supervisor.messages import Failure, RayReservation, RaySetup
@@ -39,6 +44,15 @@ def ray_setup(*words: str, **environment: str) -> RaySetup:
         directory="/",
         dist_init_addr="127.0.0.2:5000",
     )
+
+
+def test_keys_that_were_typed_do_not_travel(tmp_path: Path) -> None:
+    path = write_toy_llama(tmp_path)
+    typed = [*("--api-key", "secret-a", "--admin-api-key=secret-b"), *("--tp-size", "2")]
+    config = configure(parse(["--model-path", str(path), "--use-ray", *typed], {}))
+    setup = ray_nodes.ray_setup(config, ["--use-ray", *typed], Secret("k" * 32))
+    assert setup.words == ["--use-ray", "--tp-size", "2"]
+    assert "secret" not in str(setup)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.config.child_process import no_process
+from vivace.config.config import all_options
 from vivace.config.environment import PREFIXES
 from vivace.config.nodes import CLUSTER_KEY, address
 from vivace.config.process_environment import KEYS_OF_THE_SERVER
@@ -88,11 +89,24 @@ def ray_setup(config: Config, words: Sequence[str], key: Secret) -> RaySetup:
     return RaySetup(
         devices=[len(ranks) for ranks in node_ranks(config)],
         resource=config.platform.ray_device_key,
-        words=list(words),
+        words=without_typed_keys(words),
         environment={**kept, CLUSTER_KEY: key.reveal()},
         directory=str(Path.cwd()),
         dist_init_addr=config.parallel.dist_init_addr,
     )
+
+
+def without_typed_keys(words: Sequence[str]) -> list[str]:
+    """Only node 0 has an HTTP server; on the others a list of processes would show them."""
+    keys = {flag for option in all_options() if option.secret for flag in option.flags}
+    kept, following = list[str](), iter(words)
+    for word in following:
+        flag, equals, _ = word.partition("=")
+        if flag not in keys:
+            kept.append(word)
+        elif not equals:
+            next(following, "")
+    return kept
 
 
 def wait_for_reservation(child: Child) -> str:
