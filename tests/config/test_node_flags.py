@@ -67,6 +67,7 @@ def test_ray_says_where_node_0_is_and_brings_the_key() -> None:
     ("argv", "said"),
     [
         ((*TWO[:4], "--node-rank", "1"), "only the first node"),
+        ((*TWO[:-1], "nonsense"), "HOST:PORT"),
         (("--tp-size", "3", "--nnodes", "2"), "multiple"),
         (("--node-rank", "1"), "--nnodes"),
         ((*TWO[:4], "--disable-cpu-kernels"), "gloo"),

@@ -58,6 +58,8 @@ def nodes(options: Options) -> list[str]:
         )
     check_ports(parallel.nccl_port, sizes.tp * sizes.pp // parallel.nnodes)
     if parallel.use_ray and not parallel.node_rank:
+        if parallel.dist_init_addr is not None:
+            address(parallel.dist_init_addr)
         return []  # Ray says where node 0 is, and brings the key to the others
     if parallel.dist_init_addr is None and parallel.use_ray:
         raise ConfigError(
