@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.engine.executor import CompletedStep, HeartbeatRunner
+from vivace.engine.executor import CompletedStep, with_heartbeat
 from vivace.engine.loop import HeartbeatMailbox
 from vivace.engine.step_heartbeat import FACTOR, UNKNOWN, StepHeartbeat, StepTimes, step_work
 from vivace.protocol.heartbeat import (
@@ -108,7 +108,7 @@ class Steps:
 
 def test_every_step_shows_who_is_in_it(memory: SharedMemory) -> None:
     steps = Steps(memory)
-    runner = HeartbeatRunner(steps, StepHeartbeat(EngineHeartbeat(memory.engine())))
+    runner = with_heartbeat(steps, StepHeartbeat(EngineHeartbeat(memory.engine())))
     runner.run(StepPlan(number=0, rows=[0, 2], counts=[3, 3], joins=[join(0, 70), join(2, 72)]))
     runner.run(StepPlan(number=1, rows=[0, 2], counts=[1, 1]))
     runner.run(StepPlan(number=2, rows=[0, 2], counts=[1, 1]))
@@ -128,7 +128,7 @@ def test_every_step_shows_who_is_in_it(memory: SharedMemory) -> None:
 
 def test_a_step_that_raises_stays_the_one_to_blame(memory: SharedMemory) -> None:
     steps = Steps(memory)
-    runner = HeartbeatRunner(steps, StepHeartbeat(EngineHeartbeat(memory.engine())))
+    runner = with_heartbeat(steps, StepHeartbeat(EngineHeartbeat(memory.engine())))
 
     def fail(plan: StepPlan) -> CompletedStep:
         raise RuntimeError("no such device any more")
@@ -156,7 +156,7 @@ class LateStep:
 def test_steps_that_overlap_may_take_as_long_as_all_of_them(memory: SharedMemory) -> None:
     steps = Steps(memory)
     steps.run = LateStep  # type: ignore[method-assign,assignment]
-    runner = HeartbeatRunner(steps, StepHeartbeat(EngineHeartbeat(memory.engine())))
+    runner = with_heartbeat(steps, StepHeartbeat(EngineHeartbeat(memory.engine())))
     first = runner.run(StepPlan(number=0, rows=[0], counts=[3], joins=[join(0, 70)]))
     alone = steps.heartbeat.read().allowance
     second = runner.run(StepPlan(number=1, rows=[0], counts=[1]))
@@ -172,7 +172,7 @@ def test_messages_between_steps_in_flight_do_not_hide_them(memory: SharedMemory)
     steps, writer = Steps(memory), EngineHeartbeat(memory.engine())
     steps.run = LateStep  # type: ignore[method-assign,assignment]
     in_flight = StepHeartbeat(writer)
-    runner = HeartbeatRunner(steps, in_flight)
+    runner = with_heartbeat(steps, in_flight)
     mailbox = HeartbeatMailbox(Mailbox(lambda: None), writer, in_flight)
     pending = [
         runner.run(StepPlan(number=row, rows=[row], counts=[3], joins=[join(row, 70 + row)]))

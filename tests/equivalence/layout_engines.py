@@ -16,7 +16,7 @@ from vivace.config.config import Config
 from vivace.config.parallelism import requested_sizes
 from vivace.engine.executor import StepWorker
 from vivace.engine.lockstep import SharedLockstep
-from vivace.engine.process_group import FirstStage, ProcessGroupExecutor, RankDeath, RankWorker
+from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, RankWorker, first_stage
 from vivace.launch.expert_settings import expert_distribution
 from vivace.platforms.rendezvous import RankMemory, Rendezvous
 from vivace.protocol.bells import new_bells
@@ -110,7 +110,7 @@ class LayoutEngines:
             self.links += links
             self._broadcasts.append(ThreadBroadcast(links))
             executor = ProcessGroupExecutor(
-                first if sizes.pp == 1 else FirstStage(first),
+                first if sizes.pp == 1 else first_stage(first),
                 links,
                 self._broadcasts[-1],
                 reporting=reporting,

@@ -177,26 +177,34 @@ class InProcessExecutor:
 # --- workers around a worker ---------------------------------------------------------------
 
 
-class HeartbeatRunner:
-    """A `StepWorker` that tells of every step before it runs."""
+class ForwardingWorker:
+    """A `StepWorker` that leaves everything to `worker` but steps, which `run` runs."""
 
-    def __init__(self, runner: StepWorker, steps: StepHeartbeat) -> None:
-        self.capacity: Capacity = runner.capacity
-        self.events = runner.events
-        self.control = runner.control
-        self.wake_with = runner.wake_with
-        self.close = runner.close
-        self._runner = runner
-        self._steps = steps
+    def __init__(self, worker: StepWorker, run: Callable[[StepPlan], PendingStep]) -> None:
+        self.capacity: Capacity = worker.capacity
+        self.events = worker.events
+        self.control = worker.control
+        self.wake_with = worker.wake_with
+        self.close = worker.close
+        self._run = run
 
     def run(self, plan: StepPlan) -> PendingStep:
-        timing = self._steps.begin(plan)
-        pending = self._runner.run(plan)
+        return self._run(plan)
+
+
+def with_heartbeat(worker: StepWorker, steps: StepHeartbeat) -> StepWorker:
+    """It tells of every step before it runs."""
+
+    def run(plan: StepPlan) -> PendingStep:
+        timing = steps.begin(plan)
+        pending = worker.run(plan)
         if pending.here:
-            self._steps.end(timing)
+            steps.end(timing)
             return pending
-        self._steps.follow(timing)
-        return TimedStep(pending, lambda: self._steps.end(timing))
+        steps.follow(timing)
+        return TimedStep(pending, lambda: steps.end(timing))
+
+    return ForwardingWorker(worker, run)
 
 
 class TimedStep:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from vivace.engine.executor import (
     ExecutorDied,
     FailedStep,
+    ForwardingWorker,
     LaunchedStep,
     PendingStep,
     StepSkipped,
@@ -375,19 +376,9 @@ class RankWorker:
         )
 
 
-class FirstStage:
+def first_stage(worker: StepWorker) -> StepWorker:
     """Rank 0's worker where the last stage is elsewhere: no step ends here."""
-
-    def __init__(self, worker: StepWorker) -> None:
-        self.capacity = worker.capacity
-        self.events = worker.events
-        self.control = worker.control
-        self.wake_with = worker.wake_with
-        self.close = worker.close
-        self._worker = worker
-
-    def run(self, plan: StepPlan) -> PendingStep:
-        return StageStep(self._worker.run(plan))
+    return ForwardingWorker(worker, lambda plan: StageStep(worker.run(plan)))
 
 
 class StageStep:

@@ -10,7 +10,7 @@ from vivace.config.parallelism import engine_rows, requested_sizes
 from vivace.engine.executor import Executor, InProcessExecutor, StepWorker
 from vivace.engine.loop import Lockstep, Loop, Mailbox, ReportLoad
 from vivace.engine.oracle import OracleWorker
-from vivace.engine.process_group import FirstStage
+from vivace.engine.process_group import first_stage
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
 from vivace.launch.expert_settings import expert_distribution
@@ -90,7 +90,7 @@ def build_executor(
         from vivace.worker.build import build_worker
 
         worker = build_worker(config, told, found, owns_process=owns_process, share=share)
-        return worker if sizes.pp == 1 else FirstStage(worker)
+        return worker if sizes.pp == 1 else first_stage(worker)
 
     return start_process_group(config, build, wrap, report, place, epoch)
 

@@ -10,7 +10,7 @@ import threading
 from typing import Protocol
 
 from vivace.config.serialize import decode
-from vivace.engine.executor import HeartbeatRunner
+from vivace.engine.executor import with_heartbeat
 from vivace.engine.lockstep import SharedLockstep
 from vivace.engine.loop import HeartbeatMailbox, Lockstep
 from vivace.engine.step_heartbeat import StepHeartbeat
@@ -97,7 +97,7 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
         HeartbeatMailbox(mailbox, heartbeat, steps),
         report,
         epoch=setup.epoch,
-        wrap_runner=lambda runner: HeartbeatRunner(runner, steps),
+        wrap_runner=lambda runner: with_heartbeat(runner, steps),
         report_load=heartbeat.report_load,
         owns_process=True,
         share=setup.share,

@@ -26,8 +26,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from vivace.engine.executor import ExecutorDied, PendingStep, StepWorker
-from vivace.protocol.messages import Capacity, Draining, EngineDown, Ready, ToFrontend
+from vivace.engine.executor import ExecutorDied, ForwardingWorker, PendingStep, StepWorker
+from vivace.protocol.messages import Draining, EngineDown, Ready, ToFrontend
 from vivace.protocol.step import StepPlan, StepResult
 
 
@@ -41,87 +41,59 @@ def parse(text: str) -> tuple[str, int]:
     return kind, int(step or 0)
 
 
-class FaultyRunner:
-    """A runner that works until it does not."""
+def fail_at(worker: StepWorker, kind: str, at: int) -> StepWorker:
+    """It works until step `at`."""
+    left = at
 
-    def __init__(self, runner: StepWorker, kind: str, at: int) -> None:
-        self.capacity: Capacity = runner.capacity
-        self._runner = runner
-        self._kind = kind
-        self._left = at
-        self.events = runner.events
-        self.control = runner.control
-        self.wake_with = runner.wake_with
-        self.close = runner.close
+    def run(plan: StepPlan) -> PendingStep:
+        nonlocal left
+        left -= bool(plan.rows)
+        if plan.rows and left < 0:
+            fail(kind)
+        return worker.run(plan)
 
-    def run(self, plan: StepPlan) -> PendingStep:
-        if plan.rows:
-            self._left -= 1
-            if self._left < 0:
-                self._fail()
-        return self._runner.run(plan)
-
-    def _fail(self) -> None:
-        if self._kind == "engine-kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self._kind == "engine-raise":
-            raise RuntimeError("this step was told to fail")
-        while self._kind in ("engine-hang", "rank-hang"):
-            time.sleep(1)
-        if self._kind == "engine-exit":
-            os._exit(7)
+    return ForwardingWorker(worker, run)
 
 
-class PoisonedRunner:
-    """A runner that dies of every step with a request whose prompt holds a certain token."""
+def fail(kind: str) -> None:
+    if kind == "engine-kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "engine-raise":
+        raise RuntimeError("this step was told to fail")
+    while kind in ("engine-hang", "rank-hang"):
+        time.sleep(1)
+    if kind == "engine-exit":
+        os._exit(7)
 
-    def __init__(self, runner: StepWorker, token: int) -> None:
-        self.capacity: Capacity = runner.capacity
-        self.events = runner.events
-        self.control = runner.control
-        self.wake_with = runner.wake_with
-        self.close = runner.close
-        self._runner = runner
-        self._token = token
-        self._poisoned: set[int] = set()
-        """rows"""
 
-    def run(self, plan: StepPlan) -> PendingStep:
-        self._poisoned.difference_update(plan.leaves)
+def die_of_token(worker: StepWorker, token: int) -> StepWorker:
+    """It dies of every step with a request whose prompt holds the token."""
+    poisoned: set[int] = set()
+    """rows"""
+
+    def run(plan: StepPlan) -> PendingStep:
+        poisoned.difference_update(plan.leaves)
         for join in plan.joins:
-            if self._token in join.tokens[: join.prompt]:
-                self._poisoned.add(join.row)
-        if not self._poisoned.isdisjoint(plan.rows):
+            if token in join.tokens[: join.prompt]:
+                poisoned.add(join.row)
+        if not poisoned.isdisjoint(plan.rows):
             os.kill(os.getpid(), signal.SIGKILL)
-        return self._runner.run(plan)
+        return worker.run(plan)
+
+    return ForwardingWorker(worker, run)
 
 
 def with_fault(runner: StepWorker, text: str, epoch: int) -> StepWorker:
     """`runner`, or one that fails as `text` says when this is the first engine."""
     kind, at = parse(text)
     if kind == "engine-kill-token":
-        return PoisonedRunner(runner, at)
+        return die_of_token(runner, at)
     if not kind.startswith("engine-") or epoch > 0:
         return runner
     if kind == "engine-start":
         time.sleep(at)
         raise InjectedDeath("this engine was told not to start")
-    return FaultyRunner(runner, kind, at)
-
-
-class WrappedRunner:
-    """`runner`, but for how it runs a step."""
-
-    def __init__(self, runner: StepWorker, take: Callable[[StepPlan], PendingStep]) -> None:
-        self.capacity: Capacity = runner.capacity
-        self.events = runner.events
-        self.control = runner.control
-        self.wake_with = runner.wake_with
-        self.close = runner.close
-        self._take = take
-
-    def run(self, plan: StepPlan) -> PendingStep:
-        return self._take(plan)
+    return fail_at(runner, kind, at)
 
 
 def differ(runner: StepWorker, at: int) -> StepWorker:
@@ -134,7 +106,7 @@ def differ(runner: StepWorker, at: int) -> StepWorker:
         left -= bool(plan.rows)
         return pending if left >= 0 else DifferingStep(pending)
 
-    return WrappedRunner(runner, run)
+    return ForwardingWorker(runner, run)
 
 
 def slow_down(runner: StepWorker, seconds: float) -> StepWorker:
@@ -144,7 +116,7 @@ def slow_down(runner: StepWorker, seconds: float) -> StepWorker:
         time.sleep(seconds if plan.rows else 0.0)
         return runner.run(plan)
 
-    return WrappedRunner(runner, run)
+    return ForwardingWorker(runner, run)
 
 
 class DifferingStep:
@@ -162,11 +134,11 @@ def with_rank_fault(runner: StepWorker, text: str, rank: int) -> StepWorker:
     kind, at = parse(text)
     match kind if rank == 1 else "":
         case "rank-hang":
-            return FaultyRunner(runner, kind, at)
+            return fail_at(runner, kind, at)
         case "rank-slow":
             return slow_down(runner, at / 1000)
         case "rank-kill-token":
-            return PoisonedRunner(runner, at)
+            return die_of_token(runner, at)
         case "rank-differs":
             return differ(runner, at)
         case _:
