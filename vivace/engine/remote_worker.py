@@ -11,7 +11,9 @@ from vivace.protocol.workers import WorkerCommand, WorkerState
 
 
 class RemoteWorker:
-    """A `StepWorker` that computes nothing: its rank has heard what was broadcast to all."""
+    """A `StepWorker` that computes nothing: its rank has heard what was broadcast to all. Its
+    engine is one of several that share layers, and a step that those wait for (`StepPlan.together`)
+    cannot be undone: where it is refused the engine ends."""
 
     def __init__(self, link: RankLink, capacity: Capacity) -> None:
         self.capacity = capacity
