@@ -17,6 +17,7 @@ from vivace.engine.process_group import (
     RankDeath,
     RankWorker,
 )
+from vivace.engine.remote_worker import RemoteWorker
 from vivace.engine.settings import EngineSettings
 from vivace.errors import RankLost, StepRefused
 from vivace.launch.faults import with_rank_fault
@@ -26,6 +27,7 @@ from vivace.protocol.step import EngineShare, StepPlan, StepResult
 from vivace.protocol.workers import GetWorkerState, MoveExperts, WorkerCommand, WorkerState
 
 RANKS = 3
+CAPACITY = Capacity(pages=8, page_size=4, rows=2, context=32, vocabulary=VOCABULARY)
 
 
 class RefusingWorker(OracleWorker):
@@ -78,12 +80,15 @@ class FakeBroadcast:
 
     def __init__(self, ranks: list[FakeRank]) -> None:
         self._ranks = ranks
+        self.causes: list[str] = []
+        """what they were told that their engine dies of"""
 
     def send(self, message: StepPlan | WorkerCommand) -> None:
         for rank in self._ranks:
             rank.hear(message)
 
-    def close(self, cause: str = "") -> None: ...
+    def close(self, cause: str = "") -> None:
+        self.causes.append(cause)
 
 
 class Group:
@@ -100,6 +105,7 @@ class Group:
         """`odd`: steps after which rank 1 draws other tokens."""
         self._tells, self._odd = tells, odd
         self.ranks: list[FakeRank] = []
+        self.broadcast = FakeBroadcast(self.ranks)
         self._dies_at, self._differs = dies_at, differs
 
     def __call__(self, capacity: Capacity, eos_rate: float, faults: Faults) -> ProcessGroupExecutor:
@@ -113,7 +119,7 @@ class Group:
             fault = f"rank-differs@{self._odd}" if self._odd else ""
             runner = with_rank_fault(worker(own), fault, rank)
             self.ranks.append(FakeRank(f"rank {rank}", runner, dies_at, self._tells))
-        return ProcessGroupExecutor(worker(faults), self.ranks, FakeBroadcast(self.ranks))
+        return ProcessGroupExecutor(worker(faults), self.ranks, self.broadcast)
 
 
 @settings(max_examples=20)
@@ -167,10 +173,13 @@ def test_a_step_is_refused_while_others_are_under_way(depth: int) -> None:
 
 
 def test_a_step_that_one_rank_alone_runs_ends_the_engine_with_its_name() -> None:
-    rig = Rig(executor=Group(differs=True), faults=Faults(raise_on_keys={1}))
+    """Nodes hear that, too."""
+    group = Group(differs=True)
+    rig = Rig(executor=group, faults=Faults(raise_on_keys={1}))
     rig.send(1, [11] * 6, 9)
-    with pytest.raises(ExecutorDied, match="StepDone"):
+    with pytest.raises(ExecutorDied, match="StepDone") as died:
         rig.run()
+    assert group.broadcast.causes == [str(died.value)]
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -186,10 +195,12 @@ def test_ranks_that_draw_the_same_tokens_are_compared_without_a_word(depth: int)
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_rank_that_draws_another_token_is_named_with_step_and_row(step: int, depth: int) -> None:
-    rig = Rig(EngineSettings(depth=depth), executor=Group(tells=True, odd=step))
+    group = Group(tells=True, odd=step)
+    rig = Rig(EngineSettings(depth=depth), executor=group)
     rig.send(0, [5] * 6, 30)
     with pytest.raises(ExecutorDied) as died:
         rig.run()
+    assert group.broadcast.causes == [str(died.value)]
     assert re.search(r"rank 1 has drawn .* in step \d+, row \d+", str(died.value))
 
 
@@ -240,6 +251,16 @@ def test_a_rank_that_dies_while_all_carry_out_a_command_is_named() -> None:
     group.ranks[1].dead = True
     with pytest.raises(ExecutorDied, match=r"rank 2: .*MoveExperts"):
         rig.executor.control(MoveExperts([], []))
+
+
+def test_what_rank_0_answers_wrongly_from_another_node_is_told() -> None:
+    group, rank = Group(), FakeRank("rank 0 (node 1)", OracleWorker(CAPACITY, VOCABULARY))
+    remote = RemoteWorker(rank, CAPACITY)
+    executor = ProcessGroupExecutor(remote, [], group.broadcast, remote=rank)
+    rank.hear(StepPlan(number=7))
+    with pytest.raises(ExecutorDied, match="StepDone"):
+        executor.control(GetWorkerState())
+    assert "rank 0 (node 1)" in group.broadcast.causes[0]
 
 
 # steps with other engines

@@ -173,7 +173,7 @@ class ProcessGroupExecutor:
             pending = self._worker.run(plan)
         except StepRefused as error:
             if plan.together:  # the others wait for what it computes
-                raise ExecutorDied(f"a step of several engines was refused: {error}") from error
+                raise self._end(f"a step of several engines was refused: {error}") from error
             self._failed = True
             return RefusedStep(self, plan, error)
         except Exception as error:
@@ -183,23 +183,27 @@ class ProcessGroupExecutor:
     def complete(self, plan: StepPlan, pending: PendingStep) -> StepResult:
         """What counts of a step, once all ranks have run it."""
         if self._reporter is None:
-            try:
-                result = pending.result()
-            except Exception as error:
-                raise self._blame(plan, error) from error
+            result = self._own_result(plan, pending)
             self._check_done(plan, self._answers(plan), result)
             return result
         answers = self._answers(plan)
         result = next(answer for rank, answer in answers if rank is self._reporter)
         if not isinstance(result, StepResult) or result.number != plan.number:
-            raise ExecutorDied(f"{self._source} answers {result} to step {plan.number}")
+            raise self._end(f"{self._source} answers {result} to step {plan.number}")
         self._check_done(plan, answers, result)
-        first = pending.result()  # what rank 0 has of a step ends when the last stage does
+        first = self._own_result(plan, pending)  # it ends when the last stage does
         if plan.rows:
             self._drawn.append(DrawnTokens(plan.number, result.tokens))
         between = [one.expert_counts for _, one in answers if isinstance(one, StepDone)]
         counts = b"".join((first.expert_counts, *between, result.expert_counts))
         return replace(result, expert_counts=counts)
+
+    def _own_result(self, plan: StepPlan, pending: PendingStep) -> StepResult:
+        """What rank 0 has of a step."""
+        try:
+            return pending.result()
+        except Exception as error:
+            raise self._blame(plan, error) from error
 
     @property
     def _source(self) -> str:
@@ -213,18 +217,18 @@ class ProcessGroupExecutor:
             if rank is self._reporter:
                 continue
             if not isinstance(answer, StepDone) or answer.number != plan.number:
-                raise ExecutorDied(
+                raise self._end(
                     f"{rank.name} answers {answer} to step {plan.number}, which rank 0 has run"
                 )
             if answer.tokens is not None and answer.tokens != result.tokens:
                 text = describe_difference(rank.name, plan, answer.tokens, result, self._source)
-                raise ExecutorDied(text)
+                raise self._end(text)
 
     def expect_refusal(self, plan: StepPlan) -> None:
         """Of all ranks; called in the order of submission, as `complete` is."""
         for rank, answer in self._answers(plan):
             if not isinstance(answer, StepRefusal) or answer.number != plan.number:
-                raise ExecutorDied(
+                raise self._end(
                     f"{rank.name} answers {answer} to step {plan.number}, which rank 0 has refused"
                 )
 
@@ -265,7 +269,7 @@ class ProcessGroupExecutor:
         try:
             self._launch(StepPlan(number=-1, leaves=leaves)).result()
         except StepRefused as error:
-            raise ExecutorDied(f"the ranks do not recover from a refused step: {error}") from error
+            raise self._end(f"the ranks do not recover from a refused step: {error}") from error
         self._occupied.clear()
 
     def events(self) -> list[ExecutorEvent]:
@@ -279,11 +283,11 @@ class ProcessGroupExecutor:
         self._broadcast.send(command)
         try:
             states = [self._worker.control(command)]
-        except RankLost as error:  # some commands are carried out together
+        except (RankLost, ExecutorDied) as error:  # some commands are carried out together
             raise self._blame(command, error) from error
         for rank, answer in self._answers(command):
             if not isinstance(answer, WorkerState):
-                raise ExecutorDied(f"{rank.name} answers {answer} to {type(command).__name__}")
+                raise self._end(f"{rank.name} answers {answer} to {type(command).__name__}")
             states.append(replace(answer, rank=len(states)))
         return states
 
