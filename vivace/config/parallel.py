@@ -79,7 +79,7 @@ class ParallelOptions:
     )
     dist_timeout: int = option(600, "Seconds in which all machines must have joined.")
     use_ray: bool = option(
-        False, "Reserve devices in a Ray cluster, which starts the other machines' ranks as actors."
+        False, "Reserve devices in a Ray cluster, which starts the other nodes as actors."
     )
     cluster_key_file: str | None = option(
         help="File with the key that the machines know each other by. Others must not read it."
