@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -133,6 +134,20 @@ def test_processes_that_ended_hold_no_descriptor() -> None:
         process.kill()
         del process
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_kill_is_for_the_process_and_not_for_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody else may have reaped it, and its number be another one's."""
+    ended = AdoptedProcess(spawn(0))
+    os.waitpid(ended.pid, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "kill", lambda pid, number: pytest.fail(f"{number} to {pid}"))
+        ended.kill()
+    lives = subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(60)"])
+    AdoptedProcess(lives.pid).kill()
+    assert lives.wait(10) == -signal.SIGKILL
 
 
 def test_descriptors_may_be_many() -> None:

@@ -68,8 +68,9 @@ class AdoptedProcess:
         return describe_exit(code)
 
     def kill(self) -> None:
-        if self._code is None:
-            os.kill(self.pid, signal.SIGKILL)
+        """Whoever has its number by now, nobody else is meant."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            signal.pidfd_send_signal(self._file, signal.SIGKILL)
 
 
 def wait_for_end(sock: socket.socket, timeout: float | None) -> bool:

@@ -108,7 +108,8 @@ class RemoteRank:
         return message
 
     def death(self, wait: float = 0.0) -> RankDeath | None:
-        self._dead.wait(wait)
+        if wait:
+            self._dead.wait(wait)
         return self._death
 
     def wake_with(self, ring: Callable[[], None]) -> None:
