@@ -22,7 +22,7 @@ from vivace.errors import RankLost
 from vivace.launch.handshake import INTENT, Door, Guest, Intent
 from vivace.launch.node_messages import Address
 from vivace.protocol.engine_link import EngineLink, NodesLink
-from vivace.protocol.shared_memory import words
+from vivace.protocol.shared_memory import Fence, words
 
 ADDRESS_BYTES = 512
 """of a rank in the file: their number, then as many; a name has at most 255 letters"""
@@ -103,9 +103,9 @@ class PassedOn:
 def find_entrance(index: int, nodes: NodesLink, open_door: Callable[[], Door]) -> Entrance:
     """Of engine `index`."""
     if index:
-        return PassedOn(socket.socket(fileno=nodes.doors[index][1]))
-    ends = enumerate(first for first, _ in nodes.doors)
-    return CommonDoor(open_door(), {k: socket.socket(fileno=end) for k, end in ends if k})
+        return PassedOn(socket.socket(fileno=nodes.doors[index - 1][1]))
+    ends = enumerate((first for first, _ in nodes.doors), 1)
+    return CommonDoor(open_door(), {engine: socket.socket(fileno=end) for engine, end in ends})
 
 
 class AddressBook:
@@ -116,6 +116,7 @@ class AddressBook:
         os.posix_fallocate(descriptor, 0, size)  # by each of them: it never cuts
         self._bytes = memoryview(mmap.mmap(descriptor, size))
         self._words = words(self._bytes)
+        self._fence = Fence()
         self._ranks = ranks
 
     def write(self, addresses: Mapping[int, Address]) -> None:
@@ -125,6 +126,7 @@ class AddressBook:
             if len(data) > ADDRESS_BYTES - 8:
                 raise RankLost(f"rank {rank} has an address of {len(data)} bytes")
             self._bytes[at + 8 : at + 8 + len(data)] = data
+            self._fence()
             self._words[at // 8] = len(data)
 
     def read(self, look: Callable[[], None]) -> list[Address]:
@@ -133,6 +135,7 @@ class AddressBook:
         while not all(self._length(rank) for rank in range(self._ranks)):
             look()
             sleep(LOOK_SECONDS)
+        self._fence()
         return [self._read(rank) for rank in range(self._ranks)]
 
     def _length(self, rank: int) -> int:

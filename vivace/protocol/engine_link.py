@@ -20,8 +20,8 @@ class NodesLink(msgspec.Struct, frozen=True, kw_only=True):
     addresses: int
     """file: where each rank expects those of other nodes"""
     doors: list[tuple[int, int]]
-    """of each engine: the end of a socket by which the first one passes on who has called, and the
-    end where this one gets them"""
+    """of each engine behind the first: the end of a socket by which that one passes on who has
+    called, and the end where this one gets them"""
 
 
 class EngineLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class EngineLink(msgspec.Struct, frozen=True, kw_only=True):
 
 def new_nodes_link(engines: int) -> NodesLink:
     """Raises OSError."""
-    doors = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(engines)]
+    doors = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1, engines)]
     return NodesLink(
         session=secrets.randbits(63),
         addresses=new_file(),

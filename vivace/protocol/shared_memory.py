@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import threading
 
 ENGINE_BYTES = 64 << 10
 REQUEST_LOG_BYTES = 64
@@ -65,6 +66,19 @@ def words(memory: memoryview) -> memoryview:
     the number before or the one after, whoever dies leaves one of them. (`struct.pack_into` clears
     the bytes before it writes them.)"""
     return memory.cast("q")
+
+
+class Fence:
+    """Called between two stores: others see the first one before the second, as a lock does it; on
+    some machines (aarch64) a lock lets a load pass an earlier store. Who sees the second one calls
+    it, too, before it reads what the first one stored."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            pass
 
 
 def new_descriptor() -> int:

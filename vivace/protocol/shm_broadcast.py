@@ -14,10 +14,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import threading
 import time
 
 from vivace.protocol.futex import Futex
+from vivace.protocol.shared_memory import Fence
 
 RING_BYTES = 1 << 20
 LINE_WORDS = 8
@@ -50,7 +50,8 @@ class BroadcastMemory:
         self.words = self.bytes.cast("q")
         """signed, as in protocol/shared_memory.py"""
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._lock = threading.Lock()
+        self.fence = Fence()
+        """it may let a sleeper miss its bell, so whoever sleeps looks again after a while"""
 
     def line(self, reader: int) -> int:
         """Index of the first word of a reader's."""
@@ -58,13 +59,6 @@ class BroadcastMemory:
 
     def futex(self, word: int) -> Futex:
         return Futex(self._address + 8 * word)
-
-    def fence(self) -> None:
-        """What was stored before is seen by others before what is stored after, as a lock does it.
-        On some machines (aarch64) a lock lets a load pass an earlier store: a sleeper may then miss
-        its bell, so whoever sleeps looks again after a while."""
-        with self._lock:
-            pass
 
 
 def pages(nbytes: int) -> int:
