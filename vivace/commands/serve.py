@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import socket
 
     from vivace.config.config import Config, Options
+    from vivace.supervisor.shared_layers import LinkFiles
     from vivace.supervisor.supervisor import Plan
 
 log = logging.getLogger(__name__)
@@ -210,14 +211,11 @@ def write_profile(profile: StartupProfile, config: Config, screen: StartScreen) 
 def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> Plan:
     """What the supervisor needs to know of the configuration."""
     from vivace.checkpoint.file_state import ModelFiles
-    from vivace.config.parallelism import requested_sizes
     from vivace.config.serialize import encode
     from vivace.launch.out_of_memory import memory_advice
-    from vivace.supervisor.shared_layers import LinkFiles
     from vivace.supervisor.supervisor import Plan
 
     frontends, engines = max(1, config.model.tokenizer_worker_num), config.parallel.dp_size
-    several = config.parallel.nnodes > 1
     return Plan(
         config=encode(config),
         frontends=frontends,
@@ -230,9 +228,26 @@ def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> 
         soft_watchdog=config.runtime.soft_watchdog_timeout,
         memory_advice=partial(memory_advice, config),
         changed_files=ModelFiles(config.source).changed,
-        link=LinkFiles(engines, nodes=several) if requested_sizes(config).dp_attention else None,
+        link=link_files(config),
         piped=is_terminal(sys.stderr),
     )
+
+
+def link_files(config: Config) -> LinkFiles | None:
+    """What the engines share, where they do. Raises CannotStart."""
+    from vivace.config.parallelism import requested_sizes
+    from vivace.supervisor.shared_layers import LinkFiles
+
+    if not requested_sizes(config).dp_attention:
+        return None
+    engines = config.parallel.dp_size
+    try:
+        return LinkFiles(engines, nodes=config.parallel.nnodes > 1)
+    except OSError as error:
+        raise CannotStart(
+            f"no room for what {engines} engines share: {error.strerror}; raise the limit of open "
+            "files (ulimit -n), or lower --dp-size"
+        ) from None
 
 
 def shared_memory(descriptor: int, frontends: int, engines: int) -> SharedMemory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from vivace.protocol.bells import Bells
+from vivace.protocol.bells import Bells, new_bells
 
 
 class NodesLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,26 @@ class EngineLink(msgspec.Struct, frozen=True, kw_only=True):
             yield self.nodes.addresses
             for door in self.nodes.doors:
                 yield from door
+
+
+def new_engine_link(engines: int, *, nodes: bool) -> EngineLink:
+    """`nodes`: some of their ranks are on other machines. Raises OSError; then nothing of it stays
+    open."""
+    with contextlib.ExitStack() as opened:
+
+        def keep(number: int) -> int:
+            opened.callback(os.close, number)
+            return number
+
+        found = EngineLink(
+            memory=keep(new_file()),
+            meeting=keep(new_file()),
+            steps=keep(new_file()),
+            bells=[new_bells(keep) for _ in range(engines)],
+            nodes=new_nodes_link(engines) if nodes else None,
+        )
+        opened.pop_all()
+    return found
 
 
 def new_nodes_link(engines: int) -> NodesLink:

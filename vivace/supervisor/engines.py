@@ -101,16 +101,15 @@ class Engines:
     def start(self, slot: EngineSlot, child: Child | None = None) -> tuple[Child, Setup] | None:
         """Spawn one (or take `child`); it is to be told its setup. None when none can be started
         now: it is tried again. No two lives of engines have the same epoch."""
-        setup = self.plan.engine_setup(slot.index, self._epoch, slot.share)
         slot.watch.restart(time.monotonic())
         slot.heartbeat.begin()  # what the last engine died of is not this one's doing
-        slot.child = child or self.plan.spawn("engine", setup)
-        if slot.child is None:
+        started = self.plan.start_engine(child, slot.index, self._epoch, slot.share)
+        if started is None:
             slot.due = time.monotonic() + SPAWN_RETRY_SECONDS
             return None
-        slot.due = None
+        slot.child, slot.due = started[0], None
         self._epoch += 1
-        return slot.child, setup
+        return started
 
     def end_companions(self, slot: EngineSlot) -> None:
         """Those that share layers with one that has died compute nothing any more."""
@@ -126,7 +125,7 @@ class Engines:
             return [slot]
         if self.children or any(one.lost for one in self.slots):
             return []
-        self.plan.link.renew()
+        self.plan.link.drop()
         return self.slots
 
     def due(self, now: float) -> Iterator[EngineSlot]:

@@ -55,11 +55,24 @@ class Plan:
         try:
             return spawn(role, self.command, *setup.descriptors(), piped=self.piped)
         except OSError as error:
-            seconds = f"{SPAWN_RETRY_SECONDS:g} s"
-            log.error("no %s can be started: %s; trying again in %s", role, error.strerror, seconds)
+            tell_retry(role, error)
             return None
 
+    def start_engine(
+        self, child: Child | None, index: int, epoch: int, share: int
+    ) -> tuple[Child, Setup] | None:
+        """Spawn one (or take `child`). None as for `spawn`, also where what engines share cannot be
+        opened now."""
+        try:
+            setup = self.engine_setup(index, epoch, share)
+        except OSError as error:
+            tell_retry("engine", error)
+            return None
+        child = child or self.spawn("engine", setup)
+        return None if child is None else (child, setup)
+
     def engine_setup(self, index: int, epoch: int, share: int) -> Setup:
+        """Raises OSError."""
         return Setup(
             share=share,
             config=self.config,
@@ -81,6 +94,11 @@ class Plan:
             place=place,
             count=len(self.engines),
         )
+
+
+def tell_retry(role: Role, error: OSError) -> None:
+    seconds = f"{SPAWN_RETRY_SECONDS:g} s"
+    log.error("no %s can be started: %s; trying again in %s", role, error.strerror, seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from vivace.protocol.bells import new_bells
-from vivace.protocol.engine_link import EngineLink, new_file, new_nodes_link
+from vivace.protocol.engine_link import EngineLink, new_engine_link
 
 
 class LinkFiles:
@@ -13,25 +12,19 @@ class LinkFiles:
     some of their ranks are on other machines."""
 
     def __init__(self, engines: int, *, nodes: bool = False) -> None:
+        """Raises OSError."""
         self._engines = engines
         self._nodes = nodes
-        self._link: EngineLink | None = None
-        self.renew()
+        self._link: EngineLink | None = new_engine_link(engines, nodes=nodes)
 
-    def renew(self) -> None:
-        """Nobody has the old ones any more. Raises OSError."""
+    def drop(self) -> None:
+        """Nobody has these any more."""
         for number in self._link.descriptors() if self._link is not None else ():
             os.close(number)
         self._link = None
-        self._link = EngineLink(
-            memory=new_file(),
-            meeting=new_file(),
-            steps=new_file(),
-            bells=[new_bells() for _ in range(self._engines)],
-            nodes=new_nodes_link(self._engines) if self._nodes else None,
-        )
 
     def link(self) -> EngineLink:
+        """Of this life, in which it stays the same. Raises OSError."""
         if self._link is None:
-            raise RuntimeError("there was no memory for what engines share")
+            self._link = new_engine_link(self._engines, nodes=self._nodes)
         return self._link
