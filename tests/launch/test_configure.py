@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import socket
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from vivace.commands import serve as launch
 from vivace.errors import CANNOT_START
 from vivace.launch import child as process
 from vivace.offline.build import resolve_arguments
+from vivace.platforms.cpu.library import LIBRARY
 from vivace.supervisor import supervisor
+from vivace.supervisor.child import spawn
 from vivace.supervisor.messages import Failure
 from vivace.supervisor.supervisor import Plan
 
@@ -119,6 +122,51 @@ def test_what_frontends_would_trip_over_stops_the_command(
     assert launch.main(["--model-path", path, *argv]) == CANNOT_START
     told = capsys.readouterr().err
     assert said in told and told.count("\n") == 1
+
+
+NODE = ("--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "127.0.0.1:5000")
+
+
+@pytest.mark.parametrize("flags", [("--dp-size", "2", "--enable-dp-attention"), NODE])
+def test_an_engine_that_was_spawned_in_vain_leaves_no_zombie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    if flags == NODE and not LIBRARY.is_file():
+        pytest.skip("nodes need the native kernels")
+    ahead = spawn("engine", lambda role, control: ["sleep", "60"])
+    found: list[int | None] = []
+
+    def serve(*_: object) -> int:
+        found.append(ahead.process.returncode)
+        return 0
+
+    monkeypatch.setattr(launch, "spawn_engine", lambda argv, shared: ahead)
+    monkeypatch.setattr(launch, "launch", serve)
+    monkeypatch.setattr("vivace.launch.node.run_node", serve)
+    argv = ["--model-path", model(tmp_path), "--load-format", "dummy", "--skip-tokenizer-init"]
+    assert launch.main([*argv, "--tp-size", "2", *flags]) == 0
+    assert found == [-signal.SIGKILL]
+    ahead.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "spawned"),
+    [
+        (["--node-rank", "1"], False),
+        (["--node-rank=1"], False),
+        (["--node-rank", "1", "--node-rank=0"], True),
+        (["--node-rank", "0"], True),
+        (["--model-path", "--node-rank-1"], True),
+        ([], True),
+    ],
+)
+def test_a_node_that_has_no_engine_spawns_none(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], spawned: bool
+) -> None:
+    monkeypatch.setattr(launch, "spawn", lambda role, *_, **__: role)
+    monkeypatch.delenv("VIVACE_EXECUTOR", raising=False)
+    found = launch.spawn_engine(words, launch.Descriptors(memory=3, engine=4))
+    assert found == ("engine" if spawned else None)
 
 
 class ListeningLine:

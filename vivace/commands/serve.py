@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,14 +73,15 @@ def run(argv: Sequence[str], program: str, timeline: Timeline) -> int:
         return serve(argv, engine, shared, program, timeline)
     finally:
         if engine is not None:
-            engine.kill()
-            engine.process.wait()
+            end(engine)
 
 
 def spawn_engine(argv: Sequence[str], shared: Descriptors) -> Child | None:
     """Loading PyTorch takes seconds, so the engine's process starts with that before anything
     else is known; it is ended when the command line turns out to be wrong."""
     if {"-h", "--help", "--help-all"}.intersection(argv) or os.environ.get("VIVACE_EXECUTOR"):
+        return None
+    if has_no_engine(argv):
         return None
     try:
         return spawn(
@@ -91,6 +93,18 @@ def spawn_engine(argv: Sequence[str], shared: Descriptors) -> Child | None:
         )
     except OSError as error:
         raise no_process("the engine", error) from error
+
+
+def has_no_engine(argv: Sequence[str]) -> bool:
+    """Whether this is said to be a node behind the first."""
+    words = [part for word in argv for part in word.split("=", 1)]
+    values = [value for flag, value in pairwise(words) if flag == "--node-rank"]
+    return bool(values) and values[-1] != "0"
+
+
+def end(engine: Child) -> None:
+    engine.kill()
+    engine.process.wait()
 
 
 def serve(
@@ -111,13 +125,13 @@ def serve(
         from vivace.launch.node import run_node
 
         if engine is not None:
-            engine.kill()  # it runs on node 0
+            end(engine)  # it runs on node 0
         return run_node(config)
     check_frontend(config)
     check_machine(config)
     read_ahead(config.source.files, config.platform.available_bytes)
     if engine is not None and requested_sizes(config).dp_attention:
-        engine.kill()  # it has not inherited what engines that share layers do
+        end(engine)  # it has not inherited what engines that share layers do
         engine = None
     if not config.parallel.use_ray:
         return launch(config, engine, shared, timeline)
