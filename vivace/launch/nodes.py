@@ -292,10 +292,6 @@ class Broadcasts:
         for part in self._parts:
             part.close(cause)
 
-    def tell_failure(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """The end of a `with` block, in which something may have gone wrong."""
-        self.close(str(error) if error is not None else "")
-
 
 def other_nodes(config: Config, place: EnginePlace | None = None, epoch: int = 0) -> OtherNodes:
     """`place`: of an engine among those that share layers; `epoch`: of its life. Raises CannotStart

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vivace.config.parallelism import requested_sizes
@@ -45,7 +46,7 @@ def start_process_group(
     sizes, links = requested_sizes(config), list[RankProcess | RemoteRank]()
     members = sizes.engine_members(place.index if place is not None else 0)
     count = len(members) * (place.engines if place is not None else 1)
-    with rank_files(place) as (memory, meeting), ExitStack() as started, file_of_ranks() as plans:
+    with rank_files(place) as (memory, meeting), ExitStack() as failed, file_of_ranks() as plans:
         report("Starting ranks", 0.0)
         others = other_nodes(config, place, epoch)
         with blame_ranks(links):
@@ -53,16 +54,14 @@ def start_process_group(
             first, behind = numbers[:1], numbers[1:]
             here = RankBroadcast(plans, len(behind))
             everybody = Broadcasts((here, others))
-            started.push(everybody.tell_failure)
+            shared, processes = RankMemory(memory), list[RankProcess]()
+            failed.push(partial(end_together, processes, everybody, shared))
             seats = [(rank, here, reader) for reader, rank in enumerate(behind)]
-            processes = spawn_ranks(config, seats, count, (memory, meeting), others.sockets)
+            processes += spawn_ranks(config, seats, count, (memory, meeting), others.sockets)
             links += processes
             sockets = [open_sockets(others.sockets(rank), rank) for rank in first]
             links += others.gather(report)
-            for link in links:
-                started.callback(link.close)
             addresses = introduce(members, [one.address for one in sockets], links, others, report)
-            shared = RankMemory(memory)
             for link in links:
                 link.wake_with(shared.abandon)
             workers: list[StepWorker] = []
@@ -72,7 +71,7 @@ def start_process_group(
                 one.close()
             ready = [link.expect(RankReady) for link in links]
             others.serve(shared)
-        started.pop_all()
+        failed.pop_all()
     remote = None if workers else links.pop(0)
     return ProcessGroupExecutor(
         wrap(workers[0] if remote is None else RemoteWorker(remote, ready[0].capacity)),
@@ -107,6 +106,24 @@ def introduce(
     for link in links:
         link.begin(addresses)
     return addresses
+
+
+def end_together(
+    processes: Sequence[RankProcess],
+    everybody: Broadcasts,
+    shared: RankMemory,
+    kind: object,
+    error: BaseException | None,
+    trace: object,
+) -> None:
+    """A start that has failed over `error` ends at once, on all nodes: ranks have nothing to
+    save."""
+    everybody.close(str(error))
+    shared.abandon()
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.close()
 
 
 @contextmanager
