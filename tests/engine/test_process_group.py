@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from engine_rig import VOCABULARY, Rig, scripted_draft
@@ -13,9 +15,11 @@ from hypothesis import strategies as st
 from vivace.engine.executor import ExecutorDied, StepWorker
 from vivace.engine.oracle import Faults, InjectedFault, OracleWorker
 from vivace.engine.process_group import (
+    COMPANION_SECONDS,
     ProcessGroupExecutor,
     RankDeath,
     RankWorker,
+    end_start,
 )
 from vivace.engine.remote_worker import RemoteWorker
 from vivace.engine.settings import EngineSettings
@@ -229,6 +233,22 @@ def test_a_rank_that_dies_while_nobody_asks_rings_and_is_named() -> None:
     group.ranks[0].ring()
     with pytest.raises(ExecutorDied, match=r"rank 1: .*SIGKILL"):
         rig.loop.step(None)
+
+
+@pytest.mark.parametrize("companions", [True, False])
+@pytest.mark.parametrize(("own", "noticed"), [(None, True), (True, True), (False, False)])
+def test_in_a_start_who_only_noticed_a_death_leaves_the_word_to_other_engines(
+    monkeypatch: pytest.MonkeyPatch, companions: bool, own: bool | None, noticed: bool
+) -> None:
+    """`own`: whether a rank of this engine only noticed it; None: they live."""
+    slept: list[float] = []
+    monkeypatch.setattr("vivace.engine.process_group.time.sleep", slept.append)
+    death = RankDeath("rank 1", "gone", reported=True, noticed=bool(own))
+    rank: Any = SimpleNamespace(death=lambda wait=0.0: None if own is None else death)
+    error = RankLost("other ranks do not answer any more")
+    with pytest.raises(ExecutorDied, match="gone" if own is not None else "answer"):
+        end_start([rank], error, 0.0, companions=companions)
+    assert slept == [COMPANION_SECONDS] * (companions and noticed)
 
 
 def test_a_rank_that_is_dead_does_not_answer_commands() -> None:

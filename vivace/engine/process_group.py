@@ -115,14 +115,26 @@ def describe_deaths(deaths: Sequence[RankDeath]) -> str:
     )
 
 
-def end_start(ranks: Sequence[RankLink], error: Exception, wait: float) -> NoReturn:
+def end_start(
+    ranks: Sequence[RankLink], error: Exception, wait: float, *, companions: bool
+) -> NoReturn:
     """`error` ended a start. Raises CannotStart where ranks died of nothing else, otherwise
-    ExecutorDied, with which they were."""
-    cause = find_cause(ranks, wait) or f"the ranks did not start: {error}"
-    failed = [death for rank in ranks if (death := rank.death()) and not death.noticed]
+    ExecutorDied, with which they were. `companions`: as in `ProcessGroupExecutor`."""
+    deaths = find_deaths(ranks, wait)
+    leave_to_companions(companions, deaths, error)
+    cause = describe_deaths(deaths) or f"the ranks did not start: {error}"
+    failed = [death for death in deaths if not death.noticed]
     if failed and all(death.refused for death in failed):
         raise CannotStart(cause) from error
     raise ExecutorDied(cause) from error
+
+
+def leave_to_companions(companions: bool, deaths: Sequence[RankDeath], error: Exception) -> None:
+    """Where all there is to say is that others have gone, another engine says why, and the
+    supervisor ends this one meanwhile."""
+    noticed = isinstance(error, RankLost) and all(death.noticed for death in deaths)
+    if companions and noticed:
+        time.sleep(COMPANION_SECONDS)
 
 
 class ProcessGroupExecutor:
@@ -245,18 +257,12 @@ class ProcessGroupExecutor:
         """A rank that was killed makes others fail too: it is the cause."""
         what = f"step {asked.number}" if isinstance(asked, StepPlan) else type(asked).__name__
         deaths = find_deaths(self._elsewhere, DYING_SECONDS)
-        self._leave_to_companions(deaths, error)
+        leave_to_companions(self._companions, deaths, error)
         if deaths:
             return f"{describe_deaths(deaths)} ({what})"
         if isinstance(error, ExecutorDied | RankLost):
             return f"{error} ({what})"
         return f"rank 0 failed in {what}: {type(error).__name__}: {error}"
-
-    def _leave_to_companions(self, deaths: Sequence[RankDeath], error: Exception) -> None:
-        """Where all there is to say is that others have gone, another engine says why."""
-        noticed = all(death.noticed for death in deaths) and isinstance(error, RankLost)
-        if self._companions and noticed:
-            time.sleep(COMPANION_SECONDS)
 
     def _end(self, cause: str) -> ExecutorDied:
         """The others hear why."""
@@ -275,7 +281,7 @@ class ProcessGroupExecutor:
     def events(self) -> list[ExecutorEvent]:
         if deaths := find_deaths(self._elsewhere):
             lost = RankLost(describe_deaths(deaths))
-            self._leave_to_companions(deaths, lost)
+            leave_to_companions(self._companions, deaths, lost)
             raise self._end(str(lost)) from lost
         return self._worker.events()
 

@@ -49,7 +49,7 @@ def start_process_group(
     with rank_files(place) as (memory, meeting), ExitStack() as failed, file_of_ranks() as plans:
         report("Starting ranks", 0.0)
         others = other_nodes(config, place, epoch)
-        with blame_ranks(links):
+        with blame_ranks(links, companions=place is not None):
             numbers = others.ranks_here(members)
             first, behind = numbers[:1], numbers[1:]
             here = RankBroadcast(plans, len(behind))
@@ -127,14 +127,14 @@ def end_together(
 
 
 @contextmanager
-def blame_ranks(links: Sequence[RankProcess | RemoteRank]) -> Iterator[None]:
+def blame_ranks(links: Sequence[RankProcess | RemoteRank], *, companions: bool) -> Iterator[None]:
     """What goes wrong while these start is named."""
     try:
         yield
     except CannotStart:
         raise  # every rank says the same
     except Exception as error:
-        end_start(links, error, EXIT_SECONDS)
+        end_start(links, error, EXIT_SECONDS, companions=companions)
 
 
 @contextmanager
