@@ -20,6 +20,7 @@ from vivace.config.serialize import encode
 from vivace.errors import CannotStart
 from vivace.launch import nodes
 from vivace.launch.configure import configure
+from vivace.launch.engine_place import EnginePlace
 from vivace.launch.handshake import Intent, call
 from vivace.launch.node import JoinedEngine, NodeLife
 from vivace.launch.node_hello import cluster_key, hello
@@ -35,6 +36,7 @@ from vivace.launch.node_messages import (
 from vivace.launch.nodes import other_nodes
 from vivace.launch.ranks import RankProcess
 from vivace.platforms.cpu.library import LIBRARY
+from vivace.protocol.engine_link import new_engine_link
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.shm_broadcast import RING_BYTES, BroadcastReader
 from vivace.protocol.step import StepPlan
@@ -42,6 +44,7 @@ from vivace.version import __version__
 
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels")
 KEY = "k" * 32
+TWO_ENGINES = ("--dp-size", "2", "--enable-dp-attention")
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +152,10 @@ def test_a_rank_that_is_behind_does_not_hold_up_its_node(folder: Path) -> None:
     told.close()
 
 
-def knock(config: Config, node: int) -> MessageSocket[ToNode]:
+def knock(config: Config, node: int, engine: int = 0) -> MessageSocket[ToNode]:
     """Of somebody who has the key, and has not said what it is."""
     host, port = str(config.parallel.dist_init_addr).split(":")
-    sock = call((host, int(port)), cluster_key(config), Intent(0, 0, node))
+    sock = call((host, int(port)), cluster_key(config), Intent(0, engine, node))
     return MessageSocket(sock, msgspec.msgpack.Decoder(ToNode))
 
 
@@ -180,6 +183,23 @@ def test_who_has_the_key_does_not_take_all_places(
         pass
     assert all(is_closed(one, 0.1) for one in slow)
     join(config, 1).close()
+
+
+def test_the_first_engine_alone_looks_at_clocks(folder: Path) -> None:
+    """All are of one machine. Another one may read what a node said when it came in minutes ago."""
+    config = make_config(folder, *("--tp-size", "2", "--nnodes", "2"), *TWO_ENGINES)
+    link = new_engine_link(2, nodes=True)
+    for index in range(2):
+        other_nodes(config, EnginePlace(index=index, engines=2, link=link))
+    late = msgspec.structs.replace(hello(config), clock=time.time() - 40)
+    calls = [knock(config, 1, engine) for engine in range(2)]
+    for one in calls:
+        one.send(late)
+    refusal = calls[0].wait(10.0)
+    assert isinstance(refusal, NodeRefusal) and "clock" in refusal.reasons[0]
+    assert isinstance(calls[1].wait(10.0), NodeSetup)
+    for one in calls:
+        one.close()
 
 
 def test_a_first_word_has_a_limit(folder: Path) -> None:

@@ -52,7 +52,8 @@ OURS = NodeHello(
 
 def said(**changes: object) -> list[str]:
     now = time.time()
-    return differences(1, replace(OURS, **{"clock": now, **changes}), replace(OURS, clock=now))
+    hello = replace(OURS, **{"clock": now, **changes})
+    return differences(1, hello, replace(OURS, clock=now), now)
 
 
 def test_all_differences_are_told_at_once() -> None:

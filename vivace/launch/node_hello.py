@@ -61,8 +61,11 @@ def socket_setup(config: Config, rank: int, host: str, session: int) -> NodeSock
     )
 
 
-def differences(node: int, hello: NodeHello, ours: NodeHello) -> list[str]:
-    """Why a node cannot be a part of this server; a line each."""
+def differences(
+    node: int, hello: NodeHello, ours: NodeHello, now: float | None = None
+) -> list[str]:
+    """Why a node cannot be a part of this server; a line each. `now`: what its clock is compared
+    with, if it has just said `hello`."""
     if hello.version != ours.version:
         return [f"vivace {hello.version} on node {node}, {ours.version} on node 0"]
     found = difference(node, hello.asked, ours.asked)
@@ -79,7 +82,7 @@ def differences(node: int, hello: NodeHello, ours: NodeHello) -> list[str]:
         for name, value in ours.arithmetic.items()
         if hello.arithmetic.get(name) != value
     ]
-    behind = time.time() - hello.clock
+    behind = 0.0 if now is None else now - hello.clock
     if abs(behind) > CLOCK_SECONDS:
         how = "behind" if behind > 0 else "ahead of"
         found.append(f"its clock is {abs(behind):.0f} s {how} node 0's; set it (NTP)")

@@ -130,6 +130,7 @@ class NodeGate:
     ) -> None:
         """`first_life`: what this engine dies of before it serves ends the server."""
         self._config = config
+        self._index = index
         self._final = first_life
         self._session = session = link.session
         self._members = requested_sizes(config).engine_members(index)
@@ -275,7 +276,8 @@ class NodeGate:
                 f"node {node} has joined already, from {known.host}: two nodes have --node-rank "
                 f"{node}"
             ]
-        return differences(node, hello, self._hello)
+        # Another engine may read what a node said a while ago; all have the first one's clock.
+        return differences(node, hello, self._hello, None if self._index else time.time())
 
 
 class Broadcasts:
