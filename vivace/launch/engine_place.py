@@ -58,6 +58,8 @@ class CommonDoor:
     def __init__(self, door: Door, engines: Mapping[int, socket.socket]) -> None:
         self._door = door
         self._engines = engines
+        for end in engines.values():
+            end.setblocking(False)  # send_fds takes flags and does nothing with them
 
     @property
     def strangers(self) -> Mapping[str, str]:
@@ -78,7 +80,7 @@ class CommonDoor:
         data = INTENT.pack(intent.session, intent.group, intent.number) + guest.host.encode()
         with guest.sock, suppress(OSError):
             if engine is not None:
-                socket.send_fds(engine, [data], [guest.sock.fileno()], socket.MSG_DONTWAIT)
+                socket.send_fds(engine, [data], [guest.sock.fileno()])
 
 
 class PassedOn:
