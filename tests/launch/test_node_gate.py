@@ -185,6 +185,33 @@ def test_who_has_the_key_does_not_take_all_places(
     join(config, 1).close()
 
 
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (nodes, "notice_silence", OSError("no room")),
+        (threading.Thread, "start", RuntimeError("can't start new thread")),
+    ],
+)
+def test_a_place_is_free_again_whatever_went_wrong(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, error: Exception
+) -> None:
+    """More calls fail than there are places, and nodes join."""
+    monkeypatch.setattr(nodes, "MOST_GUESTS", 2)
+    config = make_config(folder, "--tp-size", "2", "--nnodes", "2")
+    other_nodes(config)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, fail)
+        for _ in range(4):
+            one = knock(config, 1)
+            assert is_closed(one, 10.0)
+            one.close()
+    join(config, 1).close()
+
+
 def test_the_first_engine_alone_looks_at_clocks(folder: Path) -> None:
     """All are of one machine. Another one may read what a node said when it came in minutes ago."""
     config = make_config(folder, *("--tp-size", "2", "--nnodes", "2"), *TWO_ENGINES)

@@ -17,7 +17,7 @@ from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import encode
 from vivace.doctor.port import port_owner
 from vivace.engine.process_group import Broadcast, find_cause
-from vivace.errors import CannotStart, NotJoined
+from vivace.errors import CannotStart, NotJoined, say
 from vivace.launch.engine_place import AddressBook, EnginePlace, find_entrance
 from vivace.launch.handshake import Door, Guest, notice_silence, send_at_once
 from vivace.launch.node_hello import (
@@ -218,12 +218,33 @@ class NodeGate:
         while True:
             for guest in self._entrance.wait(1.0):
                 if self._seats.acquire(blocking=False):
-                    threading.Thread(target=self._receive, args=(guest,), daemon=True).start()
+                    self._seat(guest)
                 else:
                     guest.sock.close()
 
+    def _seat(self, guest: Guest) -> None:
+        """A thread hears it. Where that cannot be now, it finds the end, and calls again."""
+        try:
+            threading.Thread(target=self._receive, args=(guest,), daemon=True).start()
+        except RuntimeError as error:
+            self._send_away(guest, error)
+            self._seats.release()
+
     def _receive(self, guest: Guest) -> None:
-        """In a thread: what it is. It has so many seconds for that, however it says it."""
+        """In that thread. Whatever goes wrong with this one, the next has its seat."""
+        try:
+            self._hear(guest)
+        except Exception as error:
+            self._send_away(guest, error)
+        finally:
+            self._seats.release()
+
+    def _send_away(self, guest: Guest, error: Exception) -> None:
+        log.error("Node %d (%s) is not heard: %s", guest.intent.number, guest.host, say(error))
+        guest.sock.close()
+
+    def _hear(self, guest: Guest) -> None:
+        """What it is. It has so many seconds for that, however it says it."""
         notice_silence(guest.sock)
         send_at_once(guest.sock)
         control = MessageSocket(guest.sock, msgspec.msgpack.Decoder(FromNode), LARGEST_HELLO)
@@ -237,7 +258,6 @@ class NodeGate:
             self._refuse(guest, control, [OTHER_VERSION])
         finally:
             late.cancel()
-            self._seats.release()
 
     def _admit(self, guest: Guest, control: MessageSocket[FromNode], hello: FromNode) -> None:
         node = guest.intent.number
