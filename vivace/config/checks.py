@@ -7,7 +7,14 @@ from typing import Any, cast
 
 from vivace.config.all_to_all import added_in_order, dispatch
 from vivace.config.chunks import chunk_and_page
-from vivace.config.config import ModelContext, Options, ResolveContext, all_options, option_value
+from vivace.config.config import (
+    ModelContext,
+    Options,
+    ResolveContext,
+    all_options,
+    option_value,
+    options_by_name,
+)
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
 from vivace.config.expert_parallel import expert_parallel
@@ -210,7 +217,7 @@ def computable(options: Options, context: ResolveContext) -> list[str]:
 def idle(options: Options, context: ResolveContext) -> list[str]:
     """After the rules: what was asked for and does nothing beside the rest."""
     notices: list[str] = []
-    known = {option.name: option for option in all_options()}
+    known = options_by_name()
     for name, switch in NEEDED.items():
         option, needed = known[name], known[switch]
         if option_value(options, option) != option.default and not option_value(options, needed):

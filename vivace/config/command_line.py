@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from vivace.config.config import all_options
+from vivace.config.config import all_options, options_by_name
 from vivace.config.errors import ConfigError
 from vivace.config.help import help_text
 from vivace.config.known_flags import ELSEWHERE, WITHOUT
@@ -41,7 +41,7 @@ def parse_values(words: Sequence[str], program: str) -> dict[str, Any]:
         raise ConfigError(
             f"unexpected argument {stray[0]!r}; the model is given with --model-path {stray[0]}"
         )
-    known = {option.name: option for option in all_options()}
+    known = options_by_name()
     return {name: parse_value(known[name], value) for name, value in vars(found).items()}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import Any, cast
 
 from vivace.checkpoint.pooling import PoolerConfig
@@ -104,6 +106,12 @@ def all_options() -> tuple[Option, ...]:
     return tuple(found)
 
 
+@cache
+def options_by_name() -> Mapping[str, Option]:
+    """Every option by the name of its field."""
+    return MappingProxyType({option.name: option for option in all_options()})
+
+
 def option_value(slices: Slices, option: Option) -> Any:
     return getattr(getattr(slices, option.slice_name), option.name)
 
@@ -111,9 +119,9 @@ def option_value(slices: Slices, option: Option) -> Any:
 def with_values(options: Options, values: dict[str, Any]) -> Options:
     """Options with some set, by option name."""
     changed: dict[str, dict[str, Any]] = {}
-    for option in all_options():
-        if option.name in values:
-            changed.setdefault(option.slice_name, {})[option.name] = values[option.name]
+    known = options_by_name()
+    for name, value in values.items():
+        changed.setdefault(known[name].slice_name, {})[name] = value
     parts = {
         name: dataclasses.replace(getattr(options, name), **fields)
         for name, fields in changed.items()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vivace.config.command_line import given_twice, parse_values, unknown_text
-from vivace.config.config import Options, all_options, with_values
+from vivace.config.config import Options, all_options, options_by_name, with_values
 from vivace.config.config_file import read_flags, without_config
 from vivace.config.environment import read_environment
 from vivace.config.errors import ConfigError
 from vivace.config.keys import with_cluster_key, with_keys
 from vivace.config.known_flags import ELSEWHERE
+from vivace.config.option import Option
 from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_environment
 from vivace.config.releases.tables import takers
 from vivace.config.sglang import RETIRED, renamed_flags, replace_retired, today_values
@@ -39,10 +41,7 @@ def from_arguments(**arguments: Any) -> Options:
 
     Reads the process's environment, as a server does. Raises ConfigError.
     """
-    options = {
-        flag[2:].replace("-", "_"): option for option in all_options() for flag in option.flags
-    }
-    options |= {option.name: option for option in all_options()}
+    options = options_by_argument()
     values: dict[str, Any] = {}
     for name, value in arguments.items():
         if name not in options:
@@ -50,6 +49,15 @@ def from_arguments(**arguments: Any) -> Options:
         if value is not None:
             values[options[name].name] = parse_value(options[name], value)
     return options_from(values, process_environment(), ParseNotes())
+
+
+@cache
+def options_by_argument() -> dict[str, Option]:
+    """By the names of their fields and of their flags."""
+    flags = {
+        flag[2:].replace("-", "_"): option for option in all_options() for flag in option.flags
+    }
+    return {**flags, **options_by_name()}
 
 
 def unknown_argument(name: str, known: Iterable[str]) -> str:

@@ -13,8 +13,8 @@ from vivace.config.config import (
     Options,
     ResolveContext,
     Slices,
-    all_options,
     option_value,
+    options_by_name,
     with_values,
 )
 from vivace.config.pipeline_parallel import plans_in_flight
@@ -63,7 +63,7 @@ def apply_rule(
     rule: Rule, options: Options, context: ResolveContext
 ) -> tuple[Options, list[Rewrite]]:
     """The options after a rule, and a record of every value it changed."""
-    known = {option.name: option for option in all_options()}
+    known = options_by_name()
     changes: list[Rewrite] = []
     for name, after, reason in list(rule(options, context)):
         before = option_value(options, known[name])
