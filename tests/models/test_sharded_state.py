@@ -43,6 +43,8 @@ EXPERTS = {**rank_toys.EXPERTS, "num_experts": 4}
 LATENT = FAMILIES["DeepseekV3"]
 FUSED = FAMILIES["GptOss"]
 IDS, CHUNKS = tokens(21), [9, 1, 11]
+ONCE = pytest.mark.parametrize("operations", ["torch"], indirect=True)
+"""where nothing is computed"""
 
 
 def stored(method: str, folder: Path) -> None:
@@ -125,6 +127,7 @@ def test_the_same_logits(
     settings(saved, load_format="sharded_state", **flags)
 
 
+@ONCE
 def test_a_rank_opens_its_own_files_only(tmp_path: Path) -> None:
     """Also of pipeline stages and attention groups: files are of ranks, whatever these are."""
     make("Qwen3Moe", tmp_path / "model", **SIZES, **EXPERTS)
@@ -150,6 +153,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(folder / "model", folder / "saved", tp_size=2, max_size=1 << 16)
 
 
+@ONCE
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -171,6 +175,7 @@ def test_what_differs_is_named_before_loading(
         settings(pair, load_format="sharded_state", **flags)
 
 
+@ONCE
 def test_where_whole_experts_were_saved_they_are_expected(tmp_path: Path) -> None:
     """With an all-to-all each rank has the shared expert whole, and ep says nothing of it."""
     make("DeepseekV3", tmp_path / "model", **{**SIZES, **LATENT})
@@ -181,11 +186,13 @@ def test_where_whole_experts_were_saved_they_are_expected(tmp_path: Path) -> Non
         settings(saved, load_format="sharded_state", moe_a2a_backend="deepep", **flags)
 
 
+@ONCE
 def test_files_of_ranks_are_not_a_model(pair: Path) -> None:
     with pytest.raises(SourceError, match="sharded_state"):
         locate(str(pair))
 
 
+@ONCE
 def test_a_part_that_is_missing(pair: Path, tmp_path: Path) -> None:
     for file in pair.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -201,6 +208,7 @@ def test_a_part_that_is_missing(pair: Path, tmp_path: Path) -> None:
         settings(tmp_path, load_format="sharded_state", tp_size=2)
 
 
+@ONCE
 def test_files_of_others_and_damaged_ones(pair: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((pair / "config.json").read_text())
     first = tmp_path / fill(PATTERN, 0, 0)
@@ -222,6 +230,7 @@ def test_files_of_others_and_damaged_ones(pair: Path, tmp_path: Path) -> None:
         ThreadRanks(tmp_path, 1, load_format="sharded_state")
 
 
+@ONCE
 @pytest.mark.parametrize("text", ["\ud800", '{"x":' + "[" * 100_000], ids=["half", "deep"])
 def test_what_a_file_says_of_itself_may_be_anything(tmp_path: Path, text: str) -> None:
     header = json.dumps({"__metadata__": {KEY: text}}).encode()
@@ -231,6 +240,7 @@ def test_what_a_file_says_of_itself_may_be_anything(tmp_path: Path, text: str) -
         read_saved_state(file)
 
 
+@ONCE
 def test_a_pipe_is_no_file_of_a_rank(tmp_path: Path) -> None:
     """To open one waits for a writer, for ever."""
     file = tmp_path / fill(PATTERN, 0, 0)
@@ -239,6 +249,7 @@ def test_a_pipe_is_no_file_of_a_rank(tmp_path: Path) -> None:
         read_saved_state(file)
 
 
+@ONCE
 def test_where_nothing_is_saved(pair: Path, tmp_path: Path) -> None:
     model = pair.parent / "model"
     for output, named in ((model, "itself"), (pair, "already"), (model / "config.json", "exists")):
@@ -250,6 +261,7 @@ def test_where_nothing_is_saved(pair: Path, tmp_path: Path) -> None:
         )
 
 
+@ONCE
 @pytest.mark.parametrize("size", ["0", "-1"])
 def test_files_have_at_least_one_byte(
     size: str, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -262,6 +274,7 @@ def test_files_have_at_least_one_byte(
     assert not output.exists()
 
 
+@ONCE
 def test_names_of_parts() -> None:
     for shape, ranges in (
         ((8, 4), (slice(0, 4), slice(None))),

@@ -57,8 +57,6 @@ def saved_state(options: Options, context: ModelContext) -> list[str]:
     source = context.source
     if source.format != SHARDED:
         return []
-    if options.model.model_impl == "transformers":
-        raise ConfigError(f"{FLAG}: --model-impl transformers reads whole models; leave one out")
     if options.experts.enable_eplb:
         raise ConfigError(
             f"{FLAG}: --enable-eplb moves experts to ranks that have no file of them; leave one out"
@@ -87,7 +85,11 @@ def loader_settings(options: Options) -> list[str]:
 
 
 def file_pattern(options: Options) -> str:
-    """Of the names of files of single ranks; `loader_settings` has the words for a wrong one."""
+    """Of the names of files of single ranks; `loader_settings` has the words for a wrong one.
+    Raises ConfigError where such files cannot be read: before transformers' code is asked what the
+    model is, which takes seconds."""
+    if options.model.load_format == SHARDED and options.model.model_impl == "transformers":
+        raise ConfigError(f"{FLAG}: --model-impl transformers reads whole models; leave one out")
     found: Any = options.model.model_loader_extra_config
     named = cast("dict[str, Any]", found).get("pattern") if isinstance(found, dict) else None
     return named if isinstance(named, str) else PATTERN
