@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from every_isa import needs_kernels
-from expert_spreads import make_spread
+from expert_spreads import make_spread, travel_captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -19,7 +19,6 @@ from torch import Tensor
 from vivace.errors import RankLost
 from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.shared_group import SLOT_BYTES, SharedMemoryGroup
-from vivace.platforms.dispatch import ExpertSpread
 from vivace.platforms.rendezvous import NodeSocket, RankMemory
 
 pytestmark = needs_kernels
@@ -219,26 +218,7 @@ def test_tokens_travel_to_experts_of_other_nodes(nodes: tuple[int, ...], counts:
 
 
 def test_captured_tokens_travel_between_nodes() -> None:
-    size, most, each = 4, 6, 2
-
-    def run(one: SharedMemoryGroup) -> Tensor:
-        kernels, engine = one._kernels, one.rank // 2
-        with kernels.capture(Arena()) as graph:
-            x = kernels.empty(most, 40)
-            placed = kernels.empty(2 * most, 3, dtype=torch.int64)
-            spread = ExpertSpread([most, most], placed, each)
-            y = one.collect(one.dispatch(x, spread), spread)
-        for rows in (most, 1, 5):
-            spread = make_spread(one.rank, size, [rows, rows], each, rows)
-            placed[: 2 * rows] = spread.placed
-            x[:] = torch.arange(most * 40.0).view(most, 40) + engine
-            graph.run(rows)
-            own = spread.tokens(engine)
-            times = spread.ranks(one.rank, size)[own.start : own.stop].sum(1, keepdim=True)
-            assert torch.equal(y[:rows], x[:rows] * times)
-        return torch.ones(1)
-
-    assert len(Cluster(2, 2).on_all(run)) == size
+    assert len(Cluster(2, 2).on_all(travel_captured)) == 4
 
 
 def test_pipes_go_between_nodes_as_within_one() -> None:

@@ -15,7 +15,6 @@ from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
 from vivace.platforms.ops.platform import ReferencePlatform
 from vivace.platforms.platform import detect
-from vivace.protocol.step import StepPlan
 from vivace.worker.drafter import NO_DRAFTS
 
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"}
@@ -71,16 +70,7 @@ class DelayedDriver(Driver):
         self._launched = []
 
     def step(self, spans, **extra):
-        plan = StepPlan(
-            number=self.number,
-            rows=list(spans),
-            counts=list(spans.values()),
-            joins=self.joins,
-            leaves=self.leaves,
-            **extra,
-        )
-        self.number += 1
-        self.joins, self.leaves = [], []
+        plan = self.plan(spans, **extra)
         with self._platform.refuse_reading():
             pending = self.worker.run(plan)
         assert not pending.here

@@ -207,8 +207,8 @@ class Driver:
         self.leaves.append(row)
         return sequence
 
-    def step(self, spans, **extra):
-        """spans: {row: count}. Returns the StepResult; keeps the books."""
+    def plan(self, spans, **extra):
+        """The next step, with all that joined and left since the last one."""
         plan = StepPlan(
             number=self.number,
             rows=list(spans),
@@ -219,7 +219,11 @@ class Driver:
         )
         self.number += 1
         self.joins, self.leaves = [], []
-        result = self.worker.run(plan).result()
+        return plan
+
+    def step(self, spans, **extra):
+        """spans: {row: count}. Returns the StepResult; keeps the books."""
+        result = self.worker.run(self.plan(spans, **extra)).result()
         for index, row in enumerate(spans):
             self.sequences[row]["done"] += result.advanced[index]
             self.sequences[row]["tokens"] += result.tokens[index]
