@@ -79,6 +79,7 @@ def test_one_line_at_once(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setenv("VIVACE_EXECUTOR", "oracle")  # `serve` starts no engine ahead
     place = tmp_path / "place"
     KINDS[kind](place)
     before = sorted(tmp_path.iterdir())
