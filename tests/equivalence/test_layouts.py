@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import random
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from vivace.checkpoint.source import ModelSource
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import from_arguments
 from vivace.config.resolution import resolve
-from vivace.models.facts import read_facts
+from vivace.models.facts import ModelFacts, read_facts
 from vivace.platforms.platform import detect
 from vivace.worker.build import build_worker
 
@@ -99,10 +99,9 @@ def layout_flags(row: Row) -> dict[str, Any]:
 
 
 @cache
-def starts(*values: Any) -> bool:
-    """Whether a server does, with the flags of a layout."""
-    row = dict(zip(LAYOUT, values, strict=True))
-    kind, settings = MODELS[row["model"]]
+def described(model: str) -> tuple[ModelSource, ModelFacts]:
+    """What a server reads of its files before it starts."""
+    kind, settings = MODELS[model]
     config = getattr(transformers, f"{kind}Config")(**SHAPE | settings).to_dict()
     source = ModelSource(
         path=Path("/models/toy"),
@@ -111,9 +110,19 @@ def starts(*values: Any) -> bool:
         config=config | {"architectures": [f"{kind}ForCausalLM"]},
         tokenizer_path=Path("/models/toy"),
     )
+    return source, read_facts(source)
+
+
+machine = cache(partial(detect, "cpu"))
+
+
+@cache
+def starts(*values: Any) -> bool:
+    """Whether a server does, with the flags of a layout."""
+    row = dict(zip(LAYOUT, values, strict=True))
     options = from_arguments(model_path="toy", dtype="float32", **layout_flags(row))
     try:
-        resolve(options, source, read_facts(source), detect("cpu"))
+        resolve(options, *described(row["model"]), machine())
     except ConfigError:
         return False
     return row["dp"] > 1 or not row["attention"]  # of one engine it is no other layout
