@@ -4,17 +4,21 @@ entrypoint is the command, and it is read back as what it starts."""
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_import import deployments, started
 from test_started_commands import deployment, key_file, render, told
 
 from vivace.deploy.from_script.script import import_scripts
 from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
-from vivace.deploy.render.kubernetes import KEY_FILE, render_kubernetes
-from vivace.deploy.render.process import list_processes
+from vivace.deploy.render.kubernetes import KEY_FILE, Manifests, render_kubernetes
+from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.rules.judge import judge
 from vivace.deploy.schema.deployment import Deployment, Hardware
@@ -103,7 +107,7 @@ def pod_templates(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("title", ["Tests & Co.", "3 nodes", "", "x" * 200])
-@pytest.mark.parametrize(("nodes", "instances"), [(1, 1), (2, 1), (4, 12)])
+@pytest.mark.parametrize(("nodes", "instances"), [(1, 1), (2, 1), (4, 3)])
 def test_jobs_are_what_the_operator_takes(title: str, nodes: int, instances: int) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     validate = pytest.importorskip("kubernetes_validate")
@@ -244,3 +248,41 @@ def test_a_job_of_somebody_else_is_read() -> None:
         text = yaml.safe_dump({**job, "spec": {**spec, **own}})
         (role,) = import_scripts([("job.yaml", text)]).deployment.roles.values()
         assert (role.nodes, role.flags["tp"], role.flags["use-ray"]) == (2, 16, True)
+
+
+@st.composite
+def deployments_by_ray(draw: st.DrawFn) -> Deployment:
+    """Those of test_import, in which Ray starts the other nodes."""
+    found = draw(deployments())
+    for role in found.roles.values():
+        for name in ("node-rank", "dist-init-addr"):
+            role.flags.pop(name, None)
+        role.flags["use-ray"] = True
+        role.hosts, role.each = role.hosts[:: role.nodes], role.each[:: role.nodes]
+    return found
+
+
+@settings(max_examples=10, deadline=None)
+@given(deployments_by_ray())
+def test_any_are_read_as_what_they_start(deployment: Deployment) -> None:
+    again = import_scripts(sorted(render_shell(deployment).items())).deployment
+    assert started(again) == started(deployment)
+    assert sorted((role.kind, role.instances, role.nodes) for role in again.roles.values()) == (
+        sorted((role.kind, role.instances, role.nodes) for role in deployment.roles.values())
+    )
+    case = build_case(LoadedDeployment(deployment, (), "made.yaml"), Overrides())
+    text = render_kubernetes(case)["kubernetes.yaml"]
+    in_pods = import_scripts([("kubernetes.yaml", text)]).deployment
+    assert run_words(list_processes(in_pods)) == run_words(Manifests(case).processes)
+
+
+def run_words(processes: Iterable[Process]) -> list[tuple[Any, ...]]:
+    """What runs, with a pod's address unknown, as it is to who reads a manifest."""
+    own = "<POD_IP>"
+    return sorted(
+        (
+            tuple(word.replace("<$POD_IP>", own) for word in each.words),
+            tuple(sorted({**each.environment, "POD_IP": own}.items())),
+        )
+        for each in processes
+    )

@@ -40,14 +40,13 @@ def settings(deployment: Deployment, process: Process) -> list[str]:
 
 def ordered_by_use(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """Values that use a variable come before that variable is set."""
+    return sorted(environment.items(), key=lambda item: is_used(item[0], environment))
 
-    def late(name: str) -> bool:
-        return any(f"<${name}>" in value or f"<${{{name}}}>" in value for value in others(name))
 
-    def others(name: str) -> list[str]:
-        return [value for other, value in environment.items() if other != name]
-
-    return sorted(environment.items(), key=lambda item: late(item[0]))
+def is_used(name: str, environment: Mapping[str, str]) -> bool:
+    """Whether another value has the one that the machine knows."""
+    others = [value for other, value in environment.items() if other != name]
+    return any(f"<${name}>" in value or f"<${{{name}}}>" in value for value in others)
 
 
 def start_lines(process: Process) -> list[str]:
@@ -74,10 +73,11 @@ def shell_lines(deployment: Deployment, process: Process) -> list[str]:
     """What the shell of a container does first: it has the variables that need no shell."""
     lines = [line for line in deployment.prepare if line.startswith(OWN_SHELL)]
     lines += [f"unset {quote(name)}" for name in deployment.unset]
+    plain = plain_environment(process)
     lines += [
         f"export {name}={quote(value)}"
-        for name, value in process.environment.items()
-        if "<$" in value
+        for name, value in ordered_by_use(process.environment)
+        if name not in plain
     ]
     return lines
 
@@ -88,5 +88,9 @@ def node_settings(deployment: Deployment) -> str:
 
 
 def plain_environment(process: Process) -> dict[str, str]:
-    """Variables whose values do not depend on the machine."""
-    return {name: value for name, value in process.environment.items() if "<$" not in value}
+    """Variables whose values do not depend on the machine, and whose names stand in no such value:
+    it would see them in place of the machine's own."""
+    own = process.environment
+    return {
+        name: value for name, value in own.items() if "<$" not in value and not is_used(name, own)
+    }
