@@ -93,21 +93,15 @@ def find_processes(folder: Path) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "layout",
-    ["--tp-size 2 --pp-size 2", "--tp-size 4 --dp-size 2 --enable-dp-attention"],
-    ids=["stages", "dp-attention"],
-)
 def test_actors_draw_the_tokens_of_one_process_and_are_replaced(
-    folder: Path, tmp_path: Path, cluster: dict[str, str], wanted: dict[int, list[int]], layout: str
+    folder: Path, tmp_path: Path, cluster: dict[str, str], wanted: dict[int, list[int]]
 ) -> None:
-    """Stages, and engines that share layers, on two nodes each; first the actor is killed, then the
-    node's process in it (with Ray itself), then all are told to end: the devices are free again,
-    which the next test needs."""
+    """tp 2 x pp 2; first the actor is killed, then the node's process in it (with Ray itself), then
+    all are told to end: the devices are free again, which the next test needs."""
     kills = {"actor": "its actor has died: ", "node": "killed by SIGKILL"}
     if "FAKE_RAY" in cluster and not os.environ.get("VIVACE_SLOW_TESTS"):
         del kills["node"]
-    with serve(folder, tmp_path / "log", cluster, *layout.split()) as server:
+    with serve(folder, tmp_path / "log", cluster, "--tp-size", "2", "--pp-size", "2") as server:
         server.wait_ready()
         for kind, named in kills.items():
             before = find_processes(folder)
@@ -127,7 +121,25 @@ def test_actors_draw_the_tokens_of_one_process_and_are_replaced(
     assert "Ray has reserved 2 CPU on each of 2 machines" in server.text()
 
 
+def test_engines_that_share_layers_have_ranks_of_both_nodes(
+    folder: Path, tmp_path: Path, cluster: dict[str, str], wanted: dict[int, list[int]]
+) -> None:
+    layout = "--tp-size", "4", "--dp-size", "2", "--enable-dp-attention"
+    with serve(folder, tmp_path / "log", cluster, *layout) as server:
+        server.wait_ready()
+        started = find_processes(folder)
+        assert len(started["actor"]) == 1
+        with ThreadPoolExecutor(len(SEEDS)) as pool:
+            answers = {seed: pool.submit(stream_tokens, server, seed) for seed in SEEDS}
+            assert {seed: answer.result(120) for seed, answer in answers.items()} == wanted
+        server.signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+        wait_ended([*started["node"], *started["actor"]])
+    assert "Traceback" not in server.text()
+
+
 @pytest.mark.skipif(not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1")
+@pytest.mark.timeout(3600)
 def test_streams_go_on_whoever_is_killed_at_any_moment(
     folder: Path, tmp_path: Path, cluster: dict[str, str], wanted: dict[int, list[int]]
 ) -> None:
