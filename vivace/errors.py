@@ -31,9 +31,30 @@ def one_line_without_memory() -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def one_line_over_file_limit(what: str, nbytes: int) -> Iterator[None]:
+    """In here a file without a name, which is memory, gets so many bytes. Where the limit on the
+    size of files forbids that this raises CannotStart."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise CannotStart(
+            f"{what}: {nbytes:,} bytes of memory that processes share, which counts as a file, and "
+            "files may not be so large here. Raise the limit (`ulimit -f unlimited`, prlimit "
+            "--fsize, LimitFSIZE of systemd)"
+        ) from error
+
+
 class RankLost(Exception):
     """Another rank will not come or answer any more; the text is which one and why, or that the
     others do not answer. Where it was missed says nothing, so no traceback is shown."""
+
+
+class NodeGone(RankLost):
+    """A whole node has gone while its ranks started, and may come back: another start may go well.
+    The text is which one and why."""
 
 
 NO_MEMORY = (

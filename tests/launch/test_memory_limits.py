@@ -6,9 +6,11 @@ import errno
 import mmap
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from served_toy import write_toy_llama
 
 from vivace.errors import CANNOT_START, CannotStart, one_line_without_memory
 
@@ -74,3 +76,19 @@ def test_a_command_under_a_limit_of_addresses(words: str) -> None:
     assert done.returncode == CANNOT_START, done.stderr
     assert "Traceback" not in done.stderr
     assert "memory" in done.stderr
+
+
+def test_ranks_under_a_limit_of_file_sizes(tmp_path: Path) -> None:
+    """What they share counts as a file."""
+    command = [sys.executable, "-m", "vivace", "serve", "--port", "0", "--tp-size", "2"]
+    done = subprocess.run(
+        ["prlimit", "--fsize=1000000", *command, "--model-path", str(write_toy_llama(tmp_path))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    text = done.stdout + done.stderr
+    assert done.returncode == CANNOT_START, text
+    assert "Traceback" not in text
+    assert "plans for ranks" in text.splitlines()[-1]
+    assert "ulimit -f" in text.splitlines()[-1]

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from vivace.errors import one_line_over_file_limit
+
 
 class RankMemory:
     """A file without a name that all ranks of a machine have inherited, to be mapped by those whose
@@ -25,7 +27,8 @@ class RankMemory:
         start, length = self._length, pages(nbytes)
         self.skip(nbytes)
         # Others do the same, at other times: this makes the file longer, and never cuts it.
-        os.posix_fallocate(self._descriptor, self._length - 1, 1)
+        with one_line_over_file_limit("what ranks exchange", self._length):
+            os.posix_fallocate(self._descriptor, self._length - 1, 1)
         return mmap.mmap(self._descriptor, length, offset=start)
 
     def skip(self, nbytes: int) -> None:
