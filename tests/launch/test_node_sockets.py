@@ -6,6 +6,9 @@ import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+from vivace.errors import RankLost
 from vivace.launch.handshake import Intent, call
 from vivace.launch.node_sockets import RankSockets
 from vivace.platforms.rendezvous import RankMemory
@@ -33,3 +36,12 @@ def test_who_gave_up_before_it_was_awaited_is_not_used() -> None:
         two.sendall(b"here")
         ours.settimeout(5)
         assert ours.recv(4) == b"here"
+
+
+@pytest.mark.parametrize("address", [("127.0.0.1", 70000), ("127.0.0.1\0", 80), ("a" * 70, 80)])
+def test_what_is_no_address_is_named(address: tuple[str, int]) -> None:
+    """A node says where its ranks are."""
+    sockets = RankSockets(SETUP, 1)
+    sockets.meet([address, sockets.address], RankMemory(os.memfd_create("ranks")))
+    with pytest.raises(RankLost, match="reached"):
+        sockets.open(1, [0, 1])

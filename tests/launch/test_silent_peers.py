@@ -67,6 +67,22 @@ def test_who_does_not_read_is_no_machine_that_is_gone(monkeypatch: pytest.Monkey
             ours.recv(1)
 
 
+def test_connections_that_are_closed_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody looks any more, until there is another one."""
+    monkeypatch.setattr(silent_peers, "LOOK_SECONDS", 0.02)
+    watch = PeerWatch()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for _ in range(2):
+            ours = socket.create_connection(server.getsockname())
+            watch.add(ours, "rank 1")
+            assert watch._looks
+            ours.close()
+            deadline = time.monotonic() + 5
+            while watch._looks:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
+
 def run(*words: str) -> None:
     if subprocess.run(words, capture_output=True, check=False).returncode:
         pytest.skip("network namespaces cannot be made here")

@@ -97,7 +97,7 @@ class RankSockets:
                 return call(address, self._setup.key, intent)
             except NoHandshake:
                 self._look()
-            except (OSError, WrongKey) as error:
+            except (OSError, OverflowError, ValueError, WrongKey) as error:  # also no address
                 why = why_no_answer(error)
                 break
         self._look()

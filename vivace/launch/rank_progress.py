@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from vivace.protocol.message_socket import wait_for_any
 from vivace.protocol.ranks import RankProgress
 
 if TYPE_CHECKING:
@@ -46,26 +46,32 @@ class AllRanks:
         self._links = list(links)
         """those that load"""
         self._read: dict[str, float] = {}
+        self._told = "", 0.0
 
     def __call__(self, stage: str, fraction: float) -> None:
         if stage != LOADING or not (self._links or self._read):
-            self._report(stage, fraction)
+            self._tell(stage, fraction)
             return
         self._hear(0.0)
         if fraction < 1.0:
             self._read["rank 0"] = fraction
         while fraction >= 1.0 and self._links:
-            self._report(stage, self._share())
+            self._tell(stage, self._share())
             self._hear(REPORT_SECONDS)
-        self._report(stage, self._share() if self._links else fraction)
+        self._tell(stage, self._share() if self._links else fraction)
+
+    def _tell(self, stage: str, fraction: float) -> None:
+        """What is news: who does not get on is noticed by that."""
+        if (stage, fraction) != self._told:
+            self._told = stage, fraction
+            self._report(stage, fraction)
 
     def _share(self) -> float:
         """What several read counts more than once, so the end may come early."""
         return min(sum(self._read.values()), NEARLY)
 
     def _hear(self, seconds: float) -> None:
-        sockets = [link.control for link in self._links]
-        heard = select.select(sockets, [], [], seconds)[0] if sockets else []
+        heard = wait_for_any([link.control for link in self._links], seconds)
         for link in [link for link in self._links if link.control in heard]:
             for progress in link.progress():
                 self._read[link.name] = progress.fraction

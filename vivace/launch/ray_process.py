@@ -12,7 +12,6 @@ import contextlib
 import gc
 import logging
 import os
-import select
 import socket
 import time
 from importlib import import_module
@@ -21,7 +20,7 @@ from typing import Any
 from vivace.config.child_process import describe_exit, leave_signals_to_the_supervisor
 from vivace.errors import CANNOT_START, CannotStart, say
 from vivace.launch.ray_actor import NodeActor
-from vivace.protocol.message_socket import MessageSocket, SocketClosed
+from vivace.protocol.message_socket import MessageSocket, SocketClosed, wait_for_any
 from vivace.supervisor.messages import RayReservation, RaySetup, ToChild
 
 RESERVE_SECONDS = 10.0
@@ -217,7 +216,7 @@ class RayNodes:
 
 
 def is_closed(control: MessageSocket[ToChild], timeout: float) -> bool:
-    if not select.select([control], [], [], timeout)[0]:
+    if not wait_for_any([control], timeout):
         return False
     try:
         control.receive()

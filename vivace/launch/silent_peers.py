@@ -28,28 +28,34 @@ log = logging.getLogger(__name__)
 
 class PeerWatch:
     """Looks at connections and shuts down those whose other machine does not answer: who waits for
-    them finds the end. They outlive it."""
+    them finds the end. It forgets those that their owner has closed."""
 
     def __init__(self) -> None:
         self._peers: list[tuple[socket.socket, str]] = []
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._looks = False
 
     def add(self, sock: socket.socket, name: str) -> None:
         """`name`: of who is at the other end."""
         ask_when_idle(sock)
-        self._peers.append((sock, name))
-        if self._thread is None and hasattr(socket, "TCP_INFO"):
-            self._thread = threading.Thread(target=self._look, name="connections", daemon=True)
-            self._thread.start()
+        with self._lock:
+            self._peers.append((sock, name))
+            if self._looks or not hasattr(socket, "TCP_INFO"):
+                return
+            self._looks = True
+        threading.Thread(target=self._look, name="connections", daemon=True).start()
 
     def _look(self) -> None:
-        while True:
+        """While any is open."""
+        while self._looks:
             time.sleep(LOOK_SECONDS)
-            for peer in list(self._peers):
-                sock, name = peer
-                if is_silent(sock):
-                    self._end(sock, name)
-                    self._peers.remove(peer)
+            with self._lock:
+                self._peers = [peer for peer in self._peers if peer[0].fileno() >= 0]
+                found = [peer for peer in self._peers if is_silent(peer[0])]
+                self._peers = [peer for peer in self._peers if peer not in found]
+                self._looks = bool(self._peers)
+            for sock, name in found:
+                self._end(sock, name)
 
     def _end(self, sock: socket.socket, name: str) -> None:
         log.error(

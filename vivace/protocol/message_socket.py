@@ -10,6 +10,7 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -132,6 +133,15 @@ class MessageSocket(Generic[T]):
             return self._decoder.decode(frame)
         except (UnicodeDecodeError, RecursionError) as error:
             raise msgspec.DecodeError(str(error)) from None
+
+
+def wait_for_any(sockets: Sequence[MessageSocket[T]], seconds: float) -> list[MessageSocket[T]]:
+    """Those that have something to read by then."""
+    waiting = select.poll()
+    for sock in sockets:
+        waiting.register(sock, select.POLLIN)
+    ready = {number for number, _ in waiting.poll(1000 * seconds)}
+    return [sock for sock in sockets if sock.fileno() in ready]
 
 
 def describe_end(error: OSError) -> str:
