@@ -22,6 +22,7 @@ from vivace.errors import CANNOT_START
 from vivace.protocol.heartbeat import EngineHeartbeat, FrontendHeartbeat, Span
 from vivace.protocol.message_socket import SocketClosed
 from vivace.protocol.messages import Capacity, Command, Draining, EngineDown, Ready, Reply
+from vivace.protocol.ranks import NodePresence
 from vivace.protocol.shared_memory import attach
 from vivace.supervisor.ipc import child_end
 from vivace.supervisor.messages import (
@@ -74,6 +75,13 @@ def main() -> None:
             time.sleep(0.02)
     if act == "never-start":
         threading.Event().wait()
+    if act == "node-joins":
+        control.send(NodePresence(1, here=True))
+    if act == "lose-node":
+        control.send(Failure("NodeGone: node 1 was stopped", passing=True))
+        sys.exit(1)
+    if act == "stop-itself":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if act == "fail-start":
         control.send(Failure("ValueError: no such tensor"))
         sys.exit(1)
@@ -163,9 +171,9 @@ def work_for_ever(heartbeat: EngineHeartbeat) -> None:
 
 
 def misbehave(act: str) -> None:
-    if act in ("exit", "kill"):
+    if act in ("exit", "kill", "node-joins"):
         time.sleep(0.3)
-    if act == "exit":
+    if act in ("exit", "node-joins"):
         os._exit(7)
     if act == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -6,13 +6,22 @@ import ctypes
 import mmap
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from vivace.launch.node_link import RemoteInbox
 from vivace.protocol.futex import Futex
-from vivace.supervisor.awaited_processes import find_awaited, is_stopped, name_process
+from vivace.protocol.ranks import RankStates
+from vivace.supervisor.awaited_processes import (
+    describe_awaited,
+    find_members,
+    is_stopped,
+    look_at,
+    name_process,
+)
 
 
 @contextmanager
@@ -34,6 +43,10 @@ def children(*jobs: Callable[[], object]) -> Iterator[list[int]]:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def find_awaited(parents: list[int]) -> str:
+    return describe_awaited([look_at(find_members(parents))])
 
 
 def wait_in_collective() -> None:
@@ -72,6 +85,28 @@ def test_who_is_stopped_is_named_first() -> None:
 def test_where_nobody_waits_nobody_is_named() -> None:
     with children(compute, compute):
         assert find_awaited([os.getpid()]) == ""
+
+
+def test_who_waits_for_a_message_is_not_awaited() -> None:
+    """However it does that: an engine for a rank of another node, a rank for its engine."""
+
+    def receive() -> None:
+        ours, _theirs = socket.socketpair()
+        ours.recv(1)
+
+    with children(RemoteInbox().get, receive, compute) as pids:
+        found = find_awaited([os.getpid()])
+    assert f"rank 2 (process {pids[2]})" in found
+    assert "rank 0" not in found and "rank 1" not in found
+
+
+def test_several_machines_are_one_picture() -> None:
+    """Who is missing on one is awaited where somebody waits on any; who is stopped comes first."""
+    waits, misses = RankStates([], [], waits=True), RankStates([], ["rank 3"], waits=False)
+    assert describe_awaited([misses]) == describe_awaited([waits]) == ""
+    assert describe_awaited([waits, misses]) == "rank 3 does not come where others wait"
+    stopped = RankStates(["rank 1", "rank 2"], [], waits=True)
+    assert describe_awaited([misses, stopped]) == "rank 1, rank 2 are stopped"
 
 
 def test_one_process_is_asked_for() -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import queue
+import signal
 import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,25 +27,33 @@ from vivace.errors import CannotStart
 from vivace.launch import nodes
 from vivace.launch.configure import configure
 from vivace.launch.engine_place import EnginePlace
+from vivace.launch.farewell import tell_nodes
 from vivace.launch.handshake import Intent, call
-from vivace.launch.node import JoinedEngine, NodeLife
+from vivace.launch.node import JoinedEngine, NodeLife, follow_engines
 from vivace.launch.node_hello import cluster_key, hello
+from vivace.launch.node_join import ServerHasEnded
 from vivace.launch.node_messages import (
     FromNode,
+    LookAtRanks,
     NodeEnd,
     NodeHello,
+    NodeLeaves,
     NodeRankDied,
+    NodeRankStates,
     NodeRefusal,
     NodeSetup,
+    ServerEnd,
     ToNode,
 )
-from vivace.launch.nodes import other_nodes
+from vivace.launch.other_nodes import other_nodes
 from vivace.launch.ranks import RankProcess
 from vivace.platforms.cpu.library import LIBRARY
 from vivace.protocol.engine_link import new_engine_link
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
+from vivace.protocol.ranks import NodePresence, RankStates
 from vivace.protocol.shm_broadcast import RING_BYTES, BroadcastReader
 from vivace.protocol.step import StepPlan
+from vivace.supervisor.awaited_processes import is_stopped
 from vivace.version import __version__
 
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels")
@@ -50,6 +64,13 @@ TWO_ENGINES = ("--dp-size", "2", "--enable-dp-attention")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_toy_llama(tmp_path_factory.mktemp("toy"))
+
+
+def wait_until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def make_config(folder: Path, *flags: str) -> Config:
@@ -87,18 +108,59 @@ def test_a_node_whose_rank_dies_while_another_is_awaited_joins_again(folder: Pat
         control.close()
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_nodes_hear_whether_another_start_follows(folder: Path, epoch: int) -> None:
-    """What the first start of an engine fails of ends the server."""
-    config = make_config(folder, "--tp-size", "2", "--nnodes", "2", "--dist-timeout", "20")
-    gate = other_nodes(config, None, epoch)
-    with ThreadPoolExecutor(1) as pool:
-        gathered = pool.submit(gate.gather, lambda stage, part: None)
-        node = join(config, 1)
-        assert len(gathered.result(20)) == 1
+def test_the_supervisor_hears_of_nodes_and_of_whom_they_wait_for(folder: Path) -> None:
+    """A node that has gone may come back; one that this engine has sent away calls again."""
+    config = make_config(folder, "--tp-size", "4", "--nnodes", "4", "--dist-timeout", "20")
+    told: queue.SimpleQueue[NodePresence | RankStates] = queue.SimpleQueue()
+    gate = other_nodes(config, None, told.put)
+    joined = [join(config, node) for node in (1, 2, 3)]
+    assert {told.get(timeout=5) for _ in joined} == {NodePresence(node, True) for node in (1, 2, 3)}
+    gate.ask()
+    assert isinstance(joined[0].wait(5), LookAtRanks)
+    joined[0].send(NodeRankStates([7], [1], waits=False))
+    found = told.get(timeout=5)
+    assert found == RankStates([], ["rank 1 (node 1)"], waits=False)
+    joined[1].send(NodeLeaves("SIGTERM"))
+    assert told.get(timeout=5) == NodePresence(2, here=False)
+    assert gate.gone() == "node 2 (127.0.0.1): was stopped: SIGTERM"
     gate.close("no memory for the KV pool")
-    assert node.wait(5) == NodeEnd("no memory for the KV pool", final=epoch == 0)
-    node.close()
+    assert joined[2].wait(5) == LookAtRanks()
+    assert joined[2].wait(5) == NodeEnd("no memory for the KV pool")
+    for node in joined:
+        node.close()
+    with pytest.raises(queue.Empty):
+        told.get(timeout=0.5)
+
+
+@pytest.mark.parametrize("cause", ["", "it died too often"])
+def test_who_calls_again_hears_that_the_server_has_ended(folder: Path, cause: str) -> None:
+    config = make_config(folder, "--tp-size", "2", "--nnodes", "2", "--dist-timeout", "20")
+    other = replace(config, parallel=replace(config.parallel, node_rank=1))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(follow_engines, other)
+        time.sleep(0.6)  # it calls before anybody answers
+        began = time.monotonic()
+        tell_nodes(config, {1}, ServerEnd(cause, len(cause)))
+        assert time.monotonic() - began < 4.0
+        with pytest.raises(ServerHasEnded) as ended:
+            joining.result(5)
+    assert ended.value.end == ServerEnd(cause, len(cause))
+
+
+def test_a_node_says_how_its_node_rank_states(folder: Path) -> None:
+    config = make_config(folder, "--tp-size", "2", "--nnodes", "2", "--node-rank", "1")
+    life, told, engine = node_life(config)
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        links: Any = life._links
+        links[1] = SimpleNamespace(pid=sleeper.pid)
+        life._obey(engine, LookAtRanks())
+        assert told.wait(5) == NodeRankStates([], [1], waits=False)
+        sleeper.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_stopped(sleeper.pid))
+        life._obey(engine, LookAtRanks())
+        assert told.wait(5) == NodeRankStates([1], [], waits=False)
+        sleeper.kill()
+    told.close()
 
 
 def node_life(config: Config) -> tuple[NodeLife, MessageSocket[FromNode], JoinedEngine]:

@@ -100,7 +100,7 @@ class Pair:
         self.node = MessageSocket(theirs, msgspec.msgpack.Decoder(ToNode))
         control = MessageSocket(ours, msgspec.msgpack.Decoder(FromNode))
         guest = Guest(ours, Intent(0, 0, 1), "10.0.0.2")
-        self.link = NodeLink(1, guest, control, [2, 3], 2)
+        self.link = NodeLink(1, guest, control, [2, 3], 2, lambda news: None)
 
 
 @pytest.fixture

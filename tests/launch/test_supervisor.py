@@ -44,6 +44,7 @@ class Server:
     listener: socket.socket
     ready: list[Capacity] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
+    farewells: list[tuple[set[int], str, int]] = field(default_factory=list)
 
     def run(
         self,
@@ -75,6 +76,7 @@ class Server:
             progress=lambda stage, _: self.stages.append(stage),
             ready=lambda: self.say_ready(),
             show=show,
+            farewell=lambda nodes, *end: self.farewells.append((set(nodes), *end)),
         )
         with late_signals_end_nothing():
             try:
@@ -196,6 +198,39 @@ def test_a_failed_start_is_not_tried_again(
     assert server.run({role: {"0": "fail-start"}}) == 1
     assert "ValueError: no such tensor (exit code 1)" in caplog.text
     assert server.told(f"{role} 1") == [] and server.ready == []
+
+
+def test_a_start_that_has_lost_a_node_is_tried_again(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert server.run({"engine": {"0": "lose-node"}}, when_ready=stop) == 0
+    assert "The engine died: NodeGone: node 1 was stopped" in caplog.text
+    told = server.told("frontend 0")
+    assert told.index("EngineDown") < told.index("Ready 1")
+
+
+def test_who_is_stopped_while_it_starts_is_named_and_ended(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert server.run({"engine": {"0": "stop-itself"}}, watchdog=2.0) == FAILED
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("While the engine starts" in line and "is stopped" in line for line in told) == 1
+    assert "did not start" in told[-1] and told[-1].endswith("is stopped")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_nodes_hear_that_no_engine_follows_where_none_could_say_so(
+    server: Server, ends: bool
+) -> None:
+    """An engine that is told to end has told them."""
+    script: dict[str, Any] = {"engine": {"*": "node-joins" if ends else ""}}
+    if ends:
+        assert server.run(script, crashes=1) == FAILED
+        ((nodes, cause, code),) = server.farewells
+        assert (nodes, code) == ({1}, FAILED) and "more than 1 deaths" in cause
+    else:
+        assert server.run(script, when_ready=stop) == 0
+        assert server.farewells == []
 
 
 def test_a_start_without_memory_is_told_with_its_stage(

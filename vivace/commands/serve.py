@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -210,7 +210,19 @@ def supervise(
             timeline.begin(stage)
         screen.update(stage, fraction)
 
-    hooks = Hooks(progress=progress, ready=ready, show=show, write=screen.write, timed=profile.add)
+    def farewell(nodes: Collection[int], cause: str, code: int) -> None:
+        from vivace.launch.farewell import ServerEnd, tell_nodes
+
+        tell_nodes(config, nodes, ServerEnd(cause, code))
+
+    hooks = Hooks(
+        progress=progress,
+        ready=ready,
+        show=show,
+        write=screen.write,
+        timed=profile.add,
+        farewell=farewell,
+    )
     timeline.begin("waiting for the children")
     return Supervisor(build_plan(config, listener, shared), hooks, engine, ray).run()
 

@@ -20,13 +20,21 @@ from importlib import import_module
 from typing import NoReturn
 
 from vivace.config.child_process import die_with, leave_signals_to_the_supervisor
-from vivace.errors import CANNOT_START, CannotStart, NotJoined, RankLost, is_out_of_memory
+from vivace.errors import (
+    CANNOT_START,
+    CannotStart,
+    NodeGone,
+    NotJoined,
+    RankLost,
+    is_out_of_memory,
+)
 from vivace.launch.prefetch import load_torch_library
 from vivace.observability import log as log_lines
 from vivace.observability.log import protect_standard_streams
 from vivace.observability.timeline import Timeline
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import RankFailure
+from vivace.supervisor.awaited_processes import name_process
 from vivace.supervisor.ipc import child_end
 from vivace.supervisor.messages import Failure, Progress, Setup, ToChild
 
@@ -67,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for sock in sockets:  # of this rank, or of all that are not there
                 child_end(sock).send(failure_of_rank(error))
             return CANNOT_START if isinstance(error, CannotStart) else 1
-        control.send(Failure(describe(error), passing=isinstance(error, NotJoined)))
+        passing = isinstance(error, NotJoined | NodeGone)
+        control.send(Failure(describe(error), passing))
         if isinstance(error, CannotStart):
             return CANNOT_START  # the supervisor says why, in one line
         if is_out_of_memory(error):
@@ -92,6 +101,7 @@ def become_rank(sockets: list[socket.socket], engine: int) -> None:
     """Import what ranks need, then be one of them, whose socket is left."""
     from vivace.launch.rank_process import fork_ranks
 
+    name_process("ranks")
     load_torch_library()
     import_module("vivace.worker.build")
     fork_ranks(sockets, engine)

@@ -15,6 +15,7 @@ from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
 from vivace.launch.expert_settings import expert_distribution
 from vivace.launch.faults import with_fault
+from vivace.launch.other_nodes import ONE_MACHINE, OtherNodes
 from vivace.protocol.messages import Capacity
 from vivace.worker.sizing import Demand, size_pool
 
@@ -41,20 +42,21 @@ def engine_parts(
     owns_process: bool = False,
     share: int = 0,
     place: EnginePlace | None = None,
+    others: OtherNodes = ONE_MACHINE,
     lockstep: Lockstep | None = None,
 ) -> tuple[Loop, Capacity]:
     """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while.
 
     `wrap_runner` wraps what runs the steps, for somebody who looks on; `report_load` hears what the
     engine holds; `owns_process`: as in `PlatformSettings`; `share`: as in `build_worker`;
-    `place`, `lockstep`: among engines that share layers."""
+    `place`, `lockstep`: among engines that share layers; `others`: where ranks of it may be."""
     stages = StageTimes(report, time.monotonic)
 
     def wrap(runner: StepWorker) -> StepWorker:
         faulty = with_fault(runner, config.environment.get("VIVACE_TEST_FAULT", ""), epoch)
         return wrap_runner(faulty) if wrap_runner is not None else faulty
 
-    executor = build_executor(config, stages, wrap, owns_process, share, place, epoch)
+    executor = build_executor(config, stages, wrap, owns_process, share, place, others)
     settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
     loop = Loop(
@@ -78,7 +80,7 @@ def build_executor(
     owns_process: bool,
     share: int,
     place: EnginePlace | None,
-    epoch: int,
+    others: OtherNodes,
 ) -> Executor:
     """One worker in this process, or the first of several ranks."""
     sizes = requested_sizes(config)
@@ -92,7 +94,7 @@ def build_executor(
         worker = build_worker(config, told, found, owns_process=owns_process, share=share)
         return worker if sizes.pp == 1 else first_stage(worker)
 
-    return start_process_group(config, build, wrap, report, place, epoch)
+    return start_process_group(config, build, wrap, report, place, others)
 
 
 class StageTimes:

@@ -7,6 +7,7 @@ import logging
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from vivace.config.serialize import decode
@@ -16,6 +17,7 @@ from vivace.engine.loop import HeartbeatMailbox, Lockstep
 from vivace.engine.step_heartbeat import StepHeartbeat
 from vivace.launch.engine import engine_parts
 from vivace.launch.engine_place import EnginePlace
+from vivace.launch.other_nodes import other_nodes
 from vivace.observability import log as log_lines
 from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
@@ -25,7 +27,15 @@ from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import Command, Ready, Reply, ToFrontend
 from vivace.protocol.shared_memory import attach, words
 from vivace.supervisor.awaited_processes import name_process
-from vivace.supervisor.messages import FrontendGone, Progress, Setup, StartupStages, Stop, ToChild
+from vivace.supervisor.messages import (
+    AskNodes,
+    FrontendGone,
+    Progress,
+    Setup,
+    StartupStages,
+    Stop,
+    ToChild,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +45,19 @@ class Stoppable(Protocol):
 
 
 class SupervisorThread(threading.Thread):
-    """Listens to the supervisor; when the supervisor is gone, so is this process."""
+    """Listens to the supervisor; when the supervisor is gone, so is this process. `ask_nodes`: how
+    their ranks stand."""
 
-    def __init__(self, control: MessageSocket[ToChild], mailbox: EngineMailbox) -> None:
+    def __init__(
+        self,
+        control: MessageSocket[ToChild],
+        mailbox: EngineMailbox,
+        ask_nodes: Callable[[], None],
+    ) -> None:
         super().__init__(name="supervisor", daemon=True)
         self._control = control
         self._mailbox = mailbox
+        self._ask_nodes = ask_nodes
         self._loop: Stoppable | None = None
 
     def attach_loop(self, loop: Stoppable) -> None:
@@ -60,6 +77,8 @@ class SupervisorThread(threading.Thread):
                 self._mailbox.post(message)
             case FrontendGone():
                 self._mailbox.frontend_died(message.index)
+            case AskNodes():
+                self._ask_nodes()
             case Stop():
                 if self._loop is None:
                     os._exit(0)
@@ -81,7 +100,9 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
         epoch=setup.epoch,
         to_supervisor=lambda message: send_reply(control, message),
     )
-    thread = SupervisorThread(control, mailbox)
+    place, lockstep = join_engines(setup)
+    others = other_nodes(config, place, control.send)
+    thread = SupervisorThread(control, mailbox, others.ask)
     thread.start()
     heartbeat = EngineHeartbeat(attach(setup.memory, setup.count).engine(setup.index))
     heartbeat.begin()
@@ -91,7 +112,6 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
         timeline.begin(stage)
         control.send(Progress(stage, fraction))
 
-    place, lockstep = join_engines(setup)
     loop, capacity = engine_parts(
         config,
         HeartbeatMailbox(mailbox, heartbeat, steps),
@@ -102,6 +122,7 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
         owns_process=True,
         share=setup.share,
         place=place,
+        others=others,
         lockstep=lockstep,
     )
     timeline.begin("collecting garbage")

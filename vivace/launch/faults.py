@@ -6,6 +6,7 @@
 `engine-hang@N`    step N never returns
 `engine-raise@N`   every step from N on raises
 `engine-kill-token@ID`  every step with a request whose prompt holds this token kills the engine
+`rank-start@N`     rank 1 takes N seconds longer to start
 `rank-hang@N`      its step N never returns in rank 1
 `rank-slow@MS`     each step of rank 1 takes so many milliseconds more
 `rank-kill-token@ID`  every step with a request whose prompt holds this token kills rank 1
@@ -133,6 +134,9 @@ def with_rank_fault(runner: StepWorker, text: str, rank: int) -> StepWorker:
     """`runner`, or one that fails as `text` says when this is rank 1."""
     kind, at = parse(text)
     match kind if rank == 1 else "":
+        case "rank-start":
+            time.sleep(at)
+            return runner
         case "rank-hang":
             return fail_at(runner, kind, at)
         case "rank-slow":

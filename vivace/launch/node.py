@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import select
 import selectors
 import signal
 import threading
@@ -19,22 +18,31 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vivace.config.parallelism import requested_sizes
-from vivace.errors import CANNOT_START, RankLost, say
+from vivace.errors import RankLost, say
 from vivace.launch.node_hello import node_ranks, socket_setup
-from vivace.launch.node_join import NOT_UNDERSTOOD, Joined, join_engines, own_config
+from vivace.launch.node_join import (
+    NOT_UNDERSTOOD,
+    Joined,
+    ServerHasEnded,
+    join_engines,
+    own_config,
+)
 from vivace.launch.node_link import BEAT_SECONDS, BROKEN
 from vivace.launch.node_messages import (
     Address,
     JoinNodes,
+    LookAtRanks,
     NodeBeat,
     NodeEnd,
     NodeLeaves,
     NodeRankDied,
     NodeRankHere,
     NodeRankSays,
+    NodeRankStates,
     NodeRefusal,
     NodeServes,
     NodeSetup,
+    ServerEnd,
     ToNode,
 )
 from vivace.launch.node_probes import answer_probes
@@ -49,14 +57,15 @@ from vivace.launch.ranks import (
 from vivace.observability import log as log_lines
 from vivace.observability.log import protect_standard_streams
 from vivace.platforms.rendezvous import RankMemory
-from vivace.protocol.message_socket import MessageSocket, SocketClosed
+from vivace.protocol.message_socket import MessageSocket, SocketClosed, wait_for_any
 from vivace.protocol.ranks import RankReady, ToRanks
-from vivace.supervisor.awaited_processes import is_stopped
+from vivace.supervisor.awaited_processes import is_stopped, look_at
 from vivace.supervisor.signals import handle_signals
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
 
+STOPPED = "Node 0 was stopped, and so is this node"
 CAUSE_SECONDS = 1.0
 """between the end of one engine and that another one says why"""
 
@@ -77,6 +86,18 @@ def run_node(config: Config) -> int:
         ", ".join(map(str, ranks)),
         where,
     )
+    try:
+        return follow_engines(config)
+    except ServerHasEnded as ended:
+        if cause := ended.end.cause:
+            log.error("The server has ended, and so does this node: %s", cause)
+        else:
+            log.info(STOPPED)
+        return ended.end.code
+
+
+def follow_engines(config: Config) -> int:
+    """Raises ServerHasEnded, CannotStart."""
     serves, joined = threading.Event(), join_engines(config)
     answer_probes(config, serves.is_set)  # node 0 of this machine has its port by now
     while True:
@@ -197,6 +218,13 @@ class NodeLife:
         """Ranks that somebody has stopped."""
         return [rank for rank, link in self._links.items() if is_stopped(link.pid)]
 
+    def _look_at(self, engine: JoinedEngine) -> NodeRankStates:
+        found = look_at({self._links[rank].pid: str(rank) for rank in engine.ranks})
+        stopped, missing = (
+            [int(rank) for rank in ranks] for ranks in (found.stopped, found.missing)
+        )
+        return NodeRankStates(stopped, missing, found.waits)
+
     def _tell_all(self, message: NodeBeat | NodeLeaves) -> None:
         for engine in self._engines:
             engine.control.send(message)
@@ -218,7 +246,7 @@ class NodeLife:
         others = {one.control: one for one in self._engines if one is not engine}
         deadline = time.monotonic() + CAUSE_SECONDS
         while others and not self._ended and time.monotonic() < deadline:
-            for control in select.select(list(others), [], [], CAUSE_SECONDS)[0]:
+            for control in wait_for_any(list(others), CAUSE_SECONDS):
                 try:
                     for message in control.receive():
                         self._obey(others[control], message)
@@ -237,17 +265,16 @@ class NodeLife:
                 if all(one.serves for one in self._engines):
                     self._all_serve.set()
                     log.info("All ranks are ready; node 0 serves")
-            case NodeEnd(final=True):
-                log.error("Node 0 does not start, so neither does this node: %s", message.cause)
-                self._ended, self._code = message.cause, CANNOT_START
+            case LookAtRanks():
+                engine.control.send(self._look_at(engine))
             case NodeEnd() if message.cause:
                 self._rejoin(message.cause)
             case NodeEnd():
                 engine.stopped = True
                 if all(one.stopped for one in self._engines):
-                    log.info("Node 0 was stopped, and so is this node")
+                    log.info(STOPPED)
                     self._ended, self._code = "stopped", 0
-            case NodeSetup() | NodeRefusal():
+            case NodeSetup() | NodeRefusal() | ServerEnd():
                 log.error("node 0 says %s again", type(message).__name__)
             case _:
                 engine.tell_ranks(message)
@@ -293,7 +320,7 @@ class NodeLife:
         else:
             if death.trace:
                 log.error("%s", death.trace.rstrip())
-            died = NodeRankDied(rank, death.reason, death.reported, death.noticed)
+            died = NodeRankDied(rank, death.reason, death.reported, death.noticed, death.refused)
         log.error("Rank %d has died: %s", rank, died.reason)
         engine.control.send(died)
 

@@ -25,7 +25,14 @@ from vivace.launch.handshake import (
 )
 from vivace.launch.node_hello import cluster_key, hello
 from vivace.launch.node_link import BEAT_SECONDS
-from vivace.launch.node_messages import NodeBeat, NodeHello, NodeRefusal, NodeSetup, ToNode
+from vivace.launch.node_messages import (
+    NodeBeat,
+    NodeHello,
+    NodeRefusal,
+    NodeSetup,
+    ServerEnd,
+    ToNode,
+)
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 
 if TYPE_CHECKING:
@@ -40,8 +47,16 @@ Joined = tuple[MessageSocket[ToNode], NodeSetup]
 log = logging.getLogger(__name__)
 
 
+class ServerHasEnded(Exception):
+    """Node 0 says that no engine follows."""
+
+    def __init__(self, end: ServerEnd) -> None:
+        super().__init__(end.cause)
+        self.end = end
+
+
 def join_engines(config: Config) -> list[Joined]:
-    """Call until all answer, for --dist-timeout. Raises CannotStart."""
+    """Call until all answer, for --dist-timeout. Raises CannotStart, ServerHasEnded."""
     parallel, told = config.parallel, ""
     deadline = time.monotonic() + parallel.dist_timeout
     while True:
@@ -70,7 +85,7 @@ def join_engines(config: Config) -> list[Joined]:
 
 def introduce(config: Config, deadline: float) -> list[Joined]:
     """To every engine, the first one before the others. Raises CannotStart where node 0 refuses;
-    WrongKey, NoHandshake, SocketClosed, OSError."""
+    ServerHasEnded, WrongKey, NoHandshake, SocketClosed, OSError."""
     mine, joined = hello(config), list[Joined]()
     with contextlib.ExitStack() as opened:
         for engine in range(requested_sizes(config).attention_dp):
@@ -109,6 +124,8 @@ def await_setup(
                 raise NoHandshake("it does not answer what this node said of itself") from None
         for other, _ in joined:
             other.send(NodeBeat([]))
+    if isinstance(answer, ServerEnd):
+        raise ServerHasEnded(answer)
     if isinstance(answer, NodeRefusal):
         raise CannotStart(f"node 0 refuses node {node}: {'; '.join(answer.reasons)}")
     if not isinstance(answer, NodeSetup):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-import queue
+import os
+import select
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -12,11 +15,13 @@ import msgspec
 
 from vivace.engine.process_group import RankDeath
 from vivace.errors import RankLost
+from vivace.launch.forked_processes import poll
 from vivace.launch.handshake import Guest
 from vivace.launch.node_messages import (
     Address,
     FromNode,
     JoinNodes,
+    LookAtRanks,
     NodeBeat,
     NodeEnd,
     NodeHello,
@@ -24,15 +29,18 @@ from vivace.launch.node_messages import (
     NodeRankDied,
     NodeRankHere,
     NodeRankSays,
+    NodeRankStates,
     NodeServes,
 )
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
-from vivace.protocol.ranks import COMING_SECONDS, RankAnswer, RankReady
+from vivace.protocol.ranks import COMING_SECONDS, NodePresence, RankAnswer, RankReady, RankStates
 from vivace.protocol.step import StepPlan
 from vivace.protocol.workers import WorkerCommand
 
 T = TypeVar("T", NodeRankHere, RankReady)
 Said = NodeRankHere | RankReady | RankAnswer | RankDeath
+Tell = Callable[[NodePresence | RankStates], None]
+"""what the supervisor is to know"""
 BEAT_SECONDS = 1.0
 MISSED_BEATS = 4
 """A node whose process has said nothing for so many is stuck; of a machine that has gone the
@@ -43,6 +51,28 @@ BROKEN = "a connection between nodes broke, so what it computed is not whole"
 log = logging.getLogger(__name__)
 
 
+class RemoteInbox:
+    """What a rank of another node has said. Who waits here waits for a descriptor: so whoever looks
+    (`awaited_processes`) sees that it waits for somebody, and is not the one who is awaited."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Said] = deque()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
+        weakref.finalize(self, os.close, self._bell)
+
+    def put(self, message: Said) -> None:
+        """From any thread."""
+        self._messages.append(message)
+        os.eventfd_write(self._bell, 1)
+
+    def get(self, timeout: float | None = None) -> Said:
+        """From one thread. Raises TimeoutError."""
+        if not poll(self._bell, select.POLLIN, timeout):
+            raise TimeoutError
+        os.eventfd_read(self._bell)
+        return self._messages.popleft()
+
+
 class RemoteRank:
     """A `RankLink` to a rank of another node."""
 
@@ -50,7 +80,7 @@ class RemoteRank:
         self.name = f"rank {rank} (node {node.node})"
         self.rank = rank
         self._node = node
-        self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        self._said = RemoteInbox()
         self._lock = threading.Lock()
         self._rings: list[Callable[[], None]] = []
         self._death: RankDeath | None = None
@@ -62,17 +92,17 @@ class RemoteRank:
         """From the node's thread."""
         self._said.put(message)
 
-    def die(self, name: str, reason: str, *, reported: bool, noticed: bool = False) -> None:
+    def die(self, death: RankDeath) -> None:
         """From the node's thread; what comes first counts."""
         with self._lock:
             if self._death is not None:
                 return
-            self._death = RankDeath(name, reason, reported=reported, noticed=noticed)
+            self._death = death
             rings = list(self._rings)
         self._dead.set()
-        self._said.put(self._death)
         for ring in rings:
             ring()
+        self._said.put(death)
 
     def arrive(self) -> None:
         """Wait until it is there. Raises RankLost."""
@@ -87,7 +117,7 @@ class RemoteRank:
         """While it starts. Raises RankLost."""
         try:
             message = self._said.get(timeout=timeout)
-        except queue.Empty:
+        except TimeoutError:
             raise RankLost(f"{self.name} has said nothing for {timeout:g} s") from None
         if isinstance(message, RankDeath):
             self._said.put(message)
@@ -133,16 +163,21 @@ class NodeLink:
         control: MessageSocket[FromNode],
         ranks: Sequence[int],
         ranks_of_first: int,
+        tell: Tell,
     ) -> None:
         """`ranks`: of this engine, on that node; `ranks_of_first`: those of all engines on node
         0."""
+        tell(NodePresence(node, here=True))
         self.node = node
         self.host = guest.host
         self.ranks = [RemoteRank(self, rank) for rank in ranks]
         self._ranks_here = ranks_of_first
         self._here = guest.sock.getsockname()[0]
         """this machine's address, as the node reaches it"""
-        self._begun = self._lost = False
+        self._tell = tell
+        self._begun = False
+        self.gone = ""
+        """why this node, not only a rank of it, does not answer any more; empty: it does"""
         self.broken: Callable[[], bool] = lambda: False
         """whether ranks here wait for nobody any more"""
         self._control = control
@@ -153,9 +188,9 @@ class NodeLink:
 
     @property
     def lost(self) -> bool:
-        return self._lost or any(rank.death() for rank in self.ranks)
+        return bool(self.gone) or any(rank.death() for rank in self.ranks)
 
-    def send(self, message: StepPlan | WorkerCommand | NodeServes) -> None:
+    def send(self, message: StepPlan | WorkerCommand | NodeServes | LookAtRanks) -> None:
         self._control.send(message)
 
     def begin(self, addresses: Sequence[Address]) -> None:
@@ -166,10 +201,10 @@ class NodeLink:
         near = [(self._here, port) for _, port in addresses[: self._ranks_here]]
         self._control.send(JoinNodes([*near, *addresses[self._ranks_here :]]))
 
-    def close(self, cause: str, *, final: bool = False) -> None:
+    def close(self, cause: str) -> None:
         if not self._closed:
             self._closed = True
-            self._control.send(NodeEnd(cause, final))
+            self._control.send(NodeEnd(cause))
 
     def _listen(self) -> None:
         missed = 0
@@ -197,6 +232,8 @@ class NodeLink:
                 self._tell_stopped(set(message.stopped))
             case NodeLeaves():
                 self._lose(f"was stopped: {message.reason}")
+            case NodeRankStates():
+                self._tell(self._describe(message))
             case NodeRankHere() | NodeRankSays() | NodeRankDied():
                 for rank in self.ranks:
                     if rank.rank == message.rank:
@@ -217,10 +254,26 @@ class NodeLink:
             case NodeRankSays():
                 rank.hear(message.message)
             case NodeRankDied():
-                reported, noticed = message.reported, message.noticed
-                rank.die(rank.name, message.reason, reported=reported, noticed=noticed)
+                death = RankDeath(
+                    rank.name,
+                    message.reason,
+                    reported=message.reported,
+                    noticed=message.noticed,
+                    refused=message.refused,
+                )
+                rank.die(death)
+
+    def _describe(self, found: NodeRankStates) -> RankStates:
+        return RankStates(
+            stopped=[rank.name for rank in self.ranks if rank.rank in found.stopped],
+            missing=[rank.name for rank in self.ranks if rank.rank in found.missing],
+            waits=found.waits,
+        )
 
     def _lose(self, reason: str) -> None:
-        self._lost = True
+        death = RankDeath(f"node {self.node} ({self.host})", reason, reported=False)
+        self.gone = self.gone or death.text
+        if not self._closed:  # otherwise it calls again
+            self._tell(NodePresence(self.node, here=False))
         for rank in self.ranks:
-            rank.die(f"node {self.node} ({self.host})", reason, reported=False)
+            rank.die(death)

@@ -3,6 +3,8 @@ proved that they have the key (launch/handshake.py)."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from vivace.protocol.ranks import RankAnswer, RankReady
@@ -65,12 +67,13 @@ class NodeRankSays(msgspec.Struct, frozen=True, tag="node_rank_says"):
 
 
 class NodeRankDied(msgspec.Struct, frozen=True, tag="node_rank_died"):
-    """Node -> engine. `reported`, `noticed`: as in `RankDeath`."""
+    """Node -> engine. `reported`, `noticed`, `refused`: as in `RankDeath`."""
 
     rank: int
     reason: str
     reported: bool
     noticed: bool
+    refused: bool = False
 
 
 class NodeBeat(msgspec.Struct, frozen=True, tag="node_beat"):
@@ -90,13 +93,44 @@ class NodeServes(msgspec.Struct, frozen=True, tag="node_serves"):
     """Engine -> nodes: all ranks are ready."""
 
 
+class LookAtRanks(msgspec.Struct, frozen=True, tag="look_at_ranks"):
+    """Engine -> node: how do my ranks stand with you?"""
+
+
+class NodeRankStates(msgspec.Struct, frozen=True, tag="node_rank_states"):
+    """Node -> engine, the answer: ranks, as in `RankStates`."""
+
+    stopped: list[int]
+    missing: list[int]
+    waits: bool
+
+
 class NodeEnd(msgspec.Struct, frozen=True, tag="node_end"):
-    """Engine -> nodes: it ends. `cause`: of its death, behind which another one comes, unless it is
-    `final`; empty: the server was stopped."""
+    """Engine -> nodes: it ends. `cause`: of its death, behind which they call again; empty: the
+    server was stopped."""
 
     cause: str
-    final: bool = False
 
 
-ToNode = NodeRefusal | NodeSetup | JoinNodes | NodeServes | NodeEnd | StepPlan | WorkerCommand
-FromNode = NodeHello | NodeRankHere | NodeRankSays | NodeRankDied | NodeBeat | NodeLeaves
+class ServerEnd(msgspec.Struct, frozen=True, tag="server_end"):
+    """Node 0 -> who calls: there is no engine any more, and none follows. `cause`: of that; empty:
+    the server was stopped. `code`: which this node exits with."""
+
+    cause: str
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)]
+
+
+ToNode = (
+    NodeRefusal
+    | NodeSetup
+    | JoinNodes
+    | NodeServes
+    | LookAtRanks
+    | NodeEnd
+    | ServerEnd
+    | StepPlan
+    | WorkerCommand
+)
+FromNode = (
+    NodeHello | NodeRankHere | NodeRankSays | NodeRankDied | NodeBeat | NodeLeaves | NodeRankStates
+)

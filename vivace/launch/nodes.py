@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,9 +16,9 @@ from vivace.config.nodes import MAKE_A_KEY, address
 from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import encode
 from vivace.doctor.port import port_owner
-from vivace.engine.process_group import Broadcast, find_cause
+from vivace.engine.process_group import find_cause
 from vivace.errors import CannotStart, NotJoined, say
-from vivace.launch.engine_place import AddressBook, EnginePlace, find_entrance
+from vivace.launch.engine_place import AddressBook, find_entrance
 from vivace.launch.handshake import Door, Guest, notice_silence, send_at_once
 from vivace.launch.node_hello import (
     cluster_key,
@@ -28,17 +28,18 @@ from vivace.launch.node_hello import (
     socket_setup,
     without_keys,
 )
-from vivace.launch.node_link import NodeLink, RemoteRank
+from vivace.launch.node_link import NodeLink, RemoteRank, Tell
 from vivace.launch.node_messages import (
     Address,
     FromNode,
+    LookAtRanks,
     NodeHello,
     NodeRefusal,
     NodeServes,
     NodeSetup,
 )
 from vivace.launch.node_sockets import listening
-from vivace.protocol.engine_link import NodesLink, new_nodes_link
+from vivace.protocol.engine_link import NodesLink
 from vivace.protocol.message_socket import LARGEST_MESSAGE, MessageSocket, SocketClosed
 from vivace.protocol.ranks import NodeSocketSetup
 from vivace.protocol.step import StepPlan
@@ -65,56 +66,6 @@ LONGEST_REASON = 2000
 log = logging.getLogger(__name__)
 
 
-class OtherNodes(Protocol):
-    """Those of an engine's ranks that are on other machines; a `Broadcast` to them."""
-
-    def ranks_here(self, ranks: Sequence[int]) -> Sequence[int]: ...
-
-    def sockets(self, rank: int) -> NodeSocketSetup | None:
-        """What a rank of this machine needs to reach others."""
-        ...
-
-    def gather(self, report: ReportProgress) -> Sequence[RemoteRank]:
-        """Wait for all nodes; what ranks of this engine they have. Raises CannotStart, which names
-        those that did not come."""
-        ...
-
-    def meet(self, found: Mapping[int, Address], look: Callable[[], None]) -> Sequence[Address]:
-        """Where this engine's ranks expect those of other nodes -> where all ranks do. `look`: as
-        in `AddressBook.read`."""
-        ...
-
-    def serve(self, memory: RankMemory) -> None:
-        """All ranks are ready. `memory`: of those here, which says when they do not wait."""
-        ...
-
-    def send(self, message: StepPlan | WorkerCommand) -> None: ...
-
-    def close(self, cause: str = "") -> None: ...
-
-
-class OneMachine:
-    """There are no other nodes."""
-
-    def ranks_here(self, ranks: Sequence[int]) -> Sequence[int]:
-        return ranks
-
-    def sockets(self, rank: int) -> None:
-        return None
-
-    def gather(self, report: ReportProgress) -> Sequence[RemoteRank]:
-        return ()
-
-    def meet(self, found: Mapping[int, Address], look: Callable[[], None]) -> Sequence[Address]:
-        return ()
-
-    def serve(self, memory: RankMemory) -> None: ...
-
-    def send(self, message: StepPlan | WorkerCommand) -> None: ...
-
-    def close(self, cause: str = "") -> None: ...
-
-
 class NodeGate:
     """Where nodes join an engine, while it lives. All do, also those that have none of its ranks:
     they hear how it ends. Of engines that share layers the first one speaks for all."""
@@ -125,13 +76,11 @@ class NodeGate:
         index: int,
         link: NodesLink,
         open_door: Callable[[], Door],
-        *,
-        first_life: bool,
+        tell: Tell,
     ) -> None:
-        """`first_life`: what this engine dies of before it serves ends the server."""
         self._config = config
         self._index = index
-        self._final = first_life
+        self._tell = tell
         self._session = session = link.session
         self._members = requested_sizes(config).engine_members(index)
         self._nodes = node_ranks(config)
@@ -161,7 +110,6 @@ class NodeGate:
         return self._book.read(look)
 
     def serve(self, memory: RankMemory) -> None:
-        self._final = False
         for link in self._links.values():
             link.broken = lambda: memory.abandoned
             link.send(NodeServes())
@@ -170,9 +118,16 @@ class NodeGate:
         for link in self._links.values():
             link.send(message)
 
+    def ask(self) -> None:
+        for link in list(self._links.values()):
+            link.send(LookAtRanks())
+
+    def gone(self) -> str:
+        return ", ".join(link.gone for link in list(self._links.values()) if link.gone)
+
     def close(self, cause: str = "") -> None:
-        for link in self._links.values():
-            link.close(cause, final=bool(cause) and self._final)
+        for link in list(self._links.values()):
+            link.close(cause)
 
     def _wait_for_all(self, report: ReportProgress) -> list[NodeLink]:
         timeout, others = self._config.parallel.dist_timeout, range(1, len(self._nodes))
@@ -270,7 +225,9 @@ class NodeGate:
             reasons = self._objections(node, hello, known)
             if not reasons:
                 ranks = [rank for rank in self._nodes[node] if rank in self._members]
-                self._links[node] = NodeLink(node, guest, control, ranks, len(self._nodes[0]))
+                self._links[node] = NodeLink(
+                    node, guest, control, ranks, len(self._nodes[0]), self._tell
+                )
                 control.send(self._setup)
                 log.log(self._level, "Node %d has joined from %s", node, guest.host)
             self._changed.notify_all()
@@ -298,36 +255,6 @@ class NodeGate:
             ]
         # Another engine may read what a node said a while ago; all have the first one's clock.
         return differences(node, hello, self._hello, None if self._index else time.time())
-
-
-class Broadcasts:
-    """A `Broadcast` to the ranks here, then to those elsewhere."""
-
-    def __init__(self, parts: Sequence[Broadcast]) -> None:
-        self._parts = parts
-
-    def send(self, message: StepPlan | WorkerCommand) -> None:
-        for part in self._parts:
-            part.send(message)
-
-    def close(self, cause: str = "") -> None:
-        for part in self._parts:
-            part.close(cause)
-
-
-def other_nodes(config: Config, place: EnginePlace | None = None, epoch: int = 0) -> OtherNodes:
-    """`place`: of an engine among those that share layers; `epoch`: of its life. Raises CannotStart
-    where nobody can listen at --dist-init-addr."""
-    if config.parallel.nnodes == 1:
-        return OneMachine()
-    index, link = (place.index, place.link.nodes) if place is not None else (0, None)
-    return NodeGate(
-        config,
-        index,
-        link or new_nodes_link(1),
-        lambda: open_door(config),
-        first_life=epoch < config.parallel.dp_size,
-    )
 
 
 def open_door(config: Config) -> Door:

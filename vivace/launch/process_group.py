@@ -8,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vivace.config.parallelism import requested_sizes
-from vivace.engine.executor import StepWorker
-from vivace.engine.process_group import ProcessGroupExecutor, end_start, find_cause
+from vivace.engine.executor import ExecutorDied, StepWorker
+from vivace.engine.process_group import Broadcast, ProcessGroupExecutor, end_start, find_cause
 from vivace.engine.remote_worker import RemoteWorker
-from vivace.errors import CannotStart, RankLost
+from vivace.errors import CannotStart, NodeGone, RankLost
 from vivace.launch.engine_place import EnginePlace
 from vivace.launch.node_messages import Address
 from vivace.launch.node_sockets import open_sockets
-from vivace.launch.nodes import Broadcasts, OtherNodes, RemoteRank, other_nodes
+from vivace.launch.other_nodes import ONE_MACHINE, OtherNodes
 from vivace.launch.rank_progress import AllRanks
 from vivace.launch.ranks import (
     EXIT_SECONDS,
@@ -27,10 +27,28 @@ from vivace.launch.ranks import (
 )
 from vivace.platforms.rendezvous import RankMemory, Rendezvous
 from vivace.protocol.ranks import RankReady
+from vivace.protocol.step import StepPlan
+from vivace.protocol.workers import WorkerCommand
 
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
+    from vivace.launch.node_link import RemoteRank
+
+
+class Broadcasts:
+    """A `Broadcast` to the ranks here, then to those elsewhere."""
+
+    def __init__(self, parts: Sequence[Broadcast]) -> None:
+        self._parts = parts
+
+    def send(self, message: StepPlan | WorkerCommand) -> None:
+        for part in self._parts:
+            part.send(message)
+
+    def close(self, cause: str = "") -> None:
+        for part in self._parts:
+            part.close(cause)
 
 
 def start_process_group(
@@ -39,17 +57,17 @@ def start_process_group(
     wrap: Callable[[StepWorker], StepWorker],
     report: ReportProgress,
     place: EnginePlace | None = None,
-    epoch: int = 0,
+    others: OtherNodes = ONE_MACHINE,
 ) -> ProcessGroupExecutor:
     """Start the other ranks, build the first one if it is this machine's, wait until all are ready.
-    What one dies of ends the start, named. `wrap`: what steps pass; `place`, `epoch`: of it."""
-    sizes, links = requested_sizes(config), list[RankProcess | RemoteRank]()
+    What one dies of ends the start, named. `wrap`: what steps pass; `place`: of this engine."""
+    sizes = requested_sizes(config)
+    links: list[RankProcess | RemoteRank] = []
     members = sizes.engine_members(place.index if place is not None else 0)
     count = len(members) * (place.engines if place is not None else 1)
     with rank_files(place) as (memory, meeting), ExitStack() as failed, file_of_ranks() as plans:
         report("Starting ranks", 0.0)
-        others = other_nodes(config, place, epoch)
-        with blame_ranks(links, companions=place is not None):
+        with blame_ranks(links, others, companions=place is not None):
             numbers = others.ranks_here(members)
             first, behind = numbers[:1], numbers[1:]
             here = RankBroadcast(plans, len(behind))
@@ -127,14 +145,22 @@ def end_together(
 
 
 @contextmanager
-def blame_ranks(links: Sequence[RankProcess | RemoteRank], *, companions: bool) -> Iterator[None]:
-    """What goes wrong while these start is named."""
+def blame_ranks(
+    links: Sequence[RankProcess | RemoteRank], others: OtherNodes, *, companions: bool
+) -> Iterator[None]:
+    """What goes wrong while these start is named. Raises CannotStart, NodeGone, ExecutorDied."""
     try:
         yield
     except CannotStart:
         raise  # every rank says the same
     except Exception as error:
-        end_start(links, error, EXIT_SECONDS, companions=companions)
+        wait = 0.0 if others.gone() else EXIT_SECONDS
+        try:
+            end_start(links, error, wait, companions=companions)
+        except ExecutorDied:
+            if gone := others.gone():
+                raise NodeGone(gone) from error
+            raise
 
 
 @contextmanager

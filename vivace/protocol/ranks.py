@@ -112,6 +112,24 @@ class RankFailure(msgspec.Struct, frozen=True, tag="failure"):
     """where it came from, of an exception that nobody has words for"""
 
 
+class NodePresence(msgspec.Struct, frozen=True, tag="node_presence"):
+    """Engine -> supervisor: a node behind the first has joined it, or has gone."""
+
+    node: int
+    here: bool
+
+
+class RankStates(msgspec.Struct, frozen=True, tag="rank_states"):
+    """Of an engine's processes on one machine, which meet in collectives."""
+
+    stopped: list[str]
+    """names of those that somebody has stopped (SIGSTOP, a debugger)"""
+    missing: list[str]
+    """of those that do not come where others wait"""
+    waits: bool
+    """one waits there"""
+
+
 RankAnswer = StepDone | StepResult | StepRefusal | WorkerState
 """to a plan: a result where its rank is the one whose results count"""
 ToRanks = StepPlan | WorkerCommand

@@ -5,45 +5,66 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from vivace.protocol.futex import NUMBERS
+from vivace.protocol.ranks import RankStates
 
 STOPPED = "Tt"
 """states of /proc/PID/stat (proc_pid_stat(5)): by a signal, by a debugger"""
 SHARED = "memfd:vivace-ranks"
 """what ranks and their engine map, to exchange and to hear plans (`file_of_ranks`)"""
 WAITS = {
-    "x86_64": frozenset({7, 23, 232, 270, 271, 281}),
-    "aarch64": frozenset({22, 72, 73}),
+    "x86_64": frozenset({7, 23, 45, 47, 232, 270, 271, 281}),
+    "aarch64": frozenset({22, 72, 73, 207, 212}),
 }
-"""numbers of poll, select and epoll_wait, and of what came after them"""
+"""numbers of poll, select and epoll_wait and of what came after them, of recvfrom and recvmsg"""
 LOOKS, LOOK_SECONDS = 5, 0.01
 """who waits wakes up now and then, to see whether it still has to"""
 
 
-def find_awaited(parents: Collection[int]) -> str:
-    """Of some engines and their ranks; empty: nobody is, or nobody can see it."""
-    return find_stopped(parents) or find_missing(parents)
-
-
-def find_missing(parents: Collection[int]) -> str:
-    """`rank 1 (process 123) does not come where others wait`: it computes, or hangs."""
-    members = {
-        pid: name
+def find_members(parents: Collection[int], children: str = "rank") -> dict[int, str]:
+    """Some engines and their ranks, number -> `rank 1 (process 123)`. `children`: how the names of
+    their children begin; one that is to become a rank has no name yet."""
+    return {
+        pid: f"{name} (process {pid})"
         for pid, name, _, parent in list_processes()
-        if pid in parents or (parent in parents and name.startswith("rank "))
+        if pid in parents or (parent in parents and name.startswith(children))
     }
+
+
+def find_stopped(members: Mapping[int, str]) -> list[str]:
+    return [name for pid, name in members.items() if is_stopped(pid)]
+
+
+def look_at(members: Mapping[int, str]) -> RankStates:
+    """How these processes (number -> name) stand. Takes LOOKS times LOOK_SECONDS."""
+    stopped = find_stopped(members)
     waiting: set[int] = set()
     try:
         for _ in range(LOOKS):
             waiting.update(pid for pid in members if waits_for_others(pid))
             time.sleep(LOOK_SECONDS)
     except (OSError, ValueError):  # it has just ended, or the system does not tell
-        return ""
-    missing = [f"{name} (process {pid})" for pid, name in members.items() if pid not in waiting]
-    return f"{', '.join(missing)} does not come where others wait" if waiting and missing else ""
+        return RankStates(stopped, [], waits=False)
+    missing = [name for pid, name in members.items() if pid not in waiting and name not in stopped]
+    return RankStates(stopped, missing, waits=bool(waiting))
+
+
+def describe_awaited(found: Sequence[RankStates]) -> str:
+    """`rank 1 (process 123) is stopped`, or `rank 1 (process 123) does not come where others wait`:
+    it computes, or hangs. Empty: nobody is awaited, or nobody can see it."""
+    if stopped := [name for one in found for name in one.stopped]:
+        return describe_stopped(stopped)
+    missing = [name for one in found for name in one.missing]
+    if missing and any(one.waits for one in found):
+        return f"{', '.join(missing)} does not come where others wait"
+    return ""
+
+
+def describe_stopped(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} stopped"
 
 
 def waits_for_others(pid: int) -> bool:
@@ -63,16 +84,6 @@ def waits_for_others(pid: int) -> bool:
             if any(first <= address < last for first, last in bounds):
                 return True
     return False
-
-
-def find_stopped(parents: Collection[int]) -> str:
-    """`rank 1 (process 123) is stopped`; empty: nobody is."""
-    found = [
-        f"{name} (process {pid}) is stopped"
-        for pid, name, state, parent in list_processes()
-        if state in STOPPED and (pid in parents or parent in parents)
-    ]
-    return ", ".join(found)
 
 
 def is_stopped(pid: int) -> bool:

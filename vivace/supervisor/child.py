@@ -59,6 +59,8 @@ class Child:
     started: float = field(default_factory=time.monotonic)
     stage: str = ""
     """of its start, as it last said"""
+    progressed: float = field(default_factory=time.monotonic)
+    """when it last said something of its start"""
     serving: bool = False
     """a frontend that accepts connections, an engine that is ready"""
     live: int | None = None
@@ -127,6 +129,11 @@ class Child:
     def cannot_start(self) -> bool:
         """It ended over something the user can put right, and said what."""
         return bool(self.failure) and self.process.returncode == CANNOT_START
+
+    @property
+    def lost_node(self) -> bool:
+        """Another start may do, for which it has not waited itself."""
+        return self.passing and not self.cannot_start
 
     @property
     def exit_code(self) -> int:

@@ -10,12 +10,19 @@ from dataclasses import dataclass, field
 from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
 from vivace.protocol.messages import KEY_SHIFT, Command, Drain, EngineDown, Ready
-from vivace.supervisor.awaited_processes import find_awaited
+from vivace.protocol.ranks import RankStates
+from vivace.supervisor.awaited_processes import (
+    describe_awaited,
+    describe_stopped,
+    find_members,
+    find_stopped,
+    look_at,
+)
 from vivace.supervisor.child import Child
-from vivace.supervisor.messages import FrontendGone, Setup
+from vivace.supervisor.messages import AskNodes, FrontendGone, Setup
 from vivace.supervisor.plan import SPAWN_RETRY_SECONDS, Plan
 from vivace.supervisor.restart_policy import CrashAttribution, CrashBudget, RestartDecision
-from vivace.supervisor.watch import EngineWatch, Watchdog
+from vivace.supervisor.watch import EngineWatch, StartWatch, Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +34,7 @@ class EngineSlot:
     index: int
     heartbeat: EngineHeartbeat
     watch: EngineWatch
+    start_watch: StartWatch
     budget: CrashBudget
     child: Child | None = None
     ready: Ready | None = None
@@ -61,12 +69,14 @@ class Engines:
                     EngineProgress(plan.memory, index),
                     Watchdog(hard=plan.watchdog, soft=plan.soft_watchdog),
                 ),
+                start_watch=StartWatch(plan.watchdog),
                 budget=CrashBudget(plan.crashes, plan.crash_window),
             )
             for index in range(len(plan.engines))
         ]
         self._attribution = CrashAttribution([slot.budget for slot in self.slots])
         self._epoch = 0
+        self._inquiry = AwaitedInquiry(self)
 
     @property
     def children(self) -> list[Child]:
@@ -102,6 +112,8 @@ class Engines:
         """Spawn one (or take `child`); it is to be told its setup. None when none can be started
         now: it is tried again. No two lives of engines have the same epoch."""
         slot.watch.restart(time.monotonic())
+        slot.start_watch.restart(time.monotonic())
+        self._inquiry = AwaitedInquiry(self)  # what nodes said of the last engines is past
         slot.heartbeat.begin()  # what the last engine died of is not this one's doing
         started = self.plan.start_engine(child, slot.index, self._epoch, slot.share)
         if started is None:
@@ -186,9 +198,41 @@ class Engines:
     def check(self, now: float, *, draining: bool) -> None:
         """To be called often: who is stuck is ended."""
         for slot in self.slots:
-            if (child := slot.serving) is not None:
-                slot.watch.check(child, now, draining=draining, blame=self.find_awaited)
+            if slot.child is None:
+                continue
+            if slot.child.serving:
+                slot.watch.check(slot.child, now, draining=draining, inquiry=self._inquiry)
+            else:
+                slot.start_watch.check(slot.child, now, self._inquiry)
 
-    def find_awaited(self) -> str:
-        """Whom ranks, and engines that share layers, wait for."""
-        return find_awaited([child.process.pid for child in self.children])
+    def hear(self, states: RankStates) -> None:
+        self._inquiry.hear(states)
+
+
+class AwaitedInquiry:
+    """Whom ranks, and engines that share layers, wait for. Those of this machine can be seen; those
+    of other nodes are asked for through the engines."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self._elsewhere: list[RankStates] = []
+
+    def begin(self) -> None:
+        self._elsewhere.clear()
+        for child in self._engines.children:
+            child.control.send(AskNodes())
+
+    def hear(self, states: RankStates) -> None:
+        self._elsewhere.append(states)
+
+    def stopped(self) -> str:
+        found = find_stopped(find_members(self._parents(), ""))
+        found += [name for one in self._elsewhere for name in one.stopped]
+        return describe_stopped(found) if found else ""
+
+    def result(self) -> str:
+        here = look_at(find_members(self._parents()))
+        return self.stopped() or describe_awaited([here, *self._elsewhere])
+
+    def _parents(self) -> list[int]:
+        return [child.process.pid for child in self._engines.children]

@@ -7,6 +7,7 @@ import msgspec
 from vivace.observability.timeline import Stage
 from vivace.protocol.engine_link import EngineLink
 from vivace.protocol.messages import Command, Draining, EngineDown, Ready, Reply
+from vivace.protocol.ranks import NodePresence, RankStates
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
@@ -125,6 +126,11 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     passing: bool = False
 
 
+class AskNodes(msgspec.Struct, frozen=True, tag="ask_nodes"):
+    """Supervisor -> engine: how do its ranks on other nodes stand? Of each node that answers comes
+    `RankStates`, within a second."""
+
+
 ToChild = (
     Setup
     | Ready
@@ -136,6 +142,7 @@ ToChild = (
     | FrontendGone
     | Stop
     | RaySetup
+    | AskNodes
 )
 FromChild = (
     Progress
@@ -147,4 +154,6 @@ FromChild = (
     | LiveRequests
     | Failure
     | RayReservation
+    | NodePresence
+    | RankStates
 )

@@ -12,6 +12,7 @@ from vivace.protocol.engine_socket import EngineSocket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.supervisor.child import Advice, Child, Command, Role, process_command, spawn
+from vivace.supervisor.joined_nodes import Farewell
 from vivace.supervisor.messages import Setup
 from vivace.supervisor.shared_layers import LinkFiles
 
@@ -104,10 +105,12 @@ def tell_retry(role: Role, error: OSError) -> None:
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
     """What the user sees: the progress of a start, that it is complete and then what runs, whole
-    lines that children print, and what a child did while it started."""
+    lines that children print, what a child did while it started, and how nodes hear that there is
+    no server any more."""
 
     progress: Callable[[str, float], None]
     ready: Callable[[], None]
     show: Callable[[Capacity], None]
     write: Callable[[str], object] = lambda text: None
     timed: Callable[[str, list[Stage]], None] = lambda process, stages: None
+    farewell: Farewell = lambda nodes, cause, code: None

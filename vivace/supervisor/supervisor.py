@@ -15,10 +15,12 @@ from typing import Literal
 
 from vivace.protocol.message_socket import SocketClosed
 from vivace.protocol.messages import Draining, EngineDown, Ready, Reply
+from vivace.protocol.ranks import NodePresence, RankStates
 from vivace.supervisor import signals
 from vivace.supervisor.child import FAILED, Child
 from vivace.supervisor.engines import Engines, EngineSlot
 from vivace.supervisor.frontends import Frontends
+from vivace.supervisor.joined_nodes import JoinedNodes
 from vivace.supervisor.messages import (
     Failure,
     LiveRequests,
@@ -66,6 +68,8 @@ class Supervisor:
         self._drained_by = 0.0  # when the engine is to end what it still computes
         self._signals = 0
         self._code: int | None = None
+        self._nodes = JoinedNodes(hooks.farewell)
+        self._failed = ""  # what the server ends of, where nobody has stopped it
 
     def run(self) -> int:
         with signals.handle_signals(self._selector, self._on_signal):
@@ -81,7 +85,9 @@ class Supervisor:
                     self._tick(time.monotonic())
             finally:
                 self._kill_everything()
-        return self._code or 0
+        code = self._code or 0
+        self._nodes.end(self._failed, code if self._failed else 0)
+        return code
 
     # -- children ---------------------------------------------------------------------------------
 
@@ -116,13 +122,17 @@ class Supervisor:
         for message in messages:
             match message:
                 case Progress():
-                    child.stage = message.stage
+                    child.stage, child.progressed = message.stage, time.monotonic()
                     if child.index == 0 or child.role != "engine":  # the others do the same
                         self._hooks.progress(message.stage, message.fraction)
                 case StartupStages():
                     self._hooks.timed(child.name, message.stages)
                 case Failure():
                     child.failure, child.passing = message.text, message.passing
+                case NodePresence():
+                    self._nodes.hear(message)
+                case RankStates():
+                    self._engines.hear(message)
                 case Ready() | Serving() if self._read_other_files(child):
                     pass
                 case Ready():
@@ -198,6 +208,7 @@ class Supervisor:
         slot = self._engines.find(child)
         if slot is not None:
             slot.child = slot.ready = None
+            self._nodes.on_exit(child)
             self._engine_died(slot, child, cause)
         elif child is self._ray:
             self._nodes_lost(child, cause)
@@ -211,7 +222,7 @@ class Supervisor:
         name, follows = engine.name, slot.follows
         slot.follows = ""
         self._engines.end_companions(slot)
-        if self._phase == "starting" and not engine.serving:
+        if self._phase == "starting" and not (engine.serving or engine.lost_node or follows):
             self._fail(f"the {name} did not start: {cause}", engine.exit_code)
         elif follows:
             down = EngineDown(reason=cause, restarting=not slot.lost, engine=slot.index)
@@ -227,6 +238,7 @@ class Supervisor:
 
     def _nodes_lost(self, ray: Child, cause: str) -> None:
         """Ray ends the other nodes with the process that started them."""
+        self._nodes.forget()
         if self._phase != "stopping":
             told = cause if ray.cannot_start else f"the {ray.name} died: {cause}"
             self._fail(told, ray.exit_code)
@@ -264,7 +276,7 @@ class Supervisor:
 
     def _fail(self, reason: str, code: int = FAILED, *, told: str = "") -> None:
         log.error("The server stops: %s", reason)
-        self._code = code
+        self._code, self._failed = code, told or reason
         self._frontends.broadcast(EngineDown(reason=told or reason, restarting=False))
         self._stop_frontends(SHUTDOWN_NOTICE_SECONDS)
 

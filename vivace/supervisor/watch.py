@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from vivace.protocol.heartbeat import IDLE, EngineProgress, FrontendHeartbeat
 from vivace.protocol.shared_memory import SharedMemory
@@ -65,6 +65,38 @@ class Watchdog:
         return now - self._since
 
 
+class Inquiry(Protocol):
+    """Finds whom those who are stuck wait for."""
+
+    def begin(self) -> None:
+        """Ask those who answer later."""
+        ...
+
+    def stopped(self) -> str:
+        """Who is stopped, as far as is known now; empty: nobody"""
+        ...
+
+    def result(self) -> str:
+        """Who is awaited, once others had STACK_DUMP_SECONDS to answer; empty: nobody, or nobody
+        can see it"""
+        ...
+
+
+class NoInquiry:
+    """Of who waits for nobody."""
+
+    def begin(self) -> None: ...
+
+    def stopped(self) -> str:
+        return ""
+
+    def result(self) -> str:
+        return ""
+
+
+NO_INQUIRY = NoInquiry()
+
+
 class ChildWatch:
     """One child and its watchdog. Times are seconds of one monotonic clock."""
 
@@ -82,14 +114,13 @@ class ChildWatch:
         beats: int,
         idle: bool,
         now: float,
-        blame: Callable[[], str] = lambda: "",
+        inquiry: Inquiry = NO_INQUIRY,
     ) -> None:
-        """To be called often, while the child serves. `blame` says whom it waits for, if anybody
-        can see that."""
+        """To be called often, while the child serves."""
         if self._kill_at is not None:
             if now >= self._kill_at:
                 stalled = self._watchdog.stalled_seconds(now)
-                cause = f": {found}" if (found := blame()) else ""
+                cause = f": {found}" if (found := inquiry.result()) else ""
                 child.kill(f"it made no progress for {stalled:.0f} s{cause}")
             return
         alarm = self._watchdog.check(beats, idle, now)
@@ -103,6 +134,7 @@ class ChildWatch:
         child.signal(signal.SIGUSR1)  # faulthandler prints the stacks
         if alarm == "hard":
             self._kill_at = now + STACK_DUMP_SECONDS
+            inquiry.begin()
 
 
 class EngineWatch:
@@ -123,9 +155,9 @@ class EngineWatch:
         (Afterwards it may rest again.)"""
         self._progress.mark_asked()
 
-    def check(self, engine: Child, now: float, *, draining: bool, blame: Callable[[], str]) -> None:
+    def check(self, engine: Child, now: float, *, draining: bool, inquiry: Inquiry) -> None:
         seen = self._progress.activity()
-        self._child.check(engine, seen.beats, seen.kind == IDLE, now, blame)
+        self._child.check(engine, seen.beats, seen.kind == IDLE, now, inquiry)
         self._tell(self._progress.stall(), now)
         if (
             draining
@@ -141,6 +173,52 @@ class EngineWatch:
         elif not stall and self._stalled_at is not None:
             log.warning("The engine goes on, %.1f s after that", now - self._stalled_at)
             self._stalled_at = None
+
+
+class StartWatch:
+    """An engine that starts: says who is stopped meanwhile, and who is awaited where it has not got
+    on for `limit` seconds (None, 0: whatever it takes). Only who is stopped ends the start: others
+    may just be slow. Times are seconds."""
+
+    def __init__(self, limit: float | None) -> None:
+        self._limit = limit
+        self._since = self._looked = self._told = 0.0
+        self._stopped, self._asked = "", False
+
+    def restart(self, now: float) -> None:
+        self._since = self._looked = self._told = now
+        self._stopped, self._asked = "", False
+
+    def check(self, engine: Child, now: float, inquiry: Inquiry) -> None:
+        """To be called often, until it is ready."""
+        if now < self._looked + STACK_DUMP_SECONDS:
+            return
+        since = now if now > self._looked + PAUSE_SECONDS else max(self._since, engine.progressed)
+        if since != self._since:
+            self._since, self._told, self._asked = since, since, False
+        self._looked = now
+        self._tell_stopped(inquiry.stopped())
+        if self._asked:
+            self._conclude(engine, now, inquiry)
+        elif self._limit and now >= self._told + self._limit:
+            self._asked = True
+            inquiry.begin()
+
+    def _tell_stopped(self, stopped: str) -> None:
+        if stopped and stopped != self._stopped:
+            log.warning("While the engine starts, %s, and all others wait for it", stopped)
+        self._stopped = stopped
+
+    def _conclude(self, engine: Child, now: float, inquiry: Inquiry) -> None:
+        stage = f" ({engine.stage})" if engine.stage else ""
+        text = f"it has not got on with its start for {now - self._since:.0f} s{stage}"
+        if stopped := inquiry.stopped():
+            engine.kill(f"{text}: {stopped}")
+        elif found := inquiry.result():
+            log.error("The %s: %s: %s", engine.name, text, found)
+        else:
+            log.warning("The %s: %s", engine.name, text)
+        self._told, self._asked = now, False
 
 
 class FrontendWatch:
