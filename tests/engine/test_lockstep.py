@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -33,6 +35,30 @@ def make_lockstep(count: int, steps: int = 0) -> Iterator[list[SharedLockstep]]:
     finally:
         for end in ends:
             end.stop()
+
+
+def test_bells_may_have_any_number() -> None:
+    """One that an engine with many descriptors has, too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("the limit on open files is low")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    bells = new_bells(lambda number: fcntl.fcntl(number, fcntl.F_DUPFD, 1100))
+    try:
+        memory = words(memoryview(mmap.mmap(-1, mmap.PAGESIZE))[:32])
+        rung, all_bells = threading.Event(), [bells, new_bells()]
+        end, other = (SharedLockstep(memory, index, all_bells) for index in range(2))
+        end.wake_with(rung.set)
+        os.eventfd_write(bells.awaited, 1)
+        assert rung.wait(10)
+        thread = threading.Thread(target=end.agree, args=(EngineShare(1),))
+        thread.start()
+        other.agree(EngineShare(2))
+        thread.join(10)
+        assert not thread.is_alive()
+        end.stop()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("before", [0, STEPS - 100])

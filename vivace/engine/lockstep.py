@@ -8,13 +8,11 @@ when another begins to wait for it, the other one when one that it waits for has
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import threading
 from collections.abc import Callable, Sequence
 
-from vivace.protocol.bells import Bells
+from vivace.protocol.bells import Bells, hear_bell
 from vivace.protocol.step import EngineShare
 
 SHARE_BITS = 32
@@ -55,8 +53,7 @@ class SharedLockstep:
         while not all(self._has_come(other, self._steps) for other in self._others):
             if self._stopped:
                 return [EngineShare()] * len(self._bells)
-            select.select([self._bells[self._index].arrived], [], [], LONGEST_SLEEP)
-            clear(self._bells[self._index].arrived)
+            hear_bell(self._bells[self._index].arrived, LONGEST_SLEEP)
         return [unpack(word) for word in self._words[self._steps % 2 :: 2]]
 
     def wake_with(self, ring: Callable[[], None]) -> None:
@@ -64,8 +61,7 @@ class SharedLockstep:
 
         def watch() -> None:
             while not self._stopped:
-                select.select([bell], [], [])
-                clear(bell)
+                hear_bell(bell)
                 ring()
 
         threading.Thread(target=watch, name="lockstep", daemon=True).start()
@@ -89,8 +85,3 @@ def pack(share: EngineShare) -> int:
 
 def unpack(word: int) -> EngineShare:
     return EngineShare(word & MOST_TOKENS, bool(word & SINGLE), bool(word & MOVES))
-
-
-def clear(bell: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        os.eventfd_read(bell)
