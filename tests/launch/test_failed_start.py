@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from served_toy import write_toy_llama
+from toy_config import LLAMA
 
 from vivace.config.config import Config
 from vivace.config.parsing import parse
@@ -47,7 +48,8 @@ def test_ranks_that_load_end_with_the_first_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are told, and killed, before anybody waits for one of them."""
-    words = ["--model-path", str(write_toy_llama(tmp_path)), "--skip-tokenizer-init"]
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_key_value_heads": 4}))
+    words = ["--model-path", str(tmp_path), "--load-format", "dummy", "--skip-tokenizer-init"]
     config, said = configure(parse([*words, "--tp-size", "4"], {})), list[str]()
     started: list[Rendezvous] = []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_toy import write_toy_llama
+from toy_config import LLAMA
 
 from vivace.config.parsing import parse
 from vivace.config.secret import Secret
@@ -47,9 +47,10 @@ def ray_setup(*words: str, **environment: str) -> RaySetup:
 
 
 def test_keys_that_were_typed_do_not_travel(tmp_path: Path) -> None:
-    path = write_toy_llama(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    words = ["--model-path", str(tmp_path), "--load-format", "dummy", "--skip-tokenizer-init"]
     typed = [*("--api-key", "secret-a", "--admin-api-key=secret-b"), *("--tp-size", "2")]
-    config = configure(parse(["--model-path", str(path), "--use-ray", *typed], {}))
+    config = configure(parse([*words, "--use-ray", *typed], {}))
     setup = ray_nodes.ray_setup(config, ["--use-ray", *typed], Secret("k" * 32))
     assert setup.words == ["--use-ray", "--tp-size", "2"]
     assert "secret" not in str(setup)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
+import json
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served_toy import write_toy_llama
+from toy_config import LLAMA
 
 from vivace.commands.serve import link_files
 from vivace.config.parsing import parse
@@ -23,7 +26,13 @@ from vivace.supervisor.shared_layers import LinkFiles
 
 
 def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    """Of files without names and of bells, as far as they are held."""
+    gc.collect()
+    found = 0
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # it has just been closed
+            found += any(kind in str(one.readlink()) for kind in ("vivace-ranks", "eventfd"))
+    return found
 
 
 @pytest.fixture
@@ -49,7 +58,7 @@ def engines() -> Iterator[Engines]:
             child.close()
 
 
-@pytest.mark.parametrize("room", range(8))
+@pytest.mark.parametrize("room", [0, 4, 7])
 def test_a_restart_waits_for_room(
     engines: Engines, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +92,8 @@ def test_a_start_without_room_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr("vivace.supervisor.shared_layers.new_engine_link", full)
-    words = ["--model-path", str(write_toy_llama(tmp_path)), "--skip-tokenizer-init"]
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    words = ["--model-path", str(tmp_path), "--load-format", "dummy", "--skip-tokenizer-init"]
     config = configure(parse([*words, "--tp-size", "2"], {}))
     assert link_files(config) is None
     several = ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"]
