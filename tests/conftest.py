@@ -1,7 +1,9 @@
-"""Settings of the whole suite: no deadlines (machines are shared), signals as in a terminal."""
+"""Settings of the whole suite: no deadlines (machines are shared), signals as in a terminal, one
+thread of torch."""
 
 from __future__ import annotations
 
+import os
 import signal
 
 from hypothesis import HealthCheck, settings
@@ -10,6 +12,10 @@ settings.register_profile(
     "vivace", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("vivace")
+
+# Read when torch is loaded. Its threads wait in loops: with more of them than free cores, toys take
+# several times as long. What is about threads asks for its own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A parent that ignores signals (nohup, a shell's background job) hands that down to all children.
 for number, usual in (
