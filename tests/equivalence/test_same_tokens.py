@@ -58,7 +58,8 @@ SETTINGS = {
     ],
     "windows": ["one pool", "own", "tight"],
 }
-ROWS = pairwise(SETTINGS, seed=3)
+ROWS = pairwise(SETTINGS, seed=11)
+"""with the seed of 200 whose rows take the fewest steps"""
 COUNT = 32
 SLIDING = ("gemma3", "mistral", "gpt-oss")
 
@@ -130,13 +131,15 @@ def test_same_tokens(models: dict[str, Path], row: dict[str, object]) -> None:
     setting, model = Setting(**row), models[str(row["weights"])]  # type: ignore[arg-type]
     skip_unbuilt(setting.operations)
     engine = build_engine(model, setting)
-    requests = toy_requests(COUNT, stream=setting.stream)
+    requests = asked(setting, COUNT)
     warm(engine, setting, requests)
     answers = engine.run(requests, arrivals=random.Random(1))
     if setting.operations == "torch":
-        assert answer_tokens(answers) == answer_tokens(plain_answers(model, "torch"))
+        plain = plain_answers(model, "torch")
+        assert answer_tokens(answers) == {rid: plain[rid].tokens for rid in answers}
     else:
-        assert answers == plain_answers(model, "eager")
+        plain = plain_answers(model, "eager")
+        assert answers == {rid: plain[rid] for rid in answers}
     if setting.retraction and setting.batch > 1 and setting.chunk != 1:
         assert engine.retractions > 0, "the row was meant to force retractions"
     assert (engine.replays() > 0) is (setting.operations == "captured")
@@ -174,15 +177,22 @@ def answer_tokens(answers: dict[str, Answer]) -> dict[str, list[int]]:
     return {rid: answer.tokens for rid, answer in answers.items()}
 
 
+def asked(setting: Setting, count: int) -> list[Request]:
+    """Half as many, of every kind, where each token of a prompt is a step."""
+    single = setting.chunk == setting.page == 1
+    return toy_requests(count // 2 if single else count, stream=setting.stream)
+
+
 def warm(engine: Engine, setting: Setting, requests: list[Request]) -> None:
     """Fill the prefix cache with some of the prompts before the run that counts."""
+    others = toy_requests(len(requests) // 2, stream=False, seed=99)
     if setting.radix == "warm":
         engine.run(requests[::2])
     if setting.radix == "partly evicted":
-        engine.run(requests)
-        engine.run(toy_requests(COUNT, stream=False, seed=99))
+        engine.run(requests[::2])
+        engine.run(others)
     if setting.radix == "moved":
-        engine.run(toy_requests(COUNT, stream=False, seed=99))
+        engine.run(others)
         engine.run(requests[::2])
         before = engine.resident()
         assert engine.rest() > 0
