@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -40,6 +41,8 @@ CPU = torch.device("cpu")
 
 PLATFORM: Platform | None = None
 """the platform tests run on; None = torch's operations"""
+ONCE = pytest.mark.parametrize("operations", ["torch"], indirect=True)
+"""of tests of models in which nothing is computed"""
 
 
 def load(

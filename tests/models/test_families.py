@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from paged_model import PagedModel, load
+from paged_model import ONCE, PagedModel, load
 from safetensors.torch import load_file
 from toy_models import make, reference, tokens
 
@@ -105,13 +108,43 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+PROMPT = tokens(9)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A family's model; `theirs`: transformers', which nobody changes"""
+
+    folder: Path
+    theirs: Any
+
+    @cached_property
+    def greedy(self) -> list[int]:
+        """64 tokens behind PROMPT"""
+        with torch.inference_mode():
+            found = self.theirs.generate(
+                torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None
+            )
+        return found[0, len(PROMPT) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Toy]:
+    @cache
+    def made(name: str) -> Toy:
+        kind, settings = FAMILIES[name]
+        folder = tmp_path_factory.mktemp(name)
+        return Toy(folder, make(kind, folder, **settings))
+
+    return made
+
+
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
-    kind, settings = FAMILIES[name]
-    theirs = make(kind, tmp_path, **settings)
-    ours = PagedModel(load(tmp_path))
+def test_logits_equal_transformers(name: str, toys: Callable[[str], Toy]) -> None:
+    toy = toys(name)
+    ours = PagedModel(load(toy.folder))
     first, second = tokens(33, 1), tokens(21, 2)
-    wanted = {"a": reference(theirs, first), "b": reference(theirs, second)}
+    wanted = {"a": reference(toy.theirs, first), "b": reference(toy.theirs, second)}
 
     # One prompt in uneven chunks, the other joining in the middle, then both decoding.
     found: dict[str, list[torch.Tensor]] = {"a": [], "b": []}
@@ -130,26 +163,22 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_64_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
-    kind, settings = FAMILIES[name]
-    theirs = make(kind, tmp_path, **settings)
-    ours, ids = PagedModel(load(tmp_path)), tokens(9)
-    found = [int(ours.feed("a", ids, [9])[-1].argmax())]
+def test_64_greedy_tokens_equal_transformers(name: str, toys: Callable[[str], Toy]) -> None:
+    toy = toys(name)
+    ours = PagedModel(load(toy.folder))
+    found = [int(ours.feed("a", PROMPT, [9])[-1].argmax())]
     while len(found) < 64:
         found.append(int(ours.step({"a": found[-1:]})["a"].argmax()))
-    with torch.inference_mode():
-        wanted = theirs.generate(
-            torch.tensor([ids]), max_new_tokens=64, do_sample=False, eos_token_id=None
-        )
-    assert found == wanted[0, 9:].tolist()
-    assert len(set(found)) > 4 or theirs.config.tie_word_embeddings  # those repeat themselves
+    assert found == toy.greedy
+    assert len(set(found)) > 4 or toy.theirs.config.tie_word_embeddings  # those repeat themselves
 
 
+@ONCE
 @pytest.mark.parametrize("name", FAMILIES)
-def test_facts_describe_the_model(name: str, tmp_path: Path) -> None:
-    kind, settings = FAMILIES[name]
-    theirs = make(kind, tmp_path, **settings)
-    facts = read_facts(locate(str(tmp_path)))
+def test_facts_describe_the_model(name: str, toys: Callable[[str], Toy]) -> None:
+    kind, toy = FAMILIES[name][0], toys(name)
+    folder, theirs = toy.folder, toy.theirs
+    facts = read_facts(locate(str(folder)))
     config = theirs.config
     assert facts.architecture == type(theirs).__name__
     assert (facts.layers, facts.heads) == (config.num_hidden_layers, 6)
@@ -168,14 +197,14 @@ def test_facts_describe_the_model(name: str, tmp_path: Path) -> None:
     slides = [7 if kind == "sliding_attention" else None for kind in shown]
     assert list(facts.layer_windows) == slides
     chunks = [10 if kind == "chunked_attention" else None for kind in shown]
-    layers = load(tmp_path).attention_layers
+    layers = load(folder).attention_layers
     assert [getattr(one, "chunk", None) for one in layers] == chunks
     layer = 2 * facts.kv_heads * facts.head_dim
     if kind.startswith("Deepseek"):
         layer = 32 + 16  # a latent, and what is rotated of a key
     assert facts.kv_elements == facts.layers * layer
     assert facts.full_kv_elements == slides.count(None) * layer
-    assert bytes_per_token(load(tmp_path).attention_layers, torch.float32) == 4 * facts.kv_elements
+    assert bytes_per_token(load(folder).attention_layers, torch.float32) == 4 * facts.kv_elements
 
 
 def test_every_architecture_is_compared() -> None:
@@ -264,6 +293,7 @@ def test_dummy_weights_need_no_files_and_repeat(tmp_path: Path) -> None:
     assert runs[0].std() > 0
 
 
+@ONCE
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_configuration_without_a_rotary_base(name: str, tmp_path: Path) -> None:
     """It means what it means to transformers."""

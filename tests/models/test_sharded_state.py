@@ -14,6 +14,7 @@ import rank_toys
 import torch
 from fp8_toys import make_fp8
 from mxfp4_toys import make_mxfp4
+from paged_model import ONCE
 from quantized_toys import AWQ, GptqForm, StoredModel, awq, awq_meant, dynamic, dynamic_meant
 from rank_toys import FAMILIES, SIZES
 from safetensors.torch import load_file, save_file
@@ -43,8 +44,6 @@ EXPERTS = {**rank_toys.EXPERTS, "num_experts": 4}
 LATENT = FAMILIES["DeepseekV3"]
 FUSED = FAMILIES["GptOss"]
 IDS, CHUNKS = tokens(21), [9, 1, 11]
-ONCE = pytest.mark.parametrize("operations", ["torch"], indirect=True)
-"""where nothing is computed"""
 
 
 def stored(method: str, folder: Path) -> None:
