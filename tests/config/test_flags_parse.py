@@ -16,6 +16,7 @@ from vivace.config.known_flags import ELSEWHERE, WITHOUT
 from vivace.config.option import Option
 from vivace.config.parsing import from_arguments, parse
 from vivace.config.sglang import RETIRED
+from vivace.config.values import parse_value
 
 BY_FLAG = {flag: option for option in all_options() for flag in option.flags}
 
@@ -187,10 +188,13 @@ NUMBERS = {
 def test_numbers_are_written_in_ascii_digits(option: Option) -> None:
     numbers, others = NUMBERS[option.shape]
     for text in numbers:
-        assert option_value(parse([f"{option.flag}={text}"], {}), option) == float(text)
+        assert parse_value(option, text) == float(text)
     for text in others:
         with pytest.raises(ConfigError, match=f"^{option.flag}: "):
-            parse([f"{option.flag}={text}"], {})
+            parse_value(option, text)
+    assert option_value(parse([f"{option.flag}={numbers[-1]}"], {}), option) == float(numbers[-1])
+    with pytest.raises(ConfigError, match=f"^{option.flag}: "):
+        parse([f"{option.flag}={others[0]}"], {})
 
 
 @pytest.mark.parametrize("kind", [int, float])

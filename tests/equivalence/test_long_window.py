@@ -10,7 +10,7 @@ from toy_models import make
 
 from vivace.protocol.messages import Request, SamplingParams
 
-WINDOW, PAGE, CHUNK, CONTEXT = 64, 16, 2048, 33_000
+WINDOW, PAGE, CHUNK, CONTEXT = 64, 16, 2048, 20_500
 OUTPUT = 40
 
 
@@ -33,7 +33,7 @@ def run(model: Path, windows: str) -> tuple[Engine, list[int], int]:
     """(engine, tokens, most pages the stream had of the window pool between two steps)"""
     setting = Setting(batch=2, chunk=CHUNK, radix="cold", depth=1, page=PAGE, windows=windows)
     engine = build_engine(model, setting, tokens=2 * CONTEXT)
-    prompt = [3 + (7 * place + place // 90) % 90 for place in range(32_000)]
+    prompt = [3 + (7 * place + place // 90) % 90 for place in range(20_000)]
     request = Request(
         key=0,
         rid="long",
@@ -57,7 +57,7 @@ def test_the_kv_of_a_long_stream_shrinks_as_computed(model: Path) -> None:
     assert tokens == wanted and len(tokens) == OUTPUT
     # a window, the page it begins in, and the page that the next tokens go to
     assert most <= WINDOW // PAGE + 2
-    # 32,040 tokens: one layer of six keeps them all, five keep their pool
+    # 20,040 tokens: one layer of six keeps them all, five keep their pool
     (pool,) = engine.window_pages()
     pages = 2 * CONTEXT // PAGE
     assert engine.kv_bytes() / together.kv_bytes() == pytest.approx(
