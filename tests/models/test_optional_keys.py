@@ -266,7 +266,7 @@ def compare(folder: Path, dropped: tuple[str, ...], changes: dict[str, Any]) -> 
     return facts(folder).notices
 
 
-def changes_of(architecture: str, *, read: bool) -> dict[str, Any]:
+def changed_keys(architecture: str, *, read: bool) -> dict[str, Any]:
     """Of the keys that the family reads, or of those that it does not."""
     family, found = FAMILIES[architecture], dict[str, Any]()
     for key, value in CHANGES.items():
@@ -279,7 +279,7 @@ def changes_of(architecture: str, *, read: bool) -> dict[str, Any]:
     return found
 
 
-def notices_of(architecture: str, changes: dict[str, Any], folder: Path) -> tuple[str, ...]:
+def compare_changed(architecture: str, changes: dict[str, Any], folder: Path) -> tuple[str, ...]:
     kind = KINDS[architecture]
     base = {"head_dim": 16, **BASES.get(kind, {"sliding_window": 7})}
     made = {key: value for key, value in changes.items() if key != "layer_types"}
@@ -288,21 +288,22 @@ def notices_of(architecture: str, changes: dict[str, Any], folder: Path) -> tupl
 
 
 @pytest.mark.parametrize(
-    ("architecture", "key"), [(one, key) for one in FAMILIES for key in changes_of(one, read=True)]
+    ("architecture", "key"),
+    [(one, key) for one in FAMILIES for key in changed_keys(one, read=True)],
 )
 def test_each_key_means_what_it_does_to_transformers(
     architecture: str, key: str, tmp_path: Path
 ) -> None:
-    change = {key: changes_of(architecture, read=True)[key]}
-    notices = notices_of(architecture, change, tmp_path)
+    change = {key: changed_keys(architecture, read=True)[key]}
+    notices = compare_changed(architecture, change, tmp_path)
     assert not [line for line in notices if f" {key} is " in line]
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_keys_that_a_family_does_not_read_are_told(architecture: str, tmp_path: Path) -> None:
     """All at once: transformers does not read them either."""
-    changes = changes_of(architecture, read=False)
-    notices = notices_of(architecture, changes, tmp_path)
+    changes = changed_keys(architecture, read=False)
+    notices = compare_changed(architecture, changes, tmp_path)
     told = {key for key in changes if any(f" {key} is " in line for line in notices)}
     slides = FAMILIES[architecture].reads("sliding_window")
     assert told == {key for key in changes if slides or key not in QUIET}
