@@ -44,3 +44,10 @@ def test_impossible_sizes_are_refused(words: list[str], capsys: pytest.CaptureFi
 
 def test_the_ratio_stands_last() -> None:
     assert line(ExchangeTime("sum", 2, 16, 1024, 1e-5, 1e-3)).split()[-1] == "0.010"
+
+
+@pytest.mark.parametrize(("words", "why"), [("--ranks two", "two"), ("--rounds 1.5", "1.5")])
+def test_wrong_numbers_are_named(words: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words.split())
+    assert f"{words.split()[0]}: '{why}' is not a whole number" in capsys.readouterr().err

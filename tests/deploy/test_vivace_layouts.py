@@ -45,6 +45,7 @@ REFUSED = [
     ("gpt-oss-20b", "--tp 6"),
     ("smollm2-135m", "--tp 2"),
     ("llama-3.1-8b", "--pp 33"),
+    ("qwen1.5-moe-a2.7b", "--tp 5 --ep 5"),
     ("llama-3.1-8b", "--tp 2 --model-impl transformers"),
     ("llama-3.1-8b", "--pp 2 --model-impl transformers"),
     ("llama-3.1-8b", "--tp 8 --dp 4096"),
@@ -126,6 +127,11 @@ def test_how_weights_are_stored_is_not_guessed(path: str, refused: bool) -> None
     """25,600 numbers of blocks of 128 cannot go to 16 ranks; without blocks they can."""
     model = "qwen3-32b" if "Qwen" in path else "deepseek-v3.2"
     assert bool(errors(f"--model-path {path} --tp 16", model)) == refused
+
+
+def test_a_size_that_no_number_of_devices_fits_is_named() -> None:
+    (found,) = errors("--tp 5 --ep 5", "qwen1.5-moe-a2.7b")
+    assert "no number of them with --expert-parallel-size 5" in found.text
 
 
 def test_heads_count_however_weights_are_stored() -> None:
