@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from vivace.engine.expert_distribution import (
     ExpertDistribution,
     NoExpertDistribution,
 )
+from vivace.engine.expert_records import RecordedLayers, RecordedStep, SummedRecord
 from vivace.protocol.messages import RecordExperts
 from vivace.protocol.step import StepResult
 from vivace.protocol.workers import MoveExperts, WorkerState
@@ -78,16 +80,20 @@ def test_layers_move_some_at_a_time_with_steps_between() -> None:
     assert [move.layers for move in ranks.moves] == [[0], [2]]
 
 
-def test_counts_of_moved_slots_are_those_of_their_experts() -> None:
+def test_counts_of_moved_slots_are_those_of_their_experts(tmp_path: Path) -> None:
     ranks = Ranks()
-    experts = made(ranks, rebalance_steps=1, buffer=1)
+    experts = made(ranks, rebalance_steps=1, buffer=1, folder=str(tmp_path))
     experts.commit(step(0, BUSY, BUSY))
     experts.rebalance()
     placed = ranks.moves[0].placed[0]
     assert experts.execute(RecordExperts("start"))
     experts.commit(step(1, [1, 2, 3, 4, 5, 6], EVEN))
     wanted = [sum(n for n, e in zip(range(1, 7), placed, strict=True) if e == k) for k in range(4)]
-    assert experts._content(list(experts._record.kept))["logical_count"][0] == wanted
+    assert dumped(experts)["logical_count"][0] == wanted
+
+
+def dumped(experts: ExpertDistribution) -> dict[str, Any]:
+    return json.loads(Path(experts.execute(RecordExperts("dump"))).read_text())
 
 
 @pytest.mark.parametrize(("threshold", "moves"), [(0.3, 0), (1.0, 1)])
@@ -133,6 +139,24 @@ def test_a_record_of_every_step(tmp_path: Path) -> None:
     (record,) = found["records"]
     assert record["forward_pass_id"] == 5
     assert record["global_physical_count"] == [BUSY, [0] * 6, EVEN]
+    for number in range(3):
+        experts.commit(step(number, EVEN, BUSY))
+    assert [one["forward_pass_id"] for one in dumped(experts)["records"]] == [0, 1, 2]
+    assert dumped(experts)["records"] == []
+
+
+def test_sums_over_all_steps_keep_no_step() -> None:
+    record = SummedRecord(RecordedLayers(58, range(58)), 256, -1)
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            counts = np.ones((58, 256), np.int64)
+            record.add(RecordedStep(number, counts, counts, 1.0))
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 4 * counts.nbytes
+    assert json.loads(b"".join(record.write({})))["logical_count"][0] == [100] * 256
 
 
 def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:

@@ -6,20 +6,26 @@ are known here, and only here they change: `MoveExperts` goes to all ranks betwe
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vivace.config.expert_balance import ExpertDevices, place_experts
 from vivace.engine.executor import Executor
-from vivace.files import write_own_file
+from vivace.engine.expert_records import (
+    RECORDS,
+    CountedSteps,
+    ExpertRecord,
+    RecordedLayers,
+    RecordedStep,
+)
+from vivace.files import WRITE, open_own_file
 from vivace.protocol.messages import RecordExperts
 from vivace.protocol.step import StepResult
 from vivace.protocol.workers import MoveExperts
@@ -57,41 +63,6 @@ class DistributionSettings:
     which count the tokens of all, the first one's"""
 
 
-@dataclass
-class CountedSteps:
-    """Steps since some moment."""
-
-    tokens: np.ndarray
-    """[layers with experts, experts] int64"""
-    steps: int = 0
-    utilization: float = 0.0
-    """sum over steps"""
-
-    def add(self, tokens: np.ndarray, utilization: float) -> None:
-        self.tokens += tokens
-        self.steps += 1
-        self.utilization += utilization
-
-    @property
-    def mean_utilization(self) -> float:
-        return self.utilization / self.steps if self.steps else 1.0
-
-
-@dataclass(frozen=True)
-class RecordedStep:
-    number: int
-    slots: np.ndarray
-    """[layers with experts, slots] int64"""
-    tokens: np.ndarray
-    utilization: float
-
-
-@dataclass
-class ExpertRecord:
-    kept: deque[RecordedStep]
-    running: bool = False
-
-
 class ExpertDistribution:
     """Of one engine. `commit` hears of every step; where `due`, nothing is planned until nothing is
     in flight, and `rebalance` has been called."""
@@ -110,7 +81,8 @@ class ExpertDistribution:
         self._index = self._find_experts()
         self._window = self._new_window()
         self._reported = self._new_window()
-        self._record = ExpertRecord(deque(maxlen=None if settings.buffer < 0 else settings.buffer))
+        self._record = self._new_record()
+        self._records = False
         self._moves: deque[dict[int, tuple[int, ...]]] = deque()
         self._balances = settings.rebalance_steps > 0
         self.due = False
@@ -123,8 +95,8 @@ class ExpertDistribution:
         tokens = tokens.astype(np.int64).reshape(self._window.tokens.shape)
         used = utilization_of_devices(counts, self._settings.room.devices)
         self._window.add(tokens, used)
-        if self._record.running:
-            self._record.kept.append(RecordedStep(result.number, counts, tokens, used))
+        if self._records:
+            self._record.add(RecordedStep(result.number, counts, tokens, used))
         if self._settings.report_steps:
             self._report(tokens, used)
         complete = self._window.steps >= self._settings.rebalance_steps
@@ -144,11 +116,10 @@ class ExpertDistribution:
         if not self._settings.keeps:
             return ""
         if command.action == "start":
-            self._record.kept.clear()
-            self._record.running = True
+            self._record, self._records = self._new_record(), True
             return STARTED
         if command.action == "stop":
-            self._record.running = False
+            self._records = False
             return STOPPED
         return self._dump()
 
@@ -206,44 +177,20 @@ class ExpertDistribution:
 
     def _dump(self) -> str:
         """Write what is recorded, and begin again; returns the file's name."""
-        kept = list(self._record.kept)
-        self._record.kept.clear()
+        record, self._record = self._record, self._new_record()
         file = f"expert_distribution_recorder_{self._clock():.6f}.json"
         name = str(Path(self._settings.folder) / file)
         try:
-            write_own_file(name, json.dumps(self._content(kept)))
+            with os.fdopen(open_own_file(name, WRITE, 0o644), "wb") as opened:
+                opened.writelines(record.write(self._placed))
         except OSError as error:
             raise ValueError(f"{name}: {error.strerror or error}") from None
         return name
 
-    def _content(self, kept: Sequence[RecordedStep]) -> dict[str, Any]:
-        if self._settings.mode == "per_pass":
-            records = [
-                {
-                    "forward_pass_id": step.number,
-                    "rank": 0,
-                    "global_physical_count": self._rows(step.slots),
-                }
-                for step in kept
-            ]
-            places = {layer: list(placed) for layer, placed in self._placed.items()}
-            trivial = [slot % self._settings.experts for slot in range(self._index.shape[1])]
-            rows = [places.get(layer, trivial) for layer in range(self._settings.layers)]
-            return {"records": records, "last_physical_to_logical_map": rows}
-        window = self._new_window()
-        for step in kept:
-            window.add(step.tokens, step.utilization)
-        return {
-            "rank": 0,
-            "logical_count": self._rows(window.tokens),
-            "average_utilization_rate_over_window": window.mean_utilization,
-        }
-
-    def _rows(self, counts: np.ndarray) -> list[list[int]]:
-        """Of all layers; zeros where a layer has no experts."""
-        found = np.zeros((self._settings.layers, counts.shape[1]), np.int64)
-        found[self._layers] = counts
-        return found.tolist()
+    def _new_record(self) -> ExpertRecord:
+        asked = self._settings
+        layers = RecordedLayers(asked.layers, self._layers)
+        return RECORDS[asked.mode](layers, asked.experts, asked.buffer)
 
 
 class NoExpertDistribution:
