@@ -1,5 +1,6 @@
 """The offline API: `vivace.Engine(...).generate(...)`, in one process and one thread; only chat
-templates are rendered in a second process, which can be killed. Arguments and result fields are
+templates are rendered in a second process, which can be killed, and ranks behind the first one
+(`tp_size`, `pp_size`) are processes. Arguments and result fields are
 those of SGLang's Engine; docs/python.md shows them."""
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Conversation = list[dict[str, Any]]
 
 @check_keywords
 class Engine:
-    """A model loaded in this process.
+    """A model loaded in this process, or divided among it and others.
 
     `Engine(model_path=..., **flags)`: flags are those of `vivace serve` with underscores; without
     `model_path` the embedded model is used. `on_progress` is told each stage of loading and how

@@ -45,14 +45,12 @@ def test_a_process_of_the_engine_is_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     ("flags", "named"),
     [
         ({"dp_size": 3}, "--data-parallel-size"),
-        ({"tp_size": 3}, "--tensor-parallel-size"),
-        ({"pp_size": 2}, "--pipeline-parallel-size"),
         (
             {"pp_size": 2, "nnodes": 2, "node_rank": 1, "dist_init_addr": "127.0.0.1:5000"},
-            "--pipeline-parallel-size",
+            "--nnodes",
         ),
     ],
 )
-def test_there_is_one_engine_in_one_process(flags: dict[str, Any], named: str) -> None:
+def test_there_is_one_engine_on_one_machine(flags: dict[str, Any], named: str) -> None:
     with pytest.raises(CannotStart, match=named):
         Engine(**flags)

@@ -17,6 +17,7 @@ from vivace.bench.one_batch import (
     resolved_config,
 )
 from vivace.config.errors import ConfigError
+from vivace.engine.executor import InProcessExecutor
 from vivace.engine.oracle import OracleWorker
 from vivace.protocol.messages import Capacity
 
@@ -34,9 +35,9 @@ KEYS = {
 }
 
 
-def worker(rows: int = 8, page_size: int = 4) -> OracleWorker:
+def executor(rows: int = 8, page_size: int = 4) -> InProcessExecutor:
     capacity = Capacity(pages=200, page_size=page_size, rows=rows, context=128, vocabulary=300)
-    return OracleWorker(capacity, 300)
+    return InProcessExecutor(OracleWorker(capacity, 300))
 
 
 def test_the_grid_is_measured_and_stored(
@@ -46,7 +47,7 @@ def test_the_grid_is_measured_and_stored(
     flags = "--batch-size 1 4 --input-len 10 33 --output-len 1 5 --run-name x --log-decode-step 2"
     args, words = parse([*flags.split(), "--result-filename", str(file), "--model-path", "m"])
     assert words == ["--model-path", "m"]
-    assert measure(args, worker(), limit=16) == 0
+    assert measure(args, executor(), limit=16) == 0
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     shapes = [(r["batch_size"], r["input_len"], r["output_len"]) for r in lines]
     assert shapes == [(b, i, o) for b in (1, 4) for i in (10, 33) for o in (1, 5)]
@@ -57,10 +58,10 @@ def test_the_grid_is_measured_and_stored(
     assert "Decode 2." in capsys.readouterr().out
 
 
-def test_ranks_that_would_not_be_started_are_refused() -> None:
-    assert resolved_config([], "bench").parallel.tp_size == 1
-    with pytest.raises(ConfigError, match="--tensor-parallel-size"):
-        resolved_config(["--tp-size", "3"], "bench")
+def test_engines_that_would_not_be_started_are_refused() -> None:
+    assert resolved_config(["--tp-size", "3"], "bench").parallel.tp_size == 3
+    with pytest.raises(ConfigError, match="--data-parallel-size"):
+        resolved_config(["--dp-size", "3"], "bench")
 
 
 @pytest.mark.parametrize("limit", [1, 7, 1000])
@@ -68,14 +69,14 @@ def test_ranks_that_would_not_be_started_are_refused() -> None:
 def test_tokens_do_not_depend_on_how_the_prompt_is_cut(limit: int, cut: int) -> None:
     shape = BatchShape(batch=2, input_len=9, output_len=6)
     prompts = [list(range(9)), list(range(50, 59))]
-    whole = Batches(worker(), 1000).generate(prompts, shape).tokens
-    assert Batches(worker(), limit).generate(prompts, shape, cut).tokens == whole
+    whole = Batches(executor(), 1000).generate(prompts, shape).tokens
+    assert Batches(executor(), limit).generate(prompts, shape, cut).tokens == whole
     assert [len(row) for row in whole] == [6, 6]
 
 
 def test_correctness_test_passes_on_the_oracle(capsys: pytest.CaptureFixture[str]) -> None:
     args, _ = parse(["--correctness-test"])
-    assert measure(args, worker(page_size=1), limit=64) == 0
+    assert measure(args, executor(page_size=1), limit=64) == 0
     assert capsys.readouterr().out.count(": equal") == 3
 
 
@@ -89,7 +90,7 @@ def test_correctness_test_passes_on_the_oracle(capsys: pytest.CaptureFixture[str
 )
 def test_what_does_not_fit_is_refused(shape: BatchShape, message: str) -> None:
     with pytest.raises(BenchError, match=message):
-        Batches(worker(), 64).check_fits(shape)
+        Batches(executor(), 64).check_fits(shape)
 
 
 def test_groups_keep_order_and_limits() -> None:

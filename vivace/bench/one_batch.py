@@ -1,4 +1,4 @@
-"""`vivace bench one-batch`: one batch on the worker, without scheduler, frontend or HTTP.
+"""`vivace bench one-batch`: one batch on the executor, without scheduler, frontend or HTTP.
 
 Prefill once, then decode step by step, for every (batch, input length, output length).
 """
@@ -22,7 +22,7 @@ from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import refuse_misspelled, result_file
 from vivace.bench.record import append_record
 from vivace.config.process_environment import process_environment
-from vivace.engine.executor import StepWorker
+from vivace.engine.executor import Executor
 from vivace.protocol.messages import SamplingParams
 from vivace.protocol.step import Join, StepPlan, StepResult
 
@@ -65,19 +65,19 @@ def main(argv: list[str]) -> int:
 
 
 def measure_config(args: argparse.Namespace, config: Config) -> int:
-    from vivace.worker.build import build_worker
+    from vivace.launch.engine import build_executor
 
-    worker = build_worker(config, show_progress, owns_process=True)
+    executor = build_executor(config, show_progress, owns_process=True)
     try:
-        return measure(args, worker, step_tokens(config))
+        return measure(args, executor, step_tokens(config))
     finally:
-        worker.close()
+        executor.close()
 
 
-def measure(args: argparse.Namespace, worker: StepWorker, limit: int) -> int:
+def measure(args: argparse.Namespace, executor: Executor, limit: int) -> int:
     """The correctness test, or the grid."""
-    bench = Batches(worker, limit)
-    instructions = worker.capacity.instructions
+    bench = Batches(executor, limit)
+    instructions = executor.capacity.instructions
     print(f"computed by: {instructions}")
     if args.correctness_test:
         return correctness_test(bench, args.cut_len)
@@ -99,20 +99,20 @@ def measure(args: argparse.Namespace, worker: StepWorker, limit: int) -> int:
 
 
 class Batches:
-    """Runs batches of equal rows on a worker; pages are given out once per batch."""
+    """Runs batches of equal rows on an executor; pages are given out once per batch."""
 
-    def __init__(self, worker: StepWorker, limit: int) -> None:
-        self._worker = worker
+    def __init__(self, executor: Executor, limit: int) -> None:
+        self._executor = executor
         self._limit = limit
         self._number = 0
         self._occupied: list[int] = []
 
     @property
     def vocabulary(self) -> int:
-        return self._worker.capacity.vocabulary
+        return self._executor.capacity.vocabulary
 
     def check_fits(self, shape: BatchShape) -> None:
-        capacity = self._worker.capacity
+        capacity = self._executor.capacity
         length = shape.input_len + shape.output_len
         pages = shape.batch * -(-length // capacity.page_size)
         if shape.batch > capacity.rows:
@@ -142,20 +142,20 @@ class Batches:
         tokens: list[list[int]] = [[] for _ in prompts]
         started = time.perf_counter()
         for plan in self._prefill_plans(joins, cut):
-            keep_tokens(self._worker.run(plan).result(), plan, tokens)
+            keep_tokens(self._executor.submit(plan).result(), plan, tokens)
         prefill = time.perf_counter() - started
         rows = list(range(len(prompts)))
         decode = []
         for _ in range(shape.output_len - 1):
             started = time.perf_counter()
             plan = self._plan(rows=rows, counts=[1] * len(rows))
-            keep_tokens(self._worker.run(plan).result(), plan, tokens)
+            keep_tokens(self._executor.submit(plan).result(), plan, tokens)
             decode.append(time.perf_counter() - started)
         self._occupied = rows
         return Timing(shape=shape, prefill=prefill, decode=decode, tokens=tokens)
 
     def _joins(self, prompts: Sequence[Sequence[int]], shape: BatchShape) -> list[Join]:
-        page_size = self._worker.capacity.page_size
+        page_size = self._executor.capacity.page_size
         each = -(-(shape.input_len + shape.output_len) // page_size)
         sampling = SamplingParams(
             temperature=0.0, max_new_tokens=shape.output_len, ignore_eos=True, seed=1
@@ -325,9 +325,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def resolved_config(words: Sequence[str], program: str) -> Config:
     """The configuration a server with these flags would have. ConfigError, SourceError."""
     from vivace.config.parsing import parse
-    from vivace.config.tensor_parallel import one_process
+    from vivace.config.tensor_parallel import one_engine
     from vivace.launch.configure import configure
 
     config = configure(parse(words, process_environment(), program=program))
-    one_process(config, program)
+    one_engine(config, program)
     return config

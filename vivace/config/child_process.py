@@ -17,7 +17,7 @@ from vivace.errors import CannotStart
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Terminals and systemd send them to every process of the group; only the first one decides."""
 PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 SOURCES = Path(__file__).resolve().parents[2]
 
 
@@ -72,6 +72,17 @@ def adopt_orphans() -> None:
     when the kernel does not know this."""
     if failed := control_process(PR_SET_CHILD_SUBREAPER, 1):
         raise OSError(failed, "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+@contextlib.contextmanager
+def adopting_as_before() -> Generator[None]:
+    """Behind it, `adopt_orphans` holds only where it held before: the process is a program's."""
+    before = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    try:
+        yield
+    finally:
+        control_process(PR_SET_CHILD_SUBREAPER, before.value)
 
 
 def control_process(option: int, value: int) -> int:

@@ -45,19 +45,14 @@ def replicas(options: Options) -> list[str]:
     ]
 
 
-def one_process(config: Config, what: str) -> None:
-    """For what starts no other process and reaches no other machine. Raises ConfigError."""
+def one_engine(config: Config, what: str) -> None:
+    """For what has one engine and reaches no other machine. Raises ConfigError."""
     parallel = config.parallel
-    sizes = {
-        "--data-parallel-size": parallel.dp_size,
-        "--tensor-parallel-size": parallel.tp_size,
-        "--pipeline-parallel-size": parallel.pp_size,
-        "--nnodes": parallel.nnodes,
-    }
+    sizes = {"--data-parallel-size": parallel.dp_size, "--nnodes": parallel.nnodes}
     for flag, size in sizes.items():
         if size > 1:
             raise ConfigError(
-                f"{flag} {size}: {what} computes in one process; leave it out, or run a server"
+                f"{flag} {size}: {what} is one engine on one machine; leave it out, or run a server"
             )
 
 

@@ -76,13 +76,14 @@ def engine_parts(
 def build_executor(
     config: Config,
     report: ReportProgress,
-    wrap: Callable[[StepWorker], StepWorker],
-    owns_process: bool,
-    share: int,
-    place: EnginePlace | None,
-    others: OtherNodes,
+    wrap: Callable[[StepWorker], StepWorker] = lambda runner: runner,
+    owns_process: bool = False,
+    share: int = 0,
+    place: EnginePlace | None = None,
+    others: OtherNodes = ONE_MACHINE,
 ) -> Executor:
-    """One worker in this process, or the first of several ranks."""
+    """One worker in this process, or the first of several ranks; the arguments are those of
+    `engine_parts`."""
     sizes = requested_sizes(config)
     if (sizes.engine_ranks == 1 and place is None) or config.environment.get("VIVACE_EXECUTOR"):
         return InProcessExecutor(wrap(build_runner(config, report, owns_process, share)))

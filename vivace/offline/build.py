@@ -1,4 +1,5 @@
-"""From the offline API's keyword arguments to an engine in this process."""
+"""From the offline API's keyword arguments to an engine in this process; ranks behind its first
+one (`tp_size`, `pp_size`) are processes of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from vivace.config.tensor_parallel import one_process
+from vivace.config.child_process import adopting_as_before
+from vivace.config.tensor_parallel import one_engine
+from vivace.engine.executor import ExecutorDied
 from vivace.errors import CannotStart
 from vivace.frontend.engine_status import EngineView
 from vivace.frontend.frontend import Frontend
@@ -47,7 +50,7 @@ def resolve_arguments(arguments: dict[str, Any]) -> Config:
     options = from_arguments(**arguments)
     notices = (*options.notices, *idle_here(arguments))
     config = configure(dataclasses.replace(options, notices=notices))
-    one_process(config, "vivace.Engine")
+    one_engine(config, "vivace.Engine")
     if not logging.getLogger().handlers:
         log_lines.setup(config.logging.log_level)
     for decision in decisions(config, config.rewrites):
@@ -96,7 +99,11 @@ def start(
     mailbox = LocalMailbox()
     frontend = Frontend(served_model(config, tokenizer), tokenizer, [EngineView(mailbox.post)])
     begin = time.monotonic()
-    loop, capacity = engine_parts(config, mailbox, report)
+    try:
+        with adopting_as_before():
+            loop, capacity = engine_parts(config, mailbox, report)
+    except ExecutorDied as error:
+        raise CannotStart(str(error)) from error
     for decision in decisions(config, capacity.rewrites):
         log.info("%s", decision)
     frontend.feed(Ready(epoch=0, capacity=capacity))

@@ -1,4 +1,4 @@
-"""Turns the engine's loop in the caller's own thread: no server, no second process."""
+"""Turns the engine's loop in the caller's own thread: no server, no engine process."""
 
 from __future__ import annotations
 
@@ -34,11 +34,15 @@ class StepLock:
         self._process = os.getpid()
         self._failure: BaseException | None = None
 
+    @property
+    def belongs_here(self) -> bool:
+        return os.getpid() == self._process
+
     def require_open(self) -> None:
         """Raises EngineUnavailable when the engine is dead, was shut down, or is another
         process's. A fork has no threads but its own, and shares the process of the chat template
         with its parent."""
-        if os.getpid() != self._process:
+        if not self.belongs_here:
             raise EngineUnavailable(
                 f"the engine belongs to process {self._process}, of which this one is a fork; make "
                 "the engine in the process that uses it"
@@ -71,7 +75,7 @@ class StepLock:
     def end(self, error: EngineUnavailable) -> bool:
         """No step begins from now on, and no other thread is within one; whether this call made it
         so. In a fork there is nothing to end."""
-        if self._failure is not None or os.getpid() != self._process:
+        if self._failure is not None or not self.belongs_here:
             return False
         self._failure = error
         with self._lock:
@@ -89,7 +93,7 @@ class Driver:
         self._lock = StepLock()
         self._idle_since: float | None = None
         # What a step computes with is freed when the program ends, whatever threads still do.
-        weakref.finalize(self, self._lock.end, ProgramEnds("the program ends"))
+        self._release = weakref.finalize(self, release, self._lock, loop)
 
     def step(self) -> None:
         """Raises EngineUnavailable when the engine is dead or has lost a request."""
@@ -123,6 +127,7 @@ class Driver:
         if self._lock.end(EngineUnavailable("the engine was shut down; make another")):
             self._loop.stop()
             self._tell_all("it was shut down; make another")
+        self._release()
 
     def _tell_all(self, reason: str) -> None:
         self._mailbox.collect()
@@ -142,6 +147,14 @@ class Driver:
                 "requests live"
             )
         time.sleep(IDLE_SECONDS)
+
+
+def release(lock: StepLock, loop: Loop) -> None:
+    """No step begins any more, and the ranks behind the first one end. Of an engine that a fork has
+    from its parent nothing does."""
+    if lock.belongs_here:
+        lock.end(ProgramEnds("the program ends"))
+        loop.close()
 
 
 def describe(error: BaseException) -> str:

@@ -1,0 +1,151 @@
+"""An engine of several ranks inside of a program: the first one is the program's process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from served_toy import write_toy_llama
+
+import vivace
+from vivace.bench.one_batch import main as one_batch
+from vivace.errors import CannotStart
+from vivace.frontend.errors import EngineUnavailable
+from vivace.platforms.cpu import platform as cpu
+
+FLAGS: dict[str, Any] = {
+    "cpu_threads": 2,
+    "max_total_tokens": 512,
+    "skip_tokenizer_init": True,
+    "disable_cuda_graph": True,
+}
+PROMPTS = [[5, 6, 7, 8, 9], [11, 12]]
+SAMPLING = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_llama(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module")
+def wanted(toy: Path) -> list[list[int]]:
+    with vivace.Engine(toy, **FLAGS) as engine:
+        return tokens(engine)
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays() -> Iterator[None]:
+    before = set(children())
+    yield
+    assert set(children()) <= before
+
+
+def children() -> list[psutil.Process]:
+    gc.collect()
+    return psutil.Process().children(recursive=True)
+
+
+def ranks(before: list[psutil.Process]) -> list[psutil.Process]:
+    return [one for one in children() if one not in before]
+
+
+def tokens(engine: Any) -> list[list[int]]:
+    return [
+        one["output_ids"] for one in engine.generate(input_ids=PROMPTS, sampling_params=SAMPLING)
+    ]
+
+
+def test_tokens_are_those_of_one_process(toy: Path, wanted: list[list[int]]) -> None:
+    before = children()
+    with vivace.Engine(toy, tp_size=2, pp_size=2, **FLAGS) as engine:
+        assert tokens(engine) == wanted
+        assert len(ranks(before)) == 3
+        if not (fork := os.fork()):
+            engine.shutdown()
+            os._exit(0)
+        assert os.waitpid(fork, 0)[1] == 0
+        stream = engine.generate(input_ids=PROMPTS[0], sampling_params=SAMPLING, stream=True)
+        assert list(stream)[-1]["output_ids"] == wanted[0]
+
+
+def test_ranks_end_with_an_engine_that_nobody_has(toy: Path, wanted: list[list[int]]) -> None:
+    before = children()
+    engine = vivace.Engine(toy, tp_size=2, **FLAGS)
+    assert tokens(engine) == wanted and len(ranks(before)) == 1
+    del engine
+    assert not ranks(before)
+
+
+PROGRAM = """
+import sys, time
+import psutil, vivace
+engine = vivace.Engine(sys.argv[1], tp_size=2, max_total_tokens=512, skip_tokenizer_init=True)
+engine.generate(input_ids=[1, 2], sampling_params={"max_new_tokens": 2})
+(rank,) = [one for one in psutil.Process().children() if "vivace.launch.child" in one.cmdline()]
+print(rank.pid, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("ending", ["itself", "killed"])
+def test_ranks_end_with_the_program(toy: Path, ending: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(toy)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as program:
+        assert program.stdout is not None
+        rank = psutil.Process(int(program.stdout.readline()))
+        if ending == "killed":
+            program.kill()
+        _, errors = program.communicate("\n", timeout=60)
+    assert program.returncode == (0 if ending == "itself" else -signal.SIGKILL), errors
+    assert "Traceback" not in errors
+    with suppress(psutil.NoSuchProcess):
+        rank.wait(10)
+
+
+def test_a_rank_that_dies_is_named_and_the_program_goes_on(
+    toy: Path, wanted: list[list[int]]
+) -> None:
+    before = children()
+    with vivace.Engine(toy, tp_size=2, **FLAGS) as engine:
+        (rank,) = ranks(before)
+        os.kill(rank.pid, signal.SIGKILL)
+        with pytest.raises(Exception, match="rank 1"):
+            tokens(engine)
+        with pytest.raises(EngineUnavailable, match="rank 1"):
+            tokens(engine)
+    with vivace.Engine(toy, tp_size=2, **FLAGS) as engine:
+        assert tokens(engine) == wanted
+
+
+def test_a_rank_that_dies_while_it_starts_is_named(toy: Path) -> None:
+    before = children()
+
+    def kill(stage: str, fraction: float) -> None:
+        if stage == "Loading weights":
+            for rank in ranks(before):
+                rank.kill()
+
+    with pytest.raises(CannotStart, match="rank 1"):
+        vivace.Engine(toy, tp_size=2, on_progress=kill, **FLAGS)
+
+
+def test_one_batch_is_computed_by_all_ranks(
+    toy: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "keep_freed_blocks", lambda: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    command = f"--model-path {toy} --max-total-tokens 512 --cpu-threads 2 --skip-tokenizer-init"
+    assert one_batch([*command.split(), *"--correctness-test --tp-size 2 --pp-size 2".split()]) == 0
+    assert capfd.readouterr().out.count(": equal") == 3
