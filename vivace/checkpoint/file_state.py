@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.checkpoint.json_files import is_file
+from vivace.checkpoint.saved_state import read_saved_state
 from vivace.checkpoint.source import ModelSource
+from vivace.checkpoint.weight_files import SHARDED
 from vivace.files import open_input
 
 TOKENIZER_FILE, TIKTOKEN_FILE = "tokenizer.json", "tiktoken.model"
@@ -92,10 +94,19 @@ def sampled(descriptor: int, length: int) -> bytes:
     return digest.digest()
 
 
+def model_digest(source: ModelSource) -> str:
+    """All that `model_digests` says, in one."""
+    return hashlib.sha256(json.dumps(model_digests(source)).encode()).hexdigest()
+
+
 def model_digests(source: ModelSource) -> dict[str, str]:
     """What a model's files are known by on another machine: names -> digests of the weights (by
-    `SAMPLES` pieces and the length) and of the configuration."""
+    `SAMPLES` pieces and the length) and of the configuration. Files of single ranks are each on the
+    machine of its rank: they are known by what they were made of. Raises SourceError."""
     found = {"config.json": hashlib.sha256(json.dumps(source.config, sort_keys=True).encode())}
+    if source.format == SHARDED:
+        made_of = read_saved_state(source.files[0]).checkpoint
+        return {"config.json": found["config.json"].hexdigest(), "the saved model": made_of}
     for file in source.files:
         state, digest = read_file_state(file), hashlib.sha256()
         if state is not None:

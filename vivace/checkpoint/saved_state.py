@@ -41,6 +41,8 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     tied: bool
     """the output layer is the embedding"""
+    checkpoint: str
+    """digest of the model that all ranks' files were made of"""
     made_with: dict[str, str]
     version: int = VERSION
 

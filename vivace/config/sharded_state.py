@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any, cast
 
 from vivace.checkpoint.saved_state import SavedState, changed_settings, read_saved_state
@@ -11,7 +12,7 @@ from vivace.checkpoint.weight_files import PATTERN, SHARDED, files_of_rank, fill
 from vivace.config.config import Config, ModelContext, Options, Slices
 from vivace.config.errors import ConfigError
 from vivace.config.expert_location import TRIVIAL, find_experts, read_locations
-from vivace.config.parallelism import requested_sizes
+from vivace.config.parallelism import process_groups, requested_sizes
 from vivace.config.pipeline_parallel import PARTITION
 from vivace.models.facts import ModelFacts
 
@@ -62,10 +63,16 @@ def saved_state(options: Options, context: ModelContext) -> list[str]:
             f"{FLAG}: --enable-eplb moves experts to ranks that have no file of them; leave one out"
         )
     here = describe_saving(options, context.facts)
-    check_ranks(source, options)
-    for rank in range(count_ranks(options)):
+    ranks = ranks_of_node(options)
+    check_ranks(source, options, ranks)
+    made_of = read_saved_state(source.files[0]).checkpoint
+    for rank in ranks:
         state = read_saved_state(files_of_rank(source.files, source.pattern, rank)[0])
         check_state(source, state, rank, here)
+        if state.checkpoint != made_of:
+            raise ConfigError(
+                f"{source.path}: the files of ranks were made of several models; save one again"
+            )
     return []
 
 
@@ -101,14 +108,21 @@ def count_ranks(slices: Slices) -> int:
     return sizes.tp * sizes.pp
 
 
-def check_ranks(source: ModelSource, options: Options) -> None:
-    wanted = count_ranks(options)
-    for rank in range(wanted):
+def ranks_of_node(options: Options) -> Sequence[int]:
+    """That have different weights, of this machine: the files of others need not lie here"""
+    sizes = requested_sizes(options)
+    if sizes.nodes == 1:
+        return range(count_ranks(options))
+    return process_groups(sizes).nodes[options.parallel.node_rank]
+
+
+def check_ranks(source: ModelSource, options: Options, ranks: Sequence[int]) -> None:
+    for rank in ranks:
         if not files_of_rank(source.files, source.pattern, rank):
             first = read_saved_state(source.files[0])
             raise ConfigError(
-                f"{source.path / fill(source.pattern, rank, 0)} is missing: {wanted} ranks start, "
-                f"{first.ranks} were saved"
+                f"{source.path / fill(source.pattern, rank, 0)} is missing: {count_ranks(options)} "
+                f"ranks start, {first.ranks} were saved"
             )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.file_state import model_digest
 from vivace.checkpoint.saved_state import SavedState
 from vivace.checkpoint.sharded_weights import PartWriter, SavingWeights
 from vivace.checkpoint.weight_files import (
@@ -73,10 +74,16 @@ def save_rank(
     report: ReportProgress,
 ) -> None:
     ranks, writers = count_ranks(config), list[PartWriter]()
-    made_with = describe_saving(config, config.facts)
+    made_with, checkpoint = describe_saving(config, config.facts), model_digest(config.source)
 
     def watch(weights: OpenWeights) -> OpenWeights:
-        state = SavedState(rank=rank, ranks=ranks, tied=weights.tied, made_with=made_with)
+        state = SavedState(
+            rank=rank,
+            ranks=ranks,
+            tied=weights.tied,
+            checkpoint=checkpoint,
+            made_with=made_with,
+        )
         writers.append(PartWriter(folder, pattern, max_size, state))
         return SavingWeights(weights, writers[0].add)
 
