@@ -101,6 +101,14 @@ def test_a_byte_level_vocabulary_has_merges() -> None:
     assert core.encode("ab").ids == [2]
 
 
+@pytest.mark.parametrize("name", ["{:10000000}{{}}", "x{}{a}", "{}{}", "blk.0.nextn.{0.x}{{}}.a"])
+def test_a_name_with_braces_is_none(name: str, tmp_path: Path) -> None:
+    file = write(tmp_path, lambda it: it.add_tensor(name, np.zeros((4, 1, 1), np.float16)), "llama")
+    facts: Any = SimpleNamespace(model_type="llama", heads=1, kv_heads=1, tied=False)
+    with pytest.raises(CheckpointError, match="name"):
+        GGUFWeights(GGUFFile(file), facts)
+
+
 @pytest.mark.parametrize("tensors", [1, 3])
 def test_more_experts_than_a_model_has_are_not_listed(tensors: int, tmp_path: Path) -> None:
     """Small ones in a small file: a list of them would take far more memory than that."""

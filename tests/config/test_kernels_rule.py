@@ -50,7 +50,6 @@ def test_kernels_are_the_default() -> None:
     ("argv", "features", "model", "words"),
     [
         ("", frozenset({"avx2"}), {}, ["not built", "compiler", "`vivace doctor`"]),
-        ("--enable-deterministic-inference", frozenset({"avx2"}), {}, ["this number of devices"]),
         ("--model-impl transformers", BUILT, {}, ["--model-impl transformers"]),
         ("", BUILT, {"head_dim": 8}, ["heads of 16", "not 8"]),
         ("", BUILT, {"head_dim": 272}, ["256", "not 272"]),

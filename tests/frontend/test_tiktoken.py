@@ -202,3 +202,18 @@ def test_a_tokenizer_json_beside_it_counts(tmp_path: Path) -> None:
     assert vocabulary_file(folder) == folder / "tiktoken.model"
     (folder / "tokenizer.json").write_text("{}")
     assert vocabulary_file(folder) == folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["".join(word) for n in range(2, 18) for word in itertools.product("ab", repeat=n)],
+        ["a" * n for n in range(2, 513)],
+    ],
+    ids=["short", "long"],
+)
+def test_tokens_of_which_all_parts_are_tokens_are_refused(words: list[str]) -> None:
+    """Before their merges fill the memory."""
+    data = lines([*(bytes([byte]) for byte in range(256)), *map(str.encode, words)])
+    with pytest.raises(TokenizerError, match="pairs"):
+        tiktoken_core(data, ConfigFields({"tokenizer_class": "TikTokenTokenizer"}, "x"), "x")

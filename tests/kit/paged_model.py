@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from vivace.checkpoint.source import ModelSource, locate
+from vivace.config.kernels import INT8
 from vivace.layers.expert_location import ONE_COPY, ExpertLocations
 from vivace.layers.layout import WHOLE_MODEL, PipelineStage, share_all_layers
 from vivace.models.causal_lm import CausalLM
-from vivace.models.facts import ModelFacts, read_facts
+from vivace.models.facts import ModelFacts, read_facts, undivided_inputs
 from vivace.models.loading import (
     ModelShare,
     RequestedQuantization,
@@ -87,7 +88,12 @@ def load(
         ),
         UNSEEN,
         positions=positions or facts.context,
-        share=ModelShare(layout=replace(layout, stage=stage), experts=experts, rank=group.rank),
+        share=ModelShare(
+            layout=replace(layout, stage=stage),
+            experts=experts,
+            rank=group.rank,
+            groups=undivided_inputs(found, decoded=native is None or quantization in INT8),
+        ),
         requested=RequestedQuantization(method=quantization, int8_activations=int8_activations),
     )
 

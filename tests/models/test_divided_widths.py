@@ -152,6 +152,17 @@ def test_blocks_that_are_decoded_may_be_cut(tmp_path: Path) -> None:
     assert not verdict(path, 2, "--quantization", "w8a16")
 
 
+@pytest.mark.parametrize("operations", ["kernels"], indirect=True)
+def test_blocks_of_experts_that_are_decoded_are_cut(operations: None, tmp_path: Path) -> None:
+    """Three blocks and four ranks."""
+    shape = {"moe_intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 4}
+    path = gguf("Qwen3Moe", "qwen3moe", Kind.Q8_0, **FIVE_BLOCKS | shape)(tmp_path)
+    assert verdict(path, 4) and not verdict(path, 4, "--quantization", "w8a16")
+    wanted = ThreadRanks(path, 1, quantization="w8a16").feed(IDS, CHUNKS)
+    found = ThreadRanks(path, 4, quantization="w8a16").feed(IDS, CHUNKS)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=2e-3 * float(wanted.abs().max()))
+
+
 def test_sums_in_one_order_have_the_same_blocks_on_every_rank(tmp_path: Path) -> None:
     path, fixed = mxfp4(tmp_path), "--enable-deterministic-inference"
     assert not verdict(path, 2) and "--tensor-parallel-size 2" in verdict(path, 2, fixed)

@@ -29,7 +29,9 @@ class HeldTensor:
 
 def hold(name: str, entry: TensorEntry, place: str, most: int) -> dict[str, HeldTensor]:
     """The tensor, or with {} in its `name` those of all experts, at most so many. Raises
-    CheckpointError."""
+    CheckpointError, also for braces in the file's own name."""
+    if "{" in entry.name:
+        raise CheckpointError(f"{place}: {entry.name[:80]!r} is no name of a tensor")
     shape = entry.shape
     if entry.name.endswith(ONE_ROW) and len(shape) == 1:
         shape = (1, *shape)
@@ -45,7 +47,7 @@ def hold(name: str, entry: TensorEntry, place: str, most: int) -> dict[str, Held
             "for a model: fetch the file again"
         )
     return {
-        name.format(expert): replace(
+        name.replace("{}", str(expert)): replace(
             one, shape=shape[1:], nbytes=entry.nbytes // count, expert=expert
         )
         for expert in range(count)

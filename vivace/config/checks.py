@@ -269,11 +269,11 @@ LAYOUT_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
     tensor_parallel,
     pipeline_parallel,
 ]
-"""of how ranks share a model, by its shapes and by what shares a scale"""
+"""of how ranks share a model, by its shapes and by what shares a scale; after the rules, which
+decide what reads the weights"""
 MODEL_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
     context_length,
     formats,
-    *LAYOUT_CHECKS,
     saved_state,
 ]
 """of values beside a model, whatever the machine"""
@@ -285,6 +285,7 @@ CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
 ]
 """before the rules"""
 FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
+    *LAYOUT_CHECKS,
     computable,
     activations,
     decoded_blocks,

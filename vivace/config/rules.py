@@ -59,8 +59,6 @@ def kernels(options: Options, context: ResolveContext) -> Iterator[Change]:
     """Native kernels unless they were not built or do not take this model."""
     if not options.runtime.disable_cpu_kernels and context.platform.cpu_kernels:
         reason = why_no_kernels(options, context)
-        if reason is not None and options.runtime.enable_deterministic_inference:
-            reason += "; log-probabilities are the same on this number of devices only"
         if reason is not None:
             yield "disable_cpu_kernels", True, reason
 

@@ -6,13 +6,18 @@ from dataclasses import dataclass
 
 from vivace.checkpoint.layouts import InputGroups
 from vivace.checkpoint.source import ModelSource
-from vivace.config.config import Config, ModelContext, Options, ResolveContext
+from vivace.config.config import Config, ModelContext, Options, ResolveContext, Slices
 from vivace.config.errors import ConfigError
 from vivace.config.kernels import INT8
 from vivace.config.parallelism import Parallelism, dp_divides_tp, requested_sizes
 from vivace.models.facts import ModelFacts, undivided_inputs
 from vivace.platforms.blocks import count_segments
 from vivace.protocol.ranks import MOST_RANKS
+
+MOVING_SUMS = (
+    "--enable-deterministic-inference: by torch's operations log-probabilities are equal however "
+    "requests are batched, but not on another number of devices"
+)
 
 
 def one_device(options: Options) -> list[str]:
@@ -102,11 +107,11 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
     ranks = sizes.tp
     if sizes.dp_attention and (fault := dp_divides_tp(sizes)):
         raise ConfigError(f"--enable-dp-attention: {fault}")
+    dp, asked = sizes.attention_dp, options.runtime.enable_deterministic_inference
+    fixed = asked and not options.runtime.disable_cpu_kernels
+    notices = [MOVING_SUMS] if asked and not fixed else []
     if ranks == 1:
-        return []
-    dp = sizes.attention_dp
-    fixed = options.runtime.enable_deterministic_inference
-    fixed = fixed and not options.runtime.disable_cpu_kernels
+        return notices
     division = Division(options, facts, input_groups(options, context.source), fixed=fixed)
     possible = [size for size in range(dp, 1 + MOST_RANKS, dp) if division.divides(size)]
     if ranks not in possible:
@@ -125,19 +130,12 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
             f"--tensor-parallel-size {ranks}: {reason}; possible are "
             f"{', '.join(map(str, whole)) or 'none'}"
         )
-    if options.runtime.enable_deterministic_inference and not fixed:
-        return [
-            "--enable-deterministic-inference: by torch's operations log-probabilities are equal "
-            "however requests are batched, but not on another number of devices"
-        ]
-    return []
+    return notices
 
 
-def input_groups(options: Options, source: ModelSource) -> InputGroups:
-    """Blocks of a GGUF file may be cut where they are decoded."""
-    found = undivided_inputs(source)
-    decoded = options.runtime.disable_cpu_kernels or options.quantization.quantization in INT8
-    return InputGroups() if source.format == "gguf" and decoded else found
+def input_groups(slices: Slices, source: ModelSource) -> InputGroups:
+    decoded = slices.runtime.disable_cpu_kernels or slices.quantization.quantization in INT8
+    return undivided_inputs(source, decoded=decoded)
 
 
 @dataclass(frozen=True)

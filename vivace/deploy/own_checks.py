@@ -107,7 +107,7 @@ def why_model_refused(options: Options, *, layout_known: bool) -> Iterator[str]:
         )
         check_architecture(source)
         context = ModelContext(source=source, facts=read_facts(source))
-        for check in MODEL_CHECKS:
+        for check in (*MODEL_CHECKS, *LAYOUT_CHECKS):
             if layout_known or check not in (*LAYOUT_CHECKS, saved_state):
                 check(options, context)
         if model.is_embedding:

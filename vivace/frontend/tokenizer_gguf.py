@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from vivace.frontend.tokenizer_core import Loaded, from_library, set_frame
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
 _KEY = "tokenizer.ggml."
 _LONGEST_TOKEN = 4096
+MERGES_CHARACTERS = 1 << 25
+"""of all merges that follow from scores; of 260,000 tokens they have about 5 million"""
 _ENDS_BY_NAME = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
 
 
@@ -152,7 +154,9 @@ def byte_level_core(model: models.BPE, rule: SplitRule) -> Core:
 
 def _sentencepiece(words: _Words) -> Core:
     vocabulary = words.vocabulary()
-    merges = words.merges() or merges_by_score(words.tokens, words.scores, vocabulary)
+    merges = words.merges() or merges_by_score(
+        words.tokens, words.scores, vocabulary, words.where
+    )
     unknown = words.named("unknown") or ("<unk>" if "<unk>" in vocabulary else None)
     core = Core(_bpe(words, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefixed = words.flag("add_space_prefix", True)
@@ -175,20 +179,32 @@ def _bpe(words: _Words, merges: list[tuple[str, str]], **settings: Any) -> model
 
 
 def merges_by_score(
-    tokens: Sequence[str], scores: Sequence[float], vocabulary: Mapping[str, int]
+    tokens: Sequence[str], scores: Sequence[float], vocabulary: Mapping[str, int], where: str
 ) -> list[tuple[str, str]]:
     """SentencePiece BPE as merges: the pair whose result has the best score joins first.
 
-    Every way to split a token into two tokens is a merge that leads to it.
+    Every way to split a token into two tokens is a merge that leads to it. Raises TokenizerError
+    for a file in `where` that has too many.
     """
-    found = [
-        (-score, vocabulary[token[:cut]], vocabulary[token[cut:]], token[:cut], token[cut:])
-        for token, score in zip(tokens, scores, strict=True)
-        for cut in range(1, len(token))
-        if token[:cut] in vocabulary and token[cut:] in vocabulary
-    ]
+    found, room = list[tuple[float, int, int, str, str]](), MERGES_CHARACTERS
+    for left, right, score in split_tokens(tokens, scores, vocabulary):
+        room -= len(left) + len(right)
+        if room < 0:
+            raise TokenizerError(f"{where}: too many pairs of its tokens are tokens")
+        found.append((-score, vocabulary[left], vocabulary[right], left, right))
     found.sort(key=lambda entry: entry[:3])
     return [(left, right) for *_, left, right in found]
+
+
+def split_tokens(
+    tokens: Sequence[str], scores: Sequence[float], vocabulary: Mapping[str, int]
+) -> Iterator[tuple[str, str, float]]:
+    """(left, right, score of the whole)"""
+    for token, score in zip(tokens, scores, strict=True):
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocabulary and right in vocabulary:
+                yield left, right, score
 
 
 def _add_tokens(core: Core, words: _Words) -> None:

@@ -17,7 +17,7 @@ from vivace.frontend.tokenizer_gguf import SPLIT_RULES, byte_level_core, merges_
 
 CLASSES = {"TikTokenTokenizer": "kimi-k2"}
 """`tokenizer_class` -> how it splits texts, which the class's code says and no file"""
-LONGEST_TOKEN = 4096
+LONGEST_TOKEN = 512
 """bytes"""
 MOST_RANKS = 1 << 20
 
@@ -33,7 +33,7 @@ def tiktoken_core(data: bytes, config: ConfigFields, where: str) -> Core:
         )
     tokens = [written(token) for token in read_ranks(data, where)]
     ids = {token: rank for rank, token in enumerate(tokens)}
-    merges = merges_by_score(tokens, [-float(rank) for rank in ids.values()], ids)
+    merges = merges_by_score(tokens, [-float(rank) for rank in ids.values()], ids, where)
     model = models.BPE(vocab=ids, merges=merges, ignore_merges=True)
     return byte_level_core(model, SPLIT_RULES[CLASSES[name]])
 

@@ -18,7 +18,7 @@ from vivace.errors import CannotStart
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]*", re.ASCII)
 """a file at the top of the repository; folders hold other formats of the same model"""
 TEMPLATE = "chat_template.jinja"
-LARGEST_JSON = 64 << 20
+LARGEST_TEXT = 64 << 20
 MOST_FILES = 5000
 """that are fetched; the largest models have some hundred"""
 SHOWN = 12
@@ -66,9 +66,8 @@ def chosen_files(listing: Listing, quantization: str = "") -> tuple[RepoFile, ..
 
 
 def is_text(file: RepoFile) -> bool:
-    return file.name in (TEMPLATE, TIKTOKEN_FILE) or (
-        file.name.endswith(".json") and file.size <= LARGEST_JSON
-    )
+    vocabulary = file.name == TIKTOKEN_FILE or file.name.endswith(".json")
+    return file.name == TEMPLATE or (vocabulary and file.size <= LARGEST_TEXT)
 
 
 def safetensors(top: list[RepoFile]) -> list[RepoFile]:

@@ -234,8 +234,9 @@ def checkpoint_quantization(
     return found
 
 
-def undivided_inputs(source: ModelSource) -> InputGroups:
-    """How many neighboring inputs of a layer are on one rank, because they share a scale."""
+def undivided_inputs(source: ModelSource, *, decoded: bool) -> InputGroups:
+    """How many neighboring inputs of a layer are on one rank, because they share a scale. Blocks of
+    a GGUF file that are `decoded` have none."""
     found = checkpoint_quantization(source)
     if isinstance(found, Mxfp4Checkpoint):
         return InputGroups(experts=found.block)
@@ -245,7 +246,7 @@ def undivided_inputs(source: ModelSource) -> InputGroups:
         return InputGroups()
     if isinstance(found, AwqCheckpoint | GptqCheckpoint):
         return same_groups(max(1, found.group_size))
-    return source.groups
+    return InputGroups() if decoded and source.format == "gguf" else source.groups
 
 
 def without_quantization(source: ModelSource, groups: InputGroups) -> ModelSource:

@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 
+from vivace.checkpoint.layouts import InputGroups
 from vivace.checkpoint.open import TIED, open_weights
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weights import OpenWeights, ReportProgress
@@ -15,7 +16,7 @@ from vivace.layers.expert_location import ONE_COPY, ExpertLocations
 from vivace.layers.layout import SINGLE, ParallelLayout
 from vivace.layers.module import Bindings
 from vivace.models.causal_lm import CausalLM
-from vivace.models.facts import ModelFacts, checkpoint_quantization, undivided_inputs
+from vivace.models.facts import ModelFacts, checkpoint_quantization
 from vivace.models.registry import ARCHITECTURES
 from vivace.quantization.packed import WeightPacker
 from vivace.quantization.select import select_quantization
@@ -27,11 +28,12 @@ def unwatched(weights: OpenWeights) -> OpenWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShare:
-    """What one of several ranks loads. `rank`: of the engine"""
+    """What one of several ranks loads. `rank`: of the engine; `groups`: inputs that stay on one"""
 
     layout: ParallelLayout = SINGLE
     experts: ExpertLocations = ONE_COPY
     rank: int = 0
+    groups: InputGroups = InputGroups()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ def load_model(
         layout=share.layout,
         experts=share.experts,
         longest=longest,
-        groups=undivided_inputs(source),
+        groups=share.groups,
     )
     model.bind("", bindings)
     load_weights(model, weights)

@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 LENGTH = struct.Struct("<I")
-LARGEST_MESSAGE = 1 << 30
-"""Bytes: hidden states of a chunk of 32,768 tokens of 8,192 floats."""
+LARGEST_MESSAGE = (1 << 30) + (1 << 20)
+"""Bytes: hidden states of a chunk of 32,768 tokens of 8,192 floats, and what goes with them."""
 CHUNK = 1 << 16
 SEND_SECONDS = 10.0
 """A peer that takes nothing for so long is as good as dead."""

@@ -9,6 +9,7 @@ import torch
 
 from vivace.config.environment import switched_on
 from vivace.config.parallelism import engine_rows, requested_sizes
+from vivace.config.tensor_parallel import input_groups
 from vivace.layers.layout import ParallelLayout
 from vivace.models.causal_lm import CausalLM
 from vivace.models.loading import (
@@ -173,7 +174,12 @@ def load(
         WeightReading(progress=report, seed=seed, watch=watch),
         positions=wanted_context(config),
         longest=max_tokens,
-        share=ModelShare(layout=layout, experts=locate_experts(config, layout.experts), rank=rank),
+        share=ModelShare(
+            layout=layout,
+            experts=locate_experts(config, layout.experts),
+            rank=rank,
+            groups=input_groups(config, config.source),
+        ),
         requested=RequestedQuantization(
             method=quantization.quantization,
             int8_activations=quantization.activation_dtype == "int8",
