@@ -36,7 +36,14 @@ from vivace.hub.cached import cached_models, remove
 from vivace.hub.fetch import fetch
 from vivace.hub.huggingface import HuggingFace
 from vivace.hub.large_files import fetch_large_file
-from vivace.hub.listing import HubError, Listing, RepoFile, chosen_files
+from vivace.hub.listing import (
+    LARGEST_TEXT,
+    HubError,
+    Listing,
+    RepoFile,
+    chosen_files,
+    is_text,
+)
 from vivace.launch.configure import configure
 
 WEIGHTS = os.urandom(200_000)
@@ -842,6 +849,12 @@ def test_modelscope_without_its_library_says_how_to_get_it(
 def listing(*names: str) -> Listing:
     files = tuple(RepoFile(name=name, size=10) for name in names)
     return Listing(repo_id="org/x", commit=COMMIT, files=files)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tiktoken.model"])
+def test_a_vocabulary_that_is_no_text_is_not_fetched(name: str) -> None:
+    files = [RepoFile(name=name, size=size) for size in (LARGEST_TEXT, LARGEST_TEXT + 1)]
+    assert [is_text(file) for file in files] == [True, False]
 
 
 @pytest.mark.parametrize(
