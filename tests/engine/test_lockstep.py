@@ -121,28 +121,13 @@ def test_loops_in_lockstep_answer_like_alone(depth: int) -> None:
         steps: list[list[StepPlan]] = [[], [], []]
         for rig, seen in zip(rigs, steps, strict=True):
             keep_plans(rig, seen)
-        ended = threading.Event()
-
-        def serve(rig: Rig) -> None:
-            while not ended.is_set():
-                rig.clock.now += 0.01
-                rig.loop.step(rig.loop.wait_timeout())
-
-        threads = [threading.Thread(target=serve, args=(rig,)) for rig in rigs]
-        for thread in threads:
-            thread.start()
-        for key in range(30):
-            rig = rigs[chance.choice([0, 0, 1, 2])]
-            rig.send(key, [5 + key] * chance.randint(1, 30), chance.randint(1, 20))
-            time.sleep(chance.choice([0.0, 0.0, 0.005]))
-        for rig in rigs:
-            wait_for_answers(rig)
-        ended.set()
-        for rig in rigs:
-            rig.loop.stop()
-        for thread in threads:
-            thread.join(10)
-            assert not thread.is_alive()
+        with serve(rigs):
+            for key in range(30):
+                rig = rigs[chance.choice([0, 0, 1, 2])]
+                rig.send(key, [5 + key] * chance.randint(1, 30), chance.randint(1, 20))
+                time.sleep(chance.choice([0.0, 0.0, 0.005]))
+            for rig in rigs:
+                wait_for_answers(rig)
     for rig in rigs:
         for key in rig.answers:
             rig.check(key)
@@ -152,6 +137,45 @@ def test_loops_in_lockstep_answer_like_alone(depth: int) -> None:
         for plan in seen:
             share = EngineShare(sum(plan.counts), all(count == 1 for count in plan.counts))
             assert plan.shares[index] == share if plan.shares else not plan.rows
+
+
+@pytest.mark.parametrize("decodes", [1, 2])
+def test_prompts_are_computed_in_the_same_steps(decodes: int) -> None:
+    """By engines that have begun a step apart: who decodes would wait for the other's chunk."""
+    with make_lockstep(2) as ends:
+        settings = EngineSettings(chunk=8, stall_target=10.0, continuous_decode_steps=decodes)
+        rigs = [Rig(settings, lockstep=end, pages=200, context=400) for end in ends]
+        seen = list[StepPlan]()
+        keep_plans(rigs[0], seen)
+        for rig, length in zip(rigs, (1, 9), strict=True):
+            rig.send(0, [5] * length, 100)
+            rig.send(1, [7] * 200, 1)
+        with serve(rigs):
+            for rig in rigs:
+                wait_for_answers(rig)
+    chunks = [[share.tokens > 1 for share in plan.shares] for plan in seen]
+    assert 25 <= sum(map(any, chunks)) <= 33  # 52 and 58 where each goes by its own steps
+
+
+@contextmanager
+def serve(rigs: list[Rig]) -> Iterator[None]:
+    ended = threading.Event()
+
+    def run(rig: Rig) -> None:
+        while not ended.is_set():
+            rig.clock.now += 0.01
+            rig.loop.step(rig.loop.wait_timeout())
+
+    threads = [threading.Thread(target=run, args=(rig,)) for rig in rigs]
+    for thread in threads:
+        thread.start()
+    yield
+    ended.set()
+    for rig in rigs:
+        rig.loop.stop()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def keep_plans(rig: Rig, seen: list[StepPlan]) -> None:

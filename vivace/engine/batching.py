@@ -89,11 +89,21 @@ class Batching:
             self._chunk_sizes.observe(sum(step.counts), step.pairs, seconds)
 
     def compose(
-        self, number: int, now: float, in_flight: Collection[InFlightStep]
+        self,
+        number: int,
+        now: float,
+        in_flight: Collection[InFlightStep],
+        common: int | None = None,
     ) -> StepBuilder | None:
         """The next step; None when there is nothing to do, or steps in flight must be committed
-        first."""
+        first.
+
+        `common`: its number among those that engines take together. By it all know when prompts are
+        due: each waits for the longest, so chunks of one beside decodes of another cost both.
+        """
         idle, table = not in_flight, self._table
+        if common is not None and self._dynamic_chunk.enabled:
+            self._decodes_due = -common % (1 + self._settings.continuous_decode_steps)
         if self._retraction.must_drain(idle):
             return None
         admit, short = True, self._prompts_are_short()

@@ -39,11 +39,15 @@ class SharedLockstep:
         self._stopped = False
 
     @property
+    def next_step(self) -> int:
+        return (self._steps + 1) % STEPS
+
+    @property
     def awaited(self) -> bool:
-        return any(self._has_come(other, (self._steps + 1) % STEPS) for other in self._others)
+        return any(self._has_come(other, self.next_step) for other in self._others)
 
     def agree(self, share: EngineShare) -> list[EngineShare]:
-        self._steps = (self._steps + 1) % STEPS
+        self._steps = self.next_step
         self._words[2 * self._index + self._steps % 2] = self._steps << SHARE_BITS | pack(share)
         for other in self._others:
             bells, came = self._bells[other], self._has_come(other, self._steps)

@@ -67,6 +67,11 @@ class Lockstep(Protocol):
         """Another engine waits in `agree` for this one."""
         ...
 
+    @property
+    def next_step(self) -> int | None:
+        """The number that the next step has among all engines. None: there is only this one."""
+        ...
+
     def agree(self, share: EngineShare) -> list[EngineShare]:
         """What each engine computes of the next step, this one's share among them; waits for all.
         No tokens at all: nobody takes a step."""
@@ -85,6 +90,7 @@ class NoLockstep:
     """An engine that waits for no other."""
 
     awaited = False
+    next_step = None
 
     def agree(self, share: EngineShare) -> list[EngineShare]:
         return []
@@ -210,7 +216,8 @@ class Loop:
         if self._in_flight and (self._commands or self._scheduler.isolates):
             return None  # not even a step for the others follows: they wait until all have landed
         waits = self._commands or self._experts.due
-        plan = None if waits else self._scheduler.plan(idle=not self._in_flight)
+        idle, common = not self._in_flight, self._lockstep.next_step
+        plan = None if waits else self._scheduler.plan(idle, common)
         moves = self._experts.due and not self._in_flight
         if not (self._lockstep.awaited or moves or (plan is not None and plan.rows)):
             return plan

@@ -202,10 +202,10 @@ class Scheduler:
         """Whoever may be to blame for a failure runs with nothing else in flight."""
         return bool(self._bisection.groups or self._table.suspects or self._apart)
 
-    def plan(self, idle: bool) -> StepPlan | None:
+    def plan(self, idle: bool, common: int | None = None) -> StepPlan | None:
         """The next step. None: nothing to do, or steps in flight have to be committed first.
 
-        `idle`: no step is in flight.
+        `idle`: no step is in flight; `common`: as in `Batching.compose`.
         """
         if self._compaction.in_flight:
             return None
@@ -217,7 +217,7 @@ class Scheduler:
             self._table.open_gates()
         if not idle and self.isolates:
             return None
-        step = self._apart.popleft() if self._apart else self._compose(now)
+        step = self._apart.popleft() if self._apart else self._compose(now, common)
         transfers = self._transfers.due
         self._nothing_to_plan = step is None and not transfers
         if step is None and transfers:
@@ -230,10 +230,10 @@ class Scheduler:
         sends, receives = self._transfers.begin_due(step.number)
         return step.plan(self._table.take_rows_to_free(), sends, receives)
 
-    def _compose(self, now: float) -> StepBuilder | None:
+    def _compose(self, now: float, common: int | None) -> StepBuilder | None:
         number, in_flight = self._next_step, self._in_flight.values()
         step = self._try_again() if self._bisection.groups else None
-        step = step or self._batching.compose(number, now, in_flight)
+        step = step or self._batching.compose(number, now, in_flight, common)
         if step is None or not self._table.suspects:
             return step
         first, *rest = step.apart()
