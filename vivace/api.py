@@ -1,7 +1,6 @@
-"""The offline API: `vivace.Engine(...).generate(...)`, in one process and one thread; only chat
-templates are rendered in a second process, which can be killed, and ranks behind the first one
-(`tp_size`, `pp_size`) are processes. Arguments and result fields are
-those of SGLang's Engine; docs/python.md shows them."""
+"""The offline API: `vivace.Engine(...).generate(...)`, in one process and one thread; chat
+templates are rendered in a second one, which can be killed, and further ranks are processes.
+Arguments and result fields are those of SGLang's Engine; docs/python.md shows them."""
 
 from __future__ import annotations
 

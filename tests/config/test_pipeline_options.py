@@ -15,7 +15,7 @@ from vivace.config.config import Config
 from vivace.config.errors import ConfigError
 from vivace.config.parallelism import requested_sizes
 from vivace.config.parsing import parse
-from vivace.config.pipeline_parallel import PARTITION, SMOOTHING, stage_layers
+from vivace.config.pipeline_parallel import PARTITION, stage_layers
 from vivace.config.resolution import resolve
 from vivace.engine.settings import engine_settings
 from vivace.models.facts import read_facts
@@ -37,25 +37,10 @@ MOE = {
 CAPACITY = Capacity(pages=100, page_size=16, rows=64, context=512, vocabulary=300)
 
 
-def started(
-    *argv: str, partition: str = "", smoothing: str | None = None, **changes: Any
-) -> Config:
+def started(*argv: str, partition: str = "", **changes: Any) -> Config:
     source = replace(SOURCE, config={**LLAMA, "num_hidden_layers": 6, **changes})
     environment = {PARTITION: partition} if partition else {}
-    environment |= {} if smoothing is None else {SMOOTHING: smoothing}
     return resolve(parse(argv, environment), source, read_facts(source), PLATFORM)
-
-
-@pytest.mark.parametrize(("text", "smoothing"), [("0", 0.0), ("1", 1.0), ("0.25", 0.25)])
-def test_how_far_chunks_follow_the_prediction(text: str, smoothing: float) -> None:
-    config = started("--pp-size", "2", smoothing=text)
-    assert engine_settings(config, CAPACITY).chunk_smoothing == smoothing
-
-
-@pytest.mark.parametrize("text", ["-1", "5", "nan", "half", ""])
-def test_what_is_no_share_of_the_prediction_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=SMOOTHING):
-        started("--pp-size", "2", smoothing=text)
 
 
 @given(layers=st.integers(1, 100), stages=st.integers(1, 12))

@@ -95,7 +95,8 @@ def test_two_nodes_have_the_log_probabilities_of_one(
 
 
 def test_ranks_that_would_part_segments_end_the_start(folder: Path, tmp_path: Path) -> None:
-    make("Llama", tmp_path / "wide", hidden_size=128, intermediate_size=160, num_attention_heads=32)
+    sizes = {"hidden_size": 128, "intermediate_size": 160, "num_attention_heads": 32}
+    make("Llama", tmp_path / "wide", **sizes, head_dim=16)
     flags = ("--model-path", str(tmp_path / "wide"), "--tp-size", "16", DETERMINISTIC)
     with RunningServer(*flags, *FLAGS, log=tmp_path / "log") as server:
         assert server.process.wait(60) == 2

@@ -294,6 +294,10 @@ class OtherEngine:
         self.agreed: list[list[int]] = []
 
     @property
+    def next_step(self) -> int:
+        return len(self.agreed) + 1
+
+    @property
     def awaited(self) -> bool:
         return bool(self.tokens)
 

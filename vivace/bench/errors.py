@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vivace.engine.executor import ExecutorDied
 from vivace.errors import CannotStart, exit_code
 from vivace.frontend.errors import BadRequest, EngineUnavailable
 
@@ -20,5 +19,5 @@ def no_server(url: str, reason: str) -> str:
 def run_benchmark(program: str, work: Callable[[], int]) -> int:
     """Its exit code: 2 when settings do not go together, 1 when a benchmark, a request or a file
     fails, each with one line on stderr."""
-    failed = (BenchError, BadRequest, EngineUnavailable, ExecutorDied, OSError)
+    failed = (BenchError, BadRequest, EngineUnavailable, OSError)
     return exit_code(program, work, cannot=(CannotStart,), failed=failed)

@@ -22,7 +22,7 @@ from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import refuse_misspelled, result_file
 from vivace.bench.record import append_record
 from vivace.config.process_environment import process_environment
-from vivace.engine.executor import Executor
+from vivace.engine.executor import Executor, ExecutorDied
 from vivace.protocol.messages import SamplingParams
 from vivace.protocol.step import Join, StepPlan, StepResult
 
@@ -70,6 +70,8 @@ def measure_config(args: argparse.Namespace, config: Config) -> int:
     executor = build_executor(config, show_progress, owns_process=True)
     try:
         return measure(args, executor, step_tokens(config))
+    except ExecutorDied as error:
+        raise BenchError(str(error)) from error
     finally:
         executor.close()
 

@@ -8,7 +8,6 @@ from vivace.config.config import ModelContext, Options, Slices
 from vivace.config.errors import ConfigError
 
 PARTITION = "SGLANG_PP_LAYER_PARTITION"
-SMOOTHING = "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
 FLAG = "--pipeline-parallel-size"
 
 
@@ -46,17 +45,6 @@ def read_partition(text: str, layers: int, stages: int) -> list[int]:
     return counts
 
 
-def check_smoothing(environment: Mapping[str, str]) -> None:
-    """Raises ConfigError."""
-    text = environment.get(SMOOTHING, "0")
-    try:
-        fits = 0 <= float(text) <= 1
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ConfigError(f"{SMOOTHING}={text!r}: give a number from 0 to 1, or unset it")
-
-
 def plans_in_flight(slices: Slices) -> int:
     """Of one stage two, where the next step is planned while one runs. Of a pipeline one in each
     stage, and as many more as are asked for; so many parts of the running requests take turns."""
@@ -71,7 +59,6 @@ def pipeline_parallel(options: Options, context: ModelContext) -> list[str]:
     if stages == 1:
         return list(idle_flags(options))
     stage_layers(context.facts.layers, stages, options.environment)
-    check_smoothing(options.environment)
     schedule, notices = options.schedule, list[str]()
     if schedule.enable_dynamic_chunking and schedule.chunked_prefill_size == -1:
         notices.append("--enable-dynamic-chunking has no effect: prompts stay whole")

@@ -154,9 +154,7 @@ def byte_level_core(model: models.BPE, rule: SplitRule) -> Core:
 
 def _sentencepiece(words: _Words) -> Core:
     vocabulary = words.vocabulary()
-    merges = words.merges() or merges_by_score(
-        words.tokens, words.scores, vocabulary, words.where
-    )
+    merges = words.merges() or merges_by_score(words.tokens, words.scores, vocabulary, words.where)
     unknown = words.named("unknown") or ("<unk>" if "<unk>" in vocabulary else None)
     core = Core(_bpe(words, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefixed = words.flag("add_space_prefix", True)
