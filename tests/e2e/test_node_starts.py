@@ -22,6 +22,7 @@ from vivace.platforms.cpu.library import LIBRARY
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels")
 WATCHED = ("--watchdog-timeout", "3")
 SLOW_RANK = "rank-start@60"
+SLOW = pytest.mark.skipif(not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1")
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,7 @@ def test_a_node_that_ends_while_the_server_starts_may_come_back(nodes: Nodes) ->
         assert "Traceback" not in node.text()
 
 
+@SLOW
 def test_a_rank_of_another_node_that_stands_in_the_start_is_named(nodes: Nodes) -> None:
     """First it is only slow; then somebody has stopped it, which ends the start."""
     first, second = nodes.start(0, *WATCHED, fault=SLOW_RANK), nodes.start(1, *WATCHED)
@@ -103,6 +105,7 @@ def test_a_rank_that_is_stopped_before_it_is_there_is_named(folder: Path, tmp_pa
         assert "is stopped" in server.text().splitlines()[-1]
 
 
+@SLOW
 def test_whom_node_0_waits_for_is_named(folder: Path, tmp_path: Path) -> None:
     """A stage of another node: stopped in the middle of a step, then without an answer to one. The
     engine, which waits for its result, is not to blame."""

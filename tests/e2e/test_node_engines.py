@@ -1,0 +1,98 @@
+"""Engines of two nodes that share layers in stages, with sums in one order: log-probabilities of
+one process, to the last bit, and a record of all experts."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_server import RunningServer
+from toy_models import make
+from two_nodes import FLAGS, Nodes, list_ranks
+
+from vivace.platforms.cpu.library import LIBRARY
+
+pytestmark = [
+    pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels"),
+    pytest.mark.skipif(not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1"),
+]
+DETERMINISTIC = "--enable-deterministic-inference"
+TOKENS, SEEDS = 20, range(5)
+MIXTURE: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "mlp_only_layers": [1],
+}
+LAYOUTS = {
+    "a stage on each": "--tp-size 2 --pp-size 2 --dp-size 2 --enable-dp-attention --ep-size 2",
+    "an engine on each": "--tp-size 2 --dp-size 2 --enable-dp-attention --ep-size 2",
+}
+
+
+def ask(server: RunningServer, seed: int) -> list[Any]:
+    sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
+    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
+    prompt = [5 + seed + i % 40 for i in range(3 + 11 * seed)]
+    logprobs = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
+    body = {"input_ids": prompt, "sampling_params": sampling, **logprobs}
+    found = server.json("/generate", body)["meta_info"]
+    return [found[f"{part}_logprobs"] for part in ("input_token", "output_token", "output_top")]
+
+
+def ask_all(server: RunningServer) -> list[Any]:
+    with ThreadPoolExecutor(len(SEEDS)) as pool:
+        return list(pool.map(lambda seed: ask(server, seed), SEEDS))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mixture")
+    make("Qwen3Moe", path, **MIXTURE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    log = tmp_path_factory.mktemp("alone") / "log"
+    with RunningServer("--model-path", str(folder), DETERMINISTIC, *FLAGS, log=log) as server:
+        return ask_all(server.wait_ready())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_nodes_have_the_log_probabilities_of_one(
+    layout: str,
+    folder: Path,
+    wanted: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output = tmp_path / "record"
+    output.mkdir()
+    monkeypatch.setenv("SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR", str(output))
+    (tmp_path / "logs").mkdir()
+    words = (*LAYOUTS[layout].split(), DETERMINISTIC)
+    words += ("--expert-distribution-recorder-mode", "stat")
+    nodes = Nodes(folder, tmp_path / "logs", words)
+    try:
+        first, second = nodes.start(0), nodes.start(1)
+        first.wait_ready()
+        assert len(list_ranks(second)) == (2 if "pp" in LAYOUTS[layout] else 1)
+        assert first.call("POST", "/start_expert_distribution_record", {})[0] == 200
+        assert ask_all(first) == wanted
+        assert first.call("GET", "/stop_expert_distribution_record", None)[0] == 200
+        assert first.call("POST", "/dump_expert_distribution_record", {})[0] == 200
+    finally:
+        nodes.close()
+    (record,) = output.glob("expert_distribution_recorder_*.json")
+    counts = json.loads(record.read_text())["logical_count"]
+    tokens = sum(3 + 11 * seed + TOKENS - 1 for seed in SEEDS)
+    chosen = tokens * MIXTURE["num_experts_per_tok"]
+    assert [sum(row) for row in counts] == [chosen, 0, chosen]
