@@ -154,9 +154,10 @@ def blame_ranks(
     except CannotStart:
         raise  # every rank says the same
     except Exception as error:
-        wait = 0.0 if others.gone() else EXIT_SECONDS
+        known = bool(others.gone())
         try:
-            end_start(links, error, wait, companions=companions)
+            wait = 0.0 if known else EXIT_SECONDS
+            end_start(links, error, wait, companions=companions and not known)
         except ExecutorDied:
             if gone := others.gone():
                 raise NodeGone(gone) from error
