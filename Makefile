@@ -23,7 +23,9 @@ WITHOUT_TORCH = --override requirements/without_torch.txt
 serve: $(VENV)/.serve
 	$(VENV)/bin/vivace serve $(ARGS)
 
+# Compiled once, whatever PYTHONDONTWRITEBYTECODE says: tests start hundreds of processes.
 test: $(VENV)/.test
+	$(VENV)/bin/python -m compileall -q vivace
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # The tests with what they run counted, in all processes; several times slower. One folder: ARGS=tests/engine.
