@@ -4,6 +4,7 @@ the one before it drew, and its result is read later."""
 from __future__ import annotations
 
 import contextlib
+from functools import cache
 
 import msgspec
 import pytest
@@ -88,6 +89,7 @@ class DelayedDriver(Driver):
         del self._launched[:count]
 
 
+@cache
 def plain_answers():
     """Of a worker that reads every result at once, one row alone after the other."""
     answers = []
