@@ -450,3 +450,5 @@ def test_what_is_known_is_printed(command: str, capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     wanted = {"schema": "tpot_ms", "hardware": "atlas-800i-a3", "models": "qwen3-next-80b-a3b"}
     assert wanted[command] in text
+    if command != "schema":
+        assert max(map(len, text.splitlines())) <= 80

@@ -205,27 +205,32 @@ def show_hardware(chosen: argparse.Namespace) -> int:
     for device in (*measured_devices(cache_folder()), *devices()):
         rates = f"{device.bandwidth_gbs:g} GB/s, {device.bf16_tflops:g} TFLOP/s BF16"
         cards = f", {device.devices_per_card} a card" if device.devices_per_card > 1 else ""
-        print(f"{device.name:20} {device.title}: {device.memory_gib:g} GiB, {rates}{cards}")
-        print(f"{'':20} {'; '.join(device.sources)}")
+        text = f"{device.title}: {device.memory_gib:g} GiB, {rates}{cards}"
+        print_known(device.name, text, "; ".join(device.sources), 20)
     return 0
 
 
 def show_models(chosen: argparse.Namespace) -> int:
-    from textwrap import fill
-
     from vivace.deploy.catalogue.models import known_architecture, models
 
-    indent = " " * 25
     for model in models():
         shape = known_architecture(model)
         total, active = shape.parameters() / 1e9, shape.parameters(active=True) / 1e9
         size = f"{total:.1f}B" + (f", {active:.1f}B a token" if shape.experts else "")
-        print(f"{model.name:24} {model.title}: {size}")
-        if model.aliases:
-            also = f"also {', '.join(model.aliases)}"
-            print(fill(also, 80, initial_indent=indent, subsequent_indent=indent,
-                       break_on_hyphens=False))  # fmt: skip
+        also = f"also {', '.join(model.aliases)}" if model.aliases else ""
+        print_known(model.name, f"{model.title}: {size}", also, 24)
     return 0
+
+
+def print_known(name: str, text: str, more: str, width: int) -> None:
+    """In lines of 80 columns, of which the name takes `width`."""
+    from textwrap import fill
+
+    indent = " " * (width + 1)
+    for first, words in ((f"{name:{width}} ", text), (indent, more)):
+        if words:
+            print(fill(words, 80, initial_indent=first, subsequent_indent=indent,
+                       break_long_words=False, break_on_hyphens=False))  # fmt: skip
 
 
 COMMANDS = {
