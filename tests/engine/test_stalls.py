@@ -170,7 +170,7 @@ def test_a_thousand_short_prompts_do_not_silence_the_first() -> None:
         rig.check(key)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     cost=COSTS,
     arrivals=st.lists(st.tuples(st.integers(8, 12), st.integers(2, 8)), min_size=1, max_size=20),
