@@ -60,6 +60,7 @@ def processes(first: RunningServer, second: RunningServer) -> list[int]:
     return [*first.workers(), *list_ranks(second), second.process.pid]
 
 
+@pytest.mark.timeout(120 + 60 * KILLS)
 @pytest.mark.parametrize("nodes", LAYOUTS, indirect=True)
 def test_streams_go_on_whoever_is_killed(nodes: Nodes, wanted: list[list[int]]) -> None:
     chance, seen = random.Random(11), set[int]()
