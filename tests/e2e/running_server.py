@@ -148,6 +148,16 @@ class RunningServer:
             time.sleep(0.05)
         raise AssertionError(self.text())
 
+    def find_rank(self) -> int:
+        """The process of rank 1, of the engine that runs."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            engine = self.children().get("engine")
+            if engine and (rank := find_children(engine).get("rank")):
+                return rank
+            time.sleep(0.05)
+        raise AssertionError(self.text())
+
     def call(
         self, method: str, path: str, body: Any = None, *, timeout: float = START_SECONDS
     ) -> tuple[int, bytes]:

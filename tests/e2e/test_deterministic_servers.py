@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import seeded_streams
 from running_server import RunningServer, free_port
+from seeded_streams import FLAGS
 from toy_models import make
 
 from vivace.platforms.cpu.library import LIBRARY
 
-FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="sums in one order are the kernels'")
 DETERMINISTIC = "--enable-deterministic-inference"
 MIXTURE = {
@@ -54,11 +55,9 @@ def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 def body(seed: int) -> dict[str, Any]:
-    sampling = {"max_new_tokens": 20, "ignore_eos": True, "sampling_seed": seed}
-    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
     prompt = [5 + seed + i % 40 for i in range(3 + 11 * seed)]
     logprobs = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
-    return {"input_ids": prompt, "sampling_params": sampling, **logprobs}
+    return seeded_streams.body(seed, 20, prompt, **logprobs)
 
 
 def ask(folder: Path, log: Path, *flags: str) -> list[Any]:

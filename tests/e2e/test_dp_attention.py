@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from running_server import RunningServer, wait_ended
+from seeded_streams import FLAGS, body, last_event
 from toy_models import DEEPSEEK, make
 
 from vivace.platforms.cpu.library import LIBRARY
 
-FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 KILLS = 70 if os.environ.get("VIVACE_SLOW_TESTS") else 3
 TOKENS = 60
 STREAMS = 6
@@ -83,15 +83,8 @@ def test_a_rank_that_is_stopped_is_named(
 
 
 def stream_tokens(server: RunningServer, seed: int, **more: Any) -> list[int]:
-    sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
-    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
     prompt = [5 + seed + i % 40 for i in range(3 + 17 * seed)]
-    body = {"input_ids": prompt, "sampling_params": sampling, **more}
-    tokens: list[int] = []
-    for event in server.stream("/generate", body):
-        assert "error" not in event, event
-        tokens = event["output_ids"]
-    return tokens
+    return last_event(server, body(seed, TOKENS, prompt, **more))["output_ids"]
 
 
 def test_tokens_are_those_of_one_process(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from running_server import RunningServer
+from seeded_streams import FLAGS, body
 from toy_models import make
 
 TOKENS = 60
-FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 MIXTURE = {
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -26,17 +25,11 @@ MIXTURE = {
 }
 
 
-def body(seed: int) -> dict[str, Any]:
-    sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
-    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
-    return {"input_ids": [5 + seed, 6, 7, 8], "sampling_params": sampling}
-
-
 def draw(folder: Path, log: Path, *flags: str) -> list[list[int]]:
     with RunningServer("--model-path", str(folder), *FLAGS, *flags, log=log) as server:
         server.wait_ready()
         with ThreadPoolExecutor(6) as pool:
-            answers = pool.map(lambda seed: server.json("/generate", body(seed)), range(6))
+            answers = pool.map(lambda seed: server.json("/generate", body(seed, TOKENS)), range(6))
             return [answer["output_ids"] for answer in answers]
 
 
@@ -93,7 +86,7 @@ def test_experts_move_and_are_recorded_while_streams_go_on(
         server.wait_ready()
         assert server.call("POST", "/start_expert_distribution_record", {})[0] == 200
         with ThreadPoolExecutor(6) as pool:
-            answers = pool.map(lambda seed: server.json("/generate", body(seed)), range(6))
+            answers = pool.map(lambda seed: server.json("/generate", body(seed, TOKENS)), range(6))
             assert [answer["output_ids"] for answer in answers] == wanted
         assert server.call("GET", "/stop_expert_distribution_record", None)[0] == 200
         assert server.call("POST", "/dump_expert_distribution_record", {})[0] == 200

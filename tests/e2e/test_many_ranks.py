@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from running_server import RunningServer, wait_ended
+from seeded_streams import FLAGS, body, last_event
 from toy_models import make
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1"),
     pytest.mark.timeout(900),
 ]
-FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 LAYOUT = ("--tp-size", "32", "--dp-size", "4", "--enable-dp-attention", "--ep-size", "32")
 STREAMS = 8
 MOST_BYTES = 200 << 20
@@ -30,14 +30,8 @@ LATENT = {
 
 
 def stream_tokens(server: RunningServer, seed: int) -> list[int]:
-    sampling = {"max_new_tokens": 24, "ignore_eos": True, "sampling_seed": seed}
-    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
     prompt = [5 + seed + i % 40 for i in range(3 + 7 * seed)]
-    tokens: list[int] = []
-    for event in server.stream("/generate", {"input_ids": prompt, "sampling_params": sampling}):
-        assert "error" not in event, event
-        tokens = event["output_ids"]
-    return tokens
+    return last_event(server, body(seed, 24, prompt))["output_ids"]
 
 
 def all_streams(server: RunningServer) -> dict[int, list[int]]:

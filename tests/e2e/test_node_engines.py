@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from running_server import RunningServer
+from seeded_streams import FLAGS
 from toy_models import make
-from two_nodes import FLAGS, Nodes, list_ranks
+from two_nodes import Nodes, list_ranks
 
 from vivace.platforms.cpu.library import LIBRARY
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from running_server import RunningServer, wait_ended
+from seeded_streams import FLAGS, stream_tokens
 from toy_models import DEEPSEEK, make
-from two_nodes import ENGINES, FLAGS, SEEDS, STAGES, Nodes, list_ranks, stream_tokens
+from two_nodes import ENGINES, SEEDS, STAGES, Nodes, list_ranks
 
 from vivace.platforms.cpu.library import LIBRARY
 

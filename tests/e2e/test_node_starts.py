@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from running_server import RunningServer, find_children, wait_ended
-from served_toy import write_toy_llama
+from seeded_streams import FLAGS, TOKENS, stream_tokens
 from toy_models import DEEPSEEK, make
-from two_nodes import ENGINES, FLAGS, TOKENS, Nodes, find_rank, list_ranks, stream_tokens, wait_for
+from two_nodes import ENGINES, Nodes, find_rank, list_ranks, wait_for
 
 from vivace.platforms.cpu.library import LIBRARY
 
@@ -24,11 +24,6 @@ pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the na
 WATCHED = ("--watchdog-timeout", "3")
 SLOW_RANK = "rank-start@60"
 SLOW = pytest.mark.skipif(not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_toy_llama(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

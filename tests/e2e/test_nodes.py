@@ -14,21 +14,10 @@ from pathlib import Path
 
 import pytest
 from running_server import RunningServer, find_children, is_alive
+from seeded_streams import FLAGS, TOKENS, all_streams, stream_tokens
 from served_toy import write_toy_llama
 from toy_models import DEEPSEEK, make
-from two_nodes import (
-    ENGINES,
-    FLAGS,
-    SEEDS,
-    STAGES,
-    TOKENS,
-    Nodes,
-    all_streams,
-    find_rank,
-    list_ranks,
-    stream_tokens,
-    wait_for,
-)
+from two_nodes import ENGINES, SEEDS, STAGES, Nodes, find_rank, list_ranks, wait_for
 
 from vivace.platforms.cpu.library import LIBRARY
 
@@ -36,17 +25,8 @@ pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the na
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_toy_llama(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture(scope="module")
-def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
-    """What a server of one process draws for each seed."""
-    log = tmp_path_factory.mktemp("alone") / "log"
-    with RunningServer("--model-path", str(folder), *FLAGS, log=log) as server:
-        server.wait_ready()
-        return {seed: stream_tokens(server, seed) for seed in SEEDS}
+def wanted(wanted: dict[int, list[int]]) -> dict[int, list[int]]:
+    return {seed: wanted[seed] for seed in SEEDS}
 
 
 @pytest.fixture
@@ -73,7 +53,7 @@ def test_two_nodes_draw_the_tokens_of_one(
     pair: tuple[RunningServer, RunningServer], wanted: dict[int, list[int]]
 ) -> None:
     first, second = pair
-    assert all_streams(first) == wanted
+    assert all_streams(first, SEEDS) == wanted
     state = first.json("/server_info")["internal_states"][0]
     assert [worker.get("rank", 0) for worker in state["workers"]] == [0, 1]
     assert state["workers"][1]["pid"] == find_rank(second)
@@ -100,7 +80,7 @@ def test_a_death_is_named_on_both_nodes_and_streams_go_on(
         os.kill(killed, signal.SIGKILL)
 
     ready = second.text().count("All ranks are ready")
-    assert all_streams(first, kill) == wanted
+    assert all_streams(first, SEEDS, kill) == wanted
     assert named[0].format(killed) in first.text()
     assert named[1].format(killed) in second.text()
     assert not is_alive(killed)
@@ -122,7 +102,7 @@ def test_a_node_that_is_killed_is_named_and_another_one_takes_its_place(
         assert wait_for(first, "node 1 (127.0.0.1): the connection was closed") < 5
         third.append(nodes.start(1))
 
-    assert all_streams(first, replace) == wanted
+    assert all_streams(first, SEEDS, replace) == wanted
     assert not is_alive(rank)
     third[0].signal(signal.SIGTERM)
     assert third[0].wait(10) == 128 + signal.SIGTERM
@@ -148,7 +128,7 @@ def test_four_ranks_on_two_nodes(
             time.sleep(0.3)
             os.kill(rank, signal.SIGKILL)
 
-        assert all_streams(first, kill) == wanted
+        assert all_streams(first, SEEDS, kill) == wanted
         for node in (first, second):
             wait_for(node, f"rank 1 (process {rank}): killed by SIGKILL", 5)
     finally:
@@ -180,7 +160,7 @@ def test_engines_of_two_nodes_share_experts(tmp_path: Path) -> None:
             os.kill(rank, signal.SIGKILL)
 
         ready = second.text().count("All ranks are ready")
-        assert all_streams(first, kill) == wanted
+        assert all_streams(first, SEEDS, kill) == wanted
         for node in (first, second):
             wait_for(node, f"rank 3 (node 1, process {rank}): killed by SIGKILL", 5)
         wait_for(second, "All ranks are ready", 60, ready + 1)

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_server import RunningServer, find_children, is_alive
+import seeded_streams
+from running_server import RunningServer, is_alive
+from seeded_streams import FLAGS, SEEDS, last_event
 from served_toy import write_toy_llama
 
 from vivace.platforms.cpu.library import LIBRARY
 
-FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 KILLS = 30 if os.environ.get("VIVACE_SLOW_TESTS") else 2
-SEEDS = range(8)
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +46,14 @@ def staged(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 def body(seed: int, count: int = 120) -> dict[str, Any]:
-    sampling = {"max_new_tokens": count, "ignore_eos": True, "sampling_seed": seed}
-    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
     prompt = [3 + (7 * seed + i) % 250 for i in range(4 + 40 * (seed % 3))]
-    return {
-        "input_ids": prompt,
-        "sampling_params": sampling,
-        "return_logprob": seed % 4 == 1,
-        "logprob_start_len": 0,
-    }
+    scores = {"return_logprob": seed % 4 == 1, "logprob_start_len": 0}
+    return seeded_streams.body(seed, count, prompt, **scores)
 
 
 def ask(server: RunningServer, seed: int) -> Any:
     """(tokens, log-probabilities of prompt and answer)"""
-    answer: dict[str, Any] = {}
-    for event in server.stream("/generate", body(seed)):
-        assert "error" not in event, event
-        answer = event
+    answer = last_event(server, body(seed))
     scores = [answer["meta_info"].get(f"{side}_token_logprobs") for side in ("input", "output")]
     return answer["output_ids"], scores
 
@@ -123,17 +114,6 @@ def test_engines_of_stages_that_gloo_connects(
         assert len({worker["pid"] for state in states for worker in state["workers"]}) == 4
 
 
-def find_rank(server: RunningServer) -> int:
-    """The process of rank 1, of the engine that runs."""
-    for _ in range(400):
-        engine = server.children().get("engine")
-        rank = find_children(engine).get("rank") if engine else None
-        if rank:
-            return rank
-        time.sleep(0.05)
-    raise AssertionError(server.text())
-
-
 def test_a_stage_that_is_killed_is_named_and_streams_go_on(
     staged: RunningServer, wanted: dict[int, Any]
 ) -> None:
@@ -142,7 +122,7 @@ def test_a_stage_that_is_killed_is_named_and_streams_go_on(
         with ThreadPoolExecutor(8) as pool:
             answers = [pool.submit(ask, staged, seed) for seed in SEEDS]
             time.sleep(chance.uniform(0.05, 0.6))
-            rank = find_rank(staged)
+            rank = staged.find_rank()
             os.kill(rank, signal.SIGKILL)
             found = {seed: answer.result(120)[0] for seed, answer in enumerate(answers)}
         assert found == {seed: one[0] for seed, one in wanted.items()}, kill
@@ -165,7 +145,7 @@ def test_a_stage_that_hangs_is_named(folder: Path, tmp_path: Path) -> None:
         "--model-path", str(folder), *flags, *FLAGS, log=log, environment=environment
     ) as server:
         server.wait_ready()
-        rank = find_rank(server)
+        rank = server.find_rank()
         with ThreadPoolExecutor(1) as pool:
             pool.submit(server.call, "POST", "/generate", body(1), timeout=15.0)
             named = f"rank 1 (process {rank}) does not come where others wait"

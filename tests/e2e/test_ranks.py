@@ -12,21 +12,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from running_server import RunningServer, find_children, is_alive, wait_ended
-from served_toy import write_toy_llama
+from running_server import RunningServer, is_alive, wait_ended
+from seeded_streams import FLAGS, all_streams, body, stream_tokens
 
-FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 KILLS = 100 if os.environ.get("VIVACE_SLOW_TESTS") else 3
 """of each kind"""
-TOKENS = 120
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_toy_llama(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="module")
@@ -37,50 +29,14 @@ def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
         yield server.wait_ready()
 
 
-@pytest.fixture(scope="module")
-def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
-    """What a server of one process draws for each seed."""
-    log = tmp_path_factory.mktemp("alone") / "log"
-    with RunningServer("--model-path", str(folder), *FLAGS, log=log) as server:
-        server.wait_ready()
-        return {seed: stream_tokens(server, seed) for seed in range(8)}
-
-
-def body(seed: int) -> dict[str, Any]:
-    sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
-    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
-    return {"input_ids": [5 + seed, 6, 7, 8], "sampling_params": sampling}
-
-
-def stream_tokens(server: RunningServer, seed: int) -> list[int]:
-    tokens: list[int] = []
-    for event in server.stream("/generate", body(seed)):
-        assert "error" not in event, event
-        tokens = event["output_ids"]
-    return tokens
-
-
-def find_rank(server: RunningServer) -> int:
-    """The process of rank 1, of the engine that runs."""
-    for _ in range(400):
-        engine = server.children().get("engine")
-        rank = find_children(engine).get("rank") if engine else None
-        if rank:
-            return rank
-        time.sleep(0.05)
-    raise AssertionError(server.text())
-
-
 def test_two_processes_draw_the_tokens_of_one(
     pair: RunningServer, wanted: dict[int, list[int]]
 ) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(stream_tokens, pair, seed) for seed in range(8)]
-        assert {seed: answer.result(120) for seed, answer in enumerate(answers)} == wanted
+    assert all_streams(pair) == wanted
     state = pair.json("/server_info")["internal_states"][0]
     assert state["executor"] == "ProcessGroupExecutor"
     assert [worker.get("rank", 0) for worker in state["workers"]] == [0, 1]
-    assert state["workers"][1]["pid"] == find_rank(pair)
+    assert state["workers"][1]["pid"] == pair.find_rank()
     assert state["audit"] == []
 
 
@@ -94,7 +50,7 @@ def test_a_rank_that_is_killed_is_named_and_streams_go_on(
         with ThreadPoolExecutor(8) as pool:
             answers = [pool.submit(stream_tokens, pair, seed) for seed in range(8)]
             time.sleep(chance.uniform(0.05, 0.6))
-            rank = find_rank(pair)
+            rank = pair.find_rank()
             os.kill(rank, signal.SIGKILL)
             found = {seed: answer.result(120) for seed, answer in enumerate(answers)}
         assert found == wanted, kill
@@ -138,11 +94,12 @@ def test_a_rank_that_is_stopped_is_named_and_replaced(
     with RunningServer(*flags, log=tmp_path / "log") as server:
         server.wait_ready()
         workers = server.workers()
-        with ThreadPoolExecutor(8) as pool:
-            answers = [pool.submit(stream_tokens, server, seed) for seed in range(8)]
+
+        def stop() -> None:
             time.sleep(0.2)
             os.kill(workers[2], signal.SIGSTOP)
-            assert {seed: answer.result(200) for seed, answer in enumerate(answers)} == wanted
+
+        assert all_streams(server, during=stop) == wanted
         wait_ended(workers)
         assert re.search(
             rf"no progress .*rank \d \(process {workers[2]}\) is stopped", server.text()

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 from running_server import RunningServer, find_children, is_alive, wait_ended
-from served_toy import write_toy_llama
-from test_nodes import FLAGS, SEEDS, stream_tokens, wait_for
+from seeded_streams import FLAGS, stream_tokens
+from two_nodes import SEEDS, wait_for
 
 from vivace.platforms.cpu.library import LIBRARY
 
@@ -30,17 +30,8 @@ TWO_NODES = ("--nnodes", "2", "--use-ray")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_toy_llama(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture(scope="module")
-def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
-    """What a server of one process draws for each seed."""
-    log = tmp_path_factory.mktemp("alone") / "log"
-    with RunningServer("--model-path", str(folder), *FLAGS, log=log) as server:
-        server.wait_ready()
-        return {seed: stream_tokens(server, seed) for seed in SEEDS}
+def wanted(wanted: dict[int, list[int]]) -> dict[int, list[int]]:
+    return {seed: wanted[seed] for seed in SEEDS}
 
 
 @pytest.fixture(scope="module", params=["fake", "ray"])

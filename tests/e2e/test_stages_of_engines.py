@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 from running_server import RunningServer, wait_ended
+from seeded_streams import FLAGS, stream_tokens
 from toy_models import make
 
 from vivace.platforms.cpu.library import LIBRARY
 
 TOKENS, KILLS = 60, 40
 SEEDS = range(6)
-FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 LAYOUT = "--tp-size 2 --pp-size 2 --dp-size 2 --enable-dp-attention --ep-size 2"
 MOVES = (
     "--ep-num-redundant-experts 2 --enable-eplb --eplb-rebalance-num-iterations 7 "
@@ -40,14 +40,7 @@ MIXTURE: dict[str, Any] = {
 
 
 def draw(server: RunningServer, seed: int, **more: Any) -> list[int]:
-    sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
-    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
-    tokens: list[int] = []
-    body = {"input_ids": [5 + seed, 6, 7, 8], "sampling_params": sampling, **more}
-    for event in server.stream("/generate", body):
-        assert "error" not in event, event
-        tokens = event["output_ids"]
-    return tokens
+    return stream_tokens(server, seed, TOKENS, **more)
 
 
 @pytest.fixture(scope="module")

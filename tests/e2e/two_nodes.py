@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from running_server import RunningServer, find_children, free_port
+from seeded_streams import FLAGS
 
-FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 STAGES = ("--tp-size", "2", "--pp-size", "2")
 """each node has a stage"""
 ENGINES = (
@@ -19,7 +17,6 @@ ENGINES = (
     *("--ep-num-redundant-experts", "4", "--enable-eplb", "--eplb-rebalance-num-iterations", "20"),
 )
 """each node has an engine"""
-TOKENS = 120
 SEEDS = range(4)
 KEY = "a key that all nodes of a test know".replace(" ", "-")
 
@@ -92,25 +89,3 @@ def wait_for(node: RunningServer, text: str, seconds: float = 10.0, times: int =
         assert time.monotonic() - began < seconds, f"no {text!r} in\n{node.text()[-4000:]}"
         time.sleep(0.02)
     return time.monotonic() - began
-
-
-def body(seed: int, **more: Any) -> dict[str, Any]:
-    sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
-    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
-    return {"input_ids": [5 + seed, 6, 7, 8], "sampling_params": sampling, **more}
-
-
-def stream_tokens(server: RunningServer, seed: int, **more: Any) -> list[int]:
-    tokens: list[int] = []
-    for event in server.stream("/generate", body(seed, **more)):
-        assert "error" not in event, event
-        tokens = event["output_ids"]
-    return tokens
-
-
-def all_streams(server: RunningServer, during: Any = None) -> dict[int, list[int]]:
-    with ThreadPoolExecutor(len(SEEDS)) as pool:
-        answers = [pool.submit(stream_tokens, server, seed) for seed in SEEDS]
-        if during is not None:
-            during()
-        return {seed: answer.result(120) for seed, answer in zip(SEEDS, answers, strict=True)}
