@@ -149,7 +149,7 @@ def test_streams_go_on_whoever_is_killed_at_any_moment(
                 os.kill(victim, signal.SIGKILL)
                 found = {seed: answer.result(200) for seed, answer in answers.items()}
             assert found == wanted, kill
-            assert not is_alive(victim)
+            wait_ended([victim])  # streams may be faster than its end
         left = [pid for kind in find_processes(folder).values() for pid in kind]
         server.signal(signal.SIGTERM)
         assert server.wait(30) == 0
