@@ -116,7 +116,8 @@ class NodeGate:
 
     def send(self, message: StepPlan | WorkerCommand) -> None:
         for link in self._links.values():
-            link.send(message)
+            if link.ranks:
+                link.send(message)
 
     def ask(self) -> None:
         for link in list(self._links.values()):
