@@ -36,6 +36,7 @@ from vivace.frontend.tokenizer_core import byte_alphabet
 from vivace.frontend.validation import OTHER_NAMES, SAMPLING_FIELDS
 from vivace.offline.driver import Driver
 from vivace.offline.prompts import GenerateOptions
+from vivace.offline.rank_watch import RankWatch
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import Capacity, Ready
 
@@ -65,7 +66,7 @@ class Parts:
         executor = InProcessExecutor(self.worker)
         loop = Loop(scheduler, executor, mailbox, depth=2, clock=time.monotonic)
         self.frontend.feed(Ready(epoch=0, capacity=capacity))
-        self.driver = Driver(loop, mailbox, self.frontend)
+        self.driver = Driver(loop, mailbox, self.frontend, RankWatch({}, 0))
 
     def engine(self, monkeypatch: pytest.MonkeyPatch) -> Engine:
         monkeypatch.setattr("vivace.api.resolve_arguments", lambda flags: self.config)
@@ -585,9 +586,10 @@ def test_what_only_a_server_uses_is_told_in_one_line() -> None:
     from vivace.offline.build import idle_here
 
     (notice,) = idle_here(
-        {"port": 1, "api_key": "secret", "strict_model_name": True, "watchdog_timeout": 3.0}
+        {"port": 1, "api_key": "secret", "strict_model_name": True, "watchdog_timeout": 3.0}, 1
     )
     told = notice.partition(": ")[2].split(", ")
     assert sorted(told) == ["api_key", "port", "strict_model_name", "watchdog_timeout"]
     assert "secret" not in notice
-    assert not idle_here({"port": 30000, "context_length": 9, "watchdog_timeout": None})
+    assert not idle_here({"watchdog_timeout": 3.0}, 2)
+    assert not idle_here({"port": 30000, "context_length": 9, "watchdog_timeout": None}, 1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -298,15 +299,14 @@ class ProcessGroupExecutor:
         return states
 
     def wake_with(self, ring: Callable[[], None]) -> None:
-        self._worker.wake_with(ring)
-        for rank in self._ranks:
-            rank.wake_with(ring)
+        for part in (self._worker, *self._ranks):
+            part.wake_with(ring)
 
     def close(self) -> None:
-        self._broadcast.close()
-        for rank in self._ranks:
-            rank.close()
-        self._worker.close()
+        with ExitStack() as parts:  # whatever interrupts one, the others are closed too
+            for part in (self._worker, *reversed(self._ranks)):
+                parts.callback(part.close)
+            self._broadcast.close()
 
 
 class GroupStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -277,12 +278,28 @@ class RankProcess:
         """Whatever it does."""
         self._process.kill()
 
+    def _adopt(self) -> None:
+        """Where it has come and nobody has asked, it is still this process's to reap."""
+        try:
+            messages = self.control.receive()
+        except SocketClosed:
+            return
+        for message in messages:
+            if isinstance(message, RankHere):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._template.wait(EXIT_SECONDS)
+                self._process = AdoptedProcess(message.pid)
+
     def close(self) -> None:
         """It ends when its socket does."""
         self.control.shutdown()
+        if isinstance(self._process, TemplateProcess):
+            self._adopt()
         try:
             self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
+            log.warning("%s is killed: it did not end in %g s", self.name, EXIT_SECONDS)
+        finally:  # also where somebody does not want to wait
             self._process.kill()
         self.control.close()
         for watcher in self._watchers:

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from vivace.config.child_process import adopting_as_before
+from vivace.config.parallelism import requested_sizes
 from vivace.config.tensor_parallel import one_engine
 from vivace.engine.executor import ExecutorDied
 from vivace.errors import CannotStart
@@ -21,6 +22,7 @@ from vivace.launch.preflight import check_frontend
 from vivace.launch.summary import decisions
 from vivace.observability import log as log_lines
 from vivace.offline.driver import Driver
+from vivace.offline.rank_watch import RankWatch, ranks_of_process
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import Ready
 
@@ -30,13 +32,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SERVERS = frozenset({
-    "tokenizer_worker_num", "use_ray", "watchdog_timeout", "soft_watchdog_timeout",
+    "tokenizer_worker_num", "use_ray", "soft_watchdog_timeout",
     "log_level_http",
     "log_requests", "log_requests_level", "log_requests_format", "log_requests_target",
     "crash_dump_folder", "enable_metrics", "bucket_time_to_first_token",
     "bucket_inter_token_latency", "bucket_e2e_request_latency", "gc_warning_threshold_secs",
 })  # fmt: skip
 """options of the server's processes, besides those of HTTP"""
+WATCHED = "watchdog_timeout"
+"""the option of who looks on at ranks"""
 
 
 def resolve_arguments(arguments: dict[str, Any]) -> Config:
@@ -48,7 +52,7 @@ def resolve_arguments(arguments: dict[str, Any]) -> Config:
     from vivace.config.parsing import from_arguments
 
     options = from_arguments(**arguments)
-    notices = (*options.notices, *idle_here(arguments))
+    notices = (*options.notices, *idle_here(arguments, requested_sizes(options).engine_ranks))
     config = configure(dataclasses.replace(options, notices=notices))
     one_engine(config, "vivace.Engine")
     if not logging.getLogger().handlers:
@@ -60,12 +64,14 @@ def resolve_arguments(arguments: dict[str, Any]) -> Config:
     return config
 
 
-def idle_here(arguments: dict[str, Any]) -> list[str]:
-    """A notice about the arguments that only a server makes use of."""
+def idle_here(arguments: dict[str, Any], ranks: int) -> list[str]:
+    """A notice about the arguments that only a server, or an engine of several ranks, makes use
+    of."""
     from vivace.config.config import all_options
 
+    names = SERVERS | ({WATCHED} if ranks == 1 else set())
     servers = [
-        option for option in all_options() if option.slice_name == "http" or option.name in SERVERS
+        option for option in all_options() if option.slice_name == "http" or option.name in names
     ]
     idle = [
         name
@@ -78,6 +84,21 @@ def idle_here(arguments: dict[str, Any]) -> list[str]:
 
 def report(stage: str, fraction: float) -> None:
     log.debug("%s: %.0f %%", stage, 100 * fraction)
+
+
+class ProgramReport:
+    """What the program gave as `on_progress`; `error`: what that has raised."""
+
+    def __init__(self, report: ReportProgress) -> None:
+        self._report = report
+        self.error: Exception | None = None
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        try:
+            self._report(stage, fraction)
+        except Exception as error:
+            self.error = error
+            raise
 
 
 def start(
@@ -99,13 +120,20 @@ def start(
     mailbox = LocalMailbox()
     frontend = Frontend(served_model(config, tokenizer), tokenizer, [EngineView(mailbox.post)])
     begin = time.monotonic()
+    before, told = ranks_of_process(), ProgramReport(report)
     try:
         with adopting_as_before():
-            loop, capacity = engine_parts(config, mailbox, report)
+            loop, capacity = engine_parts(config, mailbox, told)
+    except CannotStart:
+        if told.error is not None:
+            raise told.error from None
+        raise
     except ExecutorDied as error:
-        raise CannotStart(str(error)) from error
+        raise told.error or CannotStart(str(error)) from error
+    ranks = {pid: name for pid, name in ranks_of_process().items() if pid not in before}
+    watch = RankWatch(ranks, config.runtime.watchdog_timeout)
     for decision in decisions(config, capacity.rewrites):
         log.info("%s", decision)
     frontend.feed(Ready(epoch=0, capacity=capacity))
     log.info("engine ready after %.1f s", time.monotonic() - begin)
-    return frontend, Driver(loop, mailbox, frontend)
+    return frontend, Driver(loop, mailbox, frontend, watch)

@@ -11,9 +11,11 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from vivace.engine.executor import ExecutorDied
 from vivace.engine.loop import Loop
 from vivace.frontend.errors import EngineUnavailable
 from vivace.frontend.frontend import Frontend
+from vivace.offline.rank_watch import RankWatch
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import EngineCommand, EngineDown, Reply
 
@@ -86,28 +88,33 @@ class Driver:
     """Steps the engine's loop and delivers what it sends. Steps exclude each other, so any thread
     may call `step`; whoever does works for everybody."""
 
-    def __init__(self, loop: Loop, mailbox: LocalMailbox, frontend: Frontend) -> None:
+    def __init__(
+        self, loop: Loop, mailbox: LocalMailbox, frontend: Frontend, watch: RankWatch
+    ) -> None:
         self._loop = loop
+        self._watch = watch
         self._mailbox = mailbox
         self._frontend = frontend
         self._lock = StepLock()
         self._idle_since: float | None = None
         # What a step computes with is freed when the program ends, whatever threads still do.
-        self._release = weakref.finalize(self, release, self._lock, loop)
+        self._release = weakref.finalize(self, release, self._lock, loop, watch)
 
     def step(self) -> None:
         """Raises EngineUnavailable when the engine is dead or has lost a request."""
         with self._lock.exclusive(), postpone_interrupts():
+            self._watch.begin()
             try:
                 busy = self._loop.step(0.0)
             except BaseException as error:
-                self._lock.fail(error)
-                self._tell_all(describe(error))
+                self._fail(error)
                 raise
+            finally:
+                self._watch.end()
             news = self._mailbox.collect()
             for message in news:
                 self._frontend.feed(message)
-            self._watch(busy or bool(news))
+            self._look_for_news(busy or bool(news))
 
     def require_alive(self) -> None:
         """Raises EngineUnavailable when `step` would, for whatever reason."""
@@ -129,11 +136,21 @@ class Driver:
             self._tell_all("it was shut down; make another")
         self._release()
 
+    def _fail(self, error: BaseException) -> None:
+        """Raises EngineUnavailable where it is the engine that died."""
+        reason = self._watch.cause or describe(error)
+        dead = EngineUnavailable(f"the engine died of {reason}; make another")
+        died = isinstance(error, ExecutorDied)
+        self._lock.fail(dead if died else error)
+        self._tell_all(reason)
+        if died:
+            raise dead from error
+
     def _tell_all(self, reason: str) -> None:
         self._mailbox.collect()
         self._frontend.feed(EngineDown(reason=reason, restarting=False))
 
-    def _watch(self, busy: bool) -> None:
+    def _look_for_news(self, busy: bool) -> None:
         """Waiting is fine (a device, a gate), but not for ever."""
         if busy:
             self._idle_since = None
@@ -149,11 +166,12 @@ class Driver:
         time.sleep(IDLE_SECONDS)
 
 
-def release(lock: StepLock, loop: Loop) -> None:
+def release(lock: StepLock, loop: Loop, watch: RankWatch) -> None:
     """No step begins any more, and the ranks behind the first one end. Of an engine that a fork has
     from its parent nothing does."""
     if lock.belongs_here:
         lock.end(ProgramEnds("the program ends"))
+        watch.close()
         loop.close()
 
 
