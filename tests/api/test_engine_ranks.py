@@ -134,8 +134,9 @@ def test_a_rank_that_is_stopped_is_named_and_ended(toy: Path) -> None:
     with vivace.Engine(toy, tp_size=2, watchdog_timeout=2, **FLAGS) as engine:
         (rank,) = ranks(before)
         rank.suspend()
-        with pytest.raises(EngineUnavailable, match=r"rank 1 \(process \d+\) is stopped"):
+        with pytest.raises(EngineUnavailable, match="stopped") as raised:
             tokens(engine)
+        assert f"rank 1 (process {rank.pid})" in str(raised.value)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from vivace.launch.node_link import RemoteInbox
-from vivace.protocol.futex import Futex
-from vivace.protocol.ranks import RankStates
-from vivace.supervisor.awaited_processes import (
+from vivace.observability.awaited_processes import (
     describe_awaited,
     find_members,
     is_stopped,
     look_at,
     name_process,
 )
+from vivace.protocol.futex import Futex
+from vivace.protocol.ranks import RankStates
 
 
 @contextmanager

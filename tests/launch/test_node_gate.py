@@ -47,13 +47,13 @@ from vivace.launch.node_messages import (
 )
 from vivace.launch.other_nodes import other_nodes
 from vivace.launch.ranks import RankProcess
+from vivace.observability.awaited_processes import is_stopped
 from vivace.platforms.cpu.library import LIBRARY
 from vivace.protocol.engine_link import new_engine_link
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import NodePresence, RankStates
 from vivace.protocol.shm_broadcast import RING_BYTES, BroadcastReader
 from vivace.protocol.step import StepPlan
-from vivace.supervisor.awaited_processes import is_stopped
 from vivace.version import __version__
 
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels")

@@ -30,11 +30,11 @@ from vivace.errors import (
 )
 from vivace.launch.prefetch import load_torch_library
 from vivace.observability import log as log_lines
+from vivace.observability.awaited_processes import name_process
 from vivace.observability.log import protect_standard_streams
 from vivace.observability.timeline import Timeline
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import RankFailure
-from vivace.supervisor.awaited_processes import name_process
 from vivace.supervisor.ipc import child_end
 from vivace.supervisor.messages import Failure, Progress, Setup, ToChild
 

@@ -19,6 +19,7 @@ from vivace.launch.engine import engine_parts
 from vivace.launch.engine_place import EnginePlace
 from vivace.launch.other_nodes import other_nodes
 from vivace.observability import log as log_lines
+from vivace.observability.awaited_processes import name_process
 from vivace.observability.gc_pauses import watch_gc
 from vivace.observability.timeline import Timeline
 from vivace.protocol.channel import EngineMailbox
@@ -26,7 +27,6 @@ from vivace.protocol.heartbeat import EngineHeartbeat
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import Command, Ready, Reply, ToFrontend
 from vivace.protocol.shared_memory import attach, words
-from vivace.supervisor.awaited_processes import name_process
 from vivace.supervisor.messages import (
     AskNodes,
     FrontendGone,

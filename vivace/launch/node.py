@@ -55,11 +55,11 @@ from vivace.launch.ranks import (
     spawn_ranks,
 )
 from vivace.observability import log as log_lines
+from vivace.observability.awaited_processes import is_stopped, look_at
 from vivace.observability.log import protect_standard_streams
 from vivace.platforms.rendezvous import RankMemory
 from vivace.protocol.message_socket import MessageSocket, SocketClosed, wait_for_any
 from vivace.protocol.ranks import RankReady, ToRanks
-from vivace.supervisor.awaited_processes import is_stopped, look_at
 from vivace.supervisor.signals import handle_signals
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from vivace.launch.node_sockets import open_sockets
 from vivace.launch.rank_progress import report_to_engine
 from vivace.launch.ranks import meet_ranks
 from vivace.observability import log as log_lines
+from vivace.observability.awaited_processes import name_process
 from vivace.platforms.rendezvous import RankMemory
 from vivace.protocol.message_socket import MessageSocket
 from vivace.protocol.ranks import (
@@ -34,7 +35,6 @@ from vivace.protocol.ranks import (
     ToRanks,
 )
 from vivace.protocol.shm_broadcast import BroadcastClosed, BroadcastReader
-from vivace.supervisor.awaited_processes import name_process
 
 BROADCAST = msgspec.msgpack.Decoder(ToRanks)
 PLAN_SECONDS = 1.0

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from vivace.supervisor.awaited_processes import describe_awaited, find_members, look_at
+from vivace.observability.awaited_processes import describe_awaited, find_members, look_at
 
 LOOK_SECONDS = 0.5
 

@@ -7,17 +7,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from vivace.protocol.channel import SUPERVISOR
-from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
-from vivace.protocol.messages import KEY_SHIFT, Command, Drain, EngineDown, Ready
-from vivace.protocol.ranks import RankStates
-from vivace.supervisor.awaited_processes import (
+from vivace.observability.awaited_processes import (
     describe_awaited,
     describe_stopped,
     find_members,
     find_stopped,
     look_at,
 )
+from vivace.protocol.channel import SUPERVISOR
+from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
+from vivace.protocol.messages import KEY_SHIFT, Command, Drain, EngineDown, Ready
+from vivace.protocol.ranks import RankStates
 from vivace.supervisor.child import Child
 from vivace.supervisor.messages import AskNodes, FrontendGone, Setup
 from vivace.supervisor.plan import SPAWN_RETRY_SECONDS, Plan
