@@ -195,7 +195,9 @@ def test_requests_reach_the_first_node(tmp_path: Path) -> None:
         labels = {**head["metadata"]["labels"], "ray.io/node-type": "head"}
         assert service["spec"]["selector"] == labels
         (container,) = head["spec"]["containers"]
-        assert [each["containerPort"] for each in container["ports"]] == [30000]
+        ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        of_ray = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
+        assert ports == {"http": 30000, **of_ray}, "KubeRay finds the dashboard by its name"
         probe = container["livenessProbe"]
         assert (probe["initialDelaySeconds"], probe["httpGet"]["port"]) == (3600, 30000)
         for name in ("startupProbe", "readinessProbe"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.quoting import command_lines
-from vivace.deploy.render.kubernetes_objects import STARTING, escape_dollars
+from vivace.deploy.render.kubernetes_objects import STARTING, Port, escape_dollars
 from vivace.deploy.render.process import Process
 from vivace.deploy.render.ray import RESOURCES
 from vivace.deploy.render.resources import NodeShare
@@ -19,6 +19,9 @@ HEAD_OF_CLUSTER = {"ray.io/node-type": "head"}
 RETRIES = 5
 """new clusters, one after the other, for a server that ended by itself"""
 OF_THE_SERVER = ("command", "args", "startupProbe", "readinessProbe", "livenessProbe")
+PORTS = (Port("gcs-server", 6379), Port("dashboard", 8265), Port("client", 10001))
+"""of a head, by the names that KubeRay looks for in its service (`DashboardPortName` of its
+constants): it adds them itself only to a container that declares no port at all"""
 STORE_BYTES = 100_000_000
 """of Ray's object store in /dev/shm: a server has nothing in it"""
 
@@ -80,7 +83,9 @@ def head_pod(pod: dict[str, Any], lines: Sequence[str]) -> dict[str, Any]:
     has its own for Ray."""
     container = dict(pod["spec"]["containers"][0])
     alive = {"initialDelaySeconds": STARTING, **container["livenessProbe"]}
-    return with_container(pod, {**in_ray(container, lines), "livenessProbe": alive})
+    ports = [*container["ports"], *(port.of_container for port in PORTS)]
+    own = {"ports": ports, "livenessProbe": alive}
+    return with_container(pod, {**in_ray(container, lines), **own})
 
 
 def worker_pod(pod: dict[str, Any], lines: Sequence[str]) -> dict[str, Any]:
