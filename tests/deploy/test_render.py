@@ -416,6 +416,32 @@ def test_the_command_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["render", str(tmp_path / "none.yaml"), "--to", "ray"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("engine", "words", "program"),
+    [
+        ("vivace", (), "vivace.launch_server"),
+        ("sglang==0.5.10", (), "sglang.launch_server"),
+        ("sglang", ("--engine", "vivace"), "vivace.launch_server"),
+        ("vivace", ("--engine", "sglang"), "sglang.launch_server"),
+    ],
+)
+def test_a_file_for_vivace_starts_vivace(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    engine: str,
+    words: tuple[str, ...],
+    program: str,
+) -> None:
+    """A role without a program, in a file whose flags are judged as Vivace's."""
+    spec = tmp_path / "deployment.yaml"
+    spec.write_text(f"engine: {engine}\nroles: {{mixed: {{kind: mixed}}}}\n")
+    for to in ("shell", "kubernetes", "ray"):
+        assert main(["render", str(spec), "--to", to, *words]) == 0
+        shown = capsys.readouterr().out
+        started = {each for each in shown.split() if each.endswith(".launch_server")}
+        assert started == {program}
+
+
 def test_what_somebody_changed_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By both commands, before anything is written; what is as it would be written is nothing to
     ask about, and a folder is none to write over."""

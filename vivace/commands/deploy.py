@@ -24,6 +24,7 @@ from vivace.terminal import print_wrapped, shown
 TARGETS = ("shell", "systemd", "compose", "kubernetes", "ray")
 VIVACE_PROGRAMS = {
     "sglang.launch_server": "vivace.launch_server",
+    "sglang serve": "vivace serve",
     "sglang.bench_serving": "vivace.bench_serving",
 }
 
@@ -56,7 +57,8 @@ def parser() -> argparse.ArgumentParser:
         "-o", "--output", type=named_path, metavar="FOLDER", help="default: stdout"
     )
     rendering.add_argument("--force", action="store_true", help="write over files that differ")
-    rendering.add_argument("--engine", choices=("vivace", "sglang"), help="programs to start")
+    help_text = "programs to start (default: Vivace's where the file says engine: vivace)"
+    rendering.add_argument("--engine", choices=("vivace", "sglang"), help=help_text)
     commands.add_parser("schema", help="the JSON schema of a deployment file")
     commands.add_parser("hardware", help="known devices")
     commands.add_parser("models", help="known models")
@@ -126,7 +128,7 @@ def print_remarks(loaded: LoadedDeployment, deployment: Deployment) -> None:
 def render(chosen: argparse.Namespace) -> int:
     loaded = open_files(chosen.files)
     deployment = loaded.deployment
-    if chosen.engine == "vivace":
+    if (chosen.engine or deployment.engine.strip()) == "vivace":
         deployment = for_vivace(deployment)
     files = render_files(deployment, chosen.to, loaded)
     if chosen.output is None:
