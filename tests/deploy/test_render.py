@@ -442,6 +442,36 @@ def test_a_file_for_vivace_starts_vivace(
         assert started == {program}
 
 
+def without_hosts(**values: str) -> str:
+    """A deployment file"""
+    role = {"kind": "mixed", "nodes": 2, "flags": {"nnodes": 2, "use-ray": True, **values}}
+    return yaml.safe_dump({"roles": {"all": role}})
+
+
+@pytest.mark.parametrize("flags", [{"host": "{host}"}, {"dist-init-addr": "{first}:5000"}])
+def test_an_address_that_nobody_knows_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: dict[str, str]
+) -> None:
+    """Of a role without hosts; in Kubernetes pods are told."""
+    (flag, value), spec = next(iter(flags.items())), tmp_path / "deployment.yaml"
+    spec.write_text(without_hosts(**flags))
+    for to in ("shell", "systemd", "compose", "ray"):
+        assert main(["render", str(spec), "--to", to]) == 2
+        said = capsys.readouterr().err
+        assert f"--{flag}" in said and value[:6] in said and "hosts" in said
+    assert main(["render", str(spec), "--to", "kubernetes"]) == 0
+    assert "{host}" not in (shown := capsys.readouterr().out) and "{first}" not in shown
+    found = judge(make_case(load(spec))).findings
+    assert [each.severity for each in found if each.flag == f"--{flag}"] == ["warning"]
+    assert not [each for each in judge(make_case(made("mixed"))).findings if "{" in each.text]
+
+
+def test_templates_have_no_addresses(tmp_path: Path) -> None:
+    spec = tmp_path / "deployment.yaml"
+    spec.write_text(without_hosts(**{"chat-template": "{{host}} {{ first }}"}))
+    assert main(["render", str(spec), "--to", "shell"]) == 0
+
+
 def test_what_somebody_changed_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By both commands, before anything is written; what is as it would be written is nothing to
     ask about, and a folder is none to write over."""

@@ -17,6 +17,7 @@ from vivace.deploy.load_case import (
     with_overrides,
 )
 from vivace.deploy.schema.deployment import Deployment
+from vivace.deploy.schema.nodes import refuse_without_address
 from vivace.errors import CANNOT_START, CannotStart, exit_code
 from vivace.files import check_folder, read_file, write_file, write_own_file
 from vivace.terminal import print_wrapped, shown
@@ -159,6 +160,8 @@ def render_files(deployment: Deployment, to: str, loaded: LoadedDeployment) -> d
     from vivace.deploy.render.systemd import render_systemd
 
     refuse_controls(deployment.prepare, loaded.file)
+    if to != "kubernetes":  # pods are told their addresses
+        refuse_without_address(deployment, loaded.file)
     case = build_case(LoadedDeployment(deployment, (), loaded.file), Overrides())
     return {
         "shell": lambda: render_shell(deployment),

@@ -17,6 +17,7 @@ from vivace.deploy.from_script.roles import flag_value
 from vivace.deploy.memory.weights import dense_ranks, weight_precision
 from vivace.deploy.processes import instances, role_name
 from vivace.deploy.rules.rule import ARGS, PAGE, Issue, case_rule, server_rule
+from vivace.deploy.schema.nodes import without_address
 from vivace.deploy.server_plan import PARTITION, ServerPlan, placeholder
 from vivace.models.attention_shapes import GroupedAttention
 
@@ -81,6 +82,11 @@ def nodes(server: ServerPlan, case: Case) -> Iterator[Issue]:
     if hosts and hosts != expected and not (by_ray and hosts == role.instances):
         text = f"{hosts} hosts for {role.instances} instance(s) of {role.nodes} node(s)"
         yield Issue("hosts", f"{text}: expected {expected}", "list one host per node")
+    flag, name = without_address(server.nodes)
+    if flag:
+        text = f"{flag} has {name}, an address, and the role's hosts have none for it"
+        remedy = "list one host per node (`render --to kubernetes` needs none: pods are told)"
+        yield Issue(flag, text, remedy, "warning")
     if (nnodes := server.positive("nnodes")) != role.nodes:
         text = f"--nnodes is {nnodes}, but an instance of this role has {role.nodes} node(s)"
         yield Issue("nnodes", text, "make both the same")

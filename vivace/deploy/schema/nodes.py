@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from vivace.deploy.schema.deployment import Deployment, Environment, Flags, Role
+from vivace.deploy.schema.deployment import (
+    Deployment,
+    DeploymentError,
+    Environment,
+    Flags,
+    Role,
+)
 
 T = TypeVar("T")
 NAMES = ("host", "first", "node", "instance")
+ADDRESS = re.compile(r"(?<!\{)\{(?:host|first)\}(?!\})")
+"""a placeholder that `hosts` has the value of"""
 
 
 class RoleNode(msgspec.Struct, frozen=True):
@@ -66,3 +75,28 @@ def fill_placeholders(value: Any, values: Mapping[str, Any]) -> Any:
                 return values[name]
             value = value.replace(placeholder, str(values[name]))
     return value
+
+
+def without_address(nodes: Iterable[RoleNode]) -> tuple[str, str]:
+    """The first flag (with its dashes) or variable whose placeholder stands for an address that the
+    role's hosts do not have, and the placeholder; both empty where there is none. Nodes that Ray
+    starts get their words from the first one."""
+    for node in nodes:
+        if node.rank and node.flags.get("use-ray"):
+            continue
+        values = {**{f"--{flag}": value for flag, value in node.flags.items()}, **node.environment}
+        for name, value in values.items():
+            if found := ADDRESS.search(str(value)):
+                return name, found[0]
+    return "", ""
+
+
+def refuse_without_address(deployment: Deployment, file: str) -> None:
+    """Raises DeploymentError for a flag or variable that would be written with its placeholder."""
+    for name, role in deployment.roles.items():
+        flag, placeholder = without_address(expand_nodes(deployment, role))
+        if flag:
+            raise DeploymentError(
+                f"{file}: roles.{name}: {flag} has {placeholder}, an address, and `hosts` has none "
+                "for it; list one host per node, or write an address (0.0.0.0: any)"
+            )
