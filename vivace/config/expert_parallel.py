@@ -19,7 +19,8 @@ def expert_parallel(options: Options, context: ModelContext) -> list[str]:
     asked, layout = options.experts, requested_sizes(options)
     if fault := ep_divides_tp(layout) or dense_tp(layout):
         raise ConfigError(f"--expert-parallel-size: {fault}" if "ep " in fault else fault)
-    given = {
+    given = {  # in front what the rewrites take others from
+        "--moe-a2a-backend": asked.moe_a2a_backend != "none",
         "--expert-parallel-size": asked.ep_size > 1,
         "--ep-num-redundant-experts": asked.ep_num_redundant_experts > 0,
         "--init-expert-location": asked.init_expert_location != "trivial",
@@ -27,7 +28,6 @@ def expert_parallel(options: Options, context: ModelContext) -> list[str]:
         "--enable-eplb": asked.enable_eplb,
         "--expert-distribution-recorder-mode": asked.expert_distribution_recorder_mode is not None,
         "--enable-expert-distribution-metrics": asked.enable_expert_distribution_metrics,
-        "--moe-a2a-backend": asked.moe_a2a_backend != "none",
         "--moe-dense-tp-size": asked.moe_dense_tp_size is not None,
     }
     notices = [FAKE] if asked.ep_dispatch_algorithm == "fake" else []
