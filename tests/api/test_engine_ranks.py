@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -119,11 +120,16 @@ def test_a_rank_that_dies_is_named_and_the_program_goes_on(
     toy: Path, wanted: list[list[int]]
 ) -> None:
     before = children()
-    with vivace.Engine(toy, tp_size=2, **FLAGS) as engine:
-        (rank,) = ranks(before)
-        os.kill(rank.pid, signal.SIGKILL)
+    engine = vivace.Engine(toy, tp_size=2, **FLAGS)
+    (rank,) = ranks(before)
+    os.kill(rank.pid, signal.SIGKILL)
+    for _ in range(2):
         with pytest.raises(EngineUnavailable, match="rank 1"):
             tokens(engine)
+    driver = weakref.ref(engine._driver)
+    del engine
+    gc.collect()
+    assert driver() is None
     with vivace.Engine(toy, tp_size=2, **FLAGS) as engine:
         assert tokens(engine) == wanted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -249,3 +250,12 @@ def test_facts_name_the_bad_key(change: dict, reason: str, tmp_path: Path) -> No
     write_single(tmp_path, **change)
     with pytest.raises(SourceError, match=reason):
         read_facts(locate(str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors"])
+def test_a_pipe_is_no_file_of_a_model(tmp_path: Path, name: str) -> None:
+    """To open one waits for a writer, for ever."""
+    (tmp_path / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SourceError, match="regular"):
+        locate(str(tmp_path))

@@ -349,7 +349,10 @@ def located_directory(path: Path, load_format: str, pattern: str = PATTERN) -> M
 
 
 def read_begin(file: Path) -> bytes:
-    """Enough of a file to see what it is; nothing of one that cannot be read."""
+    """Enough of a file to see what it is; nothing of one that cannot be read. Raises SourceError
+    for a pipe or a device, which would be waited for."""
+    if file.exists() and not file.is_file():
+        raise SourceError(f"{file}: no regular file; fetch the model again")
     try:
         with file.open("rb") as opened:
             return opened.read(len(LFS_POINTER))

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from vivace.checkpoint.file_state import ModelFiles
 from vivace.config.parallelism import requested_sizes
-from vivace.errors import RankLost, say
+from vivace.errors import CannotStart, RankLost, say
 from vivace.launch.node_hello import node_ranks, socket_setup
 from vivace.launch.node_join import (
     NOT_UNDERSTOOD,
@@ -98,13 +99,15 @@ def run_node(config: Config) -> int:
 
 def follow_engines(config: Config) -> int:
     """Raises ServerHasEnded, CannotStart."""
-    serves, joined = threading.Event(), join_engines(config)
+    files, serves, joined = ModelFiles(config.source), threading.Event(), join_engines(config)
     answer_probes(config, serves.is_set)  # node 0 of this machine has its port by now
     while True:
         code = NodeLife(config, joined, serves).run()
         serves.clear()
         if code is not None:
             return code
+        if changed := files.changed():
+            raise CannotStart(changed)
         joined = join_engines(config)
 
 

@@ -34,7 +34,8 @@ class StepLock:
         self._lock = threading.RLock()  # a signal handler may end what its own thread is at
         self._stepping = False
         self._process = os.getpid()
-        self._failure: BaseException | None = None
+        self._failure: EngineUnavailable | None = None
+        """never raised itself: a traceback would hold whatever the engine had"""
 
     @property
     def belongs_here(self) -> bool:
@@ -51,10 +52,8 @@ class StepLock:
             )
         if isinstance(self._failure, ProgramEnds) and threading.current_thread().daemon:
             raise SystemExit  # the thread ends with the program, and threading prints nothing
-        if isinstance(self._failure, EngineUnavailable):
-            raise EngineUnavailable(str(self._failure))
         if self._failure is not None:
-            raise EngineUnavailable(f"the engine died of {describe(self._failure)}; make another")
+            raise EngineUnavailable(str(self._failure))
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -70,9 +69,9 @@ class StepLock:
             finally:
                 self._stepping = False
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, reason: str) -> None:
         """Nobody steps from now on; whoever holds the lock calls it."""
-        self._failure = error
+        self._failure = EngineUnavailable(reason)
 
     def end(self, error: EngineUnavailable) -> bool:
         """No step begins from now on, and no other thread is within one; whether this call made it
@@ -139,12 +138,11 @@ class Driver:
     def _fail(self, error: BaseException) -> None:
         """Raises EngineUnavailable where it is the engine that died."""
         reason = self._watch.cause or describe(error)
-        dead = EngineUnavailable(f"the engine died of {reason}; make another")
-        died = isinstance(error, ExecutorDied)
-        self._lock.fail(dead if died else error)
+        text = f"the engine died of {reason}; make another"
+        self._lock.fail(text)
         self._tell_all(reason)
-        if died:
-            raise dead from error
+        if isinstance(error, ExecutorDied):
+            raise EngineUnavailable(text) from error
 
     def _tell_all(self, reason: str) -> None:
         self._mailbox.collect()
