@@ -165,6 +165,32 @@ def test_a_size_that_only_the_machine_knows_is_not_guessed(line: str, tmp_path: 
         assert [each for each in findings if each.rule in ("vivace-start", "vivace-layout")] == []
 
 
+@pytest.mark.parametrize(
+    ("address", "key", "rules"),
+    [
+        ("10.0.0.1:5000", {}, ["vivace-start"]),
+        ("{first}:5000", {}, ["vivace-start"]),
+        ("127.0.0.1:5000", {}, []),
+        ("{first}:5000", {"cluster-key-file": "/key"}, []),
+    ],
+)
+def test_nodes_without_a_key_are_warned_of(
+    address: str, key: dict[str, str], rules: list[str]
+) -> None:
+    """A warning: what is rendered for containers has one."""
+    sizes = {"tp-size": 2, "nnodes": 2, "node-rank": "{node}", "device": "cpu"}
+    role = {
+        "kind": "mixed",
+        "nodes": 2,
+        "hosts": ["10.0.0.1", "10.0.0.2"],
+        "flags": {"model-path": "m", "dist-init-addr": address, **sizes, **key},
+    }
+    found = judge(case({"engine": "vivace", "roles": {"all": role}}, "vivace")).findings
+    about = [each for each in found if each.rule == "vivace-start"]
+    assert [each.rule for each in about] == rules
+    assert all(each.severity == "warning" and "openssl" in each.text for each in about)
+
+
 def test_the_model_that_lies_here_counts(tmp_path: Path) -> None:
     here = write(tmp_path / "m", "qwen3-8b", num_attention_heads=24, num_key_value_heads=6)
     line = f"--model-path {here} --load-format dummy"

@@ -58,11 +58,18 @@ def known_values(server: ServerPlan) -> dict[str, Any]:
     """By the options' names; without what only the machine knows, and what is refused alone."""
     return {
         name: parse_value(option, value)
-        for name, (_, value) in server.given.items()
+        for name, (flag, stated) in server.given.items()
+        for value in (of_first_node(server, name, flag, stated),)
         if (option := find_option(name.replace("_", "-")))
         and is_stated(value)
         and not why_refused_alone(option, value)
     }
+
+
+def of_first_node(server: ServerPlan, name: str, flag: str, value: Any) -> Any:
+    """Of an option about nodes, with `{node}` and the like filled in."""
+    written = isinstance(value, str) and "{" in value and name in options_in("parallel")
+    return server.nodes[0].flags.get(flag, value) if written and server.nodes else value
 
 
 def is_stated(value: Any) -> bool:

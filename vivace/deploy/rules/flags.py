@@ -289,13 +289,15 @@ def vivace_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
 def vivace_start(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Vivace takes the flags together, and the model.
     Its own checks stop the start, as for a --host that others reach without a key. Where only
-    scripts were read, a key may come from outside: that is a warning. A model is looked at where
+    scripts were read, a key may come from outside: that is a warning; so may that of nodes always
+    (`render --to kubernetes` and `compose` add one). A model is looked at where
     its files lie on this machine: the embedded one, a folder, a GGUF file."""
     from vivace.deploy.own_checks import why_refused_together
 
     named = case.described is not None and "model_path" not in server.given
     for reason in why_refused_together(server, named=named):
-        severity = "warning" if "--api-key" in reason and case.launches else None
+        outside = "--cluster-key-file" in reason or ("--api-key" in reason and case.launches)
+        severity = "warning" if outside else None
         yield Issue(flag_in(reason), reason, SAID, severity)
 
 
