@@ -49,8 +49,16 @@ def test_a_process_of_the_engine_is_its_own(monkeypatch: pytest.MonkeyPatch) -> 
             {"pp_size": 2, "nnodes": 2, "node_rank": 1, "dist_init_addr": "127.0.0.1:5000"},
             "--nnodes",
         ),
+        ({"tp_size": 2, "nnodes": 2}, "--nnodes"),
     ],
 )
 def test_there_is_one_engine_on_one_machine(flags: dict[str, Any], named: str) -> None:
-    with pytest.raises(CannotStart, match=named):
+    """Said at once, before what several machines would need."""
+    with pytest.raises(CannotStart, match=named) as raised:
         Engine(**flags)
+    assert "vivace.Engine" in str(raised.value)
+
+
+def test_an_option_is_given_by_one_of_its_names() -> None:
+    with pytest.raises(CannotStart, match="tensor_parallel_size"):
+        Engine(tp_size=2, tensor_parallel_size=4)

@@ -330,6 +330,6 @@ def resolved_config(words: Sequence[str], program: str) -> Config:
     from vivace.config.tensor_parallel import one_engine
     from vivace.launch.configure import configure
 
-    config = configure(parse(words, process_environment(), program=program))
-    one_engine(config, program)
-    return config
+    asked = parse(words, process_environment(), program=program)
+    one_engine(asked, program)
+    return configure(asked)

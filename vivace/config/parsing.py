@@ -43,11 +43,15 @@ def from_arguments(**arguments: Any) -> Options:
     """
     options = options_by_argument()
     values: dict[str, Any] = {}
+    typed: dict[str, str] = {}
     for name, value in arguments.items():
         if name not in options:
             raise ConfigError(unknown_argument(name, options))
         if value is not None:
-            values[options[name].name] = parse_value(options[name], value)
+            option = options[name]
+            if (other := typed.setdefault(option.name, name)) != name:
+                raise ConfigError(f"{other} and {name} are the same option; give one of them")
+            values[option.name] = parse_value(option, value)
     return options_from(values, process_environment(), ParseNotes())
 
 

@@ -50,9 +50,10 @@ def replicas(options: Options) -> list[str]:
     ]
 
 
-def one_engine(config: Config, what: str) -> None:
-    """For what has one engine and reaches no other machine. Raises ConfigError."""
-    parallel = config.parallel
+def one_engine(asked: Slices, what: str) -> None:
+    """For what has one engine and reaches no other machine; before anything says what several
+    machines need. Raises ConfigError."""
+    parallel = asked.parallel
     sizes = {"--data-parallel-size": parallel.dp_size, "--nnodes": parallel.nnodes}
     for flag, size in sizes.items():
         if size > 1:

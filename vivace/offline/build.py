@@ -52,9 +52,9 @@ def resolve_arguments(arguments: dict[str, Any]) -> Config:
     from vivace.config.parsing import from_arguments
 
     options = from_arguments(**arguments)
+    one_engine(options, "vivace.Engine")
     notices = (*options.notices, *idle_here(arguments, requested_sizes(options).engine_ranks))
     config = configure(dataclasses.replace(options, notices=notices))
-    one_engine(config, "vivace.Engine")
     if not logging.getLogger().handlers:
         log_lines.setup(config.logging.log_level)
     for decision in decisions(config, config.rewrites):
