@@ -174,9 +174,7 @@ def test_a_size_that_only_the_machine_knows_is_not_guessed(line: str, tmp_path: 
         ("{first}:5000", {"cluster-key-file": "/key"}, []),
     ],
 )
-def test_nodes_without_a_key_are_warned_of(
-    address: str, key: dict[str, str], rules: list[str]
-) -> None:
+def test_nodes_without_a_key_are_told(address: str, key: dict[str, str], rules: list[str]) -> None:
     """A warning: what is rendered for containers has one."""
     sizes = {"tp-size": 2, "nnodes": 2, "node-rank": "{node}", "device": "cpu"}
     role = {
@@ -189,6 +187,27 @@ def test_nodes_without_a_key_are_warned_of(
     about = [each for each in found if each.rule == "vivace-start"]
     assert [each.rule for each in about] == rules
     assert all(each.severity == "warning" and "openssl" in each.text for each in about)
+
+
+@pytest.mark.parametrize(
+    ("line", "limit", "refused"),
+    [
+        ("--chunked-prefill-size 65536", "", True),
+        ("--chunked-prefill-size -1", "1024", True),
+        ("--chunked-prefill-size 128", "128", False),
+        ("--chunked-prefill-size 256 --deepep-mode auto", "", False),
+        ("--chunked-prefill-size 65536", "$MOST", False),
+    ],
+)
+def test_chunks_are_no_longer_than_what_ranks_send(line: str, limit: str, refused: bool) -> None:
+    """With low latency, as the start says it; a limit that only the machine knows may be enough."""
+    ranks = "--tp 2 --dp 2 --enable-dp-attention --moe-a2a-backend deepep --deepep-mode low_latency"
+    variable = f"export SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={limit}\n" if limit else ""
+    script = f"{variable}vivace serve --device cpu --model-path m {ranks} {line}\n"
+    found = judge(case({"script": script}, "vivace")).findings
+    texts = [each.text for each in found if each.rule == "vivace-start"]
+    assert [text for text in texts if "at most" in text] == texts
+    assert bool(texts) == refused
 
 
 def test_the_model_that_lies_here_counts(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vivace.checkpoint.layouts import InputGroups
 from vivace.checkpoint.source import ModelSource
-from vivace.config.config import Config, ModelContext, Options, ResolveContext, Slices
+from vivace.config.config import ModelContext, Options, ResolveContext, Slices
 from vivace.config.errors import ConfigError
 from vivace.config.kernels import INT8
 from vivace.config.parallelism import Parallelism, dp_divides_tp, requested_sizes
