@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
+import signal
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,24 @@ def test_sums_over_all_steps_keep_no_step() -> None:
         tracemalloc.stop()
     assert grown < 4 * counts.nbytes
     assert json.loads(b"".join(record.write({})))["logical_count"][0] == [100] * 256
+
+
+def test_a_record_that_has_no_room_is_kept(tmp_path: Path) -> None:
+    experts = made(Ranks(), mode="per_pass", folder=str(tmp_path))
+    experts.execute(RecordExperts("start"))
+    for number in range(50):
+        experts.commit(step(number, BUSY, EVEN))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
+    try:
+        with pytest.raises(ValueError, match="large"):
+            experts.execute(RecordExperts("dump"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert not list(tmp_path.iterdir())
+    assert len(dumped(experts)["records"]) == 50
 
 
 def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:

@@ -102,6 +102,24 @@ def test_signals_that_the_parent_ignores_stay_ignored(
             signal.signal(number, handler)
 
 
+def test_a_signal_that_has_no_turn_any_more_is_left_to_who_was_there_before() -> None:
+    arrived, before = list[int](), list[int]()
+    number = signal.SIGTERM
+    old = signal.signal(number, lambda number, _: before.append(number))
+    try:
+        with selectors.DefaultSelector() as selector:
+            with handle_signals(selector, arrived.append):
+                signal.raise_signal(number)
+            assert (arrived, before) == ([], [number])
+            with handle_signals(selector, arrived.append):
+                signal.raise_signal(number)
+                for key, _ in selector.select(5):
+                    key.data()
+            assert (arrived, before) == ([number], [number])
+    finally:
+        signal.signal(number, old)
+
+
 @given(st.lists(st.floats(0, 500), max_size=40), st.integers(0, 4), st.floats(1, 300))
 def test_budget_counts_a_sliding_window(gaps: list[float], crashes: int, window: float) -> None:
     budget, now, times = CrashBudget(crashes, window), 0.0, []

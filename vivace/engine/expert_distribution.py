@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,21 +176,32 @@ class ExpertDistribution:
     # --- records ----------------------------------------------------------------------------
 
     def _dump(self) -> str:
-        """Write what is recorded, and begin again; returns the file's name."""
-        record, self._record = self._record, self._new_record()
+        """Write what is recorded, and begin again where that worked; returns the file's name."""
         file = f"expert_distribution_recorder_{self._clock():.6f}.json"
         name = str(Path(self._settings.folder) / file)
         try:
-            with os.fdopen(open_own_file(name, WRITE, 0o644), "wb") as opened:
-                opened.writelines(record.write(self._placed))
+            write_whole(name, self._record.write(self._placed))
         except OSError as error:
             raise ValueError(f"{name}: {error.strerror or error}") from None
+        self._record = self._new_record()
         return name
 
     def _new_record(self) -> ExpertRecord:
         asked = self._settings
         layers = RecordedLayers(asked.layers, self._layers)
         return RECORDS[asked.mode](layers, asked.experts, asked.buffer)
+
+
+def write_whole(name: str, parts: Iterable[bytes]) -> None:
+    """A new file; none where there is no room for all of it. Raises OSError."""
+    with os.fdopen(open_own_file(name, WRITE, 0o644), "wb") as file:
+        try:
+            file.writelines(parts)
+            file.flush()
+        except OSError:
+            os.unlink(name)
+            os.ftruncate(file.fileno(), 0)
+            raise
 
 
 class NoExpertDistribution:

@@ -57,7 +57,8 @@ def handle_signals(
 ) -> Iterator[None]:
     """While inside, the stopping signals call `handler(number)` from the selector's turn, once for
     those that come together; AT_ONCE is heard behind any other. Once one was handled they are
-    ignored to the end of the process, which one that comes late would make its exit status.
+    ignored to the end of the process, which one that comes late would make its exit status. One
+    that came and had no turn any more is left to whoever handled it before.
 
     The data of the registered key is a function without arguments, as for all keys here. What the
     parent had this process ignore (nohup SIGHUP, a shell SIGINT of its background jobs) stays
@@ -65,10 +66,11 @@ def handle_signals(
     reader, writer = socket.socketpair()
     for end in (reader, writer):
         end.setblocking(False)
-    ignored_until, last = 0.0, 0
+    ignored_until, last, waiting = 0.0, 0, list[int]()
 
     def on_signal() -> None:
         nonlocal ignored_until, last
+        waiting.clear()
         for number in reader.recv(64):
             now = time.monotonic()
             if now >= ignored_until or (number == AT_ONCE and last != AT_ONCE):
@@ -78,17 +80,22 @@ def handle_signals(
     tell_ignored()
     # The descriptor first: a signal between the two would be heard by nobody.
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    before = {number: signal.signal(number, lambda *_: None) for number in not_ignored()}
+    before = {
+        number: signal.signal(number, lambda number, _: waiting.append(number))
+        for number in not_ignored()
+    }
     selector.register(reader, selectors.EVENT_READ, on_signal)
     try:
         yield
     finally:
-        signal.set_wakeup_fd(wakeup)
         for number, old in before.items():
             signal.signal(number, signal.SIG_IGN if last else old)
+        signal.set_wakeup_fd(wakeup)
         selector.unregister(reader)
         reader.close()
         writer.close()
+        if waiting:
+            signal.raise_signal(waiting[0])
 
 
 def not_ignored() -> list[signal.Signals]:
