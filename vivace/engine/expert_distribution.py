@@ -199,7 +199,7 @@ def write_whole(name: str, parts: Iterable[bytes]) -> None:
             file.writelines(parts)
             file.flush()
         except OSError:
-            os.unlink(name)
+            Path(name).unlink()
             os.ftruncate(file.fileno(), 0)
             raise
 
