@@ -868,6 +868,17 @@ def test_low_latency_dispatch_has_its_limits_on_cuda_too() -> None:
     assert [each.severity for each in found(many, "dispatch-limits")] == ["error"]
 
 
+@pytest.mark.parametrize("copies", [0, 3, 5])
+def test_the_copies_that_would_be_right_are_named(copies: int) -> None:
+    """131 is prime: no number of ranks divides it."""
+    own = {"tp-size": 12, "dp-size": 12, "ep-num-redundant-experts": copies}
+    (finding,) = found(mixed(flags=own), "experts")
+    right = {0: 4, 3: 4, 5: 16}[copies]
+    assert f"--ep-num-redundant-experts {right}" in finding.remedy
+    own["ep-num-redundant-experts"] = right
+    assert found(mixed(flags=own), "experts") == []
+
+
 def test_buffers_of_groups_are_judged_by_what_each_needs() -> None:
     own = {"HCCL_BUFFSIZE": "200", "DEEPEP_HCCL_BUFFSIZE": "800"}
     assert found(mixed(environment=own), "hccl-waste") == []

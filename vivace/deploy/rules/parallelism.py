@@ -199,10 +199,13 @@ def experts(server: ServerPlan, case: Case) -> Iterator[Issue]:
     routed = case.known_model.experts
     if routed is None:
         return
-    count = routed.count + (server.number("ep_num_redundant_experts") or 0)
-    if count % server.parallelism.ep:
-        text = f"{count} experts cannot be divided by ep {server.parallelism.ep}"
-        remedy = f"choose an ep that divides {count}, or add --ep-num-redundant-experts"
+    redundant, ep = server.number("ep_num_redundant_experts") or 0, server.parallelism.ep
+    count = routed.count + redundant
+    if count % ep:
+        with_copies = f" ({redundant} of them redundant)" if redundant else ""
+        text = f"{count} experts{with_copies} cannot be divided by ep {ep}"
+        wanted = redundant + -count % ep
+        remedy = f"--ep-num-redundant-experts {wanted}, or an ep that divides {count}"
         yield Issue("ep_size", text, remedy)
 
 
