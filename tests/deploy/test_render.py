@@ -23,6 +23,7 @@ from vivace.deploy.render.compose import render_compose
 from vivace.deploy.render.kubernetes import render_kubernetes
 from vivace.deploy.render.process import list_processes
 from vivace.deploy.render.ray import render_ray
+from vivace.deploy.render.resources import node_shares
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.render.systemd import render_systemd
 from vivace.deploy.rules.judge import judge
@@ -235,6 +236,30 @@ def test_every_port_that_others_call_is_in_a_service() -> None:
         "app": "tests-co-decode",
         "leaderworkerset.sigs.k8s.io/worker-index": "0",
     }
+
+
+def test_a_pod_of_cpus_has_room_for_weights() -> None:
+    """1,342 GB of DeepSeek-R1 in 16 bits on four nodes: a device has them, a CPU's node must."""
+    role = {
+        "kind": "mixed",
+        "nodes": 4,
+        "flags": {"model-path": "m", "tp-size": 8, "nnodes": 4, "dtype": "bfloat16"},
+    }
+    content = {
+        "model": {"name": "deepseek-r1", "quantization": "bf16"},
+        "roles": {"all": role},
+        "engine": "vivace",
+    }
+    on_cpus = gigabytes(parse_deployment(content, "made"))
+    content["hardware"] = {"device": "h200", "cards": 8}
+    assert gigabytes(parse_deployment(content, "made")) < 100
+    assert 1342 / 4 < on_cpus * 1.074 < 1342 / 4 * 1.5
+
+
+def gigabytes(deployment: Deployment) -> int:
+    """GiB that a node's pod asks for."""
+    (share,) = node_shares(make_case(deployment)).values()
+    return share.memory
 
 
 def test_a_pod_of_ascend_has_what_the_engine_needs() -> None:

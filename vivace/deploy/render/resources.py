@@ -7,12 +7,15 @@ import msgspec
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
 from vivace.deploy.memory.plan import plan_role
+from vivace.deploy.memory.stages import list_stages
+from vivace.deploy.memory.weights import PRECISIONS, weight_precision, weights
 from vivace.deploy.server_plan import ServerPlan, UnknownValue
 
 CPUS = 4
 """of a rank"""
 MEMORY = 8
-"""GiB of a rank: Python, the engine and pinned buffers; not what it maps of the weights"""
+"""GiB of a rank: Python, the engine and pinned buffers; not weights, of which a device's host maps
+the file"""
 SHARED = 1
 """GiB of /dev/shm for each rank, and once for the frontend: messages, and what ranks hand to one
 another in host memory"""
@@ -49,7 +52,7 @@ def node_share(case: Case, server: ServerPlan) -> NodeShare:
         return NodeShare()
     try:
         ranks = min(MAX_GIB, max(1, -(-server.parallelism.devices // server.role.nodes)))
-        cached = host_cache(case, server) * ranks
+        cached = (host_cache(case, server) + weights_here(case, server)) * ranks
     except UnknownValue:
         ranks, cached = 1, 0
     shared = SHARED * (1 + ranks + transfers(case, server, ranks))
@@ -67,6 +70,19 @@ def transfers(case: Case, server: ServerPlan, ranks: int) -> int:
     parts = () if plan is None else plan.parts
     size = sum(part.size for part in parts if part.name == "communicators")
     return min(MAX_GIB, -(-size * ranks // GIB))
+
+
+def weights_here(case: Case, server: ServerPlan) -> int:
+    """GiB that a rank on a CPU has in its node's memory; its KV has what the limit is above it."""
+    on_cpu = case.platform == "cpu" or (not case.platform and case.target.engine == "vivace")
+    if case.model is None or not on_cpu:
+        return 0
+    name, _ = weight_precision(server, case.deployment.model.quantization, case.model)
+    sizes = [
+        sum(weights(case.model, server, PRECISIONS[name], stage).values())
+        for stage in list_stages(case.model, server)
+    ]
+    return min(MAX_GIB, -(-max(sizes) // GIB))
 
 
 def host_cache(case: Case, server: ServerPlan) -> int:
