@@ -39,6 +39,12 @@ from vivace.deploy.from_script.vllm import NEAREST, SAME, SPECIAL, USUAL, transl
             "--use-ray --nnodes 2",
         ),
         ("--distributed-executor-backend mp", ""),
+        ("-tp 8 --distributed-executor-backend ray", "--tp-size 8 --use-ray"),
+        (
+            "-tp 8 -pp 2 --distributed-executor-backend ray",
+            "--tp-size 8 --pp-size 2 --use-ray --nnodes '<machines of Ray>'",
+        ),
+        ("--num-redundant-experts 32", "--ep-num-redundant-experts 32"),
     ],
 )
 def test_flags_of_the_same_meaning_are_translated(typed: str, words: str) -> None:

@@ -1,7 +1,8 @@
 """`vllm serve ...` -> the words of SGLang that mean the same, and what has no such words.
 
-Every flag here is one of vLLM 0.33.0 but --disable-log-requests, which 0.9.0 has; 0.9.0 lacks a
-dozen of them, and versions between were not looked at. What is nearly the same is not translated:
+Every flag here is one of vLLM 0.33.0 but --disable-log-requests, which 0.9.0 has, and
+--num-redundant-experts, which was one before it became a part of --eplb-config; 0.9.0 lacks a dozen
+of them, and versions between were not looked at. What is nearly the same is not translated:
 it is listed, with what comes nearest.
 """
 
@@ -26,6 +27,9 @@ TABLES = msgspec.json.decode(
 )
 SAME = TABLES["same"]
 """flag of vLLM -> the one of SGLang with the same values"""
+USUAL_NODE = 8
+"""devices; Ray spreads more of them over machines by itself"""
+MACHINES = "<machines of Ray>"
 SHORT = TABLES["short"]
 VALUES = {("kv-cache-dtype", "fp8"): "fp8_e4m3", ("quantization", "ascend"): "modelslim"}
 """(flag, value of vLLM or vllm-ascend) -> SGLang's name of it"""
@@ -158,6 +162,9 @@ def translate_executor(name: str, values: list[str], given: Given, found: Transl
     if values == ["ray"]:
         if "--use-ray" not in found.words:
             found.words.append("--use-ray")
+            spread = not {"nnodes", "data-parallel-size-local"} & given.keys()
+            if spread and all_ranks(given) * ranks(given, "pipeline-parallel-size") > USUAL_NODE:
+                found.words += ["--nnodes", MACHINES]
         found.mapped.append((flag, "--use-ray, on as many machines as --nnodes says"))
     elif values == ["mp"]:
         found.mapped.append((flag, "what SGLang does without a flag"))
