@@ -11,6 +11,8 @@ from vivace.commands.check import main
 from vivace.config.releases.tables import flags_at, latest
 from vivace.deploy.from_script.script import import_command, import_scripts
 from vivace.deploy.from_script.vllm import NEAREST, SAME, SPECIAL, USUAL, translate
+from vivace.deploy.load_case import Overrides, build_case, open_command
+from vivace.deploy.rules.judge import judge
 
 
 @pytest.mark.parametrize(
@@ -152,3 +154,16 @@ def test_words_behind_a_switch_of_sglang_are_stray() -> None:
 )
 def test_short_flags_and_ranks_of_experts(typed: str, words: str) -> None:
     assert translate(typed.split()).words == words.split()
+
+
+@pytest.mark.parametrize(("fraction", "severity"), [("0.85", "warning"), ("", "error")])
+def test_a_fraction_of_vllm_is_not_judged_as_the_default_of_sglang(
+    fraction: str, severity: str
+) -> None:
+    """Kimi-K2 on 16 H800: its recipe fits, SGLang's own fraction is too small for it."""
+    ranks = "--data-parallel-size 16 --data-parallel-size-local 8 --enable-expert-parallel"
+    words = f"vllm serve moonshotai/Kimi-K2-Instruct {ranks} --data-parallel-address 10.0.0.1"
+    words += f" --gpu-memory-utilization {fraction}" if fraction else ""
+    made = build_case(open_command(words.split()), Overrides(hardware="h800", cards=16))
+    found = [each for each in judge(made).findings if each.rule == "weights-fit"]
+    assert [each.severity for each in found] == [severity]

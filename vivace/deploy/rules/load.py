@@ -22,6 +22,7 @@ METHODS = {"fp8", "awq", "gptq"}
 """of which none reads the weights of another"""
 ROOFLINE = "the device's peak rates: no program is faster"
 PLANNED = "computed: vivace check --memory shows the parts"
+OF_VLLM = "--gpu-memory-utilization"
 WEIGHTS = ("model", "device")
 PROMPT = (*WEIGHTS, "load")
 
@@ -276,7 +277,8 @@ def unread(case: Case) -> Iterator[Issue]:
 @server_rule("weights-fit", "error", source=PLANNED, needs=WEIGHTS, assumes=("precision",))
 def weights_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """The weights leave memory for KV.
-    pool = memory x mem-fraction-static - weights."""
+    pool = memory x mem-fraction-static - weights. It is a warning where a command of vLLM has a
+    fraction, --gpu-memory-utilization, that SGLang's own stands for here."""
     plan = plan_role(case, server)
     if plan is not None and plan.pool <= 0:
         static = f"{plan.fraction} of {gib(plan.usable)} is {gib(plan.usable * plan.fraction)}"
@@ -287,7 +289,8 @@ def weights_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
         remedy = "a larger --tp-size or quantized weights"
         if plan.total("static") < fraction_for(plan) * plan.usable:
             remedy += ", or a larger --mem-fraction-static"
-        yield Issue("mem_fraction_static", text, remedy)
+        said = not plan.chosen and any(each.flag.startswith(OF_VLLM) for each in case.remarks)
+        yield Issue("mem_fraction_static", text, remedy, "warning" if said else None)
 
 
 @server_rule("load-fits", "warning", source=PLANNED, needs=PROMPT, assumes=("precision",))
