@@ -56,8 +56,16 @@ def on_node(folder: Path, rank: int) -> Config:
 def test_a_node_has_the_files_of_its_ranks(saved: list[Path], tmp_path: Path) -> None:
     nodes = [on_node(only(saved[0], rank, tmp_path / f"{rank}"), rank) for rank in (0, 1)]
     assert differences(1, hello(nodes[1]), hello(nodes[0])) == []
-    with pytest.raises(ConfigError, match="rank-0"):
+    with pytest.raises(ConfigError, match="rank-0") as raised:
         on_node(tmp_path / "1", 0)
+    assert "copy it here" in str(raised.value)
+
+
+def test_what_nobody_typed_is_not_named(saved: list[Path]) -> None:
+    """A model without experts has no layers that --moe-dense-tp-size is about."""
+    with pytest.raises(ConfigError, match="--tensor-parallel-size") as raised:
+        settings(saved[0], load_format="sharded_state", tp_size=1)
+    assert "dense" not in str(raised.value)
 
 
 def test_files_that_were_made_of_another_model_are_refused(

@@ -109,7 +109,9 @@ class ParallelOptions:
     enable_dp_lm_head: bool = option(
         False,
         "Shard the output head inside an attention group only.",
-        cpu=no_effect("with --enable-dp-attention the head is always shared that way"),
+        cpu=no_effect(
+            "with --enable-dp-attention the head is always shared that way, without it among all"
+        ),
     )
     enable_attn_tp_input_scattered: bool = option(
         False, "Keep the inputs of attention scattered over ranks.", cpu=NO_COLLECTIVES

@@ -29,7 +29,7 @@ def describe_saving(slices: Options | Config, facts: ModelFacts) -> dict[str, st
         "--expert-parallel-size": str(sizes.ep),
         "--moe-a2a-backend": "to whole experts" if sizes.all_to_all else "",
         "--enable-dp-attention --data-parallel-size": str(sizes.attention_dp),
-        "--moe-dense-tp-size": str(sizes.dense_tp),
+        "--moe-dense-tp-size": str(sizes.dense_tp) if sizes.dense_tp != sizes.tp else "",
         "--ep-num-redundant-experts": str(asked.ep_num_redundant_experts),
         "--init-expert-location": describe_locations(slices, facts),
         "--quantization": slices.quantization.quantization or "",
@@ -119,10 +119,11 @@ def ranks_of_node(options: Options) -> Sequence[int]:
 def check_ranks(source: ModelSource, options: Options, ranks: Sequence[int]) -> None:
     for rank in ranks:
         if not files_of_rank(source.files, source.pattern, rank):
-            first = read_saved_state(source.files[0])
+            start, saved = count_ranks(options), read_saved_state(source.files[0]).ranks
+            remedy = "start as many" if start != saved else "this node needs it, copy it here"
             raise ConfigError(
-                f"{source.path / fill(source.pattern, rank, 0)} is missing: {count_ranks(options)} "
-                f"ranks start, {first.ranks} were saved"
+                f"{source.path / fill(source.pattern, rank, 0)} is missing: {start} ranks start, "
+                f"{saved} were saved; {remedy}"
             )
 
 
