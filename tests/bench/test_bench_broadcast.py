@@ -44,3 +44,9 @@ def test_impossible_sizes_are_refused(words: list[str], capsys: pytest.CaptureFi
         main(words)
     assert ended.value.code == 2
     assert words[1] in capsys.readouterr().err
+
+
+def test_what_is_no_number_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--ranks", "two"])
+    assert "'two' is not a whole number" in capsys.readouterr().err

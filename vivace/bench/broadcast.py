@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from vivace.arguments import ArgumentParser
+from vivace.arguments import ArgumentParser, whole_number
 from vivace.bench.environment import host_facts
 from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import result_file
@@ -219,7 +219,7 @@ def reap(children: Sequence[int]) -> None:
 
 def number(least: int, most: int) -> Callable[[str], int]:
     def parse_number(text: str) -> int:
-        value = int(text)
+        value = whole_number(text)
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{text} is not in {least}..{most}")
         return value
