@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import socket
 import subprocess
@@ -421,6 +422,20 @@ def test_ray_jobs_are_pinned_to_their_nodes() -> None:
     resources = json.loads(lines[0].split("'")[1])
     assert resources == {"node:10.0.0.1": 0.001, "NPU": 16}
     assert "NPU" not in lines[-1]
+
+
+def test_ray_is_told_what_is_its_own() -> None:
+    """How long a job has for its requests is read outside of the job; two deployments on one
+    cluster are told apart."""
+    found = made("mixed")
+    submitted = render_ray(make_case(found))["submit.sh"]
+    assert "--runtime-env-json" not in submitted
+    assert "--submission-id Tests-Co.-mixed-0 " in submitted
+    found.environment["RAY_JOB_STOP_WAIT_TIME_S"] = "60"
+    words = shlex.split(render_ray(make_case(found))["submit.sh"].splitlines()[-1])
+    told = json.loads(words[words.index("--runtime-env-json") + 1])
+    assert told == {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}
+    assert words.index("--runtime-env-json") < words.index("--")
 
 
 def test_the_command_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 
 from vivace.deploy.case import Case
@@ -11,6 +12,10 @@ from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.render.shell import WARNING, render_shell
 
 RESOURCES = {"npu": "NPU", "cuda": "GPU", "hip": "GPU"}
+OF_JOBS = "RAY_JOB_"
+"""variables that Ray reads before the job's script does: in the actor that starts and stops it"""
+NO_ID = re.compile(r"[^\w.-]+", re.ASCII)
+"""what a submission's identity, which is part of a path, must not have"""
 PINNED = 0.001
 """share of a node's own resource that a job takes: it only says where"""
 
@@ -32,8 +37,12 @@ def submit_command(process: Process, case: Case) -> str:
     name = "" if case.device is None else RESOURCES.get(case.device.platform, "")
     if name and process.kind != "router" and not process.by_ray:
         resources[name] = case.devices_per_node or 0
-    words = ["ray", "job", "submit", "--no-wait", "--submission-id", process.name]
+    named = f"{case.deployment.name}-{process.name}" if case.deployment.name else process.name
+    words = ["ray", "job", "submit", "--no-wait", "--submission-id", NO_ID.sub("-", named)]
     words += ["--working-dir", "."]
     if resources:
         words += ["--entrypoint-resources", json.dumps(resources)]
+    own = {name: value for name, value in process.environment.items() if name.startswith(OF_JOBS)}
+    if own:
+        words += ["--runtime-env-json", json.dumps({"env_vars": own})]
     return shlex.join([*words, "--", "bash", f"{process.name}.sh"])
