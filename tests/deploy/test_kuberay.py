@@ -205,6 +205,19 @@ def test_requests_reach_the_first_node(tmp_path: Path) -> None:
         assert not [key for key in workers["spec"]["containers"][0] if "Probe" in key]
 
 
+@pytest.mark.parametrize(("device", "on_nodes"), [("h200", True), (None, False)])
+def test_ports_of_ray_are_on_a_network_of_pods_where_they_can(
+    device: str | None, on_nodes: bool
+) -> None:
+    """They have no authentication; RDMA needs the node's own interfaces."""
+    found = by_ray()
+    found.engine = "vivace"
+    found.hardware = Hardware(device=device, cards=8) if device else None
+    (job,) = jobs(found)
+    for template in pod_templates(job):
+        assert ("hostNetwork" in template["spec"]) == on_nodes
+
+
 @pytest.mark.parametrize("instances", [1, 2])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_it_is_read_as_what_it_starts(nodes: int, instances: int) -> None:

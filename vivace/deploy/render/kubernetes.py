@@ -25,7 +25,7 @@ from vivace.deploy.render.kubernetes_objects import (
     simple_deployment,
 )
 from vivace.deploy.render.process import Process, list_processes, needs_key, port_number
-from vivace.deploy.render.resources import ASCEND_FILES, NodeShare, node_shares
+from vivace.deploy.render.resources import ASCEND_FILES, NodeShare, node_shares, on_cpus
 from vivace.deploy.render.shell import (
     WARNING,
     inline,
@@ -44,7 +44,8 @@ GRACE = 180
 HEAD = f"""# {WARNING}
 # Replace IMAGE, and the claim `models` where the weights lie. Instances of several nodes need the
 # LeaderWorkerSet controller (sigs.k8s.io/lws), those with --use-ray the operator KubeRay, and Ray
-# in the image. CPUs and memory are per rank: adapt them.
+# in the image: whoever reaches Ray's ports (6379, 8265, 10001) runs code, so let nobody reach them.
+# CPUs and memory are per rank: adapt them.
 # Benchmarks are jobs that wait: kubectl patch job NAME -p '{{"spec": {{"suspend": false}}}}'
 """
 KEYED = """# Nodes of an instance know each other by a key of yours:
@@ -88,7 +89,7 @@ class Manifests:
 
     def __init__(self, case: Case) -> None:
         self.deployment, self.device = case.deployment, case.device
-        self.shares = node_shares(case)
+        self.shares, self.on_cpus = node_shares(case), on_cpus(case)
         found = list(list_processes(case.deployment))
         self.separate = any(process.kind == "router" for process in found)
         self.stores = {store_host(process.environment.get(STORE, "")) for process in found}
@@ -223,7 +224,9 @@ class Manifests:
 
     def on_host_network(self, process: Process) -> bool:
         """HCCL takes its links from the node's own interfaces, and RDMA between nodes and for KV
-        needs them too."""
+        needs them too. Ranks on CPUs need none, and Ray's ports have no authentication."""
+        if self.on_cpus:
+            return False
         ascend = self.device is not None and self.device.platform == "npu"
         return ascend or process.nodes > 1 or process.kind in ("prefill", "decode")
 

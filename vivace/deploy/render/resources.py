@@ -72,10 +72,14 @@ def transfers(case: Case, server: ServerPlan, ranks: int) -> int:
     return min(MAX_GIB, -(-size * ranks // GIB))
 
 
+def on_cpus(case: Case) -> bool:
+    """Whether ranks compute on CPUs: what Vivace does where nothing names a device."""
+    return case.platform == "cpu" or (not case.platform and case.target.engine == "vivace")
+
+
 def weights_here(case: Case, server: ServerPlan) -> int:
     """GiB that a rank on a CPU has in its node's memory; its KV has what the limit is above it."""
-    on_cpu = case.platform == "cpu" or (not case.platform and case.target.engine == "vivace")
-    if case.model is None or not on_cpu:
+    if case.model is None or not on_cpus(case):
         return 0
     name, _ = weight_precision(server, case.deployment.model.quantization, case.model)
     sizes = [
