@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_toys import PARTLY_MIXED
 from running_server import RunningServer
 from seeded_streams import FLAGS
 from toy_models import make
@@ -23,15 +24,6 @@ pytestmark = [
 ]
 DETERMINISTIC = "--enable-deterministic-inference"
 TOKENS, SEEDS = 20, range(5)
-MIXTURE: dict[str, Any] = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "mlp_only_layers": [1],
-}
 LAYOUTS = {
     "a stage on each": "--tp-size 2 --pp-size 2 --dp-size 2 --enable-dp-attention --ep-size 2",
     "an engine on each": "--tp-size 2 --dp-size 2 --enable-dp-attention --ep-size 2",
@@ -56,7 +48,7 @@ def ask_all(server: RunningServer) -> list[Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mixture")
-    make("Qwen3Moe", path, **MIXTURE)
+    make("Qwen3Moe", path, **PARTLY_MIXED)
     return path
 
 
@@ -95,5 +87,5 @@ def test_two_nodes_have_the_log_probabilities_of_one(
     (record,) = output.glob("expert_distribution_recorder_*.json")
     counts = json.loads(record.read_text())["logical_count"]
     tokens = sum(3 + 11 * seed + TOKENS - 1 for seed in SEEDS)
-    chosen = tokens * MIXTURE["num_experts_per_tok"]
+    chosen = tokens * PARTLY_MIXED["num_experts_per_tok"]
     assert [sum(row) for row in counts] == [chosen, 0, chosen]

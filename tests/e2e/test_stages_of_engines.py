@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rank_toys import PARTLY_MIXED
 from running_server import RunningServer, wait_ended
 from seeded_streams import FLAGS, stream_tokens
 from toy_models import make
@@ -28,15 +29,6 @@ MOVES = (
     "--eplb-rebalance-layers-per-chunk 1 --expert-distribution-recorder-buffer-size -1"
 )
 WATCHED = "--watchdog-timeout 3 --soft-watchdog-timeout 1 --log-level info"
-MIXTURE: dict[str, Any] = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 64,
-    "mlp_only_layers": [1],
-}
 
 
 def draw(server: RunningServer, seed: int, **more: Any) -> list[int]:
@@ -46,7 +38,7 @@ def draw(server: RunningServer, seed: int, **more: Any) -> list[int]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mixture")
-    make("Qwen3Moe", path, **MIXTURE)
+    make("Qwen3Moe", path, **PARTLY_MIXED)
     return path
 
 
@@ -85,7 +77,7 @@ def test_experts_of_all_stages_move_and_are_recorded(
     assert ("cuda graph: True" in server.text()) == LIBRARY.is_file()
     (record,) = server.log.parent.glob("expert_distribution_recorder_*.json")
     counts = json.loads(record.read_text())["logical_count"]
-    chosen = len(SEEDS) * (4 + TOKENS - 1) * MIXTURE["num_experts_per_tok"]
+    chosen = len(SEEDS) * (4 + TOKENS - 1) * PARTLY_MIXED["num_experts_per_tok"]
     assert [sum(row) for row in counts] == [chosen, 0, chosen]
     states = server.json("/server_info")["internal_states"]
     assert [state["audit"] for state in states] == [[], []]

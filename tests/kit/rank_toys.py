@@ -13,6 +13,16 @@ SIZES: dict[str, Any] = {
     "head_dim": 32,
     "num_hidden_layers": 2,
 }
+PARTLY_MIXED: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "mlp_only_layers": [1],
+}
+"""Of Qwen3-MoE, whose second layer has no experts"""
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 GROUPED = {
     "n_routed_experts": 8,
