@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -25,3 +27,16 @@ for number, usual in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+@pytest.fixture(autouse=True)
+def signals_stay() -> Iterator[None]:
+    """What starts processes later in this worker would hand down what a test left ignored."""
+    before = [signal.getsignal(number) for number in STOPPING]
+    yield
+    after = [signal.getsignal(number) for number in STOPPING]
+    for number, handler in zip(STOPPING, before, strict=True):
+        signal.signal(number, handler)
+    assert after == before, "the test left other signal handlers behind"

@@ -105,7 +105,8 @@ def test_signals_that_the_parent_ignores_stay_ignored(
 def test_a_signal_that_has_no_turn_any_more_is_left_to_who_was_there_before() -> None:
     arrived, before = list[int](), list[int]()
     number = signal.SIGTERM
-    old = signal.signal(number, lambda number, _: before.append(number))
+    usual = {stopping: signal.getsignal(stopping) for stopping in STOPPING}
+    signal.signal(number, lambda number, _: before.append(number))
     try:
         with selectors.DefaultSelector() as selector:
             with handle_signals(selector, arrived.append):
@@ -117,7 +118,8 @@ def test_a_signal_that_has_no_turn_any_more_is_left_to_who_was_there_before() ->
                     key.data()
             assert (arrived, before) == ([number], [number])
     finally:
-        signal.signal(number, old)
+        for stopping, handler in usual.items():
+            signal.signal(stopping, handler)
 
 
 @given(st.lists(st.floats(0, 500), max_size=40), st.integers(0, 4), st.floats(1, 300))

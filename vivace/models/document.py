@@ -49,8 +49,9 @@ Ranks read only their own slices of safetensors and GGUF files. Where that is to
 network, `vivace save-sharded-state --output FOLDER` with the flags of `vivace serve` writes what
 each rank takes into files of its own, as SGLang and vLLM name them
 (model-rank-0-part-0.safetensors ...), and `--load-format sharded_state` reads them: each rank
-opens its own files, whichever node it is on. They have the checkpoint's numbers as they are, not
-what a device makes of them, so another CPU and another `--dtype` read them too. The flags that
+opens its own files, and a node needs only those of its ranks (that all were made of one model is
+compared when nodes join). They have the checkpoint's numbers as they are, not what a device makes
+of them, so another CPU and another `--dtype` read them too. The flags that
 divide the model (--tp-size, --pp-size, --ep-size, --enable-dp-attention, --moe-dense-tp-size,
 copies and places of experts), `--quantization`, `--is-embedding` and the model must be those of
 the saving; what differs is named before anything is loaded. Not with GGUF files, --model-impl
