@@ -24,6 +24,7 @@ from vivace.models.facts import read_facts
 from vivace.models.registry import ARCHITECTURES, check_architecture
 from vivace.platforms.platform import detect
 
+LOW_LATENCY = "--moe-a2a-backend deepep --deepep-mode low_latency"
 REFUSED = [
     ("qwen3-30b-a3b", "--tp-size 3"),
     ("qwen3-30b-a3b", "--tp-size 5"),
@@ -34,6 +35,8 @@ REFUSED = [
     ("qwen3-235b", "--tp 8 --moe-a2a-backend deepep --enable-deterministic-inference"),
     ("qwen3-coder-480b", "--tp 3"),
     ("qwen3-8b", "--tp 2 --moe-a2a-backend deepep"),
+    ("deepseek-v3", f"--tp 8 {LOW_LATENCY}"),
+    ("deepseek-v3", f"--tp 16 {LOW_LATENCY} --chunked-prefill-size 2000"),
     ("qwen3-8b", "--init-expert-location elsewhere.json"),
     ("deepseek-v3", "--tp 3"),
     ("deepseek-v3", "--tp 64"),
@@ -192,22 +195,23 @@ def test_nodes_without_a_key_are_told(address: str, key: dict[str, str], rules: 
 @pytest.mark.parametrize(
     ("line", "limit", "refused"),
     [
-        ("--chunked-prefill-size 65536", "", True),
+        ("", "", True),
+        ("", "1024", False),
         ("--chunked-prefill-size -1", "1024", True),
-        ("--chunked-prefill-size 128", "128", False),
-        ("--chunked-prefill-size 256 --deepep-mode auto", "", False),
-        ("--chunked-prefill-size 65536", "$MOST", False),
+        ("--chunked-prefill-size 128 --max-running-requests 64", "128", False),
+        ("--deepep-mode auto", "", False),
+        ("--chunked-prefill-size $CHUNK", "", False),
+        ("", "$MOST", False),
     ],
 )
-def test_chunks_are_no_longer_than_what_ranks_send(line: str, limit: str, refused: bool) -> None:
-    """With low latency, as the start says it; a limit that only the machine knows may be enough."""
-    ranks = "--tp 2 --dp 2 --enable-dp-attention --moe-a2a-backend deepep --deepep-mode low_latency"
+def test_a_step_has_no_more_tokens_than_ranks_send(line: str, limit: str, refused: bool) -> None:
+    """With low latency, as the start says it; what only the machine knows may be enough."""
     variable = f"export SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={limit}\n" if limit else ""
-    script = f"{variable}vivace serve --device cpu --model-path m {ranks} {line}\n"
+    ranks = f"--tp 2 --dp 2 --enable-dp-attention {LOW_LATENCY}"
+    path = "--device cpu --model-path deepseek-ai/DeepSeek-V3"
+    script = f"{variable}vivace serve {path} {ranks} {line}\n"
     found = judge(case({"script": script}, "vivace")).findings
-    texts = [each.text for each in found if each.rule == "vivace-start"]
-    assert [text for text in texts if "at most" in text] == texts
-    assert bool(texts) == refused
+    assert [each.rule for each in found if "at most" in each.text] == ["vivace-layout"] * refused
 
 
 def test_the_model_that_lies_here_counts(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from vivace.config.config import Config, Options, ResolveContext
 from vivace.config.errors import ConfigError
-from vivace.config.parallelism import Parallelism, engine_rows, requested_sizes
+from vivace.config.parallelism import engine_rows, requested_sizes
 
 VARIABLE = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 DEFAULT_LIMIT, MOST_LIMIT = 128, 1024
@@ -70,34 +70,12 @@ def dispatch(options: Options, context: ResolveContext) -> list[str]:
         rows and chunk and chunk > 0 and rows + chunk <= most
     ):
         return []
-    raise ConfigError(too_many(chunk, f"{rows} rows", sizes, limit))
-
-
-def long_chunks(options: Options) -> list[str]:
-    """`dispatch` of a chunk that is asked for and too long whatever else a step has; before the
-    rewrites, by which engines of dp attention have their part of it in whole pages. Raises
-    ConfigError."""
-    sizes, chunk = requested_sizes(options), options.schedule.chunked_prefill_size
-    text = options.environment.get(VARIABLE) or str(DEFAULT_LIMIT)
-    limit = int(text) if text.isdecimal() and len(text) < 9 else 0
-    low = options.experts.deepep_mode == "low_latency" and sizes.all_to_all and sizes.tp > 1
-    if not low or chunk is None or not 1 <= limit <= MOST_LIMIT:
-        return []
-    each = chunk // sizes.attention_dp
-    least = each // 2 if sizes.attention_dp > 1 else each
-    if chunk < 0 or least >= limit * sizes.attention_tp:
-        raise ConfigError(too_many(each, "further rows", sizes, limit))
-    return []
-
-
-def too_many(chunk: int | None, rows: str, sizes: Parallelism, limit: int) -> str:
-    """Why a step of an engine has more tokens than its ranks send."""
     tokens = f"{chunk} tokens of prompts" if chunk and chunk > 0 else "whole prompts"
-    return (
-        f"--deepep-mode low_latency: a step may have {tokens} and {rows} of an engine, whose "
-        f"{sizes.attention_tp} ranks send at most {limit * sizes.attention_tp} at once "
-        f"({VARIABLE}={limit}); give smaller --chunked-prefill-size and --max-running-requests, a "
-        "larger limit, or --deepep-mode auto"
+    raise ConfigError(
+        f"--deepep-mode low_latency: a step may have {tokens} and {rows} rows of an engine, "
+        f"whose {sizes.attention_tp} ranks send at most {most} at once ({VARIABLE}={limit}); give "
+        "smaller --chunked-prefill-size and --max-running-requests, a larger limit, or "
+        "--deepep-mode auto"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from vivace.config.all_to_all import added_in_order, dispatch, long_chunks
+from vivace.config.all_to_all import added_in_order, dispatch
 from vivace.config.chunks import chunk_and_page
 from vivace.config.config import (
     ModelContext,
@@ -262,7 +262,6 @@ PAIR_CHECKS: list[Callable[[Options], list[str]]] = [
     one_device,
     replicas,
     added_in_order,
-    long_chunks,
 ]
 """of values beside each other"""
 LAYOUT_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable
 
 from vivace.checkpoint.pooling import read_pooling
 from vivace.checkpoint.source import ModelSource
+from vivace.config.all_to_all import dispatch
 from vivace.config.checks import CHECKS, FINAL_CHECKS, OPTION_CHECKS, PAIR_CHECKS
+from vivace.config.chunks import chunk, chunk_share
 from vivace.config.config import (
     Config,
+    ModelContext,
     Options,
     ResolveContext,
     Slices,
@@ -18,9 +21,9 @@ from vivace.config.config import (
     with_values,
 )
 from vivace.config.pipeline_parallel import plans_in_flight
-from vivace.config.rules import RULES, Change
+from vivace.config.rules import RULES, Change, page_size, rows
 from vivace.models.facts import ModelFacts
-from vivace.platforms.platform import PlatformFacts
+from vivace.platforms.platform import PlatformFacts, detect
 from vivace.protocol.messages import Rewrite
 
 UNSET = (None, "auto")
@@ -57,6 +60,17 @@ def resolve(
         depth=plans_in_flight(options),
         pooling=read_pooling(source, facts.hidden_size) if embedding else None,
     )
+
+
+def check_steps(options: Options, context: ModelContext) -> None:
+    """What `resolve` says of the tokens of a step with low latency, by the defaults of this
+    machine. Raises ConfigError."""
+    if options.experts.deepep_mode != "low_latency":
+        return
+    settled = ResolveContext(source=context.source, facts=context.facts, platform=detect(None))
+    for rule in (page_size, rows, chunk, chunk_share):
+        options, _ = apply_rule(rule, options, settled)
+    dispatch(options, settled)
 
 
 def apply_rule(

@@ -12,6 +12,7 @@ from vivace.checkpoint.layouts import InputGroups
 from vivace.checkpoint.pooling import read_pooling
 from vivace.checkpoint.source import ModelSource, locate, merge
 from vivace.checkpoint.weight_files import PICKLED
+from vivace.config.all_to_all import VARIABLE
 from vivace.config.checks import LAYOUT_CHECKS, MODEL_CHECKS, OPTION_CHECKS, PAIR_CHECKS
 from vivace.config.config import ModelContext, Options, all_options, with_values
 from vivace.config.errors import ConfigError
@@ -20,6 +21,7 @@ from vivace.config.nodes import OWN, nodes
 from vivace.config.parallelism import LEGALITY, requested_sizes
 from vivace.config.pipeline_parallel import PARTITION
 from vivace.config.process_environment import KEYS_OF_THE_SERVER
+from vivace.config.resolution import check_steps
 from vivace.config.secret import Secret
 from vivace.config.sharded_state import file_pattern, saved_state
 from vivace.config.values import parse_value
@@ -35,6 +37,8 @@ from vivace.models.facts import read_facts, without_quantization
 from vivace.models.registry import check_architecture
 from vivace.models.stored_weights import parse_precision
 
+STEP_OPTIONS = frozenset(("chunked_prefill_size", "max_running_requests", "page_size"))
+"""those that tokens of a step depend on"""
 UNKNOWN_KEY = Secret("a key that is not read here")
 UNKNOWN_GROUPS = InputGroups(experts=2)
 """with which ranks share a model more easily than with any that weights may have"""
@@ -95,10 +99,17 @@ def why_refused_together(server: ServerPlan, *, named: bool = False) -> Iterator
         except ConfigError as error:
             yield str(error)
     if "model_path" in values or ("model_path" not in server.given and not named):
-        yield from why_model_refused(made, layout_known=not left_out & layout_options())
+        steps_known = knows_steps(server) and not left_out & STEP_OPTIONS
+        layout_known = not left_out & layout_options()
+        yield from why_model_refused(made, layout_known=layout_known, steps_known=steps_known)
 
 
-def why_model_refused(options: Options, *, layout_known: bool) -> Iterator[str]:
+def knows_steps(server: ServerPlan) -> bool:
+    """Whether the limit of low latency is one"""
+    return (server.environment.get(VARIABLE) or "0").strip().isdecimal()
+
+
+def why_model_refused(options: Options, *, layout_known: bool, steps_known: bool) -> Iterator[str]:
     """What the start says of a model whose files are here: the embedded one, a folder, a file."""
     model = options.model
     path = model.model_path
@@ -117,6 +128,8 @@ def why_model_refused(options: Options, *, layout_known: bool) -> Iterator[str]:
         for check in (*MODEL_CHECKS, *LAYOUT_CHECKS):
             if layout_known or check not in (*LAYOUT_CHECKS, saved_state):
                 check(options, context)
+        if layout_known and steps_known:
+            check_steps(options, context)
         if model.is_embedding:
             read_pooling(source, context.facts.hidden_size)
     except (CannotStart, OSError) as error:
@@ -141,15 +154,18 @@ def why_layout_refused(server: ServerPlan, case: Case, model: DescribedModel) ->
         return ""
     source = describe_source(model, options)
     stored = as_published(server, case, model)
+    steps_known = knows_steps(server) and not left_out & STEP_OPTIONS
     try:
-        check_layout(options, source)
-        return ""
+        context = check_layout(options, source)
     except (CannotStart, OSError) as error:
-        found = cause(error)
-        certain = stored or (
-            isinstance(error, ConfigError) and refuses_any_weights(options, source)
-        )
-    return found if certain else ""
+        any_weights = isinstance(error, ConfigError) and refuses_any_weights(options, source)
+        return cause(error) if stored or any_weights else ""
+    try:
+        if steps_known:
+            check_steps(options, context)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 @cache
@@ -192,7 +208,7 @@ def as_published(server: ServerPlan, case: Case, model: DescribedModel) -> bool:
     return certain and blocks.certain and found == published
 
 
-def check_layout(options: Options, source: ModelSource) -> None:
+def check_layout(options: Options, source: ModelSource) -> ModelContext:
     """Raises CannotStart or OSError."""
     check_architecture(source)
     context = ModelContext(source=source, facts=read_facts(source))
@@ -200,6 +216,7 @@ def check_layout(options: Options, source: ModelSource) -> None:
         options = with_values(options, {"init_expert_location": TRIVIAL})  # of another machine
     for check in LAYOUT_CHECKS:
         check(options, context)
+    return context
 
 
 def refuses_any_weights(options: Options, source: ModelSource) -> bool:
