@@ -186,6 +186,17 @@ def test_the_target_takes_what_is_suggested(target: str) -> None:
     assert after <= before
 
 
+def test_prompts_count_where_they_travel_with_low_latency() -> None:
+    """A server that computes prompts and requests sends both at once; at most 1,024 of a rank."""
+    it = case(bare({"deepep-mode": "low_latency"}), "vivace")
+    found = suggest(it)
+    values = {each.name: each.value for each in found}
+    limit = int(values["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"])
+    assert 16 * limit == values["chunked-prefill-size"] + values["max-running-requests"]
+    assert limit <= 1024
+    assert not [each for each in find_unresolved(it, found) if each.rule == "vivace-layout"]
+
+
 @pytest.mark.parametrize("dp", [32, 64, 1000, 10**20])
 def test_many_groups_leave_a_prefill_of_whole_pages(dp: int) -> None:
     """Also where a group's share of the smallest prefill is less than a page."""

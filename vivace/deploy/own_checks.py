@@ -105,8 +105,9 @@ def why_refused_together(server: ServerPlan, *, named: bool = False) -> Iterator
 
 
 def knows_steps(server: ServerPlan) -> bool:
-    """Whether the limit of low latency is one"""
-    return (server.environment.get(VARIABLE) or "0").strip().isdecimal()
+    """Whether the limit of low latency is one, and its steps have prompts beside requests."""
+    limit = (server.environment.get(VARIABLE) or "0").strip()
+    return server.prefills and server.decodes and limit.isdecimal()
 
 
 def why_model_refused(options: Options, *, layout_known: bool, steps_known: bool) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from vivace.config.all_to_all import MOST_LIMIT
 from vivace.config.releases.tables import row_at, variable_at
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.hardware import GIB
@@ -197,8 +198,10 @@ def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterat
         return
     page = server.page_tokens(case.platform, ANY_PAGE)
     whole = -(-prompt // page) * page
-    limit = largest_prefill(case, server)
-    prompts = min(limit // whole, running or server.running_per_rank or ENDLESS)
+    requests = running or server.running_per_rank
+    room = max(page, sent_beside(server, requests or 0) // page * page)
+    limit = min(largest_prefill(case, server), room)
+    prompts = min(limit // whole, requests or ENDLESS)
     target = case.targets.ttft_ms
     if target is not None and not case.lacks("model") and not case.lacks("device"):
         each = prompt_milliseconds(case, server)
@@ -206,12 +209,25 @@ def prefill_sizes(case: Case, server: ServerPlan, running: int | None) -> Iterat
     while prompts > 1:
         yield prompts * whole
         prompts //= 2
-    size = min(whole, max(limit, USUAL_PREFILL))
+    size = min(whole, max(limit, USUAL_PREFILL), room)
     yield size
     least = min(SMALLEST_PREFILL, default_chunk(case)) // server.parallelism.attention_dp
     while size > max(least, page):  # a part is whole pages
         size = max(least, -(-size // 2 // page) * page)
         yield size
+
+
+def sent_beside(server: ServerPlan, requests: int) -> int:
+    """Tokens of prompts that a step of low latency has room for beside these requests."""
+    if not sends_prompts(server):
+        return ENDLESS
+    limit = server.int_variable(DISPATCH) or MOST_LIMIT
+    return limit * server.parallelism.attention_tp - requests * server.draft_tokens
+
+
+def sends_prompts(server: ServerPlan) -> bool:
+    """Whether prompts travel to their experts as requests do."""
+    return server.expert_mode == "low_latency" and server.prefills and server.decodes
 
 
 def running_limit(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:
@@ -272,7 +288,11 @@ def dispatch_limit(case: Case, server: ServerPlan, limits: BatchLimits) -> Sugge
         return None
     if case.target.version and variable_at(DISPATCH, case.target.version) is None:
         return None
-    return Suggestion(server.name, "environment", DISPATCH, str(tokens), server.dispatch_terms)
+    terms, prompts = server.dispatch_terms, limits.prefill
+    if prompts is not None and sends_prompts(server):
+        tokens += -(-prompts // server.parallelism.attention_tp)
+        terms += f", and {prompts} tokens of prompts"
+    return Suggestion(server.name, "environment", DISPATCH, str(tokens), terms)
 
 
 def buffer(case: Case, server: ServerPlan, limits: BatchLimits) -> Suggestion | None:
