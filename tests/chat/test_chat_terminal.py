@@ -62,9 +62,10 @@ class Sitting:
         os.write(self._terminal, text.encode())
 
     def stopped_in_background(self) -> None:
-        """Once the shell knows: bash wakes none that stops just as it brings it back."""
+        """Once the shell knows: bash wakes none that stops just as it brings it back. What the chat
+        still writes may stand in the middle of what is typed."""
         self.type("jobs\r")
-        while "topped" not in (found := self.wait_for(r"jobs\r.*?[$#] ")):
+        while "topped" not in (found := self.wait_for(r"jobs.*?\[1\].*?[$#] ")):
             assert "chat" in found
             self.type("jobs\r")
 
