@@ -66,7 +66,7 @@ class Parts:
         executor = InProcessExecutor(self.worker)
         loop = Loop(scheduler, executor, mailbox, depth=2, clock=time.monotonic)
         self.frontend.feed(Ready(epoch=0, capacity=capacity))
-        self.driver = Driver(loop, mailbox, self.frontend, RankWatch({}, 0))
+        self.driver = Driver(loop, mailbox, self.frontend, RankWatch((), 0))
 
     def engine(self, monkeypatch: pytest.MonkeyPatch) -> Engine:
         monkeypatch.setattr("vivace.api.resolve_arguments", lambda flags: self.config)

@@ -82,10 +82,24 @@ def test_tokens_are_those_of_one_process(toy: Path, wanted: list[list[int]]) -> 
 
 
 def test_ranks_end_with_an_engine_that_nobody_has(toy: Path, wanted: list[list[int]]) -> None:
-    before = children()
-    engine = vivace.Engine(toy, tp_size=2, **FLAGS)
-    assert tokens(engine) == wanted and len(ranks(before)) == 1
-    del engine
+    """Of two that start at the same time each knows and ends its own."""
+    before, engines = children(), list[Any]()
+
+    def start() -> None:
+        engines.append(vivace.Engine(toy, tp_size=2, **FLAGS))
+
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    here = {one.pid for one in ranks(before)}
+    first, second = ({one.pid for one in engine._driver._loop.local_ranks} for engine in engines)
+    assert len(first) == len(second) == 1 and first | second == here
+    assert [tokens(engine) for engine in engines] == [wanted, wanted]
+    engines.pop()
+    assert {one.pid for one in ranks(before)} == first
+    engines.clear()
     assert not ranks(before)
 
 

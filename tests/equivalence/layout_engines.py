@@ -14,9 +14,9 @@ from engine_under_test import Answer, Engine, Setting
 
 from vivace.config.config import Config
 from vivace.config.parallelism import requested_sizes
-from vivace.engine.executor import StepWorker
+from vivace.engine.executor import StepWorker, first_stage
 from vivace.engine.lockstep import SharedLockstep
-from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, RankWorker, first_stage
+from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, RankWorker
 from vivace.launch.expert_settings import expert_distribution
 from vivace.platforms.rendezvous import RankMemory, Rendezvous
 from vivace.protocol.bells import new_bells

@@ -34,6 +34,7 @@ from vivace.launch.faults import InjectedDeath, with_fault, with_frontend_fault
 from vivace.launch.listen import PortInUse, bind, local_url
 from vivace.launch.screen import PlainScreen
 from vivace.launch.summary import build_summary, count_text, plain_lines
+from vivace.observability.watchdog import PAUSE_SECONDS, Watchdog
 from vivace.protocol.heartbeat import Span
 from vivace.protocol.message_socket import SocketClosed
 from vivace.protocol.messages import Capacity, Command, Drain, Ready, Rewrite
@@ -42,7 +43,6 @@ from vivace.supervisor.ipc import child_end, supervisor_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
 from vivace.supervisor.restart_policy import Backoff, CrashAttribution, CrashBudget, RestartDecision
 from vivace.supervisor.signals import handle_signals
-from vivace.supervisor.watch import PAUSE_SECONDS, Watchdog
 
 CAPACITY = Capacity(
     pages=1000, page_size=16, rows=64, context=8192, vocabulary=100, weight_bytes=269_000_000

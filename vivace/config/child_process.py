@@ -8,6 +8,7 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 from collections.abc import Generator
 from pathlib import Path
 
@@ -74,15 +75,37 @@ def adopt_orphans() -> None:
         raise OSError(failed, "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-@contextlib.contextmanager
-def adopting_as_before() -> Generator[None]:
-    """Behind it, `adopt_orphans` holds only where it held before: the process is a program's."""
-    before = ctypes.c_int()
-    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    try:
-        yield
-    finally:
-        control_process(PR_SET_CHILD_SUBREAPER, before.value)
+class Adoption:
+    """What of `adopt_orphans` a program sees. The kernel has one switch for a process, in which
+    several threads may each start an engine: so this is one object, too."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._starts = 0
+        self._before = 0
+
+    @contextlib.contextmanager
+    def as_before(self) -> Generator[None]:
+        """Behind the last of those that go on at the same time, this process adopts orphans only
+        where it did before the first one: it is a program's."""
+        with self._lock:
+            if self._starts == 0:
+                self._before = adopts_orphans()
+            self._starts += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._starts -= 1
+                if self._starts == 0:
+                    control_process(PR_SET_CHILD_SUBREAPER, self._before)
+
+
+def adopts_orphans() -> int:
+    """0: it does not"""
+    found = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    return found.value
 
 
 def control_process(option: int, value: int) -> int:
@@ -143,3 +166,7 @@ def describe_exit(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"killed by {name}"
+
+
+ADOPTION = Adoption()
+"""of this process"""

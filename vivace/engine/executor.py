@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from vivace.engine.step_heartbeat import StepHeartbeat
@@ -31,6 +31,20 @@ class PendingStep(Protocol):
         ...
 
 
+class LocalRank(Protocol):
+    """A rank that is another process of this machine."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None:
+        """Whatever it does; from any thread. Of one that has ended nothing."""
+        ...
+
+
 class Executor(Protocol):
     """Runs plans in the order of submission.
 
@@ -45,6 +59,7 @@ class Executor(Protocol):
     """
 
     capacity: Capacity
+    local_ranks: Sequence[LocalRank]
 
     def submit(self, plan: StepPlan) -> PendingStep: ...
 
@@ -129,6 +144,8 @@ class LaunchedStep:
 
 class InProcessExecutor:
     """Launches a worker's steps in the engine's own thread, at `submit`."""
+
+    local_ranks: Sequence[LocalRank] = ()
 
     def __init__(self, worker: StepWorker) -> None:
         self.capacity = worker.capacity
@@ -219,3 +236,17 @@ class TimedStep:
         result = self._pending.result()
         self._tell()
         return result
+
+
+def first_stage(worker: StepWorker) -> StepWorker:
+    """Rank 0's worker where the last stage is elsewhere: no step ends here."""
+    return ForwardingWorker(worker, lambda plan: StageStep(worker.run(plan)))
+
+
+class StageStep:
+    """A step that later stages go on with."""
+
+    here = False
+
+    def __init__(self, pending: PendingStep) -> None:
+        self.result = pending.result

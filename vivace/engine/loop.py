@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from vivace.engine.executor import Executor, ExecutorDied, PendingStep
+from vivace.engine.executor import Executor, ExecutorDied, LocalRank, PendingStep
 from vivace.engine.expert_distribution import ExpertDistribution, NoExpertDistribution
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.step_heartbeat import StepHeartbeat
@@ -160,6 +160,11 @@ class Loop:
         self._experts = experts or NoExpertDistribution()
         executor.wake_with(mailbox.wake)
         self._lockstep.wake_with(mailbox.wake)
+
+    @property
+    def local_ranks(self) -> Sequence[LocalRank]:
+        """Whose steps these are, besides this process."""
+        return self._executor.local_ranks
 
     def run(self) -> None:
         """Serve until `stop`; ExecutorDied when the device cannot go on."""

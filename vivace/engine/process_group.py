@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from vivace.engine.executor import (
     ExecutorDied,
     FailedStep,
-    ForwardingWorker,
     LaunchedStep,
+    LocalRank,
     PendingStep,
     StepSkipped,
     StepWorker,
@@ -153,8 +153,10 @@ class ProcessGroupExecutor:
         companions: bool = False,
         reporting: int = 0,
         remote: RankLink | None = None,
+        local_ranks: Sequence[LocalRank] = (),
     ) -> None:
         self.capacity = worker.capacity
+        self.local_ranks = local_ranks
         self._worker = worker
         self._ranks = ranks
         self._elsewhere = ranks if remote is None else [remote, *ranks]
@@ -384,17 +386,3 @@ class RankWorker:
             tokens=result.tokens if self._tells_tokens else None,
             expert_counts=result.expert_counts if self._tells_counts else b"",
         )
-
-
-def first_stage(worker: StepWorker) -> StepWorker:
-    """Rank 0's worker where the last stage is elsewhere: no step ends here."""
-    return ForwardingWorker(worker, lambda plan: StageStep(worker.run(plan)))
-
-
-class StageStep:
-    """A step that later stages go on with."""
-
-    here = False
-
-    def __init__(self, pending: PendingStep) -> None:
-        self.result = pending.result

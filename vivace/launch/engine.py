@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vivace.config.parallelism import engine_rows, requested_sizes
-from vivace.engine.executor import Executor, InProcessExecutor, StepWorker
+from vivace.engine.executor import Executor, InProcessExecutor, StepWorker, first_stage
 from vivace.engine.loop import Lockstep, Loop, Mailbox, ReportLoad
 from vivace.engine.oracle import OracleWorker
-from vivace.engine.process_group import first_stage
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
 from vivace.launch.expert_settings import expert_distribution

@@ -98,6 +98,7 @@ def start_process_group(
         companions=place is not None,
         reporting=sizes.reporting_rank,
         remote=remote,
+        local_ranks=processes,
     )
 
 

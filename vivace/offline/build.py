@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from vivace.config.child_process import adopting_as_before
+from vivace.config.child_process import ADOPTION
 from vivace.config.parallelism import requested_sizes
 from vivace.config.tensor_parallel import one_engine
 from vivace.engine.executor import ExecutorDied
@@ -22,7 +22,7 @@ from vivace.launch.preflight import check_frontend
 from vivace.launch.summary import decisions
 from vivace.observability import log as log_lines
 from vivace.offline.driver import Driver
-from vivace.offline.rank_watch import RankWatch, ranks_of_process
+from vivace.offline.rank_watch import RankWatch
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import Ready
 
@@ -120,9 +120,9 @@ def start(
     mailbox = LocalMailbox()
     frontend = Frontend(served_model(config, tokenizer), tokenizer, [EngineView(mailbox.post)])
     begin = time.monotonic()
-    before, told = ranks_of_process(), ProgramReport(report)
+    told = ProgramReport(report)
     try:
-        with adopting_as_before():
+        with ADOPTION.as_before():
             loop, capacity = engine_parts(config, mailbox, told)
     except CannotStart:
         if told.error is not None:
@@ -130,8 +130,7 @@ def start(
         raise
     except ExecutorDied as error:
         raise told.error or CannotStart(str(error)) from error
-    ranks = {pid: name for pid, name in ranks_of_process().items() if pid not in before}
-    watch = RankWatch(ranks, config.runtime.watchdog_timeout)
+    watch = RankWatch(loop.local_ranks, config.runtime.watchdog_timeout)
     for decision in decisions(config, capacity.rewrites):
         log.info("%s", decision)
     frontend.feed(Ready(epoch=0, capacity=capacity))

@@ -6,59 +6,64 @@ raises.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from vivace.observability.awaited_processes import describe_awaited, find_members, look_at
+from vivace.engine.executor import LocalRank
+from vivace.observability.awaited_processes import describe_awaited, look_at
+from vivace.observability.watchdog import Watchdog
 
 LOOK_SECONDS = 0.5
 
 
-def ranks_of_process() -> dict[int, str]:
-    """Of all engines in this process: number -> name."""
-    found = find_members([os.getpid()])
-    return {pid: name for pid, name in found.items() if pid != os.getpid()}
-
-
 class RankWatch:
-    """`ranks`: number -> name, of processes that are there; `seconds`: what a step may take."""
+    """`ranks`: of one engine; `seconds`: what a step of it may take, 0: whatever it takes."""
 
-    def __init__(self, ranks: Mapping[int, str], seconds: float) -> None:
+    def __init__(self, ranks: Sequence[LocalRank], seconds: float) -> None:
         self.cause = ""
         """why the ranks were ended"""
         self._ranks = ranks
-        self._files = [os.pidfd_open(pid) for pid in ranks]
         self._seconds = seconds
-        self._begun: float | None = None
+        self._watchdog = Watchdog(hard=seconds, soft=None)
+        self._watchdog.reset(time.monotonic())
+        self._steps = 0
+        self._idle = True
         self._ended = threading.Event()
         if ranks and seconds:
             threading.Thread(target=self._run, name="ranks", daemon=True).start()
 
     def begin(self) -> None:
-        self._begun = time.monotonic()
+        self._steps, self._idle = self._steps + 1, False
 
     def end(self) -> None:
-        self._begun = None
+        self._idle = True
 
     def close(self) -> None:
         self._ended.set()
-        while self._files:
-            os.close(self._files.pop())
+
+    def look(self, now: float) -> bool:
+        """Whether the ranks were ended. To be called often; `now`: seconds, monotonic."""
+        steps = self._steps
+        if self._watchdog.check(steps, self._idle, now) != "hard":
+            return False
+        who = self._find_awaited()
+        if self._steps != steps or self._idle:  # it has come meanwhile
+            return False
+        self._kill(who)
+        return True
 
     def _run(self) -> None:
         while not self._ended.wait(min(LOOK_SECONDS, self._seconds)):
-            begun = self._begun
-            if begun is not None and time.monotonic() - begun > self._seconds:
-                self._kill()
+            if self.look(time.monotonic()):
                 return
 
-    def _kill(self) -> None:
-        who = describe_awaited([look_at({os.getpid(): "the program", **self._ranks})])
+    def _find_awaited(self) -> str:
+        members = {rank.pid: rank.name for rank in self._ranks}
+        return describe_awaited([look_at({os.getpid(): "the program", **members})])
+
+    def _kill(self, who: str) -> None:
         self.cause = f"a step took more than {self._seconds:g} s" + (f": {who}" if who else "")
-        for file in list(self._files):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(file, signal.SIGKILL)
+        for rank in self._ranks:
+            rank.kill()

@@ -14,6 +14,7 @@ from vivace.observability.awaited_processes import (
     find_stopped,
     look_at,
 )
+from vivace.observability.watchdog import Watchdog
 from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
 from vivace.protocol.messages import KEY_SHIFT, Command, Drain, EngineDown, Ready
@@ -22,7 +23,7 @@ from vivace.supervisor.child import Child
 from vivace.supervisor.messages import AskNodes, FrontendGone, Setup
 from vivace.supervisor.plan import SPAWN_RETRY_SECONDS, Plan
 from vivace.supervisor.restart_policy import CrashAttribution, CrashBudget, RestartDecision
-from vivace.supervisor.watch import EngineWatch, StartWatch, Watchdog
+from vivace.supervisor.watch import EngineWatch, StartWatch
 
 log = logging.getLogger(__name__)
 
