@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import rank_toys
 import torch
+from embedding_toys import write_embedding_toy
 from fp8_toys import make_fp8
 from mxfp4_toys import make_mxfp4
 from paged_model import ONCE
@@ -22,6 +23,7 @@ from thread_ranks import ThreadRanks
 from toy_models import make, tokens
 
 from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.pooling import PoolerConfig, read_pooling
 from vivace.checkpoint.saved_state import (
     KEY,
     LENGTH,
@@ -124,6 +126,14 @@ def test_the_same_logits(
     found = ThreadRanks(saved, tp, load_format="sharded_state", **how).feed(IDS, CHUNKS)
     assert torch.equal(found, wanted)
     settings(saved, load_format="sharded_state", **flags)
+
+
+def test_how_a_model_of_embeddings_pools_is_saved_too(tmp_path: Path) -> None:
+    write_embedding_toy(tmp_path / "model", "mean", normalize=False)
+    flags: dict[str, Any] = {"tp_size": 2, "is_embedding": True}
+    saved = save(tmp_path / "model", tmp_path / "saved", **flags)
+    found = settings(saved, load_format="sharded_state", **flags)
+    assert read_pooling(found.source, 96) == PoolerConfig(mode="mean", normalize=False)
 
 
 @ONCE

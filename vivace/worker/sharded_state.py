@@ -7,11 +7,14 @@ the other is built as it would load, without the others, and what it takes is wr
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.file_state import model_digest
+from vivace.checkpoint.json_files import is_file
+from vivace.checkpoint.pooling import CONFIG_FILE
 from vivace.checkpoint.saved_state import SavedState
 from vivace.checkpoint.sharded_weights import PartWriter, SavingWeights
 from vivace.checkpoint.weight_files import (
@@ -101,8 +104,20 @@ def prepare(folder: Path, model: Path, pattern: str) -> None:
             raise SourceError(f"{folder}: the model itself lies there; give another folder")
         if any(numbered(folder.iterdir(), pattern)):
             raise SourceError(f"{folder}: files of ranks are there already; give a new folder")
-        for file in model.iterdir():
-            if file.is_file() and file.suffix not in WEIGHTS and file.name != INDEX_FILE:
-                shutil.copyfile(file, folder / file.name)
+        for file in beside_weights(model):
+            target = folder / file.relative_to(model)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, target)
     except OSError as error:
         raise SourceError(f"{folder}: {error.strerror or error}") from None
+
+
+def beside_weights(model: Path) -> Iterator[Path]:
+    """The files of a model that say what it is, also those of the folders in which
+    sentence-transformers says how it pools."""
+    for file in model.iterdir():
+        if file.suffix not in WEIGHTS and file.name != INDEX_FILE and is_file(file):
+            yield file
+    for file in model.glob(f"*/{CONFIG_FILE}"):
+        if is_file(file):
+            yield file
