@@ -13,6 +13,7 @@ from vivace.config.observability import LoggingOptions
 from vivace.config.parallel import ParallelOptions
 from vivace.config.runtime import RuntimeOptions
 from vivace.config.schedule import ScheduleOptions
+from vivace.config.speculative import SpeculativeOptions
 from vivace.engine.settings import EngineSettings, engine_settings
 from vivace.protocol.messages import Capacity
 
@@ -27,12 +28,15 @@ def config(environment: dict[str, str] | None = None, **changes: Any) -> Any:
         "runtime": RuntimeOptions(),
         "logging": LoggingOptions(),
         "parallel": ParallelOptions(),
+        "speculative": SpeculativeOptions(),
     }
     for name, value in changes.items():
         (owner,) = [part for part, options in slices.items() if hasattr(options, name)]
         slices[owner] = replace(slices[owner], **{name: value})
     facts = SimpleNamespace(eos_ids=(2, 7))
-    return SimpleNamespace(**slices, facts=facts, depth=2, environment=environment or {})
+    return SimpleNamespace(
+        **slices, facts=facts, depth=2, draft_width=0, environment=environment or {}
+    )
 
 
 def test_flags_arrive() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -35,9 +36,11 @@ from vivace.protocol.messages import (
     SamplingParams,
     window_slack,
 )
+from vivace.protocol.metrics import StepCosts
 from vivace.protocol.tasks import GENERATE, POOLINGS, Embed, Generate, Task
 from vivace.worker.build import assemble
 from vivace.worker.drafter import NO_DRAFTS, Drafter, ScriptedDrafter
+from vivace.worker.drafters.ngram import NgramDrafter
 from vivace.worker.sizing import PoolSize
 from vivace.worker.worker import Worker
 
@@ -274,6 +277,14 @@ def plain_answers(case: Case) -> tuple[list[list[int]], dict[int, list[float]]]:
     return [request.tokens + found[request.key] for request in case.requests], numbers
 
 
+def draw_drafter(seed: int, drafts: int, answers: list[list[int]], quality: float) -> Drafter:
+    if not drafts:
+        return NO_DRAFTS
+    if seed % 3 == 0:
+        return NgramDrafter(drafts)
+    return ScriptedDrafter(drafts, propose(answers, quality, seed))
+
+
 @cache
 def platforms() -> tuple[str, ...]:
     return PLATFORMS if has_kernels() else ("torch", "delayed")
@@ -290,8 +301,10 @@ def check(seed: int) -> None:
     if case.platform not in platforms():
         return
     (answers, numbers), drafts = plain_answers(case), case.settings.num_speculative_tokens
-    script = propose(answers, case.draft_quality, seed)
-    worker, model = build_worker(case, ScriptedDrafter(drafts, script) if drafts else NO_DRAFTS)
+    worker, model = build_worker(case, draw_drafter(seed, drafts, answers, case.draft_quality))
+    if seed % 2:  # widths follow what is accepted
+        costs = StepCosts(tokens=[1, 4, 64], seconds=[1e-3, 2e-3, 8e-3])
+        worker.capacity = msgspec.structs.replace(worker.capacity, step_costs=costs)
     steps = iter(range(1_000_000))
     model.failing = lambda: next(steps) in case.failing_steps
     tokens, ends, came = run(case, case.settings, worker, random.Random(seed))

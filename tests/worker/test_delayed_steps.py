@@ -16,7 +16,7 @@ from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
 from vivace.platforms.ops.platform import ReferencePlatform
 from vivace.platforms.platform import detect
-from vivace.worker.drafter import NO_DRAFTS
+from vivace.worker.drafter import NO_DRAFTS, NoDrafter
 
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"}
 """aten operations whose result the host needs before it can go on"""
@@ -124,7 +124,7 @@ def test_the_next_step_follows_before_the_result_is_read(depth, chunk):
     assert delayed_answers(depth, chunk) == plain_answers()
 
 
-class DeviceDrafter:
+class DeviceDrafter(NoDrafter):
     """Proposes, on the device, what it likes: the token before plus a fixed number."""
 
     def __init__(self, width, step):

@@ -15,6 +15,7 @@ from vivace.config.config import (
     option_value,
     options_by_name,
 )
+from vivace.config.drafts import idle_drafts
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
 from vivace.config.expert_parallel import expert_parallel
@@ -293,4 +294,5 @@ FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     kernels_of_nodes,
     dispatch,
     idle,
+    idle_drafts,
 ]

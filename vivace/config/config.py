@@ -78,6 +78,8 @@ class Config(Slices):
     environment: dict[str, str] = field(default_factory=dict[str, str])
     depth: int = 2
     """plans in flight"""
+    draft_width: int = 0
+    """most drafts of a request in a step"""
     pooling: PoolerConfig | None = None
     """with --is-embedding"""
 

@@ -39,6 +39,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "schedule_conservativeness": (0.0, 100.0),
     "num_continuous_decode_steps": (1, 1024),
     "scheduler_recv_interval": (1, 1024),
+    "speculative_num_draft_tokens": (2, 64),
     "cpu_threads": (1, 1024),
     "cuda_graph_max_bs": (1, 1 << 16),
     "random_seed": (0, (1 << 63) - 1),

@@ -10,6 +10,7 @@ from vivace.checkpoint.source import EMBEDDED_NAME
 from vivace.config.all_to_all import travelling_tokens
 from vivace.config.chunks import chunk, chunk_share
 from vivace.config.config import Options, ResolveContext
+from vivace.config.drafts import drafts
 from vivace.config.parallelism import requested_sizes
 from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 
@@ -251,4 +252,5 @@ RULES = [
     threads,
     watchdogs,
     expert_copies,
+    drafts,
 ]

@@ -1,4 +1,4 @@
-"""Flags of speculative decoding: parsed, not yet available."""
+"""Flags of speculative decoding."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ from dataclasses import dataclass
 
 from vivace.config.kernels import ATTENTION, QUANTIZATIONS
 from vivace.config.model import LOAD_FORMATS, OTHER_LOAD_FORMATS
-from vivace.config.option import option
+from vivace.config.option import no_effect, not_available, option
 from vivace.config.parallel import MOE_A2A, MOE_RUNNERS
 from vivace.config.unavailable import NO_SPECULATION
+
+NO_DRAFT_MODEL = not_available("drafts of another model are not supported yet", "use NGRAM")
+ONE_MATCH = no_effect("the longest match is taken, the latest of several")
 
 
 @dataclass(frozen=True)
 class SpeculativeOptions:
     speculative_algorithm: str | None = option(
-        help="How drafts are proposed.",
+        help="How drafts are proposed; by default there are none.",
         choices=["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH"],
-        cpu=NO_SPECULATION,
+        values=dict.fromkeys(["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH"], NO_DRAFT_MODEL),
+    )
+    speculative_fixed_width: bool = option(
+        False,
+        "Give every request as many drafts as the flags allow, whatever they cost; otherwise as "
+        "many as pay for themselves.",
     )
     speculative_draft_model_path: str | None = option(
         help="Draft model or draft head.", aliases=["speculative-draft-model"], cpu=NO_SPECULATION
@@ -34,7 +42,8 @@ class SpeculativeOptions:
         help="Branches per draft step; 1 is a chain.", cpu=NO_SPECULATION
     )
     speculative_num_draft_tokens: int | None = option(
-        help="Tokens verified per round.", cpu=NO_SPECULATION
+        help="Most tokens of a request that are verified at once, its last one and drafts; by "
+        "default 12 with NGRAM."
     )
     speculative_accept_threshold_single: float = option(
         1.0, "Accept a draft token from this probability on (lossy below 1).", cpu=NO_SPECULATION

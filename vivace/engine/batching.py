@@ -10,6 +10,7 @@ from itertools import chain
 from operator import itemgetter
 
 from vivace.engine.chunk_sizes import choose_chunk_sizes
+from vivace.engine.draft_widths import DraftWidths
 from vivace.engine.result_processor import OutputQueue
 from vivace.engine.retraction import Retraction
 from vivace.engine.sequence import Sequence, State
@@ -68,8 +69,10 @@ class Batching:
         estimate: NewTokenEstimate,
         outputs: OutputQueue,
         stats: Stats,
+        widths: DraftWidths,
     ) -> None:
         self._settings = settings
+        self._widths = widths
         self._table = table
         self._pages = table.pages
         self._estimate = estimate
@@ -84,6 +87,8 @@ class Batching:
 
     def observe(self, step: InFlightStep, seconds: float) -> None:
         """What a step took, so that the next ones are cut by it."""
+        if not step.chunks and self._pages.drafts:
+            self._widths.observe(sum(step.decode_counts), seconds)
         self._dynamic_chunk.observe(sum(step.counts), sum(step.decode_counts), seconds)
         if step.pairs and not step.decodes:
             self._chunk_sizes.observe(sum(step.counts), step.pairs, seconds)
@@ -174,16 +179,18 @@ class Batching:
         return cohort
 
     def _decode_counts(self, decoding: list[Sequence]) -> list[int]:
-        """The last known token of each, and as many drafts as it may draw and pages allow."""
-        most, pages = 1 + self._pages.drafts, self._pages
-        if most == 1:
+        """The last known token of each, and as many drafts as are worth it, it may draw, and pages
+        allow."""
+        if not self._pages.drafts:
             return [1] * len(decoding)
-        return [
-            min(most, s.max_len - 1 - s.scheduled_len, pages.room(s) - s.scheduled_len)
-            if not s.no_drafts
-            else 1
-            for s in decoding
-        ]
+        counts, pages = list[int](), self._pages
+        for sequence, width in zip(decoding, self._widths.choose(decoding), strict=True):
+            count = 1
+            if width and not sequence.drafts.spoiled:
+                left = min(sequence.max_len - 1, pages.room(sequence)) - sequence.scheduled_len
+                count = min(1 + width, left)
+            counts.append(count)
+        return counts
 
     def _grow(self, step: StepBuilder, growing: list[Sequence]) -> bool:
         """More pages for each of them, taken in one piece: while pages are plenty several at a

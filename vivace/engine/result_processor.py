@@ -4,6 +4,7 @@ request is rejected."""
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
@@ -58,8 +59,15 @@ class _Drawn:
 
 class ResultProcessor:
     def __init__(
-        self, table: SequenceTable, stats: Stats, outputs: OutputQueue, transfers: Transfers
+        self,
+        table: SequenceTable,
+        stats: Stats,
+        outputs: OutputQueue,
+        transfers: Transfers,
+        draft_levels: list[list[list[int]]],
     ) -> None:
+        """`draft_levels`: as `level_table` says"""
+        self._draft_levels = draft_levels
         self._table = table
         self._stats = stats
         self._outputs = outputs
@@ -75,6 +83,10 @@ class ResultProcessor:
             self._process_chunks(step, result, drawn, now)
         if step.decodes:
             self._process_decodes(step, result, drawn, now)
+        if result.ready_drafts:
+            spans = zip((*step.chunks, *step.decodes), result.ready_drafts, strict=True)
+            for sequence, ready in spans:
+                sequence.drafts.ready = ready
         self._stats.record_tokens(drawn.total, drawn.counted, drawn.moments, now)
         if step.decodes:
             self._stats.record_decode(result.captured, now)
@@ -85,7 +97,7 @@ class ResultProcessor:
         """Nothing of that span stays. A draft may spoil the tokens before it, which its masked
         values reach as zero times NaN: without drafts they are computed once more."""
         if count > 1 and not is_chunk:
-            sequence.no_drafts = True
+            sequence.drafts.spoiled = True
             return
         sequence.has_bad_numbers = True
         if sequence.state is State.RUNNING:
@@ -143,23 +155,32 @@ class ResultProcessor:
         """The hot path."""
         first, moments = len(step.chunks), list[float]()
         running, deltas = State.RUNNING, self._outputs.deltas
-        advanced = result.advanced[first:]
+        advanced, drawn_tokens = result.advanced[first:], result.tokens[first:]
         self._table.take_back(step.decodes, step.decode_counts, advanced)
+        if self._table.pages.drafts:
+            self._judge_drafts(step.decodes, step.decode_counts, drawn_tokens)
         indices = range(first, len(result.tokens))
-        spans = zip(indices, step.decodes, advanced, result.tokens[first:], strict=True)
+        spans = zip(indices, step.decodes, advanced, drawn_tokens, strict=True)
         for index, sequence, count, tokens in spans:
             sequence.computed_len += count
             if sequence.state is not running:
                 continue
-            if count != 1 or not sequence.steady:  # otherwise a token was drawn, and only one
+            if count != len(tokens) or not count or not sequence.steady:
                 self._process_span(sequence, result, index, drawn, now)
                 continue
-            moments.append(sequence.last_token_time)
+            before = sequence.last_token_time
+            if count == 1:
+                moments.append(before)
+                ends = tokens[0] in sequence.ending_ids
+            else:
+                moments += [now - (now - before) / count] * count
+                self._table.clients.charge(sequence.client, count - 1)
+                ends = not sequence.ending_ids.isdisjoint(tokens)
             sequence.last_token_time = now
             try:
                 known = sequence.tokens
-                length = len(known) + 1
-                if tokens[0] in sequence.ending_ids or length >= sequence.max_len:
+                length = len(known) + count
+                if ends or length >= sequence.max_len:
                     self._accept(sequence, tokens, result, index)
                     continue
                 known += tokens
@@ -169,6 +190,20 @@ class ResultProcessor:
                 self._outputs.fail(sequence, error)
         drawn.total += len(moments)
         drawn.moments += moments
+
+    def _judge_drafts(
+        self, decodes: list[Sequence], counts: list[int], drawn: list[list[int]]
+    ) -> None:
+        """How many drafts of each were right."""
+        levels, all_accepted = self._draft_levels, 0
+        for sequence, count, tokens in zip(decodes, counts, drawn, strict=True):
+            if count > 1 and tokens:
+                drafts, accepted = sequence.drafts, len(tokens) - 1
+                drafts.verified += count - 1
+                drafts.accepted += accepted
+                drafts.level = levels[drafts.level][count - 1][accepted]
+                all_accepted += accepted
+        self._stats.drafts.record(Counter(counts), all_accepted)
 
     def _accept(self, sequence: Sequence, drawn: list[int], result: StepResult, index: int) -> None:
         """Append what was drawn; send a delta when it is time, or the end."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from vivace.engine.batching import Batching
+from vivace.engine.draft_widths import choose_widths, level_table
 from vivace.engine.fault_isolation import FaultBisection
 from vivace.engine.result_processor import Aborts, OutputQueue, RequestLimits, ResultProcessor
 from vivace.engine.schedule_policy import ORDERS, Clients, WaitingQueue
@@ -63,12 +64,7 @@ class Scheduler:
         order = ORDERS.get(settings.policy)(self._leases, settings.seed)
         self._table = SequenceTable(
             Rows(rows),
-            Pages(
-                self._leases,
-                settings.num_speculative_tokens,
-                capacity.others,
-                settings.state_interval,
-            ),
+            Pages(self._leases, settings, capacity.others),
             WaitingQueue(order, settings.max_queued),
             Clients(rows, capacity.pages, capacity.page_size),
             [*window_reserves(settings, capacity), *resources],
@@ -77,9 +73,15 @@ class Scheduler:
         self._limits = RequestLimits(settings, capacity)
         self._outputs = OutputQueue(self._table, self._stats, self._limits, clock)
         self._estimate = NewTokenEstimate(settings, capacity.page_size)
-        self._batching = Batching(settings, self._table, self._estimate, self._outputs, self._stats)
+        self._batching = Batching(
+            *(settings, self._table, self._estimate, self._outputs, self._stats),
+            choose_widths(settings, capacity.step_costs),
+        )
         self._transfers = Transfers(self._table, self._estimate)
-        self._processor = ResultProcessor(self._table, self._stats, self._outputs, self._transfers)
+        self._processor = ResultProcessor(
+            *(self._table, self._stats, self._outputs, self._transfers),
+            level_table(settings.num_speculative_tokens),
+        )
         self._aborts = Aborts()
         self._bisection = FaultBisection()
         self._compaction = Compaction(self._leases, lazy=capacity.cache_share is not None)
@@ -372,6 +374,9 @@ class Scheduler:
                 "token_capacity": float(self.capacity.tokens),
                 "graph": self.capacity.graph_bytes / 2**30,
             },
+            avg_spec_accept_length=stats.drafts.accept_length,
+            avg_spec_accept_rate=stats.drafts.accept_rate,
+            spec_draft_widths=stats.drafts.widths,
             pid=os.getpid(),
             instructions=self.capacity.instructions,
         )

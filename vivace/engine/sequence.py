@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from vivace.engine.draft_widths import SequenceDrafts
 from vivace.engine.settings import EngineSettings
 from vivace.kv.leases import Lease
 from vivace.kv.prefix_tree import pack
@@ -62,6 +63,7 @@ class Sequence:
         "client",
         "computed_len",
         "delta_interval",
+        "drafts",
         "ending_ids",
         "first_token_time",
         "gates",
@@ -78,7 +80,6 @@ class Sequence:
         "logprobs",
         "max_len",
         "next_delta_len",
-        "no_drafts",
         "num_cached_tokens",
         "num_prompt_tokens",
         "num_resumed",
@@ -124,8 +125,7 @@ class Sequence:
         """it is GATED while one of them is closed"""
         self.holds: set[int] = set()
         """tickets of transfers under way that read or write its pages"""
-        self.no_drafts = False
-        """the numbers of a step with drafts went wrong, and it may have been their fault"""
+        self.drafts = SequenceDrafts(settings.num_speculative_tokens)
         self.prompt_sent = False
         """the KV of its prompt went to another engine, or will with the next plan"""
         self.suspect = request.suspect
@@ -222,9 +222,9 @@ class Sequence:
         return None
 
     def next_delta(self, drawn: list[int], length: int) -> Delta:
-        """The delta with the token just drawn, token number `length`: the short way."""
+        """The delta with the tokens just drawn, up to token number `length`: the short way."""
         num_sent = self.num_sent
-        if num_sent != length - 1:
+        if num_sent != length - len(drawn):
             return self.take_delta()
         self.num_sent = length
         self.next_delta_len = length + self.delta_interval
@@ -234,6 +234,8 @@ class Sequence:
             tokens=drawn,
             cached_tokens=self.num_cached_tokens,
             retractions=self.retractions,
+            drafts=self.drafts.verified,
+            accepted_drafts=self.drafts.accepted,
         )
 
     def prompt_deltas(self, scored: list[PromptLogprobs]) -> Iterator[Delta]:
@@ -267,6 +269,8 @@ class Sequence:
             finish=finish,
             cached_tokens=self.num_cached_tokens,
             retractions=self.retractions,
+            drafts=self.drafts.verified,
+            accepted_drafts=self.drafts.accepted,
         )
         if self.logprobs is not None:
             delta.logprobs, self.logprobs = self.logprobs, []

@@ -56,18 +56,16 @@ class Pages:
     def __init__(
         self,
         leases: Leases,
-        drafts: int = 0,
+        settings: EngineSettings,
         groups: SequenceOf[CacheGroup] = (),
-        state_interval: int = 0,
     ) -> None:
-        """`groups`: 1, 2 ...; `state_interval`: tokens from one state that is saved to the next, in
-        whole pages."""
+        """`groups`: 1, 2 ..."""
         self.leases = leases
         self.page_size = leases.page_size
-        self.drafts = drafts
+        self.drafts = settings.num_speculative_tokens
         self.held: list[HeldPages] = []
         self._groups = tuple(groups)
-        whole = -(-max(1, state_interval) // self.page_size) * self.page_size
+        whole = -(-max(1, settings.state_interval) // self.page_size) * self.page_size
         self.granularity = whole if leases.sparse else self.page_size
         """a prefix can be shared in multiples of so many tokens"""
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass
 from itertools import accumulate
 
+from vivace.engine.draft_widths import DraftStats
 from vivace.engine.sequence import Sequence
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
@@ -99,6 +100,7 @@ class Stats:
         self._idle = True
         self._startup = startup
         self._realtime = dict.fromkeys(MODES, 0)
+        self.drafts = DraftStats()
         self._stages = {stage: Distribution(SECONDS_OF_A_REQUEST) for stage in STAGES}
         self._distributions = _distributions(settings)
         self._to_first_token = self._distributions["time_to_first_token_seconds"]
@@ -183,9 +185,9 @@ class Stats:
         self._generated, self._decode_mark = 0, now
         load = self.load()
         logger.info(
-            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, cuda graph: %s, "
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %scuda graph: %s, "
             "gen throughput (token/s): %.2f, #queue-req: %d",
-            *(load.running, load.used_tokens, load.usage, self._captured),
+            *(load.running, load.used_tokens, load.usage, self.drafts.log_part(), self._captured),
             *(self.gen_throughput, load.waiting),
         )
 
@@ -241,6 +243,7 @@ class Stats:
                 "engine_startup_time": sum(self._startup.values()),
                 "engine_load_weights_time": self._startup.get("loading_weights", 0.0),
                 "num_retracted_reqs": self.counters["num_retracted_requests_total"],
+                **self.drafts.gauges(),
             },
             counters={
                 **{name: float(value) for name, value in self.counters.items()},
@@ -262,6 +265,7 @@ class Stats:
                     Series("startup_latency_breakdown_seconds_max", {"context": stage}, seconds)
                     for stage, seconds in self._startup.items()
                 ),
+                *self.drafts.series(),
                 Series("process_cpu_seconds_total", {"component": "scheduler"}, cpu_seconds),
             ],
         )

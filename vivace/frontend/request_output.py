@@ -36,6 +36,10 @@ class RequestOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
     retractions: int = 0
     dp_rank: int = 0
     """the engine"""
+    drafts: int = 0
+    """that were verified so far"""
+    accepted_drafts: int = 0
+    """those that were right"""
     timings: dict[str, float] | None = None
 
 
@@ -74,6 +78,8 @@ def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         hidden_states=concat(first.hidden_states, second.hidden_states),
         retractions=second.retractions,
         dp_rank=second.dp_rank,
+        drafts=second.drafts,
+        accepted_drafts=second.accepted_drafts,
         timings=second.timings or first.timings,
     )
 

@@ -52,10 +52,12 @@ class RequestState:
     """
 
     __slots__ = (
+        "_accepted_drafts",
         "_begun",
         "_cached",
         "_clock",
         "_detokenizer",
+        "_drafts",
         "_ended",
         "_first",
         "_hidden_states",
@@ -104,6 +106,7 @@ class RequestState:
         self._offer = sink.offer if plain and isinstance(sink, TextSink) else None
         self._cached = 0
         self._retractions = 0
+        self._drafts = self._accepted_drafts = 0
         self._sent = clock() - request.arrival
         self._queue = 0.0
         self._first = 0.0
@@ -143,6 +146,7 @@ class RequestState:
             return False
         text = self._detokenizer.push(tokens)
         ledger += tokens
+        self._count_drafts(delta)
         if not offer(text, tokens, len(ledger)):
             self.sink.push(self._output(text, tokens))
         return True
@@ -172,6 +176,7 @@ class RequestState:
         ledger.extend(tokens)
         if delta.retractions:
             self._retractions = delta.retractions
+        self._count_drafts(delta)
         if finish is not None:
             timings = self._final_timings()
         return RequestOutput(
@@ -187,8 +192,14 @@ class RequestState:
             hidden_states=self._take_hidden_states(),
             retractions=self._retractions,
             dp_rank=self.engine.index if self.engine is not None else 0,
+            drafts=self._drafts,
+            accepted_drafts=self._accepted_drafts,
             timings=timings,
         )
+
+    def _count_drafts(self, delta: Delta) -> None:
+        if delta.drafts:
+            self._drafts, self._accepted_drafts = delta.drafts, delta.accepted_drafts
 
     def final_output(self, finish: Finish) -> RequestOutput:
         """A last output that the engine did not send: an error, or an end it could not tell."""
@@ -212,6 +223,8 @@ class RequestState:
             cached_tokens=self._cached,
             retractions=self._retractions,
             dp_rank=self.engine.index if self.engine is not None else 0,
+            drafts=self._drafts,
+            accepted_drafts=self._accepted_drafts,
             timings=timings,
         )
 

@@ -123,6 +123,8 @@ class SGLangOutput:
         if output.finish is not None:
             # what was asked for, cut to the room that the prompt leaves
             meta["max_new_tokens"] = self._request.sampling.max_new_tokens
+        if output.drafts:
+            meta |= draft_fields(output)
         if output.finish is not None and output.timings:
             meta |= timing_fields(output.timings, output.completion_tokens, self._wall())
         return meta
@@ -190,6 +192,20 @@ def number_rows(parts: list[Payload]) -> Iterator[list[float]]:
     for part in parts:
         for row in range(part.shape[0]):
             yield part.rows(row, row + 1).numbers()
+
+
+def draft_fields(output: RequestOutput) -> dict[str, float]:
+    """meta_info of an answer for which drafts were verified. A step that verifies draws one token
+    and those of the drafts that were right; the first token came with the prompt."""
+    accepted = output.accepted_drafts
+    verified = max(1, output.completion_tokens - 1 - accepted)
+    return {
+        "spec_verify_ct": verified,
+        "spec_accept_length": output.completion_tokens / verified,
+        "spec_accept_rate": accepted / output.drafts,
+        "spec_accept_token_num": accepted,
+        "spec_draft_token_num": output.drafts,
+    }
 
 
 def timing_fields(timings: dict[str, float], tokens: int, now: float) -> dict[str, float]:

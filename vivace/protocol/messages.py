@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from vivace.protocol.metrics import Metrics
+from vivace.protocol.metrics import Metrics, StepCosts
 from vivace.protocol.tasks import GENERATE, KVTransfer, Payload, Task
 from vivace.protocol.workers import WorkerState
 
@@ -195,6 +195,8 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     first_token_time: float = 0.0
     """Seconds between arrival and the first token, however long it waited for its delta; set as
     `queue_time`."""
+    drafts: int = 0  # that were verified so far
+    accepted_drafts: int = 0
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
@@ -262,6 +264,12 @@ class EngineState(msgspec.Struct, kw_only=True, tag="state"):
     metrics: Metrics
     memory: dict[str, float] = {}
     """weight, kvcache, kvcache_resident, graph: GB; token_capacity: tokens"""
+    avg_spec_accept_length: float | None = None
+    """tokens that a step drew for a sequence; None: nothing is speculated"""
+    avg_spec_accept_rate: float | None = None
+    """of the drafts that were verified, 0..1"""
+    spec_draft_widths: dict[int, int] = {}
+    """drafts -> how many spans had so many"""
     executor: str = ""
     workers: list[WorkerState] = []  # one for each rank
     pid: int = 0
@@ -362,6 +370,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """settings that the device or the pool did not allow as they were"""
     instructions: str = ""
     """whose operations compute, with which instruction set: "native kernels, avx2" """
+    step_costs: StepCosts = StepCosts()
+    """known where drafts are to pay for themselves"""
 
     @property
     def tokens(self) -> int:

@@ -28,3 +28,14 @@ class Metrics(msgspec.Struct, kw_only=True):
     counters: dict[str, float] = {}
     histograms: dict[str, Histogram] = {}
     series: list[Series] = []
+
+
+class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What steps take, measured before the first request."""
+
+    tokens: list[int] = []
+    """of a step, one for each of as many rows"""
+    seconds: list[float] = []
+    """of such a step"""
+    draft_seconds: list[float] = []
+    """until a drafter has proposed one token for as many rows; empty: it takes no time"""

@@ -162,6 +162,8 @@ class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result")
     expert_counts: bytes = b""
     """[layers with experts, slots] int64: pairs of tokens and experts that went to each slot; empty
     where nobody counts"""
+    ready_drafts: list[int] = []
+    """how many drafts there are for the next span of the row; empty: as many as it may have"""
     seconds: float = 0.0
     """Device time of the step."""
     captured: bool = False

@@ -90,6 +90,12 @@ class GenerateMeta(msgspec.Struct, kw_only=True):
     prefill_finished_ts: float | None = None
     decode_finished_ts: float | None = None
     response_sent_to_client_ts: float | None = None
+    # With speculative decoding: steps behind the first token; tokens of one; drafts.
+    spec_verify_ct: int | None = None
+    spec_accept_length: float | None = None
+    spec_accept_rate: float | None = None
+    spec_accept_token_num: int | None = None
+    spec_draft_token_num: int | None = None
     prompt_token_ids: list[int] | None = None
     input_token_logprobs: list[Any] | None = None
     output_token_logprobs: list[Any] | None = None

@@ -37,6 +37,7 @@ from vivace.quantization.packed import WeightPacker
 from vivace.sampling.processors import LogitsProcessor
 from vivace.worker.captures import Captures, build_runner, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
+from vivace.worker.drafters.build import build_drafter, is_fixed
 from vivace.worker.experts import NO_EXPERTS, ExpertLayers, locate_experts, movable_experts
 from vivace.worker.heads import SamplingHead, StepHeads
 from vivace.worker.layout import join_ranks
@@ -53,6 +54,7 @@ from vivace.worker.sizing import (
     share_memory,
 )
 from vivace.worker.stage_heads import HeadsElsewhere
+from vivace.worker.step_costs import time_steps
 from vivace.worker.step_inputs import StepInputs
 from vivace.worker.tensor_memory import tensor_bytes
 from vivace.worker.worker import Worker
@@ -94,7 +96,6 @@ def build_worker(
     max_tokens = longest_request(config, free, kv_dtype)
     model = load(config, platform, max_tokens, report, layout, rank=group.rank)
     layers, weight_bytes = model.attention_layers, tensor_bytes(model)
-    report("Sizing the KV pool", 0.0)
     windows = find_windows(config, layers, max_tokens, group)
     demand = memory_demand(
         config,
@@ -108,7 +109,7 @@ def build_worker(
         max_tokens=max_tokens,
     )
     size = size_together(demand, group, report)
-    return assemble(
+    worker = assemble(
         *(model, layers, platform, size),
         page_size=demand.page_size,
         dtype=platform.activations(DTYPES[config.model.dtype]),
@@ -123,7 +124,9 @@ def build_worker(
         experts=movable_experts(config, model, group, DTYPES[config.model.dtype]),
         engines=layout.peers.size,
         last_stage=layout.stage.target is None,
+        drafter=build_drafter(config),
     )
+    return worker if is_fixed(config) else time_steps(worker, layout.peers.size, report)
 
 
 def find_windows(
@@ -262,6 +265,7 @@ def assemble(
         inputs=inputs,
         platform=platform,
         experts=experts,
+        drafter=drafter,
     )
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
 from vivace.platforms.host import download, upload
-from vivace.platforms.rows import RowColumns
+from vivace.platforms.rows import RowColumns, Spans
+from vivace.protocol.step import StepPlan
+from vivace.worker.step_input import StepInput
+
+logger = logging.getLogger("vivace.worker")
 
 
 class Drafter(Protocol):
@@ -17,24 +23,56 @@ class Drafter(Protocol):
 
     width: int
     """drafts that a span may have"""
+    reads_tokens: bool
+    """it proposes from what the host knows of its rows, so steps in flight are waited for"""
+
+    def update(self, plan: StepPlan) -> None:
+        """Rows that leave and join."""
+        ...
 
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         """Write `counts[i]` ids of the vocabulary, up to `width`, to `columns.tokens[rows[i]]`,
         from `columns.known[rows[i]]` on. Both [S] int64."""
         ...
 
+    def follow(self, step: StepInput, spans: Spans, hidden: Tensor) -> None:
+        """A step was recorded, of which the target's hidden[T, n] are these: compute what later
+        proposals need of it."""
+        ...
+
+    def learn(self, row: int, tokens: list[int]) -> None:
+        """The row has drawn these; only told where it `reads_tokens`."""
+        ...
+
+    def ready(self, rows: list[int]) -> list[int]:
+        """How many drafts there are for the next span of each; nothing: as many as it may have."""
+        ...
+
 
 class NoDrafter:
     width = 0
+    reads_tokens = False
+
+    def update(self, plan: StepPlan) -> None:
+        """Rows do not matter."""
 
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         """Nothing is asked for."""
+
+    def follow(self, step: StepInput, spans: Spans, hidden: Tensor) -> None:
+        """Nothing is needed."""
+
+    def learn(self, row: int, tokens: list[int]) -> None:
+        """Nothing is told."""
+
+    def ready(self, rows: list[int]) -> list[int]:
+        return []
 
 
 NO_DRAFTS = NoDrafter()
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(NoDrafter):
     """The reference: `script(known tokens, count)` says what is proposed. It waits for the device:
     the script is the host's."""
 

@@ -19,6 +19,7 @@ from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.workers import MoveExperts, WorkerCommand, WorkerState
 from vivace.sampling.sampler import BAD_NUMBERS
+from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.experts import NO_EXPERTS, ExpertLayers
 from vivace.worker.heads import Heads, StepOutput
 from vivace.worker.model_runner import ModelRunner
@@ -46,8 +47,10 @@ class Worker:
         inputs: StepInputs,
         platform: Platform,
         experts: ExpertLayers = NO_EXPERTS,
+        drafter: Drafter = NO_DRAFTS,
     ) -> None:
         self.capacity = capacity
+        self._drafter = drafter
         self._rows = rows
         self._kv = kv
         self._attention = attention
@@ -67,6 +70,7 @@ class Worker:
             self._refuse_unavailable(plan)
             self._rows.apply(plan)
             self._heads.update(plan)
+            self._drafter.update(plan)
             if plan.copies:
                 self._kv.copy(plan.copies)
             if plan.vacant:
@@ -74,12 +78,16 @@ class Worker:
                 self._platform.trim()
             if not plan.rows:
                 return self._accompany(plan) if plan.together else EmptyStep(plan.number)
+            if self._drafter.reads_tokens:
+                self._read_unread()
             step, spans = self._inputs.gather(plan, self._attention)
             needs_tokens = self._heads.needs_tokens(spans)
-            output = self._compute(step, spans, needs_tokens)
+            hidden, output = self._compute(step, spans, needs_tokens)
             pending = self._follow(plan, step, spans, output, started)
             if needs_tokens:
-                pending.landed = self._heads.landed
+                pending.listeners.append(self._heads.landed)
+            if self._drafter.reads_tokens:
+                pending.listeners.append(self._drafter.learn)
             if pending.here:  # whatever fails while it is read fails before it is recorded
                 pending.result()
             else:
@@ -87,6 +95,7 @@ class Worker:
             self._rows.record(spans, output)
             output.record()
             self._save_states(plan)
+            self._drafter.follow(step, spans, hidden)
         return pending
 
     def events(self) -> list[ExecutorEvent]:
@@ -131,14 +140,20 @@ class Worker:
         counts = self._platform.read_back(self._experts.count())
         return EmptyStep(plan.number, counts, captured=self._runner.captured)
 
-    def _compute(self, step: StepInput, spans: Spans, needs_tokens: bool) -> StepOutput:
+    def _read_unread(self) -> None:
+        for pending in self._unread:
+            pending.result()
+
+    def _compute(
+        self, step: StepInput, spans: Spans, needs_tokens: bool
+    ) -> tuple[Tensor, StepOutput]:
+        """(hidden[T, n], what came of them)"""
         try:
             self._experts.begin_step()
             hidden = self._runner.forward(step)
             if needs_tokens:
-                for pending in self._unread:
-                    pending.result()
-            return self._heads.read(step, spans, hidden)
+                self._read_unread()
+            return hidden, self._heads.read(step, spans, hidden)
         except BaseException:
             self._zero([pages.slot_mapping for pages in step.groups])
             raise
@@ -174,6 +189,7 @@ class Worker:
             output=output,
             arrival=arrival,
             rows=self._rows,
+            drafter=self._drafter,
             zero=zero,
             started=started,
             captured=self._runner.captured,
@@ -205,6 +221,7 @@ class WorkerStep:
         output: StepOutput,
         arrival: ReadBack,
         rows: RowStates,
+        drafter: Drafter,
         zero: Callable[[np.ndarray], None],
         started: float,
         captured: bool,
@@ -219,8 +236,9 @@ class WorkerStep:
         self.here = arrival.here
         self._rows = rows
         self._joined = rows.joined[spans.rows]
-        self.landed: Callable[[int, list[int]], None] | None = None
-        """who wants to hear what each row has drawn"""
+        self.listeners: list[Callable[[int, list[int]], None]] = []
+        """who want to hear what each row has drawn"""
+        self._drafter = drafter
         self._zero = zero
         self._started = started
         self._captured = captured
@@ -243,11 +261,11 @@ class WorkerStep:
                 self._zero(bad_tokens)
             advanced = self._settle(stays, bad)
         drawn = _split_tokens(spans, tokens, stays)
-        if self.landed is not None:
+        for listener in self.listeners:
             same = self._rows.joined[spans.rows] == self._joined
             for row, tokens_of_row, stayed in zip(spans.rows.tolist(), drawn, same, strict=True):
                 if stayed and tokens_of_row:
-                    self.landed(row, tokens_of_row)
+                    listener(row, tokens_of_row)
         return StepResult(
             number=self._number,
             advanced=advanced.tolist(),
@@ -257,6 +275,7 @@ class WorkerStep:
             payloads=self._output.read_payloads(advanced),
             bad=dict.fromkeys(np.flatnonzero(bad).tolist(), BAD_NUMBERS),
             expert_counts=b"".join(one.tobytes() for one in counts),
+            ready_drafts=self._drafter.ready(spans.rows.tolist()),
             seconds=time.perf_counter() - self._started,
             captured=self._captured,
         )

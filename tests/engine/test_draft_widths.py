@@ -1,0 +1,122 @@
+"""How many drafts each row gets."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vivace.engine.draft_widths import (
+    LEVELS,
+    AdaptiveWidth,
+    DraftStats,
+    FixedWidth,
+    SequenceDrafts,
+    choose_widths,
+    level_table,
+    next_level,
+    probability,
+)
+from vivace.engine.settings import EngineSettings
+from vivace.protocol.metrics import StepCosts
+
+FLAT = StepCosts(tokens=[1, 64], seconds=[1.0, 1.0])
+STEEP = StepCosts(tokens=[1, 64], seconds=[1.0, 64.0])
+
+
+def sequence(level: int, ready: int) -> Any:
+    drafts = SequenceDrafts(ready)
+    drafts.level = level
+    return SimpleNamespace(drafts=drafts)
+
+
+def test_drafts_that_cost_nothing_are_all_tried_and_those_that_cost_a_step_are_not() -> None:
+    rows = [sequence(25, 4), sequence(3, 4), sequence(25, 1), sequence(25, 0)]
+    assert AdaptiveWidth(4, FLAT).choose(rows) == [4, 4, 1, 0]
+    assert sum(AdaptiveWidth(4, STEEP).choose(rows)) <= 1, "one row is tried"
+    assert FixedWidth().choose(rows) == [4, 4, 1, 0]
+
+
+def test_what_is_not_measured_limits_nothing() -> None:
+    settings = EngineSettings(num_speculative_tokens=3)
+    assert isinstance(choose_widths(settings, StepCosts()), FixedWidth)
+    assert isinstance(choose_widths(settings, FLAT), AdaptiveWidth)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, LEVELS - 1), st.integers(0, 3)), min_size=1, max_size=4),
+    st.lists(st.floats(0.01, 0.5), min_size=15, max_size=15),
+    st.sampled_from([0.0, 0.1]),
+)
+def test_no_other_widths_bring_more_tokens_per_second(
+    rows: list[tuple[int, int]], growth: list[float], draft: float
+) -> None:
+    """Rows of one level have one width, up to what is ready: then none is better."""
+    seconds = list(itertools.accumulate([1.0, *sorted(growth)]))
+    costs = StepCosts(
+        tokens=list(range(1, 17)), seconds=seconds, draft_seconds=[draft] * 16 if draft else []
+    )
+
+    def rate(widths: tuple[int, ...]) -> float:
+        gained = sum(
+            sum(probability(level) ** place for place in range(width + 1))
+            for (level, _), width in zip(rows, widths, strict=True)
+        )
+        tokens = sum(widths) + len(rows)
+        known = [(at, took) for at, took in zip(costs.tokens, seconds, strict=True)]
+        lower = max(one for one in known if one[0] <= tokens)
+        return gained / (lower[1] + max(widths) * draft)
+
+    drafter = AdaptiveWidth(3, costs)
+    chosen = tuple(drafter.choose([sequence(*row) for row in rows]))
+    assert all(width <= ready for width, (_, ready) in zip(chosen, rows, strict=True))
+    every = itertools.product(*(range(ready + 1) for _, ready in rows))
+    assert rate(chosen) >= 0.75 * max(rate(widths) for widths in every)
+
+
+def test_who_gets_none_is_tried_again_now_and_then() -> None:
+    widths, rows = AdaptiveWidth(4, STEEP), [sequence(20, 4) for _ in range(3)]
+    tried = [0, 0, 0]
+    for _ in range(640):
+        for index, width in enumerate(widths.choose(rows)):
+            tried[index] += width
+    assert tried == [10, 10, 10]
+
+
+def test_steps_that_take_longer_than_they_did_count() -> None:
+    widths, rows = AdaptiveWidth(4, FLAT), [sequence(20, 4)]
+    assert widths.choose(rows) == [4]
+    for _ in range(200):
+        widths.observe(5, 9.0)
+    assert sum(widths.choose([sequence(20, 4)])[0] for _ in range(16)) < 64
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 7])
+def test_levels_follow_what_is_accepted(drafts: int) -> None:
+    table = level_table(drafts)
+    for level in range(LEVELS):
+        after = [next_level(level, drafts, accepted) for accepted in range(drafts + 1)]
+        assert after == sorted(after) == table[level][drafts]
+        assert after[0] <= level <= after[-1]
+        assert after[0] < level or level == 0
+        assert after[-1] > level or level == LEVELS - 1
+
+
+def test_a_level_settles_at_the_share_that_is_accepted() -> None:
+    level = 0
+    for step in range(400):
+        level = next_level(level, 1, int(step % 5 < 4))
+    assert abs(level / (LEVELS - 1) - 0.8) < 0.2
+
+
+def test_stats_tell_lengths_and_rates() -> None:
+    stats = DraftStats()
+    assert stats.accept_length is None and stats.accept_rate is None and stats.log_part() == ""
+    stats.record(Counter({1: 2, 4: 2}), 3)
+    assert stats.accept_length == 1.75 and stats.accept_rate == 0.5
+    assert stats.widths == {0: 2, 3: 2}

@@ -1,0 +1,36 @@
+"""How many drafts a request may have, and who proposes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vivace.config.config import Options, ResolveContext
+
+NGRAM = "NGRAM"
+NGRAM_TOKENS = 12
+"""verified at once, where no flag says how many"""
+
+
+def drafts(options: Options, context: ResolveContext) -> Iterator[tuple[str, object, str]]:
+    """A rewrite, as config/rules.py has them."""
+    asked = options.speculative
+    if asked.speculative_algorithm == NGRAM and asked.speculative_num_draft_tokens is None:
+        yield "speculative_num_draft_tokens", NGRAM_TOKENS, "the default with NGRAM"
+
+
+def idle_drafts(options: Options, context: ResolveContext) -> list[str]:
+    """Flags of drafts without any."""
+    if options.speculative.speculative_algorithm is not None:
+        return []
+    return [
+        f"--{name.replace('_', '-')} has no effect without --speculative-algorithm"
+        for name in options.given
+        if name.startswith("speculative_") and name != "speculative_algorithm"
+    ]
+
+
+def draft_width(options: Options) -> int:
+    """Most drafts behind the last known token of a request; after the rules."""
+    asked = options.speculative
+    drafting = asked.speculative_algorithm is not None
+    return (asked.speculative_num_draft_tokens or 1) - 1 if drafting else 0

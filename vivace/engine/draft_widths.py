@@ -1,0 +1,267 @@
+"""How many drafts each row gets in a step: as many as pay for what they cost.
+
+A draft that is accepted saves a step; each one makes the step a little longer, because its token is
+computed, too. What a step of so many tokens takes was measured when the engine started and is
+measured all the time; how likely a row's drafts are to be accepted its own last ones tell. From
+both follows the width with which most tokens come per second: next to all of the flags' drafts for
+a lone stream that repeats itself, and none for a device that is busy with its rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from vivace.protocol.metrics import Series, StepCosts
+
+if TYPE_CHECKING:
+    from vivace.engine.sequence import Sequence
+    from vivace.engine.settings import EngineSettings
+
+LEVELS = 32
+"""of how likely a draft is to be accepted, if the one before it was: level / (LEVELS - 1)"""
+FIRST_LEVEL = 20
+_OBSERVED = 0.2
+"""weight of one draft beside those before it"""
+_PROBE_STEPS = 64
+"""of a row that has got no drafts, before it gets one again: what it writes may have changed"""
+_SIZES = (
+    *(*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8)),
+    *(80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024),
+    *(1280, 1536, 1792, 2048, 3072, 4096, 8192),
+)
+"""tokens of a step whose times are kept; between them they lie on a line"""
+_LIMIT_STEPS = 8
+"""for which limits that were found stay good, and times that were measured"""
+_LEARNED = 0.1
+"""weight of a step's time beside those before it"""
+
+
+def choose_widths(settings: EngineSettings, costs: StepCosts) -> DraftWidths:
+    """Where nothing was measured all drafts are tried."""
+    if settings.fixed_draft_width or not costs.tokens:
+        return FixedWidth()
+    return AdaptiveWidth(settings.num_speculative_tokens, costs)
+
+
+class DraftWidths(Protocol):
+    def choose(self, decoding: list[Sequence]) -> list[int]:
+        """The most drafts that each of these has in the next step."""
+        ...
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A step of nothing but decode spans, of so many tokens, took so long."""
+        ...
+
+
+class SequenceDrafts:
+    """What the scheduler knows of one sequence's drafts."""
+
+    __slots__ = ("accepted", "level", "ready", "spoiled", "verified")
+
+    def __init__(self, width: int) -> None:
+        self.ready = width
+        """drafts that there are for its next span, as far as is known"""
+        self.level = FIRST_LEVEL
+        """how likely they are to be accepted"""
+        self.verified = self.accepted = 0
+        self.spoiled = False
+        """the numbers of a step with drafts went wrong, and it may have been their fault"""
+
+
+class FixedWidth:
+    """Every row has as many as its drafter has."""
+
+    def choose(self, decoding: list[Sequence]) -> list[int]:
+        return [sequence.drafts.ready for sequence in decoding]
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """It does not matter."""
+
+
+class AdaptiveWidth:
+    """The widths that bring most tokens per second.
+
+    Rows differ in their level only. The i-th draft of a row brings p^i tokens: drafts of all rows
+    are taken in the order of that, as long as tokens per second rise.
+    """
+
+    def __init__(self, width: int, costs: StepCosts) -> None:
+        self._width = width
+        self._times = StepSeconds(costs)
+        self._gains = _gains(width)
+        self._steps = self._rows = 0
+        self._limits = [width] * LEVELS
+        """most drafts of a row of each level"""
+
+    def choose(self, decoding: list[Sequence]) -> list[int]:
+        ready = [sequence.drafts.ready for sequence in decoding]
+        if not any(ready):
+            return ready
+        levels, rows = [sequence.drafts.level for sequence in decoding], len(decoding)
+        if self._rows != rows or self._steps % _LIMIT_STEPS == 0:
+            self._rows = rows
+            self._limits = self._find_limits(rows, Counter(zip(levels, ready, strict=True)))
+        widths = list(map(min, ready, map(self._limits.__getitem__, levels)))
+        self._steps += 1
+        for index in range(self._steps % _PROBE_STEPS, rows, _PROBE_STEPS):
+            widths[index] = widths[index] or min(1, ready[index])
+        return widths
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        self._times.observe(tokens, seconds)
+
+    def _find_limits(self, rows: int, classes: Counter[tuple[int, int]]) -> list[int]:
+        having = [[0] * (self._width + 1) for _ in range(LEVELS)]
+        """of each level and place, the rows that have so many drafts"""
+        for (level, ready), count in classes.items():
+            for place in range(1, ready + 1):
+                having[level][place] += count
+        taken, limits, times = [0] * LEVELS, [0] * LEVELS, self._times
+        tokens, gained, passes = rows, float(rows), 0
+        best = gained / times.step(tokens)
+        for gain, level, place in self._gains:
+            if count := having[level][place]:
+                tokens, gained, passes = tokens + count, gained + count * gain, max(passes, place)
+                taken[level] = place
+                rate = gained / (times.step(tokens) + passes * times.draft(rows))
+                if rate > best:
+                    best, limits = rate, taken.copy()
+        return limits
+
+
+def _gains(width: int) -> list[tuple[float, int, int]]:
+    """(tokens that it brings, level, which draft of a row), the best first; of a row in their
+    order."""
+    found = [
+        (probability(level) ** place, level, place)
+        for level in range(1, LEVELS)
+        for place in range(1, width + 1)
+    ]
+    return sorted(found, key=lambda one: (-one[0], one[2]))
+
+
+def probability(level: int) -> float:
+    """That a draft is accepted. Nothing is certain."""
+    return min(level / (LEVELS - 1), 0.98)
+
+
+def next_level(level: int, drafts: int, accepted: int) -> int:
+    """Of a row whose last step had so many drafts (at least one), of which so many were accepted:
+    those, and the one behind them if there was one, were tried."""
+    tried = min(accepted + 1, drafts)
+    weight = 1 - (1 - _OBSERVED) ** tried
+    before = level / (LEVELS - 1)
+    after = before + weight * (accepted / tried - before)
+    rounded = round(after * (LEVELS - 1))
+    if rounded == level and abs(after - before) > 1e-9:  # small steps count, too
+        rounded += 1 if after > before else -1
+    return min(max(rounded, 0), LEVELS - 1)
+
+
+def level_table(width: int) -> list[list[list[int]]]:
+    """`next_level` by [level][drafts][accepted]."""
+    return [
+        [
+            [
+                next_level(level, drafts, accepted) if drafts else level
+                for accepted in range(drafts + 1)
+            ]
+            for drafts in range(width + 1)
+        ]
+        for level in range(LEVELS)
+    ]
+
+
+class StepSeconds:
+    """Seconds that steps take; one of more tokens never takes less."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        drafts = costs.draft_seconds or [0.0] * len(costs.tokens)
+        self._seconds = _extend(costs.tokens, costs.seconds)
+        self._drafts = _extend(costs.tokens, drafts)
+        self._unused = 0
+        self._update()
+
+    def step(self, tokens: int) -> float:
+        return self._table[min(tokens, len(self._table) - 1)]
+
+    def draft(self, rows: int) -> float:
+        """One more draft for each of so many rows."""
+        return float(np.interp(rows, _SIZES, self._drafts))
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A step took so long; one that took several times as long met with an accident."""
+        if tokens > _SIZES[-1]:
+            return
+        place = bisect_left(_SIZES, tokens)
+        before = self._seconds[place]
+        self._seconds[place] += _LEARNED * (min(seconds, 3 * before) - before)
+        self._unused += 1
+        if self._unused >= _LIMIT_STEPS:
+            self._update()
+
+    def _update(self) -> None:
+        self._unused = 0
+        rising = np.maximum.accumulate(self._seconds)
+        self._table: list[float] = np.interp(np.arange(_SIZES[-1] + 1), _SIZES, rising).tolist()
+
+
+def _extend(tokens: list[int], seconds: list[float]) -> np.ndarray:
+    """[len(_SIZES)] seconds: behind the last of `tokens` (ascending) they grow as those do."""
+    sizes = np.array(_SIZES)
+    return np.interp(sizes, tokens, seconds) * np.maximum(1.0, sizes / tokens[-1])
+
+
+class DraftStats:
+    """Drafts since the start."""
+
+    def __init__(self) -> None:
+        self._spans = Counter[int]()
+        """by their tokens"""
+        self._accepted = 0
+
+    def record(self, counts: Counter[int], accepted: int) -> None:
+        """Of a step: how many sequences had spans of how many tokens, and how many of all drafts
+        were right."""
+        self._spans.update(counts)
+        self._accepted += accepted
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens that a step drew for a sequence, on average; None: nothing is speculated"""
+        spans = self._spans.total()
+        return 1 + self._accepted / spans if spans else None
+
+    @property
+    def accept_rate(self) -> float | None:
+        """Of the drafts those that were right; None: there were none"""
+        drafts = sum(width * spans for width, spans in self.widths.items())
+        return self._accepted / drafts if drafts else None
+
+    @property
+    def widths(self) -> dict[int, int]:
+        """Drafts -> spans that had so many."""
+        return {count - 1: spans for count, spans in sorted(self._spans.items())}
+
+    def log_part(self) -> str:
+        if self.accept_length is None:
+            return ""
+        return f"accept len: {self.accept_length:.2f}, accept rate: {self.accept_rate or 0:.2f}, "
+
+    def gauges(self) -> dict[str, float]:
+        if self.accept_length is None:
+            return {}
+        return {
+            "spec_accept_length": self.accept_length,
+            "spec_accept_rate": self.accept_rate or 0.0,
+        }
+
+    def series(self) -> list[Series]:
+        return [
+            Series("spec_verified_spans_total", {"drafts": str(drafts)}, float(spans))
+            for drafts, spans in self.widths.items()
+        ]
