@@ -13,6 +13,8 @@ from vivace.checkpoint.json_files import MAX_INDEX, is_file, read_json
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+OTHERS = (".safetensors", ".gguf", ".h5", ".msgpack", ".onnx")
+"""ends of names of further files of weights"""
 SHARDED = "sharded_state"
 """--load-format of files that hold what one rank has each"""
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"
@@ -108,3 +110,14 @@ def indexed_files(path: Path, index: Path) -> tuple[Path, ...]:
         if not is_file(file):
             raise SourceError(f"{index}: the shard {file.name[:80]!r} is missing; fetch it")
     return files
+
+
+def beside_weights(model: Path) -> Iterator[Path]:
+    """The files of a model that say what it is, also those of the folders in which
+    sentence-transformers says how it pools."""
+    for file in model.iterdir():
+        if file.suffix not in (*PICKLED, *OTHERS) and file.name != INDEX_FILE and is_file(file):
+            yield file
+    for file in model.glob("*/config.json"):
+        if is_file(file):
+            yield file

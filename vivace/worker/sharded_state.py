@@ -7,20 +7,16 @@ the other is built as it would load, without the others, and what it takes is wr
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.file_state import model_digest
-from vivace.checkpoint.json_files import is_file
-from vivace.checkpoint.pooling import CONFIG_FILE
 from vivace.checkpoint.saved_state import SavedState
 from vivace.checkpoint.sharded_weights import PartWriter, SavingWeights
 from vivace.checkpoint.weight_files import (
-    INDEX_FILE,
     PATTERN,
-    PICKLED,
+    beside_weights,
     check_pattern,
     numbered,
 )
@@ -37,7 +33,6 @@ if TYPE_CHECKING:
 MAX_SIZE = 5 << 30
 """bytes of a file, as in SGLang and vLLM"""
 STAGE = "Saving weights"
-WEIGHTS = (*PICKLED, ".safetensors", ".gguf", ".h5", ".msgpack", ".onnx")
 
 
 def save_sharded_state(
@@ -104,20 +99,9 @@ def prepare(folder: Path, model: Path, pattern: str) -> None:
             raise SourceError(f"{folder}: the model itself lies there; give another folder")
         if any(numbered(folder.iterdir(), pattern)):
             raise SourceError(f"{folder}: files of ranks are there already; give a new folder")
-        for file in beside_weights(model):
+        for file in list(beside_weights(model)):  # `folder` may be one of the model's
             target = folder / file.relative_to(model)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, target)
     except OSError as error:
         raise SourceError(f"{folder}: {error.strerror or error}") from None
-
-
-def beside_weights(model: Path) -> Iterator[Path]:
-    """The files of a model that say what it is, also those of the folders in which
-    sentence-transformers says how it pools."""
-    for file in model.iterdir():
-        if file.suffix not in WEIGHTS and file.name != INDEX_FILE and is_file(file):
-            yield file
-    for file in model.glob(f"*/{CONFIG_FILE}"):
-        if is_file(file):
-            yield file
