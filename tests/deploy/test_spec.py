@@ -64,6 +64,8 @@ def test_merging_takes_away_what_is_null() -> None:
         ("rolles: {}", "did you mean 'roles'"),
         ("roles: {a: {kind: mixed, flgs: {}}}", "roles.a has no key 'flgs'; did you mean 'flags'"),
         ("roles: {a: {kind: mixd}}", "mixd"),
+        ("roles: {a: {}}", "roles.a.kind is missing (mixed, prefill"),
+        ("hardware: {cards: 4}\nroles: {a: {kind: mixed}}", "hardware.device is missing: one of"),
         ("roles: {a: {kind: mixed, nodes: 0}}", "nodes"),
         ("hardware: {device: x, cards: many}", "cards"),
         ("workload: {input: {low: 1}}", "high"),

@@ -34,7 +34,14 @@ from vivace.deploy.files import (
     read_stdin,
 )
 from vivace.deploy.from_script.roles import LoadedDeployment
-from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardware, Model, Workload
+from vivace.deploy.schema.deployment import (
+    DEVICES,
+    Deployment,
+    DeploymentError,
+    Hardware,
+    Model,
+    Workload,
+)
 from vivace.deploy.target import parse_target
 from vivace.errors import nearest
 from vivace.files import FileTooLarge, PathName, read_file
@@ -188,8 +195,8 @@ def load_device(hardware: Hardware | None) -> Device | None:
         names = [device.name for device in devices()]
         near = nearest(hardware.device, names)
         raise DeploymentError(
-            f"hardware.device {hardware.device!r} is not in the catalogue{near or ''} "
-            "(`vivace deploy hardware` lists it)"
+            f"hardware.device {hardware.device!r} is not in the catalogue{near or ''}; give "
+            f"{DEVICES}"
         )
     return found
 

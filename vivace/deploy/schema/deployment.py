@@ -21,6 +21,10 @@ Environment = dict[str, str]
 
 Kind = Literal["mixed", "prefill", "decode", "encoder", "router"]
 KINDS: tuple[Kind, ...] = ("mixed", "prefill", "decode", "encoder", "router")
+DEVICES = (
+    "one of `vivace deploy hardware`, which this machine's CPUs join with `vivace doctor "
+    "--measure`; else leave `hardware` out"
+)
 Count = Annotated[int, Meta(ge=1, le=65536)]
 Tokens = Annotated[int, Meta(ge=1, le=1 << 26)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -67,10 +71,10 @@ class Model(Struct):
 
 
 class Hardware(Struct):
-    """`device`: one of `vivace deploy hardware`; `cards` of all nodes together; `cards_per_node`
-    where it is not the catalogue's."""
+    """`device`: of what `cards` are counted, of all nodes together; `cards_per_node` where it is
+    not the catalogue's."""
 
-    device: str
+    device: Annotated[str, Meta(description=DEVICES)]
     cards: Count | None = None
     cards_per_node: Count | None = None
 

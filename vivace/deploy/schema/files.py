@@ -10,7 +10,7 @@ import yaml
 
 from vivace.deploy.files import MAX_BYTES, beside, file_name, is_beside
 from vivace.deploy.schema.deployment import Deployment, DeploymentError
-from vivace.deploy.schema.keys import environment_as_text, refuse_unknown
+from vivace.deploy.schema.keys import environment_as_text, refuse_keys
 from vivace.files import PathName, read_file
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def load(
 def parse_deployment(content: Mapping[str, Any], where: str) -> Deployment:
     """Plain data -> Deployment. Raises DeploymentError; `where` is how errors call the file."""
     try:
-        refuse_unknown(content, Deployment)
+        refuse_keys(content, Deployment)
         return msgspec.convert(environment_as_text(content), Deployment)
     except (ValueError, RecursionError) as error:
         raise DeploymentError(f"{where}: {error}") from None

@@ -13,25 +13,30 @@ import msgspec
 ENVIRONMENT = "environment"
 
 
-def refuse_unknown(content: Any, wanted: Any, where: str = "") -> None:
-    """Raises ValueError for the first unknown key, with the nearest known one."""
+def refuse_keys(content: Any, wanted: Any, where: str = "") -> None:
+    """Raises ValueError for the first unknown key, with the nearest known one, and for the first
+    that is missing, with what it may be."""
     struct = find_struct(wanted)
     if struct is not None and isinstance(content, Mapping):
         fields = struct_fields(struct)
         for key, value in content.items():
             if key not in fields:
                 raise ValueError(f"{where or 'the file'} has no key {key!r}{near(key, fields)}")
-            refuse_unknown(value, fields[key], f"{where}.{key}".lstrip("."))
+            refuse_keys(value, fields[key], f"{where}.{key}".lstrip("."))
+        for field in msgspec.structs.fields(struct):
+            if field.required and field.encode_name not in content:
+                place = f"{where}.{field.encode_name}".lstrip(".")
+                raise ValueError(f"{place} is missing{describe(field.type)}")
         return
     inner = find_inner_struct(wanted)
     if inner is None:
         return
     if isinstance(content, Mapping):
         for key, value in content.items():
-            refuse_unknown(value, inner, f"{where}.{key}".lstrip("."))
+            refuse_keys(value, inner, f"{where}.{key}".lstrip("."))
     elif isinstance(content, list):
         for index, value in enumerate(content):
-            refuse_unknown(value, inner, f"{where}[{index}]")
+            refuse_keys(value, inner, f"{where}[{index}]")
 
 
 @cache
@@ -54,6 +59,14 @@ def find_inner_struct(wanted: Any) -> Any:
     if typing.get_origin(wanted) in (list, dict) and arguments:
         return arguments[-1] if find_struct(arguments[-1]) else None
     return None
+
+
+def describe(wanted: Any) -> str:
+    """What a value may be: one of a few words, or what is said beside the type."""
+    if typing.get_origin(wanted) is typing.Annotated:
+        return next((f": {meta.description}" for meta in typing.get_args(wanted)[1:]), "")
+    is_word = typing.get_origin(wanted) is typing.Literal
+    return f" ({', '.join(map(str, typing.get_args(wanted)))})" if is_word else ""
 
 
 def near(key: Any, known: Mapping[str, Any]) -> str:
