@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import socket
@@ -209,6 +210,11 @@ def test_kubernetes_objects() -> None:
     (container,) = leader["containers"]
     (command,) = container["args"]
     assert group["spec"]["leaderWorkerTemplate"]["size"] == 2
+    for pod in (leader, worker):  # each takes a whole machine
+        (term,) = pod["affinity"]["podAntiAffinity"].popitem()[1]
+        assert term["labelSelector"] == {"matchLabels": {"app": "tests-co-decode"}}
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert "affinity" not in pod_spec(objects["Deployment", "tests-co-prefill-0"])
     assert '--node-rank "$LWS_WORKER_INDEX"' in command and '--host "$POD_IP"' in command
     assert '--dist-init-addr "$LWS_LEADER_ADDRESS":5000' in command
     assert "readinessProbe" in container and "readinessProbe" not in worker["containers"][0]
@@ -417,7 +423,7 @@ def test_groups_are_what_their_controller_takes(title: str) -> None:
 
 def test_ray_jobs_are_pinned_to_their_nodes() -> None:
     text = render_ray(make_case(made("separated")))["submit.sh"]
-    lines = [line for line in text.splitlines() if line.startswith("ray job submit")]
+    lines = [line for line in text.splitlines() if line.startswith("submit ")]
     assert len(lines) == 5
     resources = json.loads(lines[0].split("'")[1])
     assert resources == {"node:10.0.0.1": 0.001, "NPU": 16}
@@ -430,12 +436,47 @@ def test_ray_is_told_what_is_its_own() -> None:
     found = made("mixed")
     submitted = render_ray(make_case(found))["submit.sh"]
     assert "--runtime-env-json" not in submitted
-    assert "--submission-id Tests-Co.-mixed-0 " in submitted
+    assert "\nsubmit Tests-Co.-mixed-0 " in submitted
     found.environment["RAY_JOB_STOP_WAIT_TIME_S"] = "60"
     words = shlex.split(render_ray(make_case(found))["submit.sh"].splitlines()[-1])
     told = json.loads(words[words.index("--runtime-env-json") + 1])
     assert told == {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}
     assert words.index("--runtime-env-json") < words.index("--")
+
+
+FAKE_RAY = """#!/usr/bin/env bash
+# As Ray 2: `status` fails for a job that it does not know, `submit` for one that it does.
+case "$2" in
+    status) cat "$JOBS/$3" ;;
+    submit) set -C; echo "Status for job '$5': RUNNING" > "$JOBS/$5" ;;
+esac
+"""
+
+
+def test_what_runs_is_not_submitted_again(tmp_path: Path) -> None:
+    """Nor anything beside it, which would have its ports; what has ended is, as another job."""
+    (tmp_path / "submit.sh").write_text(render_ray(make_case(made("separated")))["submit.sh"])
+    (tmp_path / "ray").write_text(FAKE_RAY)
+    (tmp_path / "ray").chmod(0o755)
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOBS": str(jobs)}
+
+    def submit() -> subprocess.CompletedProcess[str]:
+        command = ["bash", str(tmp_path / "submit.sh")]
+        return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+    assert submit().returncode == 0
+    first, *others = sorted(jobs.iterdir())
+    assert len(others) == 4 and all(one.name.endswith("-1") for one in (first, *others))
+    first.write_text(f"Job '{first.name}' failed")
+    refused = submit()
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    assert "ray job stop" in refused.stderr and len(list(jobs.iterdir())) == 5
+    for one in others:
+        one.write_text(f"Job '{one.name}' was stopped")
+    assert submit().returncode == 0
+    assert len(list(jobs.iterdir())) == 10
 
 
 def test_the_command_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,7 +164,7 @@ def test_jobs_of_ray_start_every_node(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     lines = [
-        shlex.split(line) for line in files["submit.sh"].splitlines() if line.startswith("ray ")
+        shlex.split(line) for line in files["submit.sh"].splitlines() if line.startswith("submit ")
     ]
     assert len(lines) == 2
     for rank, words in enumerate(lines):
@@ -185,7 +185,7 @@ def test_with_use_ray_one_job_starts_the_instance(tmp_path: Path) -> None:
     files = render(own, render_ray)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    (line,) = (line for line in files["submit.sh"].splitlines() if line.startswith("ray "))
+    (line,) = (line for line in files["submit.sh"].splitlines() if line.startswith("submit "))
     words = shlex.split(line)
     resources = json.loads(words[words.index("--entrypoint-resources") + 1])
     assert resources == {"node:10.0.0.1": 0.001}

@@ -16,6 +16,7 @@ from vivace.deploy.render.blocks import dump_yaml
 from vivace.deploy.render.kuberay import HEAD_OF_CLUSTER, ray_jobs
 from vivace.deploy.render.kubernetes_objects import (
     Port,
+    apart,
     escape_dollars,
     leader_worker_set,
     probes,
@@ -90,6 +91,8 @@ class Manifests:
     def __init__(self, case: Case) -> None:
         self.deployment, self.device = case.deployment, case.device
         self.shares, self.on_cpus = node_shares(case), on_cpus(case)
+        self.machine = case.devices_per_node
+        """devices of one; None: nobody says it"""
         found = list(list_processes(case.deployment))
         self.separate = any(process.kind == "router" for process in found)
         self.stores = {store_host(process.environment.get(STORE, "")) for process in found}
@@ -215,6 +218,8 @@ class Manifests:
             spec["securityContext"] = {"fsGroup": GROUP, "fsGroupChangePolicy": "OnRootMismatch"}
         if serves and self.on_host_network(process):
             spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+        if process.nodes > 1 and self.machine and share.devices >= self.machine:
+            spec["affinity"] = apart(title)
         spec["terminationGracePeriodSeconds"] = GRACE
         settings = node_settings(self.deployment)
         if serves and settings:

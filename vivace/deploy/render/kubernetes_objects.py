@@ -45,6 +45,15 @@ def settings_container(settings: str) -> dict[str, Any]:
     }
 
 
+def apart(title: str) -> dict[str, Any]:
+    """No two pods of this name on one machine."""
+    term = {
+        "labelSelector": {"matchLabels": {"app": title}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
 def resources(share: NodeShare, device: Device | None) -> dict[str, Any]:
     """/dev/shm counts toward memory; the limit leaves room for what nobody counts."""
     memory = f"{share.memory}Gi"
