@@ -252,3 +252,28 @@ def test_steps_that_verify_drafts_are_replays_of_their_own_shape(fixed_rows, pag
     tokens, replayed = drive("captured", drafter=drafter)
     assert tokens == wanted
     assert all(replayed)
+
+
+def test_drafts_of_many_rows_are_replayed_whatever_their_widths():
+    """More tokens than rows; each is a row of the capture."""
+
+    def drive(operations, widths):
+        drafter = ScriptedDrafter(7, lambda known, count: [known[-1], 7, *[9] * count][:count])
+        captures = Captures((32,)) if operations == "captured" else Captures()
+        worker, _ = toy_worker(
+            operations=operations, rows=4, tokens=1600, drafter=drafter, captures=captures
+        )
+        driver = Driver(worker)
+        for row in range(4):
+            driver.join(row, [3 + row, 10 + row, 20 + row])
+        driver.step(dict.fromkeys(range(4), 3))
+        replayed = [
+            driver.step({row: 1 + width for row, width in enumerate(step)}).captured
+            for step in widths
+        ]
+        return [drawn_tokens(driver, row)[:8] for row in range(4)], replayed
+
+    wanted, _ = drive("eager", [(0, 0, 0, 0)] * 8)
+    tokens, replayed = drive("captured", [(7, 7, 7, 7), (0, 5, 7, 2), (6, 6, 1, 0)] * 3)
+    assert tokens == wanted
+    assert all(replayed)

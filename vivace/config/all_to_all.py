@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vivace.config.config import Config, Options, ResolveContext
+from vivace.config.drafts import draft_width
 from vivace.config.errors import ConfigError
 from vivace.config.parallelism import engine_rows, requested_sizes
 
@@ -65,6 +66,7 @@ def dispatch(options: Options, context: ResolveContext) -> list[str]:
     if not 1 <= limit <= MOST_LIMIT:
         raise ConfigError(f"{VARIABLE}={limit}: a rank sends 1 to {MOST_LIMIT} tokens at once")
     rows, chunk = engine_rows(options), options.schedule.chunked_prefill_size
+    rows = rows and rows * (1 + draft_width(options))
     most = limit * sizes.attention_tp
     if asked.deepep_mode != "low_latency" or (
         rows and chunk and chunk > 0 and rows + chunk <= most

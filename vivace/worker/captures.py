@@ -44,18 +44,25 @@ class Captures:
             return 0
         return min(REPLAYED_TOKENS, max(self.sizes, default=0))
 
+    def verified(self, recorder: GraphRecorder | None) -> int:
+        """Tokens of a step of decode spans with drafts that is replayed as one of single tokens."""
+        if recorder is None or self.exact or recorder.most_tokens_per_row > 1:
+            return 0
+        return max(self.sizes, default=0)
+
 
 def choose_captures(config: Config, rows: int) -> Captures:
     """Sizes asked for, or one that serves every batch up to DEFAULT_CAPTURE rows. Rows are an
     engine's: of those that share layers each has as many (SGLang's sizes per DP rank).
 
-    --cuda-graph-max-bs leaves larger ones out; more rows than a worker has are never needed.
+    --cuda-graph-max-bs leaves larger ones out; more rows than a worker has are never needed, or
+    where drafts are rows of such a step, more than all tokens that it may verify.
     """
     runtime, exact = config.runtime, bool(config.optimization.disable_cuda_graph_padding)
     if runtime.disable_cuda_graph:
         return Captures()
     requested, max_bs = runtime.cuda_graph_bs or (), runtime.cuda_graph_max_bs
-    dispatched = dispatched_rows(config)
+    dispatched, rows = dispatched_rows(config), rows * (1 + config.draft_width)
     limit = min(max_bs or max(requested, default=DEFAULT_CAPTURE), rows, dispatched or rows)
     sizes = requested or (range(1, limit + 1) if exact else (limit,))
     kept = tuple(size for size in sizes if size <= limit) or (limit,)

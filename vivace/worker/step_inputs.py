@@ -22,7 +22,8 @@ from vivace.worker.step_input import StepInput
 class StepInputs:
     """Fixed buffers for steps of up to `tokens` tokens; longer steps enlarge them for good.
 
-    Steps of up to `single_tokens` tokens (at most one for each row) are laid out as decode steps:
+    Steps of up to `single_tokens` tokens (at most one for each row), and those of up to
+    `verified_tokens` that are nothing but tokens with their drafts, are laid out as decode steps:
     every token is a span that ends with itself. So they can be replays.
     """
 
@@ -33,6 +34,8 @@ class StepInputs:
         single_tokens: int = 0,
         drafter: Drafter = NO_DRAFTS,
         engines: int = 1,
+        *,
+        verified_tokens: int = 0,
     ) -> None:
         """`engines`: so many take every step together"""
         self._states = states
@@ -41,6 +44,7 @@ class StepInputs:
         self._drafter = drafter
         # As decode steps several tokens of a row would each start from the same state.
         self._single_tokens = 0 if states.states else min(single_tokens, states.rows)
+        self._verified_tokens = 0 if states.states else verified_tokens
         self._device = states.columns.known.device
         groups, drawn = len(states.columns.pages), states.rows * (1 + states.drafts)
         self._per_token = IndexColumns(2 + groups, tokens, self._device)
@@ -48,15 +52,15 @@ class StepInputs:
         self._decoding = IndexColumns(2 + groups, drawn, self._device)
         # Only where engines take steps together some of these tokens may be nobody's.
         self._marked = IndexColumns(1, drawn if engines > 1 else 1, self._device)
-        self._per_row = IndexColumns(2, states.rows + 1, self._device)
+        self._per_row = IndexColumns(2, drawn + 1, self._device)
         self._wanted = IndexColumns(2, drawn, self._device)
-        self._tables = tuple(self._new_table() for _ in states.columns.pages)
+        self._tables = tuple(self._new_table(drawn) for _ in states.columns.pages)
         self._sizes, self._views = (0, 0, 0, False), self._buffers(self._per_token, 0, 0, 0)
         """of the last step: the next one often has its shape"""
 
-    def _new_table(self) -> Tensor:
+    def _new_table(self, rows: int) -> Tensor:
         """[rows, pages of the longest row] int64"""
-        shape = (self._states.rows, self._states.max_pages)
+        shape = (rows, self._states.max_pages)
         return (
             zeroed_memory(8 * shape[0] * shape[1], self._device)
             .tensor.view(torch.int64)
@@ -192,8 +196,14 @@ class StepInputs:
             entry_rows=upload(rows[final], self._device),
             positions=self._wanted.take(len(final))[0],
             drafts=drafts,
-            flat=decode or int(starts[-1]) <= self._single_tokens,
+            flat=decode or int(starts[-1]) <= self._most_flat(counts, drafts),
         )
+
+    def _most_flat(self, counts: np.ndarray, drafts: np.ndarray | None) -> int:
+        """Tokens of such a step that are laid out each as a span."""
+        if drafts is not None and (counts == drafts + 1).all():
+            return max(self._single_tokens, self._verified_tokens)
+        return self._single_tokens
 
     def _find_shape(self, spans: Spans) -> StepShape | None:
         """Of a step that a capture may serve: every row has as many tokens."""
