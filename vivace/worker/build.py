@@ -245,10 +245,7 @@ def assemble(
     rows = build_rows(size, page_size, drafter, platform)
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
     recorder = platform.recorder() if captures.sizes else None
-    inputs = StepInputs(
-        *(rows, step_tokens, captures.tokens(recorder), drafter, engines),
-        verified_tokens=captures.verified(recorder),
-    )
+    inputs = StepInputs(rows, step_tokens, captures.replayed(recorder), drafter, engines)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
     return Worker(
         capacity=describe_capacity(

@@ -38,17 +38,13 @@ class Captures:
     rewrites: tuple[Rewrite, ...] = ()
     """sizes that were asked for and are not captured"""
 
-    def tokens(self, recorder: GraphRecorder | None) -> int:
-        """Of a step with prompts that is replayed."""
+    def replayed(self, recorder: GraphRecorder | None) -> tuple[int, int]:
+        """Tokens of a step that is replayed as one of single tokens: with prompts, and of nothing
+        but decode spans with drafts."""
         if recorder is None or self.exact:
-            return 0
-        return min(REPLAYED_TOKENS, max(self.sizes, default=0))
-
-    def verified(self, recorder: GraphRecorder | None) -> int:
-        """Tokens of a step of decode spans with drafts that is replayed as one of single tokens."""
-        if recorder is None or self.exact or recorder.most_tokens_per_row > 1:
-            return 0
-        return max(self.sizes, default=0)
+            return 0, 0
+        largest = max(self.sizes, default=0)
+        return min(REPLAYED_TOKENS, largest), largest if recorder.most_tokens_per_row == 1 else 0
 
 
 def choose_captures(config: Config, rows: int) -> Captures:

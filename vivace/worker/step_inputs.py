@@ -22,8 +22,8 @@ from vivace.worker.step_input import StepInput
 class StepInputs:
     """Fixed buffers for steps of up to `tokens` tokens; longer steps enlarge them for good.
 
-    Steps of up to `single_tokens` tokens (at most one for each row), and those of up to
-    `verified_tokens` that are nothing but tokens with their drafts, are laid out as decode steps:
+    Steps of up to `single_tokens[0]` tokens (at most one for each row), and those of up to
+    `single_tokens[1]` that are nothing but tokens with their drafts, are laid out as decode steps:
     every token is a span that ends with itself. So they can be replays.
     """
 
@@ -31,11 +31,9 @@ class StepInputs:
         self,
         states: RowStates,
         tokens: int,
-        single_tokens: int = 0,
+        single_tokens: tuple[int, int] = (0, 0),
         drafter: Drafter = NO_DRAFTS,
         engines: int = 1,
-        *,
-        verified_tokens: int = 0,
     ) -> None:
         """`engines`: so many take every step together"""
         self._states = states
@@ -43,8 +41,8 @@ class StepInputs:
         self.drafts = drafter.width
         self._drafter = drafter
         # As decode steps several tokens of a row would each start from the same state.
-        self._single_tokens = 0 if states.states else min(single_tokens, states.rows)
-        self._verified_tokens = 0 if states.states else verified_tokens
+        prompts, verified = (0, 0) if states.states else single_tokens
+        self._single_tokens, self._verified_tokens = min(prompts, states.rows), verified
         self._device = states.columns.known.device
         groups, drawn = len(states.columns.pages), states.rows * (1 + states.drafts)
         self._per_token = IndexColumns(2 + groups, tokens, self._device)
