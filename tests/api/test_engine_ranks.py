@@ -103,6 +103,22 @@ def test_ranks_end_with_an_engine_that_nobody_has(toy: Path, wanted: list[list[i
     assert not ranks(before)
 
 
+def test_engines_without_kernels_come_and_go(toy: Path, wanted: list[list[int]]) -> None:
+    """Several at once and one after another: none takes what torch has one of in a program."""
+    flags = {**FLAGS, "tp_size": 2, "disable_cpu_kernels": True}
+    with vivace.Engine(toy, **flags) as first:
+        with vivace.Engine(toy, **flags) as second:
+            assert tokens(second) == tokens(first) == wanted
+        assert tokens(first) == wanted
+    assert not torch.distributed.is_initialized()
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    with vivace.Engine(toy, **flags) as third:
+        assert tokens(third) == wanted
+    del first, second, third
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= files
+
+
 PROGRAM = """
 import sys, time
 import psutil, vivace

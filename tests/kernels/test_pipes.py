@@ -14,14 +14,13 @@ from every_isa import FLOATS, needs_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch import distributed as dist
 
 from vivace.errors import RankLost
 from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.pipe import LINE, SLOT_BYTES, SLOTS
 from vivace.platforms.cpu.shared_group import SharedMemoryGroup
 from vivace.platforms.errors import CaptureError
-from vivace.platforms.groups import SINGLE_RANK, Pipe, TorchGroup
+from vivace.platforms.groups import SINGLE_RANK, Pipe, TorchGroup, open_store
 from vivace.platforms.rendezvous import RankMemory
 
 F32 = torch.float32
@@ -174,15 +173,15 @@ def test_a_single_rank_is_connected_to_nobody() -> None:
 
 def exchange(rank: int, folder: str, sent: list[Tensor]) -> int:
     """What rank 0 sends, rank 1 has; 0 where it has."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    (pipe,) = TorchGroup().connect([(0, 1)]).values()
+    group = TorchGroup(open_store(f"{folder}/meet", 2), rank, 2)
+    (pipe,) = group.connect([(0, 1)]).values()
     same = True
     for x in sent:
         if rank == 0:
             pipe.send(x)
         else:
             same = same and torch.equal(pipe.receive(*x.shape, x.dtype), x)
-    dist.barrier()
+    group.minimum([0])  # nobody ends before both are done
     return int(not same)
 
 

@@ -17,13 +17,12 @@ import paged_model
 import torch
 from paged_model import PagedModel, load
 from safetensors.torch import save_file
-from torch import distributed as dist
 from toy_models import tokens
 
 from vivace.checkpoint.weights import TrackedWeights
 from vivace.platforms.cpu.native import Kernels, NoKernels
 from vivace.platforms.cpu.platform import NativePlatform
-from vivace.platforms.groups import Group, TorchGroup
+from vivace.platforms.groups import Group, TorchGroup, open_store
 from vivace.platforms.platform import detect
 from vivace.platforms.rendezvous import RankMemory, Rendezvous
 from vivace.worker.tensor_memory import tensor_bytes
@@ -52,18 +51,15 @@ def compute(case: dict[str, Any], group: Group) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks
-    )
+    everybody = TorchGroup(open_store(f"{folder}/meeting", ranks), rank, ranks)
     native = None
     with suppress(NoKernels):
         native = NativePlatform(detect("cpu"), Kernels(1))
     for size in (n for n in range(1, ranks + 1) if ranks % n == 0):
-        group = dist.new_group(list(range(size)))
+        by_torch = everybody.divide([range(size)])
         if rank >= size:
             continue
         memory = os.open(folder / f"memory.{size}", os.O_RDWR | os.O_CREAT)
-        by_torch = TorchGroup(group)
         shared = by_torch
         if native is not None and size > 1:
             place = Rendezvous(rank=rank, size=size, meeting="", memory=RankMemory(memory))
@@ -72,7 +68,7 @@ def main() -> None:
             paged_model.PLATFORM = None if case["torch"] else native
             found = compute(case, by_torch if case["torch"] else shared)
             save_file(found, folder / f"{case['name']}.tp{size}.{rank}.safetensors")
-    dist.barrier()
+    everybody.minimum([0])  # nobody ends before all are done
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def run_ranks(ranks: int, rows: int, columns: int, rounds: int) -> list[Exchange
     memory = os.memfd_create("vivace-ranks")
     answer, write = os.pipe()
     with tempfile.TemporaryDirectory() as folder:
-        place = f"file://{folder}/meeting"
+        place = f"{folder}/meeting"
         children = []
         for rank in range(ranks):
             child = os.fork()

@@ -73,7 +73,7 @@ def meet_ranks(
     rank: int, ranks: int, meeting: int, memory: RankMemory, sockets: NodeSockets
 ) -> Rendezvous:
     """`meeting`: descriptor, open until the group has come together, as the memory's is."""
-    place = f"file:///proc/self/fd/{meeting}"
+    place = f"/proc/self/fd/{meeting}"
     return Rendezvous(rank=rank, size=ranks, meeting=place, memory=memory, sockets=sockets)
 
 

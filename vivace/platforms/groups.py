@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -179,26 +180,29 @@ class AbsentPipe:
 
 
 class TorchGroup:
-    """By torch.distributed (gloo on CPUs). `group` None: the default group of the process."""
+    """By a backend of torch.distributed (gloo on CPUs), of which a process may have several: the
+    default group of the process is left to the program whose engine this is."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+        """Collective: returns when all who meet in `store` have come."""
+        self._backend: Any = dist.ProcessGroupGloo(store, rank, size, LONGEST_WAIT)
+        self._store = store
+        self._divisions = 0
+        self.rank, self.size = rank, size
 
     def divide(self, parts: Sequence[Sequence[int]]) -> Group:
-        mine: Group = self
-        for part in parts:
-            made = dist.new_group(list(part))  # by those who are not in it, too
-            if isinstance(made, dist.ProcessGroup) and self.rank in part:
-                mine = TorchGroup(made)
-        return mine
+        self._divisions += 1
+        for number, part in enumerate(parts):
+            if self.rank in part:
+                place = dist.PrefixStore(f"{self._divisions}.{number}", self._store)
+                return TorchGroup(place, list(part).index(self.rank), len(part))
+        return self
 
     def connect(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Pipe]:
-        return {pair: TorchPipe(*pair) for pair in pairs if self.rank in pair}
+        return {pair: TorchPipe(self._backend, *pair) for pair in pairs if self.rank in pair}
 
     def sum(self, x: Tensor) -> Tensor:
-        self._together(dist.all_reduce, x)
+        self._together(self._backend.allreduce, [x])
         return x
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
@@ -207,7 +211,7 @@ class TorchGroup:
         mine = x.new_zeros(x.shape[0], widest)
         mine[:, : x.shape[1]] = x
         parts = [torch.empty_like(mine) for _ in widths]
-        self._together(dist.all_gather, parts, mine)
+        self._together(self._backend.allgather, [parts], [mine])
         return torch.cat([part[:, :n] for part, n in zip(parts, widths, strict=True)], 1)
 
     def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
@@ -215,7 +219,7 @@ class TorchGroup:
         mine = x.new_zeros(max(counts), x.shape[1])
         mine[: len(x)] = x
         parts = [torch.empty_like(mine) for _ in counts]
-        self._together(dist.all_gather, parts, mine)
+        self._together(self._backend.allgather, [parts], [mine])
         return torch.cat([part[:n] for part, n in zip(parts, counts, strict=True)])
 
     def reduce_scatter(self, x: Tensor, counts: Sequence[int], place: int) -> Tensor:
@@ -244,25 +248,27 @@ class TorchGroup:
     def _exchange(self, rows: list[Tensor], counts: list[int]) -> list[Tensor]:
         sent = torch.cat(rows)
         came = sent.new_empty(sum(counts), sent.shape[1])
-        self._together(dist.all_to_all_single, came, sent, counts, [len(one) for one in rows])
+        sizes = [len(one) for one in rows]
+        self._together(self._backend.alltoall_base, came, sent, counts, sizes)
         return list(came.split(counts))
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         found = torch.tensor(numbers, dtype=torch.int64)
-        self._together(dist.all_reduce, found, dist.ReduceOp.MIN)
+        self._together(self._backend.allreduce, [found], dist.ReduceOp.MIN)
         return found.tolist()
 
     def _together(self, collective: Callable[..., Any], *operands: Any) -> None:
         try:
-            collective(*operands, group=self._group)
+            collective(*operands).wait()
         except RuntimeError as error:
             raise RankLost(f"other ranks do not answer any more ({say(error)})") from error
 
 
 class TorchPipe:
-    """By torch.distributed, in the default group of the process."""
+    """By a backend of torch.distributed"""
 
-    def __init__(self, sender: int, receiver: int) -> None:
+    def __init__(self, backend: Any, sender: int, receiver: int) -> None:
+        self._backend = backend
         self._sender, self._receiver = sender, receiver
         self._under_way: deque[tuple[Any, Tensor]] = deque()
         """gloo hands nothing over before it is asked for"""
@@ -270,7 +276,7 @@ class TorchPipe:
     def send(self, x: Tensor) -> None:
         copy = x.clone(memory_format=torch.contiguous_format)
         try:
-            self._under_way.append((dist.isend(copy, self._receiver), copy))
+            self._under_way.append((self._backend.send([copy], self._receiver, 0), copy))
             if len(self._under_way) > MESSAGES_AHEAD:
                 self._under_way.popleft()[0].wait()
         except RuntimeError as error:
@@ -279,7 +285,7 @@ class TorchPipe:
     def receive(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         found = torch.empty(rows, columns, dtype=dtype)
         try:
-            dist.recv(found, self._sender)
+            self._backend.recv([found], self._sender, 0).wait()
         except RuntimeError as error:
             raise RankLost(f"other ranks do not answer any more ({say(error)})") from error
         return found
@@ -288,14 +294,18 @@ class TorchPipe:
 def join_by_gloo(rendezvous: Rendezvous) -> TorchGroup:
     """Collective: returns when all ranks have come. Raises CannotStart."""
     require_loopback()
-    dist.init_process_group(
-        "gloo",
-        init_method=rendezvous.meeting,
-        rank=rendezvous.rank,
-        world_size=rendezvous.size,
-        timeout=LONGEST_WAIT,
+    return TorchGroup(
+        open_store(rendezvous.meeting, rendezvous.size), rendezvous.rank, rendezvous.size
     )
-    return TorchGroup()
+
+
+def open_store(file: str, ranks: int) -> dist.Store:
+    """Where this many ranks find each other, in a file that all of them can open now."""
+    store = dist.FileStore(file, ranks)
+    # When it ends it writes to its file once more, and `file` may be a number that another file has
+    # by then: so it never ends. It holds a few words.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
+    return store
 
 
 def require_loopback() -> None:

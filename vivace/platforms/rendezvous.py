@@ -91,7 +91,7 @@ class Rendezvous:
     rank: int
     size: int
     meeting: str
-    """URL of a file for torch.distributed"""
+    """path of a file for torch.distributed, which is there until all have come"""
     memory: RankMemory
     """of the ranks of this node"""
     sockets: NodeSockets = ONE_NODE
