@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from running_server import RunningServer
 
+Answers = TypeVar("Answers")
+DETERMINISTIC = "--enable-deterministic-inference"
+SCORED = 20
+"""tokens of each answer of `log_probabilities`"""
+SCORED_SEEDS = range(5)
 FLAGS = ("--skip-tokenizer-init", "--random-seed", "1", "--max-running-requests", "8")
 SEEDS = range(8)
 TOKENS = 120
@@ -45,3 +51,29 @@ def all_streams(
         answers = [pool.submit(stream_tokens, server, seed) for seed in seeds]
         during()
         return {seed: answer.result(200) for seed, answer in zip(seeds, answers, strict=True)}
+
+
+def scored_prompt(seed: int) -> list[int]:
+    return [5 + seed + i % 40 for i in range(3 + 11 * seed)]
+
+
+def log_probabilities(server: RunningServer) -> list[Any]:
+    """Of prompts and answers, and the best two of each, of SCORED_SEEDS at the same time."""
+    keys = ("input_token_logprobs", "output_token_logprobs", "output_top_logprobs")
+    asked = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
+
+    def ask(seed: int) -> list[Any]:
+        scored = body(seed, SCORED, scored_prompt(seed), **asked)
+        found = server.json("/generate", scored)["meta_info"]
+        return [found[key] for key in keys]
+
+    with ThreadPoolExecutor(len(SCORED_SEEDS)) as pool:
+        return list(pool.map(ask, SCORED_SEEDS))
+
+
+def ask_server(
+    folder: Path, log: Path, ask: Callable[[RunningServer], Answers], *flags: str
+) -> Answers:
+    """What one of its own says to `ask`."""
+    with RunningServer("--model-path", str(folder), *FLAGS, *flags, log=log) as server:
+        return ask(server.wait_ready())

@@ -3,20 +3,17 @@ last bit, of prompts and of what captured steps draw."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-import seeded_streams
 from running_server import RunningServer, free_port
-from seeded_streams import FLAGS
+from seeded_streams import DETERMINISTIC, FLAGS, ask_server, log_probabilities
 from toy_models import make
 
 from vivace.platforms.cpu.library import LIBRARY
 
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="sums in one order are the kernels'")
-DETERMINISTIC = "--enable-deterministic-inference"
 MIXTURE = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -51,33 +48,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return ask(folder, tmp_path_factory.mktemp("alone") / "log")
-
-
-def body(seed: int) -> dict[str, Any]:
-    prompt = [5 + seed + i % 40 for i in range(3 + 11 * seed)]
-    logprobs = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
-    return seeded_streams.body(seed, 20, prompt, **logprobs)
-
-
-def ask(folder: Path, log: Path, *flags: str) -> list[Any]:
-    words = ["--model-path", str(folder), DETERMINISTIC, *FLAGS, *flags]
-    with RunningServer(*words, log=log) as server:
-        return log_probabilities(server.wait_ready())
-
-
-def log_probabilities(server: RunningServer) -> list[Any]:
-    keys = ("input_token_logprobs", "output_token_logprobs", "output_top_logprobs")
-    with ThreadPoolExecutor(5) as pool:
-        answers = list(pool.map(lambda seed: server.json("/generate", body(seed)), range(5)))
-        return [[answer["meta_info"][key] for key in keys] for answer in answers]
+    log = tmp_path_factory.mktemp("alone") / "log"
+    return ask_server(folder, log, log_probabilities, DETERMINISTIC)
 
 
 @pytest.mark.parametrize("flags", LAYOUTS)
 def test_any_ranks_have_the_log_probabilities_of_one(
     flags: str, folder: Path, wanted: list[Any], tmp_path: Path
 ) -> None:
-    assert ask(folder, tmp_path / "log", *flags.split()) == wanted
+    words = (DETERMINISTIC, *flags.split())
+    assert ask_server(folder, tmp_path / "log", log_probabilities, *words) == wanted
 
 
 def test_two_nodes_have_the_log_probabilities_of_one(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from running_server import RunningServer, wait_ended
-from seeded_streams import FLAGS, body, last_event
+from seeded_streams import FLAGS, ask_server, body, last_event
 from toy_models import DEEPSEEK, make
 
 from vivace.platforms.cpu.library import LIBRARY
@@ -42,9 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[int]]:
     log = tmp_path_factory.mktemp("alone") / "log"
-    with RunningServer("--model-path", str(folder), *FLAGS, log=log) as server:
-        server.wait_ready()
-        return {seed: stream_tokens(server, seed) for seed in range(STREAMS)}
+    seeds = range(STREAMS)
+    return ask_server(folder, log, lambda alone: {n: stream_tokens(alone, n) for n in seeds})
 
 
 ALWAYS = "tp 4, dp 2, ep 4", "tp 2, dp 2, dense alone"

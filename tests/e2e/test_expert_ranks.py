@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from running_server import RunningServer
-from seeded_streams import FLAGS, body
+from seeded_streams import FLAGS, ask_server, body
 from toy_models import make
 
 TOKENS = 60
@@ -26,11 +26,12 @@ MIXTURE = {
 
 
 def draw(folder: Path, log: Path, *flags: str) -> list[list[int]]:
-    with RunningServer("--model-path", str(folder), *FLAGS, *flags, log=log) as server:
-        server.wait_ready()
+    def ask(server: RunningServer) -> list[list[int]]:
         with ThreadPoolExecutor(6) as pool:
             answers = pool.map(lambda seed: server.json("/generate", body(seed, TOKENS)), range(6))
             return [answer["output_ids"] for answer in answers]
+
+    return ask_server(folder, log, ask, *flags)
 
 
 @pytest.fixture(scope="module")

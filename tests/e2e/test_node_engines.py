@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rank_toys import PARTLY_MIXED
-from running_server import RunningServer
-from seeded_streams import FLAGS
+from seeded_streams import (
+    DETERMINISTIC,
+    SCORED,
+    SCORED_SEEDS,
+    ask_server,
+    log_probabilities,
+    scored_prompt,
+)
 from toy_models import make
 from two_nodes import Nodes, list_ranks
 
@@ -22,27 +27,10 @@ pytestmark = [
     pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels"),
     pytest.mark.skipif(not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1"),
 ]
-DETERMINISTIC = "--enable-deterministic-inference"
-TOKENS, SEEDS = 20, range(5)
 LAYOUTS = {
     "a stage on each": "--tp-size 2 --pp-size 2 --dp-size 2 --enable-dp-attention --ep-size 2",
     "an engine on each": "--tp-size 2 --dp-size 2 --enable-dp-attention --ep-size 2",
 }
-
-
-def ask(server: RunningServer, seed: int) -> list[Any]:
-    sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "sampling_seed": seed}
-    sampling |= {"temperature": 0.0} if seed % 2 else {"temperature": 0.8, "top_k": 20}
-    prompt = [5 + seed + i % 40 for i in range(3 + 11 * seed)]
-    logprobs = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
-    body = {"input_ids": prompt, "sampling_params": sampling, **logprobs}
-    found = server.json("/generate", body)["meta_info"]
-    return [found[f"{part}_logprobs"] for part in ("input_token", "output_token", "output_top")]
-
-
-def ask_all(server: RunningServer) -> list[Any]:
-    with ThreadPoolExecutor(len(SEEDS)) as pool:
-        return list(pool.map(lambda seed: ask(server, seed), SEEDS))
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     log = tmp_path_factory.mktemp("alone") / "log"
-    with RunningServer("--model-path", str(folder), DETERMINISTIC, *FLAGS, log=log) as server:
-        return ask_all(server.wait_ready())
+    return ask_server(folder, log, log_probabilities, DETERMINISTIC)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -79,13 +66,13 @@ def test_two_nodes_have_the_log_probabilities_of_one(
         first.wait_ready()
         assert len(list_ranks(second)) == (2 if "pp" in LAYOUTS[layout] else 1)
         assert first.call("POST", "/start_expert_distribution_record", {})[0] == 200
-        assert ask_all(first) == wanted
+        assert log_probabilities(first) == wanted
         assert first.call("GET", "/stop_expert_distribution_record", None)[0] == 200
         assert first.call("POST", "/dump_expert_distribution_record", {})[0] == 200
     finally:
         nodes.close()
     (record,) = output.glob("expert_distribution_recorder_*.json")
     counts = json.loads(record.read_text())["logical_count"]
-    tokens = sum(3 + 11 * seed + TOKENS - 1 for seed in SEEDS)
+    tokens = sum(len(scored_prompt(seed)) + SCORED - 1 for seed in SCORED_SEEDS)
     chosen = tokens * PARTLY_MIXED["num_experts_per_tok"]
     assert [sum(row) for row in counts] == [chosen, 0, chosen]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from running_server import RunningServer, wait_ended
-from seeded_streams import FLAGS, stream_tokens
+from seeded_streams import ask_server, stream_tokens
 from toy_models import DEEPSEEK, make
 from two_nodes import ENGINES, SEEDS, STAGES, Nodes, list_ranks
 
@@ -43,9 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     log = tmp_path_factory.mktemp("alone") / "log"
-    with RunningServer("--model-path", str(folder), *FLAGS, log=log) as server:
-        server.wait_ready()
-        return [stream_tokens(server, seed) for seed in SEEDS]
+    return ask_server(folder, log, lambda server: [stream_tokens(server, seed) for seed in SEEDS])
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import seeded_streams
 from running_server import RunningServer, is_alive
-from seeded_streams import FLAGS, SEEDS, last_event
+from seeded_streams import FLAGS, SEEDS, ask_server, last_event
 from served_toy import write_toy_llama
 
 from vivace.platforms.cpu.library import LIBRARY
@@ -32,9 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     log = tmp_path_factory.mktemp("alone") / "log"
-    with RunningServer("--model-path", str(folder), *FLAGS, log=log) as server:
-        server.wait_ready()
-        return ask_all(server)
+    return ask_server(folder, log, ask_all)
 
 
 @pytest.fixture(scope="module")

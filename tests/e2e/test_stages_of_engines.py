@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rank_toys import PARTLY_MIXED
 from running_server import RunningServer, wait_ended
-from seeded_streams import FLAGS, stream_tokens
+from seeded_streams import FLAGS, ask_server, stream_tokens
 from toy_models import make
 
 from vivace.platforms.cpu.library import LIBRARY
@@ -45,9 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     log = tmp_path_factory.mktemp("alone") / "log"
-    with RunningServer("--model-path", str(folder), *FLAGS, log=log) as server:
-        server.wait_ready()
-        return [draw(server, seed) for seed in SEEDS]
+    return ask_server(folder, log, lambda server: [draw(server, seed) for seed in SEEDS])
 
 
 @pytest.fixture(scope="module")
