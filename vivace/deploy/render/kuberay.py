@@ -9,7 +9,7 @@ from typing import Any
 
 from vivace.deploy.catalogue.hardware import Device
 from vivace.deploy.quoting import command_lines
-from vivace.deploy.render.kubernetes_objects import STARTING, Port, escape_dollars
+from vivace.deploy.render.kubernetes_objects import STARTING, Port, escape_dollars, manifest
 from vivace.deploy.render.process import Process
 from vivace.deploy.render.ray import RESOURCES
 from vivace.deploy.render.resources import NodeShare
@@ -52,19 +52,15 @@ def ray_jobs(
 def ray_job(name: str, words: Sequence[str], cluster: dict[str, Any]) -> dict[str, Any]:
     """The entrypoint runs in the head's pod, which is node 0. (What RayService starts are
     applications of Ray Serve; this server listens by itself.)"""
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": {"name": name},
-        "spec": {
-            # A pod that submits it would be one shell more to quote for.
-            "submissionMode": "HTTPMode",
-            "entrypoint": command_lines(words, "", shlex.quote) + "\n",
-            "backoffLimit": RETRIES,
-            "shutdownAfterJobFinishes": True,
-            "rayClusterSpec": cluster,
-        },
+    spec = {
+        # A pod that submits it would be one shell more to quote for.
+        "submissionMode": "HTTPMode",
+        "entrypoint": command_lines(words, "", shlex.quote) + "\n",
+        "backoffLimit": RETRIES,
+        "shutdownAfterJobFinishes": True,
+        "rayClusterSpec": cluster,
     }
+    return manifest("ray.io/v1", "RayJob", name, spec)
 
 
 def start_params(share: NodeShare, device: Device | None) -> dict[str, str]:

@@ -19,6 +19,7 @@ from vivace.deploy.render.kubernetes_objects import (
     apart,
     escape_dollars,
     leader_worker_set,
+    manifest,
     probes,
     resources,
     service,
@@ -262,12 +263,8 @@ class Manifests:
     def job(self, process: Process) -> dict[str, Any]:
         template = self.pod(process, label(self.deployment, process.name))
         template["spec"]["restartPolicy"] = "Never"
-        return {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {"name": label(self.deployment, process.name)},
-            "spec": {"suspend": True, "backoffLimit": 0, "template": template},
-        }
+        spec = {"suspend": True, "backoffLimit": 0, "template": template}
+        return manifest("batch/v1", "Job", label(self.deployment, process.name), spec)
 
 
 def pod_group(process: Process) -> PodGroup:

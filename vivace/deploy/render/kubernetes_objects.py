@@ -74,50 +74,40 @@ def probes(port: int) -> dict[str, Any]:
     }
 
 
+def manifest(version: str, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
 def simple_deployment(title: str, replicas: int, template: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": title},
-        "spec": {
-            "replicas": replicas,
-            "strategy": {"type": "Recreate"},
-            "selector": {"matchLabels": {"app": title}},
-            "template": template,
-        },
+    spec = {
+        "replicas": replicas,
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": {"app": title}},
+        "template": template,
     }
+    return manifest("apps/v1", "Deployment", title, spec)
 
 
 def leader_worker_set(
     title: str, replicas: int, size: int, leader: dict[str, Any], worker: dict[str, Any]
 ) -> dict[str, Any]:
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": {"name": title},
-        "spec": {
-            "replicas": replicas,
-            "leaderWorkerTemplate": {
-                "size": size,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": leader,
-                "workerTemplate": worker,
-            },
-        },
+    group = {
+        "size": size,
+        "restartPolicy": "RecreateGroupOnPodRestart",
+        "leaderTemplate": leader,
+        "workerTemplate": worker,
     }
+    spec = {"replicas": replicas, "leaderWorkerTemplate": group}
+    return manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", title, spec)
 
 
 def service(name: str, selector: dict[str, str], ports: Sequence[Port]) -> dict[str, Any]:
     """Headless: what is registered by name, as the bootstrap and the store, is reached at the
     pod's own address."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": selector,
-            "ports": [port.of_service for port in ports],
-        },
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": selector,
+        "ports": [port.of_service for port in ports],
     }
+    return manifest("v1", "Service", name, spec)
