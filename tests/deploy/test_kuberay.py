@@ -21,7 +21,7 @@ from vivace.deploy.render.kubernetes import KEY_FILE, Manifests, render_kubernet
 from vivace.deploy.render.process import Process, list_processes
 from vivace.deploy.render.shell import render_shell
 from vivace.deploy.rules.judge import judge
-from vivace.deploy.schema.deployment import Deployment, Hardware
+from vivace.deploy.schema.deployment import Deployment, DeploymentError, Hardware
 
 TEXT = {"type": "string"}
 COUNT = {"type": "integer", "minimum": 1}
@@ -183,6 +183,16 @@ def test_ray_counts_the_devices_of_a_pod(
         store = {"object-store-memory": group["rayStartParams"]["object-store-memory"]}
         assert group["rayStartParams"] == {**always, **store, **params}
         assert int(always["num-cpus"]) >= 2, "ranks of a CPU are CPUs"
+
+
+@pytest.mark.parametrize(
+    "flags", [{"port": 8265}, {"dist-init-addr": "{first}:6379"}], ids=["port", "address"]
+)
+def test_a_port_that_ray_has_is_refused(flags: dict[str, Any]) -> None:
+    found = by_ray()
+    found.roles["server"].flags |= flags
+    with pytest.raises(DeploymentError, match="Ray's own"):
+        manifests(found)
 
 
 def test_requests_reach_the_first_node(tmp_path: Path) -> None:

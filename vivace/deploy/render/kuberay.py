@@ -13,6 +13,7 @@ from vivace.deploy.render.kubernetes_objects import STARTING, Port, escape_dolla
 from vivace.deploy.render.process import Process
 from vivace.deploy.render.ray import RESOURCES
 from vivace.deploy.render.resources import NodeShare
+from vivace.deploy.schema.deployment import DeploymentError
 
 HEAD_OF_CLUSTER = {"ray.io/node-type": "head"}
 """label that KubeRay gives to the pod in which jobs run"""
@@ -36,7 +37,9 @@ def ray_jobs(
     device: Device | None,
 ) -> Iterator[dict[str, Any]]:
     """A job with a cluster of its own for each instance. `pod`: as it would start the server
-    itself; `lines`: what its shell does first, here that of every node."""
+    itself; `lines`: what its shell does first, here that of every node. Raises DeploymentError
+    where a port of the server is one of Ray's."""
+    refuse_ports_of_ray(process.role, pod["spec"]["containers"][0]["ports"])
     params = start_params(share, device)
     head = {"rayStartParams": params, "template": head_pod(pod, lines)}
     cluster: dict[str, Any] = {"headGroupSpec": head}
@@ -47,6 +50,17 @@ def ray_jobs(
         cluster["workerGroupSpecs"] = [{"groupName": "workers", **size, **workers}]
     for number in range(replicas):
         yield ray_job(title if replicas == 1 else f"{title}-{number}", process.words, cluster)
+
+
+def refuse_ports_of_ray(role: str, ports: Sequence[Mapping[str, Any]]) -> None:
+    of_ray = {port.number: port.name for port in PORTS}
+    for port in ports:
+        number = port["containerPort"]
+        if number in of_ray:
+            raise DeploymentError(
+                f"roles.{role}: the port {number} ({port['name']}) is Ray's own in the same pod "
+                f"({of_ray[number]}); give another one"
+            )
 
 
 def ray_job(name: str, words: Sequence[str], cluster: dict[str, Any]) -> dict[str, Any]:
