@@ -115,12 +115,13 @@ def server(port: int, model: Path, flags: list[str]) -> Iterator[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", default="", help="flags, as one argument")
-    parser.add_argument("--other", default="--tp-size 2")
+    shown = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shown)
+    parser.add_argument("--one", default="", help="flags of one server, as one argument")
+    parser.add_argument("--other", default="--tp-size 2", help="flags of the other server")
     parser.add_argument("--threads", default="2", help="of a server, all its ranks together")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--port", type=int, default=31900)
+    parser.add_argument("--rounds", type=int, default=6, help="measurements of each")
+    parser.add_argument("--port", type=int, default=31900, help="of one; the other has the next")
     args = parser.parse_args()
     layouts = {args.port: args.one.split(), args.port + 1: args.other.split()}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as started:

@@ -137,6 +137,13 @@ def test_a_size_that_no_number_of_devices_fits_is_named() -> None:
     assert "no number of them with --expert-parallel-size 5" in found.text
 
 
+def test_blocks_that_are_too_few_for_ranks_are_named() -> None:
+    (found,) = errors("--model-path Kimi-K2 --tp 64", "kimi-k2")
+    assert "16 blocks of 128" in found.text and "--expert-parallel-size" in found.text
+    (found,) = errors("--model-path Kimi-K2 --tp 5", "kimi-k2")
+    assert "blocks of" not in found.text
+
+
 def test_heads_count_however_weights_are_stored() -> None:
     for path in ("somebody/Qwen3-32B-FP8", "Qwen/Qwen3-32B-AWQ", "a/Qwen3-32B-GGUF:Q4_K_M"):
         found = errors(f"--model-path {path} --tp 3", "qwen3-32b")

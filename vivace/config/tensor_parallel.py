@@ -123,6 +123,7 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
             f"--tensor-parallel-size {ranks}: {facts.heads} heads, {facts.kv_heads} of keys, and "
             f"{join_sizes(facts.mlp_widths)} numbers inside of an MLP are divided among "
             + (found if possible else f"no number of them with {given}, so give another")
+            + division.why_experts_are_few(ranks)
             + (", with sums in one order (--enable-deterministic-inference)" if fixed else "")
         )
     if reason := division.why_groups_are_cut(ranks):
@@ -192,6 +193,17 @@ class Division:
                 return (
                     f"{width.size} {what} cannot be divided: the checkpoint's groups of "
                     f"{width.group} would be cut"
+                )
+        return ""
+
+    def why_experts_are_few(self, ranks: int) -> str:
+        """Where it is their blocks that are not enough for ranks; otherwise nothing."""
+        for width in self._widths(ranks):
+            if width.uneven and not width.divides():
+                blocks = f"{-(-width.size // width.group)} blocks of {width.group}"
+                return (
+                    f": the {width.size} of an expert are {blocks}, which stay whole "
+                    "(--expert-parallel-size divides experts by their number)"
                 )
         return ""
 
