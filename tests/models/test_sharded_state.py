@@ -270,6 +270,15 @@ def test_where_nothing_is_saved(pair: Path, tmp_path: Path) -> None:
         )
 
 
+def test_another_model_is_not_written_over(pair: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    make("Qwen2", folder, **SIZES)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(SourceError, match="another model"):
+        save(pair.parent / "model", folder, tp_size=2)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
 @ONCE
 @pytest.mark.parametrize("size", ["0", "-1"])
 def test_files_have_at_least_one_byte(

@@ -6,6 +6,7 @@ the other is built as it would load, without the others, and what it takes is wr
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,8 +100,11 @@ def prepare(folder: Path, model: Path, pattern: str) -> None:
             raise SourceError(f"{folder}: the model itself lies there; give another folder")
         if any(numbered(folder.iterdir(), pattern)):
             raise SourceError(f"{folder}: files of ranks are there already; give a new folder")
-        for file in list(beside_weights(model)):  # `folder` may be one of the model's
-            target = folder / file.relative_to(model)
+        files = {folder / file.relative_to(model): file for file in beside_weights(model)}
+        for target, file in files.items():
+            if target.exists() and not filecmp.cmp(file, target, shallow=False):
+                raise SourceError(f"{target}: another model's file; give a new folder")
+        for target, file in files.items():
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, target)
     except OSError as error:
