@@ -274,7 +274,7 @@ def test_another_model_is_not_written_over(pair: Path, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     make("Qwen2", folder, **SIZES)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    with pytest.raises(SourceError, match="another model"):
+    with pytest.raises(SourceError, match="another"):
         save(pair.parent / "model", folder, tp_size=2)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
