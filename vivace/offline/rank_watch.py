@@ -64,6 +64,6 @@ class RankWatch:
         return describe_awaited([look_at({os.getpid(): "the program", **members})])
 
     def _kill(self, who: str) -> None:
-        self.cause = f"a step took more than {self._seconds:g} s" + (f": {who}" if who else "")
+        self.cause = f"a step that took more than {self._seconds:g} s" + (f": {who}" if who else "")
         for rank in self._ranks:
             rank.kill()
