@@ -24,6 +24,9 @@ from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
 from vivace.platforms.cache import own_windows
 from vivace.platforms.cpu.facts import has_kernels
+from vivace.platforms.cpu.native_ngrams import NativeNgramIndex
+from vivace.platforms.ngrams import NgramSettings
+from vivace.platforms.ops.ngrams import PythonNgramIndex
 from vivace.platforms.platform import Platform, PlatformSettings, detect, load_platform
 from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import (
@@ -281,7 +284,9 @@ def draw_drafter(seed: int, drafts: int, answers: list[list[int]], quality: floa
     if not drafts:
         return NO_DRAFTS
     if seed % 3 == 0:
-        return NgramDrafter(drafts)
+        settings = NgramSettings(width=drafts, depth=5, capacity=200, by_frequency=seed % 2 == 0)
+        kind = NativeNgramIndex if has_kernels() and seed % 4 else PythonNgramIndex
+        return NgramDrafter(kind(settings), drafts)
     return ScriptedDrafter(drafts, propose(answers, quality, seed))
 
 

@@ -77,6 +77,11 @@ def test_pool_under_stress(conformance: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_ngrams_agree_with_loops(conformance: Path) -> None:
+    done = run([conformance, "ngrams"], 120)
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """A copy of the library with a copy of the sources beside it."""

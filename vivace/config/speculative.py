@@ -11,7 +11,7 @@ from vivace.config.parallel import MOE_A2A, MOE_RUNNERS
 from vivace.config.unavailable import NO_SPECULATION
 
 NO_DRAFT_MODEL = not_available("drafts of another model are not supported yet", "use NGRAM")
-ONE_MATCH = no_effect("the longest match is taken, the latest of several")
+CHAINS = no_effect("drafts are chains, which have no branches")
 
 
 @dataclass(frozen=True)
@@ -78,29 +78,30 @@ class SpeculativeOptions:
         False, "One multi-token-prediction layer per draft step.", cpu=NO_SPECULATION
     )
     speculative_ngram_min_match_window_size: int = option(
-        1, "Shortest suffix that n-gram drafts match.", cpu=NO_SPECULATION
+        1, "Least tokens of a request's end that must have occurred before to get n-gram drafts."
     )
     speculative_ngram_max_match_window_size: int = option(
-        12, "Longest suffix that n-gram drafts match.", cpu=NO_SPECULATION
+        12, "Most tokens of a request's end that n-gram drafts look for."
     )
     speculative_ngram_min_bfs_breadth: int = option(
-        1, "Minimum number of branches of an n-gram draft.", cpu=NO_SPECULATION
+        1, "Minimum number of branches of an n-gram draft.", cpu=CHAINS
     )
     speculative_ngram_max_bfs_breadth: int = option(
-        10, "Maximum number of branches of an n-gram draft.", cpu=NO_SPECULATION
+        10, "Maximum number of branches of an n-gram draft.", cpu=CHAINS
     )
     speculative_ngram_match_type: str = option(
         "BFS",
-        "Choose n-grams by recency (BFS) or frequency (PROB).",
+        "Of several continuations of an n-gram take the latest one (BFS) or the most frequent one "
+        "(PROB).",
         choices=["BFS", "PROB"],
-        cpu=NO_SPECULATION,
     )
     speculative_ngram_branch_length: int = option(
         18,
-        "Longest n-gram stored.",
+        "Tokens of the n-grams that all requests share.",
         aliases=["speculative-ngram-max-trie-depth"],
-        cpu=NO_SPECULATION,
     )
     speculative_ngram_capacity: int = option(
-        10_000_000, "Nodes of the n-gram cache.", cpu=NO_SPECULATION
+        10_000_000,
+        "Most tokens in the tree of n-grams that requests share; memory is taken as they come, 10 "
+        "bytes for each, or up to 70.",
     )

@@ -184,6 +184,7 @@ def new_join(sequence: Sequence, pages: Pages) -> Join:
         sampling=request.sampling,
         logprobs=_remaining_logprobs(sequence),
         stop_ids=sequence.stop_ids,
+        cache_key=request.cache_key,
         task=_remaining_task(sequence),
     )
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vivace.platforms.cache import CacheLayer, CacheMemory
     from vivace.platforms.groups import Group
     from vivace.platforms.host import ReadBack
+    from vivace.platforms.ngrams import NgramIndex, NgramSettings
     from vivace.platforms.ops.sampling import SamplingOps
     from vivace.platforms.ops.table import Ops
     from vivace.platforms.rendezvous import Rendezvous
@@ -185,6 +186,10 @@ class Platform(Protocol):
 
     def sampling(self) -> SamplingOps:
         """From logits to tokens."""
+        ...
+
+    def ngram_index(self, settings: NgramSettings) -> NgramIndex:
+        """What finds n-gram drafts on the host. Raises MemoryError."""
         ...
 
     def available_bytes(self) -> int:

@@ -34,6 +34,8 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     logprobs: LogprobOptions | None = None
     stop_ids: tuple[int, ...] = ()
     """Ids masked out while fewer than `min_new_tokens` were drawn (eos and stop_token_ids)."""
+    cache_key: str = ""
+    """of its request: rows of other keys learn nothing of what it says"""
     task: Task = GENERATE
     """a row that draws no token ends with the last one that is known"""
 

@@ -124,7 +124,7 @@ def build_worker(
         experts=movable_experts(config, model, group, DTYPES[config.model.dtype]),
         engines=layout.peers.size,
         last_stage=layout.stage.target is None,
-        drafter=build_drafter(config),
+        drafter=build_drafter(config, platform),
     )
     return worker if is_fixed(config) else time_steps(worker, layout.peers.size, report)
 

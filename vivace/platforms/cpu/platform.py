@@ -20,6 +20,8 @@ from vivace.platforms.cpu.ops import cpu_ops
 from vivace.platforms.cpu.rows import HostRows
 from vivace.platforms.groups import Group, join_by_gloo
 from vivace.platforms.host import ReadBack, SharedReadBack
+from vivace.platforms.ngrams import NgramIndex, NgramSettings
+from vivace.platforms.ops.ngrams import PythonNgramIndex
 from vivace.platforms.ops.paged_cache import PagedCache, keep_together
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
 from vivace.platforms.platform import GraphRecorder, Platform, PlatformFacts, PlatformSettings
@@ -109,6 +111,11 @@ class NativePlatform:
 
         return NativeSampling(self._kernels)
 
+    def ngram_index(self, settings: NgramSettings) -> NgramIndex:
+        from vivace.platforms.cpu.native_ngrams import NativeNgramIndex
+
+        return NativeNgramIndex(settings)
+
     def available_bytes(self) -> int:
         return cpu.memory()[1]
 
@@ -175,6 +182,9 @@ class TorchPlatform:
 
     def sampling(self) -> SamplingOps:
         return TorchSampling(reads=True)
+
+    def ngram_index(self, settings: NgramSettings) -> NgramIndex:
+        return PythonNgramIndex(settings)
 
     def available_bytes(self) -> int:
         return cpu.memory()[1]

@@ -15,7 +15,9 @@ from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.cache import CacheLayer
 from vivace.platforms.groups import Group, join_by_gloo
 from vivace.platforms.host import HOST, CopiedReadBack, ReadBack, SharedReadBack
+from vivace.platforms.ngrams import NgramIndex, NgramSettings
 from vivace.platforms.ops.attention import ReferenceAttention
+from vivace.platforms.ops.ngrams import PythonNgramIndex
 from vivace.platforms.ops.paged_cache import PagedCache, keep_apart
 from vivace.platforms.ops.rows import TorchRows
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
@@ -76,6 +78,9 @@ class ReferencePlatform:
 
     def sampling(self) -> SamplingOps:
         return TorchSampling()
+
+    def ngram_index(self, settings: NgramSettings) -> NgramIndex:
+        return PythonNgramIndex(settings)
 
     def available_bytes(self) -> int:
         return self.facts.available_bytes

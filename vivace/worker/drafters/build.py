@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vivace.platforms.ngrams import NgramSettings
+from vivace.platforms.platform import Platform
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.drafters.ngram import NgramDrafter
 
@@ -16,7 +18,19 @@ def is_fixed(config: Config) -> bool:
     return not config.draft_width or config.speculative.speculative_fixed_width
 
 
-def build_drafter(config: Config) -> Drafter:
+def build_drafter(config: Config, platform: Platform) -> Drafter:
     if not config.draft_width:
         return NO_DRAFTS
-    return NgramDrafter(config.draft_width)
+    return NgramDrafter(platform.ngram_index(ngram_settings(config)), config.draft_width)
+
+
+def ngram_settings(config: Config) -> NgramSettings:
+    asked = config.speculative
+    return NgramSettings(
+        width=config.draft_width,
+        shortest=asked.speculative_ngram_min_match_window_size,
+        longest=asked.speculative_ngram_max_match_window_size,
+        depth=asked.speculative_ngram_branch_length,
+        capacity=asked.speculative_ngram_capacity,
+        by_frequency=asked.speculative_ngram_match_type == "PROB",
+    )

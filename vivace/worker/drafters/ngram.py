@@ -1,65 +1,85 @@
-"""Drafts from what a request has said before: the tokens behind the last occurrence of its longest
-suffix (prompt lookup; Saxena 2023)."""
+"""Drafts from what was said before: what stood behind the last occurrence of a row's longest suffix
+(prompt lookup; Saxena 2023), in its own text, in those of all requests, in a corpus."""
 
 from __future__ import annotations
+
+from hashlib import blake2b
 
 import numpy as np
 
 from vivace.platforms.host import upload
+from vivace.platforms.ngrams import SPACE_BYTES, NgramIndex
 from vivace.platforms.rows import RowColumns
-from vivace.protocol.step import StepPlan
+from vivace.protocol.step import Join, StepPlan
+from vivace.protocol.tasks import Generate
 from vivace.worker.drafter import NoDrafter
-
-LONGEST = 12
-"""tokens of a suffix that is looked for"""
 
 
 class NgramDrafter(NoDrafter):
+    """What it proposes follows from the plans and what was drawn, so ranks propose the same."""
+
     reads_tokens = True
 
-    def __init__(self, width: int, longest: int = LONGEST, shortest: int = 1) -> None:
+    def __init__(self, index: NgramIndex, width: int) -> None:
+        """`index`: of as many drafts."""
         self.width = width
-        self._lengths = range(longest, shortest - 1, -1)
-        self._known: dict[int, list[int]] = {}
+        self._index = index
+        self._known: dict[int, int] = {}
         """row -> its tokens"""
-        self._ends: dict[int, dict[tuple[int, ...], int]] = {}
-        """row -> n-gram -> where the last one ended"""
+        self._learned: dict[int, list[int]] = {}
+        """row -> tokens that the index has not got yet"""
         self._drafts: dict[int, list[int]] = {}
 
     def update(self, plan: StepPlan) -> None:
+        self._hand_over()
         for row in plan.leaves:
-            self._known.pop(row, None)
-            self._ends.pop(row, None)
-            self._drafts.pop(row, None)
+            self._forget(row)
         for join in plan.joins:
-            self._known[join.row], self._ends[join.row] = [], {}
-            self.learn(join.row, join.tokens)
+            self._forget(join.row)
+            if isinstance(join.task, Generate):
+                self._index.join(join.row, name_space(join), join.tokens, join.cached)
+                self._known[join.row] = len(join.tokens)
 
     def learn(self, row: int, tokens: list[int]) -> None:
-        known, ends = self._known[row], self._ends[row]
-        for token in tokens:
-            known.append(token)
-            size = len(known)
-            found = None
-            for length in self._lengths:
-                if length < size:
-                    gram = tuple(known[size - length :])
-                    if found is None:
-                        found = ends.get(gram)
-                    ends[gram] = size
-            self._drafts[row] = [] if found is None else known[found : found + self.width]
+        if row in self._known:
+            self._learned.setdefault(row, []).extend(tokens)
+            self._known[row] += len(tokens)
+            self._drafts.pop(row, None)
 
     def ready(self, rows: list[int]) -> list[int]:
-        return [len(self._drafts.get(row, ())) for row in rows]
+        self._hand_over()
+        found = self._index.propose(rows)
+        counts = found.counts.tolist()
+        drafts = found.drafts.tolist()
+        for row, ids, count in zip(rows, drafts, counts, strict=True):
+            self._drafts[row] = ids[:count]
+        return counts
 
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         places, tokens = list[int](), list[int]()
-        lengths = [len(self._known[row]) for row in rows.tolist()]
-        for row, known, count in zip(rows.tolist(), lengths, counts.tolist(), strict=True):
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
             drafts = self._drafts.get(row, [])[:count]
             tokens += drafts + [0] * (count - len(drafts))
-            first = row * columns.tokens.shape[1] + known
+            first = row * columns.tokens.shape[1] + self._known[row]
             places += range(first, first + count)
         device = columns.tokens.device
         values = upload(np.array(tokens, np.int32), device)
         columns.tokens.view(-1).index_copy_(0, upload(np.array(places, np.int64), device), values)
+
+    def _hand_over(self) -> None:
+        if self._learned:
+            learned, self._learned = self._learned, {}
+            tokens = [token for drawn in learned.values() for token in drawn]
+            self._index.learn(list(learned), list(map(len, learned.values())), tokens)
+
+    def _forget(self, row: int) -> None:
+        if self._known.pop(row, None) is not None:
+            self._index.leave(row)
+        self._learned.pop(row, None)
+        self._drafts.pop(row, None)
+
+
+def name_space(join: Join) -> bytes:
+    """Requests share what they say as far as they share cached prefixes."""
+    key = join.cache_key.encode("utf-8", "surrogatepass")
+    return blake2b(key, digest_size=SPACE_BYTES).digest()

@@ -179,5 +179,6 @@ void sampling(Suite& suite);
 void moe(Suite& suite);
 void collectives(Suite& suite);
 int pool_stress(int64_t jobs);
+int ngrams();
 
 }  // namespace check

@@ -2,6 +2,7 @@
 // "neon")
 //                  against a plain loop in double precision. 77: this machine does not have it.
 // conformance pool [jobs]: the thread pool under stress.
+// conformance ngrams: the index of n-gram drafts.
 #include <cstdlib>
 
 #include "check.h"
@@ -33,9 +34,10 @@ int conform(const char* isa) {
 
 int main(int count, char** words) {
     if (count < 2) {
-        std::fprintf(stderr, "usage: conformance ISA | pool [jobs]\n");
+        std::fprintf(stderr, "usage: conformance ISA | pool [jobs] | ngrams\n");
         return 2;
     }
     if (!std::strcmp(words[1], "pool")) return check::pool_stress(count > 2 ? std::atoll(words[2]) : 20000);
+    if (!std::strcmp(words[1], "ngrams")) return check::ngrams();
     return conform(words[1]);
 }

@@ -1,0 +1,80 @@
+// The index of n-gram drafts against loops over whole texts, and its tree at the end of its capacity.
+#include "../ngram.h"
+
+#include "check.h"
+
+namespace check {
+namespace {
+
+using namespace vivace::ngram;
+
+// Where the longest suffix of at most `longest` tokens ended the last time before the end.
+Match match_by_loops(const Tokens& tokens, int64_t longest) {
+    const auto size = (int64_t)tokens.size();
+    for (int64_t length = std::min(longest, size - 1); length > 0; --length)
+        for (int64_t end = size - 1; end >= length; --end)
+            if (std::equal(tokens.end() - length, tokens.end(), tokens.begin() + (end - length))) return {length, end};
+    return Match();
+}
+
+bool own_text(Random& random) {
+    for (const int64_t ids : {1, 2, 5, 300}) {
+        OwnText text(1, 6);
+        for (int i = 0; i < 300; ++i) {
+            text.push((int32_t)random.below(ids));
+            const Match wanted = match_by_loops(text.tokens, 6);
+            if (text.match.length != wanted.length || text.match.end != wanted.end) return false;
+        }
+    }
+    return true;
+}
+
+// A path that was just visited is there, whatever had to leave for it.
+bool tree(Random& random) {
+    for (const int64_t capacity : {1, 6, 7, 50, 5000}) {
+        Trie trie(capacity, 6);
+        for (int i = 0; i < 5000; ++i) {
+            int32_t path[6];
+            for (int32_t& token : path) token = (int32_t)random.below(4);
+            const auto count = 1 + random.below(6);
+            trie.insert(path, count);
+            Place place;
+            if (trie.size() > capacity || (capacity >= 7 && !trie.find(place, path, count))) return false;
+        }
+    }
+    return true;
+}
+
+bool corpus(Random& random) {
+    Tokens tokens;
+    for (int i = 0; i < 400; ++i) tokens.push_back((int32_t)random.below(3));
+    const Corpus corpus(tokens.data(), (int64_t)tokens.size(), 8);
+    for (int i = 0; i < 2000; ++i) {
+        int32_t gram[5];
+        for (int32_t& token : gram) token = (int32_t)random.below(3);
+        const int64_t length = 1 + random.below(5), at = corpus.find(gram, length);
+        const auto found = std::search(tokens.begin(), tokens.end() - 1, gram, gram + length);
+        if (at < 0 ? found != tokens.end() - 1 : !std::equal(gram, gram + length, tokens.begin() + (at - length)))
+            return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+int ngrams() {
+    Random random(7);
+    int failures = 0;
+    const struct {
+        const char* name;
+        bool (*test)(Random&);
+    } tests[] = {{"own text", own_text}, {"tree", tree}, {"corpus", corpus}};
+    for (const auto& one : tests) {
+        const bool right = one.test(random);
+        std::printf("%s %s\n", right ? "pass" : "FAIL", one.name);
+        failures += !right;
+    }
+    return failures ? 1 : 0;
+}
+
+}  // namespace check

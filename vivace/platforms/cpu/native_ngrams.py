@@ -1,0 +1,109 @@
+"""The index of n-gram drafts in the library of kernels: kernels/ngram.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from functools import cache
+
+import numpy as np
+
+from vivace.platforms.cpu.library import load_library
+from vivace.platforms.ngrams import SPACE_BYTES, NgramProposals, NgramSettings
+
+
+class NativeNgramIndex:
+    def __init__(self, settings: NgramSettings) -> None:
+        """Raises NoKernels, StaleKernels, MemoryError."""
+        self._width = settings.width
+        self._library = load_ngrams()
+        given = np.array(
+            [
+                settings.width,
+                settings.shortest,
+                settings.longest,
+                settings.depth,
+                settings.capacity,
+                settings.by_frequency,
+                settings.budget,
+            ],
+            np.int64,
+        )
+        self._index = self._library.vv_ngram_open(given.ctypes.data)
+        if not self._index:
+            raise MemoryError("no memory for an index of n-grams")
+        weakref.finalize(self, self._library.vv_ngram_close, self._index)
+
+    @property
+    def nodes(self) -> int:
+        return self._library.vv_ngram_nodes(self._index)
+
+    @property
+    def nbytes(self) -> int:
+        return self._library.vv_ngram_bytes(self._index)
+
+    def join(self, row: int, space: bytes, tokens: list[int], known: int) -> None:
+        if len(space) != SPACE_BYTES:
+            raise ValueError(f"ngrams: a space of {len(space)} bytes, not {SPACE_BYTES}")
+        ids = np.array(tokens, np.int32)
+        self._check(
+            self._library.vv_ngram_join(
+                self._index, row, space, ids.ctypes.data, len(ids), max(0, known)
+            )
+        )
+
+    def leave(self, row: int) -> None:
+        self._check(self._library.vv_ngram_leave(self._index, row))
+
+    def learn(self, rows: list[int], counts: list[int], tokens: list[int]) -> None:
+        if len(rows) != len(counts) or min(counts, default=0) < 0 or sum(counts) != len(tokens):
+            raise ValueError("ngrams: counts are not those of the rows' tokens")
+        numbers, ids = np.array([rows, counts], np.int64), np.array(tokens, np.int32)
+        self._check(
+            self._library.vv_ngram_learn(
+                self._index, len(rows), *(one.ctypes.data for one in (*numbers, ids))
+            )
+        )
+
+    def propose(self, rows: list[int]) -> NgramProposals:
+        numbers = np.array(rows, np.int64)
+        drafts = np.zeros((len(rows), self._width), np.int32)
+        counts, lengths = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+        self._check(
+            self._library.vv_ngram_propose(
+                self._index,
+                len(rows),
+                *(one.ctypes.data for one in (numbers, drafts, counts, lengths)),
+            )
+        )
+        return NgramProposals(drafts, counts, lengths)
+
+    def add_corpus(self, tokens: np.ndarray) -> None:
+        ids = np.ascontiguousarray(tokens, np.int32)
+        self._check(self._library.vv_ngram_add_corpus(self._index, ids.ctypes.data, ids.size))
+
+    @staticmethod
+    def _check(status: int) -> None:
+        if status:
+            raise MemoryError("no memory for the n-grams of a text")
+
+
+@cache
+def load_ngrams() -> ctypes.CDLL:
+    """Raises NoKernels, StaleKernels."""
+    library = load_library()
+    word, pointer = ctypes.c_int64, ctypes.c_void_p
+    for name, result, arguments in (
+        ("vv_ngram_open", pointer, (pointer,)),
+        ("vv_ngram_close", None, (pointer,)),
+        ("vv_ngram_join", word, (pointer, word, ctypes.c_char_p, pointer, word, word)),
+        ("vv_ngram_leave", word, (pointer, word)),
+        ("vv_ngram_learn", word, (pointer, word, pointer, pointer, pointer)),
+        ("vv_ngram_propose", word, (pointer, word, pointer, pointer, pointer, pointer)),
+        ("vv_ngram_add_corpus", word, (pointer, pointer, word)),
+        ("vv_ngram_nodes", word, (pointer,)),
+        ("vv_ngram_bytes", word, (pointer,)),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
