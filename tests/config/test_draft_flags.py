@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
 import pytest
+from served_toy import write_toy_llama
 
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import from_arguments
+from vivace.deploy.own_checks import why_model_refused
 from vivace.engine.settings import engine_settings
+from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.protocol.messages import Capacity
 
@@ -37,3 +45,90 @@ def test_widths_have_limits(tokens: int) -> None:
         configure(
             from_arguments(speculative_algorithm="NGRAM", speculative_num_draft_tokens=tokens)
         )
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_llama(tmp_path_factory.mktemp("target"))
+
+
+def asked(target: Path, draft: Path | None, **options: Any) -> dict[str, Any]:
+    path = None if draft is None else str(draft)
+    return {
+        "model_path": str(target),
+        "speculative_algorithm": "STANDALONE",
+        "speculative_draft_model_path": path,
+        **options,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "width"),
+    [
+        ({}, 3),
+        ({"speculative_num_steps": 5}, 5),
+        ({"speculative_num_draft_tokens": 5}, 4),
+        ({"speculative_num_steps": 2, "speculative_num_draft_tokens": 8}, 2),
+    ],
+)
+def test_a_chain_has_a_draft_of_each_step(
+    target: Path, options: dict[str, int], width: int
+) -> None:
+    config = configure(from_arguments(**asked(target, target, **options)))
+    assert config.draft_width == width
+    assert config.speculative.speculative_num_draft_tokens == width + 1
+    assert config.draft is not None and config.draft.facts.layers == 2
+    told = [each.field for each in config.rewrites]
+    assert ("speculative_num_draft_tokens" in told) == (len(options) != 1 or width != 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"speculative_eagle_topk": 4}, "chains"),
+        ({"pp_size": 2}, "stage"),
+        ({"speculative_num_steps": 64}, "between"),
+        ({"speculative_draft_model_quantization": "awq"}, "quantization"),
+        ({"speculative_draft_model_quantization": "gguf"}, "gguf"),
+        ({"speculative_draft_load_format": "sharded_state"}, "whole"),
+        ({"is_embedding": True}, "drawn"),
+    ],
+)
+def test_what_does_not_go_with_a_draft_model(
+    target: Path, options: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(CannotStart, match=word):
+        configure(from_arguments(**asked(target, target, **options)))
+
+
+def test_a_draft_of_another_vocabulary_is_refused(target: Path, tmp_path: Path) -> None:
+    """Before weights are read: there are none."""
+    shutil.copy(target / "config.json", tmp_path)
+    dummy = asked(target, tmp_path, speculative_draft_load_format="dummy")
+    with pytest.raises(CannotStart, match="path"):
+        configure(from_arguments(**asked(target, None)))
+    assert any("not compared" in one for one in configure(from_arguments(**dummy)).notices)
+    tokenizer = json.loads((target / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert not any("compared" in one for one in configure(from_arguments(**dummy)).notices)
+    words = tokenizer["model"]["vocab"]
+    words.update(zip(words, [*list(words.values())[1:], 0], strict=True))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(CannotStart, match="vocabulary"):
+        configure(from_arguments(**dummy))
+    (tmp_path / "tokenizer.json").unlink()
+    described = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**described, "vocab_size": 299}))
+    with pytest.raises(CannotStart, match="299"):
+        configure(from_arguments(**dummy))
+
+
+def test_a_check_refuses_what_the_start_refuses(target: Path, tmp_path: Path) -> None:
+    shutil.copy(target / "config.json", tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**described, "vocab_size": 299}))
+    options = from_arguments(**asked(target, tmp_path))
+    found = list(why_model_refused(options, layout_known=True, steps_known=True))
+    assert len(found) == 1 and "299" in found[0]
+    options = from_arguments(**asked(target, target))
+    assert not list(why_model_refused(options, layout_known=True, steps_known=True))

@@ -17,6 +17,7 @@ from served_toy import write_toy_llama
 
 from vivace.checkpoint.source import locate
 from vivace.config.config import Config
+from vivace.config.draft_models import locate_draft
 from vivace.config.parsing import from_arguments
 from vivace.config.resolution import resolve
 from vivace.engine.executor import Executor, InProcessExecutor, StepWorker
@@ -200,6 +201,10 @@ class Engine:
         """steps that were replayed from a capture"""
         return self._scheduler.state().metrics.counters["cuda_graph_passes_total"]
 
+    def accept_rate(self) -> float | None:
+        """Of all drafts"""
+        return self._scheduler.state().avg_spec_accept_rate
+
     def kv_bytes(self) -> int:
         return self._scheduler.capacity.kv_bytes
 
@@ -235,9 +240,11 @@ def skip_unbuilt(operations: str) -> None:
         pytest.skip("the native kernels were not built")
 
 
-def build_engine(model: Path, setting: Setting, tokens: int = POOL_TOKENS) -> Engine:
+def build_engine(
+    model: Path, setting: Setting, tokens: int = POOL_TOKENS, **options: Any
+) -> Engine:
     skip_unbuilt(setting.operations)
-    config = build_config(model, setting, tokens)
+    config = build_config(model, setting, tokens, **options)
     torch.set_num_threads(1)
     return Engine(build_worker(config, lambda stage, done: None), config, setting)
 
@@ -268,7 +275,8 @@ def build_config(model: Path, setting: Setting, tokens: int = POOL_TOKENS, **lay
         **layout,
     )
     source = locate(str(model), load_format=options.model.load_format)
-    return resolve(options, source, read_facts(source), detect("cpu"))
+    draft = locate_draft(options, source, None)
+    return resolve(options, source, read_facts(source), detect("cpu"), draft)
 
 
 def toy_requests(count: int, *, stream: bool, seed: int = 5) -> list[Request]:

@@ -99,22 +99,21 @@ def locate(
     overrides: dict[str, Any] | None = None,
     revision: str | None = None,
     cache: Path | None = None,
+    flag: str = "--model-path",
 ) -> ModelSource:
     """Find a model: a directory, a GGUF file, a repository in the hub's local cache, or (None, or
     its name) the embedded one. Raises SourceError.
 
     `overrides` (--json-model-override-args) is merged over the configuration. `revision`: branch,
     tag or commit of model and tokenizer in `cache`; files elsewhere have none, so one is refused.
-    `pattern`: of the names where each rank has files of its own.
+    `pattern`: of the names where each rank has files of its own. `flag`: which names the model.
     """
     if overrides is not None and not isinstance(overrides, dict):
         raise SourceError("--json-model-override-args: must be a JSON object")
     locator = ModelLocator(cache, revision)
     if model_path == EMBEDDED_NAME and not Path(EMBEDDED_NAME).exists():
         model_path = None
-    model = (
-        Place(embedded_file()) if model_path is None else locator.find(model_path, "--model-path")
-    )
+    model = Place(embedded_file()) if model_path is None else locator.find(model_path, flag)
     words = locator.find(tokenizer_path, "--tokenizer-path") if tokenizer_path else None
     locator.refuse_idle_revision(model, words)
     found = (

@@ -15,6 +15,7 @@ from vivace.config.config import (
     option_value,
     options_by_name,
 )
+from vivace.config.draft_models import draft_models, kernels_of_draft
 from vivace.config.drafts import idle_drafts
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
@@ -276,6 +277,7 @@ MODEL_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
     context_length,
     formats,
     saved_state,
+    draft_models,
 ]
 """of values beside a model, whatever the machine"""
 CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
@@ -290,6 +292,7 @@ FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     computable,
     activations,
     decoded_blocks,
+    kernels_of_draft,
     crowded,
     kernels_of_nodes,
     dispatch,

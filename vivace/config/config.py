@@ -82,6 +82,16 @@ class Config(Slices):
     """most drafts of a request in a step"""
     pooling: PoolerConfig | None = None
     """with --is-embedding"""
+    draft: DraftModel | None = None
+    """what proposes drafts, where that is a model"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftModel:
+    """A located model that proposes drafts."""
+
+    source: ModelSource
+    facts: ModelFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +100,7 @@ class ModelContext:
 
     source: ModelSource
     facts: ModelFacts
+    draft: DraftModel | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivace.config.config import Options, ResolveContext
+from vivace.config.config import Options, ResolveContext, Slices
 
 NGRAM = "NGRAM"
 NGRAM_TOKENS = 12
 """verified at once, where no flag says how many"""
+DRAFT_STEPS = 3
+"""passes of a draft model, where no flag says how many"""
 
 
 def drafts(options: Options, context: ResolveContext) -> Iterator[tuple[str, object, str]]:
     """A rewrite, as config/rules.py has them."""
     asked = options.speculative
-    if asked.speculative_algorithm == NGRAM and asked.speculative_num_draft_tokens is None:
+    tokens, steps = asked.speculative_num_draft_tokens, asked.speculative_num_steps
+    if asked.speculative_algorithm == NGRAM and tokens is None:
         yield "speculative_num_draft_tokens", NGRAM_TOKENS, "the default with NGRAM"
+    if not drafts_by_model(options):
+        return
+    if steps is None:
+        steps = DRAFT_STEPS if tokens is None else tokens - 1
+        why = "the default" if tokens is None else "a chain has a pass for each draft"
+        yield "speculative_num_steps", steps, why
+    if tokens != steps + 1:
+        why = "a chain is the last known token and a draft of each step"
+        yield "speculative_num_draft_tokens", steps + 1, why
+
+
+def drafts_by_model(options: Slices) -> bool:
+    """Whether a model proposes."""
+    return options.speculative.speculative_algorithm not in (None, NGRAM)
 
 
 def idle_drafts(options: Options, context: ResolveContext) -> list[str]:

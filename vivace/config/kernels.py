@@ -41,6 +41,17 @@ INT8 = ("w8a8_int8", "w8a16")
 NO_KERNEL = not_available(
     "it names kernels of GPUs", "leave it out: a checkpoint of AWQ or GPTQ says what it is"
 )
+UNQUANT = "unquant"
+"""value of --quantization: floats"""
+METHODS = (
+    "gguf", UNQUANT, "w8a8_int8", "w8a16", "fp8", "awq", "gptq", "modelslim", "mxfp4",
+    "compressed-tensors", *QUANTIZATIONS,
+)  # fmt: skip
+"""values of --quantization"""
+METHOD_STATES = {
+    **dict.fromkeys(QUANTIZATIONS, NO_QUANTIZATION),
+    **dict.fromkeys(KERNELS, NO_KERNEL),
+}
 NO_COMPILE = not_available("torch.compile is not used: it would need a compiler at run time")
 
 
@@ -51,15 +62,9 @@ class QuantizationOptions:
         "int8 in the checkpoint becomes it while loading. gguf: blocks as stored (recognized by "
         "itself). unquant: int8, FP8, AWQ, GPTQ, MXFP4 become floats. fp8, awq, gptq, modelslim, "
         "mxfp4, compressed-tensors: what the checkpoint is, which is the default. The head stays.",
-        choices=[
-            "gguf", "unquant", "w8a8_int8", "w8a16", "fp8", "awq", "gptq", "modelslim", "mxfp4",
-            "compressed-tensors", *QUANTIZATIONS,
-        ],
-        values={
-            **dict.fromkeys(QUANTIZATIONS, NO_QUANTIZATION),
-            **dict.fromkeys(KERNELS, NO_KERNEL),
-        },
-    )  # fmt: skip
+        choices=METHODS,
+        values=METHOD_STATES,
+    )
     activation_dtype: str = option(
         "auto",
         "What GGUF blocks of at most six bits are multiplied with: floats, or int8 with one scale "

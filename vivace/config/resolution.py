@@ -12,6 +12,7 @@ from vivace.config.checks import CHECKS, FINAL_CHECKS, OPTION_CHECKS, PAIR_CHECK
 from vivace.config.chunks import chunk, chunk_share
 from vivace.config.config import (
     Config,
+    DraftModel,
     ModelContext,
     Options,
     ResolveContext,
@@ -34,10 +35,14 @@ Rule = Callable[[Options, ResolveContext], Iterable[Change]]
 
 
 def resolve(
-    options: Options, source: ModelSource, facts: ModelFacts, platform: PlatformFacts
+    options: Options,
+    source: ModelSource,
+    facts: ModelFacts,
+    platform: PlatformFacts,
+    draft: DraftModel | None = None,
 ) -> Config:
     """Settle every setting. Raises ConfigError with what is wrong and what to do."""
-    context = ResolveContext(source=source, facts=facts, platform=platform)
+    context = ResolveContext(source=source, facts=facts, platform=platform, draft=draft)
     notices = list(options.notices)
     for check in OPTION_CHECKS + PAIR_CHECKS:
         notices += check(options)
@@ -61,6 +66,7 @@ def resolve(
         depth=plans_in_flight(options),
         draft_width=draft_width(options),
         pooling=read_pooling(source, facts.hidden_size) if embedding else None,
+        draft=draft,
     )
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vivace.config.kernels import ATTENTION, QUANTIZATIONS
-from vivace.config.model import LOAD_FORMATS, OTHER_LOAD_FORMATS
+from vivace.config.kernels import ATTENTION, METHOD_STATES, METHODS
+from vivace.config.model import LOAD_FORMATS, OTHER_FORMAT, OTHER_LOAD_FORMATS
 from vivace.config.option import no_effect, not_available, option
 from vivace.config.parallel import MOE_A2A, MOE_RUNNERS
 from vivace.config.unavailable import NO_SPECULATION
 
-NO_DRAFT_MODEL = not_available("drafts of another model are not supported yet", "use NGRAM")
+NO_DRAFT_HEAD = not_available("heads that draft are not supported yet", "use STANDALONE or NGRAM")
+WHOLE_DRAFT = not_available("a draft is read from its whole checkpoint", "use auto")
+ONE_ATTENTION = no_effect("drafts are verified by the kernels that compute everything else")
+SAME_KERNELS = no_effect("the draft is computed by the kernels that compute the model")
+SAME_RANKS = no_effect("experts of a draft are divided as its other layers are")
 CHAINS = no_effect("drafts are chains, which have no branches")
 
 
@@ -19,7 +23,7 @@ class SpeculativeOptions:
     speculative_algorithm: str | None = option(
         help="How drafts are proposed; by default there are none.",
         choices=["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH"],
-        values=dict.fromkeys(["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH"], NO_DRAFT_MODEL),
+        values=dict.fromkeys(["EAGLE", "EAGLE3", "NEXTN", "DFLASH"], NO_DRAFT_HEAD),
     )
     speculative_fixed_width: bool = option(
         False,
@@ -27,23 +31,26 @@ class SpeculativeOptions:
         "many as pay for themselves.",
     )
     speculative_draft_model_path: str | None = option(
-        help="Draft model or draft head.", aliases=["speculative-draft-model"], cpu=NO_SPECULATION
+        help="Smaller model that drafts: folder, GGUF file or org/name.",
+        aliases=["speculative-draft-model"],
     )
     speculative_draft_model_revision: str | None = option(
-        help="Revision of the draft model on a hub.", cpu=NO_SPECULATION
+        help="Revision of the draft model on a hub."
     )
     speculative_draft_load_format: str | None = option(
-        help="How the draft's weights are read.",
+        help="How the draft's weights are read, as --load-format says.",
         choices=[*LOAD_FORMATS, *OTHER_LOAD_FORMATS],
-        cpu=NO_SPECULATION,
+        values={**dict.fromkeys(OTHER_LOAD_FORMATS, OTHER_FORMAT), "sharded_state": WHOLE_DRAFT},
     )
-    speculative_num_steps: int | None = option(help="Draft steps per round.", cpu=NO_SPECULATION)
+    speculative_num_steps: int | None = option(
+        help="Most passes of a draft model in a step, one for each draft; by default 3."
+    )
     speculative_eagle_topk: int | None = option(
-        help="Branches per draft step; 1 is a chain.", cpu=NO_SPECULATION
+        help="Branches of a draft; 1, a chain, is what there is."
     )
     speculative_num_draft_tokens: int | None = option(
         help="Most tokens of a request that are verified at once, its last one and drafts; by "
-        "default 12 with NGRAM."
+        "default 12 with NGRAM, otherwise steps + 1."
     )
     speculative_accept_threshold_single: float = option(
         1.0, "Accept a draft token from this probability on (lossy below 1).", cpu=NO_SPECULATION
@@ -58,21 +65,21 @@ class SpeculativeOptions:
         "prefill",
         "Which kind of attention kernel verifies drafts.",
         choices=["prefill", "decode"],
-        cpu=NO_SPECULATION,
+        cpu=ONE_ATTENTION,
     )
     speculative_moe_runner_backend: str | None = option(
-        help="Kernels of the draft's experts.", choices=MOE_RUNNERS, cpu=NO_SPECULATION
+        help="Kernels of the draft's experts.", choices=MOE_RUNNERS, cpu=SAME_KERNELS
     )
     speculative_moe_a2a_backend: str | None = option(
-        help="How tokens travel to the draft's experts.", choices=MOE_A2A, cpu=NO_SPECULATION
+        help="How tokens travel to the draft's experts.", choices=MOE_A2A, cpu=SAME_RANKS
     )
     speculative_draft_attention_backend: str | None = option(
-        help="Kernels of the draft's attention.", choices=ATTENTION, cpu=NO_SPECULATION
+        help="Kernels of the draft's attention.", choices=ATTENTION, cpu=SAME_KERNELS
     )
     speculative_draft_model_quantization: str | None = option(
-        help="Quantization of the draft; unquant: none.",
-        choices=["unquant", "gguf", *QUANTIZATIONS],
-        cpu=NO_SPECULATION,
+        help="Quantization of the draft, as --quantization says; unquant: floats.",
+        choices=METHODS,
+        values=METHOD_STATES,
     )
     enable_multi_layer_eagle: bool = option(
         False, "One multi-token-prediction layer per draft step.", cpu=NO_SPECULATION

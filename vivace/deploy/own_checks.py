@@ -14,7 +14,8 @@ from vivace.checkpoint.source import ModelSource, locate, merge
 from vivace.checkpoint.weight_files import PICKLED
 from vivace.config.all_to_all import VARIABLE
 from vivace.config.checks import LAYOUT_CHECKS, MODEL_CHECKS, OPTION_CHECKS, PAIR_CHECKS
-from vivace.config.config import ModelContext, Options, all_options, with_values
+from vivace.config.config import DraftModel, ModelContext, Options, all_options, with_values
+from vivace.config.draft_models import draft_path, locate_draft
 from vivace.config.errors import ConfigError
 from vivace.config.expert_location import TRIVIAL, find_experts
 from vivace.config.nodes import OWN, nodes
@@ -125,7 +126,8 @@ def why_model_refused(options: Options, *, layout_known: bool, steps_known: bool
             overrides=model.json_model_override_args,
         )
         check_architecture(source)
-        context = ModelContext(source=source, facts=read_facts(source))
+        draft = locate_draft_here(options, source)
+        context = ModelContext(source=source, facts=read_facts(source), draft=draft)
         for check in (*MODEL_CHECKS, *LAYOUT_CHECKS):
             if layout_known or check not in (*LAYOUT_CHECKS, saved_state):
                 check(options, context)
@@ -136,6 +138,16 @@ def why_model_refused(options: Options, *, layout_known: bool, steps_known: bool
     except (CannotStart, OSError) as error:
         if path is not None or isinstance(error, ConfigError):  # else: it is not installed here
             yield cause(error)
+
+
+def locate_draft_here(options: Options, target: ModelSource) -> DraftModel | None:
+    """None: no model drafts, or it does not lie here."""
+    path = draft_path(options)
+    if path is None or not lies_here(Path(path)):
+        return None
+    if is_only_described(Path(path)):
+        options = with_values(options, {"speculative_draft_load_format": "dummy"})
+    return locate_draft(options, target, None)
 
 
 def why_layout_refused(server: ServerPlan, case: Case, model: DescribedModel) -> str:

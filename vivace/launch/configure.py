@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 def configure(options: Options) -> Config:
     """Raises ConfigError, SourceError or PlatformError, before anything heavy is loaded."""
     from vivace.checkpoint.source import locate
+    from vivace.config.draft_models import draft_path, locate_draft
     from vivace.config.environment import hub_cache
     from vivace.config.resolution import resolve
     from vivace.config.sharded_state import file_pattern
@@ -25,6 +26,9 @@ def configure(options: Options) -> Config:
         from vivace.hub.fetch import fetch_unless_here
 
         fetch_unless_here(model.model_path, model.revision, cache, options.environment)
+        if (path := draft_path(options)) is not None:
+            revision = options.speculative.speculative_draft_model_revision
+            fetch_unless_here(path, revision, cache, options.environment)
     source = locate(
         model.model_path,
         load_format=model.load_format,
@@ -39,4 +43,5 @@ def configure(options: Options) -> Config:
     else:
         check_architecture(source)
         facts = read_facts(source)
-    return resolve(options, source, facts, detect(options.runtime.device))
+    draft = locate_draft(options, source, cache)
+    return resolve(options, source, facts, detect(options.runtime.device), draft)

@@ -36,10 +36,19 @@ def hello(config: Config) -> NodeHello:
     return NodeHello(
         version=__version__,
         asked=comparable(config),
-        files=model_digests(config.source),
+        files=all_digests(config),
         arithmetic=describe_arithmetic(config.platform),
         clock=time.time(),
     )
+
+
+def all_digests(config: Config) -> dict[str, str]:
+    """Of the model and of what drafts: ranks propose alike only from the same numbers."""
+    found = model_digests(config.source)
+    if config.draft is not None:
+        drafts = model_digests(config.draft.source)
+        found |= {f"draft: {name}": digest for name, digest in drafts.items()}
+    return found
 
 
 def without_keys(config: Config) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from vivace.config.environment import switched_on
 from vivace.config.parallelism import engine_rows, requested_sizes
 from vivace.config.tensor_parallel import input_groups
-from vivace.layers.layout import ParallelLayout
+from vivace.layers.layout import SINGLE, ParallelLayout
 from vivace.models.causal_lm import CausalLM
 from vivace.models.loading import (
     ModelShare,
@@ -38,10 +39,11 @@ from vivace.sampling.processors import LogitsProcessor
 from vivace.worker.captures import Captures, build_runner, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.drafters.build import build_drafter, is_fixed
+from vivace.worker.drafters.place import DrafterPlace
 from vivace.worker.experts import NO_EXPERTS, ExpertLayers, locate_experts, movable_experts
 from vivace.worker.heads import SamplingHead, StepHeads
 from vivace.worker.layout import join_ranks
-from vivace.worker.model_runner import ModelRunner, RunnableModel
+from vivace.worker.model_runner import RunnableModel
 from vivace.worker.pooling import HiddenStatesHead, PoolingHead
 from vivace.worker.rank_sizes import size_together, windows_of_all
 from vivace.worker.rows import RowStates
@@ -94,23 +96,24 @@ def build_worker(
     group, layout = join_ranks(config, platform, rendezvous)
     free, share = share_memory(platform, workers, share, group)
     max_tokens = longest_request(config, free, kv_dtype)
-    model = load(config, platform, max_tokens, report, layout, rank=group.rank)
-    layers, weight_bytes = model.attention_layers, tensor_bytes(model)
+    read = partial(load, platform=platform, max_tokens=max_tokens, report=report, rank=group.rank)
+    model = read(config, layout=layout)
+    drafter = build_drafter(config, platform, model.attention_layers, layout, read)
+    layers = [*model.attention_layers, *drafter.layers]
+    weight_bytes = tensor_bytes([model, drafter])
     windows = find_windows(config, layers, max_tokens, group)
     demand = memory_demand(
-        config,
+        *(config, layers, kv_dtype),
         free_bytes=free,
         available_bytes=own_share(platform, workers, max(0, share - weight_bytes)),
         weight_bytes=weight_bytes,
         workers=workers,
-        kv_bytes_per_token=group_bytes_per_token(layers, windows, kv_dtype),
         windows=windows,
-        state_bytes=bytes_per_state(layers, kv_dtype),
         max_tokens=max_tokens,
     )
     size = size_together(demand, group, report)
     worker = assemble(
-        *(model, layers, platform, size),
+        *(model, model.attention_layers, platform, size),
         page_size=demand.page_size,
         dtype=platform.activations(DTYPES[config.model.dtype]),
         kv_dtype=kv_dtype,
@@ -122,9 +125,8 @@ def build_worker(
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
         rewrites=other_threads(config, platform, workers),
         experts=movable_experts(config, model, group, DTYPES[config.model.dtype]),
-        engines=layout.peers.size,
-        last_stage=layout.stage.target is None,
-        drafter=build_drafter(config, platform),
+        layout=layout,
+        drafter=drafter,
     )
     return worker if is_fixed(config) else time_steps(worker, layout.peers.size, report)
 
@@ -236,20 +238,20 @@ def assemble(
     drafter: Drafter = NO_DRAFTS,
     processors: Sequence[LogitsProcessor] = (),
     experts: ExpertLayers = NO_EXPERTS,
-    engines: int = 1,
-    last_stage: bool = True,
+    layout: ParallelLayout = SINGLE,
 ) -> Worker:
-    """A worker around a model of `dtype`, KV in `kv_dtype` if given. `rewrites`: made before;
-    `engines`: those that take every step together."""
-    kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform, drafter.width)
+    """`layers`: the model's. KV in `kv_dtype`; None: `dtype`, which is that of activations.
+    `rewrites`: made before."""
+    kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform, drafter)
     rows = build_rows(size, page_size, drafter, platform)
+    drafter.attach(DrafterPlace(rows, kv, platform, captures, dtype, step_tokens, report))
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
     recorder = platform.recorder() if captures.sizes else None
-    inputs = StepInputs(rows, step_tokens, captures.replayed(recorder), drafter, engines)
+    inputs = StepInputs(rows, step_tokens, captures.replayed(recorder), drafter, layout.peers.size)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
     return Worker(
         capacity=describe_capacity(
-            *(size, kv, runner, platform),
+            *(size, kv, runner.nbytes + drafter.nbytes, platform),
             page_size=page_size,
             vocabulary=vocabulary,
             weight_bytes=weight_bytes,
@@ -260,7 +262,7 @@ def assemble(
         attention=attention,
         runner=runner,
         heads=build_heads(model, platform, rows, vocabulary, processors, original_logprobs)
-        if last_stage
+        if layout.stage.target is None
         else HeadsElsewhere(platform.sampling(), rows),
         inputs=inputs,
         platform=platform,
@@ -272,7 +274,7 @@ def assemble(
 def describe_capacity(
     size: PoolSize,
     kv: CacheMemory,
-    runner: ModelRunner,
+    graph_bytes: int,
     platform: Platform,
     *,
     page_size: int,
@@ -290,7 +292,7 @@ def describe_capacity(
         weight_bytes=weight_bytes,
         kv_bytes=kv.nbytes,
         cache_share=size.cache_share if kv.lazy else None,
-        graph_bytes=runner.nbytes,
+        graph_bytes=graph_bytes,
         available_bytes=platform.available_bytes(),
         free_bytes=size.free_bytes,
         rewrites=rewrites,
@@ -336,29 +338,31 @@ def build_memory(
     page_size: int,
     dtype: torch.dtype,
     platform: Platform,
-    drafts: int,
+    drafter: Drafter,
 ) -> CacheMemory:
     pages = [size.pages, *(group.pages for group in size.others)]
     windows = [group.reach + 1 for group in size.others if not group.state]
-    slots = sum(count_slots(size.rows, drafts, group.pages) for group in size.others if group.state)
-    return platform.cache(layers, pages, page_size, dtype, windows, slots)
+    states = [group.pages for group in size.others if group.state]
+    slots = sum(count_slots(size.rows, drafter.width, count) for count in states)
+    kept = [*layers, *drafter.layers]
+    return platform.cache(kept, pages, page_size, dtype, windows, slots)
 
 
 def memory_demand(
     config: Config,
+    layers: Sequence[CacheLayer],
+    kv_dtype: torch.dtype,
     *,
     free_bytes: int,
     available_bytes: int,
     weight_bytes: int,
-    workers: int = 1,
-    kv_bytes_per_token: Sequence[int],
-    windows: Sequence[int] = (),
-    state_bytes: int = 0,
+    workers: int,
+    windows: Sequence[int],
     max_tokens: int,
 ) -> Demand:
-    """What the flags ask of a device with so much memory. `kv_bytes_per_token`: of each cache
-    group; `windows`: of those behind the first."""
-    first, *others = kv_bytes_per_token
+    """What the flags ask of a device with so much memory, for these layers, the draft's among them.
+    `windows`: of the cache groups behind the first."""
+    first, *others = group_bytes_per_token(layers, windows, kv_dtype)
     chunk, context = config.schedule.chunked_prefill_size, wanted_context(config)
     return Demand(
         free_bytes=free_bytes,
@@ -379,7 +383,7 @@ def memory_demand(
         window_slack=window_slack(config.depth, 0),
         step_tokens=config.depth * (chunk if chunk and chunk > 0 else context),
         window_ratio=config.memory.swa_full_tokens_ratio,
-        state_bytes=state_bytes,
+        state_bytes=bytes_per_state(layers, kv_dtype),
     )
 
 

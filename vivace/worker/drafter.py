@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from torch import Tensor
 
+from vivace.platforms.cache import CacheLayer
 from vivace.platforms.host import download, upload
 from vivace.platforms.rows import RowColumns, Spans
 from vivace.protocol.step import StepPlan
 from vivace.worker.step_input import StepInput
+
+if TYPE_CHECKING:
+    from vivace.worker.drafters.place import DrafterPlace
 
 logger = logging.getLogger("vivace.worker")
 
@@ -25,6 +29,14 @@ class Drafter(Protocol):
     """drafts that a span may have"""
     reads_tokens: bool
     """it proposes from what the host knows of its rows, so steps in flight are waited for"""
+    layers: Sequence[CacheLayer]
+    """its own, whose KV lies in the pages of the model's"""
+    nbytes: int
+    """of captured passes and their buffers"""
+
+    def attach(self, place: DrafterPlace) -> None:
+        """Rows and memory are there; before everything else."""
+        ...
 
     def update(self, plan: StepPlan) -> None:
         """Rows that leave and join."""
@@ -52,6 +64,11 @@ class Drafter(Protocol):
 class NoDrafter:
     width = 0
     reads_tokens = False
+    layers: Sequence[CacheLayer] = ()
+    nbytes = 0
+
+    def attach(self, place: DrafterPlace) -> None:
+        """It has no layers."""
 
     def update(self, plan: StepPlan) -> None:
         """Rows do not matter."""

@@ -29,7 +29,7 @@ def time_steps(worker: Worker, engines: int, report: ReportProgress) -> Worker:
 def measure_steps(worker: Worker, engines: int, report: Callable[[float], None]) -> StepCosts:
     """Steps of 1, 2, 4 ... tokens, one for each of as many rows; which are empty again behind it.
     `engines`: those that take every step together, all of which measure at once."""
-    sizes, seconds = find_sizes(worker.capacity), list[float]()
+    sizes, seconds, drafts = find_sizes(worker.capacity), list[float](), list[float]()
     for done, size in enumerate(sizes):
         report(done / len(sizes))
         times = [
@@ -40,9 +40,10 @@ def measure_steps(worker: Worker, engines: int, report: Callable[[float], None])
             )
             for joins in (new_rows(worker.capacity, size), *[[]] * REPEATS)
         ]
+        drafts.append(min(time_drafts(worker, size) for _ in range(REPEATS)))
         worker.run(StepPlan(number=-1, leaves=list(range(size)))).result()
         seconds.append(min(times[1:]))
-    return StepCosts(tokens=sizes, seconds=seconds)
+    return StepCosts(tokens=sizes, seconds=seconds, draft_seconds=drafts)
 
 
 def find_sizes(capacity: Capacity) -> list[int]:
@@ -53,8 +54,8 @@ def find_sizes(capacity: Capacity) -> list[int]:
 
 
 def row_pages(capacity: Capacity) -> int:
-    """That a row needs for a first token and those of the steps behind it."""
-    return -(-(1 + REPEATS) // capacity.page_size)
+    """That a row needs for a first token, those of the steps behind it, and a draft."""
+    return -(-(2 + REPEATS) // capacity.page_size)
 
 
 def new_rows(capacity: Capacity, count: int) -> list[Join]:
@@ -81,4 +82,11 @@ def run(worker: Worker, plan: StepPlan, engines: int) -> float:
         plan = msgspec.structs.replace(plan, shares=[EngineShare(len(plan.rows))] * engines)
     started = time.perf_counter()
     worker.run(plan).result()
+    return time.perf_counter() - started
+
+
+def time_drafts(worker: Worker, rows: int) -> float:
+    """Seconds that a draft for each of the first rows takes."""
+    started = time.perf_counter()
+    worker.draft(rows)
     return time.perf_counter() - started

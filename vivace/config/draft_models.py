@@ -1,0 +1,142 @@
+"""The model that proposes drafts: where it is, and whether it may propose to the served one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from vivace.checkpoint.source import ModelSource, locate
+from vivace.checkpoint.vocabulary import differing, read_words
+from vivace.checkpoint.weight_files import SHARDED
+from vivace.config.config import Config, DraftModel, ModelContext, Options, ResolveContext
+from vivace.config.drafts import drafts_by_model
+from vivace.config.errors import ConfigError
+from vivace.config.kernels import UNQUANT
+from vivace.config.parallel import ExpertOptions
+from vivace.config.rules import why_no_kernels
+from vivace.models.facts import checkpoint_quantization, read_facts
+from vivace.models.registry import check_architecture
+
+PATH = "--speculative-draft-model-path"
+MOST_DIFFERING = 0.01
+"""share of the ids of two models that may stand for other tokens: markers that one has renamed.
+Such drafts are refused when they are verified"""
+
+
+def draft_path(options: Options) -> str | None:
+    """Where flags say that a draft model is."""
+    if not drafts_by_model(options):
+        return None
+    return options.speculative.speculative_draft_model_path
+
+
+def locate_draft(options: Options, target: ModelSource, cache: Path | None) -> DraftModel | None:
+    """None: no model proposes. Raises SourceError, ConfigError."""
+    if not drafts_by_model(options):
+        return None
+    asked = options.speculative
+    if asked.speculative_draft_model_path is None:
+        raise ConfigError(
+            f"--speculative-algorithm {asked.speculative_algorithm} needs {PATH}: a smaller model "
+            f"with the vocabulary of {target.path}"
+        )
+    load_format = asked.speculative_draft_load_format or "auto"
+    source = locate(
+        asked.speculative_draft_model_path,
+        load_format="auto" if load_format == SHARDED else load_format,  # which is refused later
+        revision=asked.speculative_draft_model_revision,
+        cache=cache,
+        flag=PATH,
+    )
+    check_architecture(source)
+    return DraftModel(source=source, facts=read_facts(source))
+
+
+def draft_models(options: Options, context: ModelContext) -> list[str]:
+    """What must hold between the draft and the model."""
+    if not drafts_by_model(options):
+        return []
+    if (options.parallel.pp_size or 1) > 1:
+        raise ConfigError(
+            f"--pp-size {options.parallel.pp_size}: drafts of a model need every layer's tokens on "
+            "one stage; use --tp-size, or --speculative-algorithm NGRAM"
+        )
+    topk = options.speculative.speculative_eagle_topk
+    if topk is not None and topk != 1:
+        raise ConfigError(
+            f"--speculative-eagle-topk {topk}: drafts are chains, trees are not supported yet; "
+            "use 1"
+        )
+    if options.model.is_embedding:
+        raise ConfigError(
+            "--speculative-algorithm with --is-embedding: nothing is drawn; leave it out"
+        )
+    if context.draft is None:  # it does not lie on this machine
+        return []
+    quantization = options.speculative.speculative_draft_model_quantization
+    checkpoint_quantization(context.draft.source, known_method(context.draft, quantization))
+    return check_vocabulary(context, context.draft)
+
+
+def kernels_of_draft(options: Options, context: ResolveContext) -> list[str]:
+    """After the rules: what computes the model computes the draft, too."""
+    if context.draft is None or options.runtime.disable_cpu_kernels:
+        return []
+    own = replace(context, source=context.draft.source, facts=context.draft.facts)
+    if reason := why_no_kernels(options, own):
+        raise ConfigError(
+            f"{PATH} {context.draft.source.path}: {reason}; use another draft, or "
+            "--disable-cpu-kernels"
+        )
+    return []
+
+
+def check_vocabulary(context: ModelContext, draft: DraftModel) -> list[str]:
+    own, target = draft.facts.vocabulary, context.facts.vocabulary
+    words, others = (
+        read_words(context.source.tokenizer_path),
+        read_words(draft.source.tokenizer_path),
+    )
+    where = f"{PATH} {draft.source.path}"
+    remedy = f"use a draft with the tokenizer of {context.source.path}"
+    if not (words and others):
+        if own != target:
+            raise ConfigError(f"{where}: {own} tokens, the model has {target}; {remedy}")
+        return [f"{where}: its tokenizer is not compared with the model's, one of them has none"]
+    shared = min(len(words), len(others))
+    different = differing(words, others)
+    if len(different) > MOST_DIFFERING * shared or shared < (1 - MOST_DIFFERING) * len(words):
+        first = min(different, default=shared)
+        raise ConfigError(
+            f"{where}: another vocabulary ({len(different)} of {shared} tokens differ, of "
+            f"{len(others)} and {len(words)}; id {first} is {others.get(first)!r} and "
+            f"{words.get(first)!r}); {remedy}"
+        )
+    return []
+
+
+def known_method(draft: DraftModel, requested: str | None) -> str | None:
+    """--speculative-draft-model-quantization as --quantization says it: "unquant" asks for nothing
+    of floats, and "gguf" for nothing of a GGUF file."""
+    if requested == "gguf" and draft.source.format != "gguf":
+        raise ConfigError(
+            f"--speculative-draft-model-quantization gguf: {draft.source.path} is a "
+            f"{draft.source.format} model"
+        )
+    floats = requested == UNQUANT and checkpoint_quantization(draft.source) is None
+    return None if requested == "gguf" or floats else requested
+
+
+def draft_config(config: Config) -> Config:
+    """With what the draft is loaded. Only where a model proposes."""
+    assert config.draft is not None
+    method = known_method(config.draft, config.speculative.speculative_draft_model_quantization)
+    return replace(
+        config,
+        source=config.draft.source,
+        facts=config.draft.facts,
+        quantization=replace(config.quantization, quantization=method),
+        experts=ExpertOptions(),
+        pooling=None,
+        draft=None,
+    )
