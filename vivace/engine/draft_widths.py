@@ -36,6 +36,8 @@ _SIZES = (
 """tokens of a step whose times are kept; between them they lie on a line"""
 _LIMIT_STEPS = 8
 """for which limits that were found stay good, and times that were measured"""
+_FEW_ROWS = 8
+"""whose drafts differ too much from step to step to keep limits"""
 _LEARNED = 0.1
 """weight of a step's time beside those before it"""
 
@@ -86,13 +88,17 @@ class AdaptiveWidth:
     """The widths that bring most tokens per second.
 
     Rows differ in their level only. The i-th draft of a row brings p^i tokens: drafts of all rows
-    are taken in the order of that, as long as tokens per second rise.
+    are taken in the order of that, as long as tokens per second rise. So there is a least gain.
     """
 
     def __init__(self, width: int, costs: StepCosts) -> None:
         self._width = width
         self._times = StepSeconds(costs)
-        self._gains = _gains(width)
+        self._gains = [
+            [probability(level) ** place for place in range(1, width + 1)]
+            for level in range(LEVELS)
+        ]
+        """of each level the tokens that a row's first, second ... draft brings; ever fewer"""
         self._steps = self._rows = 0
         self._limits = [width] * LEVELS
         """most drafts of a row of each level"""
@@ -102,7 +108,7 @@ class AdaptiveWidth:
         if not any(ready):
             return ready
         levels, rows = [sequence.drafts.level for sequence in decoding], len(decoding)
-        if self._rows != rows or self._steps % _LIMIT_STEPS == 0:
+        if rows <= _FEW_ROWS or self._rows != rows or self._steps % _LIMIT_STEPS == 0:
             self._rows = rows
             self._limits = self._find_limits(rows, Counter(zip(levels, ready, strict=True)))
         widths = list(map(min, ready, map(self._limits.__getitem__, levels)))
@@ -115,33 +121,32 @@ class AdaptiveWidth:
         self._times.observe(tokens, seconds)
 
     def _find_limits(self, rows: int, classes: Counter[tuple[int, int]]) -> list[int]:
-        having = [[0] * (self._width + 1) for _ in range(LEVELS)]
-        """of each level and place, the rows that have so many drafts"""
-        for (level, ready), count in classes.items():
-            for place in range(1, ready + 1):
-                having[level][place] += count
-        taken, limits, times = [0] * LEVELS, [0] * LEVELS, self._times
+        """`classes`: rows of each level and number of drafts."""
+        least = self._find_least_gain(rows, classes)
+        return [
+            sum(1 for gain in gains if gain >= least) if gains[0] >= least else 0
+            for gains in self._gains
+        ]
+
+    def _find_least_gain(self, rows: int, classes: Counter[tuple[int, int]]) -> float:
+        """That a draft must have."""
+        drafts = sorted(
+            (
+                (gain, -place, count)
+                for (level, ready), count in classes.items()
+                for place, gain in enumerate(self._gains[level][:ready])
+            ),
+            reverse=True,
+        )
+        least, times = 2.0, self._times
         tokens, gained, passes = rows, float(rows), 0
         best = gained / times.step(tokens)
-        for gain, level, place in self._gains:
-            if count := having[level][place]:
-                tokens, gained, passes = tokens + count, gained + count * gain, max(passes, place)
-                taken[level] = place
-                rate = gained / (times.step(tokens) + passes * times.draft(rows))
-                if rate > best:
-                    best, limits = rate, taken.copy()
-        return limits
-
-
-def _gains(width: int) -> list[tuple[float, int, int]]:
-    """(tokens that it brings, level, which draft of a row), the best first; of a row in their
-    order."""
-    found = [
-        (probability(level) ** place, level, place)
-        for level in range(1, LEVELS)
-        for place in range(1, width + 1)
-    ]
-    return sorted(found, key=lambda one: (-one[0], one[2]))
+        for gain, place, count in drafts:
+            tokens, gained, passes = tokens + count, gained + count * gain, max(passes, 1 - place)
+            rate = gained / (times.step(tokens) + passes * times.draft(rows))
+            if rate > best:
+                best, least = rate, gain
+        return least
 
 
 def probability(level: int) -> float:
