@@ -286,7 +286,7 @@ def draw_drafter(seed: int, drafts: int, answers: list[list[int]], quality: floa
     if seed % 3 == 0:
         settings = NgramSettings(width=drafts, depth=5, capacity=200, by_frequency=seed % 2 == 0)
         kind = NativeNgramIndex if has_kernels() and seed % 4 else PythonNgramIndex
-        return NgramDrafter(kind(settings), drafts)
+        return NgramDrafter(kind(settings), drafts, certain=seed % 5)
     return ScriptedDrafter(drafts, propose(answers, quality, seed))
 
 

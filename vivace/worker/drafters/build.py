@@ -46,7 +46,9 @@ def build_drafter(
     if not config.draft_width:
         return NO_DRAFTS
     if config.speculative.speculative_algorithm == NGRAM:
-        return NgramDrafter(platform.ngram_index(ngram_settings(config)), config.draft_width)
+        settings = ngram_settings(config)
+        certain = 0 if config.speculative.speculative_fixed_width else settings.longest
+        return NgramDrafter(platform.ngram_index(settings), settings.width, certain=certain)
     draft = draft_config(config)
     model = load_divided(draft, layout, load)
     number_layers(model, 1 + max(layer.index for layer in layers))

@@ -20,10 +20,13 @@ class NgramDrafter(NoDrafter):
 
     reads_tokens = True
 
-    def __init__(self, index: NgramIndex, width: int) -> None:
-        """`index`: of as many drafts."""
+    def __init__(self, index: NgramIndex, width: int, *, certain: int = 0) -> None:
+        """`index`: of as many drafts. A suffix of fewer than `certain` tokens gets two for each of
+        its tokens but one: what follows one token is right one time in five, what follows twelve
+        nearly always (docs/speculative.md has what was measured)."""
         self.width = width
         self._index = index
+        self._certain = certain
         self._known: dict[int, int] = {}
         """row -> its tokens"""
         self._learned: dict[int, list[int]] = {}
@@ -49,9 +52,10 @@ class NgramDrafter(NoDrafter):
     def ready(self, rows: list[int]) -> list[int]:
         self._hand_over()
         found = self._index.propose(rows)
-        counts = found.counts.tolist()
-        drafts = found.drafts.tolist()
-        for row, ids, count in zip(rows, drafts, counts, strict=True):
+        few = 2 * np.maximum(found.lengths - 1, 0)
+        most = np.where(found.lengths < self._certain, few, self.width)
+        counts = np.minimum(found.counts, most).tolist()
+        for row, ids, count in zip(rows, found.drafts.tolist(), counts, strict=True):
             self._drafts[row] = ids[:count]
         return counts
 

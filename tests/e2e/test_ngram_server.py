@@ -1,0 +1,35 @@
+"""Drafts of n-grams in a server of two ranks, which must propose the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from running_server import RunningServer
+from seeded_streams import FLAGS, SEEDS, all_streams, body
+
+
+def test_streams_are_those_without_drafts_and_the_books_tell_of_them(
+    folder: Path, wanted: dict[int, list[int]], tmp_path: Path
+) -> None:
+    flags = "--speculative-algorithm NGRAM --speculative-fixed-width --tp-size 2"
+    with RunningServer(
+        *("--model-path", str(folder), *FLAGS, *flags.split()),
+        *("--enable-metrics", "--speculative-ngram-match-type", "PROB"),
+        environment={"VIVACE_COMPARE_RANKS": "1"},
+        log=tmp_path / "log",
+    ) as server:
+        server.wait_ready()
+        assert all_streams(server) == wanted
+        seed = 1
+        meta = server.json("/generate", body(seed))["meta_info"]
+        assert meta["spec_verify_ct"] < meta["completion_tokens"] == len(wanted[seed])
+        assert meta["spec_accept_length"] > 1 and 0 < meta["spec_accept_rate"] <= 1
+        assert meta["spec_accept_token_num"] <= meta["spec_draft_token_num"]
+        (state,) = server.json("/server_info")["internal_states"]
+        assert state["avg_spec_accept_length"] > 1
+        assert sum(state["spec_draft_widths"].values()) > len(SEEDS)
+        status, page = server.call("GET", "/metrics")
+        found = re.search(rb"^sglang:spec_accept_length\{.*\} (\S+)$", page, re.MULTILINE)
+        assert status == 200 and found and float(found[1]) > 1
+        assert "accept len" in server.text()

@@ -1,0 +1,96 @@
+"""The drafter of n-grams: what it tells the index, and what it writes behind the rows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from toy_model import Driver, toy_worker
+
+from vivace.platforms.ngrams import NgramSettings
+from vivace.platforms.ops.ngrams import PythonNgramIndex
+from vivace.protocol.messages import SamplingParams
+from vivace.protocol.step import Join, StepPlan
+from vivace.protocol.tasks import Embed
+from vivace.worker.drafter import NO_DRAFTS
+from vivace.worker.drafters.ngram import NgramDrafter
+
+WIDTH = 4
+
+
+def new_drafter(certain: int = 0) -> NgramDrafter:
+    return NgramDrafter(PythonNgramIndex(NgramSettings(width=WIDTH)), WIDTH, certain=certain)
+
+
+def joined(row: int, tokens: list[int], **changes: Any) -> StepPlan:
+    given = {"key": row, "prompt": len(tokens), "cached": 0, "pages": [], **changes}
+    join = Join(row=row, tokens=tokens, sampling=SamplingParams(), **given)
+    return StepPlan(number=0, joins=[join])
+
+
+def proposed(drafter: NgramDrafter, row: int, known: int, count: int) -> list[int]:
+    columns: Any = SimpleNamespace(tokens=torch.full((3, 40), -1, dtype=torch.int32))
+    drafter.propose(columns, np.array([row]), np.array([count]))
+    written = columns.tokens[row]
+    assert (written[:known] == -1).all() and (written[known + count :] == -1).all()
+    return written[known : known + count].tolist()
+
+
+def test_it_writes_what_stood_behind_the_last_occurrence() -> None:
+    drafter = new_drafter()
+    drafter.update(joined(1, [5, 6, 7, 8, 9, 5]))
+    drafter.learn(1, [6])
+    assert drafter.ready([1]) == [4]
+    assert proposed(drafter, 1, 7, 4) == [7, 8, 9, 5]
+    assert proposed(drafter, 1, 7, 2) == [7, 8]
+    drafter.learn(1, [7, 30])
+    assert proposed(drafter, 1, 9, 2) == [0, 0], "of what it did not say to be ready"
+    assert drafter.ready([1]) == [0]
+
+
+def test_the_last_tokens_decide_how_many_drafts_there_are() -> None:
+    drafter = new_drafter(certain=3)
+    text = [1, 2, 3, 40, 41, 42, 43, 44]
+    for end, wanted in (([3], 0), ([2, 3], 2), ([1, 2, 3], 4), ([9], 0)):
+        drafter.update(joined(0, [*text, 50, *end]))
+        assert drafter.ready([0]) == [wanted]
+
+
+def test_a_row_starts_anew_with_its_next_request() -> None:
+    drafter = new_drafter()
+    drafter.update(joined(0, [1, 2, 3, 1, 2], cache_key="1:a"))
+    drafter.learn(0, [3])
+    drafter.update(StepPlan(number=1, leaves=[0]))
+    drafter.learn(0, [4])
+    drafter.update(joined(0, [1, 2], cache_key="1:b"))
+    assert drafter.ready([0, 1]) == [0, 0], "rows of another key say nothing"
+    drafter.update(joined(1, [1, 2], cache_key="1:a"))
+    assert drafter.ready([1]) == [4]
+    assert proposed(drafter, 1, 2, 4) == [3, 1, 2, 3]
+
+
+def test_texts_that_want_no_answer_are_nobodys_drafts() -> None:
+    drafter = new_drafter()
+    drafter.update(joined(0, [1, 2, 3, 1, 2], task=Embed(pooling="mean")))
+    drafter.update(joined(1, [1, 2]))
+    assert drafter.ready([0, 1]) == [0, 0]
+
+
+def test_a_worker_draws_the_same_tokens_in_fewer_steps() -> None:
+    answers = list[list[int]]()
+    steps = list[int]()
+    for drafter in (NO_DRAFTS, new_drafter()):
+        worker, _ = toy_worker(drafter=drafter)
+        driver = Driver(worker)
+        driver.join(0, [5, 9, 1, 40, 7])
+        result = driver.step({0: 5})
+        sequence, count = driver.sequences[0], 1
+        while len(sequence["tokens"]) < 50:
+            result = driver.step({0: 1 + (result.ready_drafts or [0])[0]})
+            count += 1
+        answers.append(sequence["tokens"][:50])
+        steps.append(count)
+    assert answers[0] == answers[1]
+    assert steps[1] < steps[0]
