@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from vivace.engine.draft_widths import (
     LEVELS,
+    SPOILED,
     AdaptiveWidth,
     DraftStats,
+    DraftWidths,
     FixedWidth,
-    SequenceDrafts,
     choose_widths,
     level_table,
     next_level,
@@ -30,16 +31,18 @@ STEEP = StepCosts(tokens=[1, 64], seconds=[1.0, 64.0])
 
 
 def sequence(level: int, ready: int) -> Any:
-    drafts = SequenceDrafts(ready)
-    drafts.level = level
-    return SimpleNamespace(drafts=drafts)
+    return SimpleNamespace(draft_level=level, ready_drafts=ready)
+
+
+def widths(chosen: DraftWidths, rows: list[Any]) -> list[int]:
+    return [count - 1 for count in chosen.choose(rows)]
 
 
 def test_drafts_that_cost_nothing_are_all_tried_and_those_that_cost_a_step_are_not() -> None:
     rows = [sequence(25, 4), sequence(3, 4), sequence(25, 1), sequence(25, 0)]
-    assert AdaptiveWidth(4, FLAT).choose(rows) == [4, 4, 1, 0]
-    assert sum(AdaptiveWidth(4, STEEP).choose(rows)) <= 1, "one row is tried"
-    assert FixedWidth().choose(rows) == [4, 4, 1, 0]
+    assert widths(AdaptiveWidth(4, FLAT), rows) == [4, 4, 1, 0]
+    assert sum(widths(AdaptiveWidth(4, STEEP), rows)) <= 1, "one row is tried"
+    assert widths(FixedWidth(), rows) == [4, 4, 1, 0]
 
 
 def test_what_is_not_measured_limits_nothing() -> None:
@@ -73,27 +76,42 @@ def test_no_other_widths_bring_more_tokens_per_second(
         return gained / (lower[1] + max(widths) * draft)
 
     drafter = AdaptiveWidth(3, costs)
-    chosen = tuple(drafter.choose([sequence(*row) for row in rows]))
+    chosen = tuple(widths(drafter, [sequence(*row) for row in rows]))
     assert all(width <= ready for width, (_, ready) in zip(chosen, rows, strict=True))
     every = itertools.product(*(range(ready + 1) for _, ready in rows))
     assert rate(chosen) >= 0.75 * max(rate(widths) for widths in every)
 
 
 def test_who_gets_none_is_tried_again_now_and_then() -> None:
-    widths, rows = AdaptiveWidth(4, STEEP), [sequence(20, 4) for _ in range(3)]
+    chosen, rows = AdaptiveWidth(4, STEEP), [sequence(20, 4) for _ in range(3)]
     tried = [0, 0, 0]
     for _ in range(640):
-        for index, width in enumerate(widths.choose(rows)):
+        for index, width in enumerate(widths(chosen, rows)):
             tried[index] += width
     assert tried == [10, 10, 10]
 
 
 def test_steps_that_take_longer_than_they_did_count() -> None:
-    widths, rows = AdaptiveWidth(4, FLAT), [sequence(20, 4)]
-    assert widths.choose(rows) == [4]
+    chosen, rows = AdaptiveWidth(4, FLAT), [sequence(20, 4)]
+    assert widths(chosen, rows) == [4]
     for _ in range(200):
-        widths.observe(5, 9.0)
-    assert sum(widths.choose([sequence(20, 4)])[0] for _ in range(16)) < 64
+        chosen.observe(5, 9.0)
+    assert sum(widths(chosen, rows)[0] for _ in range(16)) < 64
+
+
+def test_where_all_have_as_many_as_they_may_widths_stay_for_some_steps() -> None:
+    chosen, rows = AdaptiveWidth(4, FLAT, told=False), [sequence(20, 4)]
+    first = chosen.choose(rows)
+    assert chosen.choose(rows) is first
+    assert chosen.choose([sequence(20, 4)] * 2) == [5, 5]
+
+
+def test_who_was_spoiled_gets_none() -> None:
+    rows, table = [sequence(SPOILED, 4), sequence(20, 4)], level_table(4)
+    for chosen in (AdaptiveWidth(4, FLAT), FixedWidth()):
+        for _ in range(200):
+            assert widths(chosen, rows) == [0, 4]
+    assert table[SPOILED][4] == [SPOILED] * 5
 
 
 @pytest.mark.parametrize("drafts", [1, 3, 7])

@@ -7,8 +7,8 @@ from engine_rig import EOS, VOCABULARY, Rig
 
 from vivace.engine.oracle import Faults, OracleWorker, oracle_token
 from vivace.engine.settings import EngineSettings
-from vivace.protocol.messages import CacheGroup, LogprobOptions, window_slack
-from vivace.protocol.step import StepPlan, StepResult
+from vivace.protocol.messages import CacheGroup, LogprobOptions
+from vivace.protocol.step import StepPlan, StepResult, window_slack
 
 
 def rig_with(drafts: int, *, depth: int = 1, **options: object) -> Rig:

@@ -16,8 +16,8 @@ from vivace.protocol.messages import (
     UNTIL_FIRST_TOKEN,
     CacheGroup,
     LogprobOptions,
-    window_slack,
 )
+from vivace.protocol.step import window_slack
 from vivace.protocol.tasks import POOLINGS, Embed, Generate, KVTransfer, Task
 
 SUSPICIONS = st.sampled_from([0, 0, 0, UNTIL_FIRST_TOKEN, ALWAYS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections import Counter
 
 import pytest
 from engine_rig import EOS, Rig
@@ -223,7 +224,8 @@ def test_distribution_equals_counting(values: list[float]) -> None:
     distribution = Distribution((1, 2.5, 10))
     for value in values[::2]:
         distribution.observe(value)
-    distribution.observe_since([-value for value in values[1::2]], 0.0)
+    for value, times in Counter(values[1::2]).items():
+        distribution.observe(value, times)
     snapshot = distribution.snapshot()
     for bound, count in zip(snapshot.bounds, snapshot.counts, strict=True):
         assert count == sum(value <= bound for value in values)

@@ -37,9 +37,9 @@ from vivace.protocol.messages import (
     Deltas,
     Request,
     SamplingParams,
-    window_slack,
 )
 from vivace.protocol.metrics import StepCosts
+from vivace.protocol.step import window_slack
 from vivace.protocol.tasks import GENERATE, POOLINGS, Embed, Generate, Task
 from vivace.worker.build import assemble
 from vivace.worker.drafter import NO_DRAFTS, Drafter, ScriptedDrafter

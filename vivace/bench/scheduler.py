@@ -5,6 +5,9 @@ streams one token per step, so every step makes one delta per row, takes pages a
 and books metrics. The executor is a null one that answers at once (its time is not counted); no
 message is encoded or sent. Requests start with staggered lengths, so page boundaries are spread
 over the steps as in real traffic.
+
+With `--drafts` every row has so many behind its token, of which half are right on average, and the
+widths follow from costs as on a device on which they pay.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
 from vivace.arguments import ArgumentParser
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import Capacity, Request, SamplingParams
+from vivace.protocol.metrics import StepCosts
 from vivace.protocol.step import StepPlan, StepResult
 
 _PROMPT = 64
@@ -29,21 +34,32 @@ Row = dict[str, float]
 
 
 class NullExecutor:
-    """Every span advances as planned and draws the same token where it reaches the end."""
+    """Every span draws the same token where it reaches the end; of its drafts a number that goes
+    round are right."""
 
     def __init__(self) -> None:
         self._missing: dict[int, int] = {}
+        self._turn = 0
 
     def run(self, plan: StepPlan) -> StepResult:
         missing = self._missing
         for join in plan.joins:
             missing[join.row] = len(join.tokens) - join.cached
         tokens: list[list[int]] = []
+        advanced: list[int] = []
         for row, count in zip(plan.rows, plan.counts, strict=True):
             left = missing[row] - count
-            tokens.append([] if left else [_TOKEN])
-            missing[row] = left or 1
-        return StepResult(number=plan.number, advanced=plan.counts, tokens=tokens)
+            if left > 0:
+                tokens.append([])
+                missing[row] = left
+                advanced.append(count)
+                continue
+            self._turn += 1
+            right = self._turn % (1 - left)
+            tokens.append([_TOKEN] * (1 + right))
+            advanced.append(count + left + right)
+            missing[row] = 1
+        return StepResult(number=plan.number, advanced=advanced, tokens=tokens)
 
 
 def run(
@@ -52,18 +68,29 @@ def run(
     *,
     page_size: int = 16,
     depth: int = 1,
+    drafts: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:
     """One result per number of rows; times are milliseconds (see the module for what is in them).
 
-    Keys: rows, steps, page_size, depth, plan_median_ms, plan_p99_ms, commit_median_ms,
+    Keys: rows, steps, page_size, depth, drafts, plan_median_ms, plan_p99_ms, commit_median_ms,
     commit_p99_ms, total_median_ms, total_p99_ms, tokens_per_second.
     """
-    return [_measure(count, steps, page_size, depth, clock) for count in rows]
+    return [_measure(Shape(count, steps, page_size, depth, drafts), clock) for count in rows]
 
 
-def _measure(rows: int, steps: int, page_size: int, depth: int, clock: Callable[[], float]) -> Row:
-    scheduler = _loaded_scheduler(rows, steps, page_size, depth)
+@dataclass(frozen=True, slots=True)
+class Shape:
+    rows: int
+    steps: int
+    page_size: int
+    depth: int
+    drafts: int
+
+
+def _measure(shape: Shape, clock: Callable[[], float]) -> Row:
+    rows, steps = shape.rows, shape.steps
+    scheduler = _loaded_scheduler(shape)
     executor = NullExecutor()
     _until_all_decode(scheduler, executor, rows)
     plans: list[float] = []
@@ -80,19 +107,29 @@ def _measure(rows: int, steps: int, page_size: int, depth: int, clock: Callable[
         commits.append(clock() - landed)
         plans.append(planned - start)
         assert len(deltas) == rows
-    return _summary(rows, steps, page_size, depth, plans, commits)
+    return _summary(shape, plans, commits)
 
 
-def _loaded_scheduler(rows: int, steps: int, page_size: int, depth: int) -> Scheduler:
-    longest = _PROMPT + page_size + steps + rows + 64
+def _loaded_scheduler(shape: Shape) -> Scheduler:
+    rows, page_size = shape.rows, shape.page_size
+    longest = _PROMPT + page_size + (1 + shape.drafts) * (shape.steps + rows) + 64
     capacity = Capacity(
         pages=(longest // page_size + 2) * rows,
         page_size=page_size,
         rows=rows,
         context=longest,
         vocabulary=_VOCABULARY,
+        step_costs=StepCosts(tokens=[1, 8192], seconds=[1e-2, 1.1e-2])
+        if shape.drafts
+        else StepCosts(),
     )
-    settings = EngineSettings(rows=rows, depth=depth, chunk=8192, initial_ratio=0.0)
+    settings = EngineSettings(
+        rows=rows,
+        depth=shape.depth,
+        chunk=8192,
+        initial_ratio=0.0,
+        num_speculative_tokens=shape.drafts,
+    )
     scheduler = Scheduler(settings, capacity, time.monotonic)
     for index in range(rows):
         length = _PROMPT + index % max(page_size, 16)
@@ -118,16 +155,14 @@ def _until_all_decode(scheduler: Scheduler, executor: NullExecutor, rows: int) -
             return
 
 
-def _summary(
-    rows: int, steps: int, page_size: int, depth: int, plans: list[float], commits: list[float]
-) -> Row:
+def _summary(shape: Shape, plans: list[float], commits: list[float]) -> Row:
     totals = [plan + commit for plan, commit in zip(plans, commits, strict=True)]
-    row: Row = {"rows": rows, "steps": steps, "page_size": page_size, "depth": depth}
+    row: Row = {name: float(value) for name, value in asdict(shape).items()}
     for name, seconds in (("plan", plans), ("commit", commits), ("total", totals)):
         ordered = sorted(seconds)
         row[f"{name}_median_ms"] = statistics.median(ordered) * 1e3
         row[f"{name}_p99_ms"] = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] * 1e3
-    row["tokens_per_second"] = rows / statistics.median(totals)
+    row["tokens_per_second"] = shape.rows / statistics.median(totals)
     return row
 
 
@@ -139,9 +174,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 64, 256, 1024])
     parser.add_argument("--steps", type=int, default=300, help="measured steps per size")
     parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--drafts", type=int, default=0, help="behind the token of each row")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     options = parser.parse_args(argv)
-    results = run(options.rows, options.steps, page_size=options.page_size)
+    sizes = {"page_size": options.page_size, "drafts": options.drafts}
+    results = run(options.rows, options.steps, **sizes)
     write = sys.stdout.write
     if options.json:
         for row in results:

@@ -25,7 +25,7 @@ from vivace.engine.step_builder import (
     StepBuilder,
 )
 from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
-from vivace.protocol.messages import GROWTH
+from vivace.protocol.step import growth
 
 _SHORT_PROMPTS = 32
 """tokens: while all prompts together need no more, they share the decode steps of streams"""
@@ -150,7 +150,8 @@ class Batching:
             if len(growing) < len(at_limit):
                 decoding = [s for s in decoding if s.scheduled_len < s.max_len - 1]
         if decoding:
-            step.add_decodes(decoding, self._decode_counts(decoding))
+            limited = any(s.scheduled_len >= s.page_limit for s in at_limit)
+            step.add_decodes(decoding, self._decode_counts(decoding, limited=limited))
             if self._pages.leases.sparse:
                 for sequence in decoding:
                     step.saves += self._pages.save_states(sequence)
@@ -178,25 +179,26 @@ class Batching:
         table.decoding = [s for s in table.decoding if id(s) not in chosen] + cohort
         return cohort
 
-    def _decode_counts(self, decoding: list[Sequence]) -> list[int]:
+    def _decode_counts(self, decoding: list[Sequence], *, limited: bool) -> list[int]:
         """The last known token of each, and as many drafts as are worth it, it may draw, and pages
-        allow."""
+        allow. `limited`: for some these may be fewer"""
         if not self._pages.drafts:
             return [1] * len(decoding)
-        counts, pages = list[int](), self._pages
-        for sequence, width in zip(decoding, self._widths.choose(decoding), strict=True):
-            count = 1
-            if width and not sequence.drafts.spoiled:
-                left = min(sequence.max_len - 1, pages.room(sequence)) - sequence.scheduled_len
-                count = min(1 + width, left)
-            counts.append(count)
+        counts = self._widths.choose(decoding)
+        if limited:
+            counts = counts.copy()
+            drafts = self._pages.drafts
+            for index, sequence in enumerate(decoding):
+                if sequence.scheduled_len >= sequence.page_limit:
+                    left = sequence.page_limit + drafts - sequence.scheduled_len
+                    counts[index] = min(counts[index], left)
         return counts
 
     def _grow(self, step: StepBuilder, growing: list[Sequence]) -> bool:
         """More pages for each of them, taken in one piece: while pages are plenty several at a
         time, while they are short for no drafts. False: too few even for a token each."""
         pages, leases = self._pages, self._pages.leases
-        needs = pages.missing(growing, pages.drafts, GROWTH)
+        needs = pages.missing(growing, pages.drafts, growth(pages.drafts))
         if leases.partial:  # whoever goes on slides; where that is not enough, all do
             short = sum(needs) > leases.growable // 2
             for sequence in self._table.running() if short else growing:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LEVELS = 32
 """of how likely a draft is to be accepted, if the one before it was: level / (LEVELS - 1)"""
 FIRST_LEVEL = 20
+SPOILED = LEVELS
+"""level of who gets none: the numbers of a step with drafts went wrong, maybe their fault"""
 _OBSERVED = 0.2
 """weight of one draft beside those before it"""
 _PROBE_STEPS = 64
@@ -46,12 +48,13 @@ def choose_widths(settings: EngineSettings, costs: StepCosts) -> DraftWidths:
     """Where nothing was measured all drafts are tried."""
     if settings.fixed_draft_width or not costs.tokens:
         return FixedWidth()
-    return AdaptiveWidth(settings.num_speculative_tokens, costs)
+    return AdaptiveWidth(settings.num_speculative_tokens, costs, told=settings.drafts_are_told)
 
 
 class DraftWidths(Protocol):
     def choose(self, decoding: list[Sequence]) -> list[int]:
-        """The most drafts that each of these has in the next step."""
+        """The most tokens of each of these in the next step, its drafts among them. The list is
+        not to be changed."""
         ...
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -59,26 +62,14 @@ class DraftWidths(Protocol):
         ...
 
 
-class SequenceDrafts:
-    """What the scheduler knows of one sequence's drafts."""
-
-    __slots__ = ("accepted", "level", "ready", "spoiled", "verified")
-
-    def __init__(self, width: int) -> None:
-        self.ready = width
-        """drafts that there are for its next span, as far as is known"""
-        self.level = FIRST_LEVEL
-        """how likely they are to be accepted"""
-        self.verified = self.accepted = 0
-        self.spoiled = False
-        """the numbers of a step with drafts went wrong, and it may have been their fault"""
-
-
 class FixedWidth:
     """Every row has as many as its drafter has."""
 
     def choose(self, decoding: list[Sequence]) -> list[int]:
-        return [sequence.drafts.ready for sequence in decoding]
+        return [
+            1 + sequence.ready_drafts if sequence.draft_level != SPOILED else 1
+            for sequence in decoding
+        ]
 
     def observe(self, tokens: int, seconds: float) -> None:
         """It does not matter."""
@@ -91,30 +82,43 @@ class AdaptiveWidth:
     are taken in the order of that, as long as tokens per second rise. So there is a least gain.
     """
 
-    def __init__(self, width: int, costs: StepCosts) -> None:
+    def __init__(self, width: int, costs: StepCosts, *, told: bool = True) -> None:
+        """`told`: after each step is known how many drafts a row has"""
         self._width = width
+        self._told = told
+        self._decoding: list[Sequence] = []
+        self._counts: list[int] = []
+        """of these, at the last look"""
         self._times = StepSeconds(costs)
         self._gains = [
             [probability(level) ** place for place in range(1, width + 1)]
             for level in range(LEVELS)
-        ]
+        ] + [[0.0] * width]
         """of each level the tokens that a row's first, second ... draft brings; ever fewer"""
         self._steps = self._rows = 0
-        self._limits = [width] * LEVELS
+        self._limits = [width] * LEVELS + [0]
         """most drafts of a row of each level"""
 
     def choose(self, decoding: list[Sequence]) -> list[int]:
-        ready = [sequence.drafts.ready for sequence in decoding]
+        if not self._told and self._steps % _LIMIT_STEPS and decoding == self._decoding:
+            self._steps += 1
+            return self._counts
+        self._decoding = decoding
+        self._counts = [1 + width for width in self._choose(decoding)]
+        return self._counts
+
+    def _choose(self, decoding: list[Sequence]) -> list[int]:
+        ready = [sequence.ready_drafts for sequence in decoding]
         if not any(ready):
             return ready
-        levels, rows = [sequence.drafts.level for sequence in decoding], len(decoding)
+        levels, rows = [sequence.draft_level for sequence in decoding], len(decoding)
         if rows <= _FEW_ROWS or self._rows != rows or self._steps % _LIMIT_STEPS == 0:
             self._rows = rows
             self._limits = self._find_limits(rows, Counter(zip(levels, ready, strict=True)))
         widths = list(map(min, ready, map(self._limits.__getitem__, levels)))
         self._steps += 1
         for index in range(self._steps % _PROBE_STEPS, rows, _PROBE_STEPS):
-            widths[index] = widths[index] or min(1, ready[index])
+            widths[index] = widths[index] or min(1, ready[index], SPOILED - levels[index])
         return widths
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -178,7 +182,7 @@ def level_table(width: int) -> list[list[list[int]]]:
             for drafts in range(width + 1)
         ]
         for level in range(LEVELS)
-    ]
+    ] + [[[SPOILED] * (drafts + 1) for drafts in range(width + 1)]]
 
 
 class StepSeconds:

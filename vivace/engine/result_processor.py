@@ -6,13 +6,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from math import inf
 
+from vivace.engine.draft_widths import SPOILED
 from vivace.engine.sequence import Sequence, State, first_hidden_state, first_logprob
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
-from vivace.engine.stats import Stats
+from vivace.engine.stats import Stats, StepTokens
 from vivace.engine.step_builder import InFlightStep
 from vivace.engine.transfers import Transfers
 from vivace.protocol.messages import (
@@ -31,30 +31,9 @@ from vivace.protocol.tasks import EMBEDDING, Embed, Payload
 logger = logging.getLogger("vivace.engine")
 
 
-@dataclass(slots=True)
-class _Drawn:
-    """Tokens of a step, as metrics count them."""
-
-    total: int = 0
-    first: int = 0
-    """of requests that metrics count, those that had no token before them"""
-    moments: list[float] = field(default_factory=list[float])
-    """when the token before each of the others came"""
-
-    @property
-    def counted(self) -> int:
-        return self.first + len(self.moments)
-
-    def add(self, tokens: int, before: float | None, sequence: Sequence, now: float) -> None:
-        """`before`: when the sequence drew its last token; None: these follow its prompt. Of those
-        that come at once each took an equal part of the time."""
-        self.total += tokens
-        if not sequence.log_metrics:
-            return
-        if before is None:
-            self.first += tokens
-        else:
-            self.moments += [now - (now - before) / tokens] * tokens
+_LEARNED_STEPS = 4
+"""of a large batch: one of so many tells enough of how likely drafts are accepted"""
+_FEW_SEQUENCES = 32
 
 
 class ResultProcessor:
@@ -68,6 +47,8 @@ class ResultProcessor:
     ) -> None:
         """`draft_levels`: as `level_table` says"""
         self._draft_levels = draft_levels
+        self._judged = 0
+        """steps with drafts"""
         self._table = table
         self._stats = stats
         self._outputs = outputs
@@ -78,7 +59,7 @@ class ResultProcessor:
         for index, message in result.bad.items():
             self._process_bad_numbers(*step.spans()[index], index < len(step.chunks), message)
         self._table.step_returned(step.number)
-        drawn = _Drawn()
+        drawn = StepTokens()
         if step.chunks:
             self._process_chunks(step, result, drawn, now)
         if step.decodes:
@@ -86,8 +67,8 @@ class ResultProcessor:
         if result.ready_drafts:
             spans = zip((*step.chunks, *step.decodes), result.ready_drafts, strict=True)
             for sequence, ready in spans:
-                sequence.drafts.ready = ready
-        self._stats.record_tokens(drawn.total, drawn.counted, drawn.moments, now)
+                sequence.ready_drafts = ready
+        self._stats.record_tokens(drawn)
         if step.decodes:
             self._stats.record_decode(result.captured, now)
 
@@ -97,14 +78,14 @@ class ResultProcessor:
         """Nothing of that span stays. A draft may spoil the tokens before it, which its masked
         values reach as zero times NaN: without drafts they are computed once more."""
         if count > 1 and not is_chunk:
-            sequence.drafts.spoiled = True
+            sequence.draft_level = SPOILED
             return
         sequence.has_bad_numbers = True
         if sequence.state is State.RUNNING:
             self._outputs.fail_numbers(sequence, message)
 
     def _process_chunks(
-        self, step: InFlightStep, result: StepResult, drawn: _Drawn, now: float
+        self, step: InFlightStep, result: StepResult, drawn: StepTokens, now: float
     ) -> None:
         advanced = result.advanced[: len(step.chunks)]
         self._table.take_back(step.chunks, step.counts, advanced)
@@ -114,7 +95,7 @@ class ResultProcessor:
                 self._process_span(sequence, result, index, drawn, now)
 
     def _process_span(
-        self, sequence: Sequence, result: StepResult, index: int, drawn: _Drawn, now: float
+        self, sequence: Sequence, result: StepResult, index: int, drawn: StepTokens, now: float
     ) -> None:
         """Whatever a span may have brought."""
         tokens = result.tokens[index]
@@ -135,7 +116,6 @@ class ResultProcessor:
                 self._table.clear_suspicion(sequence)
             if pending and sequence.request.transfer is not None:
                 self._transfers.send_prompt(sequence)
-            self._table.clients.charge(sequence.client, len(tokens) - 1)
             if not sequence.first_token_time:
                 self._stats.record_first_token(sequence, now)
             self._accept(sequence, tokens, result, index)
@@ -150,60 +130,68 @@ class ResultProcessor:
             self._outputs.deltas += sequence.hidden_state_deltas(payload)
 
     def _process_decodes(
-        self, step: InFlightStep, result: StepResult, drawn: _Drawn, now: float
+        self, step: InFlightStep, result: StepResult, drawn: StepTokens, now: float
     ) -> None:
-        """The hot path."""
-        first, moments = len(step.chunks), list[float]()
-        running, deltas = State.RUNNING, self._outputs.deltas
-        advanced, drawn_tokens = result.advanced[first:], result.tokens[first:]
-        self._table.take_back(step.decodes, step.decode_counts, advanced)
+        """The hot path. What came at once is booked at once, where it is nothing but tokens."""
+        first, planned = len(step.chunks), step.decode_counts
+        advanced, tokens = result.advanced[first:], result.tokens[first:]
         if self._table.pages.drafts:
-            self._judge_drafts(step.decodes, step.decode_counts, drawn_tokens)
+            self._book_drafts(step.decodes, planned, advanced)
+        else:
+            self._table.take_back(step.decodes, planned, advanced)
+        moments, counts = list[float](), list[int]()
+        running, deltas = State.RUNNING, self._outputs.deltas
         indices = range(first, len(result.tokens))
-        spans = zip(indices, step.decodes, advanced, drawn_tokens, strict=True)
-        for index, sequence, count, tokens in spans:
+        spans = zip(indices, step.decodes, advanced, tokens, strict=True)
+        for index, sequence, count, ids in spans:
             sequence.computed_len += count
             if sequence.state is not running:
                 continue
-            if count != len(tokens) or not count or not sequence.steady:
+            if count != len(ids) or not count or not sequence.steady:
                 self._process_span(sequence, result, index, drawn, now)
                 continue
-            before = sequence.last_token_time
-            if count == 1:
-                moments.append(before)
-                ends = tokens[0] in sequence.ending_ids
-            else:
-                moments += [now - (now - before) / count] * count
-                self._table.clients.charge(sequence.client, count - 1)
-                ends = not sequence.ending_ids.isdisjoint(tokens)
+            moments.append(sequence.last_token_time)
+            counts.append(count)
             sequence.last_token_time = now
             try:
                 known = sequence.tokens
                 length = len(known) + count
-                if ends or length >= sequence.max_len:
-                    self._accept(sequence, tokens, result, index)
+                ends = sequence.ending_ids
+                if length >= sequence.max_len or (ends and not ends.isdisjoint(ids)):
+                    self._accept(sequence, ids, result, index)
                     continue
-                known += tokens
+                known += ids
                 if length >= sequence.next_delta_len:
-                    deltas.append(sequence.next_delta(tokens, length))
+                    deltas.append(sequence.next_delta(ids, length))
             except Exception as error:
                 self._outputs.fail(sequence, error)
-        drawn.total += len(moments)
-        drawn.moments += moments
+        drawn.add_each(moments, counts, now)
 
-    def _judge_drafts(
-        self, decodes: list[Sequence], counts: list[int], drawn: list[list[int]]
+    def _book_drafts(
+        self, decodes: list[Sequence], planned: list[int], advanced: list[int]
     ) -> None:
-        """How many drafts of each were right."""
-        levels, all_accepted = self._draft_levels, 0
-        for sequence, count, tokens in zip(decodes, counts, drawn, strict=True):
-            if count > 1 and tokens:
-                drafts, accepted = sequence.drafts, len(tokens) - 1
-                drafts.verified += count - 1
-                drafts.accepted += accepted
-                drafts.level = levels[drafts.level][count - 1][accepted]
-                all_accepted += accepted
-        self._stats.drafts.record(Counter(counts), all_accepted)
+        """How many drafts of each were right; what is planned behind the others is taken back."""
+        clients, levels, stopped = self._table.clients, self._draft_levels, advanced.count(0)
+        self._judged += 1
+        if self._judged % _LEARNED_STEPS == 0 or len(decodes) < _FEW_SEQUENCES:
+            for sequence, count, done in zip(decodes, planned, advanced, strict=True):
+                if count > 1 and done:
+                    sequence.draft_level = levels[sequence.draft_level][count - 1][done - 1]
+        if stopped or self._table.pages.leases.sparse:
+            self._table.take_back(decodes, planned, advanced)
+            for sequence, count, done in zip(decodes, planned, advanced, strict=True):
+                if done:
+                    sequence.num_drafts += count - 1
+                    sequence.num_accepted += done - 1
+        else:  # the short way
+            for sequence, count, done in zip(decodes, planned, advanced, strict=True):
+                sequence.scheduled_len -= count - done
+                sequence.num_drafts += count - 1
+                sequence.num_accepted += done - 1
+        if clients.several:
+            for sequence, done in zip(decodes, advanced, strict=True):
+                clients.charge(sequence.client, max(0, done - 1))
+        self._stats.drafts.record(Counter(planned), sum(advanced) - len(advanced) + stopped)
 
     def _accept(self, sequence: Sequence, drawn: list[int], result: StepResult, index: int) -> None:
         """Append what was drawn; send a delta when it is time, or the end."""

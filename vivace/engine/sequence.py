@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from vivace.engine.draft_widths import SequenceDrafts
+from vivace.engine.draft_widths import FIRST_LEVEL
 from vivace.engine.settings import EngineSettings
 from vivace.kv.leases import Lease
 from vivace.kv.prefix_tree import pack
@@ -63,7 +63,7 @@ class Sequence:
         "client",
         "computed_len",
         "delta_interval",
-        "drafts",
+        "draft_level",
         "ending_ids",
         "first_token_time",
         "gates",
@@ -80,7 +80,9 @@ class Sequence:
         "logprobs",
         "max_len",
         "next_delta_len",
+        "num_accepted",
         "num_cached_tokens",
+        "num_drafts",
         "num_prompt_tokens",
         "num_resumed",
         "num_sent",
@@ -89,6 +91,7 @@ class Sequence:
         "prefix",
         "priority",
         "prompt_sent",
+        "ready_drafts",
         "received",
         "request",
         "retractions",
@@ -110,8 +113,7 @@ class Sequence:
         self.request = request
         self.key = request.key
         self.client = request.client
-        self.seq_no = seq_no
-        """order of arrival at the engine"""
+        self.seq_no = seq_no  # order of arrival at the engine
         self.priority = effective_priority(request.priority, settings)
         self.tokens = request.tokens + request.resumed
         self.num_prompt_tokens = len(request.tokens)
@@ -125,7 +127,10 @@ class Sequence:
         """it is GATED while one of them is closed"""
         self.holds: set[int] = set()
         """tickets of transfers under way that read or write its pages"""
-        self.drafts = SequenceDrafts(settings.num_speculative_tokens)
+        self.ready_drafts = settings.num_speculative_tokens
+        """that there are for its next span, as far as is known"""
+        self.draft_level = FIRST_LEVEL
+        """how likely they are accepted (draft_widths.py)"""
         self.prompt_sent = False
         """the KV of its prompt went to another engine, or will with the next plan"""
         self.suspect = request.suspect
@@ -138,8 +143,7 @@ class Sequence:
         first = 1 if request.stream else self.delta_interval
         self.next_delta_len = len(self.tokens) + first
         """number of tokens at which the next delta goes out"""
-        self.num_cached_tokens = 0
-        self.retractions = 0
+        self.num_cached_tokens = self.retractions = self.num_drafts = self.num_accepted = 0
         self.logprobs: list[TokenLogprob] | None = None if request.logprobs is None else []
         self.hidden_state_start = first_hidden_state(request.task)
         """position from which on hidden states are to be sent or pooled: the cache has none"""
@@ -166,7 +170,8 @@ class Sequence:
         self.scheduled_len = 0
         self.prefill_len = 0
         self.page_limit = 0
-        """a decode span at `scheduled_len >= page_limit` needs a page first, or is not planned"""
+        """a decode span at `scheduled_len >= page_limit` needs a page first, has fewer drafts, or
+        is not planned"""
         self.steady = False
         """all tokens that were known when it got its row are computed, and those that it draws are
         counted by metrics and sent without log-probabilities"""
@@ -234,8 +239,6 @@ class Sequence:
             tokens=drawn,
             cached_tokens=self.num_cached_tokens,
             retractions=self.retractions,
-            drafts=self.drafts.verified,
-            accepted_drafts=self.drafts.accepted,
         )
 
     def prompt_deltas(self, scored: list[PromptLogprobs]) -> Iterator[Delta]:
@@ -269,8 +272,8 @@ class Sequence:
             finish=finish,
             cached_tokens=self.num_cached_tokens,
             retractions=self.retractions,
-            drafts=self.drafts.verified,
-            accepted_drafts=self.drafts.accepted,
+            drafts=self.num_drafts,
+            accepted_drafts=self.num_accepted,
         )
         if self.logprobs is not None:
             delta.logprobs, self.logprobs = self.logprobs, []

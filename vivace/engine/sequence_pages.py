@@ -12,8 +12,8 @@ from vivace.engine.settings import EngineSettings
 from vivace.kv.leases import Lease, Leases
 from vivace.kv.partial_pool import PartialPool
 from vivace.kv.prefix_tree import TOKEN_BYTES
-from vivace.protocol.messages import CacheGroup, Capacity, window_slack
-from vivace.protocol.step import Grant, Save
+from vivace.protocol.messages import CacheGroup, Capacity
+from vivace.protocol.step import Grant, Save, window_slack
 
 
 def open_leases(settings: EngineSettings, capacity: Capacity) -> Leases:
@@ -131,8 +131,8 @@ class Pages:
 
     def update_limit(self, sequence: Sequence) -> None:
         assert sequence.lease is not None
-        room, last = len(sequence.lease.pages) * self.page_size, sequence.max_len - 1
-        sequence.page_limit = last if room >= last else room - self.drafts
+        room = len(sequence.lease.pages) * self.page_size
+        sequence.page_limit = min(room, sequence.max_len - 1) - self.drafts
 
     def room(self, sequence: Sequence) -> int:
         """Positions that its pages have a place for."""

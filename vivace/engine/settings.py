@@ -29,6 +29,8 @@ class EngineSettings:
     """sequences of one step (--pp-max-micro-batch-size)"""
     num_speculative_tokens: int = 0
     """draft tokens that a decode span may carry behind the known one"""
+    drafts_are_told: bool = False
+    """results say how many drafts each row has; otherwise it has all that it may have"""
     fixed_draft_width: bool = False
     """every span carries as many as there are; otherwise as many as pay for what they cost"""
     eos_ids: tuple[int, ...] = ()
@@ -108,6 +110,7 @@ def engine_settings(config: Config, capacity: Capacity) -> EngineSettings:
         sequence_depth=1 if stages > 1 else None,
         micro_batch_size=batch,
         num_speculative_tokens=config.draft_width,
+        drafts_are_told=config.speculative.speculative_algorithm == "NGRAM",
         fixed_draft_width=config.speculative.speculative_fixed_width,
         eos_ids=tuple(config.facts.eos_ids),
         chunk=chunk if chunk is not None and chunk > 0 else None,

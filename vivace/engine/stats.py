@@ -6,9 +6,9 @@ import logging
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Values
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from vivace.engine.draft_widths import DraftStats
@@ -72,6 +72,43 @@ class EngineLoad:
     @property
     def usage(self) -> float:
         return self.used_tokens / self.total_tokens
+
+
+@dataclass(slots=True)
+class StepTokens:
+    """Tokens of a step, as metrics count them."""
+
+    total: int = 0
+    first: int = 0
+    """of requests that metrics count, those that had no token before them"""
+    gaps: Counter[float] = field(default_factory=Counter[float])
+    """seconds since the token before -> how many of the others"""
+
+    @property
+    def counted(self) -> int:
+        return self.first + self.gaps.total()
+
+    def add(self, tokens: int, before: float | None, sequence: Sequence, now: float) -> None:
+        """`before`: when the sequence drew its last token; None: these follow its prompt. Of those
+        that come at once each took an equal part of the time."""
+        self.total += tokens
+        if not sequence.log_metrics:
+            return
+        if before is None:
+            self.first += tokens
+        else:
+            self.gaps[(now - before) / tokens] += tokens
+
+    def add_each(self, moments: list[float], tokens: list[int], now: float) -> None:
+        """Of several sequences when each drew its last token, and how many each has drawn now."""
+        self.total += sum(tokens)
+        if moments and moments.count(moments[0]) == len(moments):  # the usual case is quicker
+            pairs = ((moments[0], count, each) for count, each in Counter(tokens).items())
+        else:
+            found = Counter(zip(moments, tokens, strict=True))
+            pairs = ((before, count, each) for (before, count), each in found.items())
+        for before, count, sequences in pairs:
+            self.gaps[(now - before) / count] += sequences * count
 
 
 class Stats:
@@ -159,17 +196,14 @@ class Stats:
         self.counters["prompt_tokens_total"] += sequence.num_prompt_tokens
         self.counters["cached_tokens_total"] += sequence.num_cached_tokens
 
-    def record_tokens(self, tokens: int, counted: int, moments: list[float], now: float) -> None:
-        """A step was committed with `tokens` new ones; metrics of requests show `counted` of them.
-
-        `moments`: when each decoding sequence got its token before, of those that are counted.
-        """
+    def record_tokens(self, drawn: StepTokens) -> None:
+        """A step was committed."""
         self.steps += 1
-        self.counters["generation_tokens_total"] += counted
-        self._generated += tokens
-        self._realtime["decode"] += tokens
-        if moments:
-            self._between_tokens.observe_since(moments, now)
+        self.counters["generation_tokens_total"] += drawn.counted
+        self._generated += drawn.total
+        self._realtime["decode"] += drawn.total
+        for seconds, count in drawn.gaps.items():
+            self._between_tokens.observe(seconds, count)
 
     def record_decode(self, captured: bool, now: float) -> None:
         """Some of the step's sequences were decoding."""
@@ -297,11 +331,6 @@ class Distribution:
     def observe(self, value: float, times: int = 1) -> None:
         self._counts[bisect_left(self._bounds, value)] += times
         self._total += value * times
-
-    def observe_since(self, moments: Iterable[float], now: float) -> None:
-        """`now - moment` for each; a step's moments are mostly equal, so they are grouped."""
-        for moment, times in Counter(moments).items():
-            self.observe(now - moment, times)
 
     def snapshot(self) -> Histogram:
         return Histogram(self._bounds, list(accumulate(self._counts)), self._total)

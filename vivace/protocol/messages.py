@@ -304,8 +304,6 @@ class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
     typed: bool = False
 
 
-GROWTH = 16
-"""tokens that a decoding sequence gets pages for at a time, while there are plenty"""
 STATE_INTERVAL = 256
 """tokens from one state that is kept for others to start from to the next"""
 
@@ -333,12 +331,6 @@ class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
         """The most that a row needs of a group of windows, with `slack` tokens beside those that
         its next token sees."""
         return -(-(self.reach + slack) // page_size) + 1
-
-
-def window_slack(depth: int, drafts: int) -> int:
-    """Tokens that a decoding row may have pages for beside its window: until its next growth, and
-    those that slide when the steps in flight are committed."""
-    return GROWTH + (depth + 1) * (1 + drafts)
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

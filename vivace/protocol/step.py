@@ -170,3 +170,14 @@ class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result")
     """Device time of the step."""
     captured: bool = False
     """True when the step was replayed from a captured graph."""
+
+
+def growth(drafts: int) -> int:
+    """Tokens that a decoding sequence gets pages for at a time, while there are plenty."""
+    return 16 * (1 + drafts // 2)
+
+
+def window_slack(depth: int, drafts: int) -> int:
+    """Tokens that a decoding row may have pages for beside its window: until its next growth, and
+    those that slide when the steps in flight are committed."""
+    return growth(drafts) + (depth + 1) * (1 + drafts)

@@ -33,7 +33,8 @@ from vivace.platforms.cache import (
 from vivace.platforms.groups import Group
 from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.platforms.rendezvous import Rendezvous
-from vivace.protocol.messages import Capacity, Rewrite, window_slack
+from vivace.protocol.messages import Capacity, Rewrite
+from vivace.protocol.step import window_slack
 from vivace.quantization.packed import WeightPacker
 from vivace.sampling.processors import LogitsProcessor
 from vivace.worker.captures import Captures, build_runner, choose_captures, rewrite
@@ -380,7 +381,7 @@ def memory_demand(
             WindowDemand(window=window, kv_bytes_per_token=nbytes)
             for window, nbytes in zip(windows, others, strict=True)
         ),
-        window_slack=window_slack(config.depth, 0),
+        window_slack=window_slack(config.depth, config.draft_width),
         step_tokens=config.depth * (chunk if chunk and chunk > 0 else context),
         window_ratio=config.memory.swa_full_tokens_ratio,
         state_bytes=bytes_per_state(layers, kv_dtype),
