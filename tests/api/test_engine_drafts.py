@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from served_toy import write_toy_llama
 
 import vivace
+from vivace.errors import CannotStart
 
 FLAGS: dict[str, Any] = {
     "cpu_threads": 1,
@@ -52,3 +54,32 @@ def test_answers_are_the_same_and_tell_how_drafts_fared(
     assert again[0]["output_ids"] == wanted[0], "other requests' texts are in the index now"
     meta = again[0]["meta_info"]
     assert meta["spec_verify_ct"] < 60 and meta["spec_accept_length"] > 1
+
+
+def test_drafts_come_from_a_corpus(toy: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "or not to be, that is the question"}) + "\n")
+    flags = {**FLAGS, "skip_tokenizer_init": False, "speculative_algorithm": "NGRAM"}
+    flags |= {"speculative_fixed_width": True, "speculative_ngram_min_match_window_size": 3}
+    flags |= {"speculative_ngram_external_corpus_path": str(path)}
+    tried, texts = list[int](), list[str]()
+    for budget in (0, 4):
+        with vivace.Engine(toy, **flags, speculative_ngram_external_sam_budget=budget) as engine:
+            prompt = "to be, tha"
+            greedy = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
+            tokenizer: Any = engine.get_tokenizer()
+            greedy |= {"logit_bias": {str(tokenizer.encode("t")[0]): 100}}
+            answer: Any = engine.generate(prompt, greedy)
+        tried.append(answer["meta_info"].get("spec_draft_token_num", 0))
+        texts.append(answer["text"])
+    assert texts == ["tttt", "tttt"]
+    assert tried[0] == 0 and 0 < tried[1] <= 4 * 3
+
+
+def test_a_corpus_that_is_too_long_is_refused(toy: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("x" * 100)
+    flags = {**FLAGS, "skip_tokenizer_init": False, "speculative_algorithm": "NGRAM"}
+    flags |= {"speculative_ngram_external_corpus_path": str(path)}
+    with pytest.raises(CannotStart, match="tokens"):
+        vivace.Engine(toy, **flags, speculative_ngram_external_corpus_max_tokens=99)

@@ -17,6 +17,7 @@ from vivace.engine.settings import engine_settings
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.protocol.messages import Capacity
+from vivace.worker.drafters.build import ngram_settings
 
 CAPACITY = Capacity(pages=100, page_size=4, rows=32, context=128, vocabulary=50)
 
@@ -132,3 +133,61 @@ def test_a_check_refuses_what_the_start_refuses(target: Path, tmp_path: Path) ->
     assert len(found) == 1 and "299" in found[0]
     options = from_arguments(**asked(target, target))
     assert not list(why_model_refused(options, layout_known=True, steps_known=True))
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({"speculative_ngram_min_match_window_size": 13}, "above"),
+        ({"speculative_ngram_max_match_window_size": 65}, "between"),
+        ({"speculative_ngram_branch_length": 1}, "between"),
+        ({"speculative_ngram_capacity": 0}, "between"),
+        ({"speculative_ngram_external_sam_budget": 65}, "between"),
+        ({"speculative_ngram_external_corpus_max_tokens": 0}, "between"),
+        ({"speculative_ngram_match_type": "LAST"}, "BFS"),
+        ({"speculative_ngram_external_corpus_path": "/nowhere/a.txt"}, "nowhere"),
+        ({"speculative_ngram_external_corpus_path": "/dev/null"}, "regular"),
+        (
+            {"speculative_ngram_external_corpus_path": __file__, "skip_tokenizer_init": True},
+            "tokenizer",
+        ),
+    ],
+)
+def test_flags_of_ngrams_are_checked_before_anything_is_loaded(
+    asked: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(ConfigError, match=word):
+        configure(from_arguments(speculative_algorithm="NGRAM", **asked))
+
+
+def test_flags_of_ngrams_arrive() -> None:
+    names = {
+        "min_match_window_size": ("shortest", 2),
+        "max_match_window_size": ("longest", 7),
+        "branch_length": ("depth", 9),
+        "capacity": ("capacity", 1000),
+        "external_sam_budget": ("budget", 3),
+    }
+    given: dict[str, Any] = {
+        f"speculative_ngram_{flag}": value for flag, (_, value) in names.items()
+    }
+    settings = ngram_settings(configure(from_arguments(speculative_algorithm="NGRAM", **given)))
+    assert {field: getattr(settings, field) for field, _ in names.values()} == dict(names.values())
+    assert settings.width == 11 and not settings.by_frequency
+    config = configure(
+        from_arguments(speculative_algorithm="NGRAM", speculative_ngram_match_type="PROB")
+    )
+    assert ngram_settings(config).by_frequency and ngram_settings(config).budget == 11
+
+
+def test_what_has_no_effect_says_so() -> None:
+    config = configure(
+        from_arguments(
+            speculative_algorithm="NGRAM",
+            speculative_ngram_max_bfs_breadth=3,
+            speculative_ngram_external_corpus_path=__file__,
+            speculative_ngram_external_sam_budget=0,
+        )
+    )
+    told = " ".join(config.notices)
+    assert "max-bfs-breadth" in told and "sam-budget" in told

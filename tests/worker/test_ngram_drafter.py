@@ -14,6 +14,7 @@ from vivace.platforms.ops.ngrams import PythonNgramIndex
 from vivace.protocol.messages import SamplingParams
 from vivace.protocol.step import Join, StepPlan
 from vivace.protocol.tasks import Embed
+from vivace.protocol.workers import AddCorpus
 from vivace.worker.drafter import NO_DRAFTS
 from vivace.worker.drafters.ngram import NgramDrafter
 
@@ -94,3 +95,20 @@ def test_a_worker_draws_the_same_tokens_in_fewer_steps() -> None:
         steps.append(count)
     assert answers[0] == answers[1]
     assert steps[1] < steps[0]
+
+
+def test_a_corpus_has_known_ids_and_a_limit() -> None:
+    index = PythonNgramIndex(NgramSettings(width=WIDTH))
+    drafter = NgramDrafter(index, WIDTH, vocabulary=50, corpus_tokens=6)
+
+    def add(*ids: int) -> str:
+        return drafter.add_corpus(AddCorpus("text", np.array(ids, np.int32).tobytes()))
+
+    assert "no tokens" in add()
+    assert "ids" in add(3, 50) and "ids" in add(3, -2)
+    assert "6" in add(*range(7))
+    assert add(10, 11, 12, 13, -1) == ""
+    assert "room for 1" in add(1, 2)
+    drafter.update(joined(0, [10, 11]))
+    assert drafter.ready([0]) == [2] and proposed(drafter, 0, 2, 2) == [12, 13]
+    assert "NGRAM" in NO_DRAFTS.add_corpus(AddCorpus("text", b""))

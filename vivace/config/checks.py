@@ -16,7 +16,7 @@ from vivace.config.config import (
     options_by_name,
 )
 from vivace.config.draft_models import draft_models, kernels_of_draft
-from vivace.config.drafts import idle_drafts
+from vivace.config.drafts import idle_drafts, ngrams
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
 from vivace.config.expert_parallel import expert_parallel
@@ -298,4 +298,5 @@ FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     dispatch,
     idle,
     idle_drafts,
+    ngrams,
 ]

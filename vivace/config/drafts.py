@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from vivace.config.config import Options, ResolveContext, Slices
+from vivace.config.errors import ConfigError
+from vivace.files import open_input
 
 NGRAM = "NGRAM"
 NGRAM_TOKENS = 12
@@ -44,6 +47,38 @@ def idle_drafts(options: Options, context: ResolveContext) -> list[str]:
         for name in options.given
         if name.startswith("speculative_") and name != "speculative_algorithm"
     ]
+
+
+def ngrams(options: Options, context: ResolveContext) -> list[str]:
+    """What must hold between flags of n-gram drafts."""
+    asked = options.speculative
+    low = asked.speculative_ngram_min_match_window_size
+    high = asked.speculative_ngram_max_match_window_size
+    if low > high:
+        raise ConfigError(
+            f"--speculative-ngram-min-match-window-size {low} is above "
+            f"--speculative-ngram-max-match-window-size {high}"
+        )
+    if (path := corpus_path(options)) is None:
+        return []
+    flag = f"--speculative-ngram-external-corpus-path {path}"
+    if options.model.skip_tokenizer_init:
+        raise ConfigError(f"{flag} needs the tokenizer: leave --skip-tokenizer-init out")
+    try:
+        os.close(open_input(path))
+    except OSError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+    if asked.speculative_ngram_external_sam_budget == 0:
+        return [f"{flag} has no effect with --speculative-ngram-external-sam-budget 0"]
+    return []
+
+
+def corpus_path(options: Slices) -> str | None:
+    """Of a file of texts that drafts come from."""
+    asked = options.speculative
+    if asked.speculative_algorithm != NGRAM:
+        return None
+    return asked.speculative_ngram_external_corpus_path
 
 
 def draft_width(options: Options) -> int:

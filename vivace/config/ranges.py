@@ -45,6 +45,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "speculative_ngram_max_match_window_size": (1, 64),
     "speculative_ngram_branch_length": (2, 128),
     "speculative_ngram_capacity": (1, 1 << 30),
+    "speculative_ngram_external_corpus_max_tokens": (1, 1 << 28),
+    "speculative_ngram_external_sam_budget": (0, 64),
     "cpu_threads": (1, 1024),
     "cuda_graph_max_bs": (1, 1 << 16),
     "random_seed": (0, (1 << 63) - 1),

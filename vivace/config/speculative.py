@@ -112,3 +112,13 @@ class SpeculativeOptions:
         "Most tokens in the tree of n-grams that requests share; memory is taken as they come, 10 "
         "bytes for each, or up to 70.",
     )
+    speculative_ngram_external_corpus_path: str | None = option(
+        help="File of texts that n-gram drafts may come from: plain text, or JSONL with a document "
+        "in each line.",
+    )
+    speculative_ngram_external_corpus_max_tokens: int = option(
+        10_000_000, "Most tokens of all corpora together."
+    )
+    speculative_ngram_external_sam_budget: int | None = option(
+        help="Most drafts of a request in a step that come from a corpus; by default all."
+    )

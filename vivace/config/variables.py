@@ -30,7 +30,10 @@ DEEP_EP = no_effect("it is read by deep_ep of sgl-kernel-npu, which is not used"
 PD = no_effect("prefill and decode on separate servers is not supported yet")
 EXPERTS = no_effect("ranks exchange floats over memory that they share, nodes over sockets")
 ALONE = no_effect("ranks exchange over memory that they share, nodes over sockets of their own")
-DRAFTS = no_effect("speculative decoding is not supported yet")
+SAME_ANSWERS = no_effect("drafts never change an answer, greedy or sampled")
+ONE_WAY = no_effect("drafts are planned, verified and given pages in one way")
+ALWAYS_LOOKED = no_effect("numbers that go wrong are always looked for")
+NOT_MADE_UP = no_effect("accepted drafts are never made up")
 MAMBA = no_effect("models with recurrent layers are not supported yet")
 GRAMMAR = no_effect("structured output is not supported yet")
 PROFILER = no_effect("a profiler endpoint is not supported yet")
@@ -149,16 +152,16 @@ OF_SGLANG = {
         ALONE, "hold prompts until all ranks have one"
     ),
     "SGLANG_DP_ROUND_ROBIN": Variable(DEAD, "of a change that SGLang never merged"),
-    "SGLANG_ENABLE_SPEC_V2": Variable(DRAFTS, "overlap with drafts"),
-    "SGLANG_ENABLE_OVERLAP_PLAN_STREAM": Variable(DRAFTS, "plan drafts on a second stream"),
-    "SGLANG_SPEC_NAN_DETECTION": Variable(DRAFTS, "look for NaN in drafts"),
-    "SGLANG_NGRAM_FORCE_GREEDY_VERIFY": Variable(DRAFTS, "greedy acceptance"),
-    "SGLANG_SPEC_EXPANSION_SAFETY_FACTOR": Variable(DRAFTS, "reserve of drafts", default="2"),
+    "SGLANG_ENABLE_SPEC_V2": Variable(ONE_WAY, "overlap with drafts"),
+    "SGLANG_ENABLE_OVERLAP_PLAN_STREAM": Variable(ONE_WAY, "plan drafts on a second stream"),
+    "SGLANG_SPEC_NAN_DETECTION": Variable(ALWAYS_LOOKED, "look for NaN in drafts"),
+    "SGLANG_NGRAM_FORCE_GREEDY_VERIFY": Variable(SAME_ANSWERS, "greedy acceptance"),
+    "SGLANG_SPEC_EXPANSION_SAFETY_FACTOR": Variable(ONE_WAY, "reserve of drafts", default="2"),
     "SGLANG_SIMULATE_ACC_LEN": Variable(
         not_available("accepted drafts are never made up", "unset it"),
         "benchmark as if so many draft tokens were accepted",
     ),
-    "SGLANG_SIMULATE_ACC_METHOD": Variable(DRAFTS, "how that is drawn", default="multinomial"),
+    "SGLANG_SIMULATE_ACC_METHOD": Variable(NOT_MADE_UP, "how that is drawn", default="multinomial"),
     "SGLANG_GRAMMAR_POLL_INTERVAL": Variable(GRAMMAR, "seconds of a poll", default="0.005"),
     "SGLANG_GRAMMAR_MAX_POLL_ITERATIONS": Variable(GRAMMAR, "polls", default="10000"),
     "SGLANG_TOOL_STRICT_LEVEL": Variable(GRAMMAR, "strictness of tool calls"),

@@ -297,6 +297,16 @@ def load_tokenizer(
     )
 
 
+def load_encoder(source: ModelSource) -> Tokenizer:
+    """A tokenizer for texts alone: without templates, and the process that renders them."""
+    from vivace.checkpoint.layouts import is_gguf_file
+    from vivace.frontend.tokenizer_gguf import load_from_gguf
+
+    path = source.tokenizer_path
+    core, _, ends, bos = (load_from_gguf if is_gguf_file(path) else load_from_folder)(path)
+    return from_library(lambda: Tokenizer(core, eos_ids=ends, bos_id=bos), f"{path}: its tokenizer")
+
+
 def configured_tokenizer(config: Config) -> Tokenizer | None:
     """The tokenizer that a configuration names; None with --skip-tokenizer-init."""
     model = config.model

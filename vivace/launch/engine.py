@@ -12,6 +12,7 @@ from vivace.engine.loop import Lockstep, Loop, Mailbox, ReportLoad
 from vivace.engine.oracle import OracleWorker
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
+from vivace.launch.corpora import add_corpus
 from vivace.launch.expert_settings import expert_distribution
 from vivace.launch.faults import with_fault
 from vivace.launch.other_nodes import ONE_MACHINE, OtherNodes
@@ -92,6 +93,7 @@ def build_executor(
         from vivace.worker.build import build_worker
 
         worker = build_worker(config, told, found, owns_process=owns_process, share=share)
+        add_corpus(config, worker, told)
         return worker if sizes.pp == 1 else first_stage(worker)
 
     return start_process_group(config, build, wrap, report, place, others)
@@ -139,7 +141,9 @@ def build_runner(
     report("Loading PyTorch", 0.0)
     from vivace.worker.build import build_worker
 
-    return build_worker(config, report, owns_process=owns_process, share=share)
+    worker = build_worker(config, report, owns_process=owns_process, share=share)
+    add_corpus(config, worker, report)
+    return worker
 
 
 def oracle(config: Config, step_seconds: float) -> OracleWorker:

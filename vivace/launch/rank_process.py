@@ -16,6 +16,7 @@ from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import decode
 from vivace.engine.process_group import RankWorker
 from vivace.errors import FAILED
+from vivace.launch.corpora import add_corpus
 from vivace.launch.faults import with_rank_fault
 from vivace.launch.node_sockets import open_sockets
 from vivace.launch.rank_progress import report_to_engine
@@ -107,8 +108,10 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     met = sockets.meet(join.addresses, memory)
     rendezvous = meet_ranks(setup.rank, setup.ranks, setup.meeting, memory, met)
     report, told = report_to_engine(control.send), config.environment
+    built = build_worker(config, report, rendezvous, owns_process=True)
+    add_corpus(config, built, report)
     runner = with_rank_fault(
-        build_worker(config, report, rendezvous, owns_process=True),
+        built,
         told.get("VIVACE_TEST_FAULT", ""),
         setup.rank,
     )

@@ -17,7 +17,15 @@ class MoveExperts(msgspec.Struct, frozen=True, tag="move_experts"):
     placed: list[list[int]]
 
 
-WorkerCommand = GetWorkerState | MoveExperts
+class AddCorpus(msgspec.Struct, frozen=True, tag="add_corpus"):
+    """Propose drafts from a text, too; refused where nothing proposes from texts, and where it has
+    unknown ids or is too long (`WorkerState.refused`). `tokens`: int32, -1 between documents."""
+
+    name: str
+    tokens: bytes
+
+
+WorkerCommand = GetWorkerState | MoveExperts | AddCorpus
 """What an executor may be asked between steps; more kinds come with what they are of."""
 
 

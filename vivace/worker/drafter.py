@@ -13,6 +13,7 @@ from vivace.platforms.cache import CacheLayer
 from vivace.platforms.host import download, upload
 from vivace.platforms.rows import RowColumns, Spans
 from vivace.protocol.step import StepPlan
+from vivace.protocol.workers import AddCorpus
 from vivace.worker.step_input import StepInput
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class Drafter(Protocol):
         """How many drafts there are for the next span of each; nothing: as many as it may have."""
         ...
 
+    def add_corpus(self, corpus: AddCorpus) -> str:
+        """Propose from this text, too. Returns why it does not."""
+        ...
+
 
 class NoDrafter:
     width = 0
@@ -84,6 +89,9 @@ class NoDrafter:
 
     def ready(self, rows: list[int]) -> list[int]:
         return []
+
+    def add_corpus(self, corpus: AddCorpus) -> str:
+        return "drafts come from no texts here: start with --speculative-algorithm NGRAM"
 
 
 NO_DRAFTS = NoDrafter()

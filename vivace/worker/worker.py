@@ -17,7 +17,7 @@ from vivace.platforms.platform import Platform
 from vivace.platforms.rows import Spans
 from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
-from vivace.protocol.workers import MoveExperts, WorkerCommand, WorkerState
+from vivace.protocol.workers import AddCorpus, MoveExperts, WorkerCommand, WorkerState
 from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.experts import NO_EXPERTS, ExpertLayers
@@ -113,6 +113,8 @@ class Worker:
         if isinstance(command, MoveExperts):
             with torch.inference_mode():
                 refused = self._experts.move(command)
+        if isinstance(command, AddCorpus):
+            refused = self._drafter.add_corpus(command)
         return WorkerState(
             refused=refused,
             pid=os.getpid(),

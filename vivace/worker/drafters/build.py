@@ -47,8 +47,13 @@ def build_drafter(
         return NO_DRAFTS
     if config.speculative.speculative_algorithm == NGRAM:
         settings = ngram_settings(config)
-        certain = 0 if config.speculative.speculative_fixed_width else settings.longest
-        return NgramDrafter(platform.ngram_index(settings), settings.width, certain=certain)
+        return NgramDrafter(
+            platform.ngram_index(settings),
+            settings.width,
+            certain=0 if config.speculative.speculative_fixed_width else settings.longest,
+            vocabulary=config.facts.vocabulary,
+            corpus_tokens=config.speculative.speculative_ngram_external_corpus_max_tokens,
+        )
     draft = draft_config(config)
     model = load_divided(draft, layout, load)
     number_layers(model, 1 + max(layer.index for layer in layers))
@@ -84,6 +89,7 @@ def number_layers(model: CausalLM, first: int) -> None:
 
 def ngram_settings(config: Config) -> NgramSettings:
     asked = config.speculative
+    budget = asked.speculative_ngram_external_sam_budget
     return NgramSettings(
         width=config.draft_width,
         shortest=asked.speculative_ngram_min_match_window_size,
@@ -91,4 +97,5 @@ def ngram_settings(config: Config) -> NgramSettings:
         depth=asked.speculative_ngram_branch_length,
         capacity=asked.speculative_ngram_capacity,
         by_frequency=asked.speculative_ngram_match_type == "PROB",
+        budget=config.draft_width if budget is None else budget,
     )

@@ -12,6 +12,7 @@ from vivace.platforms.ngrams import SPACE_BYTES, NgramIndex
 from vivace.platforms.rows import RowColumns
 from vivace.protocol.step import Join, StepPlan
 from vivace.protocol.tasks import Generate
+from vivace.protocol.workers import AddCorpus
 from vivace.worker.drafter import NoDrafter
 
 
@@ -20,13 +21,25 @@ class NgramDrafter(NoDrafter):
 
     reads_tokens = True
 
-    def __init__(self, index: NgramIndex, width: int, *, certain: int = 0) -> None:
+    def __init__(
+        self,
+        index: NgramIndex,
+        width: int,
+        *,
+        certain: int = 0,
+        vocabulary: int = 0,
+        corpus_tokens: int = 0,
+    ) -> None:
         """`index`: of as many drafts. A suffix of fewer than `certain` tokens gets two for each of
         its tokens but one: what follows one token is right one time in five, what follows twelve
-        nearly always (docs/speculative.md has what was measured)."""
+        nearly always (docs/speculative.md has what was measured). Corpora may have ids below
+        `vocabulary`, and so many tokens together."""
         self.width = width
         self._index = index
         self._certain = certain
+        self._vocabulary = vocabulary
+        self._free = corpus_tokens
+        """tokens that further corpora may have"""
         self._known: dict[int, int] = {}
         """row -> its tokens"""
         self._learned: dict[int, list[int]] = {}
@@ -58,6 +71,21 @@ class NgramDrafter(NoDrafter):
         for row, ids, count in zip(rows, found.drafts.tolist(), counts, strict=True):
             self._drafts[row] = ids[:count]
         return counts
+
+    def add_corpus(self, corpus: AddCorpus) -> str:
+        tokens = np.frombuffer(corpus.tokens, np.int32)
+        if not tokens.size:
+            return f"{corpus.name} has no tokens"
+        if tokens.min() < -1 or tokens.max() >= self._vocabulary:
+            return f"{corpus.name} has ids that the model has not"
+        if tokens.size > self._free:
+            return (
+                f"{corpus.name} has {tokens.size} tokens, and there is room for {self._free} (see "
+                "--speculative-ngram-external-corpus-max-tokens)"
+            )
+        self._index.add_corpus(tokens)
+        self._free -= tokens.size
+        return ""
 
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         places, tokens = list[int](), list[int]()
