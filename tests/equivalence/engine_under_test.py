@@ -275,8 +275,9 @@ def build_config(model: Path, setting: Setting, tokens: int = POOL_TOKENS, **lay
         **layout,
     )
     source = locate(str(model), load_format=options.model.load_format)
-    draft = locate_draft(options, source, None)
-    return resolve(options, source, read_facts(source), detect("cpu"), draft)
+    facts = read_facts(source)
+    draft = locate_draft(options, source, facts, None)
+    return resolve(options, source, facts, detect("cpu"), draft)
 
 
 def toy_requests(count: int, *, stream: bool, seed: int = 5) -> list[Request]:

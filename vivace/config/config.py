@@ -87,11 +87,23 @@ class Config(Slices):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadShape:
+    """What a head needs of the model."""
+
+    taps: tuple[int, ...] = ()
+    """layers whose inputs it is made of; none: what the last norm leaves"""
+    vocabulary: int
+    """of its own"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DraftModel:
-    """A located model that proposes drafts."""
+    """A located model, or head of one, that proposes drafts."""
 
     source: ModelSource
     facts: ModelFacts
+    head: HeadShape | None = None
+    """None: a whole model"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,13 @@ from vivace.checkpoint.source import ModelSource, locate
 from vivace.checkpoint.vocabulary import differing, read_words
 from vivace.checkpoint.weight_files import SHARDED
 from vivace.config.config import Config, DraftModel, ModelContext, Options, ResolveContext
-from vivace.config.drafts import drafts_by_model
+from vivace.config.draft_heads import check_head, read_head
+from vivace.config.drafts import STANDALONE, drafts_by_model
 from vivace.config.errors import ConfigError
 from vivace.config.kernels import UNQUANT
 from vivace.config.parallel import ExpertOptions
 from vivace.config.rules import why_no_kernels
-from vivace.models.facts import checkpoint_quantization, read_facts
+from vivace.models.facts import ModelFacts, checkpoint_quantization, read_facts
 from vivace.models.registry import check_architecture
 
 PATH = "--speculative-draft-model-path"
@@ -30,15 +31,18 @@ def draft_path(options: Options) -> str | None:
     return options.speculative.speculative_draft_model_path
 
 
-def locate_draft(options: Options, target: ModelSource, cache: Path | None) -> DraftModel | None:
-    """None: no model proposes. Raises SourceError, ConfigError."""
+def locate_draft(
+    options: Options, target: ModelSource, facts: ModelFacts, cache: Path | None
+) -> DraftModel | None:
+    """`facts`: of the model that is served. None: no model proposes. Raises SourceError,
+    ConfigError."""
     if not drafts_by_model(options):
         return None
     asked = options.speculative
     if asked.speculative_draft_model_path is None:
         raise ConfigError(
             f"--speculative-algorithm {asked.speculative_algorithm} needs {PATH}: a smaller model "
-            f"with the vocabulary of {target.path}"
+            f"or a head with the vocabulary of {target.path}"
         )
     load_format = asked.speculative_draft_load_format or "auto"
     source = locate(
@@ -48,6 +52,8 @@ def locate_draft(options: Options, target: ModelSource, cache: Path | None) -> D
         cache=cache,
         flag=PATH,
     )
+    if asked.speculative_algorithm != STANDALONE:
+        return read_head(asked.speculative_algorithm, source, facts)
     check_architecture(source)
     return DraftModel(source=source, facts=read_facts(source))
 
@@ -75,6 +81,8 @@ def draft_models(options: Options, context: ModelContext) -> list[str]:
         return []
     quantization = options.speculative.speculative_draft_model_quantization
     checkpoint_quantization(context.draft.source, known_method(context.draft, quantization))
+    if context.draft.head is not None:
+        return check_head(context, context.draft, context.draft.head)
     return check_vocabulary(context, context.draft)
 
 

@@ -10,7 +10,11 @@ from vivace.config.option import no_effect, not_available, option
 from vivace.config.parallel import MOE_A2A, MOE_RUNNERS
 from vivace.config.unavailable import NO_SPECULATION
 
-NO_DRAFT_HEAD = not_available("heads that draft are not supported yet", "use STANDALONE or NGRAM")
+NO_NEXTN = not_available(
+    "layers of the model's own checkpoint do not draft yet", "use EAGLE3, STANDALONE or NGRAM"
+)
+NO_DFLASH = not_available("it is not a published method", "use EAGLE3, STANDALONE or NGRAM")
+WHOLE_VOCABULARY = not_available("a draft proposes from all of its vocabulary")
 WHOLE_DRAFT = not_available("a draft is read from its whole checkpoint", "use auto")
 ONE_ATTENTION = no_effect("drafts are verified by the kernels that compute everything else")
 SAME_KERNELS = no_effect("the draft is computed by the kernels that compute the model")
@@ -23,7 +27,7 @@ class SpeculativeOptions:
     speculative_algorithm: str | None = option(
         help="How drafts are proposed; by default there are none.",
         choices=["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH"],
-        values=dict.fromkeys(["EAGLE", "EAGLE3", "NEXTN", "DFLASH"], NO_DRAFT_HEAD),
+        values={"NEXTN": NO_NEXTN, "DFLASH": NO_DFLASH},
     )
     speculative_fixed_width: bool = option(
         False,
@@ -31,7 +35,7 @@ class SpeculativeOptions:
         "many as pay for themselves.",
     )
     speculative_draft_model_path: str | None = option(
-        help="Smaller model that drafts: folder, GGUF file or org/name.",
+        help="Smaller model, or head, that drafts: folder, GGUF file or org/name.",
         aliases=["speculative-draft-model"],
     )
     speculative_draft_model_revision: str | None = option(
@@ -59,7 +63,7 @@ class SpeculativeOptions:
         1.0, "Raise acceptance by dividing by this (lossy below 1).", cpu=NO_SPECULATION
     )
     speculative_token_map: str | None = option(
-        help="File of frequent tokens that shrinks the draft's vocabulary.", cpu=NO_SPECULATION
+        help="File of frequent tokens that shrinks the draft's vocabulary.", cpu=WHOLE_VOCABULARY
     )
     speculative_attention_mode: str = option(
         "prefill",
@@ -82,7 +86,7 @@ class SpeculativeOptions:
         values=METHOD_STATES,
     )
     enable_multi_layer_eagle: bool = option(
-        False, "One multi-token-prediction layer per draft step.", cpu=NO_SPECULATION
+        False, "One multi-token-prediction layer per draft step.", cpu=NO_NEXTN
     )
     speculative_ngram_min_match_window_size: int = option(
         1, "Least tokens of a request's end that must have occurred before to get n-gram drafts."

@@ -34,7 +34,7 @@ from vivace.deploy.memory.weights import precision_named, weight_precision
 from vivace.deploy.schema.deployment import FlagValue
 from vivace.deploy.server_plan import ServerPlan, placeholder, unknown
 from vivace.errors import CannotStart, cause
-from vivace.models.facts import read_facts, without_quantization
+from vivace.models.facts import ModelFacts, read_facts, without_quantization
 from vivace.models.registry import check_architecture
 from vivace.models.stored_weights import parse_precision
 
@@ -126,8 +126,9 @@ def why_model_refused(options: Options, *, layout_known: bool, steps_known: bool
             overrides=model.json_model_override_args,
         )
         check_architecture(source)
-        draft = locate_draft_here(options, source)
-        context = ModelContext(source=source, facts=read_facts(source), draft=draft)
+        facts = read_facts(source)
+        draft = locate_draft_here(options, source, facts)
+        context = ModelContext(source=source, facts=facts, draft=draft)
         for check in (*MODEL_CHECKS, *LAYOUT_CHECKS):
             if layout_known or check not in (*LAYOUT_CHECKS, saved_state):
                 check(options, context)
@@ -140,14 +141,16 @@ def why_model_refused(options: Options, *, layout_known: bool, steps_known: bool
             yield cause(error)
 
 
-def locate_draft_here(options: Options, target: ModelSource) -> DraftModel | None:
+def locate_draft_here(
+    options: Options, target: ModelSource, facts: ModelFacts
+) -> DraftModel | None:
     """None: no model drafts, or it does not lie here."""
     path = draft_path(options)
     if path is None or not lies_here(Path(path)):
         return None
     if is_only_described(Path(path)):
         options = with_values(options, {"speculative_draft_load_format": "dummy"})
-    return locate_draft(options, target, None)
+    return locate_draft(options, target, facts, None)
 
 
 def why_layout_refused(server: ServerPlan, case: Case, model: DescribedModel) -> str:

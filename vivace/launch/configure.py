@@ -43,5 +43,5 @@ def configure(options: Options) -> Config:
     else:
         check_architecture(source)
         facts = read_facts(source)
-    draft = locate_draft(options, source, cache)
+    draft = locate_draft(options, source, facts, cache)
     return resolve(options, source, facts, detect(options.runtime.device), draft)

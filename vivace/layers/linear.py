@@ -312,6 +312,8 @@ class RMSNorm(Module):
     weight: Tensor
     bias: Tensor | None = None
     """of checkpoints that moved a part of the activations into it"""
+    keeps_residual: bool = False
+    """somebody else reads what it was"""
     _ops: Ops
 
     def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
@@ -351,9 +353,12 @@ class RMSNorm(Module):
         return normed if self.bias is None else self._ops.add_bias(normed, self.bias)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(norm(residual + x), residual + x); the residual is updated in place. None: it is x."""
+        """(norm(residual + x), residual + x); the residual is updated in place, or, where it is to
+        be kept, x. None: it is x."""
         if residual is None:
             return self(x), x
+        if self.keeps_residual:
+            x, residual = residual, x
         normed, residual = self._ops.add_rms_norm(
             x, residual, self.weight, self.eps, offset=self.offset
         )

@@ -42,6 +42,9 @@ class DecoderModel(Module):
         stage = self._stage = env.layout.stage
         self._dtype, self._add = env.dtype, env.ops.add_gated
         self._held = [self.layers[i] for i in stage.layers or range(len(self.layers))]
+        self._tapped: frozenset[int] = frozenset()
+        self.taps: list[Tensor] = []
+        """the residual in front of each tapped layer, [T, hidden], of the last step"""
         for layer in self.layers:
             layer.elsewhere = layer not in self._held
         self.embed_tokens.elsewhere = stage.source is not None
@@ -52,12 +55,22 @@ class DecoderModel(Module):
         """Those of this stage; after `bind`."""
         return self._held
 
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep what these layers get. Only of a whole model."""
+        self._tapped = frozenset(layers)
+        for index in layers:
+            self.layers[index].post_attention_layernorm.keeps_residual = True
+
     def __call__(self, step: ModelStep) -> Tensor:
         """-> hidden[T, hidden] behind the last norm; in a stage before the last what it hands on"""
         x, residual = self._begin(step, self._stage), None
-        for layer in self._held:
+        taps = list[Tensor]()
+        for index, layer in enumerate(self._held):
+            if index in self._tapped:  # the layer adds x to the residual, and then to another one
+                taps.append(x if residual is None else residual)
             x, residual = layer(x, residual, step)
         assert residual is not None  # every stage has a layer
+        self.taps = taps
         return self._end(x, residual, self._stage)
 
     def _begin(self, step: ModelStep, stage: PipelineStage) -> Tensor:
@@ -90,6 +103,10 @@ class DecoderForCausalLM(Module):
     def attention_layers(self) -> list[AttentionLayer | LatentLayer]:
         """This rank's heads of its layers; after `bind`."""
         return [layer.self_attn.shape for layer in self.model.held_layers]
+
+    @property
+    def taps(self) -> Sequence[Tensor]:
+        return self.model.taps
 
     def forward(self, step: ModelStep) -> Tensor:
         return self.model(step)

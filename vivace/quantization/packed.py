@@ -15,6 +15,7 @@ from vivace.platforms.ops.table import (
     Ops,
     PackedWeight,
 )
+from vivace.platforms.platform import Platform
 from vivace.quantization.method import WEIGHT, LayerWeights, LocalPart, Matrix
 
 Quantize = Callable[[Sequence[Matrix]], Sequence[Matrix]]
@@ -75,6 +76,17 @@ class WeightPacker:
 
     def _place(self, piece: Matrix) -> Matrix:
         return piece.to(self.device, self.dtype) if isinstance(piece, Tensor) else piece
+
+
+def weight_packer(platform: Platform, dtype: torch.dtype) -> WeightPacker:
+    """How `platform` keeps weights of `dtype`."""
+    return WeightPacker(
+        ops=platform.ops,
+        dtype=dtype,
+        activations=platform.activations(dtype),
+        device=platform.device(),
+        blocks=platform.reads_blocks,
+    )
 
 
 def keep(pieces: Sequence[Matrix]) -> Sequence[Matrix]:

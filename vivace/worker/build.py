@@ -35,7 +35,7 @@ from vivace.platforms.platform import Platform, PlatformSettings, load_platform
 from vivace.platforms.rendezvous import Rendezvous
 from vivace.protocol.messages import Capacity, Rewrite
 from vivace.protocol.step import window_slack
-from vivace.quantization.packed import WeightPacker
+from vivace.quantization.packed import weight_packer
 from vivace.sampling.processors import LogitsProcessor
 from vivace.worker.captures import Captures, build_runner, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
@@ -99,7 +99,7 @@ def build_worker(
     max_tokens = longest_request(config, free, kv_dtype)
     read = partial(load, platform=platform, max_tokens=max_tokens, report=report, rank=group.rank)
     model = read(config, layout=layout)
-    drafter = build_drafter(config, platform, model.attention_layers, layout, read)
+    drafter = build_drafter(config, platform, DTYPES[config.model.dtype], model, layout, read)
     layers = [*model.attention_layers, *drafter.layers]
     weight_bytes = tensor_bytes([model, drafter])
     windows = find_windows(config, layers, max_tokens, group)
@@ -167,13 +167,7 @@ def load(
     dtype, source, facts = DTYPES[config.model.dtype], config.source, config.facts
     if config.pooling is not None:
         source, facts = without_head(source, facts)
-    packer = WeightPacker(
-        ops=platform.ops,
-        dtype=dtype,
-        activations=platform.activations(dtype),
-        device=platform.device(),
-        blocks=platform.reads_blocks,
-    )
+    packer = weight_packer(platform, dtype)
     seed, quantization = config.runtime.random_seed or 0, config.quantization
     return load_model(
         *(source, facts, packer),

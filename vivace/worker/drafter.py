@@ -48,9 +48,9 @@ class Drafter(Protocol):
         from `columns.known[rows[i]]` on. Both [S] int64."""
         ...
 
-    def follow(self, step: StepInput, spans: Spans, hidden: Tensor) -> None:
-        """A step was recorded, of which the target's hidden[T, n] are these: compute what later
-        proposals need of it."""
+    def follow(self, step: StepInput, spans: Spans, hidden: Tensor, taps: Sequence[Tensor]) -> None:
+        """A step was recorded, of which the target's hidden[T, n] are these, and `taps` what it
+        had between layers: compute what later proposals need of it."""
         ...
 
     def learn(self, row: int, tokens: list[int]) -> None:
@@ -81,7 +81,7 @@ class NoDrafter:
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         """Nothing is asked for."""
 
-    def follow(self, step: StepInput, spans: Spans, hidden: Tensor) -> None:
+    def follow(self, step: StepInput, spans: Spans, hidden: Tensor, taps: Sequence[Tensor]) -> None:
         """Nothing is needed."""
 
     def learn(self, row: int, tokens: list[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,10 +27,22 @@ class RunnableModel(Protocol):
         ...
 
 
+@runtime_checkable
+class TappedModel(Protocol):
+    """A model that others ask for what lies between its layers."""
+
+    @property
+    def taps(self) -> Sequence[Tensor]:
+        """Of the last forward pass: [T, n] each"""
+        ...
+
+
 class ModelRunner(Protocol):
-    """Computes hidden states; `captured` tells whether the last step was a replay."""
+    """Computes hidden states; `captured` tells whether the last step was a replay, `taps` what the
+    model had between its layers, where somebody asked for it."""
 
     captured: bool
+    taps: Sequence[Tensor]
     nbytes: int
     """of captures and their buffers"""
 
@@ -48,10 +60,14 @@ class EagerRunner:
     def __init__(self, model: RunnableModel, attention: AttentionBackend) -> None:
         self._model = model
         self._attention = attention
+        self.taps: Sequence[Tensor] = ()
 
     def forward(self, step: StepInput) -> Tensor:
         self._attention.plan(step)
-        return self._model.forward(step)
+        hidden = self._model.forward(step)
+        if isinstance(self._model, TappedModel):
+            self.taps = self._model.taps
+        return hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +78,8 @@ class CapturedStep:
     graph: StepGraph
     hidden: Tensor
     """[tokens, n]: where the result is after a replay"""
+    taps: Sequence[Tensor] = ()
+    """the same of what lies between layers"""
 
 
 class CapturedRunner:
@@ -88,13 +106,16 @@ class CapturedRunner:
         self._steps = sorted(steps, key=lambda step: step.shape.rows)
         self._exact = exact
         self.captured = False
+        self.taps: Sequence[Tensor] = ()
 
     def forward(self, step: StepInput) -> Tensor:
         shape = step.shape
         found = self._find_step(shape) if shape is not None else None
         self.captured = found is not None
         if shape is None or found is None:
-            return self._eager.forward(step)
+            hidden = self._eager.forward(step)
+            self.taps = self._eager.taps
+            return hidden
         tokens = len(step.input_ids)
         rows = tokens // shape.tokens_per_row
         computed = found.shape if found.graph.computes_all_rows else shape
@@ -102,6 +123,7 @@ class CapturedRunner:
             self._inputs.pad(rows, computed)
         self._attention.plan(step)
         found.graph.replay(step, shape)
+        self.taps = [each[:tokens] for each in found.taps]
         return found.hidden[:tokens]
 
     def _find_step(self, shape: StepShape) -> CapturedStep | None:
@@ -130,6 +152,6 @@ def capture_steps(
             inputs.pad(0, shape)  # a recorder may run what it captures
             step = inputs.decode_step(shape, attention)
             graph, hidden = recorder.capture(lambda step=step: eager.forward(step), shape)
-            steps.append(CapturedStep(shape, graph, hidden))
+            steps.append(CapturedStep(shape, graph, hidden, eager.taps))
     progress(1.0)
     return steps

@@ -95,7 +95,7 @@ class Worker:
             self._rows.record(spans, output)
             output.record()
             self._save_states(plan)
-            self._drafter.follow(step, spans, hidden)
+            self._drafter.follow(step, spans, hidden, self._runner.taps)
         return pending
 
     def draft(self, rows: int) -> None:

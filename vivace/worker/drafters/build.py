@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+import torch
+
+from vivace.checkpoint.open import open_weights
 from vivace.config.draft_models import draft_config
-from vivace.config.drafts import NGRAM
+from vivace.config.drafts import EAGLE3, NGRAM
 from vivace.errors import CannotStart
 from vivace.layers.layout import SINGLE, ParallelLayout, share_all_layers
-from vivace.layers.module import Module
+from vivace.layers.module import Bindings, Module
 from vivace.models.causal_lm import CausalLM
+from vivace.models.decoder import DecoderForCausalLM
+from vivace.models.facts import checkpoint_quantization
 from vivace.platforms.attention import AttentionLayer, LatentLayer
 from vivace.platforms.cache import CacheLayer
 from vivace.platforms.ngrams import NgramSettings
 from vivace.platforms.platform import Platform
+from vivace.quantization.packed import WeightPacker, weight_packer
+from vivace.quantization.select import select_quantization
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.drafters.draft_model import ModelDrafter
+from vivace.worker.drafters.head_drafter import HeadDrafter
+from vivace.worker.drafters.heads import DraftHead, Eagle3Head, EagleHead
 from vivace.worker.drafters.ngram import NgramDrafter
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
+
+T = TypeVar("T")
+BODY = "model"
 
 
 class LoadDraft(Protocol):
@@ -38,11 +50,12 @@ def is_fixed(config: Config) -> bool:
 def build_drafter(
     config: Config,
     platform: Platform,
-    layers: Sequence[CacheLayer],
+    dtype: torch.dtype,
+    model: CausalLM,
     layout: ParallelLayout,
     load: LoadDraft,
 ) -> Drafter:
-    """`layers`: the served model's, of this rank. Raises CannotStart."""
+    """`model`: the served one, this rank's part; `load` loads another one. Raises CannotStart."""
     if not config.draft_width:
         return NO_DRAFTS
     if config.speculative.speculative_algorithm == NGRAM:
@@ -55,36 +68,89 @@ def build_drafter(
             corpus_tokens=config.speculative.speculative_ngram_external_corpus_max_tokens,
         )
     draft = draft_config(config)
-    model = load_divided(draft, layout, load)
-    number_layers(model, 1 + max(layer.index for layer in layers))
+    first = 1 + max(layer.index for layer in model.attention_layers)
+    if config.draft is not None and config.draft.head is not None:
+        packer = weight_packer(platform, dtype)
+        head = load_divided(layout, lambda own: load_head(config, packer, model, own))
+        layers, hidden = number_layers(head, first), config.facts.hidden_size
+        taps = config.draft.head.taps
+        if taps:
+            cast("DecoderForCausalLM", model).model.tap(taps)
+        return HeadDrafter(config.draft_width, head, layers, [hidden] * max(1, len(taps)))
+    smaller = load_divided(layout, lambda own: load(draft, layout=own))
+    number_layers(cast(Module, smaller), first)
     return ModelDrafter(
         config.draft_width,
-        model,
-        model.attention_layers,
+        smaller,
+        smaller.attention_layers,
         vocabulary=config.facts.vocabulary,
         ids=draft.facts.vocabulary,
     )
 
 
-def load_divided(draft: Config, layout: ParallelLayout, load: LoadDraft) -> CausalLM:
+def load_divided(layout: ParallelLayout, load: Callable[[ParallelLayout], T]) -> T:
     """The ranks of an engine divide a draft as they divide heads, and each has all of one that does
     not go into them. Engines draft for themselves."""
     group = layout.attention
     if group.size > 1:
         try:
-            own = replace(share_all_layers(group), deterministic=layout.deterministic)
-            return load(draft, layout=own)
+            return load(replace(share_all_layers(group), deterministic=layout.deterministic))
         except CannotStart:  # a small model may have fewer heads than there are ranks
             pass
-    return load(draft, layout=SINGLE)
+    return load(SINGLE)
 
 
-def number_layers(model: CausalLM, first: int) -> None:
+def load_head(
+    config: Config, packer: WeightPacker, model: CausalLM, layout: ParallelLayout
+) -> DraftHead:
+    """Raises CannotStart."""
+    draft = draft_config(config)
+    weights = open_weights(
+        draft.source,
+        draft.facts,
+        seed=config.runtime.random_seed or 0,
+        progress=lambda stage, done: None,
+        dtype=packer.dtype,
+    )
+    method = draft.quantization.quantization
+    quantization = select_quantization(
+        checkpoint_quantization(draft.source, method), weights, packer, requested=method
+    )
+    head = build_head(config, cast("DecoderForCausalLM", model))
+    # What has an embedding and no head is read as the body of a model.
+    name = BODY if weights.names() is not None and weights.has(f"{BODY}.fc.weight") else ""
+    head.bind(name, Bindings(packer=packer, quantization=quantization, layout=layout))
+    with torch.inference_mode():
+        head.load(weights)
+    weights.finish(set(head.claims()))
+    return head
+
+
+def build_head(config: Config, model: DecoderForCausalLM) -> DraftHead:
+    draft = config.draft
+    assert draft is not None and draft.head is not None and draft.facts.decoder is not None
+    shapes = draft.facts, draft.facts.decoder, model
+    positions = config.model.context_length or config.facts.context
+    if config.speculative.speculative_algorithm == EAGLE3:
+        return Eagle3Head(
+            *shapes,
+            positions,
+            features=config.facts.hidden_size,
+            taps=len(draft.head.taps),
+            vocabulary=draft.head.vocabulary,
+        )
+    return EagleHead(*shapes, positions)
+
+
+def number_layers(model: Module, first: int) -> list[CacheLayer]:
     """A draft's layers come behind those of the served model."""
-    for each in cast(Module, model).find(Module):
+    found = list[CacheLayer]()
+    for each in model.find(Module):
         shape: Any = getattr(each, "shape", None)
         if isinstance(shape, AttentionLayer | LatentLayer):
-            each.shape = replace(shape, index=shape.index + first)  # pyright: ignore
+            found.append(replace(shape, index=shape.index + first))
+            cast(Any, each).shape = found[-1]
+    return found
 
 
 def ngram_settings(config: Config) -> NgramSettings:

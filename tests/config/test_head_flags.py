@@ -1,0 +1,107 @@
+"""Heads that draft: what is refused before weights are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draft_head_toys import write_eagle, write_eagle3
+from served_toy import write_toy_llama
+
+from vivace.config.parsing import from_arguments
+from vivace.deploy.own_checks import why_model_refused
+from vivace.errors import CannotStart
+from vivace.launch.configure import configure
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_llama(tmp_path_factory.mktemp("target"), layers=8)
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("heads")
+    write_eagle3(folder / "EAGLE3", [1, 3, 4])
+    write_eagle(folder / "EAGLE", bias=False)
+    return {name: folder / name for name in ("EAGLE3", "EAGLE")}
+
+
+def asked(target: Path, algorithm: str, head: Path) -> dict[str, Any]:
+    return {
+        "model_path": str(target),
+        "speculative_algorithm": algorithm,
+        "speculative_draft_model_path": str(head),
+    }
+
+
+def changed(head: Path, folder: Path, **keys: Any) -> Path:
+    """The same head with other words about it, and without weights."""
+    config = {**json.loads((head / "config.json").read_text()), **keys}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("eagle_config", "taps"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}, (2, 4, 5)),
+        (None, (2, 4, 5)),
+        ({}, (2, 4, 5)),
+    ],
+)
+def test_a_head_says_which_layers_it_reads(
+    target: Path, heads: dict[str, Path], eagle_config: Any, taps: tuple[int, ...], tmp_path: Path
+) -> None:
+    """By default the inputs of the third, the middle and the third last one."""
+    head = changed(heads["EAGLE3"], tmp_path, eagle_config=eagle_config)
+    options = {**asked(target, "EAGLE3", head), "speculative_draft_load_format": "dummy"}
+    found = configure(from_arguments(**options)).draft
+    assert found is not None and found.head is not None
+    assert (found.head.taps, found.head.vocabulary) == (taps, 120)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys", "word"),
+    [
+        ("EAGLE3", {"hidden_size": 128}, "hidden size"),
+        ("EAGLE3", {"vocab_size": 301}, "vocabulary"),
+        ("EAGLE3", {"draft_vocab_size": 301}, "draft_vocab_size"),
+        ("EAGLE3", {"num_hidden_layers": 2}, "num_hidden_layers"),
+        ("EAGLE3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 9, 4]}}, "order"),
+        ("EAGLE3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 8]}}, "layers"),
+        ("EAGLE3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, "eagle_config"),
+        ("EAGLE3", {"architectures": ["LlamaForCausalLM"]}, "architectures"),
+        ("EAGLE3", {"architectures": None}, "architectures"),
+        ("EAGLE", {"architectures": ["LlamaForCausalLMEagle3"]}, "architectures"),
+        ("EAGLE", {"hidden_size": 128}, "hidden size"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(
+    target: Path,
+    heads: dict[str, Path],
+    algorithm: str,
+    keys: dict[str, Any],
+    word: str,
+    tmp_path: Path,
+) -> None:
+    """By the start and by a check, which has no weights either."""
+    head = changed(heads[algorithm], tmp_path, **keys)
+    options = from_arguments(
+        **asked(target, algorithm, head), speculative_draft_load_format="dummy"
+    )
+    with pytest.raises(CannotStart, match=word):
+        configure(options)
+    options = from_arguments(**asked(target, algorithm, head))
+    (found,) = why_model_refused(options, layout_known=True, steps_known=True)
+    assert word in found
+
+
+def test_heads_do_not_draft_for_every_family(heads: dict[str, Path], tmp_path: Path) -> None:
+    from toy_models import make
+
+    make("Gemma2", tmp_path, vocab_size=300, hidden_size=96, head_dim=16)
+    with pytest.raises(CannotStart, match="Gemma2ForCausalLM"):
+        configure(from_arguments(**asked(tmp_path, "EAGLE3", heads["EAGLE3"])))

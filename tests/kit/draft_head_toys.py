@@ -1,0 +1,173 @@
+"""Heads that draft for toy Llamas, as published checkpoints have them, and what they must say: the
+papers' definitions, a whole sequence at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD = 64, 96, 4, 2, 16
+VOCABULARY, DRAFT_VOCABULARY = 300, 120
+EPS, THETA = 1e-5, 10000.0
+CONFIG: dict[str, Any] = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD,
+    "rms_norm_eps": EPS,
+    "rope_theta": THETA,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+    "model_type": "llama",
+    "torch_dtype": "float32",
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
+
+
+def layer_weights(prefix: str, inputs: int, random: torch.Generator) -> dict[str, Tensor]:
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=random) * columns**-0.5
+
+    return {
+        f"{prefix}.self_attn.q_proj.weight": matrix(HEADS * HEAD, inputs),
+        f"{prefix}.self_attn.k_proj.weight": matrix(KV_HEADS * HEAD, inputs),
+        f"{prefix}.self_attn.v_proj.weight": matrix(KV_HEADS * HEAD, inputs),
+        f"{prefix}.self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD),
+        f"{prefix}.mlp.gate_proj.weight": matrix(INNER, HIDDEN),
+        f"{prefix}.mlp.up_proj.weight": matrix(INNER, HIDDEN),
+        f"{prefix}.mlp.down_proj.weight": matrix(HIDDEN, INNER),
+        f"{prefix}.post_attention_layernorm.weight": 1 + 0.2 * matrix(1, HIDDEN)[0],
+    }
+
+
+def write_eagle3(folder: Path, after: list[int]) -> dict[str, Tensor]:
+    """A random EAGLE3 head that reads what the layers `after` hand on."""
+    random = torch.Generator().manual_seed(7)
+    norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "norm")
+    ids = torch.randperm(VOCABULARY, generator=random)[:DRAFT_VOCABULARY].sort().values
+    weights = {
+        **layer_weights("midlayer", 2 * HIDDEN, random),
+        **{f"{n}.weight": 1 + 0.2 * torch.randn(HIDDEN, generator=random) for n in norms},
+        "fc.weight": torch.randn(HIDDEN, 3 * HIDDEN, generator=random) * (3 * HIDDEN) ** -0.5,
+        "lm_head.weight": torch.randn(DRAFT_VOCABULARY, HIDDEN, generator=random),
+        "d2t": ids - torch.arange(DRAFT_VOCABULARY),
+        "t2d": torch.isin(torch.arange(VOCABULARY), ids),
+    }
+    config = {
+        **CONFIG,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": DRAFT_VOCABULARY,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": after},
+    }
+    return write(folder, config, weights)
+
+
+def write_eagle(folder: Path, *, bias: bool) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(9)
+    weights = {
+        **layer_weights("layers.0", HIDDEN, random),
+        "fc.weight": torch.randn(HIDDEN, 2 * HIDDEN, generator=random) * (2 * HIDDEN) ** -0.5,
+        "embed_tokens.weight": torch.zeros(VOCABULARY, HIDDEN),  # the model's own is used
+    }
+    if bias:
+        weights["fc.bias"] = torch.randn(HIDDEN, generator=random)
+    return write(folder, {**CONFIG, "architectures": ["LlamaForCausalLM"]}, weights)
+
+
+def write(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "model.safetensors")
+    return weights
+
+
+class ReferenceHead:
+    """`model`: transformers' target. `after`: of EAGLE3, whose states are made of what these layers
+    hand on; None: EAGLE."""
+
+    def __init__(self, model: Any, weights: dict[str, Tensor], after: list[int] | None) -> None:
+        self._model = model
+        self._weights = weights
+        self._after = after
+
+    def drafts(self, known: list[int], count: int) -> list[int]:
+        """What may follow these tokens of the model."""
+        ids, states = list(known), self._states(known)[: len(known) - 1]
+        for _ in range(count):
+            hidden, further = self._layer(torch.tensor(ids[1:]), states)
+            ids.append(self._token(hidden[-1]))
+            states = torch.cat((states, further[-1:]))
+        return ids[len(known) :]
+
+    def _states(self, known: list[int]) -> Tensor:
+        with torch.inference_mode():
+            found = self._model(
+                input_ids=torch.tensor([known]), use_cache=False, output_hidden_states=True
+            ).hidden_states
+        if self._after is None:
+            return found[-1][0]
+        joined = torch.cat([found[layer + 1][0] for layer in self._after], dim=-1)
+        return joined @ self._weights["fc.weight"].T
+
+    def _token(self, hidden: Tensor) -> int:
+        if self._after is None:
+            with torch.inference_mode():
+                return int(self._model.lm_head(hidden).argmax())
+        best = int((self._weights["lm_head.weight"] @ hidden).argmax())
+        return best + int(self._weights["d2t"][best])
+
+    def _layer(self, ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """(what logits are made of, the next states)"""
+        with torch.inference_mode():
+            embedded = self._model.get_input_embeddings()(ids)
+        if self._after is None:
+            joined = torch.cat((embedded, states), -1) @ self._weights["fc.weight"].T
+            joined = joined + self._weights.get("fc.bias", torch.zeros(HIDDEN))
+            hidden = self._complete("layers.0", joined, joined)
+            return hidden, hidden
+        normed = self._norm("midlayer.input_layernorm", embedded)
+        own = self._norm("midlayer.hidden_norm", states)
+        hidden = self._complete("midlayer", torch.cat((normed, own), -1), states)
+        return self._norm("norm", hidden), hidden
+
+    def _complete(self, prefix: str, x: Tensor, residual: Tensor) -> Tensor:
+        residual = residual + self._attend(prefix, x)
+        x = self._norm(f"{prefix}.post_attention_layernorm", residual)
+        gate, up = (self._linear(f"{prefix}.mlp.{n}_proj", x) for n in ("gate", "up"))
+        return residual + self._linear(f"{prefix}.mlp.down_proj", functional.silu(gate) * up)
+
+    def _attend(self, prefix: str, x: Tensor) -> Tensor:
+        q, k, v = (
+            self._linear(f"{prefix}.self_attn.{n}_proj", x)
+            .unflatten(-1, (-1, HEAD))
+            .transpose(0, 1)
+            for n in "qkv"
+        )
+        positions = torch.arange(len(x), dtype=torch.float32)
+        angles = torch.outer(positions, THETA ** (-torch.arange(0, HEAD, 2) / HEAD))
+        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+
+        def turn(y: Tensor) -> Tensor:
+            half = HEAD // 2
+            return y * cos + torch.cat((-y[..., half:], y[..., :half]), -1) * sin
+
+        k, v = (y.repeat_interleave(HEADS // KV_HEADS, 0) for y in (turn(k), v))
+        attended = functional.scaled_dot_product_attention(turn(q), k, v, is_causal=True)
+        return self._linear(f"{prefix}.self_attn.o_proj", attended.transpose(0, 1).flatten(1))
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return x @ self._weights[f"{name}.weight"].T
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        scale = (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        return x * scale * self._weights[f"{name}.weight"]

@@ -1,0 +1,141 @@
+"""Drafts of a head (`heads.py`): its first pass is over what the model's last step has computed,
+each further one over what it drew itself.
+
+Prompts pass the head behind the model, step by step; decoded tokens when drafts are next wanted. Of
+those only the features of the last step are kept: where a request got no drafts for a while, the
+head's KV has a gap, and its drafts are worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.platforms.cache import CacheLayer
+from vivace.platforms.host import download, upload
+from vivace.platforms.rows import RowColumns, Spans
+from vivace.protocol.step import StepPlan
+from vivace.worker.drafter import NoDrafter
+from vivace.worker.drafters.heads import DraftHead
+from vivace.worker.drafters.passes import DraftPasses
+from vivace.worker.drafters.place import DrafterPlace
+from vivace.worker.step_input import StepInput
+
+
+class HeadDrafter(NoDrafter):
+    """`layers`: the head's, with indexes behind the model's; `features`: widths of what the model
+    hands out, [T, width] each."""
+
+    reads_tokens = True
+
+    def __init__(
+        self,
+        width: int,
+        head: DraftHead,
+        layers: Sequence[CacheLayer],
+        features: Sequence[int],
+    ) -> None:
+        self.width = width
+        self.layers = layers
+        self._head = head
+        self._widths = features
+
+    def attach(self, place: DrafterPlace) -> None:
+        rows, device = place.rows, place.rows.columns.known.device
+        self._head.reserve(max(place.captures.sizes, default=0))
+        self._passes = DraftPasses(self._head, self.layers, place, shift=1)
+        self._ops = place.platform.sampling()
+        self._tokens = rows.columns.tokens
+        self.nbytes = self._passes.nbytes
+        self._kept = [
+            torch.zeros(rows.rows, 1 + self.width, width, dtype=place.dtype, device=device)
+            for width in self._widths
+        ]
+        """features of the last tokens that the model computed for each row"""
+        self._kept_from, self._kept_end = (np.zeros(rows.rows, np.int64) for _ in range(2))
+        """[rows]: positions of these"""
+        self._done = np.zeros(rows.rows, np.int64)
+        """[rows]: in front of which position the head has computed all that it will"""
+
+    def update(self, plan: StepPlan) -> None:
+        for join in plan.joins:
+            self._kept_from[join.row] = self._kept_end[join.row] = 0
+            self._done[join.row] = join.cached
+
+    def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
+        known = download(columns.known)[rows].astype(np.int64) - 1  # inputs are the next tokens
+        computed = np.maximum(np.minimum(self._done[rows], known - 1), self._kept_from[rows])
+        able = (computed < known) & (self._kept_end[rows] >= known)
+        if not (counts[able] > 0).any():
+            return
+        rows, counts, known, computed = rows[able], counts[able], known[able], computed[able]
+        self._passes.begin(rows, known, computed)
+        waiting = known - computed
+        features = self._find_features(rows, computed, waiting)
+        states = self._draw(rows, waiting, lambda step: self._head.fuse(features, step))
+        going = np.arange(len(rows))
+        for done in range(1, int(counts.max())):
+            left = counts[going] > done
+            chosen = states.index_select(0, upload(np.flatnonzero(left), states.device))
+            going = going[left]
+            states = self._draw(rows[going], np.ones_like(going), lambda step, own=chosen: own)
+        self._done[rows] = known  # of its own drafts the model's features are better
+
+    def _draw(
+        self, rows: np.ndarray, counts: np.ndarray, find_states: Callable[[StepInput], Tensor]
+    ) -> Tensor:
+        """One more token for each of these rows, of which so many are to be computed; returns the
+        states [rows, hidden] for the next pass."""
+        step, spans = self._passes.gather(rows, counts)
+        self._head.give(find_states(step))
+        hidden = self._passes.run(step)
+        (states,) = self._passes.taps
+        if len(step.logits_indices) < hidden.shape[0]:
+            hidden = hidden.index_select(0, step.logits_indices)
+            states = states.index_select(0, step.logits_indices)
+        tokens, _ = self._ops.argmax(self._head.lm_head(hidden))
+        ids = self._head.target_ids
+        self._passes.record(spans, tokens if ids is None else ids.index_select(0, tokens))
+        return states
+
+    def follow(self, step: StepInput, spans: Spans, hidden: Tensor, taps: Sequence[Tensor]) -> None:
+        features = taps or [hidden]
+        rows, before, counts = spans.rows, spans.before, spans.counts
+        prompts = counts if spans.drafts is None else counts - spans.drafts
+        if int(prompts.max()) > 1:
+            of_tokens = upload(np.repeat(rows, counts), hidden.device)
+            ids = self._tokens[of_tokens, step.positions + 1].long()
+            self._head.give(self._head.fuse(features, step))
+            self._passes.follow(step, ids)
+            whole = self._done[rows] >= before
+            self._done[rows] = np.where(whole, before + counts, self._done[rows])
+        self._keep(spans, features)
+
+    def _keep(self, spans: Spans, features: Sequence[Tensor]) -> None:
+        rows, counts = spans.rows, spans.counts
+        most = 1 + self.width
+        kept = np.minimum(counts, most)
+        offsets = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept)
+        sources = np.repeat(spans.starts[1:] - kept, kept) + offsets
+        targets = np.repeat(rows * most, kept) + offsets
+        for store, one in zip(self._kept, features, strict=True):
+            chosen = one.index_select(0, upload(sources, one.device))
+            places = upload(targets, one.device)
+            store.view(-1, store.shape[2]).index_copy_(0, places, chosen.to(store.dtype))
+        self._kept_from[rows] = spans.before + counts - kept
+        self._kept_end[rows] = spans.before + counts
+
+    def _find_features(
+        self, rows: np.ndarray, first: np.ndarray, counts: np.ndarray
+    ) -> list[Tensor]:
+        """Of so many positions of each row from `first` on."""
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        places = rows * (1 + self.width) + first - self._kept_from[rows]
+        chosen = np.repeat(places, counts) + offsets
+        return [
+            store.view(-1, store.shape[2]).index_select(0, upload(chosen, store.device))
+            for store in self._kept
+        ]

@@ -1,0 +1,199 @@
+"""Heads that draft from what a model has computed already (EAGLE; Li et al. 2024, 2025): one layer
+over the model's hidden state of a token and the embedding of the next one.
+
+A head is given a state of each token: at first made of the model's features, and in further passes
+what the head itself left. At position i the input is the token i + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vivace.checkpoint.weights import Weights
+from vivace.layers.attention import Attention
+from vivace.layers.linear import Embedding, GatedMLP, LogitsHead, Part, RMSNorm
+from vivace.layers.module import Bindings, Module
+from vivace.layers.rotary import RotaryTable
+from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
+from vivace.models.decoder import DecoderForCausalLM
+from vivace.models.facts import DecoderFacts, ModelFacts
+from vivace.worker.drafters.joined_linear import JoinedLinear
+
+
+class DraftHead(Module):
+    """`taps` are the states for the next pass, [T, hidden], once `forward` is over. `target_ids`
+    [draft vocabulary] int64: the model's ids of the head's; None: they are the same."""
+
+    target_ids: Tensor | None = None
+    taps: Sequence[Tensor] = ()
+    _fixed: Tensor
+    _given: Tensor
+
+    def __init__(self, served: DecoderForCausalLM, hidden: int) -> None:
+        self.hidden = hidden
+        self._embed: Embedding = served.model.embed_tokens
+        self._served_head = served.lm_head
+
+    def bind(self, name: str, env: Bindings) -> None:
+        super().bind(name, env)
+        self._add = env.ops.add_gated
+        self._given = self._fixed = torch.zeros(0, self.hidden, dtype=env.dtype, device=env.device)
+
+    def reserve(self, tokens: int) -> None:
+        """Passes of up to so many tokens find their states at an address that stays."""
+        self._given = self._fixed = self._fixed.new_zeros(tokens, self.hidden)
+
+    def give(self, states: Tensor) -> None:
+        """[T, hidden] of each token of the next pass"""
+        count = len(states)
+        self._given = self._fixed if count <= len(self._fixed) else states.clone()
+        self._given[:count].copy_(states)
+
+    def fuse(self, features: Sequence[Tensor], step: ModelStep) -> Tensor:
+        """What the model had of T tokens, [T, its hidden] each -> states [T, hidden]"""
+        (state,) = features
+        return state
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """hidden[n, hidden] -> [n, vocabulary] float32"""
+        return self._served_head(hidden)
+
+    def forward(self, step: ModelStep) -> Tensor:
+        """-> hidden[T, hidden], of which logits are made"""
+        embedded = self._embed(step.input_ids)
+        hidden, state = self.draft(embedded, self._given[: len(embedded)], step)
+        self.taps = (state,)
+        return hidden
+
+    def draft(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
+        """[T, hidden] both -> (what logits are made of, the next states); `state` may change"""
+        raise NotImplementedError
+
+
+class HeadLayer(Module):
+    """What both generations of EAGLE have: a Llama's layer; its norms in front differ."""
+
+    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, rotary: RotaryTable) -> None:
+        hidden = facts.hidden_size
+        self.self_attn = Attention(
+            attention_shape(facts, decoder, 0),
+            hidden,
+            rotary,
+            qkv_bias=decoder.attention_bias,
+            output_bias=decoder.attention_bias,
+        )
+        self.post_attention_layernorm = RMSNorm(hidden, decoder.norm_eps)
+        self.mlp = GatedMLP(
+            hidden, facts.intermediate_size, decoder.activation, bias=decoder.mlp_bias
+        )
+
+    def complete(self, attended: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
+        x, residual = self.post_attention_layernorm.add(attended, state)
+        return self.mlp(x, step), residual
+
+
+class EagleHead(DraftHead):
+    """EAGLE 1 and 2: `fc` makes one of embedding and state, and the layer's outcome is what the
+    model's own head takes."""
+
+    def __init__(
+        self, facts: ModelFacts, decoder: DecoderFacts, served: DecoderForCausalLM, positions: int
+    ) -> None:
+        super().__init__(served, facts.hidden_size)
+        self.tables = [rotary_table(decoder.rope, positions)]
+        self.fc = JoinedLinear(facts.hidden_size, 2, [Part("fc", facts.hidden_size)])
+        self.layers = [HeadLayer(facts, decoder, self.tables[0])]
+
+    def claims(self) -> Iterator[str]:
+        yield from super().claims()
+        yield from (f"{self.name}.embed_tokens.weight".removeprefix("."), "lm_head.weight")
+
+    def draft(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
+        (layer,) = self.layers
+        joined = self.fc((embedded, state), step)
+        x, residual = layer.complete(layer.self_attn(joined, step), joined, step)
+        hidden = self._add(residual, x, None)
+        return hidden, hidden
+
+
+class Eagle3Layer(HeadLayer):
+    """Its attention sees embedding and state side by side; its residual is the state."""
+
+    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, rotary: RotaryTable) -> None:
+        super().__init__(facts, decoder, rotary)
+        hidden, head = facts.hidden_size, facts.head_dim
+        self.input_layernorm = RMSNorm(hidden, decoder.norm_eps)
+        self.hidden_norm = RMSNorm(hidden, decoder.norm_eps)
+        parts = [
+            Part("q_proj", facts.heads * head, head),
+            Part("k_proj", facts.kv_heads * head, head, repeated=True),
+            Part("v_proj", facts.kv_heads * head, head, repeated=True),
+        ]
+        attention: Any = self.self_attn
+        attention.qkv_proj = self._qkv = JoinedLinear(hidden, 2, parts, group="attention")
+
+    def __call__(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
+        attention = self.self_attn
+        inputs = self.input_layernorm(embedded), self.hidden_norm(state)
+        q, k, v = (
+            part.unflatten(-1, (-1, attention.shape.head_dim))
+            for part in self._qkv(inputs, step).split(attention.sizes, -1)
+        )
+        attended = attention.o_proj(attention.attend(q, k, v, step), step)
+        return self.complete(attended, state, step)
+
+
+class Eagle3Head(DraftHead):
+    """EAGLE 3: `fc` makes a state of what three of the model's layers were given; the head has a
+    smaller vocabulary of its own. `features`: the model's hidden size."""
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        decoder: DecoderFacts,
+        served: DecoderForCausalLM,
+        positions: int,
+        *,
+        features: int,
+        taps: int,
+        vocabulary: int,
+    ) -> None:
+        super().__init__(served, facts.hidden_size)
+        hidden = facts.hidden_size
+        self.tables = [rotary_table(decoder.rope, positions)]
+        self.fc = JoinedLinear(features, taps, [Part("fc", hidden)])
+        self.midlayer = Eagle3Layer(facts, decoder, self.tables[0])
+        self.norm = RMSNorm(hidden, decoder.norm_eps)
+        self._words = Embedding(vocabulary, hidden)
+        self.own_head = LogitsHead(self._words, tied=False)
+
+    def bind(self, name: str, env: Bindings) -> None:
+        self._words.bind("embed_tokens", env)  # never loaded: the head is of its shape
+        super().bind(name, env)
+        self.own_head.bind("lm_head", env)
+
+    def load(self, weights: Weights) -> None:
+        size = self._words.vocabulary
+        if weights.names() is not None and weights.has("d2t"):
+            offsets = weights.take("d2t", (size,), dtypes=(torch.int64, torch.int32))
+            ids = offsets.to(self._fixed.device, torch.int64)
+            self.target_ids = ids + torch.arange(size, device=ids.device)
+        super().load(weights)
+
+    def claims(self) -> Iterator[str]:
+        yield from super().claims()
+        yield from ("embed_tokens.weight", "d2t", "t2d")
+
+    def fuse(self, features: Sequence[Tensor], step: ModelStep) -> Tensor:
+        return self.fc(features, step)
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        return self.own_head(hidden)
+
+    def draft(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
+        x, residual = self.midlayer(embedded, state, step)
+        return self.norm.add(x, residual)
