@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_head_toys import write_eagle, write_eagle3
-from served_toy import write_toy_llama
+from draft_head_toys import NEXTN, write_eagle, write_eagle3
+from served_toy import write_byte_tokenizer, write_toy_llama
+from toy_models import make
 
 from vivace.config.parsing import from_arguments
 from vivace.deploy.own_checks import why_model_refused
@@ -100,8 +101,24 @@ def test_what_does_not_fit_the_model_is_refused(
 
 
 def test_heads_do_not_draft_for_every_family(heads: dict[str, Path], tmp_path: Path) -> None:
-    from toy_models import make
-
     make("Gemma2", tmp_path, vocab_size=300, hidden_size=96, head_dim=16)
     with pytest.raises(CannotStart, match="Gemma2ForCausalLM"):
         configure(from_arguments(**asked(tmp_path, "EAGLE3", heads["EAGLE3"])))
+
+
+def test_a_layer_of_the_model_s_own_drafts(target: Path, tmp_path: Path) -> None:
+    """NEXTN, and EAGLE without another path; where there is one."""
+    with pytest.raises(CannotStart, match="num_nextn_predict_layers"):
+        configure(from_arguments(model_path=str(target), speculative_algorithm="NEXTN"))
+    make("Glm4Moe", tmp_path, **NEXTN["Glm4Moe"])
+    write_byte_tokenizer(tmp_path)
+    for algorithm in ("NEXTN", "EAGLE"):
+        options = from_arguments(model_path=str(tmp_path), speculative_algorithm=algorithm)
+        config = configure(options)
+        assert config.draft is not None and config.draft.source is config.source
+        assert config.draft.head is not None and config.draft.head.behind
+        assert config.draft_width == 3
+        assert not list(why_model_refused(options, layout_known=True, steps_known=True))
+    options = from_arguments(model_path=str(target), speculative_algorithm="NEXTN")
+    (found,) = why_model_refused(options, layout_known=True, steps_known=True)
+    assert "num_nextn_predict_layers" in found

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draft_head_toys import ReferenceHead, write_eagle, write_eagle3
+from draft_head_toys import NEXTN, ReferenceHead, ReferenceNextn, write_eagle, write_eagle3
 from engine_under_test import Answer, Setting, build_config, build_engine, toy_requests
 from layout_engines import LayoutEngines
 from served_toy import write_byte_tokenizer
@@ -65,13 +65,22 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Toys:
     heads["plain EAGLE"] = ReferenceHead(
         model, write_eagle(folder / "plain EAGLE", bias=False), None
     )
+    for kind, settings in NEXTN.items():
+        own = make(kind, folder / kind, **{**SHAPE, **settings})
+        write_byte_tokenizer(folder / kind)
+        heads[kind] = ReferenceNextn(own, folder / kind)
     return Toys(folder, heads)
 
 
+def place_of_model(toys: Toys, head: str) -> Path:
+    return toys.folder / (head if head in NEXTN else "model")
+
+
 def flags(toys: Toys, head: str, steps: int, *, fixed: bool = True) -> dict[str, Any]:
+    path = {} if head in NEXTN else {"speculative_draft_model_path": str(toys.folder / head)}
     return {
-        "speculative_algorithm": head.split()[-1],
-        "speculative_draft_model_path": str(toys.folder / head),
+        **path,
+        "speculative_algorithm": "NEXTN" if head in NEXTN else head.split()[-1],
         "speculative_num_steps": steps,
         "speculative_fixed_width": fixed,
     }
@@ -112,14 +121,14 @@ def greedy(count: int, longest: int = 24) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("head", ["EAGLE3", "EAGLE", "plain EAGLE"])
+@pytest.mark.parametrize("head", ["EAGLE3", "EAGLE", "plain EAGLE", *NEXTN])
 @pytest.mark.parametrize("name", ["captured", "eager", "torch"])
 def test_drafts_are_those_of_the_definition(
     toys: Toys, head: str, name: str, proposals: list[tuple[list[int], list[int]]]
 ) -> None:
     """Behind prompts in chunks, behind cached prefixes, and behind drafts of which some were right
     and some were not."""
-    engine = build_engine(toys.folder / "model", SETTINGS[name], **flags(toys, head, 3))
+    engine = build_engine(place_of_model(toys, head), SETTINGS[name], **flags(toys, head, 3))
     engine.run(greedy(4, 12), arrivals=random.Random(3))
     reference = toys.heads[head]
     assert len(proposals) > 12
@@ -128,38 +137,43 @@ def test_drafts_are_those_of_the_definition(
 
 
 @cache
-def plain_answers(toys: Path, setting: Setting) -> dict[str, Answer]:
-    return build_engine(toys / "model", setting).run(toy_requests(10, stream=False))
+def plain_answers(model: Path, setting: Setting) -> dict[str, Answer]:
+    return build_engine(model, setting).run(toy_requests(10, stream=False))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize(("head", "fixed"), [("EAGLE3", True), ("EAGLE3", False), ("EAGLE", True)])
+@pytest.mark.parametrize(
+    ("head", "fixed"),
+    [("EAGLE3", True), ("EAGLE3", False), ("EAGLE", True), ("DeepseekV3", True)],
+)
 def test_tokens_are_those_without_drafts(toys: Toys, name: str, head: str, fixed: bool) -> None:
     setting = SETTINGS[name]
     options = flags(toys, head, 3, fixed=fixed)
-    engine = build_engine(toys.folder / "model", setting, **options)
+    model = place_of_model(toys, head)
+    engine = build_engine(model, setting, **options)
     answers = engine.run(toy_requests(10, stream=False), arrivals=random.Random(3))
-    plain = plain_answers(toys.folder, setting)
+    plain = plain_answers(model, setting)
     assert {rid: one.tokens for rid, one in answers.items()} == {
         rid: one.tokens for rid, one in plain.items()
     }
     assert not engine.audit()
 
 
-@pytest.mark.parametrize("head", ["EAGLE3", "EAGLE"])
+@pytest.mark.parametrize("head", ["EAGLE3", "EAGLE", "DeepseekV3"])
 @pytest.mark.parametrize("layout", [{"tp_size": 2}, {"tp_size": 2, "dp_size": 2}])
 def test_ranks_draft_alike(
     toys: Toys, head: str, layout: dict[str, int], proposals: list[tuple[list[int], list[int]]]
 ) -> None:
     attention = {"enable_dp_attention": True} if "dp_size" in layout else {}
     options = {**layout, **attention, **flags(toys, head, 2)}
-    engines = LayoutEngines(build_config(toys.folder / "model", PLAIN, **options), PLAIN)
+    model = place_of_model(toys, head)
+    engines = LayoutEngines(build_config(model, PLAIN, **options), PLAIN)
     try:
         answers = engines.run(greedy(4))
     finally:
         engines.close()
     drafted = list(proposals)
-    plain = build_engine(toys.folder / "model", PLAIN).run(greedy(4))
+    plain = build_engine(model, PLAIN).run(greedy(4))
     assert {rid: one.tokens for rid, one in answers.items()} == {
         rid: one.tokens for rid, one in plain.items()
     }

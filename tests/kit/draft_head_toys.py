@@ -171,3 +171,87 @@ class ReferenceHead:
     def _norm(self, name: str, x: Tensor) -> Tensor:
         scale = (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
         return x * scale * self._weights[f"{name}.weight"]
+
+
+MIXTURE: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 1,
+}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_group": 2,
+    "topk_group": 1,
+}
+NEXTN: dict[str, dict[str, Any]] = {"Glm4Moe": MIXTURE, "DeepseekV3": {**MIXTURE, **LATENT}}
+"""transformers' families of models with a layer for drafts behind the last one"""
+
+
+class ReferenceNextn(ReferenceHead):
+    """`write` puts such a layer behind those of a model that `toy_models.make` has saved."""
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        from safetensors.torch import load_file
+
+        place = f"model.layers.{len(model.model.layers)}"
+        random = torch.Generator().manual_seed(5)
+        layer = type(model.model.layers[-1])(model.config, len(model.model.layers) - 1)
+        names = ("enorm", "hnorm", "shared_head.norm")
+        own = {f"{name}.weight": 1 + 0.2 * torch.randn(HIDDEN, generator=random) for name in names}
+        own["eh_proj.weight"] = (
+            torch.randn(HIDDEN, 2 * HIDDEN, generator=random) / (2 * HIDDEN) ** 0.5
+        )
+        for tensor in layer.state_dict().values():
+            wide = tensor.shape[-1] ** -0.5 if tensor.dim() > 1 else 0.2
+            noise = torch.randn(tensor.shape, generator=random) * wide
+            tensor.copy_(noise if tensor.dim() > 1 else 1 + noise)
+        super().__init__(model, own, None)
+        self._block = layer.eval()
+        last = f"model.layers.{len(model.model.layers) - 1}."
+        file = folder / "model.safetensors"
+        saved = load_file(file)
+        spelled = self._as_saved(saved, last)
+        extra = {f"{place}.{name}": tensor for name, tensor in {**own, **spelled}.items()}
+        extra[f"{place}.embed_tokens.weight"] = saved["model.embed_tokens.weight"].clone()
+        extra[f"{place}.shared_head.head.weight"] = saved["lm_head.weight"].clone()
+        save_file({**saved, **extra}, file)
+
+    def _as_saved(self, saved: dict[str, Tensor], last: str) -> dict[str, Tensor]:
+        """The layer's tensors by their names in files, where each expert has its own."""
+        found = dict(self._block.state_dict())
+        experts = found.pop("mlp.experts.gate_up_proj", None)
+        if experts is not None:
+            down = found.pop("mlp.experts.down_proj")
+            for index in range(len(experts)):
+                gate, up = experts[index].chunk(2)
+                stem = f"mlp.experts.{index}"
+                found[f"{stem}.gate_proj.weight"] = gate.clone()
+                found[f"{stem}.up_proj.weight"] = up.clone()
+                found[f"{stem}.down_proj.weight"] = down[index].clone()
+        wanted = {name.removeprefix(last) for name in saved if name.startswith(last)}
+        assert set(found) == wanted, set(found) ^ wanted
+        return {name: tensor.contiguous() for name, tensor in found.items()}
+
+    def _layer(self, ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode():
+            embedded = self._model.get_input_embeddings()(ids)
+            normed = self._norm("enorm", embedded), self._norm("hnorm", states)
+            x = (torch.cat(normed, -1) @ self._weights["eh_proj.weight"].T).unsqueeze(0)
+            positions = torch.arange(len(ids)).unsqueeze(0)
+            mask = torch.full((len(ids), len(ids)), -torch.inf).triu(1)[None, None]
+            found = self._block(
+                x,
+                attention_mask=mask,
+                position_ids=positions,
+                position_embeddings=self._model.model.rotary_emb(x, positions),
+            )
+        hidden = found[0] if isinstance(found, tuple) else found
+        hidden = self._norm("shared_head.norm", hidden.view(len(ids), -1))
+        return hidden, hidden

@@ -94,6 +94,8 @@ class HeadShape:
     """layers whose inputs it is made of; none: what the last norm leaves"""
     vocabulary: int
     """of its own"""
+    behind: bool = False
+    """it is a layer behind the last one of a whole model"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,22 @@ def read_head(algorithm: str | None, source: ModelSource, facts: ModelFacts) -> 
     return DraftModel(source=read, facts=own, head=head)
 
 
+def head_behind(source: ModelSource, facts: ModelFacts) -> DraftModel:
+    """The layer for multi-token prediction of a whole model. Raises ConfigError."""
+    if not facts.draft_layers or facts.decoder is None:
+        raise ConfigError(
+            f"{source.path} has no layers for drafts behind its last one "
+            "(num_nextn_predict_layers); use EAGLE3 or STANDALONE with another path, or NGRAM"
+        )
+    if source.format not in ("safetensors", "dummy"):
+        raise ConfigError(
+            f"{source.path}: layers for drafts are read from safetensors files, this is a "
+            f"{source.format} model; use NGRAM or STANDALONE"
+        )
+    head = HeadShape(vocabulary=facts.vocabulary, behind=True)
+    return DraftModel(source=source, facts=facts, head=head)
+
+
 def read_taps(fields: ConfigFields, layers: int) -> tuple[int, ...]:
     """Which layers' inputs: those behind the layers that `eagle_config` names; by
     default the third one, the middle one and the third last one."""

@@ -9,8 +9,8 @@ from vivace.checkpoint.source import ModelSource, locate
 from vivace.checkpoint.vocabulary import differing, read_words
 from vivace.checkpoint.weight_files import SHARDED
 from vivace.config.config import Config, DraftModel, ModelContext, Options, ResolveContext
-from vivace.config.draft_heads import check_head, read_head
-from vivace.config.drafts import STANDALONE, drafts_by_model
+from vivace.config.draft_heads import check_head, head_behind, read_head
+from vivace.config.drafts import EAGLE, NEXTN, STANDALONE, drafts_by_model
 from vivace.config.errors import ConfigError
 from vivace.config.kernels import UNQUANT
 from vivace.config.parallel import ExpertOptions
@@ -40,6 +40,8 @@ def locate_draft(
         return None
     asked = options.speculative
     if asked.speculative_draft_model_path is None:
+        if takes_own_layers(options):
+            return head_behind(target, facts)
         raise ConfigError(
             f"--speculative-algorithm {asked.speculative_algorithm} needs {PATH}: a smaller model "
             f"or a head with the vocabulary of {target.path}"
@@ -52,10 +54,23 @@ def locate_draft(
         cache=cache,
         flag=PATH,
     )
+    if takes_own_layers(options):
+        check_architecture(source)
+        return head_behind(source, read_facts(source))
     if asked.speculative_algorithm != STANDALONE:
         return read_head(asked.speculative_algorithm, source, facts)
     check_architecture(source)
     return DraftModel(source=source, facts=read_facts(source))
+
+
+def takes_own_layers(options: Options) -> bool:
+    """A layer behind the last one of a whole model drafts: the served one's, where no path is
+    given."""
+    asked = options.speculative
+    without = asked.speculative_draft_model_path is None
+    return asked.speculative_algorithm == NEXTN or (
+        asked.speculative_algorithm == EAGLE and without
+    )
 
 
 def draft_models(options: Options, context: ModelContext) -> list[str]:
@@ -138,7 +153,10 @@ def known_method(draft: DraftModel, requested: str | None) -> str | None:
 def draft_config(config: Config) -> Config:
     """With what the draft is loaded. Only where a model proposes."""
     assert config.draft is not None
-    method = known_method(config.draft, config.speculative.speculative_draft_model_quantization)
+    method = config.speculative.speculative_draft_model_quantization
+    if method is None and config.draft.source is config.source:
+        method = config.quantization.quantization
+    method = known_method(config.draft, method)
     return replace(
         config,
         source=config.draft.source,

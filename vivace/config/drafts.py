@@ -9,7 +9,8 @@ from vivace.config.config import Options, ResolveContext, Slices
 from vivace.config.errors import ConfigError
 from vivace.files import open_input
 
-NGRAM, STANDALONE, EAGLE, EAGLE3 = "NGRAM", "STANDALONE", "EAGLE", "EAGLE3"
+NGRAM, STANDALONE = "NGRAM", "STANDALONE"
+EAGLE, EAGLE3, NEXTN = "EAGLE", "EAGLE3", "NEXTN"
 NGRAM_TOKENS = 12
 """verified at once, where no flag says how many"""
 DRAFT_STEPS = 3

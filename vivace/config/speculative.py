@@ -10,9 +10,7 @@ from vivace.config.option import no_effect, not_available, option
 from vivace.config.parallel import MOE_A2A, MOE_RUNNERS
 from vivace.config.unavailable import NO_SPECULATION
 
-NO_NEXTN = not_available(
-    "layers of the model's own checkpoint do not draft yet", "use EAGLE3, STANDALONE or NGRAM"
-)
+ONE_LAYER = not_available("the first of these layers drafts in every step")
 NO_DFLASH = not_available("it is not a published method", "use EAGLE3, STANDALONE or NGRAM")
 WHOLE_VOCABULARY = not_available("a draft proposes from all of its vocabulary")
 WHOLE_DRAFT = not_available("a draft is read from its whole checkpoint", "use auto")
@@ -27,7 +25,7 @@ class SpeculativeOptions:
     speculative_algorithm: str | None = option(
         help="How drafts are proposed; by default there are none.",
         choices=["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH"],
-        values={"NEXTN": NO_NEXTN, "DFLASH": NO_DFLASH},
+        values={"DFLASH": NO_DFLASH},
     )
     speculative_fixed_width: bool = option(
         False,
@@ -86,7 +84,7 @@ class SpeculativeOptions:
         values=METHOD_STATES,
     )
     enable_multi_layer_eagle: bool = option(
-        False, "One multi-token-prediction layer per draft step.", cpu=NO_NEXTN
+        False, "One multi-token-prediction layer per draft step.", cpu=ONE_LAYER
     )
     speculative_ngram_min_match_window_size: int = option(
         1, "Least tokens of a request's end that must have occurred before to get n-gram drafts."

@@ -15,7 +15,7 @@ from vivace.checkpoint.weight_files import PICKLED
 from vivace.config.all_to_all import VARIABLE
 from vivace.config.checks import LAYOUT_CHECKS, MODEL_CHECKS, OPTION_CHECKS, PAIR_CHECKS
 from vivace.config.config import DraftModel, ModelContext, Options, all_options, with_values
-from vivace.config.draft_models import draft_path, locate_draft
+from vivace.config.draft_models import draft_path, locate_draft, takes_own_layers
 from vivace.config.errors import ConfigError
 from vivace.config.expert_location import TRIVIAL, find_experts
 from vivace.config.nodes import OWN, nodes
@@ -146,7 +146,9 @@ def locate_draft_here(
 ) -> DraftModel | None:
     """None: no model drafts, or it does not lie here."""
     path = draft_path(options)
-    if path is None or not lies_here(Path(path)):
+    if path is None:
+        return locate_draft(options, target, facts, None) if takes_own_layers(options) else None
+    if not lies_here(Path(path)):
         return None
     if is_only_described(Path(path)):
         options = with_values(options, {"speculative_draft_load_format": "dummy"})

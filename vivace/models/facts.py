@@ -270,8 +270,8 @@ def idle_draft_layers(config: ModelFields) -> Iterator[str]:
     key = "num_nextn_predict_layers"
     if config.has(key) and config.get_known(key):
         yield (
-            f"{describe(config, key)}: layers behind the last one are kept for speculative "
-            "decoding, which is not supported yet; they are not loaded"
+            f"{describe(config, key)}: layers behind the last one are there for drafts; they are "
+            "not loaded without --speculative-algorithm NEXTN"
         )
 
 

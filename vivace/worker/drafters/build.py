@@ -27,6 +27,7 @@ from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.drafters.draft_model import ModelDrafter
 from vivace.worker.drafters.head_drafter import HeadDrafter
 from vivace.worker.drafters.heads import DraftHead, Eagle3Head, EagleHead
+from vivace.worker.drafters.nextn import NextnHead
 from vivace.worker.drafters.ngram import NgramDrafter
 
 if TYPE_CHECKING:
@@ -104,7 +105,9 @@ def load_head(
     config: Config, packer: WeightPacker, model: CausalLM, layout: ParallelLayout
 ) -> DraftHead:
     """Raises CannotStart."""
+    assert config.draft is not None and config.draft.head is not None
     draft = draft_config(config)
+    served = cast("DecoderForCausalLM", model)
     weights = open_weights(
         draft.source,
         draft.facts,
@@ -116,13 +119,14 @@ def load_head(
     quantization = select_quantization(
         checkpoint_quantization(draft.source, method), weights, packer, requested=method
     )
-    head = build_head(config, cast("DecoderForCausalLM", model))
+    head = build_head(config, served)
     # What has an embedding and no head is read as the body of a model.
     name = BODY if weights.names() is not None and weights.has(f"{BODY}.fc.weight") else ""
     head.bind(name, Bindings(packer=packer, quantization=quantization, layout=layout))
     with torch.inference_mode():
         head.load(weights)
-    weights.finish(set(head.claims()))
+    if not config.draft.head.behind:  # else there is a whole model beside it
+        weights.finish(set(head.claims()))
     return head
 
 
@@ -131,6 +135,8 @@ def build_head(config: Config, model: DecoderForCausalLM) -> DraftHead:
     assert draft is not None and draft.head is not None and draft.facts.decoder is not None
     shapes = draft.facts, draft.facts.decoder, model
     positions = config.model.context_length or config.facts.context
+    if draft.head.behind:
+        return NextnHead(*shapes, positions)
     if config.speculative.speculative_algorithm == EAGLE3:
         return Eagle3Head(
             *shapes,
@@ -143,14 +149,16 @@ def build_head(config: Config, model: DecoderForCausalLM) -> DraftHead:
 
 
 def number_layers(model: Module, first: int) -> list[CacheLayer]:
-    """A draft's layers come behind those of the served model."""
-    found = list[CacheLayer]()
-    for each in model.find(Module):
-        shape: Any = getattr(each, "shape", None)
-        if isinstance(shape, AttentionLayer | LatentLayer):
-            found.append(replace(shape, index=shape.index + first))
-            cast(Any, each).shape = found[-1]
-    return found
+    """A draft's layers come behind those of the served model, which have numbers below `first`."""
+    shapes: list[Any] = [
+        each
+        for each in model.find(Module)
+        if isinstance(getattr(each, "shape", None), AttentionLayer | LatentLayer)
+    ]
+    places = sorted({each.shape.index for each in shapes})
+    for each in shapes:
+        each.shape = replace(each.shape, index=first + places.index(each.shape.index))
+    return [each.shape for each in shapes]
 
 
 def ngram_settings(config: Config) -> NgramSettings:

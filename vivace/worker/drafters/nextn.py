@@ -1,0 +1,71 @@
+"""The layer that checkpoints have behind the last one to predict a further token (multi-token
+prediction; DeepSeek-V3, 2024): DeepSeek V3's and GLM-4.5's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from vivace.layers.linear import Part, RMSNorm
+from vivace.layers.module import Module
+from vivace.models.causal_lm import ModelStep, rotary_table
+from vivace.models.decoder import DecoderForCausalLM
+from vivace.models.deepseek import DeepseekDecoderLayer, latent_attention
+from vivace.models.facts import DecoderFacts, ModelFacts
+from vivace.models.glm4_moe import grouped_attention
+from vivace.worker.drafters.heads import DraftHead
+from vivace.worker.drafters.joined_linear import JoinedLinear
+
+
+class SharedHead(Module):
+    """The matrix behind the norm is the model's own."""
+
+    def __init__(self, hidden: int, eps: float) -> None:
+        self.norm = RMSNorm(hidden, eps)
+
+
+class NextnLayer(Module):
+    """A layer of the model, and what joins embedding and state in front of it."""
+
+    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
+        hidden, eps, last = facts.hidden_size, decoder.norm_eps, facts.layers - 1
+        attention = latent_attention if decoder.latent is not None else grouped_attention
+        rotary = rotary_table(decoder.rope, positions)
+        self.rotary = rotary
+        self.enorm = RMSNorm(hidden, eps)
+        self.hnorm = RMSNorm(hidden, eps)
+        self.eh_proj = JoinedLinear(hidden, 2, [Part("eh_proj", hidden)])
+        self._block = DeepseekDecoderLayer(
+            facts, decoder, last, attention(facts, decoder, last, rotary)
+        )
+        self.shared_head = SharedHead(hidden, eps)
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """The layer's parts stand beside the others."""
+        yield from super().children()
+        yield from self._block.children()
+
+    def __call__(self, embedded: Tensor, state: Tensor, step: ModelStep) -> Tensor:
+        joined = self.eh_proj((self.enorm(embedded), self.hnorm(state)), step)
+        x, residual = self._block(joined, None, step)
+        assert residual is not None
+        return self.shared_head.norm.add(x, residual)[0]
+
+
+class NextnHead(DraftHead):
+    """What it leaves of a token is what logits are made of, and the next state."""
+
+    def __init__(
+        self, facts: ModelFacts, decoder: DecoderFacts, served: DecoderForCausalLM, positions: int
+    ) -> None:
+        super().__init__(served, facts.hidden_size)
+        self._layer = NextnLayer(facts, decoder, positions)
+        self._place = f"model.layers.{facts.layers}"
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        yield self._place, self._layer
+
+    def draft(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
+        hidden = self._layer(embedded, state, step)
+        return hidden, hidden
