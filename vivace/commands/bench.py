@@ -12,6 +12,7 @@ BENCHES = {
     "serving": "a running server under load (or: python -m vivace.bench_serving)",
     "offline": "throughput of the engine in one process",
     "one-batch": "one batch: prefill and decode time",
+    "speculative": "answers with drafts beside answers without",
     "scheduler": "time to plan and commit a step",
     "check": "time of `vivace check`, with the interpreter's start",
     "kernels": "the CPU's linear layers beside the machine's limits",

@@ -1,0 +1,86 @@
+"""The benchmark of drafts with engines that make tokens up, and once with the embedded model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vivace.bench.speculative import main, measure, parse
+from vivace.bench.tokenizer import SplitCodec
+
+FLAGS = "--rounds 3 --streams 4 --output-len 9 --random-input-len 5".split()
+
+
+class ChattingCodec(SplitCodec):
+    def chat(self, messages: list[dict[str, Any]]) -> str:
+        return str(messages[0]["content"])
+
+
+class DraftingEngine:
+    """Draws `speed` tokens a second; token n of an answer is n, but for one that is `wrong`."""
+
+    def __init__(self, arguments: dict[str, Any], wrong: bool = False) -> None:
+        self.drafts = "speculative_algorithm" in arguments
+        self.arguments, self.ended, self.keys = arguments, False, list[str]()
+        self._wrong = wrong and self.drafts
+
+    def generate(self, **kwargs: Any) -> list[dict[str, Any]]:
+        self.keys.append(kwargs["extra_key"])
+        count = kwargs["sampling_params"]["max_new_tokens"]
+        meta = {"completion_tokens": count, "decode_throughput": 30.0 if self.drafts else 10.0}
+        if self.drafts:
+            meta["spec_accept_length"] = 3.0
+        return [
+            {"output_ids": [*range(count - 1), self._wrong], "meta_info": meta}
+            for _ in kwargs["input_ids"]
+        ]
+
+    def get_server_info(self) -> dict[str, Any]:
+        return {"internal_states": [{"instructions": "native kernels, avx2"}]}
+
+    def shutdown(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_ratios_of_each_set_of_prompts(
+    wrong: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines: list[DraftingEngine] = []
+
+    def make(arguments: dict[str, Any]) -> DraftingEngine:
+        engines.append(DraftingEngine(arguments, wrong))
+        return engines[-1]
+
+    file = tmp_path / "figures.json"
+    args, _ = parse([*FLAGS, "--output-file", str(file)])
+    asked = {"cpu_threads": 1, "speculative_num_draft_tokens": 4}
+    code = measure(args, asked, make, lambda path: ChattingCodec())
+    assert code == int(wrong)
+    plain, drafting = engines
+    assert plain.arguments == {"cpu_threads": 1}
+    assert drafting.arguments == {"speculative_algorithm": "NGRAM", **asked}
+    assert plain.ended and drafting.ended
+    assert plain.keys == drafting.keys and len(set(plain.keys)) == 4
+    found = {(one["name"], one["streams"]): one for one in json.loads(file.read_text())["prompts"]}
+    assert set(found) == {(name, n) for name in ("repeating", "random") for n in (1, 4)}
+    assert found["repeating", 1]["ratio"] == pytest.approx(3) and found["repeating", 1][
+        "accept_length"
+    ] == pytest.approx(3)
+    assert all(len(one["ratios"]) == 3 and one["same"] is not wrong for one in found.values())
+    assert ("DIFFER" in capsys.readouterr().out) == wrong
+
+
+def test_the_embedded_model_draws_the_same_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("--rounds 1 --streams 3 --output-len 24 --random-input-len 16".split()) == 0
+    shown = capsys.readouterr().out
+    assert len([line for line in shown.splitlines() if "a step" in line]) == 4
+
+
+@pytest.mark.parametrize("flags", ["--rounds 0", "--streams x"])
+def test_bad_flags_are_refused(flags: str) -> None:
+    with pytest.raises(SystemExit):
+        parse(flags.split())
