@@ -33,3 +33,14 @@ def test_streams_are_those_without_drafts_and_the_books_tell_of_them(
         found = re.search(rb"^sglang:spec_accept_length\{.*\} (\S+)$", page, re.MULTILINE)
         assert status == 200 and found and float(found[1]) > 1
         assert "accept len" in server.text()
+        corpus = {"corpus_id": "a", "token_chunks": [[token, 9] for token in range(300)]}
+        drafts = []
+        for salt in ("one", "another"):  # no text but the corpus has the first token
+            asked = body(seed, 3, prompt=[280, 281, 282], cache_salt=salt)
+            drafts.append(server.json("/generate", asked)["meta_info"].get("spec_draft_token_num"))
+            if salt == "one":
+                assert server.json("/add_external_corpus", corpus)["loaded_token_count"] == 600
+        assert drafts == [None, 1]
+        for refused in (corpus, {"token_chunks": [[300]]}):  # twice; an unknown id
+            status, answer = server.call("POST", "/add_external_corpus", refused)
+            assert status == 400 and b"not added" in answer

@@ -419,6 +419,16 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "abort_all": [Effect(True, False, "engine")],
         },
     ),
+    native.AddExternalCorpus: Body(
+        "/add_external_corpus",
+        {"documents": ["ab"]},
+        {
+            "corpus_id": [Effect("a", "b"), Refused("a" * 257, "characters")],
+            "documents": [Effect(["a"], ["bb"])],
+            "token_chunks": [Refused([[65]], "exactly one")],
+            "file_path": [Refused("/tmp/x", "no path")],
+        },
+    ),
     native.ConfigureLogging: Body(
         "/configure_logging",
         {},

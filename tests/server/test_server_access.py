@@ -26,6 +26,7 @@ BODIES = {
     "/detokenize": {"tokens": [65]},
     "/v1/detokenize": {"tokens": [65]},
     "/abort_request": {"rid": "nobody"},
+    "/add_external_corpus": {"documents": ["x"]},
     "/configure_logging": {},
 }
 

@@ -24,6 +24,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [65]},
     "/v1/detokenize": {"tokens": [65]},
     "/abort_request": {"rid": "nobody"},
+    "/add_external_corpus": {"documents": ["x"]},
     "/configure_logging": {"log_requests_level": 2},
 }
 

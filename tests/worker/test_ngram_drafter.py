@@ -102,13 +102,14 @@ def test_a_corpus_has_known_ids_and_a_limit() -> None:
     drafter = NgramDrafter(index, WIDTH, vocabulary=50, corpus_tokens=6)
 
     def add(*ids: int) -> str:
-        return drafter.add_corpus(AddCorpus("text", np.array(ids, np.int32).tobytes()))
+        return drafter.add_corpus(AddCorpus(f"text {ids}", np.array(ids, np.int32).tobytes()))
 
     assert "no tokens" in add()
     assert "ids" in add(3, 50) and "ids" in add(3, -2)
     assert "6" in add(*range(7))
     assert add(10, 11, 12, 13, -1) == ""
     assert "room for 1" in add(1, 2)
+    assert "already" in add(10, 11, 12, 13, -1)
     drafter.update(joined(0, [10, 11]))
     assert drafter.ready([0]) == [2] and proposed(drafter, 0, 2, 2) == [12, 13]
     assert "NGRAM" in NO_DRAFTS.add_corpus(AddCorpus("text", b""))

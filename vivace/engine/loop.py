@@ -35,7 +35,7 @@ from vivace.protocol.messages import (
     ToFrontend,
 )
 from vivace.protocol.step import EngineShare, StepPlan
-from vivace.protocol.workers import GetWorkerState
+from vivace.protocol.workers import AddCorpus, GetWorkerState
 
 logger = logging.getLogger("vivace.engine")
 ReportLoad = Callable[[int, int], None]
@@ -323,6 +323,10 @@ class Loop:
                 return Reply(command.ticket, ok, text)
             if isinstance(command.body, RecordExperts):
                 return self._record_experts(command.ticket, command.body)
+            if isinstance(command.body, AddCorpus):
+                states = self._executor.control(command.body)
+                refused = next((state.refused for state in states if state.refused), "")
+                return Reply(command.ticket, not refused, refused)
             if isinstance(command.body, GetState):
                 return Reply(command.ticket, True, "", self.state())
         except Exception as error:

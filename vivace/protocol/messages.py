@@ -13,7 +13,7 @@ import msgspec
 
 from vivace.protocol.metrics import Metrics, StepCosts
 from vivace.protocol.tasks import GENERATE, KVTransfer, Payload, Task
-from vivace.protocol.workers import WorkerState
+from vivace.protocol.workers import AddCorpus, WorkerState
 
 # -- requests: frontend -> engine ------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class RecordExperts(msgspec.Struct, frozen=True, tag="record_experts"):
     action: Literal["start", "stop", "dump"]
 
 
-EngineCommand = FlushCache | GetState | RecordExperts
+EngineCommand = FlushCache | GetState | RecordExperts | AddCorpus
 """What every engine is asked at once."""
 
 

@@ -11,7 +11,17 @@ from aiohttp import web
 from vivace.protocol.tasks import Embed, Generate, Task
 from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
-from vivace.server import admin, encode, generate, health, metrics, model_info, schema, tokens
+from vivace.server import (
+    admin,
+    corpora,
+    encode,
+    generate,
+    health,
+    metrics,
+    model_info,
+    schema,
+    tokens,
+)
 from vivace.server.access import Access, Effect
 from vivace.server.body import Body
 from vivace.server.context import Context
@@ -208,14 +218,19 @@ TEXT = tuple(
 
 
 def control(
-    path: str, methods: tuple[str, ...], handler: Handler, summary: str, accepts: Any = None
+    path: str,
+    methods: tuple[str, ...],
+    handler: Handler,
+    summary: str,
+    accepts: Any = None,
+    body_limit: int = SMALL,
 ) -> Route:
     return Route(
         methods=methods,
         path=path,
         auth=ADMIN,
         effect=ACTS,
-        body_limit=SMALL,
+        body_limit=body_limit,
         handler=handler,
         summary=summary,
         accepts=accepts,
@@ -253,6 +268,14 @@ CONTROL = (
         admin.abort_request,
         "Abort requests by id prefix, or all",
         schema.AbortRequest,
+    ),
+    control(
+        "/add_external_corpus",
+        ("POST",),
+        corpora.add_external_corpus,
+        "Propose drafts from a text",
+        schema.AddExternalCorpus,
+        FULL,
     ),
     control(
         "/configure_logging",

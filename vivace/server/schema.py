@@ -30,6 +30,16 @@ class ConfigureLogging(msgspec.Struct, kw_only=True):
     crash_dump_folder: Any = None
 
 
+class AddExternalCorpus(msgspec.Struct, kw_only=True):
+    """POST /add_external_corpus: a text that n-gram drafts may come from, as documents or as lists
+    of token ids."""
+
+    corpus_id: str | None = None
+    documents: PerPrompt[str] | None = None
+    token_chunks: Prompts[Ids] | None = None
+    file_path: Any = None
+
+
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /tokenize: `prompt` (text or texts) or `messages`."""
 

@@ -15,6 +15,9 @@ from vivace.protocol.tasks import Generate
 from vivace.protocol.workers import AddCorpus
 from vivace.worker.drafter import NoDrafter
 
+MOST_CORPORA = 64
+"""each is looked into for each row"""
+
 
 class NgramDrafter(NoDrafter):
     """What it proposes follows from the plans and what was drawn, so ranks propose the same."""
@@ -40,6 +43,7 @@ class NgramDrafter(NoDrafter):
         self._vocabulary = vocabulary
         self._free = corpus_tokens
         """tokens that further corpora may have"""
+        self._corpora = set[str]()
         self._known: dict[int, int] = {}
         """row -> its tokens"""
         self._learned: dict[int, list[int]] = {}
@@ -74,6 +78,8 @@ class NgramDrafter(NoDrafter):
 
     def add_corpus(self, corpus: AddCorpus) -> str:
         tokens = np.frombuffer(corpus.tokens, np.int32)
+        if corpus.name in self._corpora or len(self._corpora) >= MOST_CORPORA:
+            return f"{corpus.name} is there already, or {MOST_CORPORA} others"
         if not tokens.size:
             return f"{corpus.name} has no tokens"
         if tokens.min() < -1 or tokens.max() >= self._vocabulary:
@@ -85,6 +91,7 @@ class NgramDrafter(NoDrafter):
             )
         self._index.add_corpus(tokens)
         self._free -= tokens.size
+        self._corpora.add(corpus.name)
         return ""
 
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:

@@ -1,0 +1,71 @@
+"""/add_external_corpus: texts that n-gram drafts may come from."""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+
+from aiohttp import web
+
+from vivace.frontend.corpora import BOUNDARY
+from vivace.frontend.errors import BadRequest
+from vivace.protocol.workers import AddCorpus
+from vivace.requests.limits import IDS
+from vivace.server.body import Body, BodyReader
+from vivace.server.context import Context
+from vivace.server.responses import HTTPError, json_response
+from vivace.server.schema import AddExternalCorpus
+
+CORPUS = BodyReader(AddExternalCorpus)
+MOST_ID = (1 << 31) - 1
+NAME_CHARACTERS = 256
+
+
+async def add_external_corpus(context: Context, _request: web.Request, body: Body) -> web.Response:
+    """Have it in every engine that runs; 400 where nothing proposes from texts, or it is too long.
+    Ids are those of the corpus, or made up."""
+    params = await CORPUS.read(context, body)
+    if params.file_path is not None:
+        raise BadRequest("file_path", "no path ever comes from a request; send documents")
+    if (params.documents is None) == (params.token_chunks is None):
+        field = "documents" if params.documents is None else "token_chunks"
+        raise BadRequest(field, "give exactly one of documents and token_chunks")
+    name = params.corpus_id or secrets.token_hex(8)
+    if len(name) > NAME_CHARACTERS:
+        raise BadRequest("corpus_id", f"has more than {NAME_CHARACTERS} characters")
+    if params.documents is not None:
+        tokens = await encode_texts(context, params.documents)
+    else:
+        tokens = join_chunks(params.token_chunks or [])
+    for reply in await context.command(AddCorpus(name=name, tokens=tokens.tobytes())):
+        if reply is not None and not reply.ok:
+            raise HTTPError(400, f"the corpus was not added: {reply.message}")
+    count = len(tokens) - tokens.count(BOUNDARY)
+    return json_response(
+        {"success": True, "corpus_id": name, "message": "", "loaded_token_count": count}
+    )
+
+
+async def encode_texts(context: Context, texts: list[str]) -> array[int]:
+    context.tokenizer("documents")
+    found = array("i")
+    async for encoded in context.frontend.encode_all(texts, False, max_tokens=IDS):
+        for ids in encoded:
+            append(found, ids, "documents")
+    return found
+
+
+def join_chunks(chunks: list[list[int]]) -> array[int]:
+    found = array("i")
+    for number, ids in enumerate(chunks):
+        if ids and not 0 <= min(ids) <= max(ids) <= MOST_ID:
+            raise BadRequest("token_chunks", f"entry {number} has ids that no model has")
+        append(found, ids, "token_chunks")
+    return found
+
+
+def append(found: array[int], ids: list[int], field: str) -> None:
+    if len(found) + len(ids) >= IDS:
+        raise BadRequest(field, f"more than {IDS} tokens; send several corpora")
+    found.extend(ids)
+    found.append(BOUNDARY)
