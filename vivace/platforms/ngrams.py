@@ -39,12 +39,10 @@ class NgramSettings:
 
 @dataclass(frozen=True)
 class NgramProposals:
-    drafts: np.ndarray
-    """int32 [rows, width]"""
-    counts: np.ndarray
-    """int64 [rows]: drafts that each row has"""
-    lengths: np.ndarray
-    """int64 [rows]: of the suffixes that they followed; 0: none occurred"""
+    drafts: list[list[int]]
+    """of each row, up to the width"""
+    lengths: list[int]
+    """of the suffixes that they followed; 0: none occurred"""
 
 
 class NgramIndex(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from array import array
 from functools import cache
 
 import numpy as np
@@ -32,6 +33,7 @@ class NativeNgramIndex:
         self._index = self._library.vv_ngram_open(given.ctypes.data)
         if not self._index:
             raise MemoryError("no memory for an index of n-grams")
+        self._make_room(1)
         weakref.finalize(self, self._library.vv_ngram_close, self._index)
 
     @property
@@ -45,12 +47,9 @@ class NativeNgramIndex:
     def join(self, row: int, space: bytes, tokens: list[int], known: int) -> None:
         if len(space) != SPACE_BYTES:
             raise ValueError(f"ngrams: a space of {len(space)} bytes, not {SPACE_BYTES}")
-        ids = np.array(tokens, np.int32)
-        self._check(
-            self._library.vv_ngram_join(
-                self._index, row, space, ids.ctypes.data, len(ids), max(0, known)
-            )
-        )
+        text = array("i", tokens)  # which the call reads
+        ids, count = text.buffer_info()
+        self._check(self._library.vv_ngram_join(self._index, row, space, ids, count, max(0, known)))
 
     def leave(self, row: int) -> None:
         self._check(self._library.vv_ngram_leave(self._index, row))
@@ -58,25 +57,34 @@ class NativeNgramIndex:
     def learn(self, rows: list[int], counts: list[int], tokens: list[int]) -> None:
         if len(rows) != len(counts) or min(counts, default=0) < 0 or sum(counts) != len(tokens):
             raise ValueError("ngrams: counts are not those of the rows' tokens")
-        numbers, ids = np.array([rows, counts], np.int64), np.array(tokens, np.int32)
-        self._check(
-            self._library.vv_ngram_learn(
-                self._index, len(rows), *(one.ctypes.data for one in (*numbers, ids))
-            )
-        )
+        numbers, sizes, ids = array("q", rows), array("q", counts), array("i", tokens)
+        places = (one.buffer_info()[0] for one in (numbers, sizes, ids))
+        self._check(self._library.vv_ngram_learn(self._index, len(rows), *places))
 
     def propose(self, rows: list[int]) -> NgramProposals:
-        numbers = np.array(rows, np.int64)
-        drafts = np.zeros((len(rows), self._width), np.int32)
-        counts, lengths = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+        if len(rows) > len(self._counts):
+            self._make_room(len(rows))
+        numbers, width, drafts = array("q", rows), self._width, self._drafts
         self._check(
             self._library.vv_ngram_propose(
-                self._index,
-                len(rows),
-                *(one.ctypes.data for one in (numbers, drafts, counts, lengths)),
+                self._index, len(rows), numbers.buffer_info()[0], *self._places
             )
         )
-        return NgramProposals(drafts, counts, lengths)
+        starts, counts = range(0, len(rows) * width, width), self._counts[: len(rows)]
+        return NgramProposals(
+            [
+                drafts[start : start + count].tolist()
+                for start, count in zip(starts, counts, strict=True)
+            ],
+            self._lengths[: len(rows)].tolist(),
+        )
+
+    def _make_room(self, rows: int) -> None:
+        """For what that many rows are proposed."""
+        self._drafts = array("i", bytes(4 * rows * self._width))
+        self._counts, self._lengths = array("q", bytes(8 * rows)), array("q", bytes(8 * rows))
+        results = self._drafts, self._counts, self._lengths
+        self._places = tuple(one.buffer_info()[0] for one in results)
 
     def add_corpus(self, tokens: np.ndarray) -> None:
         ids = np.ascontiguousarray(tokens, np.int32)

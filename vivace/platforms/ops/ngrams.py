@@ -65,14 +65,8 @@ class PythonNgramIndex:
             start += count
 
     def propose(self, rows: list[int]) -> NgramProposals:
-        drafts = np.zeros((len(rows), self._settings.width), np.int32)
-        counts, lengths = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        for index, row in enumerate(rows):
-            if (text := self._rows.get(row)) is not None:
-                found, lengths[index] = self._find(text)
-                counts[index] = len(found)
-                drafts[index, : len(found)] = found
-        return NgramProposals(drafts, counts, lengths)
+        found = [self._find(self._rows[row]) if row in self._rows else ([], 0) for row in rows]
+        return NgramProposals([drafts for drafts, _ in found], [length for _, length in found])
 
     def add_corpus(self, tokens: np.ndarray) -> None:
         settings = self._settings

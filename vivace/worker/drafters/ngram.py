@@ -68,12 +68,12 @@ class NgramDrafter(NoDrafter):
 
     def ready(self, rows: list[int]) -> list[int]:
         self._hand_over()
-        found = self._index.propose(rows)
-        few = 2 * np.maximum(found.lengths - 1, 0)
-        most = np.where(found.lengths < self._certain, few, self.width)
-        counts = np.minimum(found.counts, most).tolist()
-        for row, ids, count in zip(rows, found.drafts.tolist(), counts, strict=True):
-            self._drafts[row] = ids[:count]
+        found, counts = self._index.propose(rows), list[int]()
+        for row, drafts, length in zip(rows, found.drafts, found.lengths, strict=True):
+            if length < self._certain:
+                drafts = drafts[: 2 * (length - 1)] if length else drafts
+            self._drafts[row] = drafts
+            counts.append(len(drafts))
         return counts
 
     def add_corpus(self, corpus: AddCorpus) -> str:
