@@ -65,6 +65,7 @@ LAYOUT: dict[str, list[Any]] = {
     "ep": [1, 2, 4],
     "copies": ["none", "static", "moved"],
     "fixed": [False, True],
+    "drafts": [0, 4],
 }
 SETTINGS: dict[str, list[Any]] = {
     **LAYOUT,
@@ -93,6 +94,12 @@ def layout_flags(row: Row) -> dict[str, Any]:
     }
     if row["copies"] != "none":
         flags |= {"ep_num_redundant_experts": row["ep"]}
+    if row["drafts"]:
+        flags |= {
+            "speculative_algorithm": "NGRAM",
+            "speculative_num_draft_tokens": 1 + row["drafts"],
+            "speculative_fixed_width": True,
+        }
     if row["copies"] == "moved":
         flags |= {"enable_eplb": True, "eplb_rebalance_num_iterations": MOVING_STEPS}
     return flags

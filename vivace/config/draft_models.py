@@ -77,11 +77,6 @@ def draft_models(options: Options, context: ModelContext) -> list[str]:
     """What must hold between the draft and the model."""
     if not drafts_by_model(options):
         return []
-    if (options.parallel.pp_size or 1) > 1:
-        raise ConfigError(
-            f"--pp-size {options.parallel.pp_size}: drafts of a model need every layer's tokens on "
-            "one stage; use --tp-size, or --speculative-algorithm NGRAM"
-        )
     topk = options.speculative.speculative_eagle_topk
     if topk is not None and topk != 1:
         raise ConfigError(
