@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from served_toy import write_toy_llama
 
+from vivace.config.drafts import drafts
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import from_arguments
+from vivace.config.speculative import SpeculativeOptions
 from vivace.deploy.own_checks import why_model_refused
 from vivace.engine.settings import engine_settings
 from vivace.errors import CannotStart
@@ -191,3 +194,20 @@ def test_what_has_no_effect_says_so() -> None:
     )
     told = " ".join(config.notices)
     assert "max-bfs-breadth" in told and "sam-budget" in told
+
+
+@pytest.mark.parametrize("gigabytes", [1, 64])
+def test_the_tree_of_ngrams_has_a_share_of_the_memory(gigabytes: int) -> None:
+    facts: Any = SimpleNamespace(platform=SimpleNamespace(memory_bytes=gigabytes << 30))
+    options: Any = SimpleNamespace(
+        speculative=SpeculativeOptions(
+            speculative_algorithm="NGRAM", speculative_num_draft_tokens=4
+        )
+    )
+    changed = list(drafts(options, facts))
+    if gigabytes == 64:
+        assert not changed
+    else:
+        ((name, capacity, _),) = changed
+        assert name == "speculative_ngram_capacity"
+        assert isinstance(capacity, int) and 900_000 < capacity < 1_000_000

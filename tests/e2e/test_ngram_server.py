@@ -29,6 +29,7 @@ def test_streams_are_those_without_drafts_and_the_books_tell_of_them(
         (state,) = server.json("/server_info")["internal_states"]
         assert state["avg_spec_accept_length"] > 1
         assert sum(state["spec_draft_widths"].values()) > len(SEEDS)
+        assert all(worker["draft_bytes"] > 10_000 for worker in state["workers"])
         status, page = server.call("GET", "/metrics")
         found = re.search(rb"^sglang:spec_accept_length\{.*\} (\S+)$", page, re.MULTILINE)
         assert status == 200 and found and float(found[1]) > 1

@@ -13,6 +13,8 @@ NGRAM, STANDALONE = "NGRAM", "STANDALONE"
 EAGLE, EAGLE3, NEXTN = "EAGLE", "EAGLE3", "NEXTN"
 NGRAM_TOKENS = 12
 """verified at once, where no flag says how many"""
+CAPACITY_SHARE, TREE_BYTES = 1 / 16, 70
+"""most of the machine's memory for n-grams, and what a token of them may take"""
 DRAFT_STEPS = 3
 """passes of a draft model, where no flag says how many"""
 
@@ -23,6 +25,10 @@ def drafts(options: Options, context: ResolveContext) -> Iterator[tuple[str, obj
     tokens, steps = asked.speculative_num_draft_tokens, asked.speculative_num_steps
     if asked.speculative_algorithm == NGRAM and tokens is None:
         yield "speculative_num_draft_tokens", NGRAM_TOKENS, "the default with NGRAM"
+    capacity, wanted = affordable_capacity(context), asked.speculative_ngram_capacity
+    if asked.speculative_algorithm == NGRAM and capacity < wanted:
+        why = f"a {1 / CAPACITY_SHARE:.0f}th of this machine's memory"
+        yield "speculative_ngram_capacity", capacity, why
     if not drafts_by_model(options):
         return
     if steps is None:
@@ -32,6 +38,11 @@ def drafts(options: Options, context: ResolveContext) -> Iterator[tuple[str, obj
     if tokens != steps + 1:
         why = "a chain is the last known token and a draft of each step"
         yield "speculative_num_draft_tokens", steps + 1, why
+
+
+def affordable_capacity(context: ResolveContext) -> int:
+    """Tokens of the shared tree of n-grams, for each engine of a machine alike."""
+    return max(1, int(context.platform.memory_bytes * CAPACITY_SHARE / TREE_BYTES))
 
 
 def drafts_by_model(options: Slices) -> bool:

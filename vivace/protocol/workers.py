@@ -41,5 +41,7 @@ class WorkerState(
     weight_bytes: int = 0
     """of this rank"""
     kv_bytes: int = 0
+    draft_bytes: int = 0
+    """of texts that drafts come from"""
     refused: str = ""
     """why the command was not carried out"""

@@ -39,6 +39,11 @@ class Drafter(Protocol):
         """Rows and memory are there; before everything else."""
         ...
 
+    @property
+    def text_bytes(self) -> int:
+        """of texts that it proposes from"""
+        ...
+
     def update(self, plan: StepPlan) -> None:
         """Rows that leave and join."""
         ...
@@ -69,6 +74,11 @@ class Drafter(Protocol):
 class NoDrafter:
     width = 0
     reads_tokens = False
+
+    @property
+    def text_bytes(self) -> int:
+        return 0
+
     layers: Sequence[CacheLayer] = ()
     nbytes = 0
 

@@ -121,6 +121,7 @@ class Worker:
             threads=self._platform.threads,
             weight_bytes=self.capacity.weight_bytes,
             kv_bytes=self.capacity.kv_bytes,
+            draft_bytes=self._drafter.text_bytes,
         )
 
     def wake_with(self, ring: Callable[[], None]) -> None:

@@ -50,6 +50,10 @@ class NgramDrafter(NoDrafter):
         """row -> tokens that the index has not got yet"""
         self._drafts: dict[int, list[int]] = {}
 
+    @property
+    def text_bytes(self) -> int:
+        return self._index.nbytes
+
     def update(self, plan: StepPlan) -> None:
         self._hand_over()
         for row in plan.leaves:
