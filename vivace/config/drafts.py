@@ -23,10 +23,12 @@ def drafts(options: Options, context: ResolveContext) -> Iterator[tuple[str, obj
     """A rewrite, as config/rules.py has them."""
     asked = options.speculative
     tokens, steps = asked.speculative_num_draft_tokens, asked.speculative_num_steps
-    if asked.speculative_algorithm == NGRAM and tokens is None:
-        yield "speculative_num_draft_tokens", NGRAM_TOKENS, "the default with NGRAM"
+    algorithm = asked.speculative_algorithm
+    if algorithm is not None and not drafts_by_model(options) and tokens is None:
+        most = NGRAM_TOKENS if algorithm == NGRAM else DRAFT_STEPS + 1
+        yield "speculative_num_draft_tokens", most, f"the default with {algorithm}"
     capacity, wanted = affordable_capacity(context), asked.speculative_ngram_capacity
-    if asked.speculative_algorithm == NGRAM and capacity < wanted:
+    if algorithm == NGRAM and capacity < wanted:
         why = f"a {1 / CAPACITY_SHARE:.0f}th of this machine's memory"
         yield "speculative_ngram_capacity", capacity, why
     if not drafts_by_model(options):
@@ -47,7 +49,7 @@ def affordable_capacity(context: ResolveContext) -> int:
 
 def drafts_by_model(options: Slices) -> bool:
     """Whether a model proposes."""
-    return options.speculative.speculative_algorithm not in (None, NGRAM)
+    return options.speculative.speculative_algorithm in (STANDALONE, EAGLE, EAGLE3, NEXTN)
 
 
 def idle_drafts(options: Options, context: ResolveContext) -> list[str]:

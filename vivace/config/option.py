@@ -75,6 +75,8 @@ class Option:
     """states of single values on platforms where the option itself works"""
     secret: bool
     slice_name: str = ""
+    plugins: str = ""
+    """the group of entry points whose names are choices, too"""
 
     @property
     def flag(self) -> str:
@@ -102,6 +104,7 @@ def option(
     trivial: Sequence[Any] = (),
     json: bool = False,
     secret: bool = False,
+    plugins: str = "",
 ) -> Any:
     """A dataclass field that is an option.
 
@@ -119,6 +122,7 @@ def option(
         "trivial": tuple(trivial),
         "json": json,
         "secret": secret,
+        "plugins": plugins,
     }
     return field(default=default, metadata={KEY: declared})
 
@@ -146,6 +150,7 @@ def build(declared: dataclasses.Field[Any], hint: Any, slice_name: str) -> Optio
         values=known["values"],
         secret=known["secret"],
         slice_name=slice_name,
+        plugins=known["plugins"],
     )
 
 

@@ -17,15 +17,19 @@ WHOLE_DRAFT = not_available("a draft is read from its whole checkpoint", "use au
 ONE_ATTENTION = no_effect("drafts are verified by the kernels that compute everything else")
 SAME_KERNELS = no_effect("the draft is computed by the kernels that compute the model")
 SAME_RANKS = no_effect("experts of a draft are divided as its other layers are")
+DRAFTERS = "vivace.drafters"
+"""entry points: each takes a `Config` and gives a `worker.drafter.Drafter`"""
 CHAINS = no_effect("drafts are chains, which have no branches")
 
 
 @dataclass(frozen=True)
 class SpeculativeOptions:
     speculative_algorithm: str | None = option(
-        help="How drafts are proposed; by default there are none.",
+        help="How drafts are proposed; by default there are none. The name of an installed drafter "
+        "works, too.",
         choices=["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH"],
         values={"DFLASH": NO_DFLASH},
+        plugins=DRAFTERS,
     )
     speculative_fixed_width: bool = option(
         False,

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 
 from vivace.arguments import finite_number, whole_number
 from vivace.config.errors import ConfigError
+from vivace.config.plugins import installed
 from vivace.config.secret import Secret
 from vivace.errors import nearest
 
@@ -28,6 +29,11 @@ class OptionValues(Protocol):
     @property
     def choices(self) -> tuple[str, ...]: ...
     @property
+    def plugins(self) -> str:
+        """The group of entry points whose names are choices, too."""
+        ...
+
+    @property
     def secret(self) -> bool: ...
 
 
@@ -43,7 +49,11 @@ def parse_value(option: OptionValues, value: Any) -> Any:
         result = convert(option, value)
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{option.flag}: {error}") from None
-    if option.choices and str(result) not in option.choices:
+    if (
+        option.choices
+        and str(result) not in option.choices
+        and str(result) not in installed(option.plugins)
+    ):
         raise ConfigError(
             f"{option.flag}: {str(result)!r} is not one of {', '.join(option.choices)}"
             f"{nearest(str(result), option.choices)}"

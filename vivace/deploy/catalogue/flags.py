@@ -28,6 +28,7 @@ class ServerFlag(msgspec.Struct, frozen=True, omit_defaults=True):
     default: Any = None
     choices: tuple[str, ...] = ()
     secret: bool = False
+    plugins: str = ""
 
     @property
     def flag(self) -> str:
@@ -65,6 +66,7 @@ def flags_json() -> bytes:
             default=option.default,
             choices=tuple(option.choices),
             secret=option.secret,
+            plugins=option.plugins,
         )
         for option in all_options()
     )

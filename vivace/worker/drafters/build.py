@@ -11,6 +11,9 @@ import torch
 from vivace.checkpoint.open import open_weights
 from vivace.config.draft_models import draft_config
 from vivace.config.drafts import EAGLE3, NGRAM
+from vivace.config.errors import ConfigError
+from vivace.config.plugins import load_installed
+from vivace.config.speculative import DRAFTERS
 from vivace.errors import CannotStart
 from vivace.layers.layout import SINGLE, ParallelLayout, share_all_layers
 from vivace.layers.module import Bindings, Module
@@ -68,9 +71,11 @@ def build_drafter(
             vocabulary=config.facts.vocabulary,
             corpus_tokens=config.speculative.speculative_ngram_external_corpus_max_tokens,
         )
+    if config.draft is None:
+        return load_drafter(config)
     draft = draft_config(config)
     first = 1 + max(layer.index for layer in model.attention_layers)
-    if config.draft is not None and config.draft.head is not None:
+    if config.draft.head is not None:
         packer = weight_packer(platform, dtype)
         head = load_divided(layout, lambda own: load_head(config, packer, model, own))
         layers, hidden = number_layers(head, first), config.facts.hidden_size
@@ -87,6 +92,18 @@ def build_drafter(
         vocabulary=config.facts.vocabulary,
         ids=draft.facts.vocabulary,
     )
+
+
+def load_drafter(config: Config) -> Drafter:
+    """That of an installed package. Raises ConfigError."""
+    name = config.speculative.speculative_algorithm or ""
+    drafter: Drafter = load_installed(DRAFTERS, name)(config)
+    if drafter.width < config.draft_width:
+        raise ConfigError(
+            f"--speculative-algorithm {name} proposes {drafter.width} tokens at most: give "
+            f"--speculative-num-draft-tokens {drafter.width + 1} or less"
+        )
+    return drafter
 
 
 def load_divided(layout: ParallelLayout, load: Callable[[ParallelLayout], T]) -> T:

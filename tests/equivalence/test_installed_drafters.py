@@ -1,0 +1,56 @@
+"""Drafters that installed packages bring, as docs/speculative.md says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from engine_under_test import Setting, build_engine, toy_requests, write_toy_llama
+
+from vivace.config.errors import ConfigError
+from vivace.config.parsing import from_arguments, parse
+from vivace.launch.configure import configure
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "speculative.md"
+PLAIN = Setting(batch=4, chunk=64, radix="on", depth=1, page=16)
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's example, installed, and one that is broken."""
+    (code,) = re.findall(r"```python\n(# last_token\.py.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "last_token.py").write_text(code)
+    about = tmp_path / "last_token-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: last_token\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[vivace.drafters]\nLAST = last_token:build\nBROKEN = last_token:nothing\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_the_example_drafts(tmp_path: Path) -> None:
+    model = write_toy_llama(tmp_path / "toy")
+    plain = build_engine(model, PLAIN).run(toy_requests(8, stream=False))
+    drafting = build_engine(
+        model, PLAIN, speculative_algorithm="LAST", speculative_fixed_width=True
+    )
+    assert drafting.run(toy_requests(8, stream=False)) == plain
+    assert drafting.accept_rate() is not None
+
+
+def test_names_are_those_of_installed_packages(tmp_path: Path) -> None:
+    config = configure(parse(["--speculative-algorithm", "LAST"], {}))
+    assert config.draft_width == 3 and config.draft is None
+    with pytest.raises(ConfigError, match="OTHER"):
+        parse(["--speculative-algorithm", "OTHER"], {})
+    with pytest.raises(ConfigError, match="last_token"):
+        parse(["--speculative-algorithm", "last_token:build"], {})
+
+
+def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    model = write_toy_llama(tmp_path / "toy")
+    with pytest.raises(ConfigError, match="BROKEN"):
+        build_engine(model, PLAIN, speculative_algorithm="BROKEN")
+    assert from_arguments(speculative_algorithm="BROKEN").speculative.speculative_algorithm
