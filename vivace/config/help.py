@@ -10,7 +10,8 @@ from vivace.config.table import FlagRow, flag_table
 
 WIDEST = 100
 """columns; longer lines are hard to read"""
-INDENT = 26
+INDENT, BELOW = 26, 8
+"""columns: where texts begin, beside their flags and below them"""
 SECTIONS = {
     "model": "Model",
     "http": "Server",
@@ -67,14 +68,15 @@ def place(section: str) -> int:
 
 def entry(flags: str, text: str, columns: int) -> list[str]:
     """The flags on the left, the text on the right, or below flags that are too long for that."""
-    margin = " " * INDENT
-    lines = textwrap.wrap(
-        text, columns, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
-    )
     head = textwrap.wrap(
         flags, columns, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
     )
-    if len(head[0]) <= INDENT - 2:
+    fits = len(head[0]) <= INDENT - 2
+    margin = " " * (INDENT if fits else BELOW)
+    lines = textwrap.wrap(
+        text, columns, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+    )
+    if fits:
         return [head[0].ljust(INDENT) + lines[0][INDENT:], *lines[1:]]
     return [*head, *lines]
 

@@ -25,8 +25,7 @@ CHAINS = no_effect("drafts are chains, which have no branches")
 @dataclass(frozen=True)
 class SpeculativeOptions:
     speculative_algorithm: str | None = option(
-        help="How drafts are proposed; by default there are none. The name of an installed drafter "
-        "works, too.",
+        help="Who proposes drafts, also an installed drafter by its name. Default: nobody.",
         choices=["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH"],
         values={"DFLASH": NO_DFLASH},
         plugins=DRAFTERS,
@@ -44,16 +43,14 @@ class SpeculativeOptions:
         help="Revision of the draft model on a hub."
     )
     speculative_draft_load_format: str | None = option(
-        help="How the draft's weights are read, as --load-format says.",
+        help="--load-format of the draft. Default: auto.",
         choices=[*LOAD_FORMATS, *OTHER_LOAD_FORMATS],
         values={**dict.fromkeys(OTHER_LOAD_FORMATS, OTHER_FORMAT), "sharded_state": WHOLE_DRAFT},
     )
     speculative_num_steps: int | None = option(
-        help="Most passes of a draft model in a step, one for each draft; by default 3."
+        help="Most drafts of a model in a step, a pass for each. Default: 3."
     )
-    speculative_eagle_topk: int | None = option(
-        help="Branches of a draft; 1, a chain, is what there is."
-    )
+    speculative_eagle_topk: int | None = option(help="Branches of a draft. Default: 1, a chain.")
     speculative_num_draft_tokens: int | None = option(
         help="Most tokens of a request that are verified at once, its last one and drafts; by "
         "default 12 with NGRAM, otherwise steps + 1."
@@ -83,7 +80,7 @@ class SpeculativeOptions:
         help="Kernels of the draft's attention.", choices=ATTENTION, cpu=SAME_KERNELS
     )
     speculative_draft_model_quantization: str | None = option(
-        help="Quantization of the draft, as --quantization says; unquant: floats.",
+        help="--quantization of the draft. Default: as its files say.",
         choices=METHODS,
         values=METHOD_STATES,
     )
