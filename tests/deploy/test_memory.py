@@ -216,6 +216,52 @@ def test_a_long_context_decode_server_is_at_its_limit() -> None:
     assert plan.binding == "KV cache"
 
 
+def test_a_draft_of_its_own_is_counted_where_somebody_knows_it(tmp_path: Path) -> None:
+    """From its folder, or by a model's name in its path; a head without the embedding."""
+
+    def plan(algorithm: str, path: str) -> Any:
+        flags = {
+            "tp-size": 2,
+            "dp-size": 1,
+            "enable-dp-attention": False,
+            "speculative-algorithm": algorithm,
+            "speculative-draft-model-path": path,
+            "speculative-num-steps": 3,
+            "speculative-eagle-topk": 1,
+        }
+        it = case(mixed(flags=flags, model={"name": "qwen3-32b"}))
+        return plan_role(it, it.servers[0])
+
+    unknown = plan("STANDALONE", "/models/somebody's")
+    assert unknown.external_draft
+    named = plan("STANDALONE", "/models/Qwen3-30B-A3B")
+    assert not named.external_draft
+    sizes = {part.name: part.size for part in named.parts}
+    assert 28 < sizes["draft model"] / GIB < 29, "30.5 billion weights of two bytes on two ranks"
+    assert named.token_bytes == unknown.token_bytes + 48 * 2 * 2 * 128 * 2
+    assert named.capacity < unknown.capacity
+    head = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(head))
+    eagle = plan("EAGLE3", str(tmp_path))
+    assert (
+        not eagle.external_draft and eagle.token_bytes == unknown.token_bytes + 2 * 4 * 128 * 2
+    ), "one layer"
+    (part,) = (one.size for one in eagle.parts if one.name == "draft model")
+    assert 0.5 < part / GIB < 3
+    (tmp_path / "config.json").write_text("{}")
+    assert plan("EAGLE3", str(tmp_path)).external_draft
+
+
 def test_more_ranks_hold_less_of_the_weights_and_more_tokens() -> None:
     def plan(tp: int) -> Any:
         flags = {"tp-size": tp, "dp-size": 1, "enable-dp-attention": False}

@@ -13,6 +13,7 @@ from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.buffers import MIB
 from vivace.deploy.memory.defaults import USUAL_CHUNK, chunk_size, graph_default
+from vivace.deploy.memory.drafts import describe_draft, draft_weights
 from vivace.deploy.memory.stages import StagePlan, list_stages
 from vivace.deploy.memory.weights import (
     PRECISIONS,
@@ -75,6 +76,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     output: int
     """tokens of a request that come one by one"""
     external_draft: bool
+    """nobody knows how large it is"""
     stage: str
     """of a pipeline: the one whose device has room for the fewest tokens, which decides for all"""
 
@@ -154,7 +156,9 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
     )
     static = int(device.usable_bytes * fraction)
     stage = fullest_stage(model, server, PRECISIONS[name], static)
-    held = weights(model, server, PRECISIONS[name], stage)
+    held, draft = weights(model, server, PRECISIONS[name], stage), describe_draft(server)
+    if draft is not None:
+        held["draft model"] = draft_weights(draft, model, server)
     parts += [MemoryPart(each, size, "static", name) for each, size in held.items()]
     outside = outside_parts(model, server, case)
     pool = static - sum(held.values())
@@ -167,7 +171,7 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
         parts=(*parts, MemoryPart("KV cache", max(0, pool), "static"), *outside),
         pool=pool,
         page=server.page_tokens(case.platform),
-        token_bytes=token_bytes(model, server, stage),
+        token_bytes=token_bytes(model, server, stage, draft),
         state_bytes=state_bytes(model, server, stage),
         groups=server.parallelism.attention_dp,
         max_total_tokens=server.max_total_tokens,
@@ -175,7 +179,7 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
         tokens_each=tokens_each(server, case.load),
         shared=shared_tokens(case, server),
         output=0 if server.kind == "prefill" else case.load.output or 0,
-        external_draft=server.external_draft,
+        external_draft=server.external_draft and draft is None,
         stage=stage.text,
     )
 
@@ -217,12 +221,18 @@ def shared_tokens(case: Case, server: ServerPlan) -> int:
     return min(int(prompt * case.workload.prefix_share), max(0, prompt - 1))
 
 
-def token_bytes(model: Architecture, server: ServerPlan, stage: StagePlan) -> int:
-    """KV of one token on one device, draft layers included."""
+def token_bytes(
+    model: Architecture, server: ServerPlan, stage: StagePlan, draft: Architecture | None = None
+) -> int:
+    """KV of one token on one device, that of drafts included. `draft`: a model of its own."""
     size = ELEMENT_BYTES.get(str(server.value("kv_cache_dtype")), 2)
-    ranks, drafts = server.parallelism.attention_tp, drafted_layers(model, server)
+    ranks = server.parallelism.attention_tp
     elements = model.kv_elements(ranks) * stage.layers / model.layers
-    return int((elements + drafts * model.attention.kv_elements(ranks)) * size)
+    if draft is not None:
+        drafted = draft.kv_elements(ranks)
+    else:
+        drafted = drafted_layers(model, server) * model.attention.kv_elements(ranks)
+    return int((elements + drafted) * size)
 
 
 def drafted_layers(model: Architecture, server: ServerPlan) -> int:

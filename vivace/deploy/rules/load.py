@@ -268,7 +268,11 @@ def unread(case: Case) -> Iterator[Issue]:
     for key, value, remedy in (
         ("workload.rate", rate, f"add targets.tpot_ms, or {benchmark}"),
         ("workload.requests", requests, f"add {benchmark}"),
-        ("model.draft", model.draft, "the memory of a draft model is not counted yet"),
+        (
+            "model.draft",
+            model.draft,
+            "name the model with --speculative-draft-model-path: that is counted",
+        ),
     ):
         if value is not None:
             yield Issue(key, f"{key} is not used", remedy)
