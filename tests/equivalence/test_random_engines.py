@@ -42,8 +42,9 @@ from vivace.protocol.metrics import StepCosts
 from vivace.protocol.step import window_slack
 from vivace.protocol.tasks import GENERATE, POOLINGS, Embed, Generate, Task
 from vivace.worker.build import assemble
-from vivace.worker.drafter import NO_DRAFTS, Drafter, ScriptedDrafter
+from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.drafters.ngram import NgramDrafter
+from vivace.worker.drafters.scripted import ScriptedDrafter, ScriptedTreeDrafter
 from vivace.worker.sizing import PoolSize
 from vivace.worker.worker import Worker
 
@@ -89,7 +90,7 @@ def draw_case(seed: int) -> Case:
         rows=pick([1, 2, 4, 8]),
         depth=depth,
         sequence_depth=pick([None, 1, depth]),
-        num_speculative_tokens=pick([0, 0, 1, 3]),
+        num_speculative_tokens=pick([0, 0, 1, 3, 6]),
         chunk=pick([None, 5, 16, 64]),
         max_prefill_tokens=pick([16, 1000]),
         mixed=pick([False, True]),
@@ -228,6 +229,27 @@ def propose(
     return script
 
 
+def branch(
+    answers: Sequence[Sequence[int]], quality: float, seed: int
+) -> Callable[[list[int], int], tuple[list[int], list[int]]]:
+    """Trees of such drafts: somewhere in them may be the answer."""
+
+    def script(known: list[int], count: int) -> tuple[list[int], list[int]]:
+        chance, at = random.Random(f"{seed} {len(known)}"), -1
+        ahead, path = iter(propose(answers, 1.0, seed)(known, count)), list[int]()
+        drafts, parents = list[int](), list[int]()
+        for index in range(count):
+            right = chance.random() < quality
+            parents.append(at if right else chance.randrange(-1, index))
+            drafts.append(next(ahead) if right else chance.choice([POISON, *path, 7]))
+            if right:
+                path.append(drafts[-1])
+                at = index
+        return drafts, parents
+
+    return script
+
+
 def run(
     case: Case, settings: EngineSettings, worker: Worker, arrivals: random.Random
 ) -> tuple[dict[int, list[int]], dict[int, str], dict[int, list[float]]]:
@@ -287,6 +309,8 @@ def draw_drafter(seed: int, drafts: int, answers: list[list[int]], quality: floa
         settings = NgramSettings(width=drafts, depth=5, capacity=200, by_frequency=seed % 2 == 0)
         kind = NativeNgramIndex if has_kernels() and seed % 4 else PythonNgramIndex
         return NgramDrafter(kind(settings), drafts, certain=seed % 5)
+    if seed % 3 == 1:
+        return ScriptedTreeDrafter(drafts, branch(answers, quality, seed))
     return ScriptedDrafter(drafts, propose(answers, quality, seed))
 
 

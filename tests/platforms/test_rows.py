@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from vivace.platforms.cpu.rows import HostRows
 from vivace.platforms.ops.rows import TorchRows
 from vivace.platforms.rows import ColumnChange, GatherBuffers, RowColumns, Spans
+from vivace.platforms.trees import lay_out_trees
 
 ROWS, WIDTH, PAGE, POOL, DRAFTS = 5, 40, 4, 60, 3
 REACHES = (None, 6)
@@ -39,6 +40,7 @@ def filled_columns(random: np.random.Generator) -> RowColumns:
         page_size=PAGE,
         empty_pages=tuple(POOL for _ in REACHES),
         reaches=REACHES,
+        parents=torch.from_numpy(random.integers(-1, DRAFTS, (ROWS, DRAFTS), np.int32)),
     )
 
 
@@ -76,7 +78,7 @@ def random_spans(random: np.random.Generator, columns: RowColumns, kind: str, fl
     )
 
 
-def buffers(spans: Spans) -> GatherBuffers:
+def buffers(spans: Spans, trees: bool) -> GatherBuffers:
     total = int(spans.starts[-1])
     laid_out = total if spans.flat else len(spans.rows)
 
@@ -91,6 +93,7 @@ def buffers(spans: Spans) -> GatherBuffers:
         query_starts=new(laid_out + 1),
         context_lens=new(laid_out),
         logits_indices=new(len(spans.final)),
+        paths=tuple(new(total, 1 + DRAFTS) for _ in REACHES) if trees and spans.flat else None,
     )
 
 
@@ -113,8 +116,9 @@ def assert_same(one: object, other: object) -> None:
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(["decode", "chunks", "drafts"]),
     flat=st.booleans(),
+    trees=st.booleans(),
 )
-def test_both_do_the_same(seed: int, kind: str, flat: bool) -> None:
+def test_both_do_the_same(seed: int, kind: str, flat: bool, trees: bool) -> None:
     columns = [filled_columns(np.random.default_rng(seed)) for _ in range(2)]
     kinds = [HostRows(columns[0]), TorchRows(columns[1])]
     random = np.random.default_rng(seed + 1)
@@ -123,21 +127,32 @@ def test_both_do_the_same(seed: int, kind: str, flat: bool) -> None:
         spans = []
         for one in columns:
             random.bit_generator.state = state
-            spans.append(random_spans(random, one, kind, flat))
-        out = [buffers(one) for one in spans]
+            drawn = random_spans(random, one, kind, flat)
+            if trees and drawn.flat and drawn.drafts is not None:
+                drawn = replace(drawn, trees=lay_out_trees(one, drawn))
+            spans.append(drawn)
+        out = [buffers(one, trees) for one in spans]
         shapes = [ops.gather(*step) for ops, *step in zip(kinds, spans, out, strict=True)]
+        found = spans[0].trees
+        if found is not None:  # on a device lengths are upper bounds
+            assert (shapes[0].context_lens <= shapes[1].context_lens).all()
+            for one in out:
+                for table in one.tables:
+                    table[:, shapes[0].width :] = 0
         assert_same(out[0], out[1])
         assert torch.equal(spans[0].positions, spans[1].positions)
-        for found, wanted in zip(read_fields(shapes[0]), read_fields(shapes[1]), strict=True):
-            assert np.array_equal(found, wanted)
+        fields = ("rows", "starts") if found else ("rows", "starts", "context_lens", "width")
+        for name in fields:
+            assert np.array_equal(getattr(shapes[0], name), getattr(shapes[1], name))
         draws = random_draws(random, spans[0])
+        if found is not None:
+            tokens = torch.from_numpy(random.integers(0, 2, len(draws.tokens)))
+            draws.stays &= found.accept(tokens, draws.tokens % 2, torch.zeros_like(draws.stays))
         for ops, one in zip(kinds, spans, strict=True):
             ops.record(one, draws)
+        for one in columns:
+            one.tokens[:, -1] = 0  # where devices write what is refused of a tree
         assert_same(columns[0], columns[1])
-
-
-def read_fields(shape: object) -> list[object]:
-    return [getattr(shape, name) for name in ("rows", "starts", "context_lens", "width")]
 
 
 def random_draws(random: np.random.Generator, spans: Spans) -> Drawn:

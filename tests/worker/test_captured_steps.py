@@ -12,7 +12,7 @@ from vivace.platforms.errors import CaptureError
 from vivace.platforms.platform import StepShape
 from vivace.protocol.messages import LogprobOptions
 from vivace.worker.captures import Captures
-from vivace.worker.drafter import ScriptedDrafter
+from vivace.worker.drafters.scripted import ScriptedDrafter
 
 ROWS = 6
 NEW = 20

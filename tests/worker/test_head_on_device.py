@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,11 @@ from toy_model import VOCABULARY, Driver, toy_worker
 
 from vivace.platforms.ops.platform import ReferencePlatform
 from vivace.platforms.platform import detect
+from vivace.platforms.trees import accept_drafts
 from vivace.protocol.messages import LogprobOptions
-from vivace.sampling.processors import Entries
 from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.drafter import NO_DRAFTS
-from vivace.worker.heads import accepted, find_bad_spans
+from vivace.worker.heads import find_bad_spans
 
 POISON = 96
 PROMPT = [5, 9, 1, 40, 7, 3, 3, 60]
@@ -117,9 +118,9 @@ def test_a_token_stays_while_all_drafts_before_it_were_drawn(data):
             expected[at - 1] and drawn[at - 1] == tokens[rows[at], positions[at] - 1]
         )
         expected.append(bool(right and not wrong[at]))
-    entries = Entries(torch.from_numpy(rows), torch.from_numpy(positions), rows)
-    history = torch.from_numpy(tokens.astype(np.int32))
-    found = accepted(entries, torch.tensor(drawn), torch.tensor(wrong), history)
+    spans: Any = SimpleNamespace(trees=None, ahead=positions - 3)
+    drafts = torch.from_numpy(tokens[rows, positions - 1])
+    found = accept_drafts(spans, drafts, torch.tensor(drawn), torch.tensor(wrong))
     assert found.tolist() == expected
 
 

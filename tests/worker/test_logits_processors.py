@@ -11,7 +11,7 @@ from delayed_platform import DelayedPlatform
 from test_delayed_steps import DelayedDriver
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
-from vivace.worker.drafter import ScriptedDrafter
+from vivace.worker.drafters.scripted import ScriptedDrafter
 
 PROMPT = [5, 9, 1, 40, 7]
 FORCED, PLAIN, SAMPLED = 0, 1, 2

@@ -8,7 +8,7 @@ from test_delayed_steps import DelayedDriver, WatchedPlatform
 from toy_model import HIDDEN, VOCABULARY, Driver, toy_worker
 
 from vivace.protocol.tasks import EMBEDDING, HIDDEN_STATES, POOLINGS, Embed, Generate
-from vivace.worker.drafter import ScriptedDrafter
+from vivace.worker.drafters.scripted import ScriptedDrafter
 
 RANDOM = np.random.default_rng(7)
 PROMPTS = [RANDOM.integers(0, VOCABULARY, length).tolist() for length in (1, 5, 33, 70)]

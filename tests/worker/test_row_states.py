@@ -14,7 +14,8 @@ from vivace.protocol.messages import CacheGroup
 from vivace.protocol.step import Join, Save, StepPlan
 from vivace.worker.build import assemble
 from vivace.worker.captures import Captures
-from vivace.worker.drafter import NO_DRAFTS, ScriptedDrafter
+from vivace.worker.drafter import NO_DRAFTS
+from vivace.worker.drafters.scripted import ScriptedDrafter
 from vivace.worker.rows import PlanError
 from vivace.worker.sizing import PoolSize
 

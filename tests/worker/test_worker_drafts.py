@@ -9,7 +9,7 @@ import pytest
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
 from vivace.protocol.messages import LogprobOptions
-from vivace.worker.drafter import ScriptedDrafter
+from vivace.worker.drafters.scripted import ScriptedDrafter
 
 PROMPT = [5, 9, 1, 40, 7]
 KINDS = {

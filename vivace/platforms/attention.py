@@ -132,6 +132,10 @@ class StepPages:
     page_table: Tensor
     """[S, any] int64 page ids; entries in front of a window and behind a row's length are any valid
     page, which is not read"""
+    paths: Tensor | None = None
+    """[S, 1 + any] int64, where every span is one token: how many of the last keys that it sees lie
+    elsewhere, then the slots of these in their order (trees of drafts). None: none do, or the
+    backend does not take any"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,6 +210,9 @@ class StepEngines:
 
 class AttentionBackend(Protocol):
     """Stores a step's keys and values, then attends."""
+
+    reads_paths: bool
+    """it takes `StepPages.paths`, so drafts may be trees"""
 
     def plan(self, step: Step) -> None:
         """Once per step, before the layers: decide shapes, write index and mask buffers."""

@@ -117,6 +117,11 @@ class CacheMemory(Protocol):
         """States, [n] int64 each, of all layers."""
         ...
 
+    def copy_tokens(self, group: int, sources: Tensor, targets: Tensor) -> None:
+        """What all layers of a group keep of tokens, by their slots, [n] int64 each; sources are
+        read before any target is written."""
+        ...
+
     def vacate(self, firsts: Sequence[int]) -> None:
         """Each group's pages from its `first` on hold nothing; they read as zeros or as they
         were."""

@@ -8,10 +8,14 @@ reads or writes the columns; the host keeps only upper bounds of what stands in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from vivace.platforms.trees import DraftTrees
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,9 @@ class RowColumns:
     """of each cache group: the page that nobody owns"""
     reaches: tuple[int | None, ...]
     """of each cache group: how many positions before its own a query sees; None: all"""
+    parents: Tensor | None = None
+    """[rows, drafts] int32, where drafts may be trees: of each draft behind `known` the one that it
+    follows, which comes before it; -1: it follows the last known token"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +81,39 @@ class Spans:
     """[S] int64: how many of a span's tokens are drafts; None: there are none"""
     flat: bool = False
     """every token is laid out as a span that ends with itself"""
+    trees: DraftTrees | None = None
+    """None: drafts are chains"""
 
     @property
     def decode(self) -> bool:
         """Every span is one token."""
         return len(self.rows) == self.starts[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPaths:
+    """From the last known token of a row to each of n tokens behind it."""
+
+    depths: Tensor
+    """[n] int64: drafts on the way, its own among them; 0: the token is known"""
+    drafts: Tensor
+    """[n, W] int64: which drafts of the row these are, in their order; behind them 0"""
+
+    @property
+    def width(self) -> int:
+        return self.drafts.shape[1]
+
+    def select(self, index: Tensor) -> DraftPaths:
+        return DraftPaths(self.depths[index], self.drafts[index])
+
+    def read_tokens(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(found[n, any], its rows): tokens[rows[n]] as each of n tokens has them in front of what
+        follows it at `positions[n]`, those on its way in the place of all drafts."""
+        found, places = tokens.index_select(0, rows), torch.arange(self.width, device=rows.device)
+        known = (positions - self.depths).unsqueeze(1)
+        drafts, behind = found.gather(1, known + self.drafts), known + places
+        drafts = torch.where(places < self.depths.unsqueeze(1), drafts, found.gather(1, behind))
+        return found.scatter_(1, behind, drafts), torch.arange(len(rows), device=rows.device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +135,9 @@ class GatherBuffers:
     """[L] int64"""
     logits_indices: Tensor
     """[N] int64"""
+    paths: tuple[Tensor, ...] | None = None
+    """of each cache group [T, 1 + W] int64: `StepPages.paths`; None: drafts are chains always, or
+    spans are not single tokens"""
 
 
 @dataclass(frozen=True, slots=True)

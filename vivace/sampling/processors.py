@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vivace.platforms.host import upload
 from vivace.platforms.ops.sampling import Penalties, SamplingOps
+from vivace.platforms.rows import DraftPaths
 from vivace.protocol.step import Join, StepPlan
 
 
@@ -31,6 +32,8 @@ class Entries:
     """[n] int64: of the token that is drawn"""
     host_rows: np.ndarray
     """[n] int64: `rows`, which a plan names on the host"""
+    paths: DraftPaths | None = None
+    """where drafts are trees: to each entry's last token"""
 
     def __len__(self) -> int:
         return len(self.host_rows)
@@ -43,6 +46,7 @@ class Entries:
             self.rows.index_select(0, index),
             self.positions.index_select(0, index),
             self.host_rows[chosen],
+            self.paths and self.paths.select(index),
         )
 
 
@@ -180,15 +184,19 @@ class PenaltiesLogitsProcessor:
         index = upload(places, logits.device)
         picked = entries.select(places, index)
         settings, history = self._settings.index_select(0, picked.rows), self._history
+        longest = int(history.known[picked.host_rows].max()) + history.drafts
+        tokens, rows = history.tokens, picked.rows
+        if picked.paths is not None:
+            tokens, rows = picked.paths.read_tokens(tokens[:, :longest], rows, picked.positions)
         penalties = Penalties(
-            rows=picked.rows,
+            rows=rows,
             prompt=history.prompt.index_select(0, picked.rows),
             known=picked.positions,
             frequency=settings[:, 0],
             presence=settings[:, 1],
             repetition=settings[:, 2],
-            tokens=history.tokens,
-            longest=int(history.known[picked.host_rows].max()) + history.drafts,
+            tokens=tokens,
+            longest=longest,
         )
         self._ops.apply_penalties(logits, index, penalties)
 

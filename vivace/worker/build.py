@@ -238,9 +238,9 @@ def assemble(
     """`layers`: the model's. KV in `kv_dtype`; None: `dtype`, which is that of activations.
     `rewrites`: made before."""
     kv = build_memory(layers, size, page_size, kv_dtype or dtype, platform, drafter)
-    rows = build_rows(size, page_size, drafter, platform)
-    drafter.attach(DrafterPlace(rows, kv, platform, captures, dtype, step_tokens, report))
     attention = platform.attention_backend(layers, kv, dtype, size.context + 1)
+    rows = build_rows(size, page_size, drafter, platform, trees=attention.reads_paths)
+    drafter.attach(DrafterPlace(rows, kv, platform, captures, dtype, step_tokens, report))
     recorder = platform.recorder() if captures.sizes else None
     inputs = StepInputs(rows, step_tokens, captures.replayed(recorder), drafter, layout.peers.size)
     runner = build_runner(recorder, model, attention, inputs, captures, report)
@@ -314,7 +314,10 @@ def build_heads(
     return StepHeads(sampling, [PoolingHead(rows), HiddenStatesHead(rows)])
 
 
-def build_rows(size: PoolSize, page_size: int, drafter: Drafter, platform: Platform) -> RowStates:
+def build_rows(
+    size: PoolSize, page_size: int, drafter: Drafter, platform: Platform, *, trees: bool
+) -> RowStates:
+    """`trees`: attention does them; a state behind each draft is that of a chain."""
     return RowStates(
         size.rows,
         size.context,
@@ -324,6 +327,7 @@ def build_rows(size: PoolSize, page_size: int, drafter: Drafter, platform: Platf
         size.others,
         device=platform.device(),
         row_ops=platform.row_ops,
+        trees=trees and drafter.trees and not any(group.state for group in size.others),
     )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from vivace.platforms.cache import CacheLayer
-from vivace.platforms.host import download, upload
 from vivace.platforms.rows import RowColumns, Spans
 from vivace.protocol.step import StepPlan
 from vivace.protocol.workers import AddCorpus
@@ -30,6 +29,8 @@ class Drafter(Protocol):
     """drafts that a span may have"""
     reads_tokens: bool
     """it proposes from what the host knows of its rows, so steps in flight are waited for"""
+    trees: bool
+    """it writes `columns.parents`, too, where there are any"""
     layers: Sequence[CacheLayer]
     """its own, whose KV lies in the pages of the model's"""
     nbytes: int
@@ -74,6 +75,7 @@ class Drafter(Protocol):
 class NoDrafter:
     width = 0
     reads_tokens = False
+    trees = False
 
     @property
     def text_bytes(self) -> int:
@@ -105,20 +107,3 @@ class NoDrafter:
 
 
 NO_DRAFTS = NoDrafter()
-
-
-class ScriptedDrafter(NoDrafter):
-    """The reference: `script(known tokens, count)` says what is proposed. It waits for the device:
-    the script is the host's."""
-
-    def __init__(self, width: int, script: Callable[[list[int], int], Sequence[int]]) -> None:
-        self.width = width
-        self._script = script
-
-    def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
-        lengths = download(columns.known)
-        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
-            known = int(lengths[row])
-            drafts = self._script(download(columns.tokens[row, :known]).tolist(), count)
-            ids = upload(np.array(drafts, np.int32), columns.tokens.device)
-            columns.tokens[row, known : known + count] = ids

@@ -13,6 +13,7 @@ from torch import Tensor
 from vivace.platforms.host import upload
 from vivace.platforms.ops.sampling import SamplingOps
 from vivace.platforms.rows import Spans
+from vivace.platforms.trees import accept_drafts
 from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
 from vivace.protocol.step import StepPlan
 from vivace.protocol.tasks import Payload
@@ -53,6 +54,8 @@ class StepOutput:
     """(span, those of some of its tokens), in the order of positions"""
     payloads: Sequence[SpanPayload] = ()
     """of rows that want more than tokens, or something else"""
+    order: Tensor | None = None
+    """[T] int64, where drafts are trees: the token that belongs to each place (DraftTrees)"""
 
     def read_logprobs(self, stays: np.ndarray) -> dict[int, list[TokenLogprob]]:
         """Span -> those of its tokens that stay; `stays` on the host."""
@@ -152,6 +155,8 @@ class StepHeads:
 
     def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
         output = self._sampling.sample(step, spans, hidden)
+        if output.order is not None and any(head.rows for head in self._others):
+            hidden = hidden[output.order]
         for head in self._others:
             if head.rows:
                 output.payloads = (*output.payloads, *head.read(spans, hidden))
@@ -197,6 +202,7 @@ class SamplingHead:
             rows=spans.entry_rows,
             positions=spans.positions,
             host_rows=spans.rows[spans.final],
+            paths=spans.trees and spans.trees.entries,
         )
         draws = self._sampler.sample(
             self._model.lm_head(_select_wanted(step, hidden)),
@@ -213,6 +219,7 @@ class SamplingHead:
             bad_tokens=bad_tokens,
             scores=draws.logprobs,
             prompt_scores=scores,
+            order=spans.trees and spans.trees.straighten(stays),
         )
 
     def _judge(
@@ -233,8 +240,9 @@ class SamplingHead:
         if spans.drafts is None:
             return bad_spans.index_copy_(0, final, wrong), ~wrong
         wrong |= bad_tokens.index_select(0, step.logits_indices)
-        stays = accepted(entries, draws.tokens, wrong, self._history.tokens)
-        firsts = np.flatnonzero(_find_firsts(entries))
+        assert spans.ahead is not None
+        stays = accept_drafts(spans, _select_wanted(step, step.input_ids), draws.tokens, wrong)
+        firsts = np.flatnonzero(spans.ahead == 0)
         first = upload(firsts, bad_tokens.device)
         first_spans = upload(spans.final[firsts], bad_tokens.device)
         return bad_spans.index_copy_(0, first_spans, wrong.index_select(0, first)), stays
@@ -296,28 +304,8 @@ def find_bad_spans(spans: Spans, bad_tokens: Tensor) -> Tensor:
 
 
 def _select_wanted(step: StepInput, hidden: Tensor) -> Tensor:
-    """hidden[n] of the tokens whose logits are wanted; no copy when that is every token."""
+    """Of hidden[T], or what else tokens have, those whose logits are wanted; no copy when all
+    are."""
     if len(step.logits_indices) == hidden.shape[0]:
         return hidden
     return hidden.index_select(0, step.logits_indices)
-
-
-def _find_firsts(entries: Entries) -> np.ndarray:
-    """[n] bool: the first entry of each row; those of a row follow each other."""
-    first = np.ones(len(entries), np.bool_)
-    first[1:] = entries.host_rows[1:] != entries.host_rows[:-1]
-    return first
-
-
-def accepted(entries: Entries, drawn: Tensor, wrong: Tensor, tokens: Tensor) -> Tensor:
-    """[n] bool: which of the `drawn[n]` tokens stand. The first of a row does, unless its numbers
-    are `wrong[n]`; each other one where the draft before it, in tokens[rows, ...], was itself the
-    token that was drawn there, as all before it were."""
-    first = _find_firsts(entries)
-    start = np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))
-    follows = upload(~first, drawn.device)
-    drafts = tokens[entries.rows, entries.positions - 1]
-    fails = wrong | (follows & (drafts != drawn.roll(1)))
-    so_far = fails.cumsum(0)
-    before = so_far - fails.long()
-    return so_far == before.index_select(0, upload(start, drawn.device))

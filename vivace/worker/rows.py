@@ -43,9 +43,10 @@ class RowStates:
         *,
         device: torch.device,
         row_ops: Callable[[RowColumns], RowOps],
+        trees: bool = False,
     ) -> None:
-        """`pages`: of the first cache group; `others`: groups 1, 2 ..., of windows, then of
-        states."""
+        """`pages`: of the first cache group; `others`: groups 1, 2 ..., of windows, then of states;
+        `trees`: drafts may be some."""
         self.rows = rows
         self.drafts = drafts
         self.context = context
@@ -57,7 +58,7 @@ class RowStates:
         )
         self.pool_pages = [pages, *(group.pages for group in self._windows)]
         self.max_pages = -(-(context + 1) // page_size)
-        self.columns = self._allocate(device)
+        self.columns = self._allocate(device, trees)
         self.ops = row_ops(self.columns)
         self.known = np.zeros(rows, np.int64)
         """upper bounds of the column"""
@@ -78,7 +79,7 @@ class RowStates:
         self.hidden_state_starts: dict[int, int] = {}
         """rows that want hidden states, too -> from which position on"""
 
-    def _allocate(self, device: torch.device) -> RowColumns:
+    def _allocate(self, device: torch.device, trees: bool) -> RowColumns:
         """The columns; on a CPU big ones are zero pages of the system until a row uses them."""
 
         def table(width: int) -> Tensor:
@@ -97,6 +98,7 @@ class RowStates:
             page_size=self.page_size,
             empty_pages=tuple(self.pool_pages),
             reaches=(None, *(group.reach for group in self._windows)),
+            parents=table(self.drafts) if trees else None,
         )
 
     def apply(self, plan: StepPlan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from vivace.platforms.host import upload
 from vivace.platforms.memory import zeroed_memory
 from vivace.platforms.platform import StepShape
 from vivace.platforms.rows import GatherBuffers, Spans
+from vivace.platforms.trees import lay_out_trees
 from vivace.protocol.step import EngineShare, StepPlan
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.rows import RowStates
@@ -53,7 +55,12 @@ class StepInputs:
         self._per_row = IndexColumns(2, drawn + 1, self._device)
         self._wanted = IndexColumns(2, drawn, self._device)
         self._tables = tuple(self._new_table(drawn) for _ in states.columns.pages)
-        self._sizes, self._views = (0, 0, 0, False), self._buffers(self._per_token, 0, 0, 0)
+        self._paths = None
+        if (parents := states.columns.parents) is not None:  # of single tokens only
+            self._verified_tokens, shape = drawn, (groups, drawn, 1 + parents.shape[1])
+            self._paths = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        self._sizes: tuple[int, int, int, bool, bool] = (0, 0, 0, False, False)
+        self._views = self._buffers(self._per_token, 0, 0, 0, flat=False)
         """of the last step: the next one often has its shape"""
 
     def _new_table(self, rows: int) -> Tensor:
@@ -68,7 +75,7 @@ class StepInputs:
     def decode_step(self, shape: StepShape, attention: AttentionBackend) -> StepInput:
         """The buffers of every decode step of up to such a shape, to capture one."""
         rows, each = shape.rows, shape.tokens_per_row
-        out = self._buffers(self._decoding, shape.tokens, rows, shape.tokens)
+        out = self._buffers(self._decoding, shape.tokens, rows, shape.tokens, flat=each == 1)
         starts = np.arange(rows + 1) * each
         drafts = np.full(rows, each - 1) if each > 1 else None
         return StepInput(
@@ -105,7 +112,8 @@ class StepInputs:
         """Rows from `first` on become harmless ones, for a capture that computes all of its shape:
         their tokens lie in the empty page, and nobody reads what comes of them. What stood there
         was of an earlier step, and would be written into pages of others by now."""
-        out, each = self._buffers(self._decoding, to.tokens, to.rows, 0), to.tokens_per_row
+        each = to.tokens_per_row
+        out = self._buffers(self._decoding, to.tokens, to.rows, 0, flat=each == 1)
         out.input_ids[first * each :] = 0
         out.positions[first * each :] = 0
         if (marked := self._mark(to.tokens)) is not None:
@@ -113,6 +121,8 @@ class StepInputs:
         for group, empty in enumerate(self._states.columns.empty_pages):
             out.slots[group][first * each :] = empty * self._states.page_size
             out.tables[group][first : to.rows, : -(-each // self._states.page_size)] = empty
+        for paths in out.paths or ():
+            paths[first:, 0] = 0
         starts = np.arange(first, to.rows + 1) * each
         out.query_starts[first:] = upload(starts, self._device)
         out.context_lens[first:] = each
@@ -127,12 +137,14 @@ class StepInputs:
         self._states.check_spans(spans)
         if spans.drafts is not None:
             self._drafter.propose(self._states.columns, spans.rows, spans.drafts)
+            if self._paths is not None and spans.flat:
+                spans = replace(spans, trees=lay_out_trees(self._states.columns, spans))
         total, shape = int(spans.starts[-1]), self._find_shape(spans)
         same = shape is not None
         if plan.together:
             shape = self._find_common(plan.shares)
         laid_out = total if spans.flat else len(spans.rows)
-        out = self._take(total, laid_out, len(spans.final), same)
+        out = self._take(total, laid_out, len(spans.final), same, spans.flat)
         found = self._states.ops.gather(spans, out)
         step = StepInput(
             input_ids=out.input_ids,
@@ -219,15 +231,18 @@ class StepInputs:
         flat = all(share.single or share.tokens <= self._single_tokens for share in shares)
         return StepShape(max(count_tokens(shares)), 1) if flat else None
 
-    def _take(self, tokens: int, spans: int, drawn: int, same: bool) -> GatherBuffers:
-        """`same`: every row has as many tokens"""
-        sizes = (tokens, spans, drawn, same)
+    def _take(self, tokens: int, spans: int, drawn: int, same: bool, flat: bool) -> GatherBuffers:
+        """`same`: every row has as many tokens; `flat`: each is a span"""
+        sizes = (tokens, spans, drawn, same, flat)
         if sizes != self._sizes:
             columns = self._decoding if same else self._per_token
-            self._sizes, self._views = sizes, self._buffers(columns, tokens, spans, drawn)
+            self._sizes = sizes
+            self._views = self._buffers(columns, tokens, spans, drawn, flat=flat)
         return self._views
 
-    def _buffers(self, columns: IndexColumns, tokens: int, spans: int, drawn: int) -> GatherBuffers:
+    def _buffers(
+        self, columns: IndexColumns, tokens: int, spans: int, drawn: int, *, flat: bool
+    ) -> GatherBuffers:
         ids, positions, *slots = columns.take(tokens)
         starts, lengths = self._per_row.take(spans + 1)
         return GatherBuffers(
@@ -238,6 +253,7 @@ class StepInputs:
             query_starts=starts,
             context_lens=lengths[:spans],
             logits_indices=self._wanted.take(drawn)[1],
+            paths=self._paths[:, :tokens].unbind() if flat and self._paths is not None else None,
         )
 
 
@@ -263,8 +279,10 @@ def count_tokens(shares: Sequence[EngineShare]) -> list[int]:
 
 def _step_pages(out: GatherBuffers, spans: int, width: int) -> tuple[StepPages, ...]:
     return tuple(
-        StepPages(slot_mapping=slots, page_table=table[:spans, :width])
-        for slots, table in zip(out.slots, out.tables, strict=True)
+        StepPages(slot_mapping=slots, page_table=table[:spans, :width], paths=paths)
+        for slots, table, paths in zip(
+            out.slots, out.tables, out.paths or [None] * len(out.slots), strict=True
+        )
     )
 
 

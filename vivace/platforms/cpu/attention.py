@@ -43,6 +43,8 @@ from vivace.platforms.ops.sequential import SequentialLayers
 class CpuAttention:
     """AttentionBackend over `PagedCache`. One plan serves all layers whose queries see the same."""
 
+    reads_paths = False
+
     def __init__(
         self, layers: Sequence[CacheLayer], memory: PagedCache, dtype: torch.dtype
     ) -> None:

@@ -67,6 +67,8 @@ def _in_blocks(ops: Ops, x: Tensor, weight: Any, bias: Tensor | None, out: Tenso
 class BatchInvariantAttention:
     """AttentionBackend that attends every query by itself, in products of one shape."""
 
+    reads_paths = False
+
     def __init__(
         self, layers: Sequence[CacheLayer], memory: PagedCache, dtype: torch.dtype
     ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from vivace.platforms.cache import CacheLayer, stored_width
 from vivace.platforms.cpu.native import (
     I64,
     Kernels,
+    below,
     block,
     head_rows,
     indices,
@@ -32,7 +34,7 @@ from vivace.platforms.cpu.native import (
     sizes,
     target,
 )
-from vivace.platforms.cpu.native_latent import NativeLatentAttention, Rotation
+from vivace.platforms.cpu.native_latent import NativeLatentAttention, Rotation, path_words
 from vivace.platforms.cpu.native_ops import rotation
 from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.ops.sequential import SequentialLayers
@@ -66,6 +68,8 @@ class NativeAttention:
     rows decode. Raises ValueError for what `unsupported` names.
     """
 
+    reads_paths = True
+
     def __init__(
         self,
         kernels: Kernels,
@@ -91,7 +95,7 @@ class NativeAttention:
         self._rotary_positions: int | None = None
         """positions that captured rotations have numbers for"""
         self._partial = PartialResults(attending, kernels.threads, max_length)
-        self._attention = kernels.operation("attention", "qqqqqqqqqqqdqqdqqqqqqqqqq")
+        self._attention = kernels.operation("attention", "qqqqqqqqqqqdqqdqqqqqqqqqqqq")
         self._store = kernels.operation("store_kv", "q" * 10)
         self.attend_latent = self._latent.attend
         self.recur = SequentialLayers(memory).recur
@@ -114,6 +118,8 @@ class NativeAttention:
                 page_size=self._memory.page_size,
                 longest=self._rotary_positions,
             )
+            if where.paths is not None:
+                check_paths("attend", where.paths.numpy(), step, pages * self._memory.page_size)
 
     def attend(
         self,
@@ -233,6 +239,7 @@ class NativeAttention:
             else block("attend", "step.query_starts", step.query_starts, spans + 1, dtype=I64),
             spans,
             *self._partial.words,
+            *path_words("attend", self._find_pages(layer, step), step, spans),
         )
         return out
 
@@ -250,6 +257,14 @@ class NativeAttention:
             stored_in(layer, self._memory)
             require("attend", layer in self._layers.values(), f"{layer} is not one of this backend")
         return self._memory.layers[layer.index]
+
+
+def check_paths(op: str, paths: np.ndarray, step: Step, slots: int) -> None:
+    """Raises ValueError where paths[S, any] of a step lead elsewhere than to `slots` slots."""
+    below(op, "step.paths", paths, slots)
+    below(op, "the lengths of step.paths", paths[:, 0], paths.shape[1])
+    shorter = step.context_lens.numpy() - paths[:, 0]
+    below(op, "step.context_lens less step.paths", shorter, np.iinfo(np.int64).max)
 
 
 def stored_in(layer: AttentionLayer, memory: PagedCache) -> None:

@@ -62,7 +62,7 @@ class NativeLatentAttention:
         self._caches = {layer: latent_memory(layer, memory) for layer in layers}
         self._partial = LatentPartials(layers, kernels.threads, max_length)
         self._store = kernels.operation("store_latent", "q" * 20)
-        self._attend = kernels.operation("latent_attention", "q" * 17 + "d" + "q" * 10)
+        self._attend = kernels.operation("latent_attention", "q" * 17 + "d" + "q" * 12)
 
     @property
     def pages(self) -> dict[int, int]:
@@ -119,6 +119,7 @@ class NativeLatentAttention:
             ),
             spans,
             *self._partial.words,
+            *path_words("attend_latent", where, step, spans),
         )
         return out
 
@@ -157,6 +158,14 @@ class NativeLatentAttention:
 
     def _find_pages(self, layer: LatentLayer, step: Step) -> StepPages:
         return step.groups[self._memory.groups[layer.index]]
+
+
+def path_words(op: str, where: StepPages, step: Step, spans: int) -> tuple[int, int]:
+    """(address, elements from row to row) of paths; 0: there are none."""
+    if where.paths is None:
+        return 0, 0
+    require(op, step.host.decode, "paths are of spans that are one token each")
+    return matrix(op, "step.paths", where.paths, where.paths.shape[1], spans, I64)
 
 
 @dataclass(frozen=True, slots=True)

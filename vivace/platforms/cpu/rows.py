@@ -12,6 +12,7 @@ from vivace.platforms.rows import (
     Spans,
     StepLayout,
 )
+from vivace.platforms.trees import DraftTrees
 
 
 class HostViews:
@@ -25,6 +26,7 @@ class HostViews:
         self.query_starts = out.query_starts.numpy()
         self.context_lens = out.context_lens.numpy()
         self.logits_indices = out.logits_indices.numpy()
+        self.paths = None if out.paths is None else [paths.numpy() for paths in out.paths]
 
 
 class HostRows:
@@ -53,6 +55,8 @@ class HostRows:
             self._out, self._views = out, HostViews(out)
         views = self._views
         self._gather_tokens(rows, places, views)
+        if views.paths is not None:
+            places = self._gather_paths(rows, places, spans.trees, views)
         if spans.flat:
             laid_rows, lengths, starts = rows, places + 1, np.arange(len(rows) + 1)
         else:
@@ -62,13 +66,20 @@ class HostRows:
         views.query_starts[:] = starts
         views.logits_indices[:] = spans.last
         drawn = self._known[spans.rows[spans.final]]
-        spans.positions.numpy()[:] = drawn if spans.ahead is None else drawn + spans.ahead
+        if spans.trees is not None:
+            drawn += spans.trees.entries.depths.numpy()
+        elif spans.ahead is not None:
+            drawn += spans.ahead
+        spans.positions.numpy()[:] = drawn
         return StepLayout(laid_rows, starts, lengths, width)
 
     def record(self, spans: Spans, draws: SampledTokens) -> None:
         rows, positions = spans.entry_rows.numpy(), spans.positions.numpy()
         stays, bad = draws.stays.numpy(), draws.bad_spans.numpy()
-        self._tokens[rows, positions] = draws.tokens.numpy()
+        if spans.trees is None:
+            self._tokens[rows, positions] = draws.tokens.numpy()
+        else:  # several are drawn for one position
+            self._tokens[rows[stays], positions[stays]] = draws.tokens.numpy()[stays]
         if spans.drafts is None and not bad.any():
             self._computed[spans.rows] += spans.counts
             self._known[rows] = positions + 1
@@ -88,6 +99,26 @@ class HostRows:
             slots[:] = pages[rows, page]
             slots *= self._columns.page_size
             slots += offset
+
+    def _gather_paths(
+        self, rows: np.ndarray, places: np.ndarray, trees: DraftTrees | None, views: HostViews
+    ) -> np.ndarray:
+        """Fill the paths of tokens that stand at `places`; returns their positions."""
+        assert views.paths is not None
+        if trees is None:
+            for paths in views.paths:
+                paths[:, 0] = 0
+            return places
+        depths, drafts = trees.tokens.depths.numpy(), trees.tokens.drafts.numpy()
+        positions = places - trees.skipped.numpy()
+        views.positions[:] = positions
+        page, offset = np.divmod(
+            (positions - depths)[:, None] + 1 + drafts, self._columns.page_size
+        )
+        for pages, paths in zip(self._pages, views.paths, strict=True):
+            paths[:, 0] = depths
+            paths[:, 1:] = pages[rows[:, None], page] * self._columns.page_size + offset
+        return positions
 
     def _gather_tables(
         self, rows: np.ndarray, lengths: np.ndarray, starts: np.ndarray, views: HostViews

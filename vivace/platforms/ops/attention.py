@@ -15,6 +15,7 @@ from vivace.platforms.cache import CacheLayer
 from vivace.platforms.ops.cache import dequantize_kv, store_kv
 from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.ops.sequential import SequentialLayers
+from vivace.platforms.trees import locate_context
 
 Rotation = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(q, k, positions, cos_sin) -> (q, k), both in place"""
@@ -62,6 +63,8 @@ class RotaryAttendLatent:
 class ReferenceAttention:
     """AttentionBackend by the definition, over the same memory as the fast ones."""
 
+    reads_paths = True
+
     def __init__(
         self, layers: Sequence[CacheLayer], memory: PagedCache, dtype: torch.dtype
     ) -> None:
@@ -89,10 +92,12 @@ class ReferenceAttention:
         host = step.host
         for span, length in enumerate(host.context_lens.tolist()):
             first, end = int(host.starts[span]), int(host.starts[span + 1])
-            pages = where.page_table[span, : -(-length // self._memory.page_size)]
+            context = locate_context(
+                where, span, length, step.context_lens[span], self._memory.page_size
+            )
             history = torch.stack(
                 [
-                    dequantize_kv(part[pages].flatten(0, 1)[:length], layer.head_dim)
+                    dequantize_kv(part.flatten(0, 1)[context], layer.head_dim)
                     for part in (keys, values)
                 ],
                 1,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.cache import CacheLayer, CachePart, LayerCache, PageCopy, group_number
-from vivace.platforms.host import download, upload
+from vivace.platforms.host import HOST, download, upload
 from vivace.platforms.memory import Memory, zeroed_memory
 
 Layout = Callable[[LayerCache], list[tuple[CachePart, ...]]]
@@ -138,6 +138,13 @@ class PagedCache:
     def copy_slots(self, group: int, sources: Tensor, targets: Tensor) -> None:
         for buffer in self._find_buffers(group):
             buffer.tensor.index_copy_(0, targets, buffer.tensor.index_select(0, sources))
+
+    def copy_tokens(self, group: int, sources: Tensor, targets: Tensor) -> None:
+        if group == 0 and self._device == HOST:
+            self.versions[download(targets) // self.page_size] += 1
+        for buffer in self._find_buffers(group):
+            tokens = buffer.tensor.flatten(0, 1)
+            tokens.index_copy_(0, targets, tokens.index_select(0, sources))
 
     def vacate(self, firsts: Sequence[int]) -> None:
         if firsts:

@@ -15,6 +15,7 @@ from vivace.platforms.rows import (
     Spans,
     StepLayout,
 )
+from vivace.platforms.trees import DraftTrees
 
 
 class TorchRows:
@@ -42,6 +43,8 @@ class TorchRows:
         for pages, slots in zip(columns.pages, out.slots, strict=True):
             page = pages[rows, places // columns.page_size]
             torch.add(page * columns.page_size, places % columns.page_size, out=slots)
+        if out.paths is not None:
+            places = self._gather_paths(rows, places, spans.trees, out)
         shape = self._shape_on_host(spans)
         laid_rows = rows if spans.flat else upload(spans.rows, self._device)
         counts = upload(np.diff(shape.starts), self._device)
@@ -51,21 +54,43 @@ class TorchRows:
         out.logits_indices.copy_(upload(spans.last, self._device))
         self._gather_tables(laid_rows, lengths, counts, shape.width, out)
         drawn = columns.known[spans.entry_rows]
-        spans.positions.copy_(
-            drawn if spans.ahead is None else drawn + upload(spans.ahead, self._device)
-        )
+        if spans.trees is not None:
+            drawn += spans.trees.entries.depths
+        elif spans.ahead is not None:
+            drawn += upload(spans.ahead, self._device)
+        spans.positions.copy_(drawn)
         return shape
 
     def record(self, spans: Spans, draws: SampledTokens) -> None:
         columns = self._columns
         rows, final = upload(spans.rows, self._device), upload(spans.final, self._device)
-        columns.tokens[spans.entry_rows, spans.positions] = draws.tokens.int()
+        positions = spans.positions
+        if spans.trees is not None:  # several are drawn for one position, and some for none
+            positions = torch.where(draws.stays, positions, columns.tokens.shape[1] - 1)
+        columns.tokens[spans.entry_rows, positions] = draws.tokens.int()
         drawn = torch.zeros_like(rows).index_add_(0, final, draws.stays.long())
         moved = upload(spans.counts, self._device)
         if spans.drafts is not None:  # a draft was computed for good where a token stands behind it
             moved = moved - upload(spans.drafts, self._device) + (drawn - 1).clamp_min(0)
         columns.computed.index_add_(0, rows, moved.masked_fill(draws.bad_spans, 0))
         columns.known.index_add_(0, rows, drawn)
+
+    def _gather_paths(
+        self, rows: Tensor, places: Tensor, trees: DraftTrees | None, out: GatherBuffers
+    ) -> Tensor:
+        """Fill the paths of tokens that stand at `places`; returns their positions."""
+        assert out.paths is not None
+        if trees is None:
+            for paths in out.paths:
+                paths[:, 0] = 0
+            return places
+        positions, size = places - trees.skipped, self._columns.page_size
+        out.positions.copy_(positions)
+        along = (positions - trees.tokens.depths + 1).unsqueeze(1) + trees.tokens.drafts
+        for pages, paths in zip(self._columns.pages, out.paths, strict=True):
+            paths[:, 0] = trees.tokens.depths
+            paths[:, 1:] = pages[rows.unsqueeze(1), along // size] * size + along % size
+        return positions
 
     def _token_places(self, spans: Spans) -> tuple[Tensor, Tensor]:
         """(row, position) of every token, each [T]"""

@@ -11,6 +11,7 @@ from torch import Tensor
 from vivace.platforms.attention import LatentLayer, RecurrentLayer, Step
 from vivace.platforms.ops.cache import dequantize_kv, quantize_kv
 from vivace.platforms.ops.paged_cache import PagedCache
+from vivace.platforms.trees import locate_context
 
 
 class SequentialLayers:
@@ -36,9 +37,11 @@ class SequentialLayers:
         host = step.host
         for span, length in enumerate(host.context_lens.tolist()):
             first, end = int(host.starts[span]), int(host.starts[span + 1])
-            pages = where.page_table[span, : -(-length // self._memory.page_size)]
+            context = locate_context(
+                where, span, length, step.context_lens[span], self._memory.page_size
+            )
             latents, ropes = (
-                dequantize_kv(cache[pages].flatten(0, 1)[:length], size)
+                dequantize_kv(cache.flatten(0, 1)[context], size)
                 for cache, size in zip(caches, sizes, strict=True)
             )
             for token in range(first, end):

@@ -20,9 +20,10 @@ struct Cache {
     int64_t pages_a_span;
     std::vector<float> floats_;
     std::vector<uint8_t> bytes;
-    std::vector<int64_t> pages;
+    std::vector<int64_t> pages, lengths;
+    const Paths* paths = nullptr;
 
-    Cache(const Shape& s, Random& random, const std::vector<int64_t>& lengths) : shape(s) {
+    Cache(const Shape& s, Random& random, const std::vector<int64_t>& of) : shape(s), lengths(of) {
         pages_a_span = (*std::max_element(lengths.begin(), lengths.end()) + PAGE - 1) / PAGE + 1;
         const int64_t count = (int64_t)lengths.size() * pages_a_span;
         for (int64_t i = 0; i < count; ++i) pages.push_back(i);
@@ -31,7 +32,8 @@ struct Cache {
         bytes = kept_as(s.kv, floats_, s.head_dim);
     }
     const float* at(int64_t span, int64_t position, int64_t head, bool value) const {
-        const int64_t token = pages[span * pages_a_span + position / PAGE] * PAGE + position % PAGE;
+        int64_t token = paths ? paths->find(span, lengths[span], position) : -1;
+        if (token < 0) token = pages[span * pages_a_span + position / PAGE] * PAGE + position % PAGE;
         return &floats_[((token * 2 + value) * shape.kv_heads + head) * shape.head_dim];
     }
 };
@@ -64,9 +66,10 @@ void attend(const Shape& s, const Cache& cache, Query query, const float* q, int
     }
 }
 
-// `fresh` queries at the end of each span; all of them 1 is a decoding step.
+// `fresh` queries at the end of each span; all of them 1 is a decoding step. Of `apart` up to so many keys lie
+// elsewhere.
 bool attention(Suite& suite, Random& random, const Shape& s, const std::vector<int64_t>& lengths,
-               const std::vector<int64_t>& fresh, bool decoding) {
+               const std::vector<int64_t>& fresh, bool decoding, int64_t apart = 0) {
     const int64_t spans = (int64_t)lengths.size(), width = s.heads * s.head_dim, group = s.heads / s.kv_heads;
     std::vector<int64_t> starts = {0};
     std::vector<Query> queries;
@@ -74,7 +77,9 @@ bool attention(Suite& suite, Random& random, const Shape& s, const std::vector<i
         for (int64_t i = 0; i < fresh[span]; ++i) queries.push_back({span, lengths[span] - fresh[span] + i});
         starts.push_back((int64_t)queries.size());
     }
-    const Cache cache(s, random, lengths);
+    Cache cache(s, random, lengths);
+    const Paths paths(random, lengths, apart, (int64_t)cache.pages.size() * PAGE);
+    if (apart) cache.paths = &paths;
     const int64_t rows = (int64_t)queries.size(), q_stride = width + 8, max_tiles = 64;
     const auto q = floats(random, rows * q_stride, 2), sinks = floats(random, s.heads, 6);
     std::vector<float> out,
@@ -94,6 +99,7 @@ bool attention(Suite& suite, Random& random, const Shape& s, const std::vector<i
         .add(s.sinks ? sinks.data() : nullptr);
     words.add(cache.pages).add(cache.pages_a_span).add(lengths).add(decoding ? nullptr : starts.data()).add(spans);
     words.add(partial).add(arrivals).add(spans).add(max_tiles);
+    words.add(apart ? paths.words.data() : nullptr).add(paths.stride);
     if (!suite.run("attention", words, reset, [&] { return bytes_of(out); })) return false;
     std::vector<double> wanted(out.size());
     for (int64_t row = 0; row < rows; ++row)
@@ -119,6 +125,7 @@ void attention(Suite& suite) {
                                                      {4, 1, 48, 0, 0, WIDE, true, 200}}) {
             if (!attention(suite, random, shape, {1, 17, 300, 64}, {1, 1, 1, 1}, true)) return false;
             if (!attention(suite, random, shape, {700}, {1}, true)) return false;
+            if (!attention(suite, random, shape, {1, 130, 300, 64}, {1, 1, 1, 1}, true, 12)) return false;
             if (!attention(suite, random, shape, {5, 90, 64, 130}, {5, 40, 1, 130}, false)) return false;
         }
         return true;

@@ -6,6 +6,26 @@ namespace check {
 
 constexpr int64_t WIDE = 0, BF16 = 1, INT8 = 2;  // as KvType in kvcache.inc
 
+// For each span of a step of single tokens how many of its last keys lie elsewhere, and their slots. Any of the
+// tokens in `pages` may be that; a span that is shorter than `longest` keys has as many as it has.
+struct Paths {
+    int64_t stride;
+    std::vector<int64_t> words;
+
+    Paths(Random& random, const std::vector<int64_t>& lengths, int64_t longest, int64_t slots) : stride(longest + 2) {
+        for (const int64_t length : lengths) {
+            const int64_t count = std::min(random.below(longest + 1), length);
+            words.push_back(count);
+            for (int64_t i = 1; i < stride; ++i) words.push_back(i <= count ? random.below(slots) : -1);
+        }
+    }
+    // The slot of a key of a span of `length` tokens; -1: it lies where pages say.
+    int64_t find(int64_t span, int64_t length, int64_t key) const {
+        const int64_t* path = &words[(size_t)(span * stride)];
+        return key < length - path[0] ? -1 : path[1 + key - (length - path[0])];
+    }
+};
+
 inline int64_t kept_bytes(int64_t kv, int64_t dim) {
     return kv == WIDE ? 4 * dim : kv == BF16 ? 2 * dim : dim + 4;
 }

@@ -13,9 +13,10 @@ struct Latents {
 // One part of a cache whose pages lie in any order.
 struct Part {
     int64_t size, pages_a_span;
-    std::vector<int64_t> pages;
+    std::vector<int64_t> pages, lengths;
     std::vector<float> numbers;
     std::vector<uint8_t> bytes;
+    const Paths* paths = nullptr;
 
     Part(int64_t kv, int64_t n, Random& random, const std::vector<int64_t>& order, int64_t each)
         : size(n), pages_a_span(each), pages(order) {
@@ -23,6 +24,8 @@ struct Part {
         bytes = kept_as(kv, numbers, n);
     }
     const float* at(int64_t span, int64_t position) const {
+        const int64_t slot = paths ? paths->find(span, lengths[span], position) : -1;
+        if (slot >= 0) return &numbers[slot * size];
         return &numbers[(pages[span * pages_a_span + position / PAGE] * PAGE + position % PAGE) * size];
     }
 };
@@ -54,9 +57,10 @@ void attend(const Latents& s, const Part& latents, const Part& ropes, Query quer
 
 int64_t filled(int64_t n) { return (n + 15) / 16 * 16; }
 
-// `fresh` queries at the end of each span; all of them 1 is a decoding step.
+// `fresh` queries at the end of each span; all of them 1 is a decoding step. Of `apart` up to so many keys lie
+// elsewhere.
 bool latent_attention(Suite& suite, Random& random, const Latents& s, const std::vector<int64_t>& lengths,
-                      const std::vector<int64_t>& fresh, bool decoding) {
+                      const std::vector<int64_t>& fresh, bool decoding, int64_t apart = 0) {
     const int64_t spans = (int64_t)lengths.size();
     std::vector<int64_t> starts = {0}, order;
     std::vector<Query> queries;
@@ -67,7 +71,9 @@ bool latent_attention(Suite& suite, Random& random, const Latents& s, const std:
     const int64_t each = (*std::max_element(lengths.begin(), lengths.end()) + PAGE - 1) / PAGE + 1;
     for (int64_t i = 0; i < spans * each; ++i) order.push_back(i);
     for (int64_t i = spans * each - 1; i > 0; --i) std::swap(order[i], order[random.below(i + 1)]);
-    const Part latents(s.kv, s.latent_dim, random, order, each), ropes(s.kv, s.rope_dim, random, order, each);
+    Part latents(s.kv, s.latent_dim, random, order, each), ropes(s.kv, s.rope_dim, random, order, each);
+    const Paths paths(random, lengths, apart, (int64_t)order.size() * PAGE);
+    for (Part* part : {&latents, &ropes}) part->lengths = lengths, part->paths = apart ? &paths : nullptr;
     const int64_t step = s.kv == INT8 ? 4 : 0, rows = (int64_t)queries.size(), max_segments = 8;
     const int64_t q_stride = s.heads * s.latent_dim + 8, rope_head = s.rope_dim + 3, rope_stride = s.heads * rope_head;
     const auto q = floats(random, rows * q_stride, 2), q_rope = floats(random, rows * rope_stride, 2);
@@ -83,6 +89,7 @@ bool latent_attention(Suite& suite, Random& random, const Latents& s, const std:
     words.add(s.heads).add(s.latent_dim).add(s.rope_dim).add(0.2).add(s.window);
     words.add(order).add(each).add(lengths).add(decoding ? nullptr : starts.data()).add(spans);
     words.add(partial).add(arrivals).add(spans).add(max_segments);
+    words.add(apart ? paths.words.data() : nullptr).add(paths.stride);
     if (!suite.run("latent_attention", words, reset, [&] { return bytes_of(out); })) return false;
     std::vector<double> wanted(out.size());
     for (int64_t row = 0; row < rows; ++row)
@@ -160,6 +167,7 @@ void latent_attention(Suite& suite) {
                                                          {2, 40, 24, 600, BF16}}) {
             if (!latent_attention(suite, random, shape, {1, 17, 300, 64}, {1, 1, 1, 1}, true)) return false;
             if (!latent_attention(suite, random, shape, {1300}, {1}, true)) return false;
+            if (!latent_attention(suite, random, shape, {1, 130, 600, 64}, {1, 1, 1, 1}, true, 12)) return false;
             if (!latent_attention(suite, random, shape, {5, 90, 64, 130}, {5, 40, 1, 130}, false)) return false;
             if (!latent_attention(suite, random, shape, {530, 1100}, {20, 1}, false)) return false;
         }

@@ -1,0 +1,23 @@
+"""Behind a step with trees of drafts: what was accepted moves to where a chain would have it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vivace.platforms.cache import CacheMemory
+from vivace.platforms.host import HOST
+from vivace.worker.step_input import StepInput
+
+
+def move_tokens(kv: CacheMemory, step: StepInput, order: Tensor) -> None:
+    """What layers keep of the step's tokens, in all cache groups; order[T] int64: the token that
+    belongs to each place. Where the host knows them only those that move are copied."""
+    places = torch.arange(len(order), device=order.device)
+    if order.device == HOST:
+        places = places[order != places]
+        if not len(places):
+            return
+    for group, pages in enumerate(step.groups):
+        slots = pages.slot_mapping
+        kv.copy_tokens(group, slots[order[places]], slots[places])

@@ -1,0 +1,52 @@
+"""The references: a script proposes. They wait for the device, since scripts are the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from vivace.platforms.host import download, upload
+from vivace.platforms.rows import RowColumns
+from vivace.worker.drafter import NoDrafter
+
+
+class ScriptedDrafter(NoDrafter):
+    """Chains: `script(known tokens, count)`."""
+
+    def __init__(self, width: int, script: Callable[[list[int], int], Sequence[int]]) -> None:
+        self.width = width
+        self._script = script
+
+    def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
+        lengths = download(columns.known)
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            known = int(lengths[row])
+            drafts = self._script(download(columns.tokens[row, :known]).tolist(), count)
+            ids = upload(np.array(drafts, np.int32), columns.tokens.device)
+            columns.tokens[row, known : known + count] = ids
+
+
+class ScriptedTreeDrafter(NoDrafter):
+    """Trees: `script(known tokens, count)` says (tokens, parents)."""
+
+    trees = True
+
+    def __init__(
+        self, width: int, script: Callable[[list[int], int], tuple[list[int], list[int]]]
+    ) -> None:
+        self.width = width
+        self._script = script
+        self._parents: list[int] = []
+
+    def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
+        tokens = ScriptedDrafter(self.width, self._propose_tokens)
+        for row, count in zip(rows, counts, strict=True):
+            tokens.propose(columns, row[None], count[None])
+            if columns.parents is not None:
+                ids = upload(np.array(self._parents, np.int32), columns.tokens.device)
+                columns.parents[int(row), : int(count)] = ids
+
+    def _propose_tokens(self, known: list[int], count: int) -> list[int]:
+        tokens, self._parents = self._script(known, count)
+        return tokens
