@@ -28,8 +28,9 @@ SPOILED = LEVELS
 """level of who gets none: the numbers of a step with drafts went wrong, maybe their fault"""
 _OBSERVED = 0.2
 """weight of one draft beside those before it"""
-_PROBE_STEPS = 64
-"""of a row that has got no drafts, before it gets one again: what it writes may have changed"""
+_PROBE_STEPS, _PROBED_ROWS = 64, 8
+"""after so many steps so many rows that get no drafts get one again, in turn: what they write may
+have changed. Together, because a step of single tokens is a replay and others need not be."""
 _SIZES = (
     *(*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8)),
     *(80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024),
@@ -117,8 +118,11 @@ class AdaptiveWidth:
             self._limits = self._find_limits(rows, Counter(zip(levels, ready, strict=True)))
         widths = list(map(min, ready, map(self._limits.__getitem__, levels)))
         self._steps += 1
-        for index in range(self._steps % _PROBE_STEPS, rows, _PROBE_STEPS):
-            widths[index] = widths[index] or min(1, ready[index], SPOILED - levels[index])
+        turn, step = divmod(self._steps, _PROBE_STEPS)
+        if step == 0:
+            for place in range(min(_PROBED_ROWS, rows)):
+                index = (turn * _PROBED_ROWS + place) % rows
+                widths[index] = widths[index] or min(1, ready[index], SPOILED - levels[index])
         return widths
 
     def observe(self, tokens: int, seconds: float) -> None:
