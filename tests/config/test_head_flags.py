@@ -122,3 +122,39 @@ def test_a_layer_of_the_model_s_own_drafts(target: Path, tmp_path: Path) -> None
     options = from_arguments(model_path=str(target), speculative_algorithm="NEXTN")
     (found,) = why_model_refused(options, layout_known=True, steps_known=True)
     assert "num_nextn_predict_layers" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("map.pt", "[1]", "pickled"),
+        ("map.json", "[1, 300]", "299"),
+        ("map.json", "[]", "299"),
+        ("map.json", "[true]", "299"),
+        ("map.json", "{", "JSON"),
+        ("map.safetensors", "[1]", "map"),
+        ("missing/map.json", None, "file"),
+    ],
+)
+def test_a_token_map_is_read_before_weights(
+    target: Path, heads: dict[str, Path], name: str, content: str | None, word: str, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    if content is not None:
+        file.write_text(content)
+    asked_for = {**asked(target, "EAGLE", heads["EAGLE"]), "speculative_token_map": str(file)}
+    with pytest.raises(CannotStart, match=word):
+        configure(from_arguments(**asked_for))
+
+
+def test_a_token_map_has_no_effect_on_heads_with_tokens_of_their_own(
+    target: Path, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "map.json"
+    file.write_text("[1, 2]")
+    for algorithm, effect in (("EAGLE3", False), ("EAGLE", True)):
+        options = {**asked(target, algorithm, heads[algorithm]), "speculative_token_map": str(file)}
+        config = configure(from_arguments(**options))
+        assert any("token-map" in notice for notice in config.notices) is not effect
+        assert config.draft is not None and config.draft.head is not None
+        assert config.draft.head.ids == ((1, 2) if effect else ())

@@ -3,6 +3,7 @@ the tokens are those without drafts."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from draft_head_toys import NEXTN, ReferenceHead, ReferenceNextn, write_eagle, write_eagle3
 from engine_under_test import Answer, Setting, build_config, build_engine, toy_requests
 from layout_engines import LayoutEngines
+from safetensors.torch import save_file
 from served_toy import write_byte_tokenizer
 from toy_models import make
 
@@ -180,3 +183,29 @@ def test_ranks_draft_alike(
     assert drafted
     for known, drafts in drafted:
         assert drafts == toys.heads[head].drafts(known, len(drafts))
+
+
+@pytest.mark.parametrize("head", ["EAGLE", "Glm4Moe"])
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_a_token_map_limits_what_is_proposed(
+    toys: Toys,
+    head: str,
+    suffix: str,
+    tmp_path: Path,
+    proposals: list[tuple[list[int], list[int]]],
+) -> None:
+    ids, file = list(range(1, 300, 3)), tmp_path / f"frequent{suffix}"
+    if suffix == ".json":
+        file.write_text(json.dumps(ids))
+    else:
+        save_file({"ids": torch.tensor(ids)}, file)
+    options = {**flags(toys, head, 2), "speculative_token_map": str(file)}
+    model, reference = place_of_model(toys, head), toys.heads[head]
+    build_engine(model, PLAIN, **options).run(greedy(2, 12))
+    reference.ids = ids
+    try:
+        assert proposals
+        for known, drafts in proposals:
+            assert drafts == reference.drafts(known, len(drafts))
+    finally:
+        reference.ids = None

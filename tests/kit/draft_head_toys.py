@@ -99,6 +99,8 @@ class ReferenceHead:
         self._model = model
         self._weights = weights
         self._after = after
+        self.ids: list[int] | None = None
+        """those that may be proposed"""
 
     def drafts(self, known: list[int], count: int) -> list[int]:
         """What may follow these tokens of the model."""
@@ -122,7 +124,10 @@ class ReferenceHead:
     def _token(self, hidden: Tensor) -> int:
         if self._after is None:
             with torch.inference_mode():
-                return int(self._model.lm_head(hidden).argmax())
+                logits = self._model.lm_head(hidden)
+            if self.ids is None:
+                return int(logits.argmax())
+            return self.ids[int(logits[self.ids].argmax())]
         best = int((self._weights["lm_head.weight"] @ hidden).argmax())
         return best + int(self._weights["d2t"][best])
 

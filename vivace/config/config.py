@@ -94,6 +94,8 @@ class HeadShape:
     """layers whose inputs it is made of; none: what the last norm leaves"""
     vocabulary: int
     """of its own"""
+    ids: tuple[int, ...] = ()
+    """of the model's tokens, those that it may propose; none: all"""
     behind: bool = False
     """it is a layer behind the last one of a whole model"""
 

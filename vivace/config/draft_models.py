@@ -15,6 +15,8 @@ from vivace.config.errors import ConfigError
 from vivace.config.kernels import UNQUANT
 from vivace.config.parallel import ExpertOptions
 from vivace.config.rules import why_no_kernels
+from vivace.config.token_map import FLAG as TOKEN_MAP
+from vivace.config.token_map import read_token_map
 from vivace.models.facts import ModelFacts, checkpoint_quantization, read_facts
 from vivace.models.registry import check_architecture
 
@@ -41,7 +43,7 @@ def locate_draft(
     asked = options.speculative
     if asked.speculative_draft_model_path is None:
         if takes_own_layers(options):
-            return head_behind(target, facts)
+            return with_token_map(options, head_behind(target, facts))
         raise ConfigError(
             f"--speculative-algorithm {asked.speculative_algorithm} needs {PATH}: a smaller model "
             f"or a head with the vocabulary of {target.path}"
@@ -56,11 +58,21 @@ def locate_draft(
     )
     if takes_own_layers(options):
         check_architecture(source)
-        return head_behind(source, read_facts(source))
+        return with_token_map(options, head_behind(source, read_facts(source)))
     if asked.speculative_algorithm != STANDALONE:
-        return read_head(asked.speculative_algorithm, source, facts)
+        found = read_head(asked.speculative_algorithm, source, facts)
+        return found if found.head and found.head.taps else with_token_map(options, found)
     check_architecture(source)
     return DraftModel(source=source, facts=read_facts(source))
+
+
+def with_token_map(options: Options, draft: DraftModel) -> DraftModel:
+    """Of a head that has the model's vocabulary."""
+    path = options.speculative.speculative_token_map
+    if path is None or draft.head is None:
+        return draft
+    ids = read_token_map(path, draft.facts.vocabulary)
+    return replace(draft, head=replace(draft.head, ids=ids))
 
 
 def takes_own_layers(options: Options) -> bool:
@@ -89,11 +101,27 @@ def draft_models(options: Options, context: ModelContext) -> list[str]:
         )
     if context.draft is None:  # it does not lie on this machine
         return []
+    notices = idle_token_map(options, context)
     quantization = options.speculative.speculative_draft_model_quantization
     checkpoint_quantization(context.draft.source, known_method(context.draft, quantization))
     if context.draft.head is not None:
-        return check_head(context, context.draft, context.draft.head)
-    return check_vocabulary(context, context.draft)
+        return notices + check_head(context, context.draft, context.draft.head)
+    return notices + check_vocabulary(context, context.draft)
+
+
+def idle_token_map(options: Options, context: ModelContext) -> list[str]:
+    head = context.draft.head if context.draft is not None else None
+    if options.speculative.speculative_token_map is None:
+        return []
+    if head is None or not head.ids:
+        algorithm = options.speculative.speculative_algorithm
+        return [f"{TOKEN_MAP} has no effect: with {algorithm} a draft has a head of its own"]
+    if context.source.format == SHARDED:
+        raise ConfigError(
+            f"{TOKEN_MAP}: the model's head is read whole, and each rank has files of its own "
+            "(--load-format sharded_state); leave one of them out"
+        )
+    return []
 
 
 def kernels_of_draft(options: Options, context: ResolveContext) -> list[str]:

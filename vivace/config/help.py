@@ -10,7 +10,7 @@ from vivace.config.table import FlagRow, flag_table
 
 WIDEST = 100
 """columns; longer lines are hard to read"""
-INDENT, BELOW = 26, 8
+INDENT, BELOW = 26, 6
 """columns: where texts begin, beside their flags and below them"""
 SECTIONS = {
     "model": "Model",

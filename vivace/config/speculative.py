@@ -12,7 +12,6 @@ from vivace.config.unavailable import NO_SPECULATION
 
 ONE_LAYER = not_available("the first of these layers drafts in every step")
 NO_DFLASH = not_available("it is not a published method", "use EAGLE3, STANDALONE or NGRAM")
-WHOLE_VOCABULARY = not_available("a draft proposes from all of its vocabulary")
 WHOLE_DRAFT = not_available("a draft is read from its whole checkpoint", "use auto")
 ONE_ATTENTION = no_effect("drafts are verified by the kernels that compute everything else")
 SAME_KERNELS = no_effect("the draft is computed by the kernels that compute the model")
@@ -62,7 +61,7 @@ class SpeculativeOptions:
         1.0, "Raise acceptance by dividing by this (lossy below 1).", cpu=NO_SPECULATION
     )
     speculative_token_map: str | None = option(
-        help="File of frequent tokens that shrinks the draft's vocabulary.", cpu=WHOLE_VOCABULARY
+        help="Token ids that EAGLE and NEXTN may propose: JSON or safetensors."
     )
     speculative_attention_mode: str = option(
         "prefill",

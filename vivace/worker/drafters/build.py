@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import torch
 
 from vivace.checkpoint.open import open_weights
+from vivace.checkpoint.weights import EMBEDDING, OUTPUT
 from vivace.config.draft_models import draft_config
 from vivace.config.drafts import EAGLE3, NGRAM
 from vivace.config.errors import ConfigError
@@ -142,9 +143,25 @@ def load_head(
     head.bind(name, Bindings(packer=packer, quantization=quantization, layout=layout))
     with torch.inference_mode():
         head.load(weights)
+    if config.draft.head.ids:
+        head.choose(config.draft.head.ids, read_output(config, packer), packer)
     if not config.draft.head.behind:  # else there is a whole model beside it
         weights.finish(set(head.claims()))
     return head
+
+
+def read_output(config: Config, packer: WeightPacker) -> torch.Tensor:
+    """[vocabulary, hidden] of the served model's head. Raises CheckpointError."""
+    facts = config.facts
+    weights = open_weights(
+        config.source,
+        facts,
+        seed=config.runtime.random_seed or 0,
+        progress=lambda stage, done: None,
+        dtype=packer.dtype,
+    )
+    name = EMBEDDING if weights.tied else OUTPUT
+    return weights.take(name, (facts.vocabulary, facts.hidden_size))
 
 
 def build_head(config: Config, model: DecoderForCausalLM) -> DraftHead:

@@ -21,6 +21,8 @@ from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
 from vivace.models.decoder import DecoderForCausalLM
 from vivace.models.facts import DecoderFacts, ModelFacts
+from vivace.platforms.ops.table import PackedWeight
+from vivace.quantization.packed import WeightPacker
 from vivace.worker.drafters.joined_linear import JoinedLinear
 
 
@@ -29,6 +31,8 @@ class DraftHead(Module):
     [draft vocabulary] int64: the model's ids of the head's; None: they are the same."""
 
     target_ids: Tensor | None = None
+    _chosen: PackedWeight = None
+    """of the model's head those rows, where it has more"""
     taps: Sequence[Tensor] = ()
     _fixed: Tensor
     _given: Tensor
@@ -58,9 +62,18 @@ class DraftHead(Module):
         (state,) = features
         return state
 
+    def choose(self, ids: Sequence[int], matrix: Tensor, packer: WeightPacker) -> None:
+        """Propose only these of the model's tokens. `matrix`[vocabulary, hidden]: its head's"""
+        chosen = torch.tensor(ids)
+        self._linear = packer.ops.linear
+        self._chosen = packer.pack([matrix.index_select(0, chosen)])
+        self.target_ids = chosen.to(packer.device)
+
     def lm_head(self, hidden: Tensor) -> Tensor:
-        """hidden[n, hidden] -> [n, vocabulary] float32"""
-        return self._served_head(hidden)
+        """hidden[n, hidden] -> [n, draft vocabulary] float32"""
+        if self._chosen is None:
+            return self._served_head(hidden)
+        return self._linear(hidden, self._chosen).float()
 
     def forward(self, step: ModelStep) -> Tensor:
         """-> hidden[T, hidden], of which logits are made"""
