@@ -18,7 +18,7 @@ SAME_KERNELS = no_effect("the draft is computed by the kernels that compute the 
 SAME_RANKS = no_effect("experts of a draft are divided as its other layers are")
 DRAFTERS = "vivace.drafters"
 """entry points: each takes a `Config` and gives a `worker.drafter.Drafter`"""
-CHAINS = no_effect("drafts are chains, which have no branches")
+CHAINS = no_effect("n-gram drafts are chains, which have no branches")
 
 
 @dataclass(frozen=True)
