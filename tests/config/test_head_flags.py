@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from vivace.config.parsing import from_arguments
 from vivace.deploy.own_checks import why_model_refused
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
+from vivace.launch.node_hello import differences, hello
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +120,13 @@ def test_a_layer_of_the_model_s_own_drafts(target: Path, tmp_path: Path) -> None
         assert config.draft is not None and config.draft.source is config.source
         assert config.draft.head is not None and config.draft.head.behind
         assert config.draft_width == 3
+        assert not any("not loaded" in notice for notice in config.notices)
         assert not list(why_model_refused(options, layout_known=True, steps_known=True))
     options = from_arguments(model_path=str(target), speculative_algorithm="NEXTN")
     (found,) = why_model_refused(options, layout_known=True, steps_known=True)
     assert "num_nextn_predict_layers" in found
+    plain = configure(from_arguments(model_path=str(tmp_path)))
+    assert any("not loaded" in notice for notice in plain.notices)
 
 
 @pytest.mark.parametrize(
@@ -158,3 +163,16 @@ def test_a_token_map_has_no_effect_on_heads_with_tokens_of_their_own(
         assert any("token-map" in notice for notice in config.notices) is not effect
         assert config.draft is not None and config.draft.head is not None
         assert config.draft.head.ids == ((1, 2) if effect else ())
+
+
+def test_nodes_compare_the_files_of_drafts(
+    target: Path, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    head = shutil.copytree(heads["EAGLE"], tmp_path / "head")
+    plain = hello(configure(from_arguments(model_path=str(target))))
+    drafting = hello(configure(from_arguments(**asked(target, "EAGLE", head))))
+    own = {name for name in drafting.files if name.startswith("draft: ")}
+    assert own and drafting.files.keys() - own == plain.files.keys()
+    (head / "model.safetensors").rename(head / "model-1.safetensors")
+    other = hello(configure(from_arguments(**asked(target, "EAGLE", head))))
+    assert any("model is another" in line for line in differences(1, other, drafting))

@@ -49,6 +49,7 @@ NEEDED: dict[str, str] = {
     **dict.fromkeys(BUCKETS, "enable_metrics"),
 }
 """option -> the switch without which it has no effect"""
+DRAFT_LAYERS = "num_nextn_predict_layers"
 LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -86,7 +87,10 @@ def typed_as(options: Options, option: Option) -> str:
 
 
 def of_the_model(options: Options, context: ResolveContext) -> list[str]:
-    return list(context.facts.notices)
+    head = context.draft.head if context.draft is not None else None
+    drafting = head is not None and head.behind
+    notices = context.facts.notices
+    return [one for one in notices if not (drafting and DRAFT_LAYERS in one)]
 
 
 def names(options: Options) -> list[str]:
