@@ -38,7 +38,13 @@ def wanted(toy: Path) -> list[list[int]]:
     return [one["output_ids"] for one in answers]
 
 
-@pytest.fixture(params=[{}, {"disable_cpu_kernels": True, "speculative_ngram_match_type": "PROB"}])
+@pytest.fixture(
+    params=[
+        {},
+        {"disable_cpu_kernels": True, "speculative_ngram_match_type": "PROB"},
+        {"speculative_ngram_max_bfs_breadth": 4, "speculative_fixed_width": True},
+    ]
+)
 def engine(toy: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     drafts = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 5}
     with vivace.Engine(toy, **FLAGS, **drafts, **request.param) as engine:

@@ -20,7 +20,8 @@ from vivace.engine.settings import engine_settings
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.protocol.messages import Capacity
-from vivace.worker.drafters.build import ngram_settings
+from vivace.worker.drafters.build import ngram_breadth, ngram_settings
+from vivace.worker.drafters.ngram import Breadth
 
 CAPACITY = Capacity(pages=100, page_size=4, rows=32, context=128, vocabulary=50)
 
@@ -41,6 +42,27 @@ def test_without_an_algorithm_there_are_no_drafts_and_flags_of_them_say_so() -> 
     config = configure(from_arguments(speculative_num_draft_tokens=5))
     assert config.draft_width == 0
     assert any("--speculative-num-draft-tokens has no effect" in each for each in config.notices)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"speculative_ngram_min_bfs_breadth": 3, "speculative_ngram_max_bfs_breadth": 2}, "above"),
+        ({"speculative_ngram_max_bfs_breadth": 2, "disable_cpu_kernels": True}, "trees"),
+        ({"speculative_ngram_max_bfs_breadth": 65}, "breadth"),
+    ],
+)
+def test_what_trees_need(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        configure(from_arguments(speculative_algorithm="NGRAM", **options))
+
+
+def test_trees_of_ngrams_have_the_breadth_that_was_asked_for() -> None:
+    config = configure(from_arguments(speculative_algorithm="NGRAM"))
+    assert ngram_breadth(config, ngram_settings(config)) is None
+    breadths = {"speculative_ngram_min_bfs_breadth": 2, "speculative_ngram_max_bfs_breadth": 4}
+    config = configure(from_arguments(speculative_algorithm="NGRAM", **breadths))
+    assert ngram_breadth(config, ngram_settings(config)) == Breadth(2, 4, 1, 12)
 
 
 @pytest.mark.parametrize("tokens", [1, 65])
@@ -187,13 +209,12 @@ def test_what_has_no_effect_says_so() -> None:
     config = configure(
         from_arguments(
             speculative_algorithm="NGRAM",
-            speculative_ngram_max_bfs_breadth=3,
             speculative_ngram_external_corpus_path=__file__,
             speculative_ngram_external_sam_budget=0,
         )
     )
     told = " ".join(config.notices)
-    assert "max-bfs-breadth" in told and "sam-budget" in told
+    assert "sam-budget" in told
 
 
 @pytest.mark.parametrize("gigabytes", [1, 64])

@@ -43,7 +43,7 @@ from vivace.protocol.step import window_slack
 from vivace.protocol.tasks import GENERATE, POOLINGS, Embed, Generate, Task
 from vivace.worker.build import assemble
 from vivace.worker.drafter import NO_DRAFTS, Drafter
-from vivace.worker.drafters.ngram import NgramDrafter
+from vivace.worker.drafters.ngram import Breadth, NgramDrafter
 from vivace.worker.drafters.scripted import ScriptedDrafter, ScriptedTreeDrafter
 from vivace.worker.sizing import PoolSize
 from vivace.worker.worker import Worker
@@ -308,7 +308,8 @@ def draw_drafter(seed: int, drafts: int, answers: list[list[int]], quality: floa
     if seed % 3 == 0:
         settings = NgramSettings(width=drafts, depth=5, capacity=200, by_frequency=seed % 2 == 0)
         kind = NativeNgramIndex if has_kernels() and seed % 4 else PythonNgramIndex
-        return NgramDrafter(kind(settings), drafts, certain=seed % 5)
+        breadth = Breadth(1, 3, 1, 12) if seed % 5 < 3 else None
+        return NgramDrafter(kind(settings), drafts, certain=seed % 5, breadth=breadth)
     if seed % 3 == 1:
         return ScriptedTreeDrafter(drafts, branch(answers, quality, seed))
     return ScriptedDrafter(drafts, propose(answers, quality, seed))

@@ -74,9 +74,40 @@ def test_both_find_the_same_and_stay_in_their_bounds(asked: NgramSettings, calls
         one, other = (found(index, [0, 1, 2]) for index in indexes)
         assert one == other
         assert indexes[0].nodes == indexes[1].nodes <= asked.capacity
-        for drafts, length in one:
+        for row, (drafts, length) in enumerate(one):
+            trees = [index.branch(row, drafts[:3], 3, 1) for index in indexes]
+            assert trees[0] == trees[1]
+            check_tree(*trees[0], drafts[:3], asked.width)
             assert len(drafts) <= asked.width and set(drafts) <= {0, 1, 2, 3}
             assert length == 0 or asked.shortest <= length <= asked.longest
+
+
+def check_tree(drafts: list[int], parents: list[int], first: list[int], width: int) -> None:
+    """Its first way comes first, parents come before children, of which no two are equal."""
+    assert drafts[: len(first)] == first and parents[: len(first)] == list(
+        range(-1, len(first) - 1)
+    )
+    assert len(drafts) == len(parents) <= width
+    assert all(-1 <= parent < place for place, parent in enumerate(parents))
+    assert len(set(zip(parents, drafts, strict=True))) == len(drafts)
+    for at in range(-1, len(drafts)):
+        depth, above = 0, at
+        while above >= 0:
+            depth, above = depth + 1, parents[above]
+        assert parents.count(at) <= max(3 - depth, 1)
+
+
+@each
+def test_other_ways_are_what_others_said(kind: NewIndex) -> None:
+    index = kind(NgramSettings(width=7, depth=6))
+    for row, tokens in enumerate(([1, 2, 3, 4, 5, 9], [1, 2, 3, 7, 8, 9], [1, 2, 6, 4, 4, 4])):
+        index.join(row, OURS, tokens, 0)
+    index.join(9, OURS, [30, 1, 2], 0)
+    first = found(index, [9])[0][0][:2]
+    assert first == [6, 4]
+    assert index.branch(9, first, 3, 1) == ([6, 4, 3, 4, 7, 4, 4], [-1, 0, -1, 1, 2, 2, 3])
+    assert index.branch(9, first, 1, 1) == ([6, 4, 4, 4], [-1, 0, 1, 2]), "a chain"
+    assert index.branch(8, [5], 3, 1) == ([5], [-1]), "a row that is not there"
 
 
 def occurrences(text: list[int], gram: list[int]) -> Iterator[int]:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from toy_model import Driver, toy_worker
 
@@ -16,7 +17,7 @@ from vivace.protocol.step import Join, StepPlan
 from vivace.protocol.tasks import Embed
 from vivace.protocol.workers import AddCorpus
 from vivace.worker.drafter import NO_DRAFTS
-from vivace.worker.drafters.ngram import NgramDrafter
+from vivace.worker.drafters.ngram import Breadth, NgramDrafter, name_space
 
 WIDTH = 4
 
@@ -32,7 +33,7 @@ def joined(row: int, tokens: list[int], **changes: Any) -> StepPlan:
 
 
 def proposed(drafter: NgramDrafter, row: int, known: int, count: int) -> list[int]:
-    columns: Any = SimpleNamespace(tokens=torch.full((3, 40), -1, dtype=torch.int32))
+    columns: Any = SimpleNamespace(tokens=torch.full((3, 40), -1, dtype=torch.int32), parents=None)
     drafter.propose(columns, np.array([row]), np.array([count]))
     written = columns.tokens[row]
     assert (written[:known] == -1).all() and (written[known + count :] == -1).all()
@@ -49,6 +50,62 @@ def test_it_writes_what_stood_behind_the_last_occurrence() -> None:
     drafter.learn(1, [7, 30])
     assert proposed(drafter, 1, 9, 2) == [0, 0], "of what it did not say to be ready"
     assert drafter.ready([1]) == [0]
+
+
+def test_a_short_suffix_gets_more_ways_than_a_long_one() -> None:
+    breadth = Breadth(least=1, most=5, shortest=1, longest=5)
+    assert [breadth.find_most(length) for length in (1, 2, 3, 4, 5, 9)] == [5, 4, 3, 2, 1, 1]
+    assert Breadth(2, 9, 3, 3).find_most(3) == 9
+
+
+def test_trees_are_written_with_the_parents_of_their_drafts() -> None:
+    index = PythonNgramIndex(NgramSettings(width=WIDTH, longest=2))
+    drafter = NgramDrafter(index, WIDTH, breadth=Breadth(1, 3, 1, 2))
+    columns: Any = SimpleNamespace(
+        tokens=torch.full((3, 40), -1, dtype=torch.int32),
+        parents=torch.full((3, WIDTH), 7, dtype=torch.int32),
+    )
+    place: Any = SimpleNamespace(rows=SimpleNamespace(columns=columns))
+    drafter.attach(place)
+    for row, last in ((0, 8), (2, 9)):
+        drafter.update(joined(row, [50 + row, 6, last, last, last]))
+        drafter.update(StepPlan(number=0, leaves=[row]))
+    drafter.update(joined(1, [6]))
+    assert drafter.ready([1]) == [4]
+    drafter.propose(columns, np.array([1, 0]), np.array([3, 0]))
+    assert columns.tokens[1, 1:4].tolist() == [9, 9, 8] and columns.tokens[1, 4] == -1
+    assert columns.parents.tolist() == [[-1, 0, 1, 2], [-1, 0, -1, 2], [7] * WIDTH]
+
+
+@pytest.mark.parametrize("operations", ["torch", "captured"])
+def test_trees_change_no_token_and_bring_more_of_them_at_once(operations: str) -> None:
+    """Others went on in several ways behind the same tokens. Where attention takes no trees drafts
+    are chains."""
+    steps = {}
+    for breadth in (None, Breadth(1, 4, 1, 3)):
+        index = PythonNgramIndex(NgramSettings(width=6, longest=3))
+        drafter = NgramDrafter(index, 6, breadth=breadth)
+        worker, _ = toy_worker(drafter=drafter, operations=operations)
+        driver = Driver(worker)
+        plain = toy_worker(operations=operations)[0]
+        alone = Driver(plain)
+        alone.join(0, [5, 9, 1])
+        wanted = alone.generate(0, 40)
+        for start in range(0, 30, 3):  # what comes, and behind it what does not
+            for other in (wanted[start : start + 6], [*wanted[start : start + 2], 90, 91]):
+                index.join(9, name_space(joined(0, [1]).joins[0]), other, 0)
+                index.leave(9)
+        driver.join(0, [5, 9, 1])
+        driver.step({0: 3})
+        count = 0
+        while len(driver.sequences[0]["tokens"]) < 43:
+            drafts = drafter.ready([0])[0]
+            driver.step({0: 1 + drafts})
+            count += 1
+        assert driver.sequences[0]["tokens"][3:43] == wanted[:40]
+        steps[breadth] = count
+    chain, tree = steps.values()
+    assert tree < chain if operations == "captured" else tree == chain
 
 
 def test_the_last_tokens_decide_how_many_drafts_there_are() -> None:

@@ -87,6 +87,25 @@ def ngrams(options: Options, context: ResolveContext) -> list[str]:
     return []
 
 
+def trees_of_ngrams(options: Options, context: ResolveContext) -> list[str]:
+    """After the rules: what trees need."""
+    asked = options.speculative
+    low, high = asked.speculative_ngram_min_bfs_breadth, asked.speculative_ngram_max_bfs_breadth
+    if asked.speculative_algorithm != NGRAM:
+        return []
+    if low > high:
+        raise ConfigError(
+            f"--speculative-ngram-min-bfs-breadth {low} is above "
+            f"--speculative-ngram-max-bfs-breadth {high}"
+        )
+    if high > 1 and options.runtime.disable_cpu_kernels:
+        raise ConfigError(
+            f"--speculative-ngram-max-bfs-breadth {high}: without the CPU kernels attention takes "
+            "no trees of drafts; use 1, or the kernels (see --disable-cpu-kernels)"
+        )
+    return []
+
+
 def corpus_path(options: Slices) -> str | None:
     """Of a file of texts that drafts come from."""
     asked = options.speculative

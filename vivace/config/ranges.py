@@ -44,6 +44,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "speculative_ngram_min_match_window_size": (1, 64),
     "speculative_ngram_max_match_window_size": (1, 64),
     "speculative_ngram_branch_length": (2, 128),
+    "speculative_ngram_min_bfs_breadth": (1, 64),
+    "speculative_ngram_max_bfs_breadth": (1, 64),
     "speculative_ngram_capacity": (1, 1 << 30),
     "speculative_ngram_external_corpus_max_tokens": (1, 1 << 28),
     "speculative_ngram_external_sam_budget": (0, 64),

@@ -18,7 +18,6 @@ SAME_KERNELS = no_effect("the draft is computed by the kernels that compute the 
 SAME_RANKS = no_effect("experts of a draft are divided as its other layers are")
 DRAFTERS = "vivace.drafters"
 """entry points: each takes a `Config` and gives a `worker.drafter.Drafter`"""
-CHAINS = no_effect("n-gram drafts are chains, which have no branches")
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,10 @@ class SpeculativeOptions:
         12, "Most tokens of a request's end that n-gram drafts look for."
     )
     speculative_ngram_min_bfs_breadth: int = option(
-        1, "Minimum number of branches of an n-gram draft.", cpu=CHAINS
+        1, "Least ways on behind a long n-gram, and behind drafts of a tree."
     )
     speculative_ngram_max_bfs_breadth: int = option(
-        10, "Maximum number of branches of an n-gram draft.", cpu=CHAINS
+        1, "Most ways on behind a short n-gram; 1: drafts are chains (SGLang's default is 10)."
     )
     speculative_ngram_match_type: str = option(
         "BFS",

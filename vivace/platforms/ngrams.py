@@ -75,6 +75,15 @@ class NgramIndex(Protocol):
 
     def propose(self, rows: list[int]) -> NgramProposals: ...
 
+    def branch(
+        self, row: int, drafts: list[int], most: int, least: int
+    ) -> tuple[list[int], list[int]]:
+        """(drafts, the one before each, -1: none): a tree of up to `width` drafts, of which these
+        are the first way. Others come from the shared tree, those near its root first: of what
+        stood behind the longest suffix at each draft the latest ones (with `by_frequency` the most
+        frequent ones), `most` together at the root, one fewer at each depth, but `least`."""
+        ...
+
     def add_corpus(self, tokens: np.ndarray) -> None:
         """A text for all spaces: int32, documents apart by -1."""
         ...

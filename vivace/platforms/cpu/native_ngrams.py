@@ -79,6 +79,20 @@ class NativeNgramIndex:
             self._lengths[: len(rows)].tolist(),
         )
 
+    def branch(
+        self, row: int, drafts: list[int], most: int, least: int
+    ) -> tuple[list[int], list[int]]:
+        given, spare = len(drafts), bytes(4 * max(0, self._width - len(drafts)))
+        if given > self._width:
+            raise ValueError(f"ngrams: {given} drafts, the index has {self._width}")
+        ids, parents = array("i", drafts), array("i", range(-1, given - 1))
+        count = array("q", [given])
+        for one in (ids, parents):
+            one.frombytes(spare)
+        places = (one.buffer_info()[0] for one in (ids, parents, count))
+        self._check(self._library.vv_ngram_branch(self._index, row, *places, most, least))
+        return ids[: count[0]].tolist(), parents[: count[0]].tolist()
+
     def _make_room(self, rows: int) -> None:
         """For what that many rows are proposed."""
         self._drafts = array("i", bytes(4 * rows * self._width))
@@ -108,6 +122,7 @@ def load_ngrams() -> ctypes.CDLL:
         ("vv_ngram_leave", word, (pointer, word)),
         ("vv_ngram_learn", word, (pointer, word, pointer, pointer, pointer)),
         ("vv_ngram_propose", word, (pointer, word, pointer, pointer, pointer, pointer)),
+        ("vv_ngram_branch", word, (pointer, word, pointer, pointer, pointer, word, word)),
         ("vv_ngram_add_corpus", word, (pointer, pointer, word)),
         ("vv_ngram_nodes", word, (pointer,)),
         ("vv_ngram_bytes", word, (pointer,)),

@@ -68,6 +68,40 @@ class PythonNgramIndex:
         found = [self._find(self._rows[row]) if row in self._rows else ([], 0) for row in rows]
         return NgramProposals([drafts for drafts, _ in found], [length for _, length in found])
 
+    def branch(
+        self, row: int, drafts: list[int], most: int, least: int
+    ) -> tuple[list[int], list[int]]:
+        drafts, parents, at = list(drafts), list(range(-1, len(drafts) - 1)), -1
+        ways: dict[int, list[int]] = {-1: []}
+        if (text := self._rows.get(row)) is None:
+            return drafts, parents
+        while at < len(drafts) and len(drafts) < self._settings.width:
+            if at >= 0:
+                ways[at] = [*ways[parents[at]], drafts[at]]
+            breadth = max(most - len(ways[at]), least)
+            children = [drafts[i] for i, parent in enumerate(parents) if parent == at]
+            for token in self._follow_all(text, ways[at]):
+                if len(children) >= breadth or len(drafts) >= self._settings.width:
+                    break
+                if token not in children:
+                    children.append(token)
+                    drafts.append(token)
+                    parents.append(at)
+            at += 1
+        return drafts, parents
+
+    def _follow_all(self, text: RowText, way: list[int]) -> list[int]:
+        """What stood in the shared tree behind the longest suffix of the text and a way on."""
+        settings, space = self._settings, self._tree.find(text.space)
+        window = min(settings.longest, settings.depth - 1, len(text.tokens))
+        context = text.tokens[len(text.tokens) - window :] + way
+        longest = min(settings.longest, settings.depth - 1, len(context)) if space else 0
+        for length in range(longest, settings.shortest - 1, -1):
+            place = self._tree.find(context[len(context) - length :], space)
+            if place and (found := self._tree.children(place, settings.by_frequency)):
+                return found
+        return []
+
     def add_corpus(self, tokens: np.ndarray) -> None:
         settings = self._settings
         corpus = SortedCorpus(tokens.tolist(), max(settings.depth, settings.longest + 1))
@@ -214,6 +248,16 @@ class PathTree:
             return None
         best = max(latest, key=lambda child: child.count)
         return best.token, (best, 0)
+
+    def children(self, place: Place, by_frequency: bool) -> list[int]:
+        """The latest tokens behind a place, or the most frequent ones of these first."""
+        node, used = place
+        if used < len(node.tail):
+            return [node.tail[used]]
+        found = list(islice(reversed(node.children.values()), MOST_CHILDREN))
+        if by_frequency:
+            found.sort(key=lambda child: -child.count)
+        return [child.token for child in found]
 
     def insert(self, tokens: Sequence[int]) -> None:
         """What there is no room for is left out."""

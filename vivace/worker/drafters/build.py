@@ -32,7 +32,7 @@ from vivace.worker.drafters.draft_model import ModelDrafter
 from vivace.worker.drafters.head_drafter import HeadDrafter
 from vivace.worker.drafters.heads import DraftHead, Eagle3Head, EagleHead
 from vivace.worker.drafters.nextn import NextnHead
-from vivace.worker.drafters.ngram import NgramDrafter
+from vivace.worker.drafters.ngram import Breadth, NgramDrafter
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -71,6 +71,7 @@ def build_drafter(
             certain=0 if config.speculative.speculative_fixed_width else settings.longest,
             vocabulary=config.facts.vocabulary,
             corpus_tokens=config.speculative.speculative_ngram_external_corpus_max_tokens,
+            breadth=ngram_breadth(config, settings),
         )
     if config.draft is None:
         return load_drafter(config)
@@ -193,6 +194,15 @@ def number_layers(model: Module, first: int) -> list[CacheLayer]:
     for each in shapes:
         each.shape = replace(each.shape, index=first + places.index(each.shape.index))
     return [each.shape for each in shapes]
+
+
+def ngram_breadth(config: Config, settings: NgramSettings) -> Breadth | None:
+    """None: drafts are chains."""
+    most = config.speculative.speculative_ngram_max_bfs_breadth
+    if most == 1:
+        return None
+    least = config.speculative.speculative_ngram_min_bfs_breadth
+    return Breadth(least, most, settings.shortest, settings.longest)
 
 
 def ngram_settings(config: Config) -> NgramSettings:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -14,9 +15,27 @@ from vivace.protocol.step import Join, StepPlan
 from vivace.protocol.tasks import Generate
 from vivace.protocol.workers import AddCorpus
 from vivace.worker.drafter import NoDrafter
+from vivace.worker.drafters.place import DrafterPlace
 
 MOST_CORPORA = 64
 """each is looked into for each row"""
+
+
+@dataclass(frozen=True)
+class Breadth:
+    """How many ways go on behind a suffix: `most` behind one of the `shortest` tokens, `least`
+    behind one of the `longest`; at each draft one fewer than at the one before it, but `least`."""
+
+    least: int
+    most: int
+    shortest: int
+    longest: int
+
+    def find_most(self, length: int) -> int:
+        """At the root, behind a suffix of `length` tokens."""
+        steps = max(1, self.longest - self.shortest)
+        known = min(max(0, length - self.shortest), steps)
+        return self.most - (self.most - self.least) * known // steps
 
 
 class NgramDrafter(NoDrafter):
@@ -32,12 +51,15 @@ class NgramDrafter(NoDrafter):
         certain: int = 0,
         vocabulary: int = 0,
         corpus_tokens: int = 0,
+        breadth: Breadth | None = None,
     ) -> None:
         """`index`: of as many drafts. A suffix of fewer than `certain` tokens gets two for each of
         its tokens but one: what follows one token is right one time in five, what follows twelve
         nearly always (docs/speculative.md has what was measured). Corpora may have ids below
-        `vocabulary`, and so many tokens together."""
+        `vocabulary`, and so many tokens together. `breadth`: of trees; None: chains."""
         self.width = width
+        self.trees = breadth is not None
+        self._breadth = breadth
         self._index = index
         self._certain = certain
         self._vocabulary = vocabulary
@@ -49,6 +71,12 @@ class NgramDrafter(NoDrafter):
         self._learned: dict[int, list[int]] = {}
         """row -> tokens that the index has not got yet"""
         self._drafts: dict[int, list[int]] = {}
+        self._parents: dict[int, list[int]] = {}
+        """of those that are a tree"""
+
+    def attach(self, place: DrafterPlace) -> None:
+        if place.rows.columns.parents is None:
+            self._breadth = None
 
     @property
     def text_bytes(self) -> int:
@@ -69,6 +97,7 @@ class NgramDrafter(NoDrafter):
             self._learned.setdefault(row, []).extend(tokens)
             self._known[row] += len(tokens)
             self._drafts.pop(row, None)
+            self._parents.pop(row, None)
 
     def ready(self, rows: list[int]) -> list[int]:
         self._hand_over()
@@ -76,9 +105,18 @@ class NgramDrafter(NoDrafter):
         for row, drafts, length in zip(rows, found.drafts, found.lengths, strict=True):
             if length < self._certain:
                 drafts = drafts[: 2 * (length - 1)] if length else drafts
+            if self._breadth is not None and drafts:
+                drafts = self._branch(row, drafts, length, self._breadth)
             self._drafts[row] = drafts
             counts.append(len(drafts))
         return counts
+
+    def _branch(self, row: int, drafts: list[int], length: int, breadth: Breadth) -> list[int]:
+        """A tree whose first way these are, behind a suffix of so many tokens."""
+        ways = breadth.find_most(length)
+        first = drafts[: -(-self.width // ways)]
+        drafts, self._parents[row] = self._index.branch(row, first, ways, breadth.least)
+        return drafts
 
     def add_corpus(self, corpus: AddCorpus) -> str:
         tokens = np.frombuffer(corpus.tokens, np.int32)
@@ -101,6 +139,8 @@ class NgramDrafter(NoDrafter):
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         places, tokens = list[int](), list[int]()
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            if not count:  # it may be one that wants no tokens
+                continue
             drafts = self._drafts.get(row, [])[:count]
             tokens += drafts + [0] * (count - len(drafts))
             first = row * columns.tokens.shape[1] + self._known[row]
@@ -108,6 +148,12 @@ class NgramDrafter(NoDrafter):
         device = columns.tokens.device
         values = upload(np.array(tokens, np.int32), device)
         columns.tokens.view(-1).index_copy_(0, upload(np.array(places, np.int64), device), values)
+        if columns.parents is not None:
+            parents = np.tile(np.arange(-1, self.width - 1, dtype=np.int32), (len(rows), 1))
+            for index, (row, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
+                known = self._parents.get(row, [])[:count]
+                parents[index, : len(known)] = known
+            columns.parents[upload(rows, device)] = upload(parents, device)
 
     def _hand_over(self) -> None:
         if self._learned:
@@ -120,6 +166,7 @@ class NgramDrafter(NoDrafter):
             self._index.leave(row)
         self._learned.pop(row, None)
         self._drafts.pop(row, None)
+        self._parents.pop(row, None)
 
 
 def name_space(join: Join) -> bytes:

@@ -77,6 +77,34 @@ class Index {
         return own.length ? repeat(row.text.tokens, own.end, drafts) : 0;
     }
 
+    // Further ways beside `count` drafts, which become a tree of up to `width`; returns how many there are.
+    int64_t branch(int64_t number, int32_t* drafts, int32_t* parents, int64_t count, int64_t most, int64_t least) const {
+        const auto found = rows.find(number);
+        Place space;
+        if (found == rows.end() || !trie.find(space, found->second.space.data(), SPACE)) return count;
+        const Tokens& tokens = found->second.text.tokens;
+        const int64_t window = std::min({settings.longest, settings.depth - 1, (int64_t)tokens.size()});
+        for (int64_t at = -1; at < count && count < settings.width; ++at) {
+            Tokens way;
+            for (int64_t i = at; i >= 0; i = parents[i]) way.push_back(drafts[i]);
+            const int64_t breadth = std::max(most - (int64_t)way.size(), least);
+            Tokens context(tokens.end() - window, tokens.end());
+            context.insert(context.end(), way.rbegin(), way.rend());
+            Place place;
+            if (!match_trie(context, space, 1, place)) continue;
+            int64_t children = std::count(parents, parents + count, (int32_t)at);
+            for (const int32_t token : trie.children(place, settings.by_frequency != 0)) {
+                if (children >= breadth || count >= settings.width) break;
+                bool there = false;
+                for (int64_t i = 0; i < count; ++i) there |= parents[i] == at && drafts[i] == token;
+                if (there) continue;
+                drafts[count] = token, parents[count] = (int32_t)at;
+                ++count, ++children;
+            }
+        }
+        return count;
+    }
+
     void add_corpus(const int32_t* tokens, int64_t count) {
         corpora.emplace_back(new Corpus(tokens, count, std::max(settings.depth, settings.longest + 1)));
     }
@@ -226,6 +254,12 @@ int64_t vv_ngram_propose(void* index, int64_t count, const int64_t* rows, int32_
         for (int64_t i = 0; i < count; ++i)
             counts[i] = self.propose(rows[i], drafts + i * self.settings.width, lengths + i);
     });
+}
+
+// The first `count` of drafts[width] and parents[width] become `*count`.
+int64_t vv_ngram_branch(void* index, int64_t row, int32_t* drafts, int32_t* parents, int64_t* count, int64_t most,
+                        int64_t least) {
+    return attempt([&] { *count = index_at(index)->branch(row, drafts, parents, *count, most, least); });
 }
 
 int64_t vv_ngram_add_corpus(void* index, const int32_t* tokens, int64_t count) {

@@ -164,6 +164,20 @@ class Trie {
         return nodes[best].token;
     }
 
+    // The latest tokens behind a place, or the most frequent ones of these first.
+    Tokens children(Place place, bool by_frequency) const {
+        const Node& node = nodes[place.node];
+        if (place.used < node.tail_count) return {tail(node)[place.used]};
+        std::vector<int32_t> found;
+        for (int32_t at = node.child; at != NONE && (int)found.size() < MOST_CHILDREN; at = nodes[at].next)
+            found.push_back(at);
+        if (by_frequency)
+            std::stable_sort(found.begin(), found.end(),
+                             [&](int32_t a, int32_t b) { return nodes[a].count > nodes[b].count; });
+        for (int32_t& each : found) each = nodes[each].token;
+        return found;
+    }
+
     bool goes_on(Place place) const {
         return place.used < nodes[place.node].tail_count || nodes[place.node].child != NONE;
     }

@@ -29,6 +29,20 @@ bool own_text(Random& random) {
     return true;
 }
 
+// The children of a place on a path that was just visited: the latest one first, each once, all of them there.
+bool children_follow(const Trie& trie, const int32_t* path, int64_t count) {
+    Place place;
+    if (!trie.find(place, path, count)) return false;
+    Place next = place;
+    const Tokens latest = trie.children(place, false), frequent = trie.children(place, true);
+    if (latest.empty() || latest[0] != path[count] || trie.follow(next, true) != frequent[0]) return false;
+    for (const int32_t token : latest) {
+        Place behind = place;
+        if (!trie.find(behind, &token, 1) || std::count(frequent.begin(), frequent.end(), token) != 1) return false;
+    }
+    return latest.size() == frequent.size();
+}
+
 // A path that was just visited is there, whatever had to leave for it.
 bool tree(Random& random) {
     for (const int64_t capacity : {1, 6, 7, 50, 5000}) {
@@ -40,6 +54,7 @@ bool tree(Random& random) {
             trie.insert(path, count);
             Place place;
             if (trie.size() > capacity || (capacity >= 7 && !trie.find(place, path, count))) return false;
+            if (capacity >= 7 && !children_follow(trie, path, random.below(count))) return false;
         }
     }
     return true;
