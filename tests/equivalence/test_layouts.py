@@ -99,6 +99,7 @@ def layout_flags(row: Row) -> dict[str, Any]:
             "speculative_algorithm": "NGRAM",
             "speculative_num_draft_tokens": 1 + row["drafts"],
             "speculative_fixed_width": True,
+            "speculative_ngram_max_bfs_breadth": 3,
         }
     if row["copies"] == "moved":
         flags |= {"enable_eplb": True, "eplb_rebalance_num_iterations": MOVING_STEPS}

@@ -92,8 +92,8 @@ def draft_models(options: Options, context: ModelContext) -> list[str]:
     topk = options.speculative.speculative_eagle_topk
     if topk is not None and topk != 1:
         raise ConfigError(
-            f"--speculative-eagle-topk {topk}: drafts are chains, trees are not supported yet; "
-            "use 1"
+            f"--speculative-eagle-topk {topk}: drafts of a model are chains; use 1 (trees are made "
+            "of n-grams: --speculative-ngram-max-bfs-breadth)"
         )
     if options.model.is_embedding:
         raise ConfigError(
