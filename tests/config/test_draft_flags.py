@@ -232,3 +232,9 @@ def test_the_tree_of_ngrams_has_a_share_of_the_memory(gigabytes: int) -> None:
         ((name, capacity, _),) = changed
         assert name == "speculative_ngram_capacity"
         assert isinstance(capacity, int) and 900_000 < capacity < 1_000_000
+
+
+def test_stages_hear_of_chains_only() -> None:
+    asked = {"speculative_algorithm": "NGRAM", "speculative_ngram_max_bfs_breadth": 2}
+    config = configure(from_arguments(**asked, pp_size=2))
+    assert any("breadth 2 has no effect" in each for each in config.notices)

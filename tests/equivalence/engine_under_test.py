@@ -33,6 +33,7 @@ from vivace.protocol.channel import LocalMailbox
 from vivace.protocol.messages import (
     Delta,
     Deltas,
+    EngineState,
     LogprobOptions,
     Request,
     SamplingParams,
@@ -193,6 +194,9 @@ class Engine:
             assert delta.finish.type != "abort", delta.finish
             assert delta.key not in finished
             finished.add(delta.key)
+
+    def state(self) -> EngineState:
+        return self._scheduler.state()
 
     def audit(self) -> list[str]:
         return self._scheduler.audit()

@@ -163,6 +163,13 @@ def tokens(answers: dict[str, Answer]) -> dict[str, list[int]]:
     return {rid: answer.tokens for rid, answer in answers.items()}
 
 
+def accepted_drafts(engine: Engine) -> float:
+    state = engine.state()
+    return (state.avg_spec_accept_rate or 0.0) * sum(
+        drafts * spans for drafts, spans in state.spec_draft_widths.items()
+    )
+
+
 def limited(rows: list[Row]) -> list[Any]:
     slow = pytest.mark.skipif(
         not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1"
@@ -186,6 +193,8 @@ def test_same_tokens(models: dict[str, Path], row: Row) -> None:
         assert tokens(answers) == tokens(plain)
         assert answers == plain or not row["fixed"]
         assert [engine.audit() for engine in group.engines] == [[] for _ in group.engines]
+        if row["drafts"]:
+            assert sum(accepted_drafts(engine) for engine in group.engines) > 0
         if row["copies"] == "moved":
             assert group.moves() > 0, "the row was meant to move experts"
 

@@ -23,7 +23,7 @@ def one_row() -> Spans:
 
 
 def test_tokens_that_a_refused_plan_brought_are_forgotten() -> None:
-    rows: Any = SimpleNamespace(joined=np.zeros(1, np.int64))
+    rows: Any = SimpleNamespace(joined=np.zeros(1, np.int64), drafts=0)
     ops: Any = SimpleNamespace(bad_tokens=lambda hidden: hidden.isnan().any(-1))
     step: Any = None
     heads = HeadsElsewhere(ops, rows)

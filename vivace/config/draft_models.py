@@ -89,6 +89,11 @@ def draft_models(options: Options, context: ModelContext) -> list[str]:
     """What must hold between the draft and the model."""
     if not drafts_by_model(options):
         return []
+    if (stages := options.parallel.pp_size or 1) > 1:
+        raise ConfigError(
+            f"--pp-size {stages}: drafts of a model need what the first stage knows and the last "
+            "one computes; use --tp-size, or --speculative-algorithm NGRAM"
+        )
     topk = options.speculative.speculative_eagle_topk
     if topk is not None and topk != 1:
         raise ConfigError(

@@ -103,6 +103,11 @@ def trees_of_ngrams(options: Options, context: ResolveContext) -> list[str]:
             f"--speculative-ngram-max-bfs-breadth {high}: without the CPU kernels attention takes "
             "no trees of drafts; use 1, or the kernels (see --disable-cpu-kernels)"
         )
+    if high > 1 and options.parallel.pp_size > 1:
+        return [
+            f"--speculative-ngram-max-bfs-breadth {high} has no effect with --pp-size "
+            f"{options.parallel.pp_size}: stages hear of chains only"
+        ]
     return []
 
 

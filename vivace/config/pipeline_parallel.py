@@ -58,11 +58,6 @@ def pipeline_parallel(options: Options, context: ModelContext) -> list[str]:
     parallel, stages = options.parallel, options.parallel.pp_size
     if stages == 1:
         return list(idle_flags(options))
-    if (algorithm := options.speculative.speculative_algorithm) is not None:
-        raise ConfigError(
-            f"--speculative-algorithm {algorithm} with --pp-size {stages}: the stages of a "
-            "pipeline do not tell each other of drafts yet; leave one of them out"
-        )
     stage_layers(context.facts.layers, stages, options.environment)
     schedule, notices = options.schedule, list[str]()
     if schedule.enable_dynamic_chunking and schedule.chunked_prefill_size == -1:

@@ -93,6 +93,8 @@ class DrawnTokens(msgspec.Struct, frozen=True, array_like=True):
     """of the step"""
     tokens: list[list[int]]
     """`StepResult.tokens`"""
+    drafts: list[list[int]] = []
+    """`StepResult.drafts`"""
 
 
 ExecutorEvent = TransferEnd
@@ -166,6 +168,8 @@ class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result")
     where nobody counts"""
     ready_drafts: list[int] = []
     """how many drafts there are for the next span of the row; empty: as many as it may have"""
+    drafts: list[list[int]] = []
+    """the drafts themselves, where stages of a pipeline must hear of them"""
     seconds: float = 0.0
     """Device time of the step."""
     captured: bool = False

@@ -41,6 +41,7 @@ from vivace.worker.captures import Captures, build_runner, choose_captures, rewr
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.drafters.build import build_drafter, is_fixed
 from vivace.worker.drafters.place import DrafterPlace
+from vivace.worker.drafters.step_costs import time_steps
 from vivace.worker.experts import NO_EXPERTS, ExpertLayers, locate_experts, movable_experts
 from vivace.worker.heads import SamplingHead, StepHeads
 from vivace.worker.layout import join_ranks
@@ -57,7 +58,6 @@ from vivace.worker.sizing import (
     share_memory,
 )
 from vivace.worker.stage_heads import HeadsElsewhere
-from vivace.worker.step_costs import time_steps
 from vivace.worker.step_inputs import StepInputs
 from vivace.worker.tensor_memory import tensor_bytes
 from vivace.worker.worker import Worker

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,8 +16,6 @@ from vivace.worker.step_input import StepInput
 
 if TYPE_CHECKING:
     from vivace.worker.drafters.place import DrafterPlace
-
-logger = logging.getLogger("vivace.worker")
 
 
 class Drafter(Protocol):
@@ -67,6 +64,10 @@ class Drafter(Protocol):
         """How many drafts there are for the next span of each; nothing: as many as it may have."""
         ...
 
+    def drafts_to_send(self, rows: list[int]) -> list[list[int]]:
+        """These, to the other stages of a pipeline; nothing: there are none."""
+        ...
+
     def add_corpus(self, corpus: AddCorpus) -> str:
         """Propose from this text, too. Returns why it does not."""
         ...
@@ -100,6 +101,9 @@ class NoDrafter:
         """Nothing is told."""
 
     def ready(self, rows: list[int]) -> list[int]:
+        return []
+
+    def drafts_to_send(self, rows: list[int]) -> list[list[int]]:
         return []
 
     def add_corpus(self, corpus: AddCorpus) -> str:

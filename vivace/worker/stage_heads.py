@@ -19,8 +19,8 @@ from vivace.worker.step_input import StepInput
 
 @dataclass(frozen=True, slots=True)
 class AwaitedTokens:
-    """Of a step: for each token that it draws its span, its row, how often the row had been joined,
-    and the position, [n] int64 each."""
+    """Of a step: for each span that draws its number, its row, how often the row had been joined,
+    and the position of the first token that it draws, [n] int64 each."""
 
     spans: np.ndarray
     rows: np.ndarray
@@ -29,8 +29,9 @@ class AwaitedTokens:
 
 
 class HeadsElsewhere:
-    """`Heads` of a stage before the last. Rows move on as if each drew a token, which is entered
-    when a later plan brings it: before it does, no plan computes behind it (`sequence_depth` 1)."""
+    """`Heads` of a stage before the last. Rows move on as if each drew a token and all its drafts
+    were right; how it was is entered when a later plan brings it, with the drafts that come next:
+    before it does, no plan computes behind it (`sequence_depth` 1)."""
 
     def __init__(self, ops: SamplingOps, rows: RowStates) -> None:
         self._ops = ops
@@ -50,15 +51,32 @@ class HeadsElsewhere:
 
     def _enter(self, drawn: DrawnTokens, awaited: AwaitedTokens) -> None:
         """What is known by now; who has left its row since is nobody's business."""
-        same = self._rows.joined[awaited.rows] == awaited.joined
-        came = np.array([bool(drawn.tokens[span]) for span in awaited.spans.tolist()], np.bool_)
-        chosen = np.flatnonzero(same & came)
+        states, spans = self._rows, awaited.spans.tolist()
+        came = np.array([len(drawn.tokens[span]) for span in spans], np.int64)
+        drafting = states.drafts > 0
+        chosen = np.flatnonzero(
+            (states.joined[awaited.rows] == awaited.joined) & (drafting | (came > 0))
+        )
         if not len(chosen):
             return
-        tokens = [drawn.tokens[span][0] for span in awaited.spans[chosen].tolist()]
-        column = self._rows.columns.tokens
-        places = awaited.rows[chosen] * column.shape[1] + awaited.positions[chosen]
-        self._rows.ops.scatter([ColumnChange(column, places, np.array(tokens, np.int64))])
+        rows, known = awaited.rows[chosen], awaited.positions[chosen] + came[chosen]
+        ids = [
+            drawn.tokens[spans[at]] + (drawn.drafts[spans[at]] if drawn.drafts else [])
+            for at in chosen.tolist()
+        ]
+        counts = np.array(list(map(len, ids)), np.int64)
+        columns, width = states.columns, states.columns.tokens.shape[1]
+        firsts = rows * width + awaited.positions[chosen]
+        places = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        tokens = np.array([token for row in ids for token in row], np.int64)
+        changes = [ColumnChange(columns.tokens, places, tokens)]
+        if drafting:
+            states.known[rows], states.computed[rows] = known, known - 1
+            changes += [
+                ColumnChange(columns.known, rows, known),
+                ColumnChange(columns.computed, rows, known - 1),
+            ]
+        states.ops.scatter(changes)
 
     def needs_tokens(self, spans: Spans) -> bool:
         return False
@@ -67,19 +85,23 @@ class HeadsElsewhere:
         """Nobody here wants to hear it."""
 
     def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
-        rows = spans.rows[spans.final]
+        final = spans.final
+        firsts = np.flatnonzero(np.diff(final, prepend=-1))
+        drawing = final[firsts]
+        drafts = 0 if spans.drafts is None else spans.drafts[drawing]
+        rows = spans.rows[drawing]
         self._awaited[self._number] = AwaitedTokens(
-            spans=spans.final,
+            spans=drawing,
             rows=rows,
             joined=self._rows.joined[rows],
-            positions=spans.before[spans.final] + spans.counts[spans.final],
+            positions=spans.before[drawing] + spans.counts[drawing] - drafts,
         )
         bad_tokens = self._ops.bad_tokens(hidden)
         bad_spans = find_bad_spans(spans, bad_tokens)
         return StepOutput(
-            drawn=spans.final,
-            tokens=torch.zeros(len(rows), dtype=torch.int64, device=bad_tokens.device),
-            stays=~bad_spans.index_select(0, upload(spans.final, bad_tokens.device)),
+            drawn=final,
+            tokens=torch.zeros(len(final), dtype=torch.int64, device=bad_tokens.device),
+            stays=~bad_spans.index_select(0, upload(final, bad_tokens.device)),
             bad_spans=bad_spans,
             bad_tokens=bad_tokens,
         )

@@ -287,7 +287,8 @@ class WorkerStep:
             payloads=self._output.read_payloads(advanced),
             bad=dict.fromkeys(np.flatnonzero(bad).tolist(), BAD_NUMBERS),
             expert_counts=b"".join(one.tobytes() for one in counts),
-            ready_drafts=self._drafter.ready(spans.rows.tolist()),
+            ready_drafts=self._drafter.ready(rows := spans.rows.tolist()),
+            drafts=self._drafter.drafts_to_send(rows),
             seconds=time.perf_counter() - self._started,
             captured=self._captured,
         )

@@ -33,6 +33,7 @@ from vivace.worker.drafters.head_drafter import HeadDrafter
 from vivace.worker.drafters.heads import DraftHead, Eagle3Head, EagleHead
 from vivace.worker.drafters.nextn import NextnHead
 from vivace.worker.drafters.ngram import Breadth, NgramDrafter
+from vivace.worker.drafters.scripted import SentDrafter
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -63,15 +64,18 @@ def build_drafter(
     """`model`: the served one, this rank's part; `load` loads another one. Raises CannotStart."""
     if not config.draft_width:
         return NO_DRAFTS
+    if layout.stage.target is not None:
+        return SentDrafter(config.draft_width)
     if config.speculative.speculative_algorithm == NGRAM:
-        settings = ngram_settings(config)
+        settings, stages = ngram_settings(config), layout.stage.source is not None
         return NgramDrafter(
             platform.ngram_index(settings),
             settings.width,
             certain=0 if config.speculative.speculative_fixed_width else settings.longest,
             vocabulary=config.facts.vocabulary,
             corpus_tokens=config.speculative.speculative_ngram_external_corpus_max_tokens,
-            breadth=ngram_breadth(config, settings),
+            breadth=None if stages else ngram_breadth(config, settings),
+            sends=stages,
         )
     if config.draft is None:
         return load_drafter(config)

@@ -52,11 +52,14 @@ class NgramDrafter(NoDrafter):
         vocabulary: int = 0,
         corpus_tokens: int = 0,
         breadth: Breadth | None = None,
+        sends: bool = False,
     ) -> None:
         """`index`: of as many drafts. A suffix of fewer than `certain` tokens gets two for each of
         its tokens but one: what follows one token is right one time in five, what follows twelve
         nearly always (docs/speculative.md has what was measured). Corpora may have ids below
-        `vocabulary`, and so many tokens together. `breadth`: of trees; None: chains."""
+        `vocabulary`, and so many tokens together. `breadth`: of trees; None: chains. `sends`: other
+        stages of a pipeline have to hear of drafts."""
+        self._sends = sends
         self.width = width
         self.trees = breadth is not None
         self._breadth = breadth
@@ -117,6 +120,9 @@ class NgramDrafter(NoDrafter):
         first = drafts[: -(-self.width // ways)]
         drafts, self._parents[row] = self._index.branch(row, first, ways, breadth.least)
         return drafts
+
+    def drafts_to_send(self, rows: list[int]) -> list[list[int]]:
+        return [list(self._drafts[row]) for row in rows] if self._sends else []
 
     def add_corpus(self, corpus: AddCorpus) -> str:
         tokens = np.frombuffer(corpus.tokens, np.int32)

@@ -50,3 +50,11 @@ class ScriptedTreeDrafter(NoDrafter):
     def _propose_tokens(self, known: list[int], count: int) -> list[int]:
         tokens, self._parents = self._script(known, count)
         return tokens
+
+
+class SentDrafter(NoDrafter):
+    """Of a stage before the last: what the last one proposes lies in the rows already
+    (`HeadsElsewhere`)."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from vivace.models.loading import ReportProgress
 from vivace.protocol.messages import Capacity, SamplingParams
 from vivace.protocol.metrics import StepCosts
-from vivace.protocol.step import EngineShare, Join, StepPlan
-from vivace.worker.worker import Worker
+from vivace.protocol.step import EngineShare, Join, StepPlan, StepResult
 
 MOST_TOKENS = 128
 """of the longest step that is measured; longer ones take as much longer as they are"""
@@ -19,14 +19,31 @@ REPEATS = 3
 """of which the fastest counts: others may have met with something else that ran"""
 
 
-def time_steps(worker: Worker, engines: int, report: ReportProgress) -> Worker:
+class TimedStep(Protocol):
+    def result(self) -> StepResult: ...
+
+
+class TimedWorker(Protocol):
+    """`worker.Worker` is one."""
+
+    capacity: Capacity
+
+    def run(self, plan: StepPlan) -> TimedStep: ...
+
+    def draft(self, rows: int) -> None: ...
+
+
+W = TypeVar("W", bound=TimedWorker)
+
+
+def time_steps(worker: W, engines: int, report: ReportProgress) -> W:
     """The worker, whose capacity tells what steps take. `engines`: as in `measure_steps`."""
     costs = measure_steps(worker, engines, lambda done: report("Timing steps", done))
     worker.capacity = msgspec.structs.replace(worker.capacity, step_costs=costs)
     return worker
 
 
-def measure_steps(worker: Worker, engines: int, report: Callable[[float], None]) -> StepCosts:
+def measure_steps(worker: TimedWorker, engines: int, report: Callable[[float], None]) -> StepCosts:
     """Steps of 1, 2, 4 ... tokens, one for each of as many rows; which are empty again behind it.
     `engines`: those that take every step together, all of which measure at once."""
     sizes, seconds, drafts = find_sizes(worker.capacity), list[float](), list[float]()
@@ -76,7 +93,7 @@ def new_rows(capacity: Capacity, count: int) -> list[Join]:
     ]
 
 
-def run(worker: Worker, plan: StepPlan, engines: int) -> float:
+def run(worker: TimedWorker, plan: StepPlan, engines: int) -> float:
     """Seconds that a step takes."""
     if engines > 1:
         plan = msgspec.structs.replace(plan, shares=[EngineShare(len(plan.rows))] * engines)
@@ -85,7 +102,7 @@ def run(worker: Worker, plan: StepPlan, engines: int) -> float:
     return time.perf_counter() - started
 
 
-def time_drafts(worker: Worker, rows: int) -> float:
+def time_drafts(worker: TimedWorker, rows: int) -> float:
     """Seconds that a draft for each of the first rows takes."""
     started = time.perf_counter()
     worker.draft(rows)
