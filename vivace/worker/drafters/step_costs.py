@@ -19,7 +19,7 @@ REPEATS = 3
 """of which the fastest counts: others may have met with something else that ran"""
 
 
-class TimedStep(Protocol):
+class MeasuredStep(Protocol):
     def result(self) -> StepResult: ...
 
 
@@ -28,7 +28,7 @@ class TimedWorker(Protocol):
 
     capacity: Capacity
 
-    def run(self, plan: StepPlan) -> TimedStep: ...
+    def run(self, plan: StepPlan) -> MeasuredStep: ...
 
     def draft(self, rows: int) -> None: ...
 
