@@ -29,6 +29,7 @@ from vivace.quantization.packed import WeightPacker, weight_packer
 from vivace.quantization.select import select_quantization
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.drafters.draft_model import ModelDrafter
+from vivace.worker.drafters.guarded import GuardedDrafter
 from vivace.worker.drafters.head_drafter import HeadDrafter
 from vivace.worker.drafters.heads import DraftHead, Eagle3Head, EagleHead
 from vivace.worker.drafters.nextn import NextnHead
@@ -66,6 +67,22 @@ def build_drafter(
         return NO_DRAFTS
     if layout.stage.target is not None:
         return SentDrafter(config.draft_width)
+    drafter = choose_drafter(config, platform, dtype, model, layout, load)
+    alone = layout.attention.size == 1 and layout.stage.source is None
+    if config.draft is None and config.speculative.speculative_algorithm != NGRAM:
+        return GuardedDrafter(drafter, config.facts.vocabulary)
+    return GuardedDrafter(drafter) if alone else drafter
+
+
+def choose_drafter(
+    config: Config,
+    platform: Platform,
+    dtype: torch.dtype,
+    model: CausalLM,
+    layout: ParallelLayout,
+    load: LoadDraft,
+) -> Drafter:
+    """As `build_drafter`, of what proposes."""
     if config.speculative.speculative_algorithm == NGRAM:
         settings, stages = ngram_settings(config), layout.stage.source is not None
         return NgramDrafter(

@@ -1,0 +1,86 @@
+"""A drafter that fails costs drafts, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivace.platforms.host import upload
+from vivace.platforms.rows import RowColumns, Spans
+from vivace.protocol.step import StepPlan
+from vivace.protocol.workers import AddCorpus
+from vivace.worker.drafter import NO_DRAFTS, Drafter
+from vivace.worker.drafters.place import DrafterPlace
+from vivace.worker.step_input import StepInput
+
+logger = logging.getLogger("vivace.worker")
+
+T = TypeVar("T")
+
+
+class GuardedDrafter:
+    """Proposes what `drafter` does until that raises; from then on nothing is proposed until the
+    engine starts again.
+
+    Only where a worker drafts for itself: ranks that propose different tokens compute different
+    ones, so what one of them raises ends the engine.
+    """
+
+    def __init__(self, drafter: Drafter, vocabulary: int | None = None) -> None:
+        """`vocabulary`: what it writes is made ids of so many, since others would be read as places
+        of memory; None: it writes no others"""
+        self.width, self.trees = drafter.width, drafter.trees
+        self.reads_tokens = drafter.reads_tokens
+        self.layers, self._drafter, self._vocabulary = drafter.layers, drafter, vocabulary
+        self.nbytes = drafter.nbytes
+        self._failed = False
+
+    @property
+    def text_bytes(self) -> int:
+        return self._drafter.text_bytes
+
+    def attach(self, place: DrafterPlace) -> None:
+        self._drafter.attach(place)
+        self.nbytes = self._drafter.nbytes
+
+    def update(self, plan: StepPlan) -> None:
+        self._run(lambda: self._drafter.update(plan), None)
+
+    def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
+        self._run(lambda: self._drafter.propose(columns, rows, counts), None)
+        if self._vocabulary is not None and len(rows):
+            tokens, places = columns.tokens, upload(rows, columns.tokens.device)[:, None]
+            ahead = torch.arange(int(counts.max()), device=tokens.device)
+            at = (columns.known[places] + ahead).clamp_(max=tokens.shape[1] - 1)
+            tokens[places, at] = tokens[places, at].clamp_(0, self._vocabulary - 1)
+
+    def follow(self, step: StepInput, spans: Spans, hidden: Tensor, taps: Sequence[Tensor]) -> None:
+        self._run(lambda: self._drafter.follow(step, spans, hidden, taps), None)
+
+    def learn(self, row: int, tokens: list[int]) -> None:
+        self._run(lambda: self._drafter.learn(row, tokens), None)
+
+    def ready(self, rows: list[int]) -> list[int]:
+        nothing = [0] * len(rows)
+        return self._run(lambda: self._drafter.ready(rows), nothing)
+
+    def drafts_to_send(self, rows: list[int]) -> list[list[int]]:
+        return self._run(lambda: self._drafter.drafts_to_send(rows), [])
+
+    def add_corpus(self, corpus: AddCorpus) -> str:
+        return self._run(lambda: self._drafter.add_corpus(corpus), NO_DRAFTS.add_corpus(corpus))
+
+    def _run(self, call: Callable[[], T], otherwise: T) -> T:
+        if self._failed:
+            return otherwise
+        try:
+            return call()
+        except Exception:
+            self._failed = True
+            logger.exception("the drafter failed: there are no drafts until the engine restarts")
+            return otherwise
