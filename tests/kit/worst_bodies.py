@@ -13,7 +13,13 @@ from vivace.requests.schema import GenerateRequest
 from vivace.server.openai.embeddings import EmbeddingRequest
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
 from vivace.server.routes import FULL, ROUTES, Route
-from vivace.server.schema import AbortRequest, ConfigureLogging, DetokenizeRequest, TokenizeRequest
+from vivace.server.schema import (
+    AbortRequest,
+    AddExternalCorpus,
+    ConfigureLogging,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 
 TURN = {"role": "user", "content": "a"}
 ONE = {"max_new_tokens": 1}
@@ -26,6 +32,7 @@ LEAST: dict[Any, dict[str, Any]] = {
     TokenizeRequest: {"prompt": "a"},
     DetokenizeRequest: {"tokens": [1]},
     AbortRequest: {"rid": "nobody"},
+    AddExternalCorpus: {"corpus_id": "a", "token_chunks": [[1]]},
     ConfigureLogging: {},
 }
 """A small good body of every struct."""
@@ -55,6 +62,7 @@ LEGAL: dict[Any, list[dict[str, Any]]] = {
     DetokenizeRequest: [{"tokens": [300] * 1_000_000}, {"tokens": [[300] * 900] * 1024}],
     AbortRequest: [{"rid": "x" * 60_000}],
     ConfigureLogging: [{}],
+    AddExternalCorpus: [],  # no texts without n-gram drafts: tests/server/test_server_corpora.py
 }
 """The largest good bodies of every struct; they are answered with 200."""
 

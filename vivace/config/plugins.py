@@ -3,7 +3,6 @@ of them is loaded here, and the command line names no code."""
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
 
 from vivace.config.errors import ConfigError
@@ -11,11 +10,15 @@ from vivace.config.errors import ConfigError
 
 def installed(group: str) -> tuple[str, ...]:
     """Names in a group of entry points; none of an empty one."""
+    from importlib import metadata  # a large module, which few commands need
+
     return tuple(sorted(metadata.entry_points(group=group).names)) if group else ()
 
 
 def load_installed(group: str, name: str) -> Any:
     """What an entry point names. Raises ConfigError where it cannot be had."""
+    from importlib import metadata
+
     (found,) = metadata.entry_points(group=group, name=name)
     try:
         return found.load()

@@ -30,8 +30,7 @@ class SpeculativeOptions:
     )
     speculative_fixed_width: bool = option(
         False,
-        "Give every request as many drafts as the flags allow, whatever they cost; otherwise as "
-        "many as pay for themselves.",
+        "As many drafts as the flags allow, whatever they cost.",
     )
     speculative_draft_model_path: str | None = option(
         help="Smaller model, or head, that drafts: folder, GGUF file or org/name.",

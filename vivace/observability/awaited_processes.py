@@ -20,6 +20,8 @@ WAITS = {
     "aarch64": frozenset({22, 72, 73, 207, 212}),
 }
 """numbers of poll, select and epoll_wait and of what came after them, of recvfrom and recvmsg"""
+ENDED = "ZX"
+"""states of processes that nobody has waited for yet"""
 LOOKS, LOOK_SECONDS = 5, 0.01
 """who waits wakes up now and then, to see whether it still has to"""
 
@@ -29,8 +31,9 @@ def find_members(parents: Collection[int], children: str = "rank") -> dict[int, 
     their children begin; one that is to become a rank has no name yet."""
     return {
         pid: f"{name} (process {pid})"
-        for pid, name, _, parent in list_processes()
-        if pid in parents or (parent in parents and name.startswith(children))
+        for pid, name, state, parent in list_processes()
+        if pid in parents
+        or (parent in parents and name.startswith(children) and state not in ENDED)
     }
 
 
