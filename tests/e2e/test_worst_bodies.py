@@ -152,6 +152,8 @@ def test_the_largest_good_bodies_do_not_stop_others(
         (f"legal {number}", json.dumps(body).encode(), 200)
         for number, body in enumerate(LEGAL[route.accepts])
     ]
+    if not bodies:
+        pytest.skip("this server has no good answer to give there")
     watch(server, route, bodies, Canary(answered(server)))
 
 
