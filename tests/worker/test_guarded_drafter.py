@@ -77,3 +77,10 @@ def test_what_is_no_id_becomes_one(token):
     drafter = FailingDrafter(3, "none", 0, token)
     tokens, ready = answer(GuardedDrafter(drafter, vocabulary=97), 3)
     assert tokens == answer()[0] and ready[-1] == [3]
+
+
+def test_one_of_several_ranks_raises_what_it_raised():
+    """The others would go on with drafts that this one does not have."""
+    drafter = GuardedDrafter(FailingDrafter(3, "ready", 0), alone=False)
+    with pytest.raises(MemoryError, match="room"):
+        drafter.ready([0])

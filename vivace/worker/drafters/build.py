@@ -70,7 +70,7 @@ def build_drafter(
     drafter = choose_drafter(config, platform, dtype, model, layout, load)
     alone = layout.attention.size == 1 and layout.stage.source is None
     if config.draft is None and config.speculative.speculative_algorithm != NGRAM:
-        return GuardedDrafter(drafter, config.facts.vocabulary)
+        return GuardedDrafter(drafter, config.facts.vocabulary, alone=alone)
     return GuardedDrafter(drafter) if alone else drafter
 
 

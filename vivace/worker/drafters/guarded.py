@@ -27,18 +27,20 @@ class GuardedDrafter:
     """Proposes what `drafter` does until that raises; from then on nothing is proposed until the
     engine starts again.
 
-    Only where a worker drafts for itself: ranks that propose different tokens compute different
-    ones, so what one of them raises ends the engine.
+    Only where a worker drafts `alone`: ranks that propose different tokens compute different ones,
+    so what one of them raises is raised.
     """
 
-    def __init__(self, drafter: Drafter, vocabulary: int | None = None) -> None:
+    def __init__(
+        self, drafter: Drafter, vocabulary: int | None = None, *, alone: bool = True
+    ) -> None:
         """`vocabulary`: what it writes is made ids of so many, since others would be read as places
         of memory; None: it writes no others"""
         self.width, self.trees = drafter.width, drafter.trees
         self.reads_tokens = drafter.reads_tokens
         self.layers, self._drafter, self._vocabulary = drafter.layers, drafter, vocabulary
         self.nbytes = drafter.nbytes
-        self._failed = False
+        self._failed, self._alone = False, alone
 
     @property
     def text_bytes(self) -> int:
@@ -81,6 +83,8 @@ class GuardedDrafter:
         try:
             return call()
         except Exception:
+            if not self._alone:
+                raise
             self._failed = True
             logger.exception("the drafter failed: there are no drafts until the engine restarts")
             return otherwise
