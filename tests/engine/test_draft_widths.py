@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivace.engine.draft_widths import (
+    FIRST_LEVEL,
     LEVELS,
     SPOILED,
     AdaptiveWidth,
@@ -130,6 +131,23 @@ def test_a_level_settles_at_the_share_that_is_accepted() -> None:
     for step in range(400):
         level = next_level(level, 1, int(step % 5 < 4))
     assert abs(level / (LEVELS - 1) - 0.8) < 0.2
+
+
+def test_new_rows_start_at_the_level_that_others_reached() -> None:
+    stats = DraftStats()
+    assert stats.first_level == FIRST_LEVEL
+    for _ in range(40):
+        stats.end(2, drafted=True)
+    low = stats.first_level
+    assert 2 <= low < 5
+    stats.end(SPOILED, drafted=True)
+    assert low <= stats.first_level < FIRST_LEVEL, "bad numbers say nothing of drafts"
+    for _ in range(40):
+        stats.end(low, drafted=False)
+    assert stats.first_level >= FIRST_LEVEL - 1, "where nobody drafts somebody tries"
+    for _ in range(40):
+        stats.end(LEVELS - 1, drafted=True)
+    assert FIRST_LEVEL < stats.first_level < LEVELS
 
 
 def test_stats_tell_lengths_and_rates() -> None:

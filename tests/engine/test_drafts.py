@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_rig import EOS, VOCABULARY, Rig
 
+from vivace.engine.draft_widths import FIRST_LEVEL
 from vivace.engine.oracle import Faults, OracleWorker, oracle_token
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import CacheGroup, LogprobOptions
@@ -64,6 +65,18 @@ def test_a_hostile_drafter_changes_nothing_but_the_speed(depth: int) -> None:
     rig.check(0)
     assert [scored.token for scored in rig.answers[0].logprobs] == rig.answers[0].tokens
     assert all(delta.tokens == delta.tokens[:1] for delta in rig.answers[0].deltas)
+
+
+def test_new_requests_expect_what_drafts_of_others_came_to() -> None:
+    rig = rig_with(3)
+    draft_with(rig, lambda seed, position: (oracle_token(seed, position, VOCABULARY) + 1) % 97)
+    for key in range(12):
+        rig.send(key, [key], 30, ignore_eos=True)
+        rig.run()
+    rig.send(12, [12], 30, ignore_eos=True)
+    rig.step(2)
+    assert 0 < rig.scheduler._table.live[12].draft_level < FIRST_LEVEL - 8
+    rig.run()
 
 
 def test_drafts_take_no_page_that_a_sequence_needs() -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LEVELS = 32
 """of how likely a draft is to be accepted, if the one before it was: level / (LEVELS - 1)"""
 FIRST_LEVEL = 20
+_ENDED = 0.1
+"""weight of a request that ended beside those before it, in the level at which others start"""
 SPOILED = LEVELS
 """level of who gets none: the numbers of a step with drafts went wrong, maybe their fault"""
 _OBSERVED = 0.2
@@ -236,6 +238,18 @@ class DraftStats:
         self._spans = Counter[int]()
         """by their tokens"""
         self._accepted = 0
+        self._level = float(FIRST_LEVEL)
+
+    @property
+    def first_level(self) -> int:
+        """Of new rows: what those that ended lately came to."""
+        return round(self._level)
+
+    def end(self, level: int, *, drafted: bool) -> None:
+        """A row ends at that level. One that had no drafts tells nothing; it is the less sure that
+        others need none."""
+        reached = level if drafted and level != SPOILED else FIRST_LEVEL
+        self._level += _ENDED * (reached - self._level)
 
     def record(self, counts: Counter[int], accepted: int) -> None:
         """Of a step: how many sequences had spans of how many tokens, and how many of all drafts

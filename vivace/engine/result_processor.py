@@ -118,6 +118,7 @@ class ResultProcessor:
                 self._transfers.send_prompt(sequence)
             if not sequence.first_token_time:
                 self._stats.record_first_token(sequence, now)
+                sequence.draft_level = self._stats.drafts.first_level
             self._accept(sequence, tokens, result, index)
         except Exception as error:
             self._outputs.fail(sequence, error)
@@ -232,6 +233,7 @@ class OutputQueue:
         self._table.end(sequence)
         now = self._clock()
         self._stats.record_finish(sequence, finish, now)
+        self._stats.drafts.end(sequence.draft_level, drafted=sequence.num_drafts > 0)
         self._limits.request_finished(now)
         delta = sequence.take_delta(finish)
         delta.payload = payload
