@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from vivace.config.child_process import PR_SET_CHILD_SUBREAPER, adopts_orphans, control_process
+
 settings.register_profile(
     "vivace", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
@@ -40,3 +42,11 @@ def signals_stay() -> Iterator[None]:
     for number, handler in zip(STOPPING, before, strict=True):
         signal.signal(number, handler)
     assert after == before, "the test left other signal handlers behind"
+
+
+@pytest.fixture(autouse=True)
+def orphans_are_left() -> Iterator[None]:
+    """Who starts ranks adopts what they leave, and this worker has other tests to run."""
+    before = adopts_orphans()
+    yield
+    control_process(PR_SET_CHILD_SUBREAPER, before)

@@ -109,11 +109,13 @@ def test_a_rank_that_is_stopped_before_it_is_there_is_named(folder: Path, tmp_pa
         wait_until(lambda: "engine" in server.children())
         engine = server.children()["engine"]
         wait_until(lambda: "rank" in find_children(engine))
-        os.kill(find_children(engine)["rank"], signal.SIGSTOP)
+        rank = find_children(engine)["rank"]
+        os.kill(rank, signal.SIGSTOP)
         wait_for(server, "is stopped, and all others wait for it", 5)
         assert server.wait(20) == 1
         assert "did not start: it has not got on" in server.text()
         assert "is stopped" in server.text().splitlines()[-1]
+        wait_ended([rank])
 
 
 @SLOW

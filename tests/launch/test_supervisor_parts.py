@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import select
 import selectors
 import signal
 import socket
@@ -66,6 +67,26 @@ def test_ctrl_c_while_a_child_imports_is_the_supervisors_alone(number: signal.Si
     assert child.process.wait(10) == 0
     child.close()
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(STOPPING)
+
+
+def test_what_a_killed_child_has_started_ends_with_it() -> None:
+    """Also what was stopped before it could ask to die with its parent."""
+    code = """
+import subprocess, sys, time
+print(subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(60)"]).pid, flush=True)
+time.sleep(60)
+"""
+    child = spawn("engine", lambda role, control: [sys.executable, "-Sc", code], piped=True)
+    assert child.output is not None
+    with os.fdopen(child.output, "rb") as said:
+        started = os.pidfd_open(int(said.readline()))
+        signal.pidfd_send_signal(started, signal.SIGSTOP)
+        child.kill("it is to end")
+        assert select.select([started], [], [], 10)[0]
+        assert said.read() == b""
+    os.close(started)
+    assert child.cause() == "it is to end"
+    child.close()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from vivace.config.child_process import (
     python_module,
 )
 from vivace.errors import CANNOT_START, says_no_memory
+from vivace.observability.awaited_processes import list_processes
 from vivace.protocol.message_socket import MessageSocket
 from vivace.supervisor.ipc import supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
@@ -93,9 +95,16 @@ class Child:
         self.control.send(setup)
 
     def kill(self, reason: str = "") -> None:
+        """And what it has started: who was stopped before it could ask the kernel to die with its
+        parent would stay for ever."""
         self.killed_because = self.killed_because or reason
         if self.process.poll() is None:
+            started = open_children(self.process.pid)
             self.process.kill()
+            for descriptor in started:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                os.close(descriptor)
 
     def signal(self, number: int) -> None:
         if self.process.poll() is None:
@@ -176,6 +185,16 @@ def spawn(role: Role, command: Command, *inherited: int, piped: bool = False) ->
         out_of_memory_kills=before,
         output=reader,
     )
+
+
+def open_children(pid: int) -> list[int]:
+    """Descriptors of its children (pidfd_open(2)), which mean them whoever has their numbers."""
+    found: list[int] = []
+    for child, _, _, parent in list_processes():
+        if parent == pid:
+            with contextlib.suppress(ProcessLookupError):
+                found.append(os.pidfd_open(child))
+    return found
 
 
 def line_pipe() -> tuple[int, int]:
