@@ -20,8 +20,9 @@ from vivace.engine.settings import engine_settings
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.protocol.messages import Capacity
-from vivace.worker.drafters.build import ngram_breadth, ngram_settings
+from vivace.worker.drafters.build import accept_thresholds, ngram_breadth, ngram_settings
 from vivace.worker.drafters.ngram import Breadth
+from vivace.worker.drafters.relaxed import AcceptThresholds
 
 CAPACITY = Capacity(pages=100, page_size=4, rows=32, context=128, vocabulary=50)
 
@@ -63,6 +64,36 @@ def test_trees_of_ngrams_have_the_breadth_that_was_asked_for() -> None:
     breadths = {"speculative_ngram_min_bfs_breadth": 2, "speculative_ngram_max_bfs_breadth": 4}
     config = configure(from_arguments(speculative_algorithm="NGRAM", **breadths))
     assert ngram_breadth(config, ngram_settings(config)) == Breadth(2, 4, 1, 12)
+
+
+def test_relaxed_acceptance_says_that_drafts_change_answers() -> None:
+    lossy = {"speculative_accept_threshold_single": 0.8, "speculative_accept_threshold_acc": 0.5}
+    config = configure(from_arguments(speculative_algorithm="NGRAM", **lossy))
+    assert accept_thresholds(config) == AcceptThresholds(single=0.8, acc=0.5)
+    (told,) = (each for each in config.notices if "drafts change sampled answers" in each)
+    assert "-single 0.8" in told and "-acc 0.5" in told
+    for options in ({"speculative_algorithm": "NGRAM"}, lossy):
+        exact = configure(from_arguments(**options))
+        assert accept_thresholds(exact).exact
+        assert not any("change sampled" in each for each in exact.notices)
+    assert sum("no effect" in each for each in exact.notices) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"speculative_accept_threshold_single": 1.5}, "between"),
+        ({"speculative_accept_threshold_acc": -0.1}, "between"),
+        ({"speculative_accept_threshold_acc": float("nan")}, "number"),
+        (
+            {"speculative_accept_threshold_acc": 0.9, "enable_deterministic_inference": True},
+            "deterministic",
+        ),
+    ],
+)
+def test_thresholds_that_cannot_be(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        configure(from_arguments(speculative_algorithm="NGRAM", **options))
 
 
 @pytest.mark.parametrize("tokens", [1, 65])

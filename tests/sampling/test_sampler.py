@@ -31,7 +31,7 @@ from vivace.sampling.processors import (
     LogitsProcessors,
     standard_processors,
 )
-from vivace.sampling.sampler import Sampler, SamplingRows, splitmix64, uniforms
+from vivace.sampling.sampler import ExactDraw, Sampler, SamplingRows, splitmix64, uniforms
 
 VOCABULARY = 50
 
@@ -105,7 +105,7 @@ class Table:
     def draw(self, rows=None, **settings):
         rows = self.rows if rows is None else np.asarray(rows)
         places = torch.from_numpy(rows), torch.from_numpy(self.known[rows])
-        return Sampler(self.ops, self.processors, **settings).sample(
+        return Sampler(self.ops, self.processors, ExactDraw(self.ops), **settings).sample(
             self.logits[rows].clone(),
             Entries(*places, rows),
             self.columns,

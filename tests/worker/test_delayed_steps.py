@@ -101,9 +101,10 @@ def plain_answers():
     return answers
 
 
-def delayed_answers(depth, chunk, drafter=NO_DRAFTS):
+def delayed_answers(depth, chunk, drafter=NO_DRAFTS, **settings):
     platform = WatchedPlatform()
-    driver = DelayedDriver(toy_worker(platform=platform, drafter=drafter)[0], platform, depth)
+    worker, _ = toy_worker(platform=platform, drafter=drafter, **settings)
+    driver = DelayedDriver(worker, platform, depth)
     left = {}
     for row, (prompt, kind) in enumerate(zip(PROMPTS, KINDS, strict=True)):
         driver.join(row, prompt, **kind)

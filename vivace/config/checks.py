@@ -16,7 +16,7 @@ from vivace.config.config import (
     options_by_name,
 )
 from vivace.config.draft_models import draft_models, kernels_of_draft
-from vivace.config.drafts import idle_drafts, ngrams, trees_of_ngrams
+from vivace.config.drafts import idle_drafts, ngrams, relaxed_acceptance, trees_of_ngrams
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
 from vivace.config.expert_parallel import expert_parallel
@@ -304,4 +304,5 @@ FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     idle,
     idle_drafts,
     ngrams,
+    relaxed_acceptance,
 ]

@@ -111,6 +111,27 @@ def trees_of_ngrams(options: Options, context: ResolveContext) -> list[str]:
     return []
 
 
+def relaxed_acceptance(options: Options, context: ResolveContext) -> list[str]:
+    """Thresholds with which drafts change what is drawn."""
+    asked = options.speculative
+    lossy = [
+        f"--{name.replace('_', '-')} {value}"
+        for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+        if (value := getattr(asked, name)) < 1.0
+    ]
+    if asked.speculative_algorithm is None or not lossy:
+        return []
+    if options.runtime.enable_deterministic_inference:
+        raise ConfigError(
+            f"{lossy[0]}: sampled answers would depend on drafts, against "
+            "--enable-deterministic-inference; leave one of them out"
+        )
+    return [
+        f"{' and '.join(lossy)}: drafts change sampled answers, which may differ from run to run "
+        "for the same seed; greedy ones stay the same"
+    ]
+
+
 def corpus_path(options: Slices) -> str | None:
     """Of a file of texts that drafts come from."""
     asked = options.speculative

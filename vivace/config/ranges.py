@@ -40,6 +40,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "num_continuous_decode_steps": (1, 1024),
     "scheduler_recv_interval": (1, 1024),
     "speculative_num_draft_tokens": (2, 64),
+    "speculative_accept_threshold_single": (0.0, 1.0),
+    "speculative_accept_threshold_acc": (0.0, 1.0),
     "speculative_num_steps": (1, 63),
     "speculative_ngram_min_match_window_size": (1, 64),
     "speculative_ngram_max_match_window_size": (1, 64),

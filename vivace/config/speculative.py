@@ -8,10 +8,12 @@ from vivace.config.kernels import ATTENTION, METHOD_STATES, METHODS
 from vivace.config.model import LOAD_FORMATS, OTHER_FORMAT, OTHER_LOAD_FORMATS
 from vivace.config.option import no_effect, not_available, option
 from vivace.config.parallel import MOE_A2A, MOE_RUNNERS
-from vivace.config.unavailable import NO_SPECULATION
 
 ONE_LAYER = not_available("the first of these layers drafts in every step")
-NO_DFLASH = not_available("it is not a published method", "use EAGLE3, STANDALONE or NGRAM")
+NO_DFLASH = not_available(
+    "drafts of block diffusion (arXiv 2602.06036) are not supported yet",
+    "use EAGLE3, STANDALONE or NGRAM",
+)
 WHOLE_DRAFT = not_available("a draft is read from its whole checkpoint", "use auto")
 ONE_ATTENTION = no_effect("drafts are verified by the kernels that compute everything else")
 SAME_KERNELS = no_effect("the draft is computed by the kernels that compute the model")
@@ -53,10 +55,10 @@ class SpeculativeOptions:
         "default 12 with NGRAM, otherwise steps + 1."
     )
     speculative_accept_threshold_single: float = option(
-        1.0, "Accept a draft token from this probability on (lossy below 1).", cpu=NO_SPECULATION
+        1.0, "Sampled answers take drafts of this probability or more; below 1 drafts change them."
     )
     speculative_accept_threshold_acc: float = option(
-        1.0, "Raise acceptance by dividing by this (lossy below 1).", cpu=NO_SPECULATION
+        1.0, "Divides probabilities by which they take drafts; below 1 drafts change them."
     )
     speculative_token_map: str | None = option(
         help="Token ids that EAGLE and NEXTN may propose: JSON or safetensors."

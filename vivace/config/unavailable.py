@@ -6,7 +6,6 @@ from vivace.config.option import no_effect, not_available
 
 CONTEXT_PARALLEL = not_available("a prompt is not divided among devices yet")
 NO_LORA = not_available("LoRA adapters are not supported yet", "merge the adapter into the model")
-NO_SPECULATION = not_available("speculative decoding is not supported yet")
 NO_EXPERTS = not_available("this device computes experts in one way only")
 OTHER_ALL_TO_ALL = not_available(
     "it is a library of other devices",

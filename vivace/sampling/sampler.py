@@ -18,6 +18,7 @@ another row of the batch asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -47,6 +48,27 @@ class SamplerOutput:
     """of the entries that want them"""
 
 
+class Draw(Protocol):
+    def __call__(
+        self, logits: Tensor, index: Tensor, entries: Entries, columns: SamplingRows
+    ) -> Tensor:
+        """[m] int64: a token for each of m entries, which sample, from the rows `index[m]` of
+        logits[n, V] float32."""
+        ...
+
+
+class ExactDraw:
+    """What is drawn depends on logits, seed and position only."""
+
+    def __init__(self, ops: SamplingOps) -> None:
+        self._ops = ops
+
+    def __call__(
+        self, logits: Tensor, index: Tensor, entries: Entries, columns: SamplingRows
+    ) -> Tensor:
+        return self._ops.sample(logits, index, columns.batch(entries))
+
+
 class Sampler:
     """Samples for rows. Holds settings only: the rows' columns are the state."""
 
@@ -54,10 +76,11 @@ class Sampler:
         self,
         ops: SamplingOps,
         processors: LogitsProcessors,
+        draw: Draw,
         *,
         original_logprobs: bool = False,
     ) -> None:
-        self._ops = ops
+        self._ops, self._draw = ops, draw
         self._processors = processors
         self._original_logprobs = original_logprobs
 
@@ -91,17 +114,7 @@ class Sampler:
         sampled = np.flatnonzero(columns.features[entries.host_rows] & SAMPLED)
         index = upload(sampled, logits.device)
         picked = entries.select(sampled, index)
-        settings = columns.settings.index_select(0, picked.rows)
-        host = columns.host[picked.host_rows]
-        batch = SamplingBatch(
-            temperature=settings[:, TEMPERATURE],
-            top_k=settings[:, TOP_K],
-            top_p=settings[:, TOP_P],
-            min_p=settings[:, MIN_P],
-            uniform=uniforms(columns.seed.index_select(0, picked.rows), picked.positions),
-            host=Truncations(top_k=host[:, TOP_K], top_p=host[:, TOP_P], min_p=host[:, MIN_P]),
-        )
-        drawn = self._ops.sample(logits, index, batch)
+        drawn = self._draw(logits, index, picked, columns)
         return drawn if len(drawn) == len(tokens) else tokens.index_copy_(0, index, drawn)
 
     def _score(
@@ -173,6 +186,19 @@ class SamplingRows:
             seed = np.array([params.seed & _SEED_MASK], np.uint64).view(np.int64)
             self.seed[row : row + 1] = splitmix64(upload(seed, self._device))
         self.features[row] = 0 if greedy else SAMPLED
+
+    def batch(self, entries: Entries) -> SamplingBatch:
+        """How entries of rows that sample are drawn."""
+        settings = self.settings.index_select(0, entries.rows)
+        host = self.host[entries.host_rows]
+        return SamplingBatch(
+            temperature=settings[:, TEMPERATURE],
+            top_k=settings[:, TOP_K],
+            top_p=settings[:, TOP_P],
+            min_p=settings[:, MIN_P],
+            uniform=uniforms(self.seed.index_select(0, entries.rows), entries.positions),
+            host=Truncations(top_k=host[:, TOP_K], top_p=host[:, TOP_P], min_p=host[:, MIN_P]),
+        )
 
 
 _GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)

@@ -39,11 +39,11 @@ from vivace.quantization.packed import weight_packer
 from vivace.sampling.processors import LogitsProcessor
 from vivace.worker.captures import Captures, build_runner, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
-from vivace.worker.drafters.build import build_drafter, is_fixed
+from vivace.worker.drafters.build import accept_thresholds, build_drafter, is_fixed
 from vivace.worker.drafters.place import DrafterPlace
 from vivace.worker.drafters.step_costs import time_steps
 from vivace.worker.experts import NO_EXPERTS, ExpertLayers, locate_experts, movable_experts
-from vivace.worker.heads import SamplingHead, StepHeads
+from vivace.worker.heads import SamplingHead, SamplingSettings, StepHeads
 from vivace.worker.layout import join_ranks
 from vivace.worker.model_runner import RunnableModel
 from vivace.worker.pooling import HiddenStatesHead, PoolingHead
@@ -123,13 +123,20 @@ def build_worker(
         step_tokens=_step_tokens(config, size.rows),
         captures=choose_captures(config, size.rows),
         report=report,
-        original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
+        sampling=sampling_settings(config),
         rewrites=other_threads(config, platform, workers),
         experts=movable_experts(config, model, group, DTYPES[config.model.dtype]),
         layout=layout,
         drafter=drafter,
     )
     return worker if is_fixed(config) else time_steps(worker, layout.peers.size, report)
+
+
+def sampling_settings(config: Config) -> SamplingSettings:
+    return SamplingSettings(
+        original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
+        thresholds=accept_thresholds(config),
+    )
 
 
 def find_windows(
@@ -228,7 +235,7 @@ def assemble(
     step_tokens: int = 1024,
     captures: Captures = Captures(),
     report: ReportProgress = lambda stage, fraction: None,
-    original_logprobs: bool = False,
+    sampling: SamplingSettings = SamplingSettings(),
     rewrites: Sequence[Rewrite] = (),
     drafter: Drafter = NO_DRAFTS,
     processors: Sequence[LogitsProcessor] = (),
@@ -256,7 +263,7 @@ def assemble(
         kv=kv,
         attention=attention,
         runner=runner,
-        heads=build_heads(model, platform, rows, vocabulary, processors, original_logprobs)
+        heads=build_heads(model, platform, rows, vocabulary, processors, sampling)
         if layout.stage.target is None
         else HeadsElsewhere(platform.sampling(), rows),
         inputs=inputs,
@@ -301,17 +308,17 @@ def build_heads(
     rows: RowStates,
     vocabulary: int,
     processors: Sequence[LogitsProcessor],
-    original_logprobs: bool,
+    sampling: SamplingSettings,
 ) -> StepHeads:
-    sampling = SamplingHead(
+    head = SamplingHead(
         model,
         platform.sampling(),
         rows,
         vocabulary,
         processors=processors,
-        original_logprobs=original_logprobs,
+        settings=sampling,
     )
-    return StepHeads(sampling, [PoolingHead(rows), HiddenStatesHead(rows)])
+    return StepHeads(head, [PoolingHead(rows), HiddenStatesHead(rows)])
 
 
 def build_rows(

@@ -26,6 +26,7 @@ from vivace.sampling.processors import (
     standard_processors,
 )
 from vivace.sampling.sampler import Sampler, SamplerOutput
+from vivace.worker.drafters.relaxed import EXACT, AcceptThresholds, choose_draw
 from vivace.worker.model_runner import RunnableModel
 from vivace.worker.rows import RowStates
 from vivace.worker.step_input import StepInput
@@ -166,6 +167,13 @@ class StepHeads:
 # --- tokens ---------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingSettings:
+    original_logprobs: bool = False
+    """log-probabilities are those at temperature 1"""
+    thresholds: AcceptThresholds = EXACT
+
+
 class SamplingHead:
     """The language model head: logits of the tokens that need them, then the sampler."""
 
@@ -177,7 +185,7 @@ class SamplingHead:
         vocabulary: int,
         *,
         processors: Sequence[LogitsProcessor] = (),
-        original_logprobs: bool = False,
+        settings: SamplingSettings = SamplingSettings(),
     ) -> None:
         """`processors`: behind those that every worker has."""
         self._model = model
@@ -190,7 +198,10 @@ class SamplingHead:
         )
         standard = standard_processors(ops, self._history, rows.rows, columns.tokens.device)
         self.processors = LogitsProcessors([*standard, *processors], rows.rows)
-        self._sampler = Sampler(ops, self.processors, original_logprobs=original_logprobs)
+        draw = choose_draw(ops, columns.tokens, settings.thresholds)
+        self._sampler = Sampler(
+            ops, self.processors, draw, original_logprobs=settings.original_logprobs
+        )
 
     def sample(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
         """hidden[T, n] of the step -> StepOutput. Changes no row, waits for nothing."""

@@ -19,7 +19,7 @@ from vivace.platforms.cpu.native import (
     wrong,
 )
 from vivace.platforms.ops.elementwise import SwigluOai
-from vivace.platforms.ops.sampling import Penalties, SamplingBatch
+from vivace.platforms.ops.sampling import Penalties, SamplingBatch, TorchSampling
 
 
 class NativeOps:
@@ -196,6 +196,8 @@ class NativeSampling:
         self._not_finite = kernels.operation("not_finite", "q" * 5)
         self._apply_penalties = kernels.operation("apply_penalties", "q" * 7)
         self._settings = _Settings()
+        self.weights = TorchSampling(reads=True).weights
+        """by the reference: they are asked for with relaxed acceptance only"""
 
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, width, *given = table("argmax", logits)

@@ -92,6 +92,11 @@ class SamplingOps(Protocol):
         """
         ...
 
+    def weights(self, logits: Tensor, entries: Tensor, batch: SamplingBatch) -> Tensor:
+        """[m, V] float32, in memory of its own: what `sample` inverts. Probabilities, 0 where
+        excluded."""
+        ...
+
     def apply_penalties(self, logits: Tensor, entries: Tensor, penalties: Penalties) -> None:
         """Change, in place, the rows `entries[m]` int64 of logits[n, V] float32.
 
@@ -129,10 +134,13 @@ class TorchSampling:
         return tokens, torch.isfinite(best).logical_not_()
 
     def sample(self, logits: Tensor, entries: Tensor, batch: SamplingBatch) -> Tensor:
+        return invert(self.weights(logits, entries, batch), batch.uniform)
+
+    def weights(self, logits: Tensor, entries: Tensor, batch: SamplingBatch) -> Tensor:
         chosen = _select(logits, entries)
         probabilities = (chosen / batch.temperature.float().unsqueeze(1)).softmax(-1)
         mask_excluded(probabilities, batch, CANDIDATES if self._reads else ())
-        return invert(probabilities, batch.uniform)
+        return probabilities
 
     def apply_penalties(self, logits: Tensor, entries: Tensor, penalties: Penalties) -> None:
         size = max(1, PENALTY_ELEMENTS // max(penalties.longest, logits.shape[1]))

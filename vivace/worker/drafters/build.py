@@ -34,6 +34,7 @@ from vivace.worker.drafters.head_drafter import HeadDrafter
 from vivace.worker.drafters.heads import DraftHead, Eagle3Head, EagleHead
 from vivace.worker.drafters.nextn import NextnHead
 from vivace.worker.drafters.ngram import Breadth, NgramDrafter
+from vivace.worker.drafters.relaxed import EXACT, AcceptThresholds
 from vivace.worker.drafters.scripted import SentDrafter
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ class LoadDraft(Protocol):
 def is_fixed(config: Config) -> bool:
     """What drafts cost does not matter: there are none, or all that flags allow."""
     return not config.draft_width or config.speculative.speculative_fixed_width
+
+
+def accept_thresholds(config: Config) -> AcceptThresholds:
+    asked = config.speculative
+    if not config.draft_width:
+        return EXACT
+    return AcceptThresholds(
+        asked.speculative_accept_threshold_single, asked.speculative_accept_threshold_acc
+    )
 
 
 def build_drafter(
