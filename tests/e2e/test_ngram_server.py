@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 
 from running_server import RunningServer
@@ -45,3 +47,10 @@ def test_streams_are_those_without_drafts_and_the_books_tell_of_them(
         for refused in (corpus, {"token_chunks": [[300]]}):  # twice; an unknown id
             status, answer = server.call("POST", "/add_external_corpus", refused)
             assert status == 400 and b"not added" in answer
+        before = server.children()["engine"]
+        os.kill(before, signal.SIGKILL)
+        asked = body(seed, 3, prompt=[280, 281, 282], cache_salt="third")
+        server.json("/generate", asked)  # it may be there before the corpus
+        asked["cache_salt"] = "fourth"
+        meta = server.json("/generate", asked)["meta_info"]
+        assert server.children()["engine"] != before and meta["spec_draft_token_num"] == 1

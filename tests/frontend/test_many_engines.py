@@ -36,6 +36,7 @@ from vivace.protocol.messages import (
     Request,
     SamplingParams,
 )
+from vivace.protocol.workers import AddCorpus
 
 LENGTH = 12
 
@@ -284,6 +285,36 @@ def test_an_engine_that_does_not_answer_is_no_silence_of_the_others() -> None:
         silent, other = await asking
         assert silent is not None and not silent.ok
         assert other is not None and other.ok
+
+    asyncio.run(scenario())
+
+
+def test_a_new_engine_is_told_of_the_corpora_that_the_others_have() -> None:
+    def told(engine: FakeEngine) -> list[str]:
+        commands = [each.body for each in engine.said if isinstance(each, Command)]
+        return [body.name for body in commands if isinstance(body, AddCorpus)]
+
+    async def scenario() -> None:
+        server = Server(2)
+
+        async def add(name: str, *ok: bool) -> None:
+            asking = asyncio.ensure_future(server.frontend.commands.run(AddCorpus(name, b"")))
+            await asyncio.sleep(0)
+            up = [engine for engine in server.engines if engine.epoch is not None]
+            for engine, taken in zip(up, ok, strict=True):
+                server.frontend.feed(Reply(ticket=engine.said[-1].ticket, ok=taken))
+            await asking
+
+        await add("a", True, True)
+        await add("refused", True, False)
+        server.kill(1)
+        await add("b", True)
+        for index in (1, 0):
+            server.engines[index].said.clear()
+            server.kill(index)
+            server.start(index)
+            assert told(server.engines[index]) == ["a", "b"]
+        server.finish()
 
     asyncio.run(scenario())
 

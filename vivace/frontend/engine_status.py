@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -23,6 +24,9 @@ from vivace.protocol.messages import (
     Request,
     ToEngine,
 )
+from vivace.protocol.workers import AddCorpus
+
+log = logging.getLogger(__name__)
 
 
 class EngineView:
@@ -149,6 +153,8 @@ class EngineStatus:
         """Why there will be none any more."""
         self.on_drain: Callable[[], object] = lambda: None
         """called once nothing new is taken: what it has not heard of is to be ended"""
+        self.on_ready: Callable[[EngineView], object] = lambda engine: None
+        """called when a new engine takes messages"""
         self.draining = False
         self._settled = asyncio.Event()
 
@@ -202,6 +208,8 @@ class EngineStatus:
         self._note_epochs()
         self.down_because = ""
         self._change("draining" if self.draining else "ready")
+        if epoch != before:
+            self.on_ready(engine)
         return epoch != before
 
     def least_capacity(self, engine: EngineView, capacity: Capacity) -> Capacity:
@@ -240,13 +248,17 @@ class EngineStatus:
 
 
 class EngineCommands:
-    """Control commands; those that an engine has not answered yet are kept by their tickets."""
+    """Control commands; those that an engine has not answered yet are kept by their tickets.
+    Corpora that engines took are kept for the next ones."""
 
     def __init__(self, frontend: int, status: EngineStatus, engines: Sequence[EngineView]) -> None:
         self._status = status
         self._engines = engines
         self._tickets = itertools.count((frontend << KEY_SHIFT) + 1)
         self._pending: dict[int, tuple[EngineView, Callable[[Reply], object]]] = {}
+        self._corpora: list[AddCorpus] = []
+        """together no more tokens than an engine takes"""
+        status.on_ready = self._add_corpora
 
     async def run(self, body: EngineCommand, timeout: float = 10.0) -> list[Reply | None]:
         """One control command to every engine, and each one's answer; None of those that are not
@@ -270,6 +282,8 @@ class EngineCommands:
             raise EngineUnavailable(self._status.stall or late)
         refusal = Reply(ticket=0, ok=False, message=late)
         found = {index: one.result() if one.done() else refusal for index, one in answers.items()}
+        if isinstance(body, AddCorpus) and all(reply.ok for reply in found.values()):
+            self._corpora.append(body)
         return [found.get(engine.index) for engine in self._engines]
 
     def send(
@@ -285,6 +299,10 @@ class EngineCommands:
         engine.send(Command(ticket=ticket, body=body))
         return ticket
 
+    def _add_corpora(self, engine: EngineView) -> None:
+        for corpus in self._corpora:
+            self.send(corpus, partial(_note_refusal, corpus.name), engine)
+
     def answer(self, reply: Reply) -> None:
         if found := self._pending.pop(reply.ticket, None):
             found[1](reply)
@@ -295,6 +313,11 @@ class EngineCommands:
         for ticket in lost:
             _, on_reply = self._pending.pop(ticket)
             on_reply(Reply(ticket=ticket, ok=False, message=reason))
+
+
+def _note_refusal(name: str, reply: Reply) -> None:
+    if not reply.ok:
+        log.warning("corpus %s was not added again: %s", name, reply.message)
 
 
 def settle(answer: asyncio.Future[Reply], reply: Reply) -> None:
