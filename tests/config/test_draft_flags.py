@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from served_toy import write_toy_llama
 
-from vivace.config.drafts import drafts
+from vivace.config.drafts import drafts, trees
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import from_arguments
 from vivace.config.speculative import SpeculativeOptions
@@ -20,9 +20,15 @@ from vivace.engine.settings import engine_settings
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.protocol.messages import Capacity
-from vivace.worker.drafters.build import accept_thresholds, ngram_breadth, ngram_settings
+from vivace.worker.drafters.build import (
+    accept_thresholds,
+    choose_search,
+    ngram_breadth,
+    ngram_settings,
+)
 from vivace.worker.drafters.ngram import Breadth
 from vivace.worker.drafters.relaxed import AcceptThresholds
+from vivace.worker.drafters.searches import TreeSearch
 
 CAPACITY = Capacity(pages=100, page_size=4, rows=32, context=128, vocabulary=50)
 
@@ -96,6 +102,17 @@ def test_thresholds_that_cannot_be(options: dict[str, Any], word: str) -> None:
         configure(from_arguments(speculative_algorithm="NGRAM", **options))
 
 
+def test_the_least_breadth_alone_relies_on_the_default_of_sglang() -> None:
+    least = {"speculative_algorithm": "NGRAM", "speculative_ngram_min_bfs_breadth": 3}
+    config = configure(from_arguments(**least))
+    assert ngram_breadth(config, ngram_settings(config)) == Breadth(3, 10, 1, 12)
+    (told,) = [each for each in config.rewrites if each.field.endswith("max_bfs_breadth")]
+    assert told.after == 10 and "min-bfs-breadth" in told.reason
+    assert trees(from_arguments(**least)) == []
+    with pytest.raises(ConfigError, match="above"):
+        trees(from_arguments(**{**least, "speculative_ngram_min_bfs_breadth": 11}))
+
+
 @pytest.mark.parametrize("tokens", [1, 65])
 def test_widths_have_limits(tokens: int) -> None:
     with pytest.raises(ConfigError, match="speculative"):
@@ -140,9 +157,39 @@ def test_a_chain_has_a_draft_of_each_step(
 
 
 @pytest.mark.parametrize(
+    ("options", "steps", "tokens"),
+    [
+        ({}, 3, 13),
+        ({"speculative_num_steps": 2}, 2, 9),
+        ({"speculative_num_steps": 2, "speculative_num_draft_tokens": 21}, 2, 21),
+        ({"speculative_num_draft_tokens": 3}, 3, 3),
+    ],
+)
+def test_a_tree_has_the_drafts_that_were_asked_for(
+    target: Path, options: dict[str, int], steps: int, tokens: int
+) -> None:
+    own = asked(target, target, speculative_eagle_topk=4, **options)
+    config = configure(from_arguments(**own))
+    assert config.draft_width == tokens - 1
+    assert config.speculative.speculative_num_steps == steps
+    search = choose_search(config)
+    assert isinstance(search, TreeSearch) and search.trees
+    assert list(why_model_refused(from_arguments(**own), layout_known=True, steps_known=True)) == []
+
+
+@pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"speculative_eagle_topk": 4}, "chains"),
+        ({"speculative_eagle_topk": 4, "disable_cpu_kernels": True}, "trees"),
+        ({"speculative_eagle_topk": 17}, "topk"),
+        (
+            {
+                "speculative_eagle_topk": 2,
+                "speculative_num_steps": 2,
+                "speculative_num_draft_tokens": 8,
+            },
+            "above",
+        ),
         ({"pp_size": 2}, "stage"),
         ({"speculative_num_steps": 64}, "between"),
         ({"speculative_draft_model_quantization": "awq"}, "quantization"),

@@ -9,25 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from drafting_engines import (
+    LAYOUTS,
+    PLAIN,
+    SETTINGS,
+    SHAPE,
+    Proposal,
+    assert_same_tokens,
+    draft_requests,
+    run_toys,
+    watch,
+)
 from engine_under_test import Answer, Setting, build_config, build_engine, toy_requests
 from layout_engines import LayoutEngines
+from reference_trees import draft_tree
 from served_toy import write_byte_tokenizer
-from toy_models import make
+from toy_models import make, reference
 
-from vivace.protocol.messages import Request, SamplingParams
+from vivace.protocol.messages import Request
+from vivace.worker.drafters.draft_model import ModelDrafter
 
-SHAPE = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "bos_token_id": 256,
-    "eos_token_id": 257,
-}
 DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
     "itself": ("Llama", {}),
     "window": ("Mistral", {"num_hidden_layers": 3, "sliding_window": 9}),
@@ -55,33 +57,32 @@ DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """transformers' family and what it has besides SHAPE: also heads that two ranks do not divide, and
 vocabularies with more and with fewer ids"""
-PLAIN = Setting(batch=4, chunk=64, radix="on", depth=1, page=16)
-SETTINGS = {
-    "captured": PLAIN,
-    "eager": Setting(batch=4, chunk=7, radix="on", depth=1, page=1, operations="eager"),
-    "torch": Setting(batch=4, chunk=33, radix="on", depth=2, page=4, operations="torch"),
-    "retracted": Setting(
-        batch=8, chunk=64, radix="partly evicted", depth=1, page=16, retraction=True
-    ),
-    "mixed": Setting(batch=3, chunk=16, radix="off", depth=1, page=16, mixed=True),
-}
+TREE = {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 14}
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """transformers' models, by what they draft as"""
     folder = tmp_path_factory.mktemp("drafts")
+    found = {}
     for name, (kind, settings) in DRAFTS.items():
-        make(kind, folder / name, **{**SHAPE, **settings})
+        found[name] = make(kind, folder / name, **{**SHAPE, "num_hidden_layers": 2, **settings})
         write_byte_tokenizer(folder / name)
-    return folder
+    return {"folder": folder, **found}
 
 
-def flags(models: Path, draft: str, steps: int, *, fixed: bool = True) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def models(made: dict[str, Any]) -> Path:
+    return made["folder"]
+
+
+def flags(models: Path, draft: str, steps: int, **others: Any) -> dict[str, Any]:
     return {
         "speculative_algorithm": "STANDALONE",
         "speculative_draft_model_path": str(models / draft),
         "speculative_num_steps": steps,
-        "speculative_fixed_width": fixed,
+        "speculative_fixed_width": True,
+        **others,
     }
 
 
@@ -90,79 +91,111 @@ def plain_answers(models: Path, setting: Setting) -> dict[str, Answer]:
     return build_engine(models / "itself", setting).run(toy_requests(10, stream=False))
 
 
-def greedy(count: int) -> list[Request]:
-    chance = random.Random(2)
-    return [
-        Request(
-            key=0,
-            rid=str(index),
-            tokens=[chance.randrange(3, 250) for _ in range(chance.randint(1, 90))],
-            sampling=SamplingParams(
-                max_new_tokens=chance.randint(8, 40), temperature=0.0, ignore_eos=True
-            ),
-        )
-        for index in range(count)
-    ]
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_model_itself_is_always_right(models: Path, name: str) -> None:
     engine = build_engine(models / "itself", SETTINGS[name], **flags(models, "itself", 3))
-    engine.run(greedy(6), arrivals=random.Random(3))
+    engine.run(draft_requests(6, 40), arrivals=random.Random(3))
     assert engine.accept_rate() == 1.0
     assert not engine.audit()
 
 
 @pytest.mark.parametrize(
-    ("name", "draft", "steps"),
+    ("draft", "name"),
+    [("itself", "captured"), ("itself", "eager"), ("window", "captured"), ("latents", "captured")],
+)
+def test_trees_are_those_of_the_definition(
+    made: dict[str, Any], draft: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind branches that were accepted, of which the model itself has many."""
+    proposals, folder = watch(monkeypatch, ModelDrafter), made["folder"]
+    options = flags(folder, draft, 3, **TREE)
+    engine = build_engine(folder / "itself", SETTINGS[name], **options)
+    requests = draft_requests(4, 40, temperature=1.0, seed=7)
+    answers = engine.run(requests, arrivals=random.Random(3))
+    assert len(proposals) > 12
+    certain = [matches(made[draft], one) for one in proposals]
+    assert certain.count(True) > 0.8 * len(certain)
+    if draft == "itself":
+        tokens = [[*one.tokens, *answers[one.rid].tokens] for one in requests]
+        assert sum(took_a_branch(one, tokens) for one in proposals) > 3
+
+
+def matches(model: Any, one: Proposal) -> bool:
+    """Whether the tree is certain; then it is what was proposed."""
+
+    def say(way: tuple[int, ...]) -> tuple[torch.Tensor, range]:
+        logits = reference(model, [*one.known, *way])[-1]
+        return logits, range(len(logits))
+
+    wanted = draft_tree(say, 4, 3, len(one.drafts))
+    if wanted.certain:
+        assert (one.drafts, one.parents) == (wanted.tokens, wanted.parents), len(one.known)
+    return wanted.certain
+
+
+def took_a_branch(one: Proposal, answers: list[list[int]]) -> bool:
+    """A draft came that was not the likeliest behind the one before it."""
+    length = len(one.known)
+    (coming,) = {tuple(each[length:]) for each in answers if each[:length] == one.known}
+    assert one.parents is not None
+    at = -1
+    for token in coming:
+        behind = [place for place, parent in enumerate(one.parents) if parent == at]
+        agrees = [place for place in behind if one.drafts[place] == token]
+        if not agrees or agrees[0] != behind[0]:
+            return bool(agrees)
+        at = agrees[0]
+    return False
+
+
+@pytest.mark.parametrize(
+    ("name", "draft", "steps", "others"),
     [
-        *((name, "itself", 3) for name in SETTINGS),
-        *(("captured", draft, 2) for draft in DRAFTS if draft != "itself"),
-        ("torch", "latents", 1),
+        *((name, "itself", 3, {}) for name in SETTINGS),
+        *((name, "itself", 3, TREE) for name in SETTINGS if name != "torch"),
+        *(("captured", draft, 2, {}) for draft in DRAFTS if draft != "itself"),
+        *(("captured", draft, 2, TREE) for draft in ("odd", "narrower", "latents")),
+        ("torch", "latents", 1, {}),
     ],
 )
 @pytest.mark.parametrize("fixed", [True, False])
 def test_tokens_are_those_without_drafts(
-    models: Path, name: str, draft: str, steps: int, fixed: bool
+    models: Path, name: str, draft: str, steps: int, others: dict[str, int], fixed: bool
 ) -> None:
     setting = SETTINGS[name]
-    options = flags(models, draft, steps, fixed=fixed)
+    options = flags(models, draft, steps, **others, speculative_fixed_width=fixed)
     engine = build_engine(models / "itself", setting, **options)
-    answers = engine.run(toy_requests(10, stream=False), arrivals=random.Random(steps))
-    plain = plain_answers(models, setting)
-    assert {rid: one.tokens for rid, one in answers.items()} == {
-        rid: one.tokens for rid, one in plain.items()
-    }
-    assert not engine.audit()
+    assert_same_tokens(run_toys(engine, seed=steps), plain_answers(models, setting))
     assert (engine.retractions > 0) == setting.retraction
 
 
 def test_a_cached_prefix_has_the_draft_s_keys_too(models: Path) -> None:
     """A second request begins where the first one's prompt ends, and its first drafts are right."""
     engine = build_engine(models / "itself", PLAIN, **flags(models, "itself", 3))
-    first, *_ = greedy(1)
+    first, *_ = draft_requests(1, 40)
     stem = list(range(3, 83))
     for tokens in (stem, [*stem, 7, 9]):
         engine.run([Request(key=0, rid="", tokens=tokens, sampling=first.sampling)])
     assert engine.accept_rate() == 1.0
 
 
-@pytest.mark.parametrize("draft", ["itself", "odd", "latents"])
-@pytest.mark.parametrize("layout", [{"tp_size": 2}, {"tp_size": 2, "dp_size": 2}])
-def test_ranks_propose_the_same(models: Path, draft: str, layout: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("draft", "tree"), [("itself", {}), ("itself", TREE), ("odd", {}), ("latents", {})]
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_propose_the_same(
+    models: Path, draft: str, tree: dict[str, int], layout: dict[str, Any]
+) -> None:
     """They divide the draft, or each has all of it; engines that share layers draft each for
     itself."""
-    attention = {"enable_dp_attention": True} if "dp_size" in layout else {}
-    options = {**layout, **attention, **flags(models, draft, 2)}
+    options = {**layout, **flags(models, draft, 2, **tree)}
     config = build_config(models / "itself", PLAIN, **options)
     engines = LayoutEngines(config, PLAIN)
     try:
-        answers = engines.run(greedy(6))
-        plain = build_engine(models / "itself", PLAIN).run(greedy(6))
-        assert {rid: one.tokens for rid, one in answers.items()} == {
-            rid: one.tokens for rid, one in plain.items()
-        }
-        if draft == "itself":
+        answers = engines.run(draft_requests(6, 40))
+        wanted = build_engine(models / "itself", PLAIN).run(draft_requests(6, 40))
+        assert_same_tokens(answers, wanted)
+        if draft == "itself" and not tree:
             assert all(one.accept_rate() == 1.0 for one in engines.engines)
     finally:
         engines.close()

@@ -4,13 +4,19 @@ papers' definitions, a whole sequence at a time."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from reference_trees import Way
+from safetensors.torch import load_file, save_file
+from served_toy import write_byte_tokenizer
 from torch import Tensor
 from torch.nn import functional
+from toy_models import make
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD = 64, 96, 4, 2, 16
 VOCABULARY, DRAFT_VOCABULARY = 300, 120
@@ -104,12 +110,24 @@ class ReferenceHead:
 
     def drafts(self, known: list[int], count: int) -> list[int]:
         """What may follow these tokens of the model."""
-        ids, states = list(known), self._states(known)[: len(known) - 1]
+        say, way = self.behind(known), ()
         for _ in range(count):
-            hidden, further = self._layer(torch.tensor(ids[1:]), states)
-            ids.append(self._token(hidden[-1]))
-            states = torch.cat((states, further[-1:]))
-        return ids[len(known) :]
+            logits, ids = say(way)
+            way = (*way, ids[int(logits.argmax())])
+        return list(way)
+
+    def behind(self, known: list[int]) -> Callable[[Way], tuple[Tensor, Sequence[int]]]:
+        """(logits, ids that they are of) behind these tokens of the model and some drafts."""
+        first = self._states(known)[: len(known) - 1]
+
+        @cache
+        def compute(way: Way) -> tuple[Tensor, Tensor]:
+            """(what logits are made of, the states that are given to the next pass)"""
+            given = compute(way[:-1])[1] if way else first
+            hidden, further = self._layer(torch.tensor([*known, *way][1:]), given)
+            return hidden[-1], torch.cat((given, further[-1:]))
+
+        return lambda way: self._name(compute(way)[0])
 
     def _states(self, known: list[int]) -> Tensor:
         with torch.inference_mode():
@@ -121,15 +139,15 @@ class ReferenceHead:
         joined = torch.cat([found[layer + 1][0] for layer in self._after], dim=-1)
         return joined @ self._weights["fc.weight"].T
 
-    def _token(self, hidden: Tensor) -> int:
+    def _name(self, hidden: Tensor) -> tuple[Tensor, Sequence[int]]:
         if self._after is None:
             with torch.inference_mode():
                 logits = self._model.lm_head(hidden)
-            if self.ids is None:
-                return int(logits.argmax())
-            return self.ids[int(logits[self.ids].argmax())]
-        best = int((self._weights["lm_head.weight"] @ hidden).argmax())
-        return best + int(self._weights["d2t"][best])
+            ids = range(len(logits)) if self.ids is None else self.ids
+            return logits[list(ids)], ids
+        offsets = self._weights["d2t"]
+        ids = (offsets + torch.arange(len(offsets))).tolist()
+        return self._weights["lm_head.weight"] @ hidden, ids
 
     def _layer(self, ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """(what logits are made of, the next states)"""
@@ -203,8 +221,6 @@ class ReferenceNextn(ReferenceHead):
     """`write` puts such a layer behind those of a model that `toy_models.make` has saved."""
 
     def __init__(self, model: Any, folder: Path) -> None:
-        from safetensors.torch import load_file
-
         place = f"model.layers.{len(model.model.layers)}"
         random = torch.Generator().manual_seed(5)
         layer = type(model.model.layers[-1])(model.config, len(model.model.layers) - 1)
@@ -260,3 +276,39 @@ class ReferenceNextn(ReferenceHead):
         hidden = found[0] if isinstance(found, tuple) else found
         hidden = self._norm("shared_head.norm", hidden.view(len(ids), -1))
         return hidden, hidden
+
+
+AFTER = [0, 1, 2]
+"""the layers that the toy of EAGLE3 is given"""
+
+
+@dataclass(frozen=True)
+class HeadToys:
+    folder: Path
+    heads: dict[str, ReferenceHead]
+
+    def model(self, head: str) -> Path:
+        return self.folder / (head if head in NEXTN else "model")
+
+    def flags(self, head: str) -> dict[str, Any]:
+        if head in NEXTN:
+            return {"speculative_algorithm": "NEXTN"}
+        return {
+            "speculative_algorithm": head.split()[-1],
+            "speculative_draft_model_path": str(self.folder / head),
+        }
+
+
+def write_toys(folder: Path, shape: dict[str, int]) -> HeadToys:
+    """Models of this shape, and heads for them."""
+    shape = {**shape, "num_hidden_layers": 4}
+    model = make("Llama", folder / "model", **shape)
+    write_byte_tokenizer(folder / "model")
+    heads = {"EAGLE3": ReferenceHead(model, write_eagle3(folder / "EAGLE3", AFTER), AFTER)}
+    for name, bias in (("EAGLE", True), ("plain EAGLE", False)):
+        heads[name] = ReferenceHead(model, write_eagle(folder / name, bias=bias), None)
+    for kind, settings in NEXTN.items():
+        own = make(kind, folder / kind, **{**shape, **settings})
+        write_byte_tokenizer(folder / kind)
+        heads[kind] = ReferenceNextn(own, folder / kind)
+    return HeadToys(folder, heads)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vivace.platforms.cpu.rows import HostRows
 from vivace.platforms.ops.rows import TorchRows
 from vivace.platforms.rows import ColumnChange, GatherBuffers, RowColumns, Spans
-from vivace.platforms.trees import lay_out_trees
+from vivace.platforms.trees import lay_out_branches, lay_out_trees
 
 ROWS, WIDTH, PAGE, POOL, DRAFTS = 5, 40, 4, 60, 3
 REACHES = (None, 6)
@@ -153,6 +153,45 @@ def test_both_do_the_same(seed: int, kind: str, flat: bool, trees: bool) -> None
         for one in columns:
             one.tokens[:, -1] = 0  # where devices write what is refused of a tree
         assert_same(columns[0], columns[1])
+
+
+@given(seed=st.integers(0, 2**32 - 1), depth=st.integers(1, DRAFTS))
+def test_tokens_at_the_ends_of_ways_stand_where_they_are_told(seed: int, depth: int) -> None:
+    random = np.random.default_rng(seed)
+    columns = [filled_columns(np.random.default_rng(seed)) for _ in range(2)]
+    count = int(random.integers(1, 9))
+    rows, each = random.integers(0, ROWS, count), np.arange(count)
+    places = random.integers(0, 2 * DRAFTS, (count, depth))
+    known = columns[0].known.numpy()[rows]
+    spans = [
+        Spans(
+            rows=rows,
+            counts=np.ones_like(each),
+            starts=np.arange(count + 1),
+            before=known + depth - 1,
+            final=each,
+            last=each,
+            ahead=None,
+            entry_rows=torch.from_numpy(rows),
+            positions=torch.zeros(count, dtype=torch.int64),
+            flat=True,
+            trees=lay_out_branches(places, DRAFTS, torch.device("cpu")),
+            places=places[:, -1],
+        )
+        for _ in range(2)
+    ]
+    out = [buffers(one, True) for one in spans]
+    for kind, one, step, found in zip((HostRows, TorchRows), columns, spans, out, strict=True):
+        layout = kind(one).gather(step, found)
+        assert np.array_equal(layout.context_lens, known + depth)
+    assert_same(out[0], out[1])
+    tokens, pages = columns[0].tokens.numpy(), columns[0].pages[0].numpy()
+    at = known[:, None] + places
+    slots = pages[rows[:, None], at // PAGE] * PAGE + at % PAGE
+    assert out[0].input_ids.tolist() == tokens[rows, at[:, -1]].tolist()
+    assert out[0].slots[0].tolist() == slots[:, -1].tolist()
+    assert out[0].paths is not None and (out[0].paths[0][:, 0] == depth).all()
+    assert np.array_equal(out[0].paths[0][:, 1 : 1 + depth].numpy(), slots)
 
 
 def random_draws(random: np.random.Generator, spans: Spans) -> Drawn:

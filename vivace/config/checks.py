@@ -16,7 +16,7 @@ from vivace.config.config import (
     options_by_name,
 )
 from vivace.config.draft_models import draft_models, kernels_of_draft
-from vivace.config.drafts import idle_drafts, ngrams, relaxed_acceptance, trees_of_ngrams
+from vivace.config.drafts import idle_drafts, ngrams, relaxed_acceptance, settled_trees, trees
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
 from vivace.config.expert_parallel import expert_parallel
@@ -268,6 +268,7 @@ PAIR_CHECKS: list[Callable[[Options], list[str]]] = [
     one_device,
     replicas,
     added_in_order,
+    trees,
 ]
 """of values beside each other"""
 LAYOUT_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
@@ -297,7 +298,7 @@ FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     activations,
     decoded_blocks,
     kernels_of_draft,
-    trees_of_ngrams,
+    settled_trees,
     crowded,
     kernels_of_nodes,
     dispatch,

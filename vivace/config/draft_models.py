@@ -94,12 +94,6 @@ def draft_models(options: Options, context: ModelContext) -> list[str]:
             f"--pp-size {stages}: drafts of a model need what the first stage knows and the last "
             "one computes; use --tp-size, or --speculative-algorithm NGRAM"
         )
-    topk = options.speculative.speculative_eagle_topk
-    if topk is not None and topk != 1:
-        raise ConfigError(
-            f"--speculative-eagle-topk {topk}: drafts of a model are chains; use 1 (trees are made "
-            "of n-grams: --speculative-ngram-max-bfs-breadth)"
-        )
     if options.model.is_embedding:
         raise ConfigError(
             "--speculative-algorithm with --is-embedding: nothing is drawn; leave it out"

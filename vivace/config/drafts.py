@@ -13,8 +13,12 @@ NGRAM, STANDALONE = "NGRAM", "STANDALONE"
 EAGLE, EAGLE3, NEXTN = "EAGLE", "EAGLE3", "NEXTN"
 NGRAM_TOKENS = 12
 """verified at once, where no flag says how many"""
+NGRAM_BREADTH = 10
+"""SGLang's default of --speculative-ngram-max-bfs-breadth"""
 CAPACITY_SHARE, TREE_BYTES = 1 / 16, 70
 """most of the machine's memory for n-grams, and what a token of them may take"""
+MOST_TOKENS = 64
+"""of a request that are verified at once"""
 DRAFT_STEPS = 3
 """passes of a draft model, where no flag says how many"""
 
@@ -31,7 +35,14 @@ def drafts(options: Options, context: ResolveContext) -> Iterator[tuple[str, obj
     if algorithm == NGRAM and capacity < wanted:
         why = f"a {1 / CAPACITY_SHARE:.0f}th of this machine's memory"
         yield "speculative_ngram_capacity", capacity, why
+    breadth = most_breadth(options)
+    if algorithm == NGRAM and asked.speculative_ngram_max_bfs_breadth is None and breadth > 1:
+        why = "SGLang's default, on which --speculative-ngram-min-bfs-breadth alone relies"
+        yield "speculative_ngram_max_bfs_breadth", breadth, why
     if not drafts_by_model(options):
+        return
+    if (topk := branches(options)) > 1:
+        yield from tree_sizes(steps, tokens, topk)
         return
     if steps is None:
         steps = DRAFT_STEPS if tokens is None else tokens - 1
@@ -40,6 +51,22 @@ def drafts(options: Options, context: ResolveContext) -> Iterator[tuple[str, obj
     if tokens != steps + 1:
         why = "a chain is the last known token and a draft of each step"
         yield "speculative_num_draft_tokens", steps + 1, why
+
+
+def tree_sizes(
+    steps: int | None, tokens: int | None, topk: int
+) -> Iterator[tuple[str, object, str]]:
+    if steps is None:
+        steps = DRAFT_STEPS
+        yield "speculative_num_steps", steps, "the default"
+    if tokens is None:
+        most = min(1 + steps * topk, MOST_TOKENS)
+        yield "speculative_num_draft_tokens", most, "steps * topk drafts are the default"
+
+
+def branches(options: Slices) -> int:
+    """Of a model's drafts."""
+    return options.speculative.speculative_eagle_topk or 1
 
 
 def affordable_capacity(context: ResolveContext) -> int:
@@ -87,27 +114,29 @@ def ngrams(options: Options, context: ResolveContext) -> list[str]:
     return []
 
 
-def trees_of_ngrams(options: Options, context: ResolveContext) -> list[str]:
-    """After the rules: what trees need."""
-    asked = options.speculative
-    low, high = asked.speculative_ngram_min_bfs_breadth, asked.speculative_ngram_max_bfs_breadth
-    if asked.speculative_algorithm != NGRAM:
-        return []
-    if low > high:
+def trees(options: Options) -> list[str]:
+    """What trees of drafts need, as far as flags say it."""
+    flag, asked = tree_flag(options), options.speculative
+    if flag and options.runtime.disable_cpu_kernels:
+        raise ConfigError(
+            f"{flag}: without the CPU kernels attention takes no trees of drafts; use 1, or the "
+            "kernels (see --disable-cpu-kernels)"
+        )
+    low, high = asked.speculative_ngram_min_bfs_breadth, most_breadth(options)
+    if asked.speculative_algorithm == NGRAM and low > high:
         raise ConfigError(
             f"--speculative-ngram-min-bfs-breadth {low} is above "
             f"--speculative-ngram-max-bfs-breadth {high}"
         )
-    if high > 1 and options.runtime.disable_cpu_kernels:
+    steps, tokens = asked.speculative_num_steps, asked.speculative_num_draft_tokens
+    if not (flag and drafts_by_model(options) and steps and tokens):
+        return []
+    topk = branches(options)
+    if tokens > (most := 1 + topk + (steps - 1) * topk**2):
         raise ConfigError(
-            f"--speculative-ngram-max-bfs-breadth {high}: without the CPU kernels attention takes "
-            "no trees of drafts; use 1, or the kernels (see --disable-cpu-kernels)"
+            f"--speculative-num-draft-tokens {tokens} is above {most}, which is all that "
+            f"--speculative-num-steps {steps} and {flag} bring; use {most} or less"
         )
-    if high > 1 and options.parallel.pp_size > 1:
-        return [
-            f"--speculative-ngram-max-bfs-breadth {high} has no effect with --pp-size "
-            f"{options.parallel.pp_size}: stages hear of chains only"
-        ]
     return []
 
 
@@ -130,6 +159,33 @@ def relaxed_acceptance(options: Options, context: ResolveContext) -> list[str]:
         f"{' and '.join(lossy)}: drafts change sampled answers, which may differ from run to run "
         "for the same seed; greedy ones stay the same"
     ]
+
+
+def settled_trees(options: Options, context: ResolveContext) -> list[str]:
+    """After the rules, which decide whether there are kernels."""
+    notices, flag = trees(options), tree_flag(options)
+    if flag and (stages := options.parallel.pp_size) > 1:
+        notices.append(f"{flag} has no effect with --pp-size {stages}: stages hear of chains only")
+    return notices
+
+
+def tree_flag(options: Slices) -> str:
+    """What asks for trees; empty: drafts are chains."""
+    if drafts_by_model(options) and (topk := branches(options)) > 1:
+        return f"--speculative-eagle-topk {topk}"
+    breadth = most_breadth(options)
+    if options.speculative.speculative_algorithm == NGRAM and breadth > 1:
+        return f"--speculative-ngram-max-bfs-breadth {breadth}"
+    return ""
+
+
+def most_breadth(options: Slices) -> int:
+    """Ways on of n-grams. SGLang's default is not one: who says no more than the least relies on
+    that."""
+    asked = options.speculative
+    if asked.speculative_ngram_max_bfs_breadth is None:
+        return NGRAM_BREADTH if asked.speculative_ngram_min_bfs_breadth > 1 else 1
+    return asked.speculative_ngram_max_bfs_breadth
 
 
 def corpus_path(options: Slices) -> str | None:

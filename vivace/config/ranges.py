@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vivace.config.config import Options, all_options, option_value
+from vivace.config.drafts import MOST_TOKENS
 from vivace.config.errors import ConfigError
 from vivace.protocol.ranks import MOST_RANKS
 
@@ -39,10 +40,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "schedule_conservativeness": (0.0, 100.0),
     "num_continuous_decode_steps": (1, 1024),
     "scheduler_recv_interval": (1, 1024),
-    "speculative_num_draft_tokens": (2, 64),
     "speculative_accept_threshold_single": (0.0, 1.0),
     "speculative_accept_threshold_acc": (0.0, 1.0),
+    "speculative_num_draft_tokens": (2, MOST_TOKENS),
     "speculative_num_steps": (1, 63),
+    "speculative_eagle_topk": (1, 16),
     "speculative_ngram_min_match_window_size": (1, 64),
     "speculative_ngram_max_match_window_size": (1, 64),
     "speculative_ngram_branch_length": (2, 128),

@@ -49,10 +49,12 @@ class SpeculativeOptions:
     speculative_num_steps: int | None = option(
         help="Most drafts of a model in a step, a pass for each. Default: 3."
     )
-    speculative_eagle_topk: int | None = option(help="Branches of a draft. Default: 1, a chain.")
+    speculative_eagle_topk: int | None = option(
+        help="Branches that each pass of a draft goes on from. Default: 1, a chain."
+    )
     speculative_num_draft_tokens: int | None = option(
         help="Most tokens of a request that are verified at once, its last one and drafts; by "
-        "default 12 with NGRAM, otherwise steps + 1."
+        "default 12 with NGRAM, otherwise steps * topk + 1."
     )
     speculative_accept_threshold_single: float = option(
         1.0, "Sampled answers take drafts of this probability or more; below 1 drafts change them."
@@ -95,8 +97,9 @@ class SpeculativeOptions:
     speculative_ngram_min_bfs_breadth: int = option(
         1, "Least ways on behind a long n-gram, and behind drafts of a tree."
     )
-    speculative_ngram_max_bfs_breadth: int = option(
-        1, "Most ways on behind a short n-gram; 1: drafts are chains (SGLang's default is 10)."
+    speculative_ngram_max_bfs_breadth: int | None = option(
+        help="Most ways on behind a short n-gram. Default: 1, drafts are chains; 10, as SGLang's, "
+        "where the least is above 1."
     )
     speculative_ngram_match_type: str = option(
         "BFS",

@@ -83,6 +83,9 @@ class Spans:
     """every token is laid out as a span that ends with itself"""
     trees: DraftTrees | None = None
     """None: drafts are chains"""
+    places: np.ndarray | None = None
+    """[T] int64, of spans of one token, which several may have in a row: how far behind the known
+    tokens each stands. None: tokens follow what is computed"""
 
     @property
     def decode(self) -> bool:

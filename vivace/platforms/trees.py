@@ -100,6 +100,18 @@ def lay_out_trees(columns: RowColumns, spans: Spans) -> DraftTrees:
     )
 
 
+def lay_out_branches(places: np.ndarray, width: int, device: torch.device) -> DraftTrees:
+    """Of n tokens at the ends of ways of equal length, of which `places`[n, depth] are those behind
+    the known tokens. `width`: of the paths in the step's buffers."""
+    count, depth = places.shape
+    drafts = torch.zeros((count, width), dtype=torch.int64, device=device)
+    drafts[:, :depth] = upload(places, device)
+    each = torch.arange(count, device=device)
+    paths = DraftPaths(torch.full_like(each, depth), drafts)
+    skipped = upload(places[:, -1] + 1 - depth, device)
+    return DraftTrees(tokens=paths, entries=paths, skipped=skipped, last=each, parents=each)
+
+
 def _find_paths(parents: Tensor) -> tuple[Tensor, Tensor]:
     """(depths [S, 1 + W], paths [S, 1 + W, W] int64) of the last known token and the drafts behind
     it, from the parents[S, W] of these, 0: the known token."""

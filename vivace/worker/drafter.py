@@ -53,7 +53,8 @@ class Drafter(Protocol):
 
     def follow(self, step: StepInput, spans: Spans, hidden: Tensor, taps: Sequence[Tensor]) -> None:
         """A step was recorded, of which the target's hidden[T, n] are these, and `taps` what it
-        had between layers: compute what later proposals need of it."""
+        had between layers; of a tree's tokens those that stay stand as in a chain. Compute what
+        later proposals need of it."""
         ...
 
     def learn(self, row: int, tokens: list[int]) -> None:

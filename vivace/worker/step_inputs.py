@@ -14,7 +14,7 @@ from vivace.platforms.host import upload
 from vivace.platforms.memory import zeroed_memory
 from vivace.platforms.platform import StepShape
 from vivace.platforms.rows import GatherBuffers, Spans
-from vivace.platforms.trees import lay_out_trees
+from vivace.platforms.trees import lay_out_branches, lay_out_trees
 from vivace.protocol.step import EngineShare, StepPlan
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.rows import RowStates
@@ -24,7 +24,7 @@ from vivace.worker.step_input import StepInput
 class StepInputs:
     """Fixed buffers for steps of up to `tokens` tokens; longer steps enlarge them for good.
 
-    Steps of up to `single_tokens[0]` tokens (at most one for each row), and those of up to
+    Steps of up to `single_tokens[0]` tokens (or as many as are verified), and those of up to
     `single_tokens[1]` that are nothing but tokens with their drafts, are laid out as decode steps:
     every token is a span that ends with itself. So they can be replays.
     """
@@ -44,9 +44,9 @@ class StepInputs:
         self._drafter = drafter
         # As decode steps several tokens of a row would each start from the same state.
         prompts, verified = (0, 0) if states.states else single_tokens
-        self._single_tokens, self._verified_tokens = min(prompts, states.rows), verified
-        self._device = states.columns.known.device
         groups, drawn = len(states.columns.pages), states.rows * (1 + states.drafts)
+        self._single_tokens, self._verified_tokens = min(prompts, drawn), verified
+        self._device = states.columns.known.device
         self._per_token = IndexColumns(2 + groups, tokens, self._device)
         # What decode steps use never moves: a captured step knows the addresses.
         self._decoding = IndexColumns(2 + groups, drawn, self._device)
@@ -139,14 +139,46 @@ class StepInputs:
             self._drafter.propose(self._states.columns, spans.rows, spans.drafts)
             if self._paths is not None and spans.flat:
                 spans = replace(spans, trees=lay_out_trees(self._states.columns, spans))
+        return self._gather(spans, plan.shares, attention), spans
+
+    def gather_branches(
+        self, rows: np.ndarray, places: np.ndarray, attention: AttentionBackend
+    ) -> StepInput:
+        """Single tokens behind what rows know, each at the end of a way of drafts: `rows`[n] may
+        name one several times, `places`[n, depth] are those of the way's tokens behind the known
+        ones, where these stand already."""
+        assert self._paths is not None
+        count, depth = places.shape
+        each = np.arange(count)
+        trees = lay_out_branches(places, self._paths.shape[2] - 1, self._device)
+        spans = Spans(
+            rows=rows,
+            counts=np.ones_like(each),
+            starts=np.arange(count + 1),
+            before=self._states.known[rows] + depth - 1,
+            final=each,
+            last=each,
+            ahead=None,
+            entry_rows=upload(rows, self._device),
+            positions=self._wanted.take(count)[0],
+            flat=True,
+            trees=trees,
+            places=places[:, -1],
+        )
+        return self._gather(spans, (), attention)
+
+    def _gather(
+        self, spans: Spans, shares: Sequence[EngineShare], attention: AttentionBackend
+    ) -> StepInput:
+        """`shares`: of each engine, where several take the step together"""
         total, shape = int(spans.starts[-1]), self._find_shape(spans)
         same = shape is not None
-        if plan.together:
-            shape = self._find_common(plan.shares)
+        if shares:
+            shape = self._find_common(shares)
         laid_out = total if spans.flat else len(spans.rows)
         out = self._take(total, laid_out, len(spans.final), same, spans.flat)
         found = self._states.ops.gather(spans, out)
-        step = StepInput(
+        return StepInput(
             input_ids=out.input_ids,
             positions=out.positions,
             groups=_step_pages(out, laid_out, found.width),
@@ -162,12 +194,11 @@ class StepInputs:
                 decode=spans.flat,
                 rows=found.rows,
                 engines=StepEngines(
-                    tokens=count_tokens(plan.shares),
+                    tokens=count_tokens(shares),
                     live=self._mark(total, out.positions) if same else None,
                 ),
             ),
         )
-        return step, spans
 
     def _mark(self, tokens: int, positions: Tensor | None = None) -> Tensor | None:
         """The buffer of `StepEngines.live`, with these in it where there are any; None: all tokens

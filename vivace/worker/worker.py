@@ -20,7 +20,7 @@ from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.workers import AddCorpus, MoveExperts, WorkerCommand, WorkerState
 from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.drafter import NO_DRAFTS, Drafter
-from vivace.worker.drafters.moves import move_tokens
+from vivace.worker.drafters.moves import move_tokens, straighten
 from vivace.worker.experts import NO_EXPERTS, ExpertLayers
 from vivace.worker.heads import Heads, StepOutput
 from vivace.worker.model_runner import ModelRunner
@@ -98,7 +98,8 @@ class Worker:
                 move_tokens(self._kv, step, output.order)
             output.record()
             self._save_states(plan)
-            self._drafter.follow(step, spans, hidden, self._runner.taps)
+            hidden, *taps = straighten(output.order, [hidden, *self._runner.taps])
+            self._drafter.follow(step, spans, hidden, taps)
         return pending
 
     def draft(self, rows: int) -> None:

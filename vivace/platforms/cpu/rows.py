@@ -47,7 +47,9 @@ class HostRows:
     def gather(self, spans: Spans, out: GatherBuffers) -> StepLayout:
         before = self._computed[spans.rows]
         rows, places = spans.rows, before
-        if not spans.decode:
+        if spans.places is not None:
+            places = self._known[rows] + spans.places
+        elif not spans.decode:
             rows = np.repeat(rows, spans.counts)
             places = np.arange(len(rows))
             places += np.repeat(before - spans.starts[:-1], spans.counts)

@@ -95,8 +95,10 @@ class TorchRows:
     def _token_places(self, spans: Spans) -> tuple[Tensor, Tensor]:
         """(row, position) of every token, each [T]"""
         rows = np.repeat(spans.rows, spans.counts)
-        offsets = np.arange(len(rows)) - np.repeat(spans.starts[:-1], spans.counts)
         on_device = upload(rows, self._device)
+        if spans.places is not None:
+            return on_device, self._columns.known[on_device] + upload(spans.places, self._device)
+        offsets = np.arange(len(rows)) - np.repeat(spans.starts[:-1], spans.counts)
         return on_device, self._columns.computed[on_device] + upload(offsets, self._device)
 
     def _shape_on_host(self, spans: Spans) -> StepLayout:

@@ -11,7 +11,7 @@ import torch
 from vivace.checkpoint.open import open_weights
 from vivace.checkpoint.weights import EMBEDDING, OUTPUT
 from vivace.config.draft_models import draft_config
-from vivace.config.drafts import EAGLE3, NGRAM
+from vivace.config.drafts import EAGLE3, NGRAM, branches, most_breadth
 from vivace.config.errors import ConfigError
 from vivace.config.plugins import load_installed
 from vivace.config.speculative import DRAFTERS
@@ -36,6 +36,7 @@ from vivace.worker.drafters.nextn import NextnHead
 from vivace.worker.drafters.ngram import Breadth, NgramDrafter
 from vivace.worker.drafters.relaxed import EXACT, AcceptThresholds
 from vivace.worker.drafters.scripted import SentDrafter
+from vivace.worker.drafters.searches import ChainSearch, DraftSearch, TreeSearch
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -115,16 +116,24 @@ def choose_drafter(
         taps = config.draft.head.taps
         if taps:
             cast("DecoderForCausalLM", model).model.tap(taps)
-        return HeadDrafter(config.draft_width, head, layers, [hidden] * max(1, len(taps)))
+        features = [hidden] * max(1, len(taps))
+        return HeadDrafter(config.draft_width, head, layers, features, choose_search(config))
     smaller = load_divided(layout, lambda own: load(draft, layout=own))
     number_layers(cast(Module, smaller), first)
     return ModelDrafter(
         config.draft_width,
         smaller,
         smaller.attention_layers,
+        search=choose_search(config),
         vocabulary=config.facts.vocabulary,
         ids=draft.facts.vocabulary,
     )
+
+
+def choose_search(config: Config) -> DraftSearch:
+    """How a model's drafts are found."""
+    topk, steps = branches(config), config.speculative.speculative_num_steps or 1
+    return ChainSearch() if topk == 1 else TreeSearch(topk, steps, config.draft_width)
 
 
 def load_drafter(config: Config) -> Drafter:
@@ -229,7 +238,7 @@ def number_layers(model: Module, first: int) -> list[CacheLayer]:
 
 def ngram_breadth(config: Config, settings: NgramSettings) -> Breadth | None:
     """None: drafts are chains."""
-    most = config.speculative.speculative_ngram_max_bfs_breadth
+    most = most_breadth(config)
     if most == 1:
         return None
     least = config.speculative.speculative_ngram_min_bfs_breadth

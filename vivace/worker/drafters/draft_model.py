@@ -1,5 +1,5 @@
-"""Drafts of a smaller model (speculative decoding; Leviathan et al. 2023): its most probable
-tokens, one pass for each.
+"""Drafts of a smaller model (speculative decoding; Leviathan et al. 2023): what it says is most
+probable, one pass for each token of a chain, or for each depth of a tree.
 
 What it keeps of a token lies in the same page as what the model keeps, in layers of its own: prefix
 cache, retraction and copies of pages are about both. Of prompts it computes what a step computed,
@@ -22,6 +22,7 @@ from vivace.protocol.step import StepPlan
 from vivace.worker.drafter import NoDrafter
 from vivace.worker.drafters.passes import DraftPasses
 from vivace.worker.drafters.place import DrafterPlace
+from vivace.worker.drafters.searches import DraftSearch, SearchPlace
 from vivace.worker.step_input import StepInput
 
 
@@ -37,6 +38,7 @@ class ModelDrafter(NoDrafter):
         model: CausalLM,
         layers: Sequence[CacheLayer],
         *,
+        search: DraftSearch,
         vocabulary: int,
         ids: int,
     ) -> None:
@@ -44,13 +46,18 @@ class ModelDrafter(NoDrafter):
         an embedding of"""
         self.width = width
         self.layers = layers
+        self.trees = search.trees
+        self._search = search
         self._model = model
         self._vocabulary = vocabulary
         self._last_id = ids - 1 if ids < vocabulary else None
 
     def attach(self, place: DrafterPlace) -> None:
-        self._passes = DraftPasses(self._model, self.layers, place)
-        self._ops = place.platform.sampling()
+        self._passes = DraftPasses(
+            self._model, self.layers, place, row_tokens=self._search.row_tokens
+        )
+        ops, parents = place.platform.sampling(), place.rows.columns.parents
+        self._search.attach(SearchPlace(self._passes, self._compute, ops, None, parents))
         self.nbytes = self._passes.nbytes
         self._done = np.zeros(place.rows.rows, np.int64)
         """[rows]: of how many of a row's first tokens the draft has KV; of drafts among them only
@@ -65,12 +72,9 @@ class ModelDrafter(NoDrafter):
         known = download(columns.known)[rows].astype(np.int64)
         computed = np.minimum(self._done[rows], known - 1)
         self._passes.begin(rows, known, computed)
-        waiting = known - computed
-        for done in range(int(counts.max())):
-            going = counts > done
-            self._draw(rows[going], waiting[going])
-            waiting = np.ones_like(waiting)
-        self._done[rows] = known + counts - 1
+        step, spans = self._passes.gather(rows, known - computed)
+        drawn = self._compute(step, step.input_ids)
+        self._done[rows] = known + self._search.propose(rows, counts, spans, *drawn)
 
     def follow(self, step: StepInput, spans: Spans, hidden: Tensor, taps: Sequence[Tensor]) -> None:
         prompts = spans.counts if spans.drafts is None else spans.counts - spans.drafts
@@ -79,11 +83,10 @@ class ModelDrafter(NoDrafter):
         self._passes.follow(step, self._own_ids(step.input_ids))
         rows, before = spans.rows, spans.before
         whole = self._done[rows] >= before
-        self._done[rows] = np.where(whole, before + spans.counts, self._done[rows])
+        self._done[rows] = np.where(whole, before + prompts, self._done[rows])
 
-    def _draw(self, rows: np.ndarray, counts: np.ndarray) -> None:
-        """One more token for each of these rows, of which so many are to be computed."""
-        step, spans = self._passes.gather(rows, counts)
+    def _compute(self, step: StepInput, states: Tensor) -> tuple[Tensor, Tensor]:
+        """A `DraftPass` that needs no states."""
         if self._last_id is not None:
             step.input_ids.clamp_(max=self._last_id)
         hidden = self._passes.run(step)
@@ -92,7 +95,7 @@ class ModelDrafter(NoDrafter):
         logits = self._model.lm_head(hidden)
         if logits.shape[1] > self._vocabulary:
             logits = logits[:, : self._vocabulary].contiguous()
-        self._passes.record(spans, self._ops.argmax(logits)[0])
+        return logits, hidden
 
     def _own_ids(self, ids: Tensor) -> Tensor:
         """Those that the draft has no embedding of become another."""

@@ -1,5 +1,5 @@
 """Drafts of a head (`heads.py`): its first pass is over what the model's last step has computed,
-each further one over what it drew itself.
+each further one over what it says itself.
 
 Prompts pass the head behind the model, step by step; decoded tokens when drafts are next wanted. Of
 those only the features of the last step are kept: where a request got no drafts for a while, the
@@ -8,7 +8,7 @@ head's KV has a gap, and its drafts are worse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from vivace.worker.drafter import NoDrafter
 from vivace.worker.drafters.heads import DraftHead
 from vivace.worker.drafters.passes import DraftPasses
 from vivace.worker.drafters.place import DrafterPlace
+from vivace.worker.drafters.searches import DraftSearch, SearchPlace
 from vivace.worker.step_input import StepInput
 
 
@@ -37,18 +38,26 @@ class HeadDrafter(NoDrafter):
         head: DraftHead,
         layers: Sequence[CacheLayer],
         features: Sequence[int],
+        search: DraftSearch,
     ) -> None:
         self.width = width
         self.layers = layers
+        self.trees = search.trees
+        self._search = search
         self._head = head
         self._widths = features
 
     def attach(self, place: DrafterPlace) -> None:
         rows, device = place.rows, place.rows.columns.known.device
         self._head.reserve(max(place.captures.sizes, default=0))
-        self._passes = DraftPasses(self._head, self.layers, place, shift=1)
-        self._ops = place.platform.sampling()
-        self._tokens = rows.columns.tokens
+        self._passes = DraftPasses(
+            self._head, self.layers, place, shift=1, row_tokens=self._search.row_tokens
+        )
+        ops, columns = place.platform.sampling(), rows.columns
+        self._search.attach(
+            SearchPlace(self._passes, self._compute, ops, self._head.target_ids, columns.parents)
+        )
+        self._tokens = columns.tokens
         self.nbytes = self._passes.nbytes
         self._kept = [
             torch.zeros(rows.rows, 1 + self.width, width, dtype=place.dtype, device=device)
@@ -75,43 +84,33 @@ class HeadDrafter(NoDrafter):
         self._passes.begin(rows, known, computed)
         waiting = known - computed
         features = self._find_features(rows, computed, waiting)
-        states = self._draw(rows, waiting, lambda step: self._head.fuse(features, step))
-        going = np.arange(len(rows))
-        for done in range(1, int(counts.max())):
-            left = counts[going] > done
-            chosen = states.index_select(0, upload(np.flatnonzero(left), states.device))
-            going = going[left]
-            states = self._draw(rows[going], np.ones_like(going), lambda step, own=chosen: own)
+        step, spans = self._passes.gather(rows, waiting)
+        drawn = self._compute(step, self._head.fuse(features, step))
+        self._search.propose(rows, counts, spans, *drawn)
         self._done[rows] = known  # of its own drafts the model's features are better
 
-    def _draw(
-        self, rows: np.ndarray, counts: np.ndarray, find_states: Callable[[StepInput], Tensor]
-    ) -> Tensor:
-        """One more token for each of these rows, of which so many are to be computed; returns the
-        states [rows, hidden] for the next pass."""
-        step, spans = self._passes.gather(rows, counts)
-        self._head.give(find_states(step))
+    def _compute(self, step: StepInput, states: Tensor) -> tuple[Tensor, Tensor]:
+        """A `DraftPass`"""
+        self._head.give(states)
         hidden = self._passes.run(step)
         (states,) = self._passes.taps
         if len(step.logits_indices) < hidden.shape[0]:
             hidden = hidden.index_select(0, step.logits_indices)
             states = states.index_select(0, step.logits_indices)
-        tokens, _ = self._ops.argmax(self._head.lm_head(hidden))
-        ids = self._head.target_ids
-        self._passes.record(spans, tokens if ids is None else ids.index_select(0, tokens))
-        return states
+        return self._head.lm_head(hidden), states
 
     def follow(self, step: StepInput, spans: Spans, hidden: Tensor, taps: Sequence[Tensor]) -> None:
         features = taps or [hidden]
         rows, before, counts = spans.rows, spans.before, spans.counts
         prompts = counts if spans.drafts is None else counts - spans.drafts
-        if int(prompts.max()) > 1:
+        ends = np.bincount(spans.final, minlength=len(rows)) > 0
+        if int(prompts.max()) > 1 or not ends.all():  # also a chunk of one token
             of_tokens = upload(np.repeat(rows, counts), hidden.device)
             ids = self._tokens[of_tokens, step.positions + 1].long()
             self._head.give(self._head.fuse(features, step))
             self._passes.follow(step, ids)
             whole = self._done[rows] >= before
-            self._done[rows] = np.where(whole, before + counts, self._done[rows])
+            self._done[rows] = np.where(whole, before + prompts, self._done[rows])
         self._keep(spans, features)
 
     def _keep(self, spans: Spans, features: Sequence[Tensor]) -> None:

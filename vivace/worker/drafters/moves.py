@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from vivace.platforms.cache import CacheMemory
 from vivace.platforms.host import HOST
 from vivace.worker.step_input import StepInput
+
+
+def straighten(order: Tensor | None, numbers: Sequence[Tensor]) -> list[Tensor]:
+    """[T, n] each of a step, at the places of a chain."""
+    return list(numbers) if order is None else [one.index_select(0, order) for one in numbers]
 
 
 def move_tokens(kv: CacheMemory, step: StepInput, order: Tensor) -> None:
