@@ -258,6 +258,9 @@ def test_a_draft_of_its_own_is_counted_where_somebody_knows_it(tmp_path: Path) -
     ), "one layer"
     (part,) = (one.size for one in eagle.parts if one.name == "draft model")
     assert 0.5 < part / GIB < 3
+    (part,) = (one for one in eagle.parts if one.name == "draft features")
+    assert part.size == int(part.why.split()[0]) * 3 * 5120 * 2
+    assert not any(one.name == "draft features" for one in named.parts)
     (tmp_path / "config.json").write_text("{}")
     assert plan("EAGLE3", str(tmp_path)).external_draft
 

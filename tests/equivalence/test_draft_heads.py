@@ -29,6 +29,7 @@ from reference_trees import draft_tree
 from safetensors.torch import save_file
 
 from vivace.worker.drafters.head_drafter import HeadDrafter
+from vivace.worker.drafters.place import DrafterPlace
 
 TREE = {"speculative_eagle_topk": 3, "speculative_num_draft_tokens": 12}
 
@@ -49,6 +50,13 @@ def flags(toys: HeadToys, head: str, steps: int, **others: Any) -> dict[str, Any
 
 @pytest.fixture
 def proposals(monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
+    attach = HeadDrafter.attach
+
+    def checked(self: HeadDrafter, place: DrafterPlace) -> None:
+        attach(self, place)
+        assert self.row_numbers == sum(one[0].numel() for one in self._kept), "as it was sized"
+
+    monkeypatch.setattr(HeadDrafter, "attach", checked)
     return watch(monkeypatch, HeadDrafter)
 
 

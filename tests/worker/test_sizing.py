@@ -81,6 +81,17 @@ def test_without_a_wish_the_pool_stays_modest():
     assert fit.context == 8192 and fit.rows == 256 and not fit.rewrites
 
 
+def test_what_a_drafter_keeps_of_each_row_is_not_the_pool_s():
+    kept = {"rows": 64, "row_bytes": 1 << 26}
+    for asked in ({"static_fraction": 0.5}, {"max_total_tokens": 1 << 20}):
+        without, fit = size_pool(demand(rows=64, **asked)), size_pool(demand(**kept, **asked))
+        assert fit.rows == 64
+        missing = (without.pages - fit.pages) * demand().page_bytes
+        assert abs(missing - (4 * GIB)) <= demand().page_bytes
+    with pytest.raises(SizingError, match="features"):
+        size_pool(demand(rows=256, row_bytes=1 << 30))
+
+
 def test_cached_prefixes_take_as_much_as_one_longest_request_unless_a_size_is_asked_for():
     assert size_pool(demand()).cache_share == 8192 // 16
     assert size_pool(demand(context=100)).cache_share == 7

@@ -102,15 +102,15 @@ def build_worker(
     drafter = build_drafter(config, platform, DTYPES[config.model.dtype], model, layout, read)
     layers = [*model.attention_layers, *drafter.layers]
     weight_bytes = tensor_bytes([model, drafter])
-    windows = find_windows(config, layers, max_tokens, group)
     demand = memory_demand(
         *(config, layers, kv_dtype),
         free_bytes=free,
         available_bytes=own_share(platform, workers, max(0, share - weight_bytes)),
         weight_bytes=weight_bytes,
         workers=workers,
-        windows=windows,
+        windows=find_windows(config, layers, max_tokens, group),
         max_tokens=max_tokens,
+        row_bytes=drafter.row_numbers * platform.activations(DTYPES[config.model.dtype]).itemsize,
     )
     size = size_together(demand, group, report)
     worker = assemble(
@@ -150,11 +150,8 @@ def longest_request(config: Config, free: int, kv_dtype: torch.dtype) -> int:
     """Tokens. What a checkpoint claims is allocated for only as far as the memory of the ranks of
     an attention group (`free` bytes each) could ever hold it. They divide heads of keys; latents
     each has whole."""
-    one_pool, facts, sizes = (
-        config.memory.disable_hybrid_swa_memory,
-        config.facts,
-        requested_sizes(config),
-    )
+    one_pool, facts = config.memory.disable_hybrid_swa_memory, config.facts
+    sizes = requested_sizes(config)
     kept = (0 if one_pool else facts.full_kv_elements) or facts.kv_elements
     shares = sizes.pp * (1 if facts.latent else min(sizes.attention_tp, facts.kv_heads))
     return max(1, min(wanted_context(config), free * shares // (kept * kv_dtype.itemsize)))
@@ -365,6 +362,7 @@ def memory_demand(
     workers: int,
     windows: Sequence[int],
     max_tokens: int,
+    row_bytes: int,
 ) -> Demand:
     """What the flags ask of a device with so much memory, for these layers, the draft's among them.
     `windows`: of the cache groups behind the first."""
@@ -390,6 +388,7 @@ def memory_demand(
         step_tokens=config.depth * (chunk if chunk and chunk > 0 else context),
         window_ratio=config.memory.swa_full_tokens_ratio,
         state_bytes=bytes_per_state(layers, kv_dtype),
+        row_bytes=row_bytes,
     )
 
 

@@ -30,6 +30,8 @@ class Drafter(Protocol):
     """it writes `columns.parents`, too, where there are any"""
     layers: Sequence[CacheLayer]
     """its own, whose KV lies in the pages of the model's"""
+    row_numbers: int
+    """of the type of activations, that it keeps of each row from `attach` on"""
     nbytes: int
     """of captured passes and their buffers"""
 
@@ -84,7 +86,7 @@ class NoDrafter:
         return 0
 
     layers: Sequence[CacheLayer] = ()
-    nbytes = 0
+    row_numbers = nbytes = 0
 
     def attach(self, place: DrafterPlace) -> None:
         """It has no layers."""

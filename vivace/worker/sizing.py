@@ -75,6 +75,13 @@ class Demand:
     """that divide the memory of this machine; all bytes are of one's share"""
     state_bytes: int = 0
     """of the states of one row; 0: no layer has one"""
+    row_bytes: int = 0
+    """that a drafter keeps of each row, beside pages"""
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Whatever the pool has: weights, and what a drafter keeps."""
+        return self.weight_bytes + self.rows * self.row_bytes
 
     @property
     def page_bytes(self) -> int:
@@ -127,7 +134,8 @@ class Demand:
     def room(self) -> int:
         """Most that KV can take: what is free now, and what was free less the weights. Weights
         that are pages of a mapped file count as available now, and others may have come since."""
-        return min(self.available_bytes, self.free_bytes - self.weight_bytes) - RESERVE
+        free = min(self.available_bytes, self.free_bytes - self.weight_bytes)
+        return free - self.rows * self.row_bytes - RESERVE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +197,7 @@ def _budget(demand: Demand) -> int:
         share = min(DEFAULT_MAX_BYTES, int(demand.available_bytes * DEFAULT_SHARE))
     else:
         fraction = demand.static_fraction or ASKED_FRACTION
-        share = int(demand.free_bytes * fraction) - demand.weight_bytes
+        share = int(demand.free_bytes * fraction) - demand.fixed_bytes
     return max(0, min(share, demand.room))
 
 
@@ -253,12 +261,18 @@ def _memory_text(demand: Demand, fraction: float) -> str:
     source = "" if demand.static_fraction is None else "--mem-fraction-static "
     return (
         f"{_gib(demand.free_bytes)} were free before loading, times {source}{fraction:g}, less "
-        f"{_gib(demand.weight_bytes)} of weights, at {_kib(demand.kv_bytes_per_token)} for a token"
+        f"{_fixed_text(demand)}, at {_kib(demand.kv_bytes_per_token)} for a token"
         + "".join(
             f" and {_kib(window.kv_bytes_per_token)} for each of the last {window.window:,}"
             for window in demand.windows
         )
     )
+
+
+def _fixed_text(demand: Demand) -> str:
+    kept = demand.rows * demand.row_bytes
+    drafts = f" and {_gib(kept)} of {demand.rows} rows' features for drafts" if kept else ""
+    return f"{_gib(demand.weight_bytes)} of weights{drafts}"
 
 
 def _too_small(demand: Demand, allowed: int) -> str:
@@ -285,8 +299,8 @@ def _too_small(demand: Demand, allowed: int) -> str:
             )
         )
         memory = (
-            f"{_gib(demand.free_bytes)} were free{share} before loading, the weights take "
-            f"{_gib(demand.weight_bytes)}, {_gib(max(0, demand.room))} are left for KV"
+            f"{_gib(demand.free_bytes)} were free{share} before loading, less "
+            f"{_fixed_text(demand)}, {_gib(max(0, demand.room))} are left for KV"
         )
     return (
         f"the KV pool would hold {allowed * page} tokens: {memory}, and {fewest * page} tokens "
@@ -295,7 +309,7 @@ def _too_small(demand: Demand, allowed: int) -> str:
 
 
 def _remedy(demand: Demand, need: int) -> str:
-    fraction = math.ceil(1000 * (demand.weight_bytes + need) / max(1, demand.free_bytes)) / 1000
+    fraction = math.ceil(1000 * (demand.fixed_bytes + need) / max(1, demand.free_bytes)) / 1000
     if need <= demand.room and fraction <= MAX_FRACTION:
         return (
             f"The smallest --mem-fraction-static that works is {fraction:g}; "

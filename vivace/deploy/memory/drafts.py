@@ -34,6 +34,12 @@ def describe_draft(server: ServerPlan) -> Architecture | None:
     return None if known is None else known_architecture(known, path)
 
 
+def feature_bytes(model: Architecture, server: ServerPlan) -> int:
+    """Hidden states of one token that a head drafts from, in 16 bits."""
+    states = {"EAGLE3": HEAD_FEATURES, "EAGLE": 1}.get(server.speculative_algorithm, 0)
+    return states * model.hidden * 2
+
+
 def draft_weights(draft: Architecture, model: Architecture, server: ServerPlan) -> int:
     """Bytes on one device. A head uses the model's embedding."""
     named = server.value("speculative_draft_model_quantization") or draft.precision

@@ -13,7 +13,7 @@ from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.buffers import MIB
 from vivace.deploy.memory.defaults import USUAL_CHUNK, chunk_size, graph_default
-from vivace.deploy.memory.drafts import describe_draft, draft_weights
+from vivace.deploy.memory.drafts import describe_draft, draft_weights, feature_bytes
 from vivace.deploy.memory.stages import StagePlan, list_stages
 from vivace.deploy.memory.weights import (
     PRECISIONS,
@@ -266,6 +266,8 @@ def outside_parts(model: Architecture, server: ServerPlan, case: Case) -> tuple[
              f"{max(tokens, rows)} tokens at once"),
         MemoryPart("graphs", graphs * GRAPH_ROW * server.draft_tokens, "outside", f"{graphs} rows"),
         MemoryPart("sampler", rows * model.vocabulary * 8, "outside", f"{rows} rows of logits"),
+        MemoryPart("draft features", rows * feature_bytes(model, server), "outside",
+             f"{rows} rows of hidden states"),
         MemoryPart("communicators", shared, "outside", f"{buffer} for each group of ranks"),
         MemoryPart("workspace", RUNTIME, "outside"),
     ]  # fmt: skip

@@ -39,7 +39,7 @@ class GuardedDrafter:
         self.width, self.trees = drafter.width, drafter.trees
         self.reads_tokens = drafter.reads_tokens
         self.layers, self._drafter, self._vocabulary = drafter.layers, drafter, vocabulary
-        self.nbytes = drafter.nbytes
+        self.nbytes, self.row_numbers = drafter.nbytes, drafter.row_numbers
         self._failed, self._alone = False, alone
 
     @property

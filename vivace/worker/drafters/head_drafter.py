@@ -46,6 +46,7 @@ class HeadDrafter(NoDrafter):
         self._search = search
         self._head = head
         self._widths = features
+        self.row_numbers = (1 + width) * sum(features)
 
     def attach(self, place: DrafterPlace) -> None:
         rows, device = place.rows, place.rows.columns.known.device
