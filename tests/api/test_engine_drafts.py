@@ -62,6 +62,20 @@ def test_answers_are_the_same_and_tell_how_drafts_fared(
     assert meta["spec_verify_ct"] < 60 and meta["spec_accept_length"] > 1
 
 
+def test_drafts_are_right_as_often_as_a_variable_says(
+    toy: Path, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
+    for rate, least, most in (("0", 1, 1.1), ("0.6", 1.5, 3), ("1", 3.5, 4)):
+        monkeypatch.setenv("VIVACE_TEST_DRAFTS", rate)
+        with vivace.Engine(toy, **FLAGS, **drafts, speculative_fixed_width=True) as engine:
+            for _ in range(2):
+                answers: Any = engine.generate(input_ids=PROMPTS, sampling_params=SAMPLING)
+                assert [one["output_ids"] for one in answers] == wanted
+        lengths = [one["meta_info"]["spec_accept_length"] for one in answers]
+        assert least <= sum(lengths) / len(lengths) <= most
+
+
 def test_drafts_come_from_a_corpus(toy: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "or not to be, that is the question"}) + "\n")

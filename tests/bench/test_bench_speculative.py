@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vivace.bench.scripted_drafts import SCRIPTED, measure_scripted
 from vivace.bench.speculative import main, measure, parse
 from vivace.bench.tokenizer import SplitCodec
 
@@ -26,6 +28,7 @@ class DraftingEngine:
         self.drafts = "speculative_algorithm" in arguments
         self.arguments, self.ended, self.keys = arguments, False, list[str]()
         self._wrong = wrong and self.drafts
+        self.acceptance = os.environ.get(SCRIPTED)
 
     def generate(self, **kwargs: Any) -> list[dict[str, Any]]:
         self.keys.append(kwargs["extra_key"])
@@ -80,7 +83,60 @@ def test_the_embedded_model_draws_the_same_tokens(capsys: pytest.CaptureFixture[
     assert len([line for line in shown.splitlines() if "a step" in line]) == 4
 
 
-@pytest.mark.parametrize("flags", ["--rounds 0", "--streams x"])
+class CountedSteps:
+    """One with 3 drafts takes 10 ms, one without 8."""
+
+    def __init__(self) -> None:
+        self.acceptance = os.environ.get(SCRIPTED)
+        self.ended = False
+
+    def time(self, prompt: list[int], steps: int, drafts: int) -> list[float]:
+        assert drafts in (0, 3)
+        return [0.01 if drafts else 0.008] * steps
+
+    def close(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_share_of_what_steps_allow(
+    wrong: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SCRIPTED, raising=False)
+    engines: list[DraftingEngine] = []
+    steps: list[CountedSteps] = []
+
+    def make(arguments: dict[str, Any]) -> DraftingEngine:
+        engines.append(DraftingEngine(arguments, wrong))
+        return engines[-1]
+
+    def make_steps(arguments: dict[str, Any]) -> CountedSteps:
+        assert arguments["speculative_num_draft_tokens"] == 4
+        steps.append(CountedSteps())
+        return steps[-1]
+
+    file = tmp_path / "figures.json"
+    args, _ = parse(["--scripted", "0.6", *FLAGS, "--output-file", str(file)])
+    code = measure_scripted(
+        args, {"cpu_threads": 1}, make, lambda path: ChattingCodec(), make_steps
+    )
+    assert code == int(wrong)
+    assert [engine.acceptance for engine in engines] == [None, "0.6"]
+    assert [one.acceptance for one in steps] == ["0.0"] and SCRIPTED not in os.environ
+    assert all(one.ended for one in (*engines, *steps))
+    assert engines[0].arguments == {"cpu_threads": 1}
+    rounds = json.loads(file.read_text())["rounds"]
+    assert len(rounds) == 3 and rounds[0]["expected"] == pytest.approx(2.176)
+    allowed = 2.176 * 8 / 10
+    assert f"may be {allowed:.2f}\nit is 3.00: {3 / allowed:.0%}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", ["--rounds 0", "--streams x", "--scripted 1.1"])
 def test_bad_flags_are_refused(flags: str) -> None:
     with pytest.raises(SystemExit):
         parse(flags.split())
+
+
+def test_a_script_chooses_the_drafts() -> None:
+    with pytest.raises(SystemExit):
+        parse("--scripted 0.5 --speculative-algorithm NGRAM".split())

@@ -9,7 +9,7 @@ import pytest
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
 from vivace.protocol.messages import LogprobOptions
-from vivace.worker.drafters.scripted import ScriptedDrafter
+from vivace.worker.drafters.scripted import RememberedAnswers, ScriptedDrafter
 
 PROMPT = [5, 9, 1, 40, 7]
 KINDS = {
@@ -139,3 +139,26 @@ def test_no_more_drafts_than_the_drafter_has_nor_beyond_what_a_row_holds():
     with pytest.raises(ValueError, match="positions"):
         driver.step({0: 65})
     driver.step({0: 64})
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
+def test_remembered_answers_are_right_as_often_as_asked(acceptance):
+    texts = [[text, *range(2, 4000)] for text in range(2)]
+    script, right, said = RememberedAnswers(acceptance), 0, 0
+    for known in range(1, 3999):
+        assert not known % 50 or len(script(texts[known % 2][:known], 3)) == 3
+    for text in texts:
+        script(text, 3)
+        for known in range(1, 3000, 3):
+            drafts = script(text[:known], 3)
+            right += sum(map(int.__eq__, drafts, text[known : known + 3]))
+            said += 3
+    assert right / said == pytest.approx(acceptance, abs=0.03)
+
+
+def test_drafts_are_remembered_across_answers():
+    script = RememberedAnswers(1.0)
+    tokens, _ = run("greedy", 3, script)
+    again, results = run("greedy", 3, script)
+    assert (again, plain_run("greedy", None)[0]) == (tokens, tokens)
+    assert [len(result.tokens[0]) for result in results[1:9]] == [4] * 8

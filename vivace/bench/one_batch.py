@@ -44,6 +44,8 @@ class BatchShape:
     batch: int
     input_len: int
     output_len: int
+    drafts: int = 0
+    """that each decode step verifies for each row"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +117,7 @@ class Batches:
 
     def check_fits(self, shape: BatchShape) -> None:
         capacity = self._executor.capacity
-        length = shape.input_len + shape.output_len
+        length = shape.input_len + shape.output_len + shape.drafts
         pages = shape.batch * -(-length // capacity.page_size)
         if shape.batch > capacity.rows:
             raise BenchError(
@@ -139,7 +141,7 @@ class Batches:
         return self.generate(prompts, shape)
 
     def generate(self, prompts: Sequence[Sequence[int]], shape: BatchShape, cut: int = 0) -> Timing:
-        """Prefill (in two parts when `cut` > 0), then decode greedily."""
+        """Prefill (in two parts when `cut` > 0), then decode greedily, drafts all wrong."""
         joins = self._joins(prompts, shape)
         tokens: list[list[int]] = [[] for _ in prompts]
         started = time.perf_counter()
@@ -150,7 +152,7 @@ class Batches:
         decode = []
         for _ in range(shape.output_len - 1):
             started = time.perf_counter()
-            plan = self._plan(rows=rows, counts=[1] * len(rows))
+            plan = self._plan(rows=rows, counts=[1 + shape.drafts] * len(rows))
             keep_tokens(self._executor.submit(plan).result(), plan, tokens)
             decode.append(time.perf_counter() - started)
         self._occupied = rows
@@ -158,7 +160,7 @@ class Batches:
 
     def _joins(self, prompts: Sequence[Sequence[int]], shape: BatchShape) -> list[Join]:
         page_size = self._executor.capacity.page_size
-        each = -(-(shape.input_len + shape.output_len) // page_size)
+        each = -(-(shape.input_len + shape.output_len + shape.drafts) // page_size)
         sampling = SamplingParams(
             temperature=0.0, max_new_tokens=shape.output_len, ignore_eos=True, seed=1
         )

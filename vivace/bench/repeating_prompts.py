@@ -3,6 +3,8 @@ n-grams are for."""
 
 from __future__ import annotations
 
+from vivace.bench.tokenizer import TokenCodec
+
 CODE = """import csv
 from dataclasses import dataclass
 
@@ -97,3 +99,8 @@ REPEATING_CHATS: dict[str, list[dict[str, str]]] = {
     ],
 }
 """name -> messages"""
+
+
+def repeating_prompts(codec: TokenCodec) -> list[list[int]]:
+    """Their tokens, in the model's chat template."""
+    return codec.encode([codec.chat(messages) for messages in REPEATING_CHATS.values()])

@@ -2,8 +2,8 @@
 
 Two engines of this process, which differ in nothing but the flags of speculative decoding, take
 turns; a figure is the median over rounds of one engine's output speed divided by the other's in the
-same round. Single streams count from their first token on, many at once as a whole. Each round has
-an `extra_key` of its own, so that no round drafts from what an earlier one has said.
+same round. Each round has an `extra_key` of its own, so that no round drafts from what an earlier
+one has said. With `--scripted` drafts are right as often as it says (`scripted_drafts.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,28 +19,19 @@ from typing import Any
 
 from vivace.arguments import ArgumentParser
 from vivace.bench.environment import host_facts, instruction_set
-from vivace.bench.errors import BenchError, run_benchmark
+from vivace.bench.errors import run_benchmark
 from vivace.bench.flags import refuse_misspelled, result_file
 from vivace.bench.offline import OfflineEngine, engine_arguments, open_engine
+from vivace.bench.output_speed import PromptSet, accept_length, run, texts
 from vivace.bench.record import write_figures
-from vivace.bench.repeating_prompts import REPEATING_CHATS
+from vivace.bench.repeating_prompts import repeating_prompts
+from vivace.bench.scripted_drafts import measure_scripted, open_steps
 from vivace.bench.tokenizer import LocalCodec, TokenCodec, ordinary_ids
 
 PROGRAM = "vivace bench speculative"
 DRAFT_FLAGS = "speculative_"
 DEFAULT_ALGORITHM = "NGRAM"
 HEADER = f"{'prompts':<12} {'streams':>7} {'plain':>9} {'drafts':>9} {'ratio':>7}  accepted"
-
-Prompt = list[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptSet:
-    """`streams` of them at once, one batch after the other."""
-
-    name: str
-    streams: int
-    prompts: Sequence[Prompt]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +51,14 @@ class SpeedRatio:
 
 def main(argv: list[str]) -> int:
     args, words = parse(argv)
-    return run_benchmark(
-        PROGRAM, lambda: measure(args, engine_arguments(words, PROGRAM), open_engine, LocalCodec)
-    )
+
+    def run_chosen() -> int:
+        arguments = engine_arguments(words, PROGRAM)
+        if args.scripted is None:
+            return measure(args, arguments, open_engine, LocalCodec)
+        return measure_scripted(args, arguments, open_engine, LocalCodec, open_steps)
+
+    return run_benchmark(PROGRAM, run_chosen)
 
 
 def measure(
@@ -101,8 +96,7 @@ def measure(
 def prompt_sets(args: argparse.Namespace, codec: TokenCodec) -> list[PromptSet]:
     """Chats whose answers repeat what they were given, and prompts of random tokens; alone, then
     many at once, each with a beginning of its own."""
-    chats = [codec.chat(messages) for messages in REPEATING_CHATS.values()]
-    repeating = codec.encode(chats)
+    repeating = repeating_prompts(codec)
     chance, ordinary = random.Random(args.seed), ordinary_ids(codec)
     random_prompts = [chance.choices(ordinary, k=args.random_input_len) for _ in repeating]
     found: list[PromptSet] = []
@@ -126,7 +120,7 @@ def compare(
     for number in range(args.rounds + 1):  # the first one warms up
         answers: list[list[dict[str, Any]]] = [[], []]
         for which in (0, 1) if number % 2 else (1, 0):
-            speed, answers[which] = run(one, engines[which], f"round {number}", args)
+            speed, answers[which] = run(one, engines[which], f"round {number}", args.output_len)
             if number:
                 speeds[which].append(speed)
         same &= texts(answers[0]) == texts(answers[1])
@@ -142,38 +136,6 @@ def compare(
         accept_length=statistics.mean(lengths),
         same=same,
     )
-
-
-def run(
-    one: PromptSet, engine: OfflineEngine, key: str, args: argparse.Namespace
-) -> tuple[float, list[dict[str, Any]]]:
-    """(tokens per second, answers)"""
-    sampling = {"temperature": 0, "max_new_tokens": args.output_len, "ignore_eos": True}
-    answers, seconds, tokens = list[dict[str, Any]](), 0.0, 0
-    for at in range(0, len(one.prompts), one.streams):
-        prompts = list(one.prompts[at : at + one.streams])
-        begin = time.perf_counter()
-        found = engine.generate(input_ids=prompts, sampling_params=sampling, extra_key=key)
-        took = time.perf_counter() - begin
-        answers += found
-        if one.streams == 1:
-            (meta,) = (answer["meta_info"] for answer in found)
-            tokens += meta["completion_tokens"] - 1
-            seconds += (meta["completion_tokens"] - 1) / meta["decode_throughput"]
-        else:
-            tokens += sum(answer["meta_info"]["completion_tokens"] for answer in found)
-            seconds += took
-    if not seconds:
-        raise BenchError(f"answers of {args.output_len} tokens take no time; ask for more")
-    return tokens / seconds, answers
-
-
-def texts(answers: Sequence[dict[str, Any]]) -> list[list[int]]:
-    return [answer["output_ids"] for answer in answers]
-
-
-def accept_length(answer: dict[str, Any]) -> float:
-    return answer["meta_info"].get("spec_accept_length", 1.0)
 
 
 def line(one: SpeedRatio) -> str:
@@ -197,9 +159,19 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--output-len", type=positive, default=128, help="tokens of an answer (default: 128)")
     add("--random-input-len", type=positive, default=128, help="(default: 128)")
     add("--seed", type=int, default=0, help="of random prompts (default: 0)")
+    add(
+        "--scripted",
+        type=acceptance,
+        metavar="RATE",
+        help="instead: of drafts that are right so often (0 to 1) the speed-up beside what the "
+        "times of steps allow",
+    )
+    add("--width", type=positive, default=3, help="drafts of a step of --scripted (default: 3)")
     add("--output-file", type=result_file, help="write the figures as JSON")
     args, words = parser.parse_known_args(argv)
     refuse_misspelled(parser, words)
+    if args.scripted is not None and any(word.startswith("--speculative") for word in words):
+        parser.error("--scripted chooses the drafts: leave --speculative-... flags out")
     return args, words
 
 
@@ -207,4 +179,11 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def acceptance(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return value

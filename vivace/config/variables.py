@@ -110,6 +110,11 @@ WORKING = {
     "RAY_ADDRESS": supported("with --use-ray: host:port of the cluster", "text"),
     "VIVACE_EXECUTOR": supported("test aid: `oracle[:seconds per step]` runs no model", "text"),
     "VIVACE_TEST_FAULT": supported("test aid: make a process fail, as `engine-exit@20`", "text"),
+    "VIVACE_TEST_DRAFTS": supported(
+        "test aid: drafts are what was answered before, each right so often (0 to 1)",
+        "number",
+        limits=(0, 1),
+    ),
     "VIVACE_COMPARE_RANKS": supported(
         "end an engine, with the rank, step and row, when its ranks have drawn different tokens",
         "switch",

@@ -35,7 +35,7 @@ from vivace.worker.drafters.heads import DraftHead, Eagle3Head, EagleHead
 from vivace.worker.drafters.nextn import NextnHead
 from vivace.worker.drafters.ngram import Breadth, NgramDrafter
 from vivace.worker.drafters.relaxed import EXACT, AcceptThresholds
-from vivace.worker.drafters.scripted import SentDrafter
+from vivace.worker.drafters.scripted import RememberedAnswers, ScriptedDrafter, SentDrafter
 from vivace.worker.drafters.searches import ChainSearch, DraftSearch, TreeSearch
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BODY = "model"
+SCRIPTED = "VIVACE_TEST_DRAFTS"
 
 
 class LoadDraft(Protocol):
@@ -94,6 +95,8 @@ def choose_drafter(
     load: LoadDraft,
 ) -> Drafter:
     """As `build_drafter`, of what proposes."""
+    if acceptance := config.environment.get(SCRIPTED):
+        return ScriptedDrafter(config.draft_width, RememberedAnswers(float(acceptance)))
     if config.speculative.speculative_algorithm == NGRAM:
         settings, stages = ngram_settings(config), layout.stage.source is not None
         return NgramDrafter(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,6 +11,9 @@ import numpy as np
 from vivace.platforms.host import download, upload
 from vivace.platforms.rows import RowColumns
 from vivace.worker.drafter import NoDrafter
+
+MOST_TEXTS = 64
+"""that a script remembers"""
 
 
 class ScriptedDrafter(NoDrafter):
@@ -25,6 +30,39 @@ class ScriptedDrafter(NoDrafter):
             drafts = self._script(download(columns.tokens[row, :known]).tolist(), count)
             ids = upload(np.array(drafts, np.int32), columns.tokens.device)
             columns.tokens[row, known : known + count] = ids
+
+
+class RememberedAnswers:
+    """A script: what followed the same tokens before, each of them with a probability of
+    `acceptance`, else another token. What a worker has not said yet is drafted wrong."""
+
+    def __init__(self, acceptance: float, seed: int = 0) -> None:
+        self._acceptance = acceptance
+        self._chance = random.Random(seed)
+        self._texts = deque[list[int]](maxlen=MOST_TEXTS)
+
+    def __call__(self, known: list[int], count: int) -> list[int]:
+        right = self._find(known)[len(known) : len(known) + count]
+        said = [
+            token if self._chance.random() < self._acceptance else wrong_token(token)
+            for token in right
+        ]
+        return said + [0] * (count - len(right))
+
+    def _find(self, known: list[int]) -> list[int]:
+        """The text that begins so; it is remembered from now on."""
+        for place, text in enumerate(self._texts):
+            if text[: len(known)] == known:
+                return text
+            if known[: len(text)] == text:
+                self._texts[place] = known
+                return known
+        self._texts.append(known)
+        return known
+
+
+def wrong_token(token: int) -> int:
+    return 0 if token else 1
 
 
 class ScriptedTreeDrafter(NoDrafter):
