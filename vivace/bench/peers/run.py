@@ -18,24 +18,26 @@ from vivace.bench.environment import host_facts
 from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import result_file
 from vivace.bench.peers.compare import Comparison, Rules, compare
-from vivace.bench.peers.llama_cpp import LlamaCppPeer
+from vivace.bench.peers.llama_cpp import LLAMA_PEERS, LlamaCppPeer, embedded_gguf
 from vivace.bench.peers.open_vino import OpenVinoPeer, Weights
-from vivace.bench.peers.ours import VivacePeer
+from vivace.bench.peers.ours import OURS, VivacePeer
 from vivace.bench.peers.peer import Peer, RunningPeer, run_server, run_shown
 from vivace.bench.peers.scripted import ScriptedPeer
 from vivace.bench.peers.summary import as_dict, render
 from vivace.bench.peers.vllm_cpu import VllmCpuPeer
-from vivace.bench.peers.workloads import DEFAULT, WORKLOADS
+from vivace.bench.peers.workloads import DEFAULT, choose_workload
+from vivace.bench.peers.workloads import NAMES as WORKLOAD_NAMES
 from vivace.bench.record import write_figures
 from vivace.bench.tokenizer import LocalCodec, SplitCodec, TokenCodec, ordinary_ids
 
 PROGRAM = "vivace bench peers"
-NAMES = ("llama.cpp", "vllm-cpu", "openvino", "openvino-int8", "openvino-int4", "scripted")
 OPENVINO: dict[str, Weights] = {
     "openvino": "fp16",
     "openvino-int8": "int8",
     "openvino-int4": "int4",
 }
+NAMES = (*LLAMA_PEERS, "vllm-cpu", *OPENVINO, *OURS, "scripted")
+EMBEDDED = Path("embedded")
 
 
 def main(argv: list[str]) -> int:
@@ -58,7 +60,7 @@ def setup(args: argparse.Namespace) -> int:
 
 def measure(args: argparse.Namespace, argv: Sequence[str]) -> int:
     """Start all servers, run the workloads in turn, print the table, write the JSON file."""
-    peers = [make_vivace_peer(args), *(make_peer(name, args) for name in args.peer)]
+    peers = [make_first_peer(args), *(make_peer(name, args) for name in args.peer)]
     problems = [problem for peer in peers if (problem := peer.missing(args.dir))]
     if problems:
         raise BenchError("; ".join(problems))
@@ -72,7 +74,7 @@ def measure(args: argparse.Namespace, argv: Sequence[str]) -> int:
     args.logs.mkdir(parents=True, exist_ok=True)
     with ended_by_signals(), contextlib.ExitStack() as stack:
         servers = start_servers(peers, args, stack.enter_context)
-        chosen = [WORKLOADS[name] for name in args.workload]
+        chosen = [choose_workload(name, codec) for name in args.workload]
         comparison = compare(servers, chosen, ordinary_ids(codec), rules)
     print(render(comparison, peers[0].name))
     if args.output_file:
@@ -139,16 +141,19 @@ def write(
     print(f"written to {path}")
 
 
-def make_vivace_peer(args: argparse.Namespace) -> Peer:
+def make_first_peer(args: argparse.Namespace) -> Peer:
     if args.ours == "scripted":
         return ScriptedPeer("scripted-ours", backend="vivace")
-    return VivacePeer(shlex.split(args.vivace_flags))
+    return make_peer(args.ours, args)
 
 
 def make_peer(name: str, args: argparse.Namespace) -> Peer:
     flags = shlex.split(args.peer_flags)
-    if name == "llama.cpp":
-        return LlamaCppPeer(flags, args.gguf)
+    if name in OURS:
+        return VivacePeer([*OURS[name], *shlex.split(args.vivace_flags)], name)
+    if name in LLAMA_PEERS:
+        file = embedded_gguf() if args.gguf == EMBEDDED else args.gguf
+        return LlamaCppPeer(flags, file, name)
     if name == "vllm-cpu":
         return VllmCpuPeer(flags)
     if name in OPENVINO:
@@ -174,26 +179,34 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         default=["llama.cpp"],
         help=f"servers to compare with: {', '.join(NAMES)}; default: llama.cpp",
     )
-    add("--ours", choices=("vivace", "scripted"), default="vivace", help=argparse.SUPPRESS)
+    add(
+        "--ours",
+        choices=(*OURS, "scripted"),
+        metavar="NAME",
+        default="vivace",
+        help=f"what is compared with them: {', '.join(OURS)}; default: vivace",
+    )
     add(
         "--workload",
         nargs="+",
-        choices=list(WORKLOADS),
+        choices=WORKLOAD_NAMES,
         metavar="NAME",
         default=list(DEFAULT),
-        help=f"what to run: {', '.join(WORKLOADS)}; default: {' '.join(DEFAULT)}",
+        help=f"what to run: {', '.join(WORKLOAD_NAMES)}; default: {' '.join(DEFAULT)}",
     )
     add("--repetitions", type=int, default=3, help="runs per server and workload; default: 3")
     add("--max-foreign", type=float, default=0.06, help="CPU share of others that disturbs a run")
     add("--retries", type=int, default=4, help="disturbed runs that are repeated at most")
     add("--priority", action="store_true", help="highest scheduling weight for servers (root)")
-    add("--vivace-flags", default="", help='flags of our server, in one word: "--dtype bfloat16"')
+    add("--vivace-flags", default="", help='flags of our servers, in one word: "--dtype bfloat16"')
     add("--peer-flags", default="", help="more flags of the peers, in one word")
-    add("--gguf", type=named_path, help="another GGUF file for llama.cpp")
+    add("--gguf", type=named_path, help="GGUF file for llama.cpp; embedded: ours, as it is")
     add("--logs", type=named_path, default=Path("peer-logs"), help="folder for the servers' output")
     add("--seed", default="", help="of the prompts; default: new in every call")
     add("--output-file", type=result_file, default="", help="JSON file to write")
     args = parser.parse_args(argv)
     if args.repetitions < 1:
         parser.error("--repetitions must be at least 1")
+    if args.ours in OURS and args.ours in args.peer:
+        parser.error(f"{args.ours} is --ours and a --peer: give another one")
     return args

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vivace.bench.peers.compare import Comparison, Run
-from vivace.bench.peers.workloads import WORKLOADS, is_latency
+from vivace.bench.peers.workloads import TITLES, is_latency
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +89,7 @@ def render(comparison: Comparison, ours: str) -> str:
     for row in build_rows(comparison, ours):
         if row.workload != workload:
             workload = row.workload
-            title = WORKLOADS[workload].title if workload in WORKLOADS else workload
-            lines += ["", f"{workload}: {title}"]
+            lines += ["", f"{workload}: {TITLES.get(workload, workload)}"]
         lines.append(format_row(row, ours))
     lines += ["", *remarks(comparison)]
     return "\n".join(lines)

@@ -5,9 +5,36 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from vivace.bench.metrics import MS, BenchmarkMetrics
+from vivace.bench.repeating_prompts import repeating_prompts
+from vivace.bench.tokenizer import TokenCodec
 from vivace.bench.workload import BenchRequest
+
+REPEATING = "repeating"
+
+
+class Workload(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def output(self) -> int:
+        """tokens of each answer"""
+        ...
+
+    @property
+    def input_len(self) -> int:
+        """tokens of the longest prompt"""
+        ...
+
+    def queries(self, ids: Sequence[int], seed: str) -> list[BenchRequest]:
+        """The same for every server with the same seed. `ids`: ordinary ones of the vocabulary."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +66,34 @@ class PeerWorkload:
                 output_len=self.output,
             )
             for _ in range(self.requests)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatingWorkload:
+    """Chats whose answers repeat what they were given, in the model's template: for drafts."""
+
+    prompts: Sequence[list[int]]
+    name: str = REPEATING
+    title: str = "three chats whose answers repeat them, one by one, 128 out"
+    concurrency: int = 1
+    output: int = 128
+
+    @property
+    def input_len(self) -> int:
+        return max(map(len, self.prompts))
+
+    def queries(self, ids: Sequence[int], seed: str) -> list[BenchRequest]:
+        """The same prompts each time; but this package's servers draft only from what was said with
+        the same key."""
+        return [
+            BenchRequest(
+                prompt=prompt,
+                input_len=len(prompt),
+                output_len=self.output,
+                extra={"extra_key": seed},
+            )
+            for prompt in self.prompts
         ]
 
 
@@ -83,10 +138,20 @@ WORKLOADS: dict[str, PeerWorkload] = {
         ),
     )
 }
+TITLES = {name: workload.title for name, workload in WORKLOADS.items()} | {
+    REPEATING: RepeatingWorkload.title
+}
+NAMES = tuple(TITLES)
 DEFAULT = ("single", "concurrent", "shared")
 
 
-def compared_figures(workload: PeerWorkload, metrics: BenchmarkMetrics) -> dict[str, float]:
+def choose_workload(name: str, codec: TokenCodec) -> Workload:
+    if name == REPEATING:
+        return RepeatingWorkload(prompts=repeating_prompts(codec))
+    return WORKLOADS[name]
+
+
+def compared_figures(workload: Workload, metrics: BenchmarkMetrics) -> dict[str, float]:
     """The figures of one run. Names with "ms" are better when lower, the others when higher."""
     values: dict[str, float] = {}
     if workload.concurrency == 1 and workload.output > 1:
