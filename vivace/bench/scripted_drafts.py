@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,10 +26,11 @@ from vivace.bench.output_speed import PromptSet, accept_length, run, texts
 from vivace.bench.record import write_figures
 from vivace.bench.repeating_prompts import repeating_prompts
 from vivace.bench.tokenizer import TokenCodec
+from vivace.config.process_environment import variable_set
 from vivace.engine.executor import Executor
 
 SCRIPTED = "VIVACE_TEST_DRAFTS"
-ALWAYS_WRONG = 0.0
+ALWAYS_WRONG = "0"
 
 
 class TimedSteps(Protocol):
@@ -84,10 +84,10 @@ def measure_scripted(
         plain = make_engine(arguments)
         stack.callback(plain.shutdown)
         drafting = {**arguments, **draft_flags(args.width)}
-        with scripted(args.scripted):
+        with variable_set(SCRIPTED, str(args.scripted)):
             engine = make_engine(drafting)
         stack.callback(engine.shutdown)
-        with scripted(ALWAYS_WRONG):
+        with variable_set(SCRIPTED, ALWAYS_WRONG):
             steps = make_steps(drafting)
         stack.callback(steps.close)
         print(f"computed by: {instruction_set(plain.get_server_info())}")
@@ -108,19 +108,6 @@ def draft_flags(width: int) -> dict[str, Any]:
         "speculative_num_draft_tokens": 1 + width,
         "speculative_fixed_width": True,
     }
-
-
-@contextlib.contextmanager
-def scripted(acceptance: float) -> Iterator[None]:
-    """What is loaded meanwhile drafts what it answered before, right so often."""
-    before = os.environ.get(SCRIPTED)
-    os.environ[SCRIPTED] = str(acceptance)
-    try:
-        yield
-    finally:
-        os.environ.pop(SCRIPTED)
-        if before is not None:
-            os.environ[SCRIPTED] = before
 
 
 def run_rounds(

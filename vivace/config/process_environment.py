@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from vivace.errors import CannotStart
@@ -20,6 +22,19 @@ GIVE_A_KEY = f"give --api-key, or set {', '.join(KEY_VARIABLES[:-1])} or {KEY_VA
 def process_environment() -> dict[str, str]:
     """A copy of the environment, for `vivace.config.parsing`."""
     return dict(os.environ)
+
+
+@contextmanager
+def variable_set(name: str, value: str) -> Generator[None, None, None]:
+    """What reads the environment meanwhile finds this value."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def is_key(text: str) -> bool:

@@ -18,7 +18,7 @@ from vivace.bench.environment import cpu_reading, foreign_share, memory_peak
 from vivace.bench.http_backends import RequestSettings
 from vivace.bench.metrics import calculate_metrics
 from vivace.bench.peers.peer import RunningPeer
-from vivace.bench.peers.workloads import Workload, compared_figures
+from vivace.bench.peers.workloads import ComparedWorkload, compared_figures
 from vivace.bench.runner import BenchLoad, Outcome, measure_load, with_loop
 from vivace.bench.transport import Record
 from vivace.bench.workload import BenchRequest
@@ -73,7 +73,7 @@ class Comparison:
 
 def compare(
     servers: Sequence[RunningPeer],
-    workloads: Sequence[Workload],
+    workloads: Sequence[ComparedWorkload],
     ids: Sequence[int],
     rules: Rules,
     say: Callable[[str], None] = print,
@@ -93,7 +93,9 @@ def compare(
     return Comparison(runs=kept, thrown_away=thrown, memory=memory)
 
 
-def warm_up(server: RunningPeer, workload: Workload, ids: Sequence[int], rules: Rules) -> None:
+def warm_up(
+    server: RunningPeer, workload: ComparedWorkload, ids: Sequence[int], rules: Rules
+) -> None:
     """A part of the workload with other prompts and short answers."""
     queries = workload.queries(ids, f"{rules.seed}/warm-up")[:WARMUP_REQUESTS]
     short = [replace(query, output_len=min(query.output_len, WARMUP_OUTPUT)) for query in queries]
@@ -102,7 +104,7 @@ def warm_up(server: RunningPeer, workload: Workload, ids: Sequence[int], rules: 
 
 def run_undisturbed(
     server: RunningPeer,
-    workload: Workload,
+    workload: ComparedWorkload,
     ids: Sequence[int],
     rules: Rules,
     repetition: int,
@@ -128,7 +130,7 @@ def run_undisturbed(
 
 def one_run(
     server: RunningPeer,
-    workload: Workload,
+    workload: ComparedWorkload,
     queries: Sequence[BenchRequest],
     rules: Rules,
     repetition: int,
@@ -149,7 +151,7 @@ def one_run(
     )
 
 
-def build_load(server: RunningPeer, workload: Workload) -> BenchLoad:
+def build_load(server: RunningPeer, workload: ComparedWorkload) -> BenchLoad:
     return BenchLoad(
         backend=BACKENDS[server.peer.backend],
         base_url=server.base_url,

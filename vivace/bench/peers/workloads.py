@@ -15,7 +15,7 @@ from vivace.bench.workload import BenchRequest
 REPEATING = "repeating"
 
 
-class Workload(Protocol):
+class ComparedWorkload(Protocol):
     @property
     def name(self) -> str: ...
     @property
@@ -145,13 +145,13 @@ NAMES = tuple(TITLES)
 DEFAULT = ("single", "concurrent", "shared")
 
 
-def choose_workload(name: str, codec: TokenCodec) -> Workload:
+def choose_workload(name: str, codec: TokenCodec) -> ComparedWorkload:
     if name == REPEATING:
         return RepeatingWorkload(prompts=repeating_prompts(codec))
     return WORKLOADS[name]
 
 
-def compared_figures(workload: Workload, metrics: BenchmarkMetrics) -> dict[str, float]:
+def compared_figures(workload: ComparedWorkload, metrics: BenchmarkMetrics) -> dict[str, float]:
     """The figures of one run. Names with "ms" are better when lower, the others when higher."""
     values: dict[str, float] = {}
     if workload.concurrency == 1 and workload.output > 1:
