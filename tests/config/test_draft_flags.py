@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from served_toy import write_toy_llama
 
-from vivace.config.drafts import drafts, trees
+from vivace.config.drafts import OF_MODELS, drafts, trees
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import from_arguments
 from vivace.config.speculative import SpeculativeOptions
@@ -49,6 +50,19 @@ def test_without_an_algorithm_there_are_no_drafts_and_flags_of_them_say_so() -> 
     config = configure(from_arguments(speculative_num_draft_tokens=5))
     assert config.draft_width == 0
     assert any("--speculative-num-draft-tokens has no effect" in each for each in config.notices)
+
+
+def test_flags_of_other_drafters_have_no_effect_and_say_so() -> None:
+    of_models = dict.fromkeys(OF_MODELS, "x") | {
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 2,
+        "speculative_draft_load_format": "gguf",
+        "speculative_draft_model_quantization": "unquant",
+    }
+    config = configure(from_arguments(speculative_algorithm="NGRAM", **of_models))
+    idle = [each for each in config.notices if "no effect with --speculative-alg" in each]
+    assert len(idle) == len(OF_MODELS) and config.draft_width == 11
+    assert set(OF_MODELS) <= {field.name for field in fields(SpeculativeOptions)}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +166,9 @@ def test_a_chain_has_a_draft_of_each_step(
     assert config.draft_width == width
     assert config.speculative.speculative_num_draft_tokens == width + 1
     assert config.draft is not None and config.draft.facts.layers == 2
+    idle = configure(from_arguments(**asked(target, target, speculative_ngram_capacity=9)))
+    assert any("-ngram-capacity has no effect with" in each for each in idle.notices)
+    assert not any("no effect" in each for each in config.notices)
     told = [each.field for each in config.rewrites]
     assert ("speculative_num_draft_tokens" in told) == (len(options) != 1 or width != 4)
 

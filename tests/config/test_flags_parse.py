@@ -12,7 +12,7 @@ from sglang_spellings import SPELLINGS
 from vivace.arguments import ArgumentParser
 from vivace.config.config import all_options, option_value
 from vivace.config.errors import ConfigError
-from vivace.config.known_flags import ELSEWHERE, WITHOUT
+from vivace.config.known_flags import ELSEWHERE, LATER, WITHOUT
 from vivace.config.option import Option
 from vivace.config.parsing import from_arguments, parse
 from vivace.config.sglang import RETIRED
@@ -89,6 +89,14 @@ def test_flags_of_other_tools_name_ours(flag: str, typed: str) -> None:
     assert flag not in known and ours in known
     with pytest.raises(ConfigError, match=f"{typed} .* {tool}; .* {ours}"):
         parse([typed, "4096"], {})
+
+
+@pytest.mark.parametrize("flag", LATER)
+def test_flags_of_later_releases_say_why_they_are_not_there(flag: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse([flag, "1"], {})
+    assert f"{flag} is a flag of SGLang 0." in str(caught.value)
+    assert str(caught.value).endswith(f"; leave it out: {LATER[flag]}")
 
 
 @pytest.mark.parametrize(("flag", "typed"), underscored(WITHOUT))

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from vivace.config.config import all_options, options_by_name
 from vivace.config.errors import ConfigError
 from vivace.config.help import help_text
-from vivace.config.known_flags import ELSEWHERE, WITHOUT
+from vivace.config.known_flags import ELSEWHERE, LATER, WITHOUT
 from vivace.config.option import DEFAULT_PLATFORM, Option
 from vivace.config.releases.tables import takers
 from vivace.config.values import parse_value
@@ -86,6 +86,8 @@ def flags_among(words: Sequence[str]) -> list[str]:
 def unknown_text(flag: str) -> str:
     if releases := takers(flag):
         last = releases[-1]
+        if flag in LATER:
+            return f"{flag} is a flag of SGLang {last}; leave it out: {LATER[flag]}"
         return f"{flag} is a flag of SGLang {last} that this version does not have; leave it out"
     dashed = flag.replace("_", "-")  # vLLM takes both
     if dashed in ELSEWHERE:

@@ -19,6 +19,16 @@ CAPACITY_SHARE, TREE_BYTES = 1 / 16, 70
 """most of the machine's memory for n-grams, and what a token of them may take"""
 MOST_TOKENS = 64
 """of a request that are verified at once"""
+OF_MODELS = (
+    "speculative_draft_model_path",
+    "speculative_draft_model_revision",
+    "speculative_draft_load_format",
+    "speculative_draft_model_quantization",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_token_map",
+)
+"""flags of drafts that a model proposes"""
 DRAFT_STEPS = 3
 """passes of a draft model, where no flag says how many"""
 
@@ -80,13 +90,22 @@ def drafts_by_model(options: Slices) -> bool:
 
 
 def idle_drafts(options: Options, context: ResolveContext) -> list[str]:
-    """Flags of drafts without any."""
-    if options.speculative.speculative_algorithm is not None:
-        return []
+    """Flags of drafts without any, or of others. What an installed drafter reads nobody knows."""
+    algorithm = options.speculative.speculative_algorithm
+    where = f"with --speculative-algorithm {algorithm}"
+    given = [name for name in options.given if name.startswith("speculative_")]
+    if algorithm is None:
+        where = "without --speculative-algorithm"
+    elif algorithm == NGRAM:
+        given = [name for name in given if name in OF_MODELS]
+    elif drafts_by_model(options):
+        given = [name for name in given if name.startswith("speculative_ngram_")]
+    else:
+        given = []
     return [
-        f"--{name.replace('_', '-')} has no effect without --speculative-algorithm"
-        for name in options.given
-        if name.startswith("speculative_") and name != "speculative_algorithm"
+        f"--{name.replace('_', '-')} has no effect {where}"
+        for name in given
+        if name != "speculative_algorithm"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Flags that Vivace knows by name only: those of other engines than SGLang."""
+"""Flags that Vivace knows by name only: of other engines than SGLang, and of its later releases."""
 
 from __future__ import annotations
 
@@ -63,3 +63,29 @@ WITHOUT = {
     "--override-pooler-config": ("vLLM", "the model's files say what is pooled"),
 }
 """the same where nothing means it here -> (from where, why it is to be left out)"""
+_ADAPTIVE = (
+    "how many drafts a request gets follows what was accepted unless --speculative-fixed-width is "
+    "given"
+)
+_EXACT = "drafts are accepted exactly where they are what is drawn anyway"
+_BLOCKS = "drafters of whole blocks (DFLASH, DSPARK) are not supported yet"
+_WINDOW = "a draft attends to as much as its files say"
+LATER = {
+    "--speculative-adaptive": _ADAPTIVE,
+    "--speculative-adaptive-config": _ADAPTIVE,
+    "--speculative-use-rejection-sampling": _EXACT,
+    "--speculative-use-block-verification": _EXACT,
+    "--speculative-dflash-block-size": _BLOCKS,
+    "--speculative-dflash-draft-window-size": _BLOCKS,
+    "--speculative-dspark-block-size": _BLOCKS,
+    "--speculative-dspark-align-verify-tokens-to-graph-tier": _BLOCKS,
+    "--speculative-dspark-confidence-sts-path": _BLOCKS,
+    "--speculative-dspark-sps-table-path": _BLOCKS,
+    "--speculative-draft-window-size": _WINDOW,
+    "--speculative-draft-sink-size": _WINDOW,
+    "--speculative-draft-kv-cache-dtype": "a draft's KV has the type of the model's, which is "
+    "--kv-cache-dtype",
+    "--speculative-dsa-topk-backend": "the draft is computed by the kernels that compute the model",
+    "--spec-trace-dir": "/server_info and the metrics tell how many drafts are accepted",
+}
+"""flags of SGLang's later releases -> why there is none here"""
