@@ -32,3 +32,10 @@ def test_the_table_and_the_json_form(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["--rows", "2", "3", "--steps", "5", "--json"]) == 0
     rows = [json.loads(line)["rows"] for line in capsys.readouterr().out.splitlines()]
     assert rows == [2, 3]
+
+
+@pytest.mark.parametrize(("accepted", "tokens"), [(None, 3.0), (0, 1.0), (2, 3.0), (9, 5.0)])
+def test_drafts_that_are_right_are_tokens(accepted: int | None, tokens: float) -> None:
+    (row,) = run([8], 50, drafts=4, accepted=accepted)
+    drawn = row["tokens_per_second"] * row["total_median_ms"] / 1e3 / row["rows"]
+    assert drawn == pytest.approx(tokens, rel=0.02 if accepted is not None else 0.3)

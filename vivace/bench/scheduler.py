@@ -6,8 +6,9 @@ and books metrics. The executor is a null one that answers at once (its time is 
 message is encoded or sent. Requests start with staggered lengths, so page boundaries are spread
 over the steps as in real traffic.
 
-With `--drafts` every row has so many behind its token, of which half are right on average, and the
-widths follow from costs as on a device on which they pay.
+With `--drafts` every row has so many behind its token, of which half are right on average, or as
+many as `--accepted` says with all drafts in each step; without it widths follow from costs as on a
+device on which they pay.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ Row = dict[str, float]
 
 
 class NullExecutor:
-    """Every span draws the same token where it reaches the end; of its drafts a number that goes
-    round are right."""
+    """Every span draws the same token where it reaches the end; of its drafts `accepted` are right,
+    None: a number that goes round."""
 
-    def __init__(self) -> None:
+    def __init__(self, accepted: int | None = None) -> None:
+        self._accepted = accepted
         self._missing: dict[int, int] = {}
         self._turn = 0
 
@@ -55,7 +57,9 @@ class NullExecutor:
                 advanced.append(count)
                 continue
             self._turn += 1
-            right = self._turn % (1 - left)
+            right = (
+                self._turn % (1 - left) if self._accepted is None else min(self._accepted, -left)
+            )
             tokens.append([_TOKEN] * (1 + right))
             advanced.append(count + left + right)
             missing[row] = 1
@@ -69,14 +73,17 @@ def run(
     page_size: int = 16,
     depth: int = 1,
     drafts: int = 0,
+    accepted: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:
     """One result per number of rows; times are milliseconds (see the module for what is in them).
 
+    `accepted`: of the drafts of a row in each step; None: half on average.
     Keys: rows, steps, page_size, depth, drafts, plan_median_ms, plan_p99_ms, commit_median_ms,
     commit_p99_ms, total_median_ms, total_p99_ms, tokens_per_second.
     """
-    return [_measure(Shape(count, steps, page_size, depth, drafts), clock) for count in rows]
+    shapes = (Shape(count, steps, page_size, depth, drafts, accepted) for count in rows)
+    return [_measure(shape, clock) for shape in shapes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +93,17 @@ class Shape:
     page_size: int
     depth: int
     drafts: int
+    accepted: int | None
 
 
 def _measure(shape: Shape, clock: Callable[[], float]) -> Row:
     rows, steps = shape.rows, shape.steps
     scheduler = _loaded_scheduler(shape)
-    executor = NullExecutor()
+    executor = NullExecutor(shape.accepted)
     _until_all_decode(scheduler, executor, rows)
     plans: list[float] = []
     commits: list[float] = []
+    tokens = 0
     for _ in range(steps):
         start = clock()
         plan = scheduler.plan(True)
@@ -105,9 +114,10 @@ def _measure(shape: Shape, clock: Callable[[], float]) -> Row:
         scheduler.commit(plan, result)
         deltas = scheduler.take_deltas()
         commits.append(clock() - landed)
+        tokens += sum(map(len, result.tokens))
         plans.append(planned - start)
         assert len(deltas) == rows
-    return _summary(shape, plans, commits)
+    return _summary(shape, plans, commits, tokens)
 
 
 def _loaded_scheduler(shape: Shape) -> Scheduler:
@@ -129,6 +139,7 @@ def _loaded_scheduler(shape: Shape) -> Scheduler:
         chunk=8192,
         initial_ratio=0.0,
         num_speculative_tokens=shape.drafts,
+        fixed_draft_width=shape.accepted is not None,
     )
     scheduler = Scheduler(settings, capacity, time.monotonic)
     for index in range(rows):
@@ -155,14 +166,14 @@ def _until_all_decode(scheduler: Scheduler, executor: NullExecutor, rows: int) -
             return
 
 
-def _summary(shape: Shape, plans: list[float], commits: list[float]) -> Row:
+def _summary(shape: Shape, plans: list[float], commits: list[float], tokens: int) -> Row:
     totals = [plan + commit for plan, commit in zip(plans, commits, strict=True)]
-    row: Row = {name: float(value) for name, value in asdict(shape).items()}
+    row: Row = {name: float(value) for name, value in asdict(shape).items() if value is not None}
     for name, seconds in (("plan", plans), ("commit", commits), ("total", totals)):
         ordered = sorted(seconds)
         row[f"{name}_median_ms"] = statistics.median(ordered) * 1e3
         row[f"{name}_p99_ms"] = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] * 1e3
-    row["tokens_per_second"] = shape.rows / statistics.median(totals)
+    row["tokens_per_second"] = tokens / shape.steps / statistics.median(totals)
     return row
 
 
@@ -175,10 +186,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=300, help="measured steps per size")
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--drafts", type=int, default=0, help="behind the token of each row")
+    parser.add_argument(
+        "--accepted",
+        type=int,
+        help="drafts of each row that are right, in steps with all; default: half",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     options = parser.parse_args(argv)
     sizes = {"page_size": options.page_size, "drafts": options.drafts}
-    results = run(options.rows, options.steps, **sizes)
+    results = run(options.rows, options.steps, **sizes, accepted=options.accepted)
     write = sys.stdout.write
     if options.json:
         for row in results:
