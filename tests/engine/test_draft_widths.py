@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -11,18 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.engine.draft_widths import (
+from vivace.engine.drafts.stats import DraftStats
+from vivace.engine.drafts.widths import (
     FIRST_LEVEL,
     LEVELS,
     SPOILED,
     AdaptiveWidth,
-    DraftStats,
     DraftWidths,
     FixedWidth,
     choose_widths,
     level_table,
     next_level,
     probability,
+    probe_period,
 )
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.metrics import StepCosts
@@ -83,20 +85,50 @@ def test_no_other_widths_bring_more_tokens_per_second(
     assert rate(chosen) >= 0.75 * max(rate(widths) for widths in every)
 
 
-def test_who_gets_none_is_tried_again_now_and_then() -> None:
-    chosen, rows = AdaptiveWidth(4, STEEP), [sequence(20, 4) for _ in range(3)]
-    tried = [0, 0, 0]
-    for _ in range(640):
+@pytest.mark.parametrize("told", [True, False])
+def test_who_gets_none_is_tried_again_now_and_then(told: bool) -> None:
+    """The sooner, the less is missing; and where there are many, some in turn."""
+    chosen, tried = AdaptiveWidth(4, STEEP, told=told), [0] * 40
+    rows = [sequence(2, 4), *(sequence(20, 4) for _ in range(39))]
+    for _ in range(3200):
         for index, width in enumerate(widths(chosen, rows)):
+            assert width <= 1
             tried[index] += width
-    assert tried == [10, 10, 10]
+    assert min(tried) > 10
+    assert sum(tried) <= 8 * 3200 / 8
+    assert probe_period(2, 20) == 8 and probe_period(20, 20) == 1 and probe_period(15, 20) == 2
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("draft", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("accepted", [0.0, 0.3, 0.6, 0.9])
+def test_a_row_comes_near_to_the_best_width(accepted: float, draft: float, told: bool) -> None:
+    """Whatever a pass of the drafter takes, and what its steps take is learned meanwhile."""
+    draw, table = random.Random(1), level_table(3)
+
+    def seconds(drafts: int) -> float:
+        return 1 + 0.05 * drafts + drafts * draft
+
+    costs = StepCosts(tokens=[1, 2, 3, 4], seconds=[1, 1.05, 1.1, 1.15], draft_seconds=[draft] * 4)
+    chosen, row = AdaptiveWidth(3, costs, told=told), sequence(FIRST_LEVEL, 3)
+    took = tokens = 0.0
+    for _ in range(2000):
+        (drafts,) = widths(chosen, [row])
+        right = next((done for done in range(drafts) if draw.random() >= accepted), drafts)
+        row.draft_level = table[row.draft_level][drafts][right]
+        chosen.observe([1 + drafts], seconds(drafts))
+        took, tokens = took + seconds(drafts), tokens + 1 + right
+    best = max(
+        sum(accepted**place for place in range(width + 1)) / seconds(width) for width in range(4)
+    )
+    assert tokens / took > 0.87 * best
 
 
 def test_steps_that_take_longer_than_they_did_count() -> None:
     chosen, rows = AdaptiveWidth(4, FLAT), [sequence(20, 4)]
     assert widths(chosen, rows) == [4]
     for _ in range(200):
-        chosen.observe(5, 9.0)
+        chosen.observe([5], 9.0)
     assert sum(widths(chosen, rows)[0] for _ in range(16)) < 64
 
 

@@ -10,7 +10,7 @@ from itertools import chain
 from operator import itemgetter
 
 from vivace.engine.chunk_sizes import choose_chunk_sizes
-from vivace.engine.draft_widths import DraftWidths
+from vivace.engine.drafts.widths import DraftWidths
 from vivace.engine.result_processor import OutputQueue
 from vivace.engine.retraction import Retraction
 from vivace.engine.sequence import Sequence, State
@@ -88,7 +88,7 @@ class Batching:
     def observe(self, step: InFlightStep, seconds: float) -> None:
         """What a step took, so that the next ones are cut by it."""
         if not step.chunks and self._pages.drafts:
-            self._widths.observe(sum(step.decode_counts), seconds)
+            self._widths.observe(step.decode_counts, seconds)
         self._dynamic_chunk.observe(sum(step.counts), sum(step.decode_counts), seconds)
         if step.pairs and not step.decodes:
             self._chunk_sizes.observe(sum(step.counts), step.pairs, seconds)

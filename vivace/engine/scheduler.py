@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from vivace.engine.batching import Batching
-from vivace.engine.draft_widths import choose_widths, level_table
+from vivace.engine.drafts.widths import choose_widths, level_table
 from vivace.engine.fault_isolation import FaultBisection
 from vivace.engine.result_processor import Aborts, OutputQueue, RequestLimits, ResultProcessor
 from vivace.engine.schedule_policy import ORDERS, Clients, WaitingQueue

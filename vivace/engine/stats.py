@@ -11,7 +11,7 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from vivace.engine.draft_widths import DraftStats
+from vivace.engine.drafts.stats import DraftStats
 from vivace.engine.sequence import Sequence
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from math import ceil, log
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from vivace.protocol.metrics import Series, StepCosts
+from vivace.protocol.metrics import StepCosts
 
 if TYPE_CHECKING:
     from vivace.engine.sequence import Sequence
@@ -24,15 +25,16 @@ if TYPE_CHECKING:
 LEVELS = 32
 """of how likely a draft is to be accepted, if the one before it was: level / (LEVELS - 1)"""
 FIRST_LEVEL = 20
-_ENDED = 0.1
-"""weight of a request that ended beside those before it, in the level at which others start"""
 SPOILED = LEVELS
 """level of who gets none: the numbers of a step with drafts went wrong, maybe their fault"""
-_OBSERVED = 0.2
+_OBSERVED = 0.15
 """weight of one draft beside those before it"""
-_PROBE_STEPS, _PROBED_ROWS = 64, 8
-"""after so many steps so many rows that get no drafts get one again, in turn: what they write may
-have changed. Together, because a step of single tokens is a replay and others need not be."""
+_PROBED_ROWS, _LONGEST_PERIOD = 8, 8
+"""at most so many rows that get no drafts get one again, in turn, because what they write may have
+changed; each at the latest after so many times `_LIMIT_STEPS`. Together, because a step of single
+tokens is a replay and others need not be."""
+_PROBE_COST = 0.01
+"""of the time"""
 _SIZES = (
     *(*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8)),
     *(80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024),
@@ -60,8 +62,9 @@ class DraftWidths(Protocol):
         not to be changed."""
         ...
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """A step of nothing but decode spans, of so many tokens, took so long."""
+    def observe(self, counts: list[int], seconds: float) -> None:
+        """A step of nothing but decode spans, of so many tokens each, took so long; drafting
+        included."""
         ...
 
 
@@ -74,7 +77,7 @@ class FixedWidth:
             for sequence in decoding
         ]
 
-    def observe(self, tokens: int, seconds: float) -> None:
+    def observe(self, counts: list[int], seconds: float) -> None:
         """It does not matter."""
 
 
@@ -103,12 +106,12 @@ class AdaptiveWidth:
         """most drafts of a row of each level"""
 
     def choose(self, decoding: list[Sequence]) -> list[int]:
-        if not self._told and self._steps % _LIMIT_STEPS and decoding == self._decoding:
-            self._steps += 1
-            return self._counts
-        self._decoding = decoding
-        self._counts = [1 + width for width in self._choose(decoding)]
-        return self._counts
+        self._steps += 1
+        step = self._steps % _LIMIT_STEPS
+        if self._told or not step or decoding != self._decoding:
+            self._decoding = decoding
+            self._counts = [1 + width for width in self._choose(decoding)]
+        return self._counts if step else self._with_probes(decoding)
 
     def _choose(self, decoding: list[Sequence]) -> list[int]:
         ready = [sequence.ready_drafts for sequence in decoding]
@@ -118,17 +121,35 @@ class AdaptiveWidth:
         if rows <= _FEW_ROWS or self._rows != rows or self._steps % _LIMIT_STEPS == 0:
             self._rows = rows
             self._limits = self._find_limits(rows, Counter(zip(levels, ready, strict=True)))
-        widths = list(map(min, ready, map(self._limits.__getitem__, levels)))
-        self._steps += 1
-        turn, step = divmod(self._steps, _PROBE_STEPS)
-        if step == 0:
-            for place in range(min(_PROBED_ROWS, rows)):
-                index = (turn * _PROBED_ROWS + place) % rows
-                widths[index] = widths[index] or min(1, ready[index], SPOILED - levels[index])
-        return widths
+        return list(map(min, ready, map(self._limits.__getitem__, levels)))
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        self._times.observe(tokens, seconds)
+    def _with_probes(self, decoding: list[Sequence]) -> list[int]:
+        """Some that got no drafts get one. A row whose last drafts were just too bad soon has the
+        next try, one that fails on and on ever more seldom."""
+        turn, rows, counts = self._steps // _LIMIT_STEPS, len(decoding), self._counts.copy()
+        least = next((level for level, most in enumerate(self._limits) if most), LEVELS)
+        longest = self._longest_period(rows)
+        left, start = _PROBED_ROWS, turn * _PROBED_ROWS % max(1, rows)
+        for index in (*range(start, rows), *range(start)):
+            sequence = decoding[index]
+            if counts[index] > 1 or not sequence.ready_drafts or sequence.draft_level == SPOILED:
+                continue
+            if turn % min(longest, probe_period(sequence.draft_level, least)) == 0:
+                counts[index], left = 2, left - 1
+                if not left:
+                    break
+        return counts
+
+    def _longest_period(self, rows: int) -> int:
+        """With which probes take next to no time, or `_LONGEST_PERIOD`."""
+        probed = self._times.step(rows + min(rows, _PROBED_ROWS)) + self._times.draft(rows)
+        cost = (probed / self._times.step(rows) - 1) / _LIMIT_STEPS
+        return max(1, min(_LONGEST_PERIOD, ceil(cost / _PROBE_COST)))
+
+    def observe(self, counts: list[int], seconds: float) -> None:
+        rows, passes = len(counts), max(counts, default=1) - 1
+        drafting = passes * self._times.draft(rows) if passes else 0.0
+        self._times.observe(sum(counts), max(0.0, seconds - drafting))
 
     def _find_limits(self, rows: int, classes: Counter[tuple[int, int]]) -> list[int]:
         """`classes`: rows of each level and number of drafts."""
@@ -162,6 +183,13 @@ class AdaptiveWidth:
 def probability(level: int) -> float:
     """That a draft is accepted. Nothing is certain."""
     return min(level / (LEVELS - 1), 0.98)
+
+
+def probe_period(level: int, least: int) -> int:
+    """After how many turns of `_LIMIT_STEPS` a row gets a draft again of which the level is below
+    the `least` that drafts pay for: twice as many for each draft that was wrong since then."""
+    fails = log(max(1, least) / max(level, 0.5)) / -log(1 - _OBSERVED)
+    return min(_LONGEST_PERIOD, 1 << min(int(max(0.0, fails)), 8))
 
 
 def next_level(level: int, drafts: int, accepted: int) -> int:
@@ -229,66 +257,3 @@ def _extend(tokens: list[int], seconds: list[float]) -> np.ndarray:
     """[len(_SIZES)] seconds: behind the last of `tokens` (ascending) they grow as those do."""
     sizes = np.array(_SIZES)
     return np.interp(sizes, tokens, seconds) * np.maximum(1.0, sizes / tokens[-1])
-
-
-class DraftStats:
-    """Drafts since the start."""
-
-    def __init__(self) -> None:
-        self._spans = Counter[int]()
-        """by their tokens"""
-        self._accepted = 0
-        self._level = float(FIRST_LEVEL)
-
-    @property
-    def first_level(self) -> int:
-        """Of new rows: what those that ended lately came to."""
-        return round(self._level)
-
-    def end(self, level: int, *, drafted: bool) -> None:
-        """A row ends at that level. One that had no drafts tells nothing; it is the less sure that
-        others need none."""
-        reached = level if drafted and level != SPOILED else FIRST_LEVEL
-        self._level += _ENDED * (reached - self._level)
-
-    def record(self, counts: Counter[int], accepted: int) -> None:
-        """Of a step: how many sequences had spans of how many tokens, and how many of all drafts
-        were right."""
-        self._spans.update(counts)
-        self._accepted += accepted
-
-    @property
-    def accept_length(self) -> float | None:
-        """Tokens that a step drew for a sequence, on average; None: nothing is speculated"""
-        spans = self._spans.total()
-        return 1 + self._accepted / spans if spans else None
-
-    @property
-    def accept_rate(self) -> float | None:
-        """Of the drafts those that were right; None: there were none"""
-        drafts = sum(width * spans for width, spans in self.widths.items())
-        return self._accepted / drafts if drafts else None
-
-    @property
-    def widths(self) -> dict[int, int]:
-        """Drafts -> spans that had so many."""
-        return {count - 1: spans for count, spans in sorted(self._spans.items())}
-
-    def log_part(self) -> str:
-        if self.accept_length is None:
-            return ""
-        return f"accept len: {self.accept_length:.2f}, accept rate: {self.accept_rate or 0:.2f}, "
-
-    def gauges(self) -> dict[str, float]:
-        if self.accept_length is None:
-            return {}
-        return {
-            "spec_accept_length": self.accept_length,
-            "spec_accept_rate": self.accept_rate or 0.0,
-        }
-
-    def series(self) -> list[Series]:
-        return [
-            Series("spec_verified_spans_total", {"drafts": str(drafts)}, float(spans))
-            for drafts, spans in self.widths.items()
-        ]
