@@ -129,6 +129,31 @@ def test_a_layer_of_the_model_s_own_drafts(target: Path, tmp_path: Path) -> None
     assert any("not loaded" in notice for notice in plain.notices)
 
 
+def test_a_layer_for_each_draft(target: Path, tmp_path: Path, heads: dict[str, Path]) -> None:
+    """As many drafts as layers, chains; other drafters have none."""
+    make("Glm4Moe", tmp_path, **{**NEXTN["Glm4Moe"], "num_nextn_predict_layers": 2})
+    write_byte_tokenizer(tmp_path)
+    layered = {"speculative_algorithm": "NEXTN", "enable_multi_layer_eagle": True}
+    own = {"model_path": str(tmp_path), **layered}
+    config = configure(from_arguments(**own))
+    assert config.draft is not None and config.draft.head is not None
+    assert (config.draft.head.behind, config.draft_width) == (2, 2)
+    assert configure(from_arguments(**own, speculative_num_steps=1)).draft_width == 1
+    for wrong, word in (
+        ({"speculative_num_steps": 3}, "layers"),
+        ({"speculative_num_draft_tokens": 4}, "layers"),
+        ({"speculative_eagle_topk": 2}, "chains"),
+    ):
+        options = from_arguments(**own, **wrong)
+        with pytest.raises(CannotStart, match=word):
+            configure(options)
+        (found,) = why_model_refused(options, layout_known=True, steps_known=True)
+        assert word in found
+    other = asked(target, "EAGLE3", heads["EAGLE3"])
+    told = configure(from_arguments(**other, enable_multi_layer_eagle=True)).notices
+    assert any("--enable-multi-layer-eagle has no effect" in notice for notice in told)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "word"),
     [

@@ -37,7 +37,7 @@ def test_absent_platforms_are_said_once() -> None:
 def test_what_works_as_text_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     working = {flag for row in flag_table(works="cpu") for flag in row.option.flags}
     others = {flag for row in flag_table() for flag in row.option.flags} - working
-    assert "--port" in working and "--enable-multi-layer-eagle" in others
+    assert "--port" in working and "--enable-lora" in others
     assert main(["flags", "--works", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert {flag for row in listed for flag in row["flags"]} == working

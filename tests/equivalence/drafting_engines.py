@@ -67,9 +67,11 @@ class Proposal:
     """None: a chain"""
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, drafter: type[Any]) -> list[Proposal]:
+def watch(
+    monkeypatch: pytest.MonkeyPatch, drafter: type[Any], found: list[Proposal] | None = None
+) -> list[Proposal]:
     """What drafters of this class propose from now on."""
-    found: list[Proposal] = []
+    found = [] if found is None else found
     propose = drafter.propose
 
     def watched(self: Any, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_head_toys import NEXTN, HeadToys, write_toys
+from draft_head_toys import LAYERED, NEXTN, HeadToys, write_toys
 from drafting_engines import (
     LAYOUTS,
     PLAIN,
@@ -29,6 +29,7 @@ from reference_trees import draft_tree
 from safetensors.torch import save_file
 
 from vivace.worker.drafters.head_drafter import HeadDrafter
+from vivace.worker.drafters.layered_drafter import LayeredDrafter
 from vivace.worker.drafters.place import DrafterPlace
 
 TREE = {"speculative_eagle_topk": 3, "speculative_num_draft_tokens": 12}
@@ -50,24 +51,33 @@ def flags(toys: HeadToys, head: str, steps: int, **others: Any) -> dict[str, Any
 
 @pytest.fixture
 def proposals(monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
-    attach = HeadDrafter.attach
+    found: list[Proposal] = []
+    for kind in (HeadDrafter, LayeredDrafter):
+        check_size(monkeypatch, kind)
+        watch(monkeypatch, kind, found)
+    return found
 
-    def checked(self: HeadDrafter, place: DrafterPlace) -> None:
+
+def check_size(monkeypatch: pytest.MonkeyPatch, drafter: type[Any]) -> None:
+    """What it keeps is as it was sized."""
+    attach = drafter.attach
+
+    def checked(self: Any, place: DrafterPlace) -> None:
         attach(self, place)
-        assert self.row_numbers == sum(one[0].numel() for one in self._kept), "as it was sized"
+        assert self.row_numbers * place.rows.rows == self._kept.numbers
 
-    monkeypatch.setattr(HeadDrafter, "attach", checked)
-    return watch(monkeypatch, HeadDrafter)
+    monkeypatch.setattr(drafter, "attach", checked)
 
 
-@pytest.mark.parametrize("head", ["EAGLE3", "EAGLE", "plain EAGLE", *NEXTN])
+@pytest.mark.parametrize("head", ["EAGLE3", "EAGLE", "plain EAGLE", *NEXTN, *LAYERED])
 @pytest.mark.parametrize("name", ["captured", "eager", "torch"])
 def test_drafts_are_those_of_the_definition(
     toys: HeadToys, head: str, name: str, proposals: list[Proposal]
 ) -> None:
     """Behind prompts in chunks, behind cached prefixes, and behind drafts of which some were right
     and some were not."""
-    engine = build_engine(toys.model(head), SETTINGS[name], **flags(toys, head, 3))
+    steps = 2 if head == "two layers" else 3
+    engine = build_engine(toys.model(head), SETTINGS[name], **flags(toys, head, steps))
     engine.run(draft_requests(4, 12), arrivals=random.Random(3))
     assert len(proposals) > 12
     for one in proposals:
@@ -109,6 +119,7 @@ def plain_answers(model: Path, setting: Setting) -> dict[str, Answer]:
         ("EAGLE3", TREE),
         ("EAGLE", {}),
         ("DeepseekV3", {}),
+        ("three layers", {"speculative_fixed_width": False}),
         ("DeepseekV3", {**TREE, "speculative_fixed_width": False}),
     ],
 )
@@ -124,7 +135,7 @@ def test_tokens_are_those_without_drafts(
 
 @pytest.mark.parametrize(
     ("head", "tree"),
-    [("EAGLE3", {}), ("EAGLE3", TREE), ("EAGLE", {}), ("DeepseekV3", {})],
+    [("EAGLE3", {}), ("EAGLE3", TREE), ("EAGLE", {}), ("two layers", {})],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ranks_draft_alike(

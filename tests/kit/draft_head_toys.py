@@ -118,18 +118,19 @@ class ReferenceHead:
 
     def behind(self, known: list[int]) -> Callable[[Way], tuple[Tensor, Sequence[int]]]:
         """(logits, ids that they are of) behind these tokens of the model and some drafts."""
-        first = self._states(known)[: len(known) - 1]
+        first = self.states(known)[: len(known) - 1]
 
         @cache
         def compute(way: Way) -> tuple[Tensor, Tensor]:
             """(what logits are made of, the states that are given to the next pass)"""
             given = compute(way[:-1])[1] if way else first
-            hidden, further = self._layer(torch.tensor([*known, *way][1:]), given)
+            hidden, further = self.compute(torch.tensor([*known, *way][1:]), given)
             return hidden[-1], torch.cat((given, further[-1:]))
 
-        return lambda way: self._name(compute(way)[0])
+        return lambda way: self.name(compute(way)[0])
 
-    def _states(self, known: list[int]) -> Tensor:
+    def states(self, known: list[int]) -> Tensor:
+        """What the model leaves of each of these tokens"""
         with torch.inference_mode():
             found = self._model(
                 input_ids=torch.tensor([known]), use_cache=False, output_hidden_states=True
@@ -139,7 +140,8 @@ class ReferenceHead:
         joined = torch.cat([found[layer + 1][0] for layer in self._after], dim=-1)
         return joined @ self._weights["fc.weight"].T
 
-    def _name(self, hidden: Tensor) -> tuple[Tensor, Sequence[int]]:
+    def name(self, hidden: Tensor) -> tuple[Tensor, Sequence[int]]:
+        """(logits, ids that they are of)"""
         if self._after is None:
             with torch.inference_mode():
                 logits = self._model.lm_head(hidden)
@@ -149,7 +151,7 @@ class ReferenceHead:
         ids = (offsets + torch.arange(len(offsets))).tolist()
         return self._weights["lm_head.weight"] @ hidden, ids
 
-    def _layer(self, ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(self, ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """(what logits are made of, the next states)"""
         with torch.inference_mode():
             embedded = self._model.get_input_embeddings()(ids)
@@ -218,11 +220,12 @@ NEXTN: dict[str, dict[str, Any]] = {"Glm4Moe": MIXTURE, "DeepseekV3": {**MIXTURE
 
 
 class ReferenceNextn(ReferenceHead):
-    """`write` puts such a layer behind those of a model that `toy_models.make` has saved."""
+    """Puts such a layer behind those of a model that `toy_models.make` has saved, and behind
+    `before` others."""
 
-    def __init__(self, model: Any, folder: Path) -> None:
-        place = f"model.layers.{len(model.model.layers)}"
-        random = torch.Generator().manual_seed(5)
+    def __init__(self, model: Any, folder: Path, before: int = 0) -> None:
+        place = f"model.layers.{len(model.model.layers) + before}"
+        random = torch.Generator().manual_seed(5 + before)
         layer = type(model.model.layers[-1])(model.config, len(model.model.layers) - 1)
         names = ("enorm", "hnorm", "shared_head.norm")
         own = {f"{name}.weight": 1 + 0.2 * torch.randn(HIDDEN, generator=random) for name in names}
@@ -260,7 +263,7 @@ class ReferenceNextn(ReferenceHead):
         assert set(found) == wanted, set(found) ^ wanted
         return {name: tensor.contiguous() for name, tensor in found.items()}
 
-    def _layer(self, ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(self, ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
             embedded = self._model.get_input_embeddings()(ids)
             normed = self._norm("enorm", embedded), self._norm("hnorm", states)
@@ -278,6 +281,29 @@ class ReferenceNextn(ReferenceHead):
         return hidden, hidden
 
 
+class ReferenceLayers:
+    """A layer for each draft: the one behind another is given the states that this leaves, and
+    tokens one further on."""
+
+    ids: list[int] | None = None
+
+    def __init__(self, model: Any, folder: Path, count: int) -> None:
+        self._heads = [ReferenceNextn(model, folder, before) for before in range(count)]
+
+    def drafts(self, known: list[int], count: int) -> list[int]:
+        ids, states = list(known), self._heads[0].states(known)[: len(known) - 1]
+        for ahead, head in enumerate(self._heads[:count], 1):
+            hidden, states = head.compute(torch.tensor(ids[ahead:]), states)
+            logits, words = head.name(hidden[-1])
+            ids.append(words[int(logits.argmax())])
+        return ids[len(known) :]
+
+
+LAYERED = {
+    "two layers": ("DeepseekV3", 2),
+    "three layers": ("Glm4Moe", 3),
+}
+"""families of `NEXTN` with so many layers, each of which says one token"""
 AFTER = [0, 1, 2]
 """the layers that the toy of EAGLE3 is given"""
 
@@ -285,14 +311,16 @@ AFTER = [0, 1, 2]
 @dataclass(frozen=True)
 class HeadToys:
     folder: Path
-    heads: dict[str, ReferenceHead]
+    heads: dict[str, Any]
 
     def model(self, head: str) -> Path:
-        return self.folder / (head if head in NEXTN else "model")
+        return self.folder / (head if head in NEXTN or head in LAYERED else "model")
 
     def flags(self, head: str) -> dict[str, Any]:
         if head in NEXTN:
             return {"speculative_algorithm": "NEXTN"}
+        if head in LAYERED:
+            return {"speculative_algorithm": "NEXTN", "enable_multi_layer_eagle": True}
         return {
             "speculative_algorithm": head.split()[-1],
             "speculative_draft_model_path": str(self.folder / head),
@@ -304,11 +332,18 @@ def write_toys(folder: Path, shape: dict[str, int]) -> HeadToys:
     shape = {**shape, "num_hidden_layers": 4}
     model = make("Llama", folder / "model", **shape)
     write_byte_tokenizer(folder / "model")
-    heads = {"EAGLE3": ReferenceHead(model, write_eagle3(folder / "EAGLE3", AFTER), AFTER)}
+    heads: dict[str, Any] = {
+        "EAGLE3": ReferenceHead(model, write_eagle3(folder / "EAGLE3", AFTER), AFTER)
+    }
     for name, bias in (("EAGLE", True), ("plain EAGLE", False)):
         heads[name] = ReferenceHead(model, write_eagle(folder / name, bias=bias), None)
     for kind, settings in NEXTN.items():
         own = make(kind, folder / kind, **{**shape, **settings})
         write_byte_tokenizer(folder / kind)
         heads[kind] = ReferenceNextn(own, folder / kind)
+    for name, (kind, count) in LAYERED.items():
+        layers = {"num_nextn_predict_layers": count}
+        own = make(kind, folder / name, **{**shape, **NEXTN[kind], **layers})
+        write_byte_tokenizer(folder / name)
+        heads[name] = ReferenceLayers(own, folder / name, count)
     return HeadToys(folder, heads)

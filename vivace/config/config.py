@@ -96,8 +96,9 @@ class HeadShape:
     """of its own"""
     ids: tuple[int, ...] = ()
     """of the model's tokens, those that it may propose; none: all"""
-    behind: bool = False
-    """it is a layer behind the last one of a whole model"""
+    behind: int = 0
+    """layers behind the last one of a whole model that it is, one for each draft if there are
+    several; 0: it has a checkpoint of its own"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,8 +47,9 @@ def read_head(algorithm: str | None, source: ModelSource, facts: ModelFacts) -> 
     return DraftModel(source=read, facts=own, head=head)
 
 
-def head_behind(source: ModelSource, facts: ModelFacts) -> DraftModel:
-    """The layer for multi-token prediction of a whole model. Raises ConfigError."""
+def head_behind(source: ModelSource, facts: ModelFacts, *, each: bool) -> DraftModel:
+    """The first layer for multi-token prediction of a whole model, or `each`. Raises
+    ConfigError."""
     if not facts.draft_layers or facts.decoder is None:
         raise ConfigError(
             f"{source.path} has no layers for drafts behind its last one "
@@ -59,7 +60,7 @@ def head_behind(source: ModelSource, facts: ModelFacts) -> DraftModel:
             f"{source.path}: layers for drafts are read from safetensors files, this is a "
             f"{source.format} model; use NGRAM or STANDALONE"
         )
-    head = HeadShape(vocabulary=facts.vocabulary, behind=True)
+    head = HeadShape(vocabulary=facts.vocabulary, behind=facts.draft_layers if each else 1)
     return DraftModel(source=source, facts=facts, head=head)
 
 

@@ -10,7 +10,7 @@ from vivace.checkpoint.vocabulary import differing, read_words
 from vivace.checkpoint.weight_files import SHARDED
 from vivace.config.config import Config, DraftModel, ModelContext, Options, ResolveContext
 from vivace.config.draft_heads import check_head, head_behind, read_head
-from vivace.config.drafts import EAGLE, NEXTN, STANDALONE, drafts_by_model
+from vivace.config.drafts import EAGLE, NEXTN, STANDALONE, branches, drafts_by_model
 from vivace.config.errors import ConfigError
 from vivace.config.kernels import UNQUANT
 from vivace.config.parallel import ExpertOptions
@@ -21,6 +21,7 @@ from vivace.models.facts import ModelFacts, checkpoint_quantization, read_facts
 from vivace.models.registry import check_architecture
 
 PATH = "--speculative-draft-model-path"
+LAYERED = "--enable-multi-layer-eagle"
 MOST_DIFFERING = 0.01
 """share of the ids of two models that may stand for other tokens: markers that one has renamed.
 Such drafts are refused when they are verified"""
@@ -43,7 +44,8 @@ def locate_draft(
     asked = options.speculative
     if asked.speculative_draft_model_path is None:
         if takes_own_layers(options):
-            return with_token_map(options, head_behind(target, facts))
+            each = asked.enable_multi_layer_eagle
+            return with_token_map(options, head_behind(target, facts, each=each))
         raise ConfigError(
             f"--speculative-algorithm {asked.speculative_algorithm} needs {PATH}: a smaller model "
             f"or a head with the vocabulary of {target.path}"
@@ -58,7 +60,8 @@ def locate_draft(
     )
     if takes_own_layers(options):
         check_architecture(source)
-        return with_token_map(options, head_behind(source, read_facts(source)))
+        each = asked.enable_multi_layer_eagle
+        return with_token_map(options, head_behind(source, read_facts(source), each=each))
     if asked.speculative_algorithm != STANDALONE:
         found = read_head(asked.speculative_algorithm, source, facts)
         return found if found.head and found.head.taps else with_token_map(options, found)
@@ -100,12 +103,33 @@ def draft_models(options: Options, context: ModelContext) -> list[str]:
         )
     if context.draft is None:  # it does not lie on this machine
         return []
-    notices = idle_token_map(options, context)
+    notices = idle_token_map(options, context) + layers_of_drafts(options, context.draft)
     quantization = options.speculative.speculative_draft_model_quantization
     checkpoint_quantization(context.draft.source, known_method(context.draft, quantization))
     if context.draft.head is not None:
         return notices + check_head(context, context.draft, context.draft.head)
     return notices + check_vocabulary(context, context.draft)
+
+
+def layers_of_drafts(options: Options, draft: DraftModel) -> list[str]:
+    """Where each draft comes from a layer of its own, there are as many as layers."""
+    asked, layers = options.speculative, draft.head.behind if draft.head is not None else 0
+    if not asked.enable_multi_layer_eagle:
+        return []
+    if not layers:
+        return [f"{LAYERED} has no effect: drafts come from no layers behind the model's last one"]
+    if branches(options) > 1:
+        raise ConfigError(
+            f"{LAYERED}: each of these layers says one token, so drafts are chains; use "
+            "--speculative-eagle-topk 1"
+        )
+    steps = asked.speculative_num_steps or (asked.speculative_num_draft_tokens or 1) - 1
+    if steps > layers:
+        raise ConfigError(
+            f"{LAYERED}: {steps} steps, and {draft.source.path} has {layers} layers for drafts, "
+            f"one for each; use --speculative-num-steps {layers}, or leave the flag out"
+        )
+    return []
 
 
 def idle_token_map(options: Options, context: ModelContext) -> list[str]:

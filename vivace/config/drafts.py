@@ -55,12 +55,20 @@ def drafts(options: Options, context: ResolveContext) -> Iterator[tuple[str, obj
         yield from tree_sizes(steps, tokens, topk)
         return
     if steps is None:
-        steps = DRAFT_STEPS if tokens is None else tokens - 1
+        steps = default_steps(options, context) if tokens is None else tokens - 1
         why = "the default" if tokens is None else "a chain has a pass for each draft"
         yield "speculative_num_steps", steps, why
     if tokens != steps + 1:
         why = "a chain is the last known token and a draft of each step"
         yield "speculative_num_draft_tokens", steps + 1, why
+
+
+def default_steps(options: Options, context: ResolveContext) -> int:
+    """Passes of a draft: as many as it has layers, where each has one of its own."""
+    head = context.draft.head if context.draft is not None else None
+    if head is not None and options.speculative.enable_multi_layer_eagle:
+        return head.behind or DRAFT_STEPS
+    return DRAFT_STEPS
 
 
 def tree_sizes(

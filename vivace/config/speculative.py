@@ -9,7 +9,6 @@ from vivace.config.model import LOAD_FORMATS, OTHER_FORMAT, OTHER_LOAD_FORMATS
 from vivace.config.option import no_effect, not_available, option
 from vivace.config.parallel import MOE_A2A, MOE_RUNNERS
 
-ONE_LAYER = not_available("the first of these layers drafts in every step")
 NO_DFLASH = not_available(
     "drafts of block diffusion (arXiv 2602.06036) are not supported yet",
     "use EAGLE3, STANDALONE or NGRAM",
@@ -86,7 +85,7 @@ class SpeculativeOptions:
         values=METHOD_STATES,
     )
     enable_multi_layer_eagle: bool = option(
-        False, "One multi-token-prediction layer per draft step.", cpu=ONE_LAYER
+        False, "One multi-token-prediction layer per draft step."
     )
     speculative_ngram_min_match_window_size: int = option(
         1, "Least tokens of a request's end that must have occurred before to get n-gram drafts."

@@ -39,7 +39,7 @@ from vivace.quantization.packed import weight_packer
 from vivace.sampling.processors import LogitsProcessor
 from vivace.worker.captures import Captures, build_runner, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
-from vivace.worker.drafters.build import accept_thresholds, build_drafter, is_fixed
+from vivace.worker.drafters.build import DraftTarget, accept_thresholds, build_drafter, is_fixed
 from vivace.worker.drafters.place import DrafterPlace
 from vivace.worker.drafters.step_costs import time_steps
 from vivace.worker.experts import NO_EXPERTS, ExpertLayers, locate_experts, movable_experts
@@ -93,13 +93,13 @@ def build_worker(
     report("Loading kernels", 0.0)
     workers = requested_sizes(config).node_devices
     platform = load_platform(config.platform, platform_settings(config, workers, owns_process))
-    kv_dtype = KV_DTYPES[config.memory.kv_cache_dtype]
+    dtype, kv_dtype = DTYPES[config.model.dtype], KV_DTYPES[config.memory.kv_cache_dtype]
     group, layout = join_ranks(config, platform, rendezvous)
     free, share = share_memory(platform, workers, share, group)
     max_tokens = longest_request(config, free, kv_dtype)
     read = partial(load, platform=platform, max_tokens=max_tokens, report=report, rank=group.rank)
     model = read(config, layout=layout)
-    drafter = build_drafter(config, platform, DTYPES[config.model.dtype], model, layout, read)
+    drafter = build_drafter(DraftTarget(config, platform, dtype, model, layout, read))
     layers = [*model.attention_layers, *drafter.layers]
     weight_bytes = tensor_bytes([model, drafter])
     demand = memory_demand(
@@ -110,13 +110,13 @@ def build_worker(
         workers=workers,
         windows=find_windows(config, layers, max_tokens, group),
         max_tokens=max_tokens,
-        row_bytes=drafter.row_numbers * platform.activations(DTYPES[config.model.dtype]).itemsize,
+        row_bytes=drafter.row_numbers * platform.activations(dtype).itemsize,
     )
     size = size_together(demand, group, report)
     worker = assemble(
         *(model, model.attention_layers, platform, size),
         page_size=demand.page_size,
-        dtype=platform.activations(DTYPES[config.model.dtype]),
+        dtype=platform.activations(dtype),
         kv_dtype=kv_dtype,
         vocabulary=config.facts.vocabulary,
         weight_bytes=weight_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
@@ -31,15 +31,16 @@ from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.drafters.draft_model import ModelDrafter
 from vivace.worker.drafters.guarded import GuardedDrafter
 from vivace.worker.drafters.head_drafter import HeadDrafter
-from vivace.worker.drafters.heads import DraftHead, Eagle3Head, EagleHead
-from vivace.worker.drafters.nextn import NextnHead
+from vivace.worker.drafters.heads import ChosenWords, DraftHead, Eagle3Body, EagleBody
+from vivace.worker.drafters.layered_drafter import LayeredDrafter
+from vivace.worker.drafters.nextn import NextnBody
 from vivace.worker.drafters.ngram import Breadth, NgramDrafter
 from vivace.worker.drafters.relaxed import EXACT, AcceptThresholds
 from vivace.worker.drafters.scripted import RememberedAnswers, ScriptedDrafter, SentDrafter
 from vivace.worker.drafters.searches import ChainSearch, DraftSearch, TreeSearch
 
 if TYPE_CHECKING:
-    from vivace.config.config import Config
+    from vivace.config.config import Config, HeadShape
 
 T = TypeVar("T")
 BODY = "model"
@@ -66,41 +67,41 @@ def accept_thresholds(config: Config) -> AcceptThresholds:
     )
 
 
-def build_drafter(
-    config: Config,
-    platform: Platform,
-    dtype: torch.dtype,
-    model: CausalLM,
-    layout: ParallelLayout,
-    load: LoadDraft,
-) -> Drafter:
-    """`model`: the served one, this rank's part; `load` loads another one. Raises CannotStart."""
+@dataclass(frozen=True)
+class DraftTarget:
+    """What a drafter is built for. `model`: this rank's part; `load` loads another one."""
+
+    config: Config
+    platform: Platform
+    dtype: torch.dtype
+    model: CausalLM
+    layout: ParallelLayout
+    load: LoadDraft
+
+
+def build_drafter(served: DraftTarget) -> Drafter:
+    """Raises CannotStart."""
+    config, layout = served.config, served.layout
     if not config.draft_width:
         return NO_DRAFTS
     if layout.stage.target is not None:
         return SentDrafter(config.draft_width)
-    drafter = choose_drafter(config, platform, dtype, model, layout, load)
+    drafter = choose_drafter(served)
     alone = layout.attention.size == 1 and layout.stage.source is None
     if config.draft is None and config.speculative.speculative_algorithm != NGRAM:
         return GuardedDrafter(drafter, config.facts.vocabulary, alone=alone)
     return GuardedDrafter(drafter) if alone else drafter
 
 
-def choose_drafter(
-    config: Config,
-    platform: Platform,
-    dtype: torch.dtype,
-    model: CausalLM,
-    layout: ParallelLayout,
-    load: LoadDraft,
-) -> Drafter:
-    """As `build_drafter`, of what proposes."""
+def choose_drafter(served: DraftTarget) -> Drafter:
+    """What proposes. Raises CannotStart."""
+    config = served.config
     if acceptance := config.environment.get(SCRIPTED):
         return ScriptedDrafter(config.draft_width, RememberedAnswers(float(acceptance)))
     if config.speculative.speculative_algorithm == NGRAM:
-        settings, stages = ngram_settings(config), layout.stage.source is not None
+        settings, stages = ngram_settings(config), served.layout.stage.source is not None
         return NgramDrafter(
-            platform.ngram_index(settings),
+            served.platform.ngram_index(settings),
             settings.width,
             certain=0 if config.speculative.speculative_fixed_width else settings.longest,
             vocabulary=config.facts.vocabulary,
@@ -110,18 +111,11 @@ def choose_drafter(
         )
     if config.draft is None:
         return load_drafter(config)
-    draft = draft_config(config)
-    first = 1 + max(layer.index for layer in model.attention_layers)
+    first = 1 + max(layer.index for layer in served.model.attention_layers)
     if config.draft.head is not None:
-        packer = weight_packer(platform, dtype)
-        head = load_divided(layout, lambda own: load_head(config, packer, model, own))
-        layers, hidden = number_layers(head, first), config.facts.hidden_size
-        taps = config.draft.head.taps
-        if taps:
-            cast("DecoderForCausalLM", model).model.tap(taps)
-        features = [hidden] * max(1, len(taps))
-        return HeadDrafter(config.draft_width, head, layers, features, choose_search(config))
-    smaller = load_divided(layout, lambda own: load(draft, layout=own))
+        return build_head_drafter(served, config.draft.head, first)
+    draft = draft_config(config)
+    smaller = load_divided(served.layout, lambda own: served.load(draft, layout=own))
     number_layers(cast(Module, smaller), first)
     return ModelDrafter(
         config.draft_width,
@@ -131,6 +125,21 @@ def choose_drafter(
         vocabulary=config.facts.vocabulary,
         ids=draft.facts.vocabulary,
     )
+
+
+def build_head_drafter(served: DraftTarget, shape: HeadShape, first: int) -> Drafter:
+    """`first`: number of the head's first layer. Raises CannotStart."""
+    config, packer = served.config, weight_packer(served.platform, served.dtype)
+    heads = load_divided(served.layout, lambda own: load_heads(config, packer, served.model, own))
+    layers = list[list[CacheLayer]]()
+    for head in heads:
+        layers.append(number_layers(head, first + sum(map(len, layers))))
+    if shape.taps:
+        cast("DecoderForCausalLM", served.model).model.tap(shape.taps)
+    features = [config.facts.hidden_size] * max(1, len(shape.taps))
+    if config.speculative.enable_multi_layer_eagle and shape.behind:
+        return LayeredDrafter(heads, layers, *features)
+    return HeadDrafter(config.draft_width, heads[0], layers[0], features, choose_search(config))
 
 
 def choose_search(config: Config) -> DraftSearch:
@@ -163,10 +172,10 @@ def load_divided(layout: ParallelLayout, load: Callable[[ParallelLayout], T]) ->
     return load(SINGLE)
 
 
-def load_head(
+def load_heads(
     config: Config, packer: WeightPacker, model: CausalLM, layout: ParallelLayout
-) -> DraftHead:
-    """Raises CannotStart."""
+) -> list[DraftHead]:
+    """One, or one for each draft. Raises CannotStart."""
     assert config.draft is not None and config.draft.head is not None
     draft = draft_config(config)
     served = cast("DecoderForCausalLM", model)
@@ -181,17 +190,20 @@ def load_head(
     quantization = select_quantization(
         checkpoint_quantization(draft.source, method), weights, packer, requested=method
     )
-    head = build_head(config, served)
+    heads = build_heads(config, served)
     # What has an embedding and no head is read as the body of a model.
     name = BODY if weights.names() is not None and weights.has(f"{BODY}.fc.weight") else ""
-    head.bind(name, Bindings(packer=packer, quantization=quantization, layout=layout))
-    with torch.inference_mode():
-        head.load(weights)
-    if config.draft.head.ids:
-        head.choose(config.draft.head.ids, read_output(config, packer), packer)
+    for head in heads:
+        head.bind(name, Bindings(packer=packer, quantization=quantization, layout=layout))
+        with torch.inference_mode():
+            head.load(weights)
+    if ids := config.draft.head.ids:
+        words = ChosenWords(ids, read_output(config, packer), packer)
+        for head in heads:
+            head.words = words
     if not config.draft.head.behind:  # else there is a whole model beside it
-        weights.finish(set(head.claims()))
-    return head
+        weights.finish({name for head in heads for name in head.claims()})
+    return heads
 
 
 def read_output(config: Config, packer: WeightPacker) -> torch.Tensor:
@@ -208,22 +220,25 @@ def read_output(config: Config, packer: WeightPacker) -> torch.Tensor:
     return weights.take(name, (facts.vocabulary, facts.hidden_size))
 
 
-def build_head(config: Config, model: DecoderForCausalLM) -> DraftHead:
+def build_heads(config: Config, model: DecoderForCausalLM) -> list[DraftHead]:
     draft = config.draft
     assert draft is not None and draft.head is not None and draft.facts.decoder is not None
-    shapes = draft.facts, draft.facts.decoder, model
+    shapes, hidden = (draft.facts, draft.facts.decoder), draft.facts.hidden_size
     positions = config.model.context_length or config.facts.context
     if draft.head.behind:
-        return NextnHead(*shapes, positions)
+        bodies = [NextnBody(*shapes, positions, place) for place in range(draft.head.behind)]
+        return [DraftHead(model, hidden, body, body) for body in bodies[: config.draft_width]]
     if config.speculative.speculative_algorithm == EAGLE3:
-        return Eagle3Head(
+        body = Eagle3Body(
             *shapes,
             positions,
             features=config.facts.hidden_size,
             taps=len(draft.head.taps),
             vocabulary=draft.head.vocabulary,
         )
-    return EagleHead(*shapes, positions)
+        return [DraftHead(model, hidden, body, body.compute, fuse=body.fuse, words=body)]
+    older = EagleBody(*shapes, positions)
+    return [DraftHead(model, hidden, older, older)]
 
 
 def number_layers(model: Module, first: int) -> list[CacheLayer]:

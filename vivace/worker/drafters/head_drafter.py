@@ -2,8 +2,8 @@
 each further one over what it says itself.
 
 Prompts pass the head behind the model, step by step; decoded tokens when drafts are next wanted. Of
-those only the features of the last step are kept: where a request got no drafts for a while, the
-head's KV has a gap, and its drafts are worse.
+those only the last features are kept: where a request got no drafts for a while, the head's KV has
+a gap, and its drafts are worse.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vivace.platforms.cache import CacheLayer
@@ -19,6 +18,7 @@ from vivace.platforms.host import download, upload
 from vivace.platforms.rows import RowColumns, Spans
 from vivace.protocol.step import StepPlan
 from vivace.worker.drafter import NoDrafter
+from vivace.worker.drafters.features import KeptFeatures
 from vivace.worker.drafters.heads import DraftHead
 from vivace.worker.drafters.passes import DraftPasses
 from vivace.worker.drafters.place import DrafterPlace
@@ -56,35 +56,29 @@ class HeadDrafter(NoDrafter):
         )
         ops, columns = place.platform.sampling(), rows.columns
         self._search.attach(
-            SearchPlace(self._passes, self._compute, ops, self._head.target_ids, columns.parents)
+            SearchPlace(self._passes, self._compute, ops, self._head.words.ids, columns.parents)
         )
         self._tokens = columns.tokens
         self.nbytes = self._passes.nbytes
-        self._kept = [
-            torch.zeros(rows.rows, 1 + self.width, width, dtype=place.dtype, device=device)
-            for width in self._widths
-        ]
-        """features of the last tokens that the model computed for each row"""
-        self._kept_from, self._kept_end = (np.zeros(rows.rows, np.int64) for _ in range(2))
-        """[rows]: positions of these"""
+        self._kept = KeptFeatures(rows.rows, 1 + self.width, self._widths, place.dtype, device)
         self._done = np.zeros(rows.rows, np.int64)
         """[rows]: in front of which position the head has computed all that it will"""
 
     def update(self, plan: StepPlan) -> None:
         for join in plan.joins:
-            self._kept_from[join.row] = self._kept_end[join.row] = 0
+            self._kept.clear(join.row)
             self._done[join.row] = join.cached
 
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         known = download(columns.known)[rows].astype(np.int64) - 1  # inputs are the next tokens
-        computed = np.maximum(np.minimum(self._done[rows], known - 1), self._kept_from[rows])
-        able = (computed < known) & (self._kept_end[rows] >= known)
+        computed = np.maximum(np.minimum(self._done[rows], known - 1), self._kept.first[rows])
+        able = (computed < known) & (self._kept.end[rows] >= known)
         if not (counts[able] > 0).any():
             return
         rows, counts, known, computed = rows[able], counts[able], known[able], computed[able]
         self._passes.begin(rows, known, computed)
         waiting = known - computed
-        features = self._find_features(rows, computed, waiting)
+        features = self._kept.find(rows, computed, waiting)
         step, spans = self._passes.gather(rows, waiting)
         drawn = self._compute(step, self._head.fuse(features, step))
         self._search.propose(rows, counts, spans, *drawn)
@@ -112,30 +106,4 @@ class HeadDrafter(NoDrafter):
             self._passes.follow(step, ids)
             whole = self._done[rows] >= before
             self._done[rows] = np.where(whole, before + prompts, self._done[rows])
-        self._keep(spans, features)
-
-    def _keep(self, spans: Spans, features: Sequence[Tensor]) -> None:
-        rows, counts = spans.rows, spans.counts
-        most = 1 + self.width
-        kept = np.minimum(counts, most)
-        offsets = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept)
-        sources = np.repeat(spans.starts[1:] - kept, kept) + offsets
-        targets = np.repeat(rows * most, kept) + offsets
-        for store, one in zip(self._kept, features, strict=True):
-            chosen = one.index_select(0, upload(sources, one.device))
-            places = upload(targets, one.device)
-            store.view(-1, store.shape[2]).index_copy_(0, places, chosen.to(store.dtype))
-        self._kept_from[rows] = spans.before + counts - kept
-        self._kept_end[rows] = spans.before + counts
-
-    def _find_features(
-        self, rows: np.ndarray, first: np.ndarray, counts: np.ndarray
-    ) -> list[Tensor]:
-        """Of so many positions of each row from `first` on."""
-        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        places = rows * (1 + self.width) + first - self._kept_from[rows]
-        chosen = np.repeat(places, counts) + offsets
-        return [
-            store.view(-1, store.shape[2]).index_select(0, upload(chosen, store.device))
-            for store in self._kept
-        ]
+        self._kept.keep(spans, features)

@@ -7,8 +7,9 @@ what the head itself left. At position i the input is the token i + 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,30 +22,99 @@ from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, attention_shape, rotary_table
 from vivace.models.decoder import DecoderForCausalLM
 from vivace.models.facts import DecoderFacts, ModelFacts
-from vivace.platforms.ops.table import PackedWeight
 from vivace.quantization.packed import WeightPacker
 from vivace.worker.drafters.joined_linear import JoinedLinear
 
 
-class DraftHead(Module):
-    """`taps` are the states for the next pass, [T, hidden], once `forward` is over. `target_ids`
-    [draft vocabulary] int64: the model's ids of the head's; None: they are the same."""
+class ComputeDraft(Protocol):
+    """The layers of a head. [T, hidden] both -> (what logits are made of, the next states); `state`
+    may change."""
 
-    target_ids: Tensor | None = None
-    _chosen: PackedWeight = None
-    """of the model's head those rows, where it has more"""
+    def __call__(
+        self, embedded: Tensor, state: Tensor, step: ModelStep
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class FuseFeatures(Protocol):
+    """What the model had of T tokens, [T, its hidden] each -> states [T, hidden]"""
+
+    def __call__(self, features: Sequence[Tensor], step: ModelStep) -> Tensor: ...
+
+
+class HeadWords(Protocol):
+    """What a head says. `ids` [draft vocabulary] int64: the model's ids of the head's; None: they
+    are the same."""
+
+    @property
+    def ids(self) -> Tensor | None: ...
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden[n, hidden] -> [n, draft vocabulary] float32"""
+        ...
+
+
+@dataclass(frozen=True)
+class ServedWords:
+    """Those of the model, by its head."""
+
+    lm_head: Callable[[Tensor], Tensor]
+    ids: Tensor | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)
+
+
+class ChosenWords:
+    """Only these `ids` of the model's. `matrix`[vocabulary, hidden]: its head's"""
+
+    def __init__(self, ids: Sequence[int], matrix: Tensor, packer: WeightPacker) -> None:
+        chosen = torch.tensor(ids)
+        self._linear = packer.ops.linear
+        self._matrix = packer.pack([matrix.index_select(0, chosen)])
+        self.ids = chosen.to(packer.device)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self._linear(hidden, self._matrix).float()
+
+
+def take_last(features: Sequence[Tensor], step: ModelStep) -> Tensor:
+    """The states are the model's hidden ones."""
+    (state,) = features
+    return state
+
+
+class DraftHead(Module):
+    """A head around the layers of its `body`, which are named as if they were its own. `taps` are
+    the states for the next pass, [T, hidden], once `forward` is over."""
+
     taps: Sequence[Tensor] = ()
     _fixed: Tensor
     _given: Tensor
 
-    def __init__(self, served: DecoderForCausalLM, hidden: int) -> None:
+    def __init__(
+        self,
+        served: DecoderForCausalLM,
+        hidden: int,
+        body: Module,
+        compute: ComputeDraft,
+        *,
+        fuse: FuseFeatures = take_last,
+        words: HeadWords | None = None,
+    ) -> None:
+        """`words`: the head's own; None: the model's"""
         self.hidden = hidden
         self._embed: Embedding = served.model.embed_tokens
-        self._served_head = served.lm_head
+        self._body = body
+        self._compute = compute
+        self.fuse = fuse
+        self.words = words or ServedWords(served.lm_head)
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        yield "", self._body
 
     def bind(self, name: str, env: Bindings) -> None:
-        super().bind(name, env)
-        self._add = env.ops.add_gated
+        self.name = name
+        self._body.bind(name, env)
         self._given = self._fixed = torch.zeros(0, self.hidden, dtype=env.dtype, device=env.device)
 
     def reserve(self, tokens: int) -> None:
@@ -57,34 +127,16 @@ class DraftHead(Module):
         self._given = self._fixed if count <= len(self._fixed) else states.clone()
         self._given[:count].copy_(states)
 
-    def fuse(self, features: Sequence[Tensor], step: ModelStep) -> Tensor:
-        """What the model had of T tokens, [T, its hidden] each -> states [T, hidden]"""
-        (state,) = features
-        return state
-
-    def choose(self, ids: Sequence[int], matrix: Tensor, packer: WeightPacker) -> None:
-        """Propose only these of the model's tokens. `matrix`[vocabulary, hidden]: its head's"""
-        chosen = torch.tensor(ids)
-        self._linear = packer.ops.linear
-        self._chosen = packer.pack([matrix.index_select(0, chosen)])
-        self.target_ids = chosen.to(packer.device)
-
     def lm_head(self, hidden: Tensor) -> Tensor:
         """hidden[n, hidden] -> [n, draft vocabulary] float32"""
-        if self._chosen is None:
-            return self._served_head(hidden)
-        return self._linear(hidden, self._chosen).float()
+        return self.words(hidden)
 
     def forward(self, step: ModelStep) -> Tensor:
         """-> hidden[T, hidden], of which logits are made"""
         embedded = self._embed(step.input_ids)
-        hidden, state = self.draft(embedded, self._given[: len(embedded)], step)
+        hidden, state = self._compute(embedded, self._given[: len(embedded)], step)
         self.taps = (state,)
         return hidden
-
-    def draft(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
-        """[T, hidden] both -> (what logits are made of, the next states); `state` may change"""
-        raise NotImplementedError
 
 
 class HeadLayer(Module):
@@ -109,23 +161,24 @@ class HeadLayer(Module):
         return self.mlp(x, step), residual
 
 
-class EagleHead(DraftHead):
+class EagleBody(Module):
     """EAGLE 1 and 2: `fc` makes one of embedding and state, and the layer's outcome is what the
     model's own head takes."""
 
-    def __init__(
-        self, facts: ModelFacts, decoder: DecoderFacts, served: DecoderForCausalLM, positions: int
-    ) -> None:
-        super().__init__(served, facts.hidden_size)
+    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
         self.tables = [rotary_table(decoder.rope, positions)]
         self.fc = JoinedLinear(facts.hidden_size, 2, [Part("fc", facts.hidden_size)])
         self.layers = [HeadLayer(facts, decoder, self.tables[0])]
+
+    def bind(self, name: str, env: Bindings) -> None:
+        super().bind(name, env)
+        self._add = env.ops.add_gated
 
     def claims(self) -> Iterator[str]:
         yield from super().claims()
         yield from (f"{self.name}.embed_tokens.weight".removeprefix("."), "lm_head.weight")
 
-    def draft(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
+    def __call__(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
         (layer,) = self.layers
         joined = self.fc((embedded, state), step)
         x, residual = layer.complete(layer.self_attn(joined, step), joined, step)
@@ -160,41 +213,41 @@ class Eagle3Layer(HeadLayer):
         return self.complete(attended, state, step)
 
 
-class Eagle3Head(DraftHead):
+class Eagle3Body(Module):
     """EAGLE 3: `fc` makes a state of what three of the model's layers were given; the head has a
     smaller vocabulary of its own. `features`: the model's hidden size."""
+
+    ids: Tensor | None = None
 
     def __init__(
         self,
         facts: ModelFacts,
         decoder: DecoderFacts,
-        served: DecoderForCausalLM,
         positions: int,
         *,
         features: int,
         taps: int,
         vocabulary: int,
     ) -> None:
-        super().__init__(served, facts.hidden_size)
         hidden = facts.hidden_size
         self.tables = [rotary_table(decoder.rope, positions)]
         self.fc = JoinedLinear(features, taps, [Part("fc", hidden)])
         self.midlayer = Eagle3Layer(facts, decoder, self.tables[0])
         self.norm = RMSNorm(hidden, decoder.norm_eps)
         self._words = Embedding(vocabulary, hidden)
-        self.own_head = LogitsHead(self._words, tied=False)
+        self.lm_head = LogitsHead(self._words, tied=False)
 
     def bind(self, name: str, env: Bindings) -> None:
         self._words.bind("embed_tokens", env)  # never loaded: the head is of its shape
         super().bind(name, env)
-        self.own_head.bind("lm_head", env)
+        self._device = env.device
 
     def load(self, weights: Weights) -> None:
         size = self._words.vocabulary
         if weights.names() is not None and weights.has("d2t"):
             offsets = weights.take("d2t", (size,), dtypes=(torch.int64, torch.int32))
-            ids = offsets.to(self._fixed.device, torch.int64)
-            self.target_ids = ids + torch.arange(size, device=ids.device)
+            ids = offsets.to(self._device, torch.int64)
+            self.ids = ids + torch.arange(size, device=ids.device)
         super().load(weights)
 
     def claims(self) -> Iterator[str]:
@@ -204,9 +257,10 @@ class Eagle3Head(DraftHead):
     def fuse(self, features: Sequence[Tensor], step: ModelStep) -> Tensor:
         return self.fc(features, step)
 
-    def lm_head(self, hidden: Tensor) -> Tensor:
-        return self.own_head(hidden)
-
-    def draft(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
+    def compute(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
         x, residual = self.midlayer(embedded, state, step)
         return self.norm.add(x, residual)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """The head's own words: hidden[n, hidden] -> [n, draft vocabulary] float32"""
+        return self.lm_head(hidden)

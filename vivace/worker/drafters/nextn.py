@@ -10,11 +10,9 @@ from torch import Tensor
 from vivace.layers.linear import Part, RMSNorm
 from vivace.layers.module import Module
 from vivace.models.causal_lm import ModelStep, rotary_table
-from vivace.models.decoder import DecoderForCausalLM
 from vivace.models.deepseek import DeepseekDecoderLayer, latent_attention
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.models.glm4_moe import grouped_attention
-from vivace.worker.drafters.heads import DraftHead
 from vivace.worker.drafters.joined_linear import JoinedLinear
 
 
@@ -53,19 +51,19 @@ class NextnLayer(Module):
         return self.shared_head.norm.add(x, residual)[0]
 
 
-class NextnHead(DraftHead):
-    """What it leaves of a token is what logits are made of, and the next state."""
+class NextnBody(Module):
+    """What the layer leaves of a token is what logits are made of, and the next state. `place`:
+    which of those behind the model's last one it is, from 0 on."""
 
     def __init__(
-        self, facts: ModelFacts, decoder: DecoderFacts, served: DecoderForCausalLM, positions: int
+        self, facts: ModelFacts, decoder: DecoderFacts, positions: int, place: int = 0
     ) -> None:
-        super().__init__(served, facts.hidden_size)
         self._layer = NextnLayer(facts, decoder, positions)
-        self._place = f"model.layers.{facts.layers}"
+        self._place = f"model.layers.{facts.layers + place}"
 
     def children(self) -> Iterator[tuple[str, Module]]:
         yield self._place, self._layer
 
-    def draft(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
+    def __call__(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
         hidden = self._layer(embedded, state, step)
         return hidden, hidden
