@@ -24,7 +24,7 @@ from vivace.terminal import (
     outlive_reader,
 )
 
-ONE_PROCESS = ("bench", "chat", "doctor")
+ONE_PROCESS = ("bench", "chat", "doctor", "train")
 """commands that may load a model themselves"""
 COMPLETION = ("--install-completion", "--show-completion", "--complete")
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "list": "the models on this machine",
     "rm": "delete a model from the local cache",
     "save-sharded-state": "a checkpoint as files of single ranks, for many devices",
+    "train": "a head that drafts for a model, made on this machine",
     "version": "versions of vivace, python and torch",
 }
 HANDLERS: Registry[Callable[[list[str]], int]] = Registry(
@@ -35,6 +36,7 @@ HANDLERS: Registry[Callable[[list[str]], int]] = Registry(
         "list": "vivace.commands.models:list_models",
         "rm": "vivace.commands.models:remove_models",
         "save-sharded-state": "vivace.commands.save_sharded_state:main",
+        "train": "vivace.commands.train:main",
         "version": "vivace.commands.version:main",
     },
 )

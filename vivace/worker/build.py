@@ -87,6 +87,7 @@ def build_worker(
     *,
     owns_process: bool = False,
     share: int = 0,
+    drafting: Callable[[DraftTarget], Drafter] = build_drafter,
 ) -> Worker:
     """Load platform and weights, size the pool with what is left, assemble. `rendezvous`: of the
     ranks that share layers; `owns_process`, `share`: as in `PlatformSettings`, `Setup`."""
@@ -99,14 +100,13 @@ def build_worker(
     max_tokens = longest_request(config, free, kv_dtype)
     read = partial(load, platform=platform, max_tokens=max_tokens, report=report, rank=group.rank)
     model = read(config, layout=layout)
-    drafter = build_drafter(DraftTarget(config, platform, dtype, model, layout, read))
-    layers = [*model.attention_layers, *drafter.layers]
-    weight_bytes = tensor_bytes([model, drafter])
+    drafter = drafting(DraftTarget(config, platform, dtype, model, layout, read))
+    layers, weights = [*model.attention_layers, *drafter.layers], tensor_bytes([model, drafter])
     demand = memory_demand(
         *(config, layers, kv_dtype),
         free_bytes=free,
-        available_bytes=own_share(platform, workers, max(0, share - weight_bytes)),
-        weight_bytes=weight_bytes,
+        available_bytes=own_share(platform, workers, max(0, share - weights)),
+        weight_bytes=weights,
         workers=workers,
         windows=find_windows(config, layers, max_tokens, group),
         max_tokens=max_tokens,
@@ -119,7 +119,7 @@ def build_worker(
         dtype=platform.activations(dtype),
         kv_dtype=kv_dtype,
         vocabulary=config.facts.vocabulary,
-        weight_bytes=weight_bytes,
+        weight_bytes=weights,
         step_tokens=_step_tokens(config, size.rows),
         captures=choose_captures(config, size.rows),
         report=report,

@@ -1,0 +1,320 @@
+"""`vivace train draft`: what it trains is what is served, and what it says of it is so."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from draft_head_toys import (
+    EPS,
+    HEAD,
+    HEADS,
+    HIDDEN,
+    INNER,
+    KV_HEADS,
+    THETA,
+    ReferenceHead,
+    write_eagle3,
+)
+from engine_under_test import Answer, Setting, build_engine
+from safetensors.torch import load_file, save_file
+from served_toy import write_byte_tokenizer
+from tokenizers import Tokenizer
+from toy_models import make
+
+from vivace import cli
+from vivace.protocol.messages import Request, SamplingParams
+from vivace.train.head import HeadPasses, HeadSizes
+from vivace.train.progress import TrainingProgress
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
+AFTER = [0, 1, 2]
+PLAIN = Setting(batch=4, chunk=64, radix="on", depth=1, page=16)
+SMALL = "--cpu-threads 1 --dtype float32 --sequence-length 96 --draft-vocab-size 250".split()
+SHORT = [*SMALL, *"--tokens 2400 --epochs 2".split()]
+
+
+@dataclass(frozen=True)
+class Trained:
+    folder: Path
+
+    def train(self, kind: str, output: Path, *flags: str) -> int:
+        words = ["--model-path", str(self.folder / kind), "--output", str(output), *flags]
+        if not {"--prompts", "--text"} & {*flags}:
+            words += ["--prompts", str(self.folder / "prompts.txt")]
+        return cli.main(["train", "draft", *words])
+
+
+def make_prompts(count: int, seed: int) -> list[str]:
+    chance = random.Random(seed)
+    return ["".join(chance.choices("abcdefghij ", k=12)) for _ in range(count)]
+
+
+def make_regular(folder: Path) -> None:
+    """Of the layers of a random model little comes through, so what follows can be learned."""
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight *= 0.1
+        elif name == "lm_head.weight":
+            weight *= 2.0
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("trained")
+    for kind in ("Llama", "Qwen3"):
+        make(kind, folder / kind, **SHAPE)
+        write_byte_tokenizer(folder / kind)
+        make_regular(folder / kind)
+    (folder / "prompts.txt").write_text("\n".join(make_prompts(60, 1)))
+    return Trained(folder)
+
+
+def test_passes_are_what_drafting_computes(tmp_path: Path) -> None:
+    """The drafts behind a text, pass by pass, beside the paper's definition token by token."""
+    model = make("Llama", tmp_path / "model", **SHAPE)
+    weights = write_eagle3(tmp_path / "head", AFTER)
+    reference, steps = ReferenceHead(model, weights, AFTER), 4
+    known = torch.randint(3, 250, (1, 12), generator=torch.Generator().manual_seed(1))
+    drafts = reference.drafts(known[0].tolist(), steps)
+    ids = torch.cat((known, torch.tensor([drafts])), dim=1)
+    sizes = HeadSizes(
+        hidden=HIDDEN,
+        inner=INNER,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=HEAD,
+        features=3,
+        norm_eps=EPS,
+    )
+    with torch.inference_mode():
+        found = model(input_ids=known, use_cache=False, output_hidden_states=True).hidden_states
+        features = torch.cat([found[layer + 1] for layer in AFTER], dim=-1)[:, :-1]
+        angles = torch.outer(torch.arange(32.0), THETA ** (-torch.arange(0, HEAD, 2) / HEAD))
+        passes = HeadPasses(sizes, weights, torch.cat((angles.cos(), angles.sin()), -1))
+        embedded = model.get_input_embeddings()(ids)
+        said = [
+            int(passes.logits(hidden[0, -1]).argmax())
+            for hidden in passes.unroll(features, embedded, steps)
+        ]
+    assert [one + int(weights["d2t"][one]) for one in said] == drafts
+
+
+def answers(model: Path, head: Path | None) -> tuple[dict[str, Answer], float | None]:
+    """(of prompts that no head was trained with, the share of drafts that were right)"""
+    flags = {
+        "speculative_algorithm": "EAGLE3",
+        "speculative_draft_model_path": str(head),
+        "speculative_num_steps": 3,
+        "speculative_fixed_width": True,
+    }
+    engine = build_engine(model, PLAIN, **(flags if head else {}))
+    sampling = SamplingParams(max_new_tokens=60, temperature=0.0)
+    encode = Tokenizer.from_file(str(model / "tokenizer.json")).encode
+    requests = [
+        Request(key=0, rid=text, tokens=encode(f"user: {text}\nassistant:").ids, sampling=sampling)
+        for text in make_prompts(12, 2)
+    ]
+    found = engine.run(requests)
+    assert not engine.audit()
+    return found, engine.accept_rate()
+
+
+def test_a_trained_head_is_served(
+    toy: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--tokens 5000 --epochs 10 --learning-rate 3e-3".split()
+    assert toy.train("Llama", tmp_path / "head", *SMALL, *flags) == 0
+    assert "--speculative-draft-model-path" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "head").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "training.json",
+    }
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["draft_vocab_size"] == 250
+    assert config["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": AFTER}
+    measured = json.loads((tmp_path / "head" / "training.json").read_text())["measured"]
+    first, last = measured[0], measured[-1]
+    assert last["loss"] < first["loss"] and last["rates"][0] > first["rates"][0] + 0.2
+    plain, _ = answers(toy.folder / "Llama", None)
+    drafted, rate = answers(toy.folder / "Llama", tmp_path / "head")
+    assert {rid: one.tokens for rid, one in drafted.items()} == {
+        rid: one.tokens for rid, one in plain.items()
+    }
+    assert rate == pytest.approx((last["length"] - 1) / 3, abs=0.15)
+    assert rate and rate > 0.2
+
+
+def test_what_was_interrupted_goes_on_to_the_same_head(
+    toy: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it collects, and while it trains."""
+    update, told = TrainingProgress.update, {"Collecting": 0, "Training": 0}
+
+    def watched(self: TrainingProgress, stage: str, fraction: float, text: str = "") -> None:
+        if stage in told:
+            told[stage] += 1
+            self.interrupted |= told[stage] == {"Collecting": 130, "Training": 4}[stage]
+        update(self, stage, fraction, text)
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert toy.train("Llama", whole, *SHORT) == 0
+    monkeypatch.setattr(TrainingProgress, "update", watched)
+    assert toy.train("Llama", parts, *SHORT) == 130
+    assert not (parts / "model.safetensors").exists()
+    assert toy.train("Llama", parts, *SHORT) == 130
+    assert (parts / "model.safetensors").exists()
+    assert toy.train("Llama", parts, *SHORT) == 0
+    assert told["Collecting"] > 130
+    expected, found = (load_file(one / "model.safetensors") for one in (whole, parts))
+    assert {*expected} == {*found}
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_texts_and_given_answers_are_learned_as_they_are(toy: Trained, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("the cat sat on the mat. " * 60)
+    flags = ["--text", str(tmp_path / "book.txt"), "--keep-states", "--draft-vocab-size", "11"]
+    assert toy.train("Qwen3", tmp_path / "of text", *SHORT, *flags) == 0
+    lines = (tmp_path / "of text" / "training" / "sequences.jsonl").read_text().splitlines()
+    assert sum(json.loads(line)["count"] for line in lines) == 24 * 60
+    head = load_file(tmp_path / "of text" / "model.safetensors")
+    encode = Tokenizer.from_file(str(toy.folder / "Qwen3" / "tokenizer.json")).encode
+    said = (head["d2t"] + torch.arange(11)).tolist()
+    assert said == sorted({*encode("the catsonm.").ids})
+    assert head["t2d"].nonzero().squeeze(1).tolist() == said
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": text},
+                {"role": "assistant", "content": "cat " * 9},
+            ]
+        }
+        for text in make_prompts(12, 3)
+    ]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    flags = ["--prompts", str(tmp_path / "chats.jsonl"), "--answers", "given"]
+    assert toy.train("Qwen3", tmp_path / "of chats", *SHORT, *flags) == 0
+    plain, _ = answers(toy.folder / "Qwen3", None)
+    drafted, _ = answers(toy.folder / "Qwen3", tmp_path / "of chats")
+    assert {rid: one.tokens for rid, one in drafted.items()} == {
+        rid: one.tokens for rid, one in plain.items()
+    }
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "no text": (["--text", "empty.txt"], "no text"),
+    "a missing file": (["--text", "nowhere.txt"], "No such file"),
+    "no UTF-8": (["--text", "latin.txt"], "UTF-8"),
+    "little text": (["--text", "short.txt"], "--batch"),
+    "no JSON": (["--prompts", "wrong.jsonl"], "line 1"),
+    "no prompt": (["--prompts", "other.jsonl"], "line 1"),
+    "no answers": (["--prompts", "chats.jsonl", "--answers", "given"], "line 1"),
+    "two sources": (["--prompts", "short.txt", "--text", "short.txt"], "not allowed"),
+    "another output": (["--output", "."], "new folder"),
+    "an output in a file": (["--output", "short.txt"], "short.txt"),
+    "a long sequence": (["--sequence-length", "513"], "--sequence-length 513"),
+    "drafts": (["--speculative-algorithm", "NGRAM"], "--speculative-algorithm"),
+    "ranks": (["--tp-size", "2"], "--tp-size"),
+    "another epoch": (["--epochs", "0"], "below 1"),
+    "no number": (["--learning-rate", "nan"], "not a number"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_is_refused_first(
+    toy: Trained,
+    tmp_path: Path,
+    case: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "empty.txt": b" \n",
+        "latin.txt": b"caf\xe9",
+        "short.txt": b"two words",
+        "wrong.jsonl": b"{",
+        "other.jsonl": b'{"text": 3}',
+        "chats.jsonl": b'{"prompt": "a question"}',
+    }
+    for name, content in files.items():
+        Path(name).write_bytes(content)
+    flags, said = REFUSED[case]
+    assert run_refused(toy, Path("head"), *flags) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("head").exists()
+
+
+def run_refused(toy: Trained, output: Path, *flags: str) -> int:
+    try:
+        return toy.train("Llama", output, *SMALL, *flags)
+    except SystemExit as ended:
+        assert isinstance(ended.code, int)
+        return ended.code
+
+
+def test_other_flags_do_not_go_on_with_what_was_begun(
+    toy: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = tmp_path / "head"
+    assert toy.train("Llama", head, *SHORT, "--keep-states", "--epochs", "1") == 0
+    assert toy.train("Llama", head, *SHORT, "--seed", "1") == 2
+    assert "new folder" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_noticed_first(
+    toy: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    full = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: full)
+    assert toy.train("Llama", tmp_path / "head", *SHORT) == 2
+    assert "--tokens" in capsys.readouterr().err and not (tmp_path / "head").exists()
+
+
+@pytest.mark.parametrize("kind", ["Gemma2", "--model-impl"])
+def test_models_without_taps_are_refused(
+    toy: Trained, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = list[str]()
+    if kind.startswith("--"):
+        flags, kind = [kind, "transformers"], "Llama"
+    else:
+        make(kind, toy.folder / kind, **SHAPE)
+        write_byte_tokenizer(toy.folder / kind)
+    assert toy.train(kind, tmp_path / "head", *SHORT, *flags) == 2
+    assert "heads do not draft" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    not os.environ.get("VIVACE_SLOW_TESTS"), reason="VIVACE_SLOW_TESTS=1: half a minute"
+)
+def test_the_embedded_model_gets_a_head_of_its_own_prompts(tmp_path: Path) -> None:
+    """Blocks of a GGUF file, with activations in int8."""
+    flags = "--tokens 3000 --sequence-length 64 --epochs 1 --draft-vocab-size 500".split()
+    assert cli.main(["train", "draft", "--output", str(tmp_path / "head"), *flags]) == 0
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 14, 26]

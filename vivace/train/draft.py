@@ -1,0 +1,259 @@
+"""`vivace train draft`: a head that drafts for a model, from the model's own answers."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vivace.checkpoint.file_state import model_digest
+from vivace.errors import CannotStart
+from vivace.frontend.tokenizer import configured_tokenizer
+from vivace.layers.rotary import plain
+from vivace.train.collect import Collection
+from vivace.train.folder import HeadFolder
+from vivace.train.head import HeadPasses, HeadSizes, make_parameters
+from vivace.train.objective import choose_vocabulary
+from vivace.train.progress import TrainingProgress
+from vivace.train.prompts import (
+    GENERATED,
+    TrainingPrompt,
+    cut_text,
+    encode_chats,
+    hold_out,
+    make_chats,
+    read_chats,
+    read_text,
+)
+from vivace.train.recorder import StateRecorder
+from vivace.train.state_files import StateFiles, check_room, needed_bytes
+from vivace.train.target import (
+    check_target,
+    choose_taps,
+    head_config,
+    read_target,
+)
+from vivace.train.trainer import HeadTrainer, TrainingSettings, describe
+
+if TYPE_CHECKING:
+    from vivace.config.config import Config
+
+COLLECTING = 1 / 3
+"""of --max-minutes at most"""
+USUAL_ANSWER = 100
+"""tokens: so many prompts are made that answers half as long as usual fill --tokens"""
+SAMPLED = 64
+"""sequences of which the size of hidden states is taken"""
+
+
+def train_draft(config: Config, asked: argparse.Namespace) -> int:
+    """Returns the exit code. Raises CannotStart before anything long begins."""
+    began = time.monotonic()
+    check_target(config)
+    if asked.sequence_length > config.facts.context:
+        raise CannotStart(
+            f"--sequence-length {asked.sequence_length} is above the model's context of "
+            f"{config.facts.context} tokens; give less"
+        )
+    folder, prompts = HeadFolder(asked.output), find_prompts(config, asked)
+    taps = choose_taps(config.facts.layers)
+    recorder = StateRecorder(taps, config.facts.hidden_size, asked.sequence_length)
+    tokens = min(asked.tokens, sum(longest_outcome(one, asked) for one in prompts))
+    plan = make_plan(config, asked, prompts, tokens)
+    folder.check(plan)
+    check_room(folder.path, tokens, recorder.state_width)
+    folder.begin(plan)
+    with TrainingProgress() as progress:
+        progress.say(
+            f"{folder.training}: hidden states of up to {tokens:,} tokens, "
+            f"{needed_bytes(tokens, recorder.state_width) / 1e9:.2f} GB"
+        )
+        files = StateFiles(folder.training, tokens, recorder.state_width)
+        collect(config, asked, prompts, files, recorder, progress, began)
+        if progress.interrupted:
+            progress.say("interrupted; the same command goes on from here")
+            return 130
+        return train(config, asked, files, folder, taps, progress, began)
+
+
+def find_prompts(config: Config, asked: argparse.Namespace) -> list[TrainingPrompt]:
+    """Raises CannotStart where there are too few for a batch and something held out."""
+    tokenizer = configured_tokenizer(config)
+    if tokenizer is None:
+        raise CannotStart("training needs the tokenizer: leave --skip-tokenizer-init out")
+    longest = asked.sequence_length
+    answered = asked.text is None and asked.answers == GENERATED
+    try:
+        if asked.text is not None:
+            found = cut_text(read_text(asked.text, "--text"), tokenizer, longest)
+        else:
+            count = 1 + asked.tokens // USUAL_ANSWER
+            chats = (
+                make_chats(count, asked.seed)
+                if asked.prompts is None
+                else read_chats(asked.prompts, asked.answers)
+            )
+            found = encode_chats(chats, tokenizer, asked.answers, longest)
+    finally:
+        if tokenizer.chat is not None:
+            tokenizer.chat.close()
+    shortest = asked.steps + 3
+    found = [one for one in found if answered or len(one) >= shortest]
+    if len(found) <= asked.batch:
+        raise CannotStart(
+            f"there are {len(found)} sequences of up to {longest} tokens, and a batch has "
+            f"{asked.batch} besides one that is held out; give more text or prompts, a smaller "
+            "--batch, or a shorter --sequence-length"
+        )
+    return hold_out(found, answered=answered, seed=asked.seed)
+
+
+def longest_outcome(prompt: TrainingPrompt, asked: argparse.Namespace) -> int:
+    return asked.sequence_length if prompt.answered else len(prompt.tokens)
+
+
+def make_plan(
+    config: Config, asked: argparse.Namespace, prompts: Sequence[TrainingPrompt], tokens: int
+) -> dict[str, Any]:
+    """What must be the same when training goes on."""
+    digest = sha256()
+    for prompt in prompts:
+        digest.update(repr((prompt.tokens, prompt.answered)).encode())
+    return {
+        "model": model_digest(config.source),
+        "prompts": digest.hexdigest(),
+        "tokens": tokens,
+        "sequence_length": asked.sequence_length,
+        "draft_vocab_size": min(asked.draft_vocab_size, config.facts.vocabulary),
+        "seed": asked.seed,
+    }
+
+
+def collect(
+    config: Config,
+    asked: argparse.Namespace,
+    prompts: Sequence[TrainingPrompt],
+    files: StateFiles,
+    recorder: StateRecorder,
+    progress: TrainingProgress,
+    began: float,
+) -> None:
+    limit = math.inf if asked.max_minutes is None else 60 * asked.max_minutes * COLLECTING
+    if files.room < asked.sequence_length or len(files.sequences) == len(prompts):
+        return
+    collection = Collection(
+        config,
+        files,
+        recorder,
+        progress.update,
+        longest=asked.sequence_length,
+        rows=asked.rows,
+        seed=asked.seed,
+    )
+    total, started, before = files.room + files.count, time.monotonic(), files.count
+
+    def goes_on(count: int) -> bool:
+        seconds = time.monotonic() - started
+        speed = (count - before) / max(seconds, 1e-9)
+        fraction = max(count / total, (time.monotonic() - began) / limit)
+        progress.update("Collecting", min(1.0, fraction), f"{count:,} tokens, {speed:.0f} a second")
+        return not progress.interrupted and time.monotonic() - began < limit
+
+    collection.run(prompts, goes_on)
+    progress.say(f"collected {files.count:,} tokens in {time.monotonic() - started:.0f} s")
+
+
+def train(
+    config: Config,
+    asked: argparse.Namespace,
+    files: StateFiles,
+    folder: HeadFolder,
+    taps: Sequence[int],
+    progress: TrainingProgress,
+    began: float,
+) -> int:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.runtime.cpu_threads or config.platform.cores)
+    try:
+        trainer = build_trainer(config, asked, files, folder, taps, began)
+        if trainer.resume():
+            progress.say("training goes on where it was interrupted")
+        acceptance = trainer.run(progress)
+    finally:
+        torch.set_num_threads(threads)
+    if acceptance is None:
+        progress.say(
+            f"interrupted; {folder.path} has the head so far, and the same command goes on"
+        )
+        return 130
+    trainer.write(
+        {
+            "model": str(config.source.path),
+            "tokens": files.count,
+            "minutes": round((time.monotonic() - began) / 60, 1),
+            "measured": trainer.measured,
+        }
+    )
+    folder.finish(keep_states=asked.keep_states)
+    progress.say(f"held-out text: {describe(acceptance)}")
+    print(
+        f"Serve it with --speculative-algorithm EAGLE3 --speculative-draft-model-path {folder.path}"
+    )
+    return 0
+
+
+def build_trainer(
+    config: Config,
+    asked: argparse.Namespace,
+    files: StateFiles,
+    folder: HeadFolder,
+    taps: Sequence[int],
+    began: float,
+) -> HeadTrainer:
+    learned = [one for one in files.sequences if not one.held_out]
+    if len(learned) < asked.batch or len(learned) == len(files.sequences):
+        raise CannotStart(
+            f"{len(files.sequences)} sequences were collected, too few for a batch of "
+            f"{asked.batch} and one that is held out; give more --max-minutes, or a smaller --batch"
+        )
+    target, hidden = read_target(config), config.facts.hidden_size
+    vocabulary = choose_vocabulary(files, learned, asked.draft_vocab_size, config.facts.vocabulary)
+    described = head_config(config, taps, len(vocabulary.ids))
+    sizes = HeadSizes(
+        hidden=hidden,
+        inner=described["intermediate_size"],
+        heads=described["num_attention_heads"],
+        kv_heads=described["num_key_value_heads"],
+        head_dim=described["head_dim"],
+        features=len(taps),
+        norm_eps=described["rms_norm_eps"],
+    )
+    states = torch.cat([files.states(one)[1:-1] for one in learned[:SAMPLED]])
+    features = states[:, : len(taps) * hidden].unflatten(-1, (len(taps), hidden))
+    parameters = make_parameters(
+        sizes,
+        output=target.rows(vocabulary.ids),
+        norm=target.norm,
+        scales=features.square().mean(-1).sqrt().median(0).values,
+        seed=asked.seed,
+    )
+    positions = torch.arange(asked.sequence_length + asked.steps, dtype=torch.float32)
+    angles = torch.outer(positions, plain(sizes.head_dim, described["rope_theta"], 0, {})[0])
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    settings = TrainingSettings(
+        epochs=asked.epochs,
+        learning_rate=asked.learning_rate,
+        batch=asked.batch,
+        steps=asked.steps,
+        seed=asked.seed,
+        seconds=math.inf
+        if asked.max_minutes is None
+        else max(1.0, 60 * asked.max_minutes - (time.monotonic() - began)),
+    )
+    passes = HeadPasses(sizes, parameters, cos_sin)
+    return HeadTrainer(settings, folder, files, target, vocabulary, passes, parameters, described)
