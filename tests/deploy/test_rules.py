@@ -138,6 +138,25 @@ FLAG_PAIRS = {
         "--insecure",
         target="vivace",
     ),
+    "lossy-drafts": Pair(
+        *(
+            {
+                "roles": {
+                    "mixed": {
+                        "kind": "mixed",
+                        "flags": {
+                            "speculative-algorithm": "NGRAM",
+                            "speculative-accept-threshold-acc": threshold,
+                        },
+                    }
+                }
+            }
+            for threshold in (0.5, 1.0)
+        ),
+        "mixed --speculative-accept-threshold-acc",
+        "leave it out",
+        target="vivace",
+    ),
     "vivace-flag": Pair(
         mixed(flags={"device": "cpu"}, hardware=LEAVE_OUT),
         {"roles": {"mixed": {"kind": "mixed", "flags": {"device": "cpu", "port": 8000}}}},

@@ -269,6 +269,7 @@ PAIR_CHECKS: list[Callable[[Options], list[str]]] = [
     replicas,
     added_in_order,
     trees,
+    relaxed_acceptance,
 ]
 """of values beside each other"""
 LAYOUT_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
@@ -305,5 +306,4 @@ FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     idle,
     idle_drafts,
     ngrams,
-    relaxed_acceptance,
 ]

@@ -167,7 +167,7 @@ def trees(options: Options) -> list[str]:
     return []
 
 
-def relaxed_acceptance(options: Options, context: ResolveContext) -> list[str]:
+def relaxed_acceptance(options: Options) -> list[str]:
     """Thresholds with which drafts change what is drawn."""
     asked = options.speculative
     lossy = [

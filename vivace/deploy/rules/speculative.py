@@ -108,6 +108,18 @@ def refused_with_adapters(server: ServerPlan, algorithm: str) -> Iterator[str]:
         yield RAGGED
 
 
+@server_rule("lossy-drafts", "warning", source="Vivace's own checks", engine="vivace")
+def lossy_drafts(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """Drafts change nothing but the speed.
+    With --speculative-accept-threshold-single or -acc below 1 sampled answers depend on what is
+    drafted, so on load, and the same seed may give another answer."""
+    for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
+        value = server.value(name)
+        if server.has("speculative_algorithm") and isinstance(value, int | float) and value < 1:
+            text = f"{server.flag(name)} {value}: drafts change sampled answers"
+            yield Issue(name, text, "leave it out for answers that do not depend on drafts")
+
+
 @server_rule("graph-covers", "warning", source=GRAPHS)
 def graph_covers(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Captured graphs cover the largest batch.
