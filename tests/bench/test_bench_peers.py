@@ -134,6 +134,9 @@ def test_chats_are_the_same_each_time_and_answers_are_not_remembered() -> None:
     assert len(first) == 3 and max(query.input_len for query in first) == chats.input_len
     assert {query.extra["extra_key"] for query in first} == {"1"}
     assert {query.extra["extra_key"] for query in second} == {"2"}
+    known = choose_workload("repeated", SplitCodec()).queries([], "1")
+    assert [query.prompt for query in known] == [query.prompt for query in first]
+    assert not any(query.extra for query in known)
 
 
 def test_figures_fit_the_workload() -> None:

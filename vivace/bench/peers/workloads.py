@@ -13,6 +13,7 @@ from vivace.bench.tokenizer import TokenCodec
 from vivace.bench.workload import BenchRequest
 
 REPEATING = "repeating"
+REPEATED = "repeated"
 
 
 class ComparedWorkload(Protocol):
@@ -71,11 +72,14 @@ class PeerWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatingWorkload:
-    """Chats whose answers repeat what they were given, in the model's template: for drafts."""
+    """Chats whose answers repeat what they were given, in the model's template: for drafts. The
+    same ones each time; where servers forget, this package's draft only from what was said with the
+    same key."""
 
     prompts: Sequence[list[int]]
-    name: str = REPEATING
-    title: str = "three chats whose answers repeat them, one by one, 128 out"
+    name: str
+    title: str
+    forgets: bool
     concurrency: int = 1
     output: int = 128
 
@@ -84,14 +88,13 @@ class RepeatingWorkload:
         return max(map(len, self.prompts))
 
     def queries(self, ids: Sequence[int], seed: str) -> list[BenchRequest]:
-        """The same prompts each time; but this package's servers draft only from what was said with
-        the same key."""
+        extra = {"extra_key": seed} if self.forgets else {}
         return [
             BenchRequest(
                 prompt=prompt,
                 input_len=len(prompt),
                 output_len=self.output,
-                extra={"extra_key": seed},
+                extra=extra,
             )
             for prompt in self.prompts
         ]
@@ -139,16 +142,22 @@ WORKLOADS: dict[str, PeerWorkload] = {
     )
 }
 TITLES = {name: workload.title for name, workload in WORKLOADS.items()} | {
-    REPEATING: RepeatingWorkload.title
+    REPEATING: "three chats whose answers repeat them, one by one, 128 out",
+    REPEATED: "the same chats, whose answers servers may know from the run before",
 }
 NAMES = tuple(TITLES)
 DEFAULT = ("single", "concurrent", "shared")
 
 
 def choose_workload(name: str, codec: TokenCodec) -> ComparedWorkload:
-    if name == REPEATING:
-        return RepeatingWorkload(prompts=repeating_prompts(codec))
-    return WORKLOADS[name]
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    return RepeatingWorkload(
+        prompts=repeating_prompts(codec),
+        name=name,
+        title=TITLES[name],
+        forgets=name == REPEATING,
+    )
 
 
 def compared_figures(workload: ComparedWorkload, metrics: BenchmarkMetrics) -> dict[str, float]:
