@@ -12,18 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.engine.drafts.stats import DraftStats
-from vivace.engine.drafts.widths import (
+from vivace.engine.drafts.gains import DraftShape
+from vivace.engine.drafts.levels import (
     FIRST_LEVEL,
     LEVELS,
     SPOILED,
+    level_table,
+    next_level,
+    probability,
+)
+from vivace.engine.drafts.stats import DraftStats
+from vivace.engine.drafts.widths import (
     AdaptiveWidth,
     DraftWidths,
     FixedWidth,
     choose_widths,
-    level_table,
-    next_level,
-    probability,
     probe_period,
 )
 from vivace.engine.settings import EngineSettings
@@ -43,8 +46,8 @@ def widths(chosen: DraftWidths, rows: list[Any]) -> list[int]:
 
 def test_drafts_that_cost_nothing_are_all_tried_and_those_that_cost_a_step_are_not() -> None:
     rows = [sequence(25, 4), sequence(3, 4), sequence(25, 1), sequence(25, 0)]
-    assert widths(AdaptiveWidth(4, FLAT), rows) == [4, 4, 1, 0]
-    assert sum(widths(AdaptiveWidth(4, STEEP), rows)) <= 1, "one row is tried"
+    assert widths(AdaptiveWidth(DraftShape(4, 4), FLAT), rows) == [4, 4, 1, 0]
+    assert sum(widths(AdaptiveWidth(DraftShape(4, 4), STEEP), rows)) <= 1, "one row is tried"
     assert widths(FixedWidth(), rows) == [4, 4, 1, 0]
 
 
@@ -78,7 +81,7 @@ def test_no_other_widths_bring_more_tokens_per_second(
         lower = max(one for one in known if one[0] <= tokens)
         return gained / (lower[1] + max(widths) * draft)
 
-    drafter = AdaptiveWidth(3, costs)
+    drafter = AdaptiveWidth(DraftShape(3, 3), costs)
     chosen = tuple(widths(drafter, [sequence(*row) for row in rows]))
     assert all(width <= ready for width, (_, ready) in zip(chosen, rows, strict=True))
     every = itertools.product(*(range(ready + 1) for _, ready in rows))
@@ -88,7 +91,7 @@ def test_no_other_widths_bring_more_tokens_per_second(
 @pytest.mark.parametrize("told", [True, False])
 def test_who_gets_none_is_tried_again_now_and_then(told: bool) -> None:
     """The sooner, the less is missing; and where there are many, some in turn."""
-    chosen, tried = AdaptiveWidth(4, STEEP, told=told), [0] * 40
+    chosen, tried = AdaptiveWidth(DraftShape(4, 4), STEEP, told=told), [0] * 40
     rows = [sequence(2, 4), *(sequence(20, 4) for _ in range(39))]
     for _ in range(3200):
         for index, width in enumerate(widths(chosen, rows)):
@@ -110,13 +113,13 @@ def test_a_row_comes_near_to_the_best_width(accepted: float, draft: float, told:
         return 1 + 0.05 * drafts + drafts * draft
 
     costs = StepCosts(tokens=[1, 2, 3, 4], seconds=[1, 1.05, 1.1, 1.15], draft_seconds=[draft] * 4)
-    chosen, row = AdaptiveWidth(3, costs, told=told), sequence(FIRST_LEVEL, 3)
+    chosen, row = AdaptiveWidth(DraftShape(3, 3), costs, told=told), sequence(FIRST_LEVEL, 3)
     took = tokens = 0.0
     for _ in range(2000):
         (drafts,) = widths(chosen, [row])
         right = next((done for done in range(drafts) if draw.random() >= accepted), drafts)
         row.draft_level = table[row.draft_level][drafts][right]
-        chosen.observe([1 + drafts], seconds(drafts))
+        chosen.observe([1 + drafts], seconds(drafts), [])
         took, tokens = took + seconds(drafts), tokens + 1 + right
     best = max(
         sum(accepted**place for place in range(width + 1)) / seconds(width) for width in range(4)
@@ -125,15 +128,15 @@ def test_a_row_comes_near_to_the_best_width(accepted: float, draft: float, told:
 
 
 def test_steps_that_take_longer_than_they_did_count() -> None:
-    chosen, rows = AdaptiveWidth(4, FLAT), [sequence(20, 4)]
+    chosen, rows = AdaptiveWidth(DraftShape(4, 4), FLAT), [sequence(20, 4)]
     assert widths(chosen, rows) == [4]
     for _ in range(200):
-        chosen.observe([5], 9.0)
+        chosen.observe([5], 9.0, [])
     assert sum(widths(chosen, rows)[0] for _ in range(16)) < 64
 
 
 def test_where_all_have_as_many_as_they_may_widths_stay_for_some_steps() -> None:
-    chosen, rows = AdaptiveWidth(4, FLAT, told=False), [sequence(20, 4)]
+    chosen, rows = AdaptiveWidth(DraftShape(4, 4), FLAT, told=False), [sequence(20, 4)]
     first = chosen.choose(rows)
     assert chosen.choose(rows) is first
     assert chosen.choose([sequence(20, 4)] * 2) == [5, 5]
@@ -141,7 +144,7 @@ def test_where_all_have_as_many_as_they_may_widths_stay_for_some_steps() -> None
 
 def test_who_was_spoiled_gets_none() -> None:
     rows, table = [sequence(SPOILED, 4), sequence(20, 4)], level_table(4)
-    for chosen in (AdaptiveWidth(4, FLAT), FixedWidth()):
+    for chosen in (AdaptiveWidth(DraftShape(4, 4), FLAT), FixedWidth()):
         for _ in range(200):
             assert widths(chosen, rows) == [0, 4]
     assert table[SPOILED][4] == [SPOILED] * 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_rig import EOS, VOCABULARY, Rig
 
-from vivace.engine.drafts.widths import FIRST_LEVEL
+from vivace.engine.drafts.levels import FIRST_LEVEL
 from vivace.engine.oracle import Faults, OracleWorker, oracle_token
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import CacheGroup, LogprobOptions

@@ -45,6 +45,10 @@ def run(kind, width, script=None, *, operations=None, pages=16, kv=torch.float32
     while len(sequence["tokens"]) < len(PROMPT) + COUNT:
         results.append(driver.step({0: 1 + width}))
     assert not any(result.bad for result in results)
+    if operations in ("eager", "captured"):  # others take these drafts as a chain
+        for result in results[1:] if width else []:
+            assert sum(result.accepted_drafts) == len(result.tokens[0]) - 1
+            assert max(result.accepted_drafts, default=0) <= 1
     return sequence["tokens"], results, stored(worker, sequence)
 
 

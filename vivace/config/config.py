@@ -80,6 +80,8 @@ class Config(Slices):
     """plans in flight"""
     draft_width: int = 0
     """most drafts of a request in a step"""
+    draft_tree: tuple[int, int] | None = None
+    """as in EngineSettings"""
     pooling: PoolerConfig | None = None
     """with --is-embedding"""
     draft: DraftModel | None = None

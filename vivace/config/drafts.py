@@ -206,6 +206,17 @@ def tree_flag(options: Slices) -> str:
     return ""
 
 
+def draft_tree(options: Slices) -> tuple[int, int] | None:
+    """Passes that make a tree of drafts, and branches that each goes on from; n-grams need none,
+    and their first way is so long. After the rules. None: chains."""
+    asked = options.speculative
+    if not tree_flag(options) or options.parallel.pp_size > 1:
+        return None
+    if drafts_by_model(options):
+        return asked.speculative_num_steps or 1, branches(options)
+    return -(-((asked.speculative_num_draft_tokens or 2) - 1) // most_breadth(options)), 1
+
+
 def most_breadth(options: Slices) -> int:
     """Ways on of n-grams. SGLang's default is not one: who says no more than the least relies on
     that."""

@@ -21,7 +21,7 @@ from vivace.config.config import (
     options_by_name,
     with_values,
 )
-from vivace.config.drafts import draft_width
+from vivace.config.drafts import draft_tree, draft_width
 from vivace.config.pipeline_parallel import plans_in_flight
 from vivace.config.rules import RULES, Change, page_size, rows
 from vivace.models.facts import ModelFacts
@@ -65,6 +65,7 @@ def resolve(
         environment=options.environment,
         depth=plans_in_flight(options),
         draft_width=draft_width(options),
+        draft_tree=draft_tree(options),
         pooling=read_pooling(source, facts.hidden_size) if embedding else None,
         draft=draft,
     )

@@ -85,10 +85,10 @@ class Batching:
         """decode steps before the next look at prompts; without --enable-mixed-chunk"""
         self._retraction = Retraction(settings, table, estimate, stats)
 
-    def observe(self, step: InFlightStep, seconds: float) -> None:
-        """What a step took, so that the next ones are cut by it."""
+    def observe(self, step: InFlightStep, seconds: float, accepted: list[int]) -> None:
+        """What a step took, so that the next ones are cut by it. `accepted`: as in StepResult"""
         if not step.chunks and self._pages.drafts:
-            self._widths.observe(step.decode_counts, seconds)
+            self._widths.observe(step.decode_counts, seconds, accepted)
         self._dynamic_chunk.observe(sum(step.counts), sum(step.decode_counts), seconds)
         if step.pairs and not step.decodes:
             self._chunk_sizes.observe(sum(step.counts), step.pairs, seconds)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from math import inf
 
-from vivace.engine.drafts.widths import SPOILED
+from vivace.engine.drafts.levels import SPOILED
 from vivace.engine.sequence import Sequence, State, first_hidden_state, first_logprob
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings

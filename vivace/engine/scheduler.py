@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from vivace.engine.batching import Batching
-from vivace.engine.drafts.widths import choose_widths, level_table
+from vivace.engine.drafts.levels import level_table
+from vivace.engine.drafts.widths import choose_widths
 from vivace.engine.fault_isolation import FaultBisection
 from vivace.engine.result_processor import Aborts, OutputQueue, RequestLimits, ResultProcessor
 from vivace.engine.schedule_policy import ORDERS, Clients, WaitingQueue
@@ -80,7 +81,7 @@ class Scheduler:
         self._transfers = Transfers(self._table, self._estimate)
         self._processor = ResultProcessor(
             *(self._table, self._stats, self._outputs, self._transfers),
-            level_table(settings.num_speculative_tokens),
+            level_table(settings.num_speculative_tokens, settings.draft_shape.depth),
         )
         self._aborts = Aborts()
         self._bisection = FaultBisection()
@@ -285,7 +286,7 @@ class Scheduler:
             self._bisection.passed()
         else:  # a step begins when it is planned, or when the step before it is committed
             seconds = now - max(step.planned, self._last_commit)
-            self._batching.observe(step, seconds)
+            self._batching.observe(step, seconds, result.accepted_drafts)
         self._last_commit = now
 
     def fail(self, plan: StepPlan, error: Exception) -> None:

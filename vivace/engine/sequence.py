@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from vivace.engine.drafts.widths import FIRST_LEVEL
+from vivace.engine.drafts.levels import FIRST_LEVEL
 from vivace.engine.settings import EngineSettings
 from vivace.kv.leases import Lease
 from vivace.kv.prefix_tree import pack
@@ -130,7 +130,7 @@ class Sequence:
         self.ready_drafts = settings.num_speculative_tokens
         """that there are for its next span, as far as is known"""
         self.draft_level = FIRST_LEVEL
-        """how likely they are accepted (drafts/widths.py)"""
+        """how likely they are accepted (drafts/levels.py)"""
         self.prompt_sent = False
         """the KV of its prompt went to another engine, or will with the next plan"""
         self.suspect = request.suspect

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vivace.engine.drafts.gains import DraftShape
 from vivace.protocol.messages import STATE_INTERVAL, Capacity
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class EngineSettings:
     """sequences of one step (--pp-max-micro-batch-size)"""
     num_speculative_tokens: int = 0
     """draft tokens that a decode span may carry behind the known one"""
+    draft_tree: tuple[int, int] | None = None
+    """passes in which a tree of drafts is made, and branches that each but the first goes on from;
+    None: drafts are chains"""
     drafts_are_told: bool = False
     """results say how many drafts each row has; otherwise it has all that it may have"""
     fixed_draft_width: bool = False
@@ -92,6 +96,13 @@ class EngineSettings:
     inter_token_latency_buckets: tuple[float, ...] = ()
     e2e_latency_buckets: tuple[float, ...] = ()
 
+    @property
+    def draft_shape(self) -> DraftShape:
+        width = self.num_speculative_tokens
+        if self.draft_tree is None:
+            return DraftShape(width, width)
+        return DraftShape(width, *self.draft_tree, trees=True)
+
 
 def engine_settings(config: Config, capacity: Capacity) -> EngineSettings:
     """The engine's view of a resolved configuration and of what the device can hold."""
@@ -110,6 +121,7 @@ def engine_settings(config: Config, capacity: Capacity) -> EngineSettings:
         sequence_depth=1 if stages > 1 else None,
         micro_batch_size=batch,
         num_speculative_tokens=config.draft_width,
+        draft_tree=config.draft_tree,
         drafts_are_told=config.speculative.speculative_algorithm == "NGRAM",
         fixed_draft_width=config.speculative.speculative_fixed_width,
         eos_ids=tuple(config.facts.eos_ids),

@@ -168,6 +168,8 @@ class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result")
     where nobody counts"""
     ready_drafts: list[int] = []
     """how many drafts there are for the next span of the row; empty: as many as it may have"""
+    accepted_drafts: list[int] = []
+    """of trees how many first, second ... drafts of all spans were accepted; empty: chains"""
     drafts: list[list[int]] = []
     """the drafts themselves, where stages of a pipeline must hear of them"""
     seconds: float = 0.0

@@ -20,7 +20,7 @@ from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.workers import AddCorpus, MoveExperts, WorkerCommand, WorkerState
 from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.drafter import NO_DRAFTS, Drafter
-from vivace.worker.drafters.moves import move_tokens, straighten
+from vivace.worker.drafters.moves import count_places, move_tokens, straighten
 from vivace.worker.experts import NO_EXPERTS, ExpertLayers
 from vivace.worker.heads import Heads, StepOutput
 from vivace.worker.model_runner import ModelRunner
@@ -289,6 +289,7 @@ class WorkerStep:
             bad=dict.fromkeys(np.flatnonzero(bad).tolist(), BAD_NUMBERS),
             expert_counts=b"".join(one.tobytes() for one in counts),
             ready_drafts=self._drafter.ready(rows := spans.rows.tolist()),
+            accepted_drafts=count_places(spans, stays),
             drafts=self._drafter.drafts_to_send(rows),
             seconds=time.perf_counter() - self._started,
             captured=self._captured,

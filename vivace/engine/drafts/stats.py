@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from vivace.engine.drafts.widths import FIRST_LEVEL, SPOILED
+from vivace.engine.drafts.levels import FIRST_LEVEL, SPOILED
 from vivace.protocol.metrics import Series
 
 _ENDED = 0.1

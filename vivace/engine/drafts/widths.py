@@ -16,19 +16,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from vivace.engine.drafts.gains import DraftShape, choose_gains
+from vivace.engine.drafts.levels import LEVELS, OBSERVED, SPOILED, probability
 from vivace.protocol.metrics import StepCosts
 
 if TYPE_CHECKING:
     from vivace.engine.sequence import Sequence
     from vivace.engine.settings import EngineSettings
 
-LEVELS = 32
-"""of how likely a draft is to be accepted, if the one before it was: level / (LEVELS - 1)"""
-FIRST_LEVEL = 20
-SPOILED = LEVELS
-"""level of who gets none: the numbers of a step with drafts went wrong, maybe their fault"""
-_OBSERVED = 0.15
-"""weight of one draft beside those before it"""
 _PROBED_ROWS, _LONGEST_PERIOD = 8, 8
 """at most so many rows that get no drafts get one again, in turn, because what they write may have
 changed; each at the latest after so many times `_LIMIT_STEPS`. Together, because a step of single
@@ -53,7 +48,7 @@ def choose_widths(settings: EngineSettings, costs: StepCosts) -> DraftWidths:
     """Where nothing was measured all drafts are tried."""
     if settings.fixed_draft_width or not costs.tokens:
         return FixedWidth()
-    return AdaptiveWidth(settings.num_speculative_tokens, costs, told=settings.drafts_are_told)
+    return AdaptiveWidth(settings.draft_shape, costs, told=settings.drafts_are_told)
 
 
 class DraftWidths(Protocol):
@@ -62,9 +57,9 @@ class DraftWidths(Protocol):
         not to be changed."""
         ...
 
-    def observe(self, counts: list[int], seconds: float) -> None:
+    def observe(self, counts: list[int], seconds: float, accepted: list[int]) -> None:
         """A step of nothing but decode spans, of so many tokens each, took so long; drafting
-        included."""
+        included. `accepted`: as in StepResult"""
         ...
 
 
@@ -77,32 +72,28 @@ class FixedWidth:
             for sequence in decoding
         ]
 
-    def observe(self, counts: list[int], seconds: float) -> None:
+    def observe(self, counts: list[int], seconds: float, accepted: list[int]) -> None:
         """It does not matter."""
 
 
 class AdaptiveWidth:
     """The widths that bring most tokens per second.
 
-    Rows differ in their level only. The i-th draft of a row brings p^i tokens: drafts of all rows
-    are taken in the order of that, as long as tokens per second rise. So there is a least gain.
+    Rows differ in their level only. Drafts of all rows are taken in the order of the tokens that
+    they bring (gains.py), as long as tokens per second rise. So there is a least gain.
     """
 
-    def __init__(self, width: int, costs: StepCosts, *, told: bool = True) -> None:
+    def __init__(self, shape: DraftShape, costs: StepCosts, *, told: bool = True) -> None:
         """`told`: after each step is known how many drafts a row has"""
-        self._width = width
+        self._shape = shape
         self._told = told
         self._decoding: list[Sequence] = []
         self._counts: list[int] = []
         """of these, at the last look"""
         self._times = StepSeconds(costs)
-        self._gains = [
-            [probability(level) ** place for place in range(1, width + 1)]
-            for level in range(LEVELS)
-        ] + [[0.0] * width]
-        """of each level the tokens that a row's first, second ... draft brings; ever fewer"""
+        self._gains = choose_gains(shape)
         self._steps = self._rows = 0
-        self._limits = [width] * LEVELS + [0]
+        self._limits = [shape.width] * LEVELS + [0]
         """most drafts of a row of each level"""
 
     def choose(self, decoding: list[Sequence]) -> list[int]:
@@ -146,77 +137,58 @@ class AdaptiveWidth:
         cost = (probed / self._times.step(rows) - 1) / _LIMIT_STEPS
         return max(1, min(_LONGEST_PERIOD, ceil(cost / _PROBE_COST)))
 
-    def observe(self, counts: list[int], seconds: float) -> None:
-        rows, passes = len(counts), max(counts, default=1) - 1
-        drafting = passes * self._times.draft(rows) if passes else 0.0
+    def observe(self, counts: list[int], seconds: float, accepted: list[int]) -> None:
+        rows, passes, drafting = len(counts), max(counts, default=1) - 1, 0.0
+        if passes:
+            first, further = self._pass_seconds(rows)
+            drafting = first + further * (min(passes, self._shape.passes) - 1)
         self._times.observe(sum(counts), max(0.0, seconds - drafting))
+        self._gains.observe(counts, accepted)
+
+    def _pass_seconds(self, rows: int) -> tuple[float, float]:
+        """Of the first pass of drafts for so many rows, and of each one behind it."""
+        first, branches = self._times.draft(rows), self._shape.branches
+        return first, first if branches == 1 else self._times.draft(rows * branches)
 
     def _find_limits(self, rows: int, classes: Counter[tuple[int, int]]) -> list[int]:
         """`classes`: rows of each level and number of drafts."""
-        least = self._find_least_gain(rows, classes)
+        likely = sum(probability(level) * count for (level, _), count in classes.items())
+        table = self._gains.table(likely / rows)
+        least = self._find_least_gain(rows, classes, table)
         return [
-            sum(1 for gain in gains if gain >= least) if gains[0] >= least else 0
-            for gains in self._gains
+            sum(1 for gain in gains if gain >= least) if gains[0] >= least else 0 for gains in table
         ]
 
-    def _find_least_gain(self, rows: int, classes: Counter[tuple[int, int]]) -> float:
+    def _find_least_gain(
+        self, rows: int, classes: Counter[tuple[int, int]], table: list[list[float]]
+    ) -> float:
         """That a draft must have."""
         drafts = sorted(
             (
                 (gain, -place, count)
                 for (level, ready), count in classes.items()
-                for place, gain in enumerate(self._gains[level][:ready])
+                for place, gain in enumerate(table[level][:ready])
             ),
             reverse=True,
         )
         least, times = 2.0, self._times
         tokens, gained, passes = rows, float(rows), 0
-        best = gained / times.step(tokens)
+        best, most = gained / times.step(tokens), self._shape.passes
+        first, further = self._pass_seconds(rows)
         for gain, place, count in drafts:
             tokens, gained, passes = tokens + count, gained + count * gain, max(passes, 1 - place)
-            rate = gained / (times.step(tokens) + passes * times.draft(rows))
+            drafting = first + further * (min(passes, most) - 1)
+            rate = gained / (times.step(tokens) + drafting)
             if rate > best:
                 best, least = rate, gain
         return least
 
 
-def probability(level: int) -> float:
-    """That a draft is accepted. Nothing is certain."""
-    return min(level / (LEVELS - 1), 0.98)
-
-
 def probe_period(level: int, least: int) -> int:
     """After how many turns of `_LIMIT_STEPS` a row gets a draft again of which the level is below
     the `least` that drafts pay for: twice as many for each draft that was wrong since then."""
-    fails = log(max(1, least) / max(level, 0.5)) / -log(1 - _OBSERVED)
+    fails = log(max(1, least) / max(level, 0.5)) / -log(1 - OBSERVED)
     return min(_LONGEST_PERIOD, 1 << min(int(max(0.0, fails)), 8))
-
-
-def next_level(level: int, drafts: int, accepted: int) -> int:
-    """Of a row whose last step had so many drafts (at least one), of which so many were accepted:
-    those, and the one behind them if there was one, were tried."""
-    tried = min(accepted + 1, drafts)
-    weight = 1 - (1 - _OBSERVED) ** tried
-    before = level / (LEVELS - 1)
-    after = before + weight * (accepted / tried - before)
-    rounded = round(after * (LEVELS - 1))
-    if rounded == level and abs(after - before) > 1e-9:  # small steps count, too
-        rounded += 1 if after > before else -1
-    return min(max(rounded, 0), LEVELS - 1)
-
-
-def level_table(width: int) -> list[list[list[int]]]:
-    """`next_level` by [level][drafts][accepted]."""
-    return [
-        [
-            [
-                next_level(level, drafts, accepted) if drafts else level
-                for accepted in range(drafts + 1)
-            ]
-            for drafts in range(width + 1)
-        ]
-        for level in range(LEVELS)
-    ] + [[[SPOILED] * (drafts + 1) for drafts in range(width + 1)]]
 
 
 class StepSeconds:

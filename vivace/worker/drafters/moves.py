@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vivace.platforms.cache import CacheMemory
 from vivace.platforms.host import HOST
+from vivace.platforms.rows import Spans
 from vivace.worker.step_input import StepInput
 
 
 def straighten(order: Tensor | None, numbers: Sequence[Tensor]) -> list[Tensor]:
     """[T, n] each of a step, at the places of a chain."""
     return list(numbers) if order is None else [one.index_select(0, order) for one in numbers]
+
+
+def count_places(spans: Spans, stays: np.ndarray) -> list[int]:
+    """How many first, second ... drafts of trees are accepted, where entries `stays`[N] stay."""
+    if spans.trees is None or spans.ahead is None:
+        return []
+    return np.bincount(spans.ahead[stays])[1:].tolist()
 
 
 def move_tokens(kv: CacheMemory, step: StepInput, order: Tensor) -> None:
