@@ -28,6 +28,8 @@ from layout_engines import LayoutEngines
 from reference_trees import draft_tree
 from safetensors.torch import save_file
 
+from vivace.engine.drafts.widths import FixedWidth
+from vivace.engine.sequence import Sequence
 from vivace.worker.drafters.head_drafter import HeadDrafter
 from vivace.worker.drafters.layered_drafter import LayeredDrafter
 from vivace.worker.drafters.place import DrafterPlace
@@ -80,6 +82,29 @@ def test_drafts_are_those_of_the_definition(
     engine = build_engine(toys.model(head), SETTINGS[name], **flags(toys, head, steps))
     engine.run(draft_requests(4, 12), arrivals=random.Random(3))
     assert len(proposals) > 12
+    for one in proposals:
+        assert one.drafts == toys.heads[head].drafts(one.known, len(one.drafts)), len(one.known)
+
+
+@pytest.mark.parametrize("name", ["captured", "eager", "retracted"])
+@pytest.mark.parametrize("head", ["EAGLE3", "EAGLE", "DeepseekV3"])
+def test_drafts_come_back_whole_after_steps_without_any(
+    toys: HeadToys,
+    head: str,
+    name: str,
+    proposals: list[Proposal],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many: the head has what it missed."""
+    choose, chance = FixedWidth.choose, random.Random(1)
+
+    def seldom(self: FixedWidth, decoding: list[Sequence]) -> list[int]:
+        return choose(self, decoding) if chance.random() < 0.1 else [1] * len(decoding)
+
+    monkeypatch.setattr(FixedWidth, "choose", seldom)
+    engine = build_engine(toys.model(head), SETTINGS[name], **flags(toys, head, 3))
+    engine.run(draft_requests(6, 40, temperature=0.8, seed=4), arrivals=random.Random(3))
+    assert len(proposals) > 5
     for one in proposals:
         assert one.drafts == toys.heads[head].drafts(one.known, len(one.drafts)), len(one.known)
 

@@ -2,8 +2,8 @@
 each further one over what it says itself.
 
 Prompts pass the head behind the model, step by step; decoded tokens when drafts are next wanted. Of
-those only the last features are kept: where a request got no drafts for a while, the head's KV has
-a gap, and its drafts are worse.
+those only the last features are kept. Where few requests run, the head computes those of requests
+without drafts before they are lost; where many do, its KV gets a gap, and later drafts are worse.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from vivace.worker.drafters.passes import DraftPasses
 from vivace.worker.drafters.place import DrafterPlace
 from vivace.worker.drafters.searches import DraftSearch, SearchPlace
 from vivace.worker.step_input import StepInput
+
+FEW_ROWS = 8
+"""of a step, whose requests get no gaps: to read the head's weights for them costs little beside
+the model's, and drafts may pay again at any time"""
 
 
 class HeadDrafter(NoDrafter):
@@ -99,6 +103,8 @@ class HeadDrafter(NoDrafter):
         rows, before, counts = spans.rows, spans.before, spans.counts
         prompts = counts if spans.drafts is None else counts - spans.drafts
         ends = np.bincount(spans.final, minlength=len(rows)) > 0
+        if len(rows) <= FEW_ROWS:
+            self._catch_up(rows, before, before + counts)
         if int(prompts.max()) > 1 or not ends.all():  # also a chunk of one token
             of_tokens = upload(np.repeat(rows, counts), hidden.device)
             ids = self._tokens[of_tokens, step.positions + 1].long()
@@ -107,3 +113,19 @@ class HeadDrafter(NoDrafter):
             whole = self._done[rows] >= before
             self._done[rows] = np.where(whole, before + prompts, self._done[rows])
         self._kept.keep(spans, features)
+
+    def _catch_up(self, rows: np.ndarray, before: np.ndarray, ends: np.ndarray) -> None:
+        """Compute what is kept in front of `before` where features up to `ends` would take its
+        place."""
+        done = self._done[rows]
+        kept = (self._kept.first[rows] <= done) & (before <= self._kept.end[rows])
+        full = kept & (done < np.minimum(before, ends - 1 - self.width))
+        if not full.any():
+            return
+        rows, known, done = rows[full], before[full], done[full]
+        self._passes.begin(rows, known, done)
+        features = self._kept.find(rows, done, known - done)
+        step, _ = self._passes.gather(rows, known - done)
+        self._head.give(self._head.fuse(features, step))
+        self._passes.run(step)
+        self._done[rows] = known
