@@ -149,6 +149,6 @@ def test_threads_that_cannot_be_had_are_told_at_the_start(monkeypatch: pytest.Mo
     def refuse(*_: Any) -> None:
         raise RuntimeError("thread")
 
-    monkeypatch.setattr(threading, "_start_new_thread", refuse)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError, match="thread"):
         TokenizerPool(3)
