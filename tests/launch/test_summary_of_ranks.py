@@ -1,4 +1,4 @@
-"""What a start says of how many processes there are."""
+"""What a start says of how many processes there are, and of drafts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from served_toy import write_toy_llama
 
 from vivace.config.parsing import parse
 from vivace.launch.configure import configure
-from vivace.launch.summary import processes
+from vivace.launch.summary import drafts, processes
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +32,21 @@ def test_ranks_are_those_of_an_engine(folder: Path, flags: str, said: str) -> No
     ((_, text),) = processes(configure(parse(words, {})))
     assert text.startswith(said) or f"; {said}" in text
     assert ("ranks" in said) == ("ranks" in text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("", []),
+        ("--speculative-algorithm NGRAM", ["NGRAM, at most 11 tokens in a step"]),
+        (
+            "--speculative-algorithm STANDALONE --speculative-draft-model-path {} "
+            "--speculative-fixed-width",
+            ["STANDALONE of {}, always 3 tokens in a step"],
+        ),
+    ],
+)
+def test_drafts_are_told(folder: Path, flags: str, said: list[str]) -> None:
+    words = ["--model-path", str(folder), "--skip-tokenizer-init", *flags.format(folder).split()]
+    found = [text for _, text in drafts(configure(parse(words, {})))]
+    assert found == [text.format(folder) for text in said]

@@ -57,6 +57,7 @@ def build_summary(config: Config, capacity: Capacity, url: str) -> Summary:
         ("limits", limits_text(capacity, config.parallel.dp_size)),
         answer_row(config),
         ("device", device_text(config, capacity)),
+        *drafts(config),
         *processes(config),
     )
     return Summary(
@@ -80,6 +81,18 @@ def processes(config: Config) -> list[Row]:
     if (nodes := config.parallel.nnodes) > 1:
         found.append(f"{nodes} nodes, this one at {config.parallel.dist_init_addr}")
     return [("processes", "; ".join(found))] if found else []
+
+
+def drafts(config: Config) -> list[Row]:
+    asked = config.speculative
+    if not config.draft_width:
+        return []
+    model = (
+        f" of {asked.speculative_draft_model_path}" if asked.speculative_draft_model_path else ""
+    )
+    most = "always" if asked.speculative_fixed_width else "at most"
+    text = f"{asked.speculative_algorithm}{model}, {most} {config.draft_width} tokens in a step"
+    return [("drafts", text)]
 
 
 def answer_row(config: Config) -> Row:
