@@ -39,6 +39,7 @@ from vivace.train.target import (
     read_target,
 )
 from vivace.train.trainer import HeadTrainer, TrainingSettings, describe
+from vivace.worker.build import DTYPES
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -47,6 +48,8 @@ COLLECTING = 1 / 3
 """of --max-minutes at most"""
 USUAL_ANSWER = 100
 """tokens: so many prompts are made that answers half as long as usual fill --tokens"""
+TOKENS_PER_NUMBER = 8
+"""of a hidden state, in the draft vocabulary"""
 SAMPLED = 64
 """sequences of which the size of hidden states is taken"""
 
@@ -129,9 +132,16 @@ def make_plan(
         "prompts": digest.hexdigest(),
         "tokens": tokens,
         "sequence_length": asked.sequence_length,
-        "draft_vocab_size": min(asked.draft_vocab_size, config.facts.vocabulary),
+        "draft_vocab_size": draft_vocabulary_size(config, asked),
         "seed": asked.seed,
     }
+
+
+def draft_vocabulary_size(config: Config, asked: argparse.Namespace) -> int:
+    """By default what makes the head's product half as large as its layer; published heads have
+    32,000 for 4,096 numbers."""
+    wanted = asked.draft_vocab_size or TOKENS_PER_NUMBER * config.facts.hidden_size
+    return min(wanted, config.facts.vocabulary)
 
 
 def collect(
@@ -222,17 +232,10 @@ def build_trainer(
             f"{asked.batch} and one that is held out; give more --max-minutes, or a smaller --batch"
         )
     target, hidden = read_target(config), config.facts.hidden_size
-    vocabulary = choose_vocabulary(files, learned, asked.draft_vocab_size, config.facts.vocabulary)
+    size = draft_vocabulary_size(config, asked)
+    vocabulary = choose_vocabulary(files, learned, size, config.facts.vocabulary)
     described = head_config(config, taps, len(vocabulary.ids))
-    sizes = HeadSizes(
-        hidden=hidden,
-        inner=described["intermediate_size"],
-        heads=described["num_attention_heads"],
-        kv_heads=described["num_key_value_heads"],
-        head_dim=described["head_dim"],
-        features=len(taps),
-        norm_eps=described["rms_norm_eps"],
-    )
+    sizes = head_sizes(described, len(taps))
     states = torch.cat([files.states(one)[1:-1] for one in learned[:SAMPLED]])
     features = states[:, : len(taps) * hidden].unflatten(-1, (len(taps), hidden))
     parameters = make_parameters(
@@ -255,5 +258,19 @@ def build_trainer(
         if asked.max_minutes is None
         else max(1.0, 60 * asked.max_minutes - (time.monotonic() - began)),
     )
-    passes = HeadPasses(sizes, parameters, cos_sin)
+    fastest = DTYPES[config.platform.dtypes[0]]
+    passes = HeadPasses(sizes, parameters, cos_sin, fastest)
     return HeadTrainer(settings, folder, files, target, vocabulary, passes, parameters, described)
+
+
+def head_sizes(described: dict[str, Any], features: int) -> HeadSizes:
+    """`described`: the head's config.json"""
+    return HeadSizes(
+        hidden=described["hidden_size"],
+        inner=described["intermediate_size"],
+        heads=described["num_attention_heads"],
+        kv_heads=described["num_key_value_heads"],
+        head_dim=described["head_dim"],
+        features=features,
+        norm_eps=described["rms_norm_eps"],
+    )

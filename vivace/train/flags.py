@@ -61,15 +61,19 @@ def add_flags(parser: ArgumentParser) -> None:
         default=GENERATED,
         help="to prompts: the model's own, or those in the file (default: %(default)s)",
     )
-    add("--tokens", type=positive, default=160_000, help="to learn from at most (%(default)s)")
+    add("--tokens", type=positive, default=320_000, help="to learn from at most (%(default)s)")
     add("--sequence-length", type=between(16, 1 << 20), default=256, help="(default: %(default)s)")
-    add("--draft-vocab-size", type=positive, default=8192, help="tokens that the head may say")
+    add(
+        "--draft-vocab-size",
+        type=positive,
+        help="tokens that the head may say (8 for each number of a hidden state)",
+    )
     add("--steps", type=between(1, 16), default=3, help="drafts it learns to make (%(default)s)")
-    add("--epochs", type=positive, default=8, help="at most (default: %(default)s)")
+    add("--epochs", type=positive, default=6, help="at most (default: %(default)s)")
     add("--max-minutes", type=positive_number, help="of everything together; default: no limit")
     add("--learning-rate", type=positive_number, default=1e-3, help="(default: %(default)s)")
-    add("--batch", type=positive, default=8, help="sequences of a step (default: %(default)s)")
-    add("--rows", type=positive, default=48, help="answers computed at once (%(default)s)")
+    add("--batch", type=positive, default=4, help="sequences of a step (default: %(default)s)")
+    add("--rows", type=positive, default=64, help="answers computed at once (%(default)s)")
     add("--seed", type=whole_number, default=0, help="(default: %(default)s)")
     add("--keep-states", action="store_true", help="do not delete what was collected")
 

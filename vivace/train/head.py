@@ -68,10 +68,18 @@ def make_parameters(
 
 class HeadPasses:
     """The head's layer over B sequences, pass by pass. `cos_sin`[positions, head_dim]: as
-    `RotaryTable` has it."""
+    `RotaryTable` has it. `multiplied`: the type that matrices are multiplied in; everything else,
+    the parameters too, is float32."""
 
-    def __init__(self, sizes: HeadSizes, parameters: Parameters, cos_sin: Tensor) -> None:
+    def __init__(
+        self,
+        sizes: HeadSizes,
+        parameters: Parameters,
+        cos_sin: Tensor,
+        multiplied: torch.dtype = torch.float32,
+    ) -> None:
         self._sizes = sizes
+        self._multiplied = multiplied
         self._parameters = parameters
         self._cos_sin = cos_sin
 
@@ -138,7 +146,8 @@ class HeadPasses:
         return x.unflatten(-1, (-1, self._sizes.head_dim)).transpose(1, 2)
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        return functional.linear(x, self._parameters[f"{name}.weight"])
+        weight, kind = self._parameters[f"{name}.weight"], self._multiplied
+        return functional.linear(x.to(kind), weight.to(kind)).float()
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         weight = self._parameters[f"{name}.weight"]

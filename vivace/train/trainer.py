@@ -74,7 +74,7 @@ class HeadTrainer:
         self._learned = [one for one in files.sequences if not one.held_out]
         self._held_out = [one for one in files.sequences if one.held_out]
         self._optimizer = torch.optim.AdamW(
-            list(parameters.values()), settings.learning_rate, BETAS, weight_decay=0.01
+            list(parameters.values()), settings.learning_rate, BETAS, weight_decay=0.01, fused=True
         )
         self._each_epoch = math.ceil(len(self._learned) / settings.batch)
         self._done = 0
