@@ -58,6 +58,7 @@ def test_flags_of_other_drafters_have_no_effect_and_say_so() -> None:
         "speculative_eagle_topk": 2,
         "speculative_draft_load_format": "gguf",
         "speculative_draft_model_quantization": "unquant",
+        "enable_multi_layer_eagle": True,
     }
     config = configure(from_arguments(speculative_algorithm="NGRAM", **of_models))
     idle = [each for each in config.notices if "no effect with --speculative-alg" in each]

@@ -115,8 +115,13 @@ def test_a_layer_of_the_model_s_own_drafts(target: Path, tmp_path: Path) -> None
     make("Glm4Moe", tmp_path, **NEXTN["Glm4Moe"])
     write_byte_tokenizer(tmp_path)
     for algorithm in ("NEXTN", "EAGLE"):
-        options = from_arguments(model_path=str(tmp_path), speculative_algorithm=algorithm)
+        options = from_arguments(
+            model_path=str(tmp_path),
+            speculative_algorithm=algorithm,
+            speculative_draft_load_format="gguf",
+        )
         config = configure(options)
+        assert any("without --speculative-draft-model-path" in each for each in config.notices)
         assert config.draft is not None and config.draft.source is config.source
         assert config.draft.head is not None and config.draft.head.behind
         assert config.draft_width == 3

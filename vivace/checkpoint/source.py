@@ -309,8 +309,7 @@ def single_gguf(folder: Path) -> Path:
     if len(files) != 1:
         names = ", ".join(file.name for file in files) or "none"
         raise SourceError(
-            f"{folder}: expected exactly one .gguf file, found {names}; "
-            "give the file itself as --model-path"
+            f"{folder}: expected exactly one .gguf file, found {names}; give the file itself"
         )
     return files[0]
 
