@@ -116,7 +116,8 @@ def test_the_share_of_what_steps_allow(
         return steps[-1]
 
     file = tmp_path / "figures.json"
-    args, _ = parse(["--scripted", "0.6", *FLAGS, "--output-file", str(file)])
+    words = "--scripted 0.6 --rounds 3 --output-len 9"
+    args, _ = parse([*words.split(), "--output-file", str(file)])
     code = measure_scripted(
         args, {"cpu_threads": 1}, make, lambda path: ChattingCodec(), make_steps
     )
@@ -131,7 +132,10 @@ def test_the_share_of_what_steps_allow(
     assert f"may be {allowed:.2f}\nit is 3.00: {3 / allowed:.0%}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flags", ["--rounds 0", "--streams x", "--scripted 1.1"])
+@pytest.mark.parametrize(
+    "flags",
+    ["--rounds 0", "--streams x", "--scripted 1.1", "--width 4", "--scripted 0.6 --streams 4"],
+)
 def test_bad_flags_are_refused(flags: str) -> None:
     with pytest.raises(SystemExit):
         parse(flags.split())

@@ -172,6 +172,10 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     refuse_misspelled(parser, words)
     if args.scripted is not None and any(word.startswith("--speculative") for word in words):
         parser.error("--scripted chooses the drafts: leave --speculative-... flags out")
+    without = "without" if args.scripted is None else "with"
+    for name in ("width",) if args.scripted is None else ("streams", "random_input_len", "seed"):
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} has no effect {without} --scripted")
     return args, words
 
 

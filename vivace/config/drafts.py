@@ -146,7 +146,7 @@ def ngrams(options: Options, context: ResolveContext) -> list[str]:
     try:
         os.close(open_input(path))
     except OSError as error:
-        raise ConfigError(f"{flag}: {error}") from None
+        raise ConfigError(f"{flag}: {error.strerror or error}; name a text file") from None
     if asked.speculative_ngram_external_sam_budget == 0:
         return [f"{flag} has no effect with --speculative-ngram-external-sam-budget 0"]
     return []
