@@ -160,6 +160,7 @@ def test_aarch64_under_qemu() -> None:
         ["cmake", "--build", build, "--parallel", "2"],
         [*emulated, "neon"],
         [*emulated, "neondot"],
+        [*emulated, "ngrams"],
     ):
         done = run(command, SLOW_STEP)
         assert done.returncode == 0, done.stdout + done.stderr
