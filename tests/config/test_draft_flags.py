@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,9 @@ from typing import Any
 import pytest
 from served_toy import write_toy_llama
 
-from vivace.config.drafts import OF_MODELS, drafts, trees
+from vivace.config.config import Options
+from vivace.config.draft_flags import OF_ALL, OF_MODELS, READ, idle_drafts, speculation
+from vivace.config.drafts import EAGLE3, NEXTN, NGRAM, drafts, trees
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import from_arguments
 from vivace.config.speculative import SpeculativeOptions
@@ -31,6 +35,8 @@ from vivace.worker.drafters.ngram import Breadth
 from vivace.worker.drafters.relaxed import AcceptThresholds
 from vivace.worker.drafters.searches import TreeSearch
 
+TOKEN_MAP = ["speculative_token_map"]
+CORPUS = ["speculative_ngram_external_corpus_path"]
 CAPACITY = Capacity(pages=100, page_size=4, rows=32, context=128, vocabulary=50)
 
 
@@ -52,18 +58,60 @@ def test_without_an_algorithm_there_are_no_drafts_and_flags_of_them_say_so() -> 
     assert any("--speculative-num-draft-tokens has no effect" in each for each in config.notices)
 
 
-def test_flags_of_other_drafters_have_no_effect_and_say_so() -> None:
-    of_models = dict.fromkeys(OF_MODELS, "x") | {
-        "speculative_num_steps": 3,
-        "speculative_eagle_topk": 2,
-        "speculative_draft_load_format": "gguf",
-        "speculative_draft_model_quantization": "unquant",
-        "enable_multi_layer_eagle": True,
-    }
-    config = configure(from_arguments(speculative_algorithm="NGRAM", **of_models))
-    idle = [each for each in config.notices if "no effect with --speculative-alg" in each]
-    assert len(idle) == len(OF_MODELS) and config.draft_width == 11
-    assert set(OF_MODELS) <= {field.name for field in fields(SpeculativeOptions)}
+@pytest.mark.parametrize(
+    ("algorithm", "given", "idle"),
+    [
+        (NGRAM, dict.fromkeys(OF_MODELS, 3), OF_MODELS),
+        (NGRAM, {"speculative_token_map": "nofile"}, ["speculative_token_map"]),
+        (EAGLE3, {"speculative_token_map": "a.json", "speculative_num_steps": 2}, TOKEN_MAP),
+        (EAGLE3, {"speculative_ngram_external_corpus_path": "/nowhere"}, CORPUS),
+        (NEXTN, {"speculative_token_map": "a.json", "speculative_eagle_topk": 2}, ()),
+        (NEXTN, {"speculative_draft_load_format": "gguf"}, ["speculative_draft_load_format"]),
+        (None, {"speculative_fixed_width": True}, ["speculative_fixed_width"]),
+        ("a.plugin", {"speculative_token_map": "nofile"}, ()),
+    ],
+)
+def test_flags_that_an_algorithm_does_not_read_are_told_in_one_line(
+    algorithm: str | None, given: dict[str, Any], idle: Sequence[str]
+) -> None:
+    asked = replace(SpeculativeOptions(), speculative_algorithm=algorithm, **given)
+    told = idle_drafts(Options(speculative=asked, given=("speculative_algorithm", *given)))
+    flags = [f"--{name.replace('_', '-')}" for name in idle]
+    assert [re.findall(r"--[\w-]+", line.partition(" effect ")[0]) for line in told] == (
+        [flags] if flags else []
+    )
+
+
+def test_every_flag_of_drafts_is_somebodys() -> None:
+    read = {*OF_ALL, *(name for names in READ.values() for name in names)}
+    assert read == {field.name for field in fields(SpeculativeOptions)}
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"speculative_algorithm": "NGRAM", "is_embedding": True}, "drawn"),
+        ({"speculative_algorithm": "EAGLE3", "pp_size": 2}, "stage"),
+        ({"speculative_algorithm": "NEXTN", "speculative_token_map": "hot.pt"}, "pickled"),
+        (
+            {
+                "speculative_algorithm": "EAGLE3",
+                "model_path": "org/a",
+                "speculative_draft_model_path": "org/a",
+            },
+            "served",
+        ),
+    ],
+)
+def test_what_no_model_could_mend(given: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        speculation(from_arguments(**given))
+
+
+def test_the_served_model_as_its_own_draft_is_told(target: Path) -> None:
+    (notice,) = speculation(from_arguments(**asked(target, target)))
+    assert "served" in notice
+    assert speculation(from_arguments(**asked(target, Path("other")))) == []
 
 
 @pytest.mark.parametrize(
@@ -97,7 +145,8 @@ def test_relaxed_acceptance_says_that_drafts_change_answers() -> None:
         exact = configure(from_arguments(**options))
         assert accept_thresholds(exact).exact
         assert not any("change sampled" in each for each in exact.notices)
-    assert sum("no effect" in each for each in exact.notices) == 2
+    (idle,) = (each for each in exact.notices if "no effect" in each)
+    assert "-single" in idle and "-acc" in idle
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from vivace.config.config import (
     option_value,
     options_by_name,
 )
+from vivace.config.draft_flags import idle_drafts, match_windows, speculation
 from vivace.config.draft_models import draft_models, kernels_of_draft
-from vivace.config.drafts import idle_drafts, ngrams, relaxed_acceptance, settled_trees, trees
+from vivace.config.drafts import corpus, relaxed_acceptance, settled_trees, trees
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
 from vivace.config.expert_parallel import expert_parallel
@@ -269,7 +270,10 @@ PAIR_CHECKS: list[Callable[[Options], list[str]]] = [
     replicas,
     added_in_order,
     trees,
+    match_windows,
+    speculation,
     relaxed_acceptance,
+    idle_drafts,
 ]
 """of values beside each other"""
 LAYOUT_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
@@ -304,6 +308,5 @@ FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     kernels_of_nodes,
     dispatch,
     idle,
-    idle_drafts,
-    ngrams,
+    corpus,
 ]

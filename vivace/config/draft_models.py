@@ -92,18 +92,10 @@ def draft_models(options: Options, context: ModelContext) -> list[str]:
     """What must hold between the draft and the model."""
     if not drafts_by_model(options):
         return []
-    if (stages := options.parallel.pp_size or 1) > 1:
-        raise ConfigError(
-            f"--pp-size {stages}: drafts of a model need what the first stage knows and the last "
-            "one computes; use --tp-size, or --speculative-algorithm NGRAM"
-        )
-    if options.model.is_embedding:
-        raise ConfigError(
-            "--speculative-algorithm with --is-embedding: nothing is drawn; leave it out"
-        )
     if context.draft is None:  # it does not lie on this machine
         return []
-    notices = idle_token_map(options, context) + layers_of_drafts(options, context.draft)
+    refuse_divided_head(options, context)
+    notices = layers_of_drafts(options, context.draft)
     quantization = options.speculative.speculative_draft_model_quantization
     checkpoint_quantization(context.draft.source, known_method(context.draft, quantization))
     if context.draft.head is not None:
@@ -132,19 +124,14 @@ def layers_of_drafts(options: Options, draft: DraftModel) -> list[str]:
     return []
 
 
-def idle_token_map(options: Options, context: ModelContext) -> list[str]:
+def refuse_divided_head(options: Options, context: ModelContext) -> None:
+    """A token map chooses rows of the model's head."""
     head = context.draft.head if context.draft is not None else None
-    if options.speculative.speculative_token_map is None:
-        return []
-    if head is None or not head.ids:
-        algorithm = options.speculative.speculative_algorithm
-        return [f"{TOKEN_MAP} has no effect: with {algorithm} a draft has a head of its own"]
-    if context.source.format == SHARDED:
+    if head is not None and head.ids and context.source.format == SHARDED:
         raise ConfigError(
             f"{TOKEN_MAP}: the model's head is read whole, and each rank has files of its own "
             "(--load-format sharded_state); leave one of them out"
         )
-    return []
 
 
 def kernels_of_draft(options: Options, context: ResolveContext) -> list[str]:

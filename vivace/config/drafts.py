@@ -19,19 +19,6 @@ CAPACITY_SHARE, TREE_BYTES = 1 / 16, 70
 """most of the machine's memory for n-grams, and what a token of them may take"""
 MOST_TOKENS = 64
 """of a request that are verified at once"""
-OF_FILES = ("speculative_draft_model_revision", "speculative_draft_load_format")
-"""flags of how a draft's own files are found"""
-OF_MODELS = (
-    *OF_FILES,
-    "speculative_draft_model_path",
-    "speculative_draft_model_quantization",
-    "enable_multi_layer_eagle",
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_token_map",
-)
-"""flags of drafts that a model proposes"""
-OF_NGRAMS = "speculative_ngram_"
 DRAFT_STEPS = 3
 """passes of a draft model, where no flag says how many"""
 
@@ -100,44 +87,8 @@ def drafts_by_model(options: Slices) -> bool:
     return options.speculative.speculative_algorithm in (STANDALONE, EAGLE, EAGLE3, NEXTN)
 
 
-def idle_drafts(options: Options, context: ResolveContext) -> list[str]:
-    """Flags of drafts without any, or of others."""
-    given = [
-        name
-        for name in options.given
-        if name != "speculative_algorithm"
-        and (name.startswith("speculative_") or name in OF_MODELS)
-    ]
-    return [
-        f"--{name.replace('_', '-')} has no effect {why}"
-        for name in given
-        if (why := why_idle(options, name))
-    ]
-
-
-def why_idle(options: Options, name: str) -> str:
-    """Empty where it has one, and with an installed drafter: what that reads nobody knows."""
-    asked, by_model = options.speculative, drafts_by_model(options)
-    algorithm = asked.speculative_algorithm
-    if algorithm is None:
-        return "without --speculative-algorithm"
-    if (algorithm == NGRAM and name in OF_MODELS) or (by_model and name.startswith(OF_NGRAMS)):
-        return f"with --speculative-algorithm {algorithm}"
-    if by_model and asked.speculative_draft_model_path is None and name in OF_FILES:
-        return "without --speculative-draft-model-path"
-    return ""
-
-
-def ngrams(options: Options, context: ResolveContext) -> list[str]:
-    """What must hold between flags of n-gram drafts."""
-    asked = options.speculative
-    low = asked.speculative_ngram_min_match_window_size
-    high = asked.speculative_ngram_max_match_window_size
-    if low > high:
-        raise ConfigError(
-            f"--speculative-ngram-min-match-window-size {low} is above "
-            f"--speculative-ngram-max-match-window-size {high}"
-        )
+def corpus(options: Options, context: ResolveContext) -> list[str]:
+    """Whether the file of texts can be read."""
     if (path := corpus_path(options)) is None:
         return []
     flag = f"--speculative-ngram-external-corpus-path {path}"
@@ -147,7 +98,7 @@ def ngrams(options: Options, context: ResolveContext) -> list[str]:
         os.close(open_input(path))
     except OSError as error:
         raise ConfigError(f"{flag}: {error.strerror or error}; name a text file") from None
-    if asked.speculative_ngram_external_sam_budget == 0:
+    if options.speculative.speculative_ngram_external_sam_budget == 0:
         return [f"{flag} has no effect with --speculative-ngram-external-sam-budget 0"]
     return []
 

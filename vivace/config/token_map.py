@@ -19,11 +19,8 @@ PICKLES = (".pt", ".pth", ".bin", ".pkl")
 def read_token_map(name: str, vocabulary: int) -> tuple[int, ...]:
     """Ids of a JSON list, or of the one tensor of a safetensors file, in rising order. Raises
     SourceError, ConfigError."""
+    refuse_pickles(name)
     path = Path(name).expanduser()
-    if path.suffix in PICKLES:
-        raise ConfigError(
-            f"{FLAG} {name}: pickled files are never read; save its ids as a JSON list"
-        )
     if not path.is_file() or path.stat().st_size > LARGEST:
         raise ConfigError(f"{FLAG} {name}: not a file of at most {LARGEST >> 20} MiB")
     found = read_tensor(path) if path.suffix == ".safetensors" else read_value(path, LARGEST)
@@ -34,6 +31,13 @@ def read_token_map(name: str, vocabulary: int) -> tuple[int, ...]:
             "a safetensors file"
         )
     return tuple(sorted(set(ids)))
+
+
+def refuse_pickles(name: str) -> None:
+    if name.endswith(PICKLES):
+        raise ConfigError(
+            f"{FLAG} {name}: pickled files are never read; save its ids as a JSON list"
+        )
 
 
 def read_tensor(path: Path) -> Any:

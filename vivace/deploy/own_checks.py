@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from vivace.checkpoint.layouts import InputGroups
 from vivace.checkpoint.pooling import read_pooling
@@ -15,6 +15,7 @@ from vivace.checkpoint.weight_files import PICKLED
 from vivace.config.all_to_all import VARIABLE
 from vivace.config.checks import LAYOUT_CHECKS, MODEL_CHECKS, OPTION_CHECKS, PAIR_CHECKS
 from vivace.config.config import DraftModel, ModelContext, Options, all_options, with_values
+from vivace.config.draft_flags import speculation
 from vivace.config.draft_models import draft_path, locate_draft, takes_own_layers
 from vivace.config.errors import ConfigError
 from vivace.config.expert_location import TRIVIAL, find_experts
@@ -84,25 +85,37 @@ def is_stated(value: Any) -> bool:
     )
 
 
-def why_refused_together(server: ServerPlan, *, named: bool = False) -> Iterator[str]:
-    """Why Vivace refuses values that it takes alone, and a model that lies on this machine.
-    `named`: where no flag says which model it is, something else does."""
+class StartMessage(NamedTuple):
+    """What the start says: why it stops, or a notice."""
+
+    text: str
+    refused: bool
+
+
+def said_together(server: ServerPlan, *, named: bool = False) -> Iterator[StartMessage]:
+    """Of values that Vivace takes alone, and of a model that lies on this machine. `named`: where
+    no flag says which model it is, something else does."""
     values = known_values(server)
     if "api_key_file" in values or server.environment.get(KEYS_OF_THE_SERVER[0]):
         values["api_key"] = UNKNOWN_KEY
-    made = with_values(Options(environment=dict(server.environment)), values)
+    made = Options(environment=dict(server.environment), given=tuple(values))
+    made = with_values(made, values)
     left_out = server.given.keys() - values.keys()
     for check in PAIR_CHECKS:
         if check is nodes and left_out & options_in("parallel"):
             continue  # whose words are of sizes and addresses that are the defaults here
         try:
-            check(made)
+            yield from (StartMessage(notice, False) for notice in check(made))
         except ConfigError as error:
-            yield str(error)
+            yield StartMessage(str(error), True)
+            if check is speculation:  # whose draft is then no question
+                values["speculative_algorithm"] = None
+    made = with_values(made, values)
     if "model_path" in values or ("model_path" not in server.given and not named):
         steps_known = knows_steps(server) and not left_out & STEP_OPTIONS
         layout_known = not left_out & layout_options()
-        yield from why_model_refused(made, layout_known=layout_known, steps_known=steps_known)
+        for reason in why_model_refused(made, layout_known=layout_known, steps_known=steps_known):
+            yield StartMessage(reason, True)
 
 
 def knows_steps(server: ServerPlan) -> bool:

@@ -171,9 +171,9 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def running(self) -> int | None:
-        """--max-running-requests, or its default for speculation."""
+        """--max-running-requests, or SGLang's default for speculation."""
         limit = self.number("max_running_requests")
-        if limit is None and self.has("speculative_algorithm"):
+        if limit is None and self.has("speculative_algorithm") and not self.ours:
             return DRAFTED_RUNNING
         return limit if limit and limit > 0 else None
 

@@ -291,14 +291,15 @@ def vivace_start(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Its own checks stop the start, as for a --host that others reach without a key. Where only
     scripts were read, a key may come from outside: that is a warning; so may that of nodes always
     (`render --to kubernetes` and `compose` add one). A model is looked at where
-    its files lie on this machine: the embedded one, a folder, a GGUF file."""
-    from vivace.deploy.own_checks import why_refused_together
+    its files lie on this machine: the embedded one, a folder, a GGUF file. What it takes and has
+    something to say of, as of a flag without effect beside others, is a note."""
+    from vivace.deploy.own_checks import said_together
 
     named = case.described is not None and "model_path" not in server.given
-    for reason in why_refused_together(server, named=named):
-        outside = "--cluster-key-file" in reason or ("--api-key" in reason and case.launches)
-        severity = "warning" if outside else None
-        yield Issue(flag_in(reason), reason, SAID, severity)
+    for text, refused in said_together(server, named=named):
+        outside = "--cluster-key-file" in text or ("--api-key" in text and case.launches)
+        severity = ("warning" if outside else None) if refused else "note"
+        yield Issue(flag_in(text), text, SAID, severity)
 
 
 @server_rule(

@@ -47,7 +47,7 @@ def served_name(server: ServerPlan, case: Case) -> Iterator[str]:
         yield f"--served-model-name {name}: a colon introduces the name of a LoRA adapter"
 
 
-@refused("topk-pages", "speculative_eagle_topk", "--speculative-eagle-topk 1")
+@refused("topk-pages", "speculative_eagle_topk", "--speculative-eagle-topk 1", engine="sglang")
 def topk_pages(server: ServerPlan, case: Case) -> Iterator[str]:
     """The attention backend supports draft trees at this page size."""
     topk, page = server.number("speculative_eagle_topk"), server.page_size(case.platform) or 1
@@ -58,7 +58,7 @@ def topk_pages(server: ServerPlan, case: Case) -> Iterator[str]:
         yield f"{cause}; {backend or 'the default'} has none"
 
 
-@refused("hybrid-cache", needs=("model",))
+@refused("hybrid-cache", needs=("model",), engine="sglang")
 def hybrid_cache(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Caches and speculation support recurrent layers.
     0.5.10 to 0.5.13.post1 stop where speculation and the prefix cache meet without extra_buffer

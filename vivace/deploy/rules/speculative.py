@@ -34,13 +34,14 @@ def draft_tokens(server: ServerPlan, case: Case) -> Iterator[Issue]:
 @server_rule("draft-complete", "error", source=ARGS)
 def draft_complete(server: ServerPlan, case: Case) -> Iterator[Issue]:
     """Speculative decoding has all its flags.
-    Steps, topk and draft tokens go together; EAGLE3 and STANDALONE need a draft model."""
+    EAGLE3 and STANDALONE need a draft model. Of SGLang steps, topk and draft tokens go together;
+    Vivace has a default for each."""
     algorithm = server.value("speculative_algorithm")
     if algorithm in (None, "NGRAM"):
         return
     others = ("speculative_eagle_topk", "speculative_num_draft_tokens")
     given = [server.flag(name) for name in others if server.has(name)]
-    if given and not server.has("speculative_num_steps"):
+    if given and not (server.ours or server.has("speculative_num_steps")):
         text = f"{given[0]} without --speculative-num-steps: an assertion without message stops it"
         yield Issue(given[0], text, "set --speculative-num-steps too, or none of them")
     if server.external_draft and not server.has("speculative_draft_model_path"):

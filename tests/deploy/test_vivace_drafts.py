@@ -1,0 +1,80 @@
+"""`vivace check` says of flags of drafts what the server says, not what SGLang does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from served_toy import write_toy_llama
+
+from vivace.config.parsing import parse
+from vivace.deploy.load_case import Overrides, build_case, open_command
+from vivace.deploy.rules.judge import Finding, judge
+from vivace.errors import CannotStart
+from vivace.launch.configure import configure
+
+NGRAM = "--speculative-algorithm NGRAM"
+DRAFT = "--speculative-algorithm STANDALONE --speculative-draft-model-path"
+TAKEN = [
+    f"{DRAFT} {{toy}} --speculative-num-draft-tokens 4",
+    f"{DRAFT} {{toy}} --speculative-eagle-topk 1",
+    f"{DRAFT} {{toy}} --speculative-eagle-topk 2 --page-size 16",
+    f"{NGRAM} --pp-size 2",
+    f"{NGRAM} --tp-size 2 --dp-size 2 --enable-dp-attention",
+    f"{NGRAM} --cuda-graph-max-bs 100",
+    f"{NGRAM} --cuda-graph-max-bs 8",
+    "--pp-size 2 --enable-mixed-chunk",
+]
+REFUSED = [
+    f"{DRAFT} {{toy}} --pp-size 2",
+    f"{NGRAM} --is-embedding",
+    f"{NGRAM} --speculative-ngram-min-match-window-size 13",
+    f"{NGRAM} --speculative-accept-threshold-acc 0.5 --enable-deterministic-inference",
+    "--speculative-algorithm EAGLE3 --speculative-draft-model-path {toy}",
+    "--speculative-algorithm NEXTN --speculative-token-map hot.pt",
+]
+IDLE = [
+    f"{NGRAM} --speculative-num-steps 5 --speculative-token-map nofile",
+    f"{DRAFT} {{toy}} --speculative-ngram-capacity 5",
+    "--speculative-num-steps 5",
+]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_llama(tmp_path_factory.mktemp("toy"))
+
+
+def findings(words: list[str]) -> list[Finding]:
+    command = open_command(["vivace", "serve", *words])
+    return list(judge(build_case(command, Overrides())).findings)
+
+
+def worst(words: list[str]) -> list[Finding]:
+    return [each for each in findings(words) if each.severity in ("error", "warning")]
+
+
+@pytest.mark.parametrize("line", TAKEN)
+def test_what_serves_is_no_error(line: str, toy: Path) -> None:
+    words = ["--model-path", str(toy), "--device", "cpu", *line.format(toy=toy).split()]
+    configure(parse(words, {}))
+    assert worst(words) == []
+    assert not any("48" in each.text for each in findings(words))
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_does_not_start_is_one(line: str, toy: Path) -> None:
+    words = ["--model-path", str(toy), *line.format(toy=toy).split()]
+    with pytest.raises(CannotStart):
+        configure(parse(words, {}))
+    elsewhere = [word.replace(str(toy), "org/model") for word in words]
+    for typed in (words, elsewhere):
+        assert [each.severity for each in findings(typed)].count("error") == 1
+
+
+@pytest.mark.parametrize("line", IDLE)
+def test_flags_without_effect_are_notes(line: str, toy: Path) -> None:
+    words = ["--model-path", str(toy), *line.format(toy=toy).split()]
+    started = [each for each in configure(parse(words, {})).notices if "no effect" in each]
+    told = [each.text for each in findings(words) if each.severity == "note"]
+    assert len(started) == 1 and started[0] in told
