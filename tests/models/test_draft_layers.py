@@ -4,10 +4,10 @@ are, and told."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from draft_head_toys import NEXTN
 from paged_model import PagedModel, load
 from safetensors.torch import load_file, save_file
 from toy_models import make, tokens
@@ -16,23 +16,15 @@ from vivace.checkpoint.source import locate
 from vivace.checkpoint.weights import CheckpointError
 from vivace.models.facts import read_facts
 
-EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
-LATENT = {
-    "num_key_value_heads": 6,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 16,
-    "n_group": 2,
-    "topk_group": 1,
+KINDS = {
+    "Glm4Moe": NEXTN["Glm4Moe"],
+    "DeepseekV3": {**NEXTN["DeepseekV3"], "num_key_value_heads": 6},
 }
-KINDS: dict[str, dict[str, Any]] = {"Glm4Moe": EXPERTS, "DeepseekV3": EXPERTS | LATENT}
 
 
 def with_draft_layer(kind: str, folder: Path) -> Path:
     """A toy with a copy of its last layer behind it, and what DeepSeek V3's files have beside."""
-    make(kind, folder, **KINDS[kind], first_k_dense_replace=1)
+    make(kind, folder, **KINDS[kind])
     file = folder / "model.safetensors"
     found = load_file(file)
     last = {name: one for name, one in found.items() if name.startswith("model.layers.2.")}
@@ -53,7 +45,7 @@ def with_draft_layer(kind: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_are_left_in_the_checkpoint(kind: str, tmp_path: Path) -> None:
-    make(kind, tmp_path / "plain", **KINDS[kind], first_k_dense_replace=1)
+    make(kind, tmp_path / "plain", **KINDS[kind])
     with_draft_layer(kind, tmp_path / "draft")
     ids = tokens(12)
     found, wanted = (

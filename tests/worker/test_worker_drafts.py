@@ -6,40 +6,25 @@ from functools import cache
 
 import numpy as np
 import pytest
+from drafted_rows import KINDS, PROMPT, run_beside, run_row
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
 from vivace.protocol.messages import LogprobOptions
 from vivace.worker.drafters.scripted import RememberedAnswers, ScriptedDrafter
 
-PROMPT = [5, 9, 1, 40, 7]
-KINDS = {
-    "greedy": {},
-    "sampled": {"temperature": 1.1, "seed": 11},
-    "cut": {"temperature": 0.9, "seed": 3, "top_p": 0.8, "top_k": 20},
-    "penalties": {
-        "temperature": 0.7,
-        "seed": 5,
-        "frequency_penalty": 0.9,
-        "presence_penalty": 0.4,
-        "repetition_penalty": 1.3,
-    },
-    "minimum": {"min_new_tokens": 12, "stop_ids": tuple(range(40))},
-    "bias": {"logit_bias": {3: 4.0, 8: -9.0}, "temperature": 0.8, "seed": 2},
-}
-COUNT = 40
-
 
 def run(kind, width, script=None, *, operations=None, logprobs=None, poison=None):
     """(tokens, StepResults) of one row whose decode spans have `width` drafts."""
-    drafter = {"drafter": ScriptedDrafter(width, script)} if width else {}
-    worker, _ = toy_worker(operations=operations, poison=poison, **drafter)
-    driver = Driver(worker)
-    driver.join(0, PROMPT, logprobs=logprobs, **KINDS[kind])
-    results = [driver.step({0: len(PROMPT)})]
-    sequence = driver.sequences[0]
-    while len(sequence["tokens"]) < len(PROMPT) + COUNT and not results[-1].bad:
-        results.append(driver.step({0: 1 + width}))
-    return sequence["tokens"], results
+    drafter = None if script is None else ScriptedDrafter(width, script)
+    tokens, results, _ = run_row(
+        kind,
+        width,
+        drafter,
+        operations=operations,
+        wanted={"logprobs": logprobs},
+        poison=poison,
+    )
+    return tokens, results
 
 
 @cache
@@ -89,24 +74,19 @@ def test_log_probabilities_are_those_of_single_tokens(width):
 
 
 def test_rows_with_and_without_drafts_share_a_step():
-    alone = {row: run(kind, 0)[0] for row, kind in enumerate(KINDS)}
+    alone = [run(kind, 0)[0] for kind in KINDS]
     random = np.random.default_rng(0)
-    right = {tuple(tokens[: len(PROMPT) + 1]): tokens for tokens in alone.values()}
+    right = {tuple(tokens[: len(PROMPT) + 1]): tokens for tokens in alone}
 
     def script(known, count):
         """What comes for some row, which may be another one."""
         found = right.get(tuple(known[: len(PROMPT) + 1]), [])[len(known) : len(known) + count]
         return [*found, *random.integers(0, VOCABULARY, count)][:count]
 
-    worker, _ = toy_worker(drafter=ScriptedDrafter(5, script))
-    driver = Driver(worker)
-    for row, kind in enumerate(KINDS):
-        driver.join(row, PROMPT, **KINDS[kind])
-    driver.step(dict.fromkeys(alone, len(PROMPT)))
-    while any(len(s["tokens"]) < len(PROMPT) + COUNT for s in driver.sequences.values()):
-        driver.step({row: 1 + int(random.integers(0, 6)) for row in alone})
-    for row, tokens in alone.items():
-        assert driver.sequences[row]["tokens"][: len(tokens)] == tokens
+    drafter = ScriptedDrafter(5, script)
+    found = run_beside(drafter, tuple(KINDS), lambda: 1 + int(random.integers(0, 6)), (5,))
+    for tokens, wanted in zip(found, alone, strict=True):
+        assert tokens[: len(wanted)] == wanted
 
 
 @pytest.mark.parametrize("operations", ["eager", "captured"])

@@ -5,59 +5,36 @@ from __future__ import annotations
 import random
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
-from delayed_platform import DelayedPlatform
-from toy_model import VOCABULARY, Driver, toy_worker
+from drafted_rows import PROMPT, run_beside, run_row
+from toy_model import VOCABULARY
 
 from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.tasks import Generate
 from vivace.worker.drafters.scripted import ScriptedTreeDrafter
 
-PROMPT = [5, 9, 1, 40, 7]
-KINDS = {
-    "greedy": {},
-    "sampled": {"temperature": 1.1, "seed": 11},
-    "penalties": {
-        "temperature": 0.7,
-        "seed": 5,
-        "frequency_penalty": 0.9,
-        "presence_penalty": 0.4,
-        "repetition_penalty": 1.3,
-    },
-    "minimum": {"min_new_tokens": 12, "stop_ids": tuple(range(40))},
-}
-COUNT = 40
+TREES = ("greedy", "sampled", "penalties", "minimum")
+"""kinds of requests"""
 
 
 def run(kind, width, script=None, *, operations=None, pages=16, kv=torch.float32, **wanted):
-    """(tokens, StepResults, what pages hold of the tokens) of a row; decode spans have `width`
-    drafts."""
-    drafter = {"drafter": ScriptedTreeDrafter(width, script)} if width else {}
-    platform = {"platform": DelayedPlatform()} if operations == "delayed" else {}
-    own = {"operations": operations} if operations != "delayed" else {}
-    worker, _ = toy_worker(**drafter, **platform, **own, page_size=pages, kv_dtype=kv)
-    driver = Driver(worker)
-    driver.join(0, PROMPT, **wanted, **KINDS[kind])
-    results = [driver.step({0: len(PROMPT)})]
-    sequence = driver.sequences[0]
-    while len(sequence["tokens"]) < len(PROMPT) + COUNT:
-        results.append(driver.step({0: 1 + width}))
+    drafter = None if script is None else ScriptedTreeDrafter(width, script)
+    tokens, results, kept = run_row(
+        kind,
+        width,
+        drafter,
+        operations=operations,
+        wanted=wanted,
+        page_size=pages,
+        kv_dtype=kv,
+    )
     assert not any(result.bad for result in results)
     if operations in ("eager", "captured"):  # others take these drafts as a chain
         for result in results[1:] if width else []:
             assert sum(result.accepted_drafts) == len(result.tokens[0]) - 1
             assert max(result.accepted_drafts, default=0) <= 1
-    return sequence["tokens"], results, stored(worker, sequence)
-
-
-def stored(worker, sequence):
-    """What layers hold of the tokens that are computed."""
-    kv, places = worker._kv, np.arange(len(PROMPT) + COUNT - 1)
-    pages = np.array(sequence["pages"])[places // kv.page_size]
-    slots = torch.from_numpy(pages * kv.page_size + places % kv.page_size)
-    return [part.flatten(0, 1)[slots] for layer in range(3) for part in kv.parts(layer)]
+    return tokens, results, kept
 
 
 @cache
@@ -87,7 +64,7 @@ def branches(tokens, seed, quality):
 
 
 @pytest.mark.parametrize("operations", ["torch", "eager", "captured", "delayed"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TREES)
 def test_the_same_tokens_and_stored_numbers_whatever_branches_there_are(kind, operations):
     plain, steps, kept = plain_run(kind, operations)
     for width, quality in ((1, 1.0), (5, 0.5), (5, 0.9), (7, 0.0)):
@@ -131,19 +108,15 @@ def test_numbers_beside_tokens_are_those_of_single_tokens():
 
 
 def test_a_row_is_drafted_for_beside_others_and_prompts():
-    alone = {row: plain_run(kind, "captured")[0] for row, kind in enumerate(KINDS)}
-    right = {tuple(tokens[: len(PROMPT) + 1]): tokens for tokens in alone.values()}
+    alone = [plain_run(kind, "captured")[0] for kind in TREES]
+    right = {tuple(tokens[: len(PROMPT) + 1]): tokens for tokens in alone}
 
     def script(known, count):
         return branches(right.get(tuple(known[: len(PROMPT) + 1]), []), 0, 0.6)(known, count)
 
-    worker, _ = toy_worker(drafter=ScriptedTreeDrafter(5, script), operations="captured")
-    chance, driver = random.Random(0), Driver(worker)
-    for row, kind in enumerate(KINDS):
-        driver.join(row, PROMPT, **KINDS[kind])
-        driver.step({row: 3, **{other: 1 + chance.randrange(6) for other in range(row)}})
-        driver.step({row: 2, **{other: 1 + chance.randrange(6) for other in range(row)}})
-    while any(len(s["tokens"]) < len(PROMPT) + COUNT for s in driver.sequences.values()):
-        driver.step({row: 1 + chance.randrange(6) for row in alone})
-    for row, tokens in alone.items():
-        assert driver.sequences[row]["tokens"][: len(tokens)] == tokens
+    chance, drafter = random.Random(0), ScriptedTreeDrafter(5, script)
+    found = run_beside(
+        drafter, TREES, lambda: 1 + chance.randrange(6), (3, 2), operations="captured"
+    )
+    for tokens, wanted in zip(found, alone, strict=True):
+        assert tokens[: len(wanted)] == wanted
