@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 class Drafter(Protocol):
     """Proposes tokens that may follow what rows know. Whatever it proposes, the tokens of an answer
-    stay the same: a draft stays exactly where it is the token that is drawn there."""
+    stay the same, unless acceptance is relaxed: a draft stays where it is what is drawn there."""
 
     width: int
     """drafts that a span may have"""
