@@ -8,6 +8,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -75,7 +76,8 @@ def measure(args: argparse.Namespace, argv: Sequence[str]) -> int:
     with ended_by_signals(), contextlib.ExitStack() as stack:
         servers = start_servers(peers, args, stack.enter_context)
         chosen = [choose_workload(name, codec) for name in args.workload]
-        comparison = compare(servers, chosen, ordinary_ids(codec), rules)
+        told = partial(print, flush=True)
+        comparison = compare(servers, chosen, ordinary_ids(codec), rules, told)
     print(render(comparison, peers[0].name))
     if args.output_file:
         write(args, argv, servers, comparison, rules)
