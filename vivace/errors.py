@@ -147,7 +147,9 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     # Loading it takes longer than all rules take, and a valid deployment never asks.
     import difflib
 
-    close = difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=cutoff)
+    known = list(dict.fromkeys(known))
+    same = [each for each in known if each.casefold() == name.casefold()]
+    close = same or difflib.get_close_matches(name, known, n=3, cutoff=cutoff)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

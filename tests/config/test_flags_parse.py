@@ -58,7 +58,7 @@ def test_no_two_options_share_a_name_or_spelling() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--schedule-polic", "lpm"], ["--schedule-polic", "--schedule-policy"]),
+        (["--schedule-pollicy", "lpm"], ["--schedule-pollicy", "--schedule-policy"]),
         (["--tensor-paralel-size", "1"], ["--tensor-parallel-size"]),
         (["--schedule-policy", "lpn"], ["--schedule-policy", "did you mean lpm"]),
         (["--port", "many"], ["--port", "whole number"]),
@@ -66,13 +66,23 @@ def test_no_two_options_share_a_name_or_spelling() -> None:
         (["--port"], ["--port"]),
         (["stray"], ["stray"]),
         (["--json-model-override-args", "{"], ["--json-model-override-args"]),
-        (["--page", "16"], ["--page"]),
+        (["--speculative-algorithm", "eagle3"], ["did you mean EAGLE3?"]),
+        (["--speculative-draft", "x"], ["--speculative-draft-model-path or", "write it out"]),
     ],
 )
 def test_wrong_flags_are_explained(argv: list[str], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(argv, {})
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("words", [["--mem-fraction", "0.5"], ["--mem-fraction=0.5"]])
+def test_the_beginning_of_one_flag_is_read_as_it(words: list[str]) -> None:
+    """As SGLang's argparse does, and published launches rely on."""
+    options = parse(words, {})
+    assert options.memory.mem_fraction_static == 0.5
+    (notice,) = options.notices
+    assert "--mem-fraction is read as --mem-fraction-static" in notice
 
 
 def underscored(flags: Iterable[str]) -> list[tuple[str, str]]:

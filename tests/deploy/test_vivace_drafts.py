@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from served_toy import write_toy_llama
 
+from vivace.config.errors import ConfigError
 from vivace.config.parsing import parse
 from vivace.deploy.load_case import Overrides, build_case, open_command
 from vivace.deploy.rules.judge import Finding, judge
@@ -78,3 +79,26 @@ def test_flags_without_effect_are_notes(line: str, toy: Path) -> None:
     started = [each for each in configure(parse(words, {})).notices if "no effect" in each]
     told = [each.text for each in findings(words) if each.severity == "note"]
     assert len(started) == 1 and started[0] in told
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--speculative-adaptive", "leave it out"),
+        ("--speculative-config {}", "--speculative-algorithm"),
+        ("--draft-max 16", "llama.cpp"),
+        ("--speculative-draft x", "--speculative-draft-model-path"),
+        ("--speculative-algorithm eagle3", "EAGLE3"),
+    ],
+)
+def test_flags_of_others_are_named_as_the_start_does(line: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(line.split(), {})
+    found = worst(line.split())
+    assert words in str(caught.value) and any(words in each.text for each in found)
+
+
+def test_the_beginning_of_a_flag_is_one() -> None:
+    words = ["--speculative-algo", "NGRAM", "--mem-fraction", "0.5", "--device", "cpu"]
+    parse(words, {})
+    assert worst(words) == []

@@ -27,6 +27,9 @@ def test_a_plain_file_is_one_document_and_each_line_of_jsonl_one(tmp_path: Path)
     lines.write_text('"one"\n\n{"text": "two", "id": 3}\n')
     assert list(read_documents(str(plain))) == ["one\ntwo"]
     assert list(read_documents(str(lines))) == ["one", "two"]
+    lines = lines.rename(tmp_path / "B.JSONL")
+    lines.write_text('"one"\n"two"\n', encoding="utf-8-sig")
+    assert list(read_documents(str(lines))) == ["one", "two"]
 
 
 def test_documents_stand_apart(tokenizer: Tokenizer) -> None:

@@ -14,6 +14,7 @@ from vivace.config.help import help_text
 from vivace.config.known_flags import ELSEWHERE, LATER, WITHOUT
 from vivace.config.option import DEFAULT_PLATFORM, Option
 from vivace.config.releases.tables import takers
+from vivace.config.sglang import RETIRED
 from vivace.config.values import parse_value
 from vivace.errors import nearest
 
@@ -84,6 +85,17 @@ def flags_among(words: Sequence[str]) -> list[str]:
 
 
 def unknown_text(flag: str) -> str:
+    if known := whose_flag(flag):
+        return known
+    if begun := begun_options(flag):
+        return f"{flag} may be {' or '.join(option.flag for option in begun)}: write it out"
+    dashed = flag.replace("_", "-")
+    near = nearest(dashed, (*OWN, *(name for option in all_options() for name in option.flags)))
+    return f"unknown flag {flag}{near or ' (see `vivace flags`)'}"
+
+
+def whose_flag(flag: str) -> str:
+    """Of a flag of SGLang's other releases, and of other tools; else empty."""
     if releases := takers(flag):
         last = releases[-1]
         if flag in LATER:
@@ -96,8 +108,33 @@ def unknown_text(flag: str) -> str:
     if dashed in WITHOUT:
         tool, reason = WITHOUT[dashed]
         return f"{flag} is a flag of {tool}; leave it out: {reason}"
-    near = nearest(dashed, (*OWN, *(name for option in all_options() for name in option.flags)))
-    return f"unknown flag {flag}{near or ' (see `vivace flags`)'}"
+    return ""
+
+
+def begun_options(flag: str) -> list[Option]:
+    """Those with a name that begins so."""
+    if len(flag) < 3 or not flag.startswith("--"):
+        return []
+    return [
+        option for option in all_options() if any(name.startswith(flag) for name in option.flags)
+    ]
+
+
+def whole_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words, with flags written out that only one option's name begins like, as SGLang's
+    argparse reads them; and a line for each."""
+    known = {*OWN, *RETIRED, *(flag for option in all_options() for flag in option.flags)}
+    result: list[str] = []
+    notices: list[str] = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        begun = [] if flag in known or whose_flag(flag) else begun_options(flag)
+        if len(begun) == 1:
+            whole = next(name for name in begun[0].flags if name.startswith(flag))
+            notices.append(f"{flag} is read as {whole}: another release may have two such flags")
+            word = f"{whole}{equals}{value}"
+        result.append(word)
+    return result, notices
 
 
 def given_twice(words: Sequence[str]) -> list[str]:

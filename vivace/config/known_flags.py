@@ -34,10 +34,35 @@ ELSEWHERE = {
     "--embeddings": ("llama.cpp", "--is-embedding"),
     "--cache-type-k": ("llama.cpp", "--kv-cache-dtype"),
     "-ctk": ("llama.cpp", "--kv-cache-dtype"),
+    "--speculative-config": ("vLLM", "--speculative-algorithm"),
+    "-sc": ("vLLM", "--speculative-algorithm"),
+    "--speculative-model": ("vLLM", "--speculative-draft-model-path"),
+    "--speculative-model-quantization": ("vLLM", "--speculative-draft-model-quantization"),
+    "--num-speculative-tokens": ("vLLM", "--speculative-num-draft-tokens"),
+    "--ngram-prompt-lookup-max": ("vLLM", "--speculative-ngram-max-match-window-size"),
+    "--ngram-prompt-lookup-min": ("vLLM", "--speculative-ngram-min-match-window-size"),
+    **dict.fromkeys(
+        ("-md", "--model-draft", "--spec-draft-model", "-hfd", "-hfrd", "--hf-repo-draft"),
+        ("llama.cpp", "--speculative-draft-model-path"),
+    ),
+    **dict.fromkeys(
+        ("--draft", "--draft-n", "--draft-max", "--spec-draft-n-max"),
+        ("llama.cpp", "--speculative-num-draft-tokens"),
+    ),
+    "--spec-type": ("llama.cpp", "--speculative-algorithm"),
+    **dict.fromkeys(
+        ("-lcs", "--lookup-cache-static"),
+        ("llama.cpp", "--speculative-ngram-external-corpus-path"),
+    ),
 }
 """what people type who come from elsewhere -> (from where, the flag that means it here)"""
 _GPU = ("llama.cpp", "this version runs on the CPU")
 _BATCHED = ("llama.cpp", "requests are always batched continuously")
+_MEASURED = (
+    "llama.cpp",
+    "how many drafts a request gets follows what was accepted and what steps take",
+)
+_OF_THE_MODEL = ("llama.cpp", "a draft model has the threads and the KV type of the model")
 _TASK = ("vLLM", "text is generated, or vectors made with --is-embedding")
 _COPIED = ("llama.cpp", "weights are copied into memory")
 WITHOUT = {
@@ -47,6 +72,19 @@ WITHOUT = {
     ),
     "--enable-chunked-prefill": ("vLLM", "long prompts are always computed in chunks"),
     "--enable-auto-tool-choice": ("vLLM", "tool calls are not supported yet"),
+    **dict.fromkeys(
+        ("--draft-min", "--draft-n-min", "--draft-p-min", "--draft-p-split", "--spec-draft-n-min"),
+        _MEASURED,
+    ),
+    **dict.fromkeys(
+        ("-td", "--threads-draft", "-ctkd", "-ctvd", "--cache-type-k-draft"), _OF_THE_MODEL
+    ),
+    **dict.fromkeys(
+        ("-cd", "--ctx-size-draft"), ("llama.cpp", "a draft model has the model's context")
+    ),
+    **dict.fromkeys(
+        ("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "-devd", "--device-draft"), _GPU
+    ),
     "-ngl": _GPU,
     "--gpu-layers": _GPU,
     "--n-gpu-layers": _GPU,

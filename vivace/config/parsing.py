@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vivace.config.command_line import given_twice, parse_values, unknown_text
+from vivace.config.command_line import given_twice, parse_values, unknown_text, whole_flags
 from vivace.config.config import Options, all_options, options_by_name, with_values
 from vivace.config.config_file import read_flags, without_config
 from vivace.config.environment import read_environment
@@ -29,9 +29,10 @@ def parse(
 ) -> Options:
     """What a user typed. Raises ConfigError for anything wrong; --help prints and exits."""
     path, typed = without_config(argv)
+    typed, short = whole_flags(typed)
     from_file, notes = file_values(path, program)
     words, rewrites = replace_retired(typed)
-    notices = [*notes.notices, *renamed_flags(typed), *given_twice(words)]
+    notices = [*notes.notices, *short, *renamed_flags(typed), *given_twice(words)]
     values = {**from_file, **parse_values(words, program)}
     return options_from(values, environ, ParseNotes((*notes.rewrites, *rewrites), tuple(notices)))
 

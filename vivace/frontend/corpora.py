@@ -26,7 +26,7 @@ def read_documents(path: str) -> Iterator[str]:
     """Of `*.jsonl` each line is a document: a string, or an object with one as `text`. Any other
     file is one document in UTF-8. Raises OSError, CorpusError."""
     with os.fdopen(open_input(path), "rb") as file:
-        if not path.endswith(".jsonl"):
+        if not path.lower().endswith(".jsonl"):
             yield decode(file.read(MOST_DOCUMENT_BYTES + 1), path)
             return
         number = 0
@@ -54,7 +54,7 @@ def decode(data: bytes, place: str) -> str:
             f"{place}: more than {MOST_DOCUMENT_BYTES >> 20} MiB in one document; give it as JSONL"
         )
     try:
-        return data.decode()
+        return data.decode("utf-8-sig")  # without the mark that editors put in front
     except UnicodeDecodeError as error:
         raise CorpusError(f"{place}: no UTF-8 ({error})") from None
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from vivace.config.command_line import whose_flag
 from vivace.config.releases.tables import definitions, is_taken, latest, row_at, status, takers
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.deploy.case import Case
@@ -99,7 +100,9 @@ def unknown_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if flag in ours and not (vivace or is_taken(flag)):
             text = f"{flag} is a flag of Vivace; SGLang has no such flag"
             yield Issue(flag, text, "remove it", certain=True)
-        elif not (flag in ours if vivace else is_taken(flag)) and flag not in RETIRED:
+        elif vivace and (text := "" if flag in ours else whose_flag(flag)):
+            yield Issue(flag, text, SAID, certain=True)
+        elif not (find_option(flag[2:]) if vivace else is_taken(flag)) and flag not in RETIRED:
             names = [*(ours if vivace else definitions()), *RETIRED]
             near = nearest(flag, names) or " (see `vivace flags`)"
             text = f"{case.target.text} has no flag {flag}{near}"
