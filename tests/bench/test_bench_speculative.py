@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from served_toy import write_toy_llama
 
-from vivace.bench.scripted_drafts import SCRIPTED, measure_scripted
+from vivace.bench.scripted_drafts import (
+    ALWAYS_WRONG,
+    SCRIPTED,
+    draft_flags,
+    measure_scripted,
+    open_steps,
+)
 from vivace.bench.speculative import main, measure, parse
 from vivace.bench.tokenizer import SplitCodec
 
@@ -144,3 +151,13 @@ def test_bad_flags_are_refused(flags: str) -> None:
 def test_a_script_chooses_the_drafts() -> None:
     with pytest.raises(SystemExit):
         parse("--scripted 0.5 --speculative-algorithm NGRAM".split())
+
+
+def test_steps_of_a_worker_take_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SCRIPTED, ALWAYS_WRONG)
+    flags = {"cpu_threads": 1, "max_total_tokens": 512, "context_length": 64}
+    steps = open_steps({"model_path": str(write_toy_llama(tmp_path)), **flags, **draft_flags(3)})
+    for drafts in (0, 3, 3):
+        found = steps.time([5, 6, 7, 8, 9], 6, drafts)
+        assert len(found) == 6 and min(found) > 0
+    steps.close()
