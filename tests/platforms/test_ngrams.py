@@ -27,9 +27,14 @@ CALLS = st.lists(
         st.tuples(st.just("learn"), st.lists(TEXTS, min_size=3, max_size=3)),
         st.tuples(st.just("leave"), st.integers(0, 2)),
         st.tuples(st.just("corpus"), st.lists(st.integers(-1, 3), min_size=1, max_size=30)),
+        st.tuples(st.just("no corpus"), st.integers(0, 5)),
     ),
     max_size=12,
 )
+
+
+TEXTS_BEFORE = [[1, 2, 3, -1], [0, 1, 2], [3, 3]]
+"""corpora that are there, so that one can leave"""
 
 
 @st.composite
@@ -56,6 +61,9 @@ def apply(index: NgramIndex, call: tuple) -> None:
             index.leave(row)
         case ("corpus", tokens):
             index.add_corpus(np.array(tokens, np.int32))
+        case ("no corpus", place):
+            index.remove_corpus(place % len(TEXTS_BEFORE))
+            index.add_corpus(np.array([2, 0, 2, 0, 1], np.int32))
 
 
 def found(index: NgramIndex, rows: list[int]) -> list[tuple[list[int], int]]:
@@ -68,7 +76,7 @@ def found(index: NgramIndex, rows: list[int]) -> list[tuple[list[int], int]]:
 @given(drawn_settings(), CALLS)
 def test_both_find_the_same_and_stay_in_their_bounds(asked: NgramSettings, calls: list) -> None:
     indexes = PythonNgramIndex(asked), NativeNgramIndex(asked)
-    for call in calls:
+    for call in (*(("corpus", text) for text in TEXTS_BEFORE), *calls):
         for index in indexes:
             apply(index, call)
         one, other = (found(index, [0, 1, 2]) for index in indexes)
@@ -218,6 +226,26 @@ def test_corpora_propose_up_to_their_budget_what_follows_most(kind: NewIndex) ->
         assert len(drafts) >= min(budget, 2)
     index.join(1, OURS, [6], 0)
     assert found(index, [1]) == [([], 0)], "a document has an end"
+
+
+@each
+def test_several_corpora_are_as_one_and_each_may_leave(kind: NewIndex) -> None:
+    index = kind(NgramSettings(width=3))
+    index.join(0, OURS, [1, 2, 3], 0)
+    for text in ([2, 3, 8], [9, 3, 7, 7], [1, 2, 3], [1, 2, 3, -1, 4]):
+        index.add_corpus(np.array(text, np.int32))
+    assert found(index, [0]) == [([8], 2)], "longer ones have nothing behind them"
+    index.add_corpus(np.array([1, 2, 3, 5, 6], np.int32))
+    held = index.nbytes
+    assert found(index, [0]) == [([5, 6], 3)]
+    for wanted in ([([5, 6], 3)], [([5, 6], 3)]):
+        index.remove_corpus(0)
+        assert found(index, [0]) == wanted
+    index.remove_corpus(2)
+    assert found(index, [0]) == [([], 0)]
+    for _ in range(2):
+        index.remove_corpus(0)
+    assert index.nbytes < held and found(index, [0]) == [([], 0)]
 
 
 @each

@@ -85,5 +85,9 @@ class NgramIndex(Protocol):
         ...
 
     def add_corpus(self, tokens: np.ndarray) -> None:
-        """A text for all spaces: int32, documents apart by -1."""
+        """A text for all spaces: int32, documents apart by -1. Several are as one."""
+        ...
+
+    def remove_corpus(self, place: int) -> None:
+        """Of those that were added and are still there the place-th."""
         ...

@@ -104,6 +104,9 @@ class NativeNgramIndex:
         ids = np.ascontiguousarray(tokens, np.int32)
         self._check(self._library.vv_ngram_add_corpus(self._index, ids.ctypes.data, ids.size))
 
+    def remove_corpus(self, place: int) -> None:
+        self._check(self._library.vv_ngram_remove_corpus(self._index, place))
+
     @staticmethod
     def _check(status: int) -> None:
         if status:
@@ -124,6 +127,7 @@ def load_ngrams() -> ctypes.CDLL:
         ("vv_ngram_propose", word, (pointer, word, pointer, pointer, pointer, pointer)),
         ("vv_ngram_branch", word, (pointer, word, pointer, pointer, pointer, word, word)),
         ("vv_ngram_add_corpus", word, (pointer, pointer, word)),
+        ("vv_ngram_remove_corpus", word, (pointer, word)),
         ("vv_ngram_nodes", word, (pointer,)),
         ("vv_ngram_bytes", word, (pointer,)),
     ):

@@ -27,7 +27,7 @@ class PythonNgramIndex:
         self._settings = settings
         self._tree = PathTree(settings.capacity)
         self._rows: dict[int, RowText] = {}
-        self._corpora: list[SortedCorpus] = []
+        self._corpora = SortedTexts(max(settings.depth, settings.longest + 1))
 
     @property
     def nodes(self) -> int:
@@ -36,7 +36,7 @@ class PythonNgramIndex:
     @property
     def nbytes(self) -> int:
         grams = sum(len(row.ends) for row in self._rows.values())
-        corpora = sum(len(corpus.tokens) for corpus in self._corpora)
+        corpora = len(self._corpora.tokens)
         return NODE_BYTES * self._tree.size + GRAM_BYTES * grams + 64 * corpora
 
     def join(self, row: int, space: bytes, tokens: list[int], known: int) -> None:
@@ -103,9 +103,10 @@ class PythonNgramIndex:
         return []
 
     def add_corpus(self, tokens: np.ndarray) -> None:
-        settings = self._settings
-        corpus = SortedCorpus(tokens.tolist(), max(settings.depth, settings.longest + 1))
-        self._corpora.append(corpus)
+        self._corpora.add(tokens.tolist())
+
+    def remove_corpus(self, place: int) -> None:
+        self._corpora.remove(place)
 
     def _find(self, text: RowText) -> tuple[list[int], int]:
         """(drafts, length of the suffix that they follow)"""
@@ -116,10 +117,9 @@ class PythonNgramIndex:
         for length in range(min(settings.longest, len(tokens)), settings.shortest - 1, -1):
             if length <= best or not settings.budget:
                 break
-            for corpus in self._corpora:
-                most = min(settings.width, settings.budget)
-                if drafts := corpus.follow(tuple(tokens[len(tokens) - length :]), most):
-                    return drafts, length
+            most = min(settings.width, settings.budget)
+            if drafts := self._corpora.follow(tokens[len(tokens) - length :], most):
+                return drafts, length
         if place is not None:
             return self._descend(text, place, shared), best
         return (self._repeat(text), best) if text.length else ([], 0)
@@ -307,26 +307,44 @@ class PathTree:
         self.size -= 1 + len(leaf.tail)
 
 
-class SortedCorpus:
-    """A text that does not change, its positions in the order of the tokens that follow them."""
+class SortedTexts:
+    """Texts that do not change, all in one; their positions in the order of the tokens that follow
+    them, up to the end of a document (-1)."""
 
-    def __init__(self, tokens: list[int], depth: int) -> None:
-        self.tokens = tokens
-        self._order = sorted(range(len(tokens)), key=lambda at: tokens[at : at + depth])
+    def __init__(self, depth: int) -> None:
+        self.tokens: list[int] = []
+        self._sizes: list[int] = []
+        """of the texts"""
+        self._order: list[int] = []
+        self._depth = depth
 
-    def follow(self, gram: tuple[int, ...], most: int) -> list[int]:
+    def add(self, text: list[int]) -> None:
+        text = text if text and text[-1] < 0 else [*text, -1]
+        self.tokens += text
+        self._sizes.append(len(text))
+        self._sort()
+
+    def remove(self, place: int) -> None:
+        """The place-th of those that are there, in the order in which they came."""
+        first = sum(self._sizes[:place])
+        del self.tokens[first : first + self._sizes.pop(place)]
+        self._sort()
+
+    def _sort(self) -> None:
+        places = (at for at, token in enumerate(self.tokens) if token >= 0)
+        self._order = sorted(places, key=self._following)
+
+    def _following(self, at: int) -> list[int]:
+        found = self.tokens[at : at + self._depth]
+        return found[: found.index(-1) + 1] if -1 in found else found
+
+    def follow(self, gram: list[int], most: int) -> list[int]:
         """Of all that follows the gram what is in the middle of the order, so what follows most of
         its occurrences if anything does."""
         length, tokens = len(gram), self.tokens
-
-        def begin(at: int) -> list[int]:
-            return tokens[at : at + length]
-
-        low = bisect_left(self._order, list(gram), key=begin)
-        high = bisect_right(self._order, list(gram), key=begin)
-        if low < high and self._order[low] + length >= len(tokens):
-            low += 1  # nothing is behind it
-        if low == high:
+        low = bisect_left(self._order, [*gram, 0], key=lambda at: tokens[at : at + length + 1])
+        high = bisect_right(self._order, gram, key=lambda at: tokens[at : at + length])
+        if low >= high:
             return []
         first = self._order[low + (high - low - 1) // 2] + length
         found = tokens[first : first + most]

@@ -27,7 +27,10 @@ struct Row {
 
 class Index {
    public:
-    explicit Index(const Settings& settings) : settings(settings), trie(settings.capacity, SPACE + settings.depth) {}
+    explicit Index(const Settings& settings)
+        : settings(settings),
+          trie(settings.capacity, SPACE + settings.depth),
+          corpora(std::max(settings.depth, settings.longest + 1)) {}
 
     void join(int64_t number, const int32_t* space, const int32_t* tokens, int64_t count, int64_t known) {
         leave(number);
@@ -69,10 +72,9 @@ class Index {
         const int64_t least = own.length + (settings.by_frequency ? 0 : 1);
         const int64_t shared = known ? match_trie(row.text.tokens, space, least, place) : 0;
         const int64_t best = std::max(own.length, shared);
-        const Corpus* corpus = nullptr;
-        const Match given = match_corpora(row.text.tokens, best + 1, &corpus);
+        const Match given = match_corpora(row.text.tokens, best + 1);
         *length = std::max(best, given.length);
-        if (given.length) return copy(corpus->tokens, given.end, std::min(settings.width, settings.budget), drafts);
+        if (given.length) return copy(corpora.tokens, given.end, std::min(settings.width, settings.budget), drafts);
         if (shared) return descend(row.text.tokens, space, place, shared, drafts);
         return own.length ? repeat(row.text.tokens, own.end, drafts) : 0;
     }
@@ -105,16 +107,14 @@ class Index {
         return count;
     }
 
-    void add_corpus(const int32_t* tokens, int64_t count) {
-        corpora.emplace_back(new Corpus(tokens, count, std::max(settings.depth, settings.longest + 1)));
-    }
+    void add_corpus(const int32_t* tokens, int64_t count) { corpora.add(tokens, count); }
+    void remove_corpus(int64_t place) { corpora.remove(place); }
 
     int64_t size() const { return trie.size(); }
     int64_t nbytes() const {
         int64_t sum = trie.nbytes();
         for (const auto& row : rows) sum += row.second.text.nbytes() + (int64_t)sizeof(Row);
-        for (const auto& corpus : corpora) sum += corpus->nbytes();
-        return sum;
+        return sum + corpora.nbytes();
     }
 
     const Settings settings;
@@ -144,17 +144,10 @@ class Index {
         return 0;
     }
 
-    Match match_corpora(const Tokens& tokens, int64_t least, const Corpus** chosen) const {
-        const auto size = (int64_t)tokens.size();
+    Match match_corpora(const Tokens& tokens, int64_t least) const {
         if (corpora.empty() || !settings.budget) return Match();
-        for (int64_t length = std::min(settings.longest, size); length >= std::max(least, settings.shortest); --length)
-            for (const auto& corpus : corpora) {
-                const int64_t at = corpus->find(&tokens[(size_t)(size - length)], length);
-                if (at < 0 || corpus->tokens[(size_t)at] < 0) continue;
-                *chosen = corpus.get();
-                return {length, at};
-            }
-        return Match();
+        return corpora.find(tokens.data() + tokens.size(), std::max(least, settings.shortest),
+                            std::min(settings.longest, (int64_t)tokens.size()));
     }
 
     // What stands behind `end`, and behind the last token the drafts themselves.
@@ -196,7 +189,7 @@ class Index {
     std::unordered_map<int64_t, Row> rows;
     Trie trie;
     Tokens path;
-    std::vector<std::unique_ptr<Corpus>> corpora;
+    Corpora corpora;
 };
 
 template <class Action>
@@ -264,6 +257,11 @@ int64_t vv_ngram_branch(void* index, int64_t row, int32_t* drafts, int32_t* pare
 
 int64_t vv_ngram_add_corpus(void* index, const int32_t* tokens, int64_t count) {
     return attempt([&] { index_at(index)->add_corpus(tokens, count); });
+}
+
+// Of those that were added and are still there the `place`-th.
+int64_t vv_ngram_remove_corpus(void* index, int64_t place) {
+    return attempt([&] { index_at(index)->remove_corpus(place); });
 }
 
 int64_t vv_ngram_nodes(void* index) { return index_at(index)->size(); }

@@ -1,5 +1,5 @@
-// What texts said behind the same tokens: of one row (OwnText), of all requests (Trie), of a text that was
-// given (Corpus). Plain host code without threads; ngram.cpp puts the three together. What each finds is the
+// What texts said behind the same tokens: of one row (OwnText), of all requests (Trie), of texts that were
+// given (Corpora). Plain host code without threads; ngram.cpp puts the three together. What each finds is the
 // same as in platforms/ops/ngrams.py, whatever lies where in memory.
 #pragma once
 #include <algorithm>
@@ -366,43 +366,122 @@ class Trie {
     int32_t free_node = NONE, free_part = NONE, newest = NONE, oldest = NONE;
 };
 
-// A text that does not change, its positions in the order of the `depth` tokens that follow them.
-class Corpus {
+// Texts that do not change, all in one; their positions in the order of the `depth` tokens that follow them,
+// up to the end of a document (-1).
+class Corpora {
    public:
-    Corpus(const int32_t* first, int64_t count, int64_t depth) : tokens(first, first + count), depth(depth) {
-        order.resize((size_t)count);
-        for (int64_t i = 0; i < count; ++i) order[(size_t)i] = (int32_t)i;
-        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-            return compare(&tokens[(size_t)a], std::min(depth, count - a), &tokens[(size_t)b],
-                           std::min(depth, count - b)) < 0;
+    explicit Corpora(int64_t depth) : depth(depth) {}
+
+    bool empty() const { return order.empty(); }
+
+    void add(const int32_t* text, int64_t count) {
+        const auto before = (int64_t)tokens.size();
+        const bool open = !count || text[count - 1] >= 0;
+        sizes.reserve(sizes.size() + 1);
+        tokens.reserve((size_t)(before + count + 1));
+        order.reserve(order.size() + (size_t)count);
+        std::vector<int32_t> fresh;
+        fresh.reserve((size_t)count);  // all memory is there before anything changes
+        tokens.insert(tokens.end(), text, text + count);
+        if (open) tokens.push_back(-1);
+        sizes.push_back((int64_t)tokens.size() - before);
+        for (auto at = before; at < (int64_t)tokens.size(); ++at)
+            if (tokens[(size_t)at] >= 0) fresh.push_back((int32_t)at);
+        std::stable_sort(fresh.begin(), fresh.end(), [&](int32_t a, int32_t b) { return is_before(a, b); });
+        merge(fresh);
+    }
+
+    // The `place`-th of the texts that are there, in the order in which they came.
+    void remove(int64_t place) {
+        int64_t first = 0;
+        for (int64_t i = 0; i < place; ++i) first += sizes[(size_t)i];
+        const int64_t count = sizes[(size_t)place], end = first + count;
+        size_t kept = 0;
+        for (const int32_t at : order)
+            if (at < first || at >= end) order[kept++] = at < first ? at : (int32_t)(at - count);
+        order.resize(kept);
+        tokens.erase(tokens.begin() + first, tokens.begin() + end);
+        sizes.erase(sizes.begin() + place);
+        if (order.capacity() > 2 * kept) order.shrink_to_fit(), tokens.shrink_to_fit();
+    }
+
+    // The longest suffix of so many tokens, of `least` to `most`, that stands in a document with something
+    // behind it: of all its places that one in the middle of their order, so what follows most of them if
+    // anything does. What ends a long suffix ends each shorter one, so lengths are halved.
+    Match find(const int32_t* suffix_end, int64_t least, int64_t most) const {
+        if (least > most) return Match();
+        auto low = first_place(suffix_end - least, least);
+        if (!begins(low, suffix_end - least, least)) return Match();
+        while (least < most) {
+            const int64_t length = (least + most + 1) / 2;
+            const auto place = first_place(suffix_end - length, length);
+            if (begins(place, suffix_end - length, length)) least = length, low = place;
+            else most = length - 1;
+        }
+        const auto high = std::partition_point(
+            low, order.end(), [&](int32_t at) { return compare(at, suffix_end - least, least) == 0; });
+        return {least, low[(high - low - 1) / 2] + least};
+    }
+
+    int64_t nbytes() const { return (int64_t)(tokens.capacity() + order.capacity()) * (int64_t)sizeof(int32_t); }
+
+    Tokens tokens;
+
+   private:
+    using Places = std::vector<int32_t>::const_iterator;
+
+    // What stands at a place, and what is looked for; the end of a document comes before all tokens.
+    int compare(int32_t at, const int32_t* gram, int64_t length) const {
+        for (int64_t i = 0; i < length; ++i)
+            if (const int32_t token = tokens[(size_t)(at + i)]; token != gram[i] || token < 0)
+                return token < gram[i] ? -1 : 1;
+        return 0;
+    }
+
+    // Where those begin that have the gram and something behind it.
+    Places first_place(const int32_t* gram, int64_t length) const {
+        return std::partition_point(order.begin(), order.end(), [&](int32_t at) {
+            const int found = compare(at, gram, length);
+            return found < 0 || (found == 0 && tokens[(size_t)(at + length)] < 0);
         });
     }
 
-    // Where what follows `gram` begins: of all its occurrences that one in the middle of their order, so
-    // what follows most of them if anything does; -1: it does not occur with anything behind it.
-    int64_t find(const int32_t* gram, int64_t length) const {
-        const auto size = (int64_t)tokens.size();
-        const auto begins = [&](int32_t at) {
-            return compare(&tokens[(size_t)at], std::min(length, size - at), gram, length);
-        };
-        auto low = std::partition_point(order.begin(), order.end(), [&](int32_t at) { return begins(at) < 0; });
-        const auto high = std::partition_point(low, order.end(), [&](int32_t at) { return begins(at) == 0; });
-        if (low != high && *low + length >= size) ++low;  // nothing is behind it
-        return low == high ? -1 : low[(high - low - 1) / 2] + length;
+    bool begins(Places place, const int32_t* gram, int64_t length) const {
+        return place != order.end() && compare(*place, gram, length) == 0;
     }
 
-    int64_t nbytes() const { return (int64_t)tokens.size() * 8; }
+    bool is_before(int32_t a, int32_t b) const {
+        for (int64_t i = 0; i < depth; ++i) {
+            const int32_t one = tokens[(size_t)(a + i)], other = tokens[(size_t)(b + i)];
+            if (one != other) return one < other;
+            if (one < 0) break;
+        }
+        return false;
+    }
 
-    const Tokens tokens;
-
-   private:
-    static int compare(const int32_t* a, int64_t a_count, const int32_t* b, int64_t b_count) {
-        for (int64_t i = 0; i < std::min(a_count, b_count); ++i)
-            if (a[i] != b[i]) return a[i] < b[i] ? -1 : 1;
-        return a_count < b_count ? -1 : a_count > b_count;
+    // Sorted places of a later text go between those that are there, behind those that are alike. Who adds a
+    // little to much compares little.
+    void merge(const std::vector<int32_t>& fresh) {
+        auto high = (int64_t)order.size();
+        order.resize(order.size() + fresh.size());
+        for (auto left = (int64_t)fresh.size(); left > 0; --left) {
+            const int32_t at = fresh[(size_t)(left - 1)];
+            int64_t low = high, end = high;
+            for (int64_t step = 1; low > 0 && is_before(at, order[(size_t)(low - 1)]); step *= 2) {
+                end = low - 1;
+                low = std::max<int64_t>(0, low - step);
+            }
+            const auto place = std::upper_bound(order.begin() + low, order.begin() + end, at,
+                                                [&](int32_t a, int32_t b) { return is_before(a, b); });
+            const int64_t keep = place - order.begin();
+            std::move_backward(place, order.begin() + high, order.begin() + high + left);
+            order[(size_t)(keep + left - 1)] = at;
+            high = keep;
+        }
     }
 
     int64_t depth;
+    std::vector<int64_t> sizes;  // of the texts
     std::vector<int32_t> order;
 };
 

@@ -60,17 +60,43 @@ bool tree(Random& random) {
     return true;
 }
 
-bool corpus(Random& random) {
-    Tokens tokens;
-    for (int i = 0; i < 400; ++i) tokens.push_back((int32_t)random.below(3));
-    const Corpus corpus(tokens.data(), (int64_t)tokens.size(), 8);
-    for (int i = 0; i < 2000; ++i) {
-        int32_t gram[5];
-        for (int32_t& token : gram) token = (int32_t)random.below(3);
-        const int64_t length = 1 + random.below(5), at = corpus.find(gram, length);
-        const auto found = std::search(tokens.begin(), tokens.end() - 1, gram, gram + length);
-        if (at < 0 ? found != tokens.end() - 1 : !std::equal(gram, gram + length, tokens.begin() + (at - length)))
-            return false;
+// The longest suffix that stands in a text with something behind it, of at least `least` tokens; 0: none.
+int64_t longest_by_loops(const std::vector<Tokens>& texts, const Tokens& context, int64_t least) {
+    for (auto length = (int64_t)context.size(); length >= least; --length)
+        for (const Tokens& text : texts)
+            for (auto at = text.begin();; ++at) {
+                at = std::search(at, text.end(), context.end() - length, context.end());
+                if (at == text.end()) break;
+                if (at + length < text.end() && at[length] >= 0) return length;
+            }
+    return 0;
+}
+
+// Texts come and go, as documents with an end or without.
+bool corpora(Random& random) {
+    Corpora corpora(8);
+    std::vector<Tokens> texts;
+    for (int i = 0; i < 300; ++i) {
+        if (texts.size() > 3 || (!texts.empty() && random.below(4) == 0)) {
+            const auto place = random.below((int64_t)texts.size());
+            corpora.remove(place);
+            texts.erase(texts.begin() + place);
+        } else {
+            Tokens text;
+            for (auto left = random.below(60); left >= 0; --left) text.push_back((int32_t)random.below(4) - 1);
+            corpora.add(text.data(), (int64_t)text.size());
+            texts.push_back(text);
+        }
+        for (int j = 0; j < 20; ++j) {
+            Tokens context;
+            for (int k = 0; k < 6; ++k) context.push_back((int32_t)random.below(3));
+            const int64_t least = 1 + random.below(3);
+            const Match found = corpora.find(context.data() + context.size(), least, 6);
+            if (found.length != longest_by_loops(texts, context, least)) return false;
+            const auto end = corpora.tokens.begin() + found.end;
+            if (found.length && (*end < 0 || !std::equal(context.end() - found.length, context.end(), end - found.length)))
+                return false;
+        }
     }
     return true;
 }
@@ -83,7 +109,7 @@ int ngrams() {
     const struct {
         const char* name;
         bool (*test)(Random&);
-    } tests[] = {{"own text", own_text}, {"tree", tree}, {"corpus", corpus}};
+    } tests[] = {{"own text", own_text}, {"tree", tree}, {"corpora", corpora}};
     for (const auto& one : tests) {
         const bool right = one.test(random);
         std::printf("%s %s\n", right ? "pass" : "FAIL", one.name);
