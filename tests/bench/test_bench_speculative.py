@@ -141,7 +141,10 @@ def test_the_share_of_what_steps_allow(
 
 @pytest.mark.parametrize(
     "flags",
-    ["--rounds 0", "--streams x", "--scripted 1.1", "--width 4", "--scripted 0.6 --streams 4"],
+    [
+        *("--rounds 0", "--streams x", "--output-len 1", "--scripted 1.1", "--width 4"),
+        "--scripted 0.6 --streams 4",
+    ],
 )
 def test_bad_flags_are_refused(flags: str) -> None:
     with pytest.raises(SystemExit):

@@ -36,8 +36,8 @@ FLAT = StepCosts(tokens=[1, 64], seconds=[1.0, 1.0])
 STEEP = StepCosts(tokens=[1, 64], seconds=[1.0, 64.0])
 
 
-def sequence(level: int, ready: int) -> Any:
-    return SimpleNamespace(draft_level=level, ready_drafts=ready)
+def sequence(level: int, ready: int, row: int = 0) -> Any:
+    return SimpleNamespace(draft_level=level, ready_drafts=ready, row=row)
 
 
 def widths(chosen: DraftWidths, rows: list[Any]) -> list[int]:
@@ -100,6 +100,36 @@ def test_who_gets_none_is_tried_again_now_and_then(told: bool) -> None:
     assert min(tried) > 10
     assert sum(tried) <= 8 * 3200 / 8
     assert probe_period(2, 20) == 8 and probe_period(20, 20) == 1 and probe_period(15, 20) == 2
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_nobody_looks_for_drafts_of_rows_that_get_none(depth: int) -> None:
+    """But now and then for all, so that each is tried, and all have drafts again where they pay.
+    Where several steps are in flight, groups of rows take turns."""
+    costs = StepCosts(tokens=[1, 64], seconds=[32.0, 64.0])
+    chosen = AdaptiveWidth(DraftShape(4, 4), costs, depth=depth)
+    groups = [[sequence(2, 4, row) for row in range(20)] for _ in range(depth)]
+    tried, looked = Counter[int](), 0
+
+    def step(number: int) -> list[int]:
+        rows = groups[number % depth]
+        found = widths(chosen, rows)
+        undrafted = chosen.undrafted(rows)
+        for one, width in zip(rows, found, strict=True):
+            tried[id(one)] += width
+            one.ready_drafts = 0 if one.row in undrafted else 4
+        return undrafted
+
+    for number in range(3200):
+        looked += 20 - len(step(number))
+    assert len(+tried) == 20 * depth and max(tried.values()) < 3200 / 8
+    assert looked <= (depth / 8 + 0.05) * 3200 * 20
+    for rows in groups:
+        for one in rows:
+            one.draft_level = LEVELS - 1
+    for number in range(8 * depth):
+        step(number)
+    assert all(width > 1 for rows in groups for width in widths(chosen, rows))
 
 
 @pytest.mark.parametrize("told", [True, False])

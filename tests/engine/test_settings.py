@@ -35,7 +35,12 @@ def config(environment: dict[str, str] | None = None, **changes: Any) -> Any:
         slices[owner] = replace(slices[owner], **{name: value})
     facts = SimpleNamespace(eos_ids=(2, 7))
     return SimpleNamespace(
-        **slices, facts=facts, depth=2, draft_width=0, environment=environment or {}
+        **slices,
+        facts=facts,
+        depth=2,
+        draft_width=0,
+        draft_tree=None,
+        environment=environment or {},
     )
 
 

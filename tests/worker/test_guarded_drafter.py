@@ -79,6 +79,48 @@ def test_what_is_no_id_becomes_one(token):
     assert tokens == answer()[0] and ready[-1] == [3]
 
 
+class Ready(NoDrafter):
+    width, reports_ready = 8, True
+
+    def __init__(self, said, fails=()):
+        self.said, self.fails = said, fails
+
+    def ready(self, rows):
+        return self.said
+
+    def add_corpus(self, corpus):
+        raise MemoryError("no room for a text")
+
+    def remove_corpus(self, corpus):
+        raise MemoryError("no room for a text")
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ([9, -2, 2], [4, 0, 2]),
+        ([], []),
+        ([1], [0, 0, 0]),
+        ([1] * 4, [0, 0, 0]),
+        ([None] * 3, [0, 0, 0]),
+        (5, [0, 0, 0]),
+    ],
+)
+def test_what_it_is_ready_with_is_checked(said, wanted):
+    drafter = GuardedDrafter(Ready(said), 97, width=4)
+    assert drafter.ready([0, 1, 2]) == wanted and drafter.reports_ready and drafter.width == 4
+
+
+@pytest.mark.parametrize("change", ["add_corpus", "remove_corpus"])
+def test_a_corpus_that_is_not_taken_changes_nothing_else(change):
+    drafter = GuardedDrafter(Ready([3]))
+    assert "no room for a text" in getattr(drafter, change)(None)
+    assert drafter.ready([0]) == [3]
+    failed = GuardedDrafter(Ready([3, 3]))
+    failed.ready([0])
+    assert "failed" in getattr(failed, change)(None)
+
+
 def test_one_of_several_ranks_raises_what_it_raised():
     """The others would go on with drafts that this one does not have."""
     drafter = GuardedDrafter(FailingDrafter(3, "ready", 0), alone=False)

@@ -10,13 +10,14 @@ import pytest
 import torch
 from toy_model import Driver, toy_worker
 
-from vivace.platforms.ngrams import NgramSettings
+from vivace.platforms.ngrams import NgramProposals, NgramSettings
 from vivace.platforms.ops.ngrams import PythonNgramIndex
 from vivace.protocol.messages import SamplingParams
 from vivace.protocol.step import Join, StepPlan
 from vivace.protocol.tasks import Embed
-from vivace.protocol.workers import AddCorpus
+from vivace.protocol.workers import AddCorpus, RemoveCorpus
 from vivace.worker.drafter import NO_DRAFTS
+from vivace.worker.drafters import ngram
 from vivace.worker.drafters.ngram import Breadth, NgramDrafter, name_space
 
 WIDTH = 4
@@ -161,12 +162,52 @@ def test_a_corpus_has_known_ids_and_a_limit() -> None:
     def add(*ids: int) -> str:
         return drafter.add_corpus(AddCorpus(f"text {ids}", np.array(ids, np.int32).tobytes()))
 
-    assert "no tokens" in add()
+    assert "no tokens" in add() and "no tokens" in add(-1, -1)
     assert "ids" in add(3, 50) and "ids" in add(3, -2)
     assert "6" in add(*range(7))
     assert add(10, 11, 12, 13, -1) == ""
     assert "room for 1" in add(1, 2)
     assert "already" in add(10, 11, 12, 13, -1)
+    assert drafter.corpora == {"text (10, 11, 12, 13, -1)": 4}
     drafter.update(joined(0, [10, 11]))
     assert drafter.ready([0]) == [2] and proposed(drafter, 0, 2, 2) == [12, 13]
+    (name,) = drafter.corpora
+    assert name in drafter.remove_corpus(RemoveCorpus(name + "2"))
+    assert drafter.remove_corpus(RemoveCorpus(name)) == "" and not drafter.corpora
+    assert drafter.ready([0]) == [0] and add(*range(6)) == "", "there is room again"
     assert "NGRAM" in NO_DRAFTS.add_corpus(AddCorpus("text", b""))
+    assert "NGRAM" in NO_DRAFTS.remove_corpus(RemoveCorpus("text"))
+
+
+def test_there_are_at_most_so_many_corpora(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "MOST_CORPORA", 2)
+    drafter = NgramDrafter(
+        PythonNgramIndex(NgramSettings(width=WIDTH)), WIDTH, vocabulary=50, corpus_tokens=60
+    )
+    said = [drafter.add_corpus(AddCorpus(name, b"\1\0\0\0")) for name in "abc"]
+    assert said[:2] == ["", ""] and "2" in said[2]
+    assert not drafter.remove_corpus(RemoveCorpus("a"))
+    assert not drafter.add_corpus(AddCorpus("c", b"\1\0\0\0"))
+    assert list(drafter.corpora) == ["b", "c"]
+
+
+def test_rows_that_get_no_drafts_are_not_looked_for() -> None:
+    """A worker is told with the step before; what it has for others stays the same."""
+    asked = list[list[int]]()
+
+    class Watched(PythonNgramIndex):
+        def propose(self, rows: list[int]) -> NgramProposals:
+            asked.append(rows)
+            return super().propose(rows)
+
+    drafter = NgramDrafter(Watched(NgramSettings(width=WIDTH)), WIDTH)
+    worker, _ = toy_worker(drafter=drafter)
+    driver = Driver(worker)
+    for row in (0, 1, 2):
+        driver.join(row, [5, 9, 5, 9, 5, 9])
+    for undrafted in ([], [0, 2], [0, 1, 2]):
+        count = 1 if asked else 6
+        result = driver.step(dict.fromkeys((0, 1, 2), count), undrafted=undrafted)
+        looked = [row for row in (0, 1, 2) if row not in undrafted]
+        assert asked[-1] == looked
+        assert all(not n for row, n in enumerate(result.ready_drafts) if row in undrafted)

@@ -156,7 +156,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add = parser.add_argument
     add("--rounds", type=positive, default=5, help="of which medians are taken (default: 5)")
     add("--streams", type=positive, default=32, help="at once (default: 32)")
-    add("--output-len", type=positive, default=128, help="tokens of an answer (default: 128)")
+    add("--output-len", type=answer_length, default=128, help="of an answer (default: 128)")
     add("--random-input-len", type=positive, default=128, help="(default: 128)")
     add("--seed", type=int, default=0, help="of random prompts (default: 0)")
     add(
@@ -183,6 +183,14 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def answer_length(text: str) -> int:
+    """The first token follows from the prompt: no draft is verified there."""
+    value = int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"{text} is below 2")
     return value
 
 

@@ -152,6 +152,8 @@ class Batching:
         if decoding:
             limited = any(s.scheduled_len >= s.page_limit for s in at_limit)
             step.add_decodes(decoding, self._decode_counts(decoding, limited=limited))
+            if self._pages.drafts:
+                step.undrafted = self._widths.undrafted(decoding)
             if self._pages.leases.sparse:
                 for sequence in decoding:
                     step.saves += self._pages.save_states(sequence)

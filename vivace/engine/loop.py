@@ -35,7 +35,7 @@ from vivace.protocol.messages import (
     ToFrontend,
 )
 from vivace.protocol.step import EngineShare, StepPlan
-from vivace.protocol.workers import AddCorpus, GetWorkerState
+from vivace.protocol.workers import AddCorpus, GetWorkerState, RemoveCorpus
 
 logger = logging.getLogger("vivace.engine")
 ReportLoad = Callable[[int, int], None]
@@ -323,7 +323,7 @@ class Loop:
                 return Reply(command.ticket, ok, text)
             if isinstance(command.body, RecordExperts):
                 return self._record_experts(command.ticket, command.body)
-            if isinstance(command.body, AddCorpus):
+            if isinstance(command.body, AddCorpus | RemoveCorpus):
                 states = self._executor.control(command.body)
                 refused = next((state.refused for state in states if state.refused), "")
                 return Reply(command.ticket, not refused, refused)

@@ -33,8 +33,8 @@ class EngineSettings:
     draft_tree: tuple[int, int] | None = None
     """passes in which a tree of drafts is made, and branches that each but the first goes on from;
     None: drafts are chains"""
-    drafts_are_told: bool = False
-    """results say how many drafts each row has; otherwise it has all that it may have"""
+    reports_ready: bool = False
+    """as in `Capacity`"""
     fixed_draft_width: bool = False
     """every span carries as many as there are; otherwise as many as pay for what they cost"""
     eos_ids: tuple[int, ...] = ()
@@ -122,7 +122,7 @@ def engine_settings(config: Config, capacity: Capacity) -> EngineSettings:
         micro_batch_size=batch,
         num_speculative_tokens=config.draft_width,
         draft_tree=config.draft_tree,
-        drafts_are_told=config.speculative.speculative_algorithm == "NGRAM",
+        reports_ready=capacity.reports_ready,
         fixed_draft_width=config.speculative.speculative_fixed_width,
         eos_ids=tuple(config.facts.eos_ids),
         chunk=chunk if chunk is not None and chunk > 0 else None,

@@ -59,6 +59,8 @@ class StepBuilder:
     """their tokens found in the prefix cache"""
     reserved: int = 0
     """tokens they were promised beyond the pages they hold"""
+    undrafted: list[int] = field(default_factory=list[int])
+    """as in `StepPlan`"""
     on_trial: bool = False
     """those of a step that failed run once more (`FaultBisection`)"""
 
@@ -139,6 +141,7 @@ class StepBuilder:
             number=self.number,
             rows=[sequence.row for sequence in self.chunks] + [s.row for s in decodes],
             counts=self.counts + self.decode_counts,
+            undrafted=self.undrafted,
             joins=self.joins,
             leaves=rows_to_free,
             grants=self.grants,

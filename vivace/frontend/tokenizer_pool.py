@@ -64,7 +64,7 @@ class TokenizerPool:
     ) -> list[int]:
         """Token ids of a text. BadRequest when it is no Unicode, or has more than `max_tokens`;
         None = when it cannot fit the context."""
-        text = bounded(text, served)
+        text = bounded(text, served, max_tokens)
         if len(text) <= INLINE_CHARACTERS:
             return tokenizer.encode(text, special)
         if len(text) <= LONG_CHARACTERS:
@@ -75,9 +75,7 @@ class TokenizerPool:
             return ids
         if max_tokens is None:
             raise too_long("text", f"at least {len(ids)}", served)
-        raise BadRequest(
-            "text", f"has at least {len(ids)} tokens; at most {max_tokens} are allowed"
-        )
+        raise too_many(len(ids), max_tokens)
 
     async def _encode_beginning(
         self, tokenizer: Tokenizer, text: str, special: bool, limit: int
@@ -234,11 +232,18 @@ def groups(texts: Sequence[str]) -> Iterator[list[str]]:
         yield group
 
 
-def bounded(text: str, served: ServedModel) -> str:
-    """The text, or what can fit the context of it; BadRequest when it cannot fit."""
-    limit = served.context * MAX_TOKEN_CHARACTERS
+def too_many(least: int, allowed: int) -> BadRequest:
+    return BadRequest("text", f"has at least {least} tokens; at most {allowed} are allowed")
+
+
+def bounded(text: str, served: ServedModel, max_tokens: int | None) -> str:
+    """The text, or what can fit the context of it; BadRequest when it cannot fit, or has more than
+    `max_tokens`, whatever the context."""
+    limit = (max_tokens or served.context) * MAX_TOKEN_CHARACTERS
     if len(text) <= limit:
         return text
+    if max_tokens is not None:
+        raise too_many(len(text) // MAX_TOKEN_CHARACTERS, max_tokens)
     if not served.allow_auto_truncate:
         raise too_long("text", f"at least {len(text) // MAX_TOKEN_CHARACTERS}", served)
     return text[:limit]

@@ -13,7 +13,7 @@ import msgspec
 
 from vivace.protocol.metrics import Metrics, StepCosts
 from vivace.protocol.tasks import GENERATE, KVTransfer, Payload, Task
-from vivace.protocol.workers import AddCorpus, WorkerState
+from vivace.protocol.workers import AddCorpus, RemoveCorpus, WorkerState
 
 # -- requests: frontend -> engine ------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class RecordExperts(msgspec.Struct, frozen=True, tag="record_experts"):
     action: Literal["start", "stop", "dump"]
 
 
-EngineCommand = FlushCache | GetState | RecordExperts | AddCorpus
+EngineCommand = FlushCache | GetState | RecordExperts | AddCorpus | RemoveCorpus
 """What every engine is asked at once."""
 
 
@@ -364,6 +364,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """whose operations compute, with which instruction set: "native kernels, avx2" """
     step_costs: StepCosts = StepCosts()
     """known where drafts are to pay for themselves"""
+    reports_ready: bool = False
+    """results say how many drafts each row has; otherwise it has all that it may have"""
 
     @property
     def tokens(self) -> int:

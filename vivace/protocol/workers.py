@@ -25,7 +25,13 @@ class AddCorpus(msgspec.Struct, frozen=True, tag="add_corpus"):
     tokens: bytes
 
 
-WorkerCommand = GetWorkerState | MoveExperts | AddCorpus
+class RemoveCorpus(msgspec.Struct, frozen=True, tag="remove_corpus"):
+    """Propose from it no more; refused where it is not there."""
+
+    name: str
+
+
+WorkerCommand = GetWorkerState | MoveExperts | AddCorpus | RemoveCorpus
 """What an executor may be asked between steps; more kinds come with what they are of."""
 
 
@@ -43,5 +49,7 @@ class WorkerState(
     kv_bytes: int = 0
     draft_bytes: int = 0
     """of texts that drafts come from"""
+    corpora: dict[str, int] = {}
+    """those that were added, with their tokens"""
     refused: str = ""
     """why the command was not carried out"""

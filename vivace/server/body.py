@@ -255,10 +255,15 @@ def list_fields(kind: Any) -> dict[str, tuple[ListField, Any]]:
                 listed, meta = get_args(choice)
                 (entry,) = get_args(listed)
                 found[name] = (
-                    ListField(meta.max_length, ids=int in (entry, *get_args(entry))),
+                    ListField(meta.max_length, ids=holds_ids(entry)),
                     entry,
                 )
     return found
+
+
+def holds_ids(hint: Any) -> bool:
+    """Whether it is a number, or may have some in it."""
+    return hint is int or any(map(holds_ids, get_args(hint)))
 
 
 def part(data: Data, start: int, end: int, lists: list[ListSpan], place: str) -> Data:

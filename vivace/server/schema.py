@@ -36,7 +36,7 @@ class AddExternalCorpus(msgspec.Struct, kw_only=True):
 
     corpus_id: str | None = None
     documents: PerPrompt[str] | None = None
-    token_chunks: Prompts[Ids] | None = None
+    token_chunks: PerPrompt[Ids] | None = None
     file_path: Any = None
 
 

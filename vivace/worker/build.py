@@ -45,7 +45,7 @@ from vivace.worker.drafters.step_costs import time_steps
 from vivace.worker.experts import NO_EXPERTS, ExpertLayers, locate_experts, movable_experts
 from vivace.worker.heads import SamplingHead, SamplingSettings, StepHeads
 from vivace.worker.layout import join_ranks
-from vivace.worker.model_runner import RunnableModel
+from vivace.worker.model_runner import ModelRunner, RunnableModel
 from vivace.worker.pooling import HiddenStatesHead, PoolingHead
 from vivace.worker.rank_sizes import size_together, windows_of_all
 from vivace.worker.rows import RowStates
@@ -250,7 +250,7 @@ def assemble(
     runner = build_runner(recorder, model, attention, inputs, captures, report)
     return Worker(
         capacity=describe_capacity(
-            *(size, kv, runner.nbytes + drafter.nbytes, platform),
+            *(size, kv, runner, platform, drafter),
             page_size=page_size,
             vocabulary=vocabulary,
             weight_bytes=weight_bytes,
@@ -273,8 +273,9 @@ def assemble(
 def describe_capacity(
     size: PoolSize,
     kv: CacheMemory,
-    graph_bytes: int,
+    runner: ModelRunner,
     platform: Platform,
+    drafter: Drafter,
     *,
     page_size: int,
     vocabulary: int,
@@ -291,11 +292,12 @@ def describe_capacity(
         weight_bytes=weight_bytes,
         kv_bytes=kv.nbytes,
         cache_share=size.cache_share if kv.lazy else None,
-        graph_bytes=graph_bytes,
+        graph_bytes=runner.nbytes + drafter.nbytes,
         available_bytes=platform.available_bytes(),
         free_bytes=size.free_bytes,
         rewrites=rewrites,
         instructions=platform.instructions,
+        reports_ready=drafter.reports_ready,
     )
 
 

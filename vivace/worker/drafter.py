@@ -11,7 +11,7 @@ from torch import Tensor
 from vivace.platforms.cache import CacheLayer
 from vivace.platforms.rows import RowColumns, Spans
 from vivace.protocol.step import StepPlan
-from vivace.protocol.workers import AddCorpus
+from vivace.protocol.workers import AddCorpus, RemoveCorpus
 from vivace.worker.step_input import StepInput
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ class Drafter(Protocol):
     """drafts that a span may have"""
     reads_tokens: bool
     """it proposes from what the host knows of its rows, so steps in flight are waited for"""
+    reports_ready: bool
+    """after every step `ready` says how many drafts there are"""
     trees: bool
     """it writes `columns.parents`, too, where there are any"""
     layers: Sequence[CacheLayer]
@@ -64,7 +66,8 @@ class Drafter(Protocol):
         ...
 
     def ready(self, rows: list[int]) -> list[int]:
-        """How many drafts there are for the next span of each; nothing: as many as it may have."""
+        """How many drafts there are for the next span of each; nothing: as many as it may have.
+        Rows that get none anyway are not asked for."""
         ...
 
     def drafts_to_send(self, rows: list[int]) -> list[list[int]]:
@@ -75,15 +78,32 @@ class Drafter(Protocol):
         """Propose from this text, too. Returns why it does not."""
         ...
 
+    def remove_corpus(self, corpus: RemoveCorpus) -> str:
+        """Propose from it no more. Returns why that is impossible."""
+        ...
+
+    @property
+    def corpora(self) -> dict[str, int]:
+        """Those that were added, with their tokens."""
+        ...
+
+
+NO_TEXTS = "drafts come from no texts here: start with --speculative-algorithm NGRAM"
+
 
 class NoDrafter:
     width = 0
     reads_tokens = False
+    reports_ready = False
     trees = False
 
     @property
     def text_bytes(self) -> int:
         return 0
+
+    @property
+    def corpora(self) -> dict[str, int]:
+        return {}
 
     layers: Sequence[CacheLayer] = ()
     row_numbers = nbytes = 0
@@ -110,7 +130,10 @@ class NoDrafter:
         return []
 
     def add_corpus(self, corpus: AddCorpus) -> str:
-        return "drafts come from no texts here: start with --speculative-algorithm NGRAM"
+        return NO_TEXTS
+
+    def remove_corpus(self, corpus: RemoveCorpus) -> str:
+        return NO_TEXTS
 
 
 NO_DRAFTS = NoDrafter()

@@ -17,7 +17,13 @@ from vivace.platforms.platform import Platform
 from vivace.platforms.rows import Spans
 from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
-from vivace.protocol.workers import AddCorpus, MoveExperts, WorkerCommand, WorkerState
+from vivace.protocol.workers import (
+    AddCorpus,
+    MoveExperts,
+    RemoveCorpus,
+    WorkerCommand,
+    WorkerState,
+)
 from vivace.sampling.sampler import BAD_NUMBERS
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.drafters.moves import count_places, move_tokens, straighten
@@ -119,6 +125,8 @@ class Worker:
                 refused = self._experts.move(command)
         if isinstance(command, AddCorpus):
             refused = self._drafter.add_corpus(command)
+        if isinstance(command, RemoveCorpus):
+            refused = self._drafter.remove_corpus(command)
         return WorkerState(
             refused=refused,
             pid=os.getpid(),
@@ -126,6 +134,7 @@ class Worker:
             weight_bytes=self.capacity.weight_bytes,
             kv_bytes=self.capacity.kv_bytes,
             draft_bytes=self._drafter.text_bytes,
+            corpora=self._drafter.corpora,
         )
 
     def wake_with(self, ring: Callable[[], None]) -> None:
@@ -198,6 +207,7 @@ class Worker:
 
         return WorkerStep(
             number=plan.number,
+            undrafted=frozenset(plan.undrafted),
             spans=spans,
             output=output,
             arrival=arrival,
@@ -230,6 +240,7 @@ class WorkerStep:
         self,
         *,
         number: int,
+        undrafted: frozenset[int],
         spans: Spans,
         output: StepOutput,
         arrival: ReadBack,
@@ -243,6 +254,7 @@ class WorkerStep:
         experts where there are any. `zero` forgets what
         tokens [T] bool of the step have stored."""
         self._number = number
+        self._undrafted = undrafted
         self._spans = spans
         self._output = output
         self._arrival = arrival
@@ -288,12 +300,23 @@ class WorkerStep:
             payloads=self._output.read_payloads(advanced),
             bad=dict.fromkeys(np.flatnonzero(bad).tolist(), BAD_NUMBERS),
             expert_counts=b"".join(one.tobytes() for one in counts),
-            ready_drafts=self._drafter.ready(rows := spans.rows.tolist()),
+            ready_drafts=self._count_ready(rows := spans.rows.tolist()),
             accepted_drafts=count_places(spans, stays),
             drafts=self._drafter.drafts_to_send(rows),
             seconds=time.perf_counter() - self._started,
             captured=self._captured,
         )
+
+    def _count_ready(self, rows: list[int]) -> list[int]:
+        """Drafts that there are for each, where they are looked for."""
+        if not self._undrafted:
+            return self._drafter.ready(rows)
+        asked = [row for row in rows if row not in self._undrafted]
+        found = self._drafter.ready(asked)
+        if asked and not found:
+            return []
+        counts = dict(zip(asked, found, strict=True))
+        return [counts.get(row, 0) for row in rows]
 
     def _settle(self, stays: np.ndarray, bad: np.ndarray) -> np.ndarray:
         """Where less came than could have: returns how far each span moved on, [S] int64."""

@@ -48,13 +48,20 @@ def choose_widths(settings: EngineSettings, costs: StepCosts) -> DraftWidths:
     """Where nothing was measured all drafts are tried."""
     if settings.fixed_draft_width or not costs.tokens:
         return FixedWidth()
-    return AdaptiveWidth(settings.draft_shape, costs, told=settings.drafts_are_told)
+    return AdaptiveWidth(
+        settings.draft_shape, costs, told=settings.reports_ready, depth=settings.depth
+    )
 
 
 class DraftWidths(Protocol):
     def choose(self, decoding: list[Sequence]) -> list[int]:
         """The most tokens of each of these in the next step, its drafts among them. The list is
         not to be changed."""
+        ...
+
+    def undrafted(self, decoding: list[Sequence]) -> list[int]:
+        """Rows of these that get no drafts in the step behind the one that was chosen last,
+        whatever there may be for them."""
         ...
 
     def observe(self, counts: list[int], seconds: float, accepted: list[int]) -> None:
@@ -72,6 +79,9 @@ class FixedWidth:
             for sequence in decoding
         ]
 
+    def undrafted(self, decoding: list[Sequence]) -> list[int]:
+        return []
+
     def observe(self, counts: list[int], seconds: float, accepted: list[int]) -> None:
         """It does not matter."""
 
@@ -83,9 +93,12 @@ class AdaptiveWidth:
     they bring (gains.py), as long as tokens per second rise. So there is a least gain.
     """
 
-    def __init__(self, shape: DraftShape, costs: StepCosts, *, told: bool = True) -> None:
-        """`told`: after each step is known how many drafts a row has"""
+    def __init__(
+        self, shape: DraftShape, costs: StepCosts, *, told: bool = True, depth: int = 1
+    ) -> None:
+        """`told`: after each step is known how many drafts a row has. `depth`: steps in flight"""
         self._shape = shape
+        self._depth = depth
         self._told = told
         self._decoding: list[Sequence] = []
         self._counts: list[int] = []
@@ -130,6 +143,15 @@ class AdaptiveWidth:
                 if not left:
                     break
         return counts
+
+    def undrafted(self, decoding: list[Sequence]) -> list[int]:
+        """Those below all limits. All are looked at where limits are found anew, by what there is,
+        and rows get a draft to try."""
+        soon = -(self._steps + 1) % _LIMIT_STEPS < self._depth
+        if soon or not self._told or len(decoding) <= _FEW_ROWS:
+            return []
+        limits = self._limits
+        return [sequence.row for sequence in decoding if not limits[sequence.draft_level]]
 
     def _longest_period(self, rows: int) -> int:
         """With which probes take next to no time, or `_LONGEST_PERIOD`."""

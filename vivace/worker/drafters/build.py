@@ -89,7 +89,9 @@ def build_drafter(served: DraftTarget) -> Drafter:
     drafter = choose_drafter(served)
     alone = layout.attention.size == 1 and layout.stage.source is None
     if config.draft is None and config.speculative.speculative_algorithm != NGRAM:
-        return GuardedDrafter(drafter, config.facts.vocabulary, alone=alone)
+        return GuardedDrafter(
+            drafter, config.facts.vocabulary, width=config.draft_width, alone=alone
+        )
     return GuardedDrafter(drafter) if alone else drafter
 
 

@@ -13,14 +13,15 @@ from torch import Tensor
 from vivace.platforms.host import upload
 from vivace.platforms.rows import RowColumns, Spans
 from vivace.protocol.step import StepPlan
-from vivace.protocol.workers import AddCorpus
-from vivace.worker.drafter import NO_DRAFTS, Drafter
+from vivace.protocol.workers import AddCorpus, RemoveCorpus
+from vivace.worker.drafter import Drafter
 from vivace.worker.drafters.place import DrafterPlace
 from vivace.worker.step_input import StepInput
 
 logger = logging.getLogger("vivace.worker")
 
 T = TypeVar("T")
+FAILED = "the drafter has failed: there are no drafts until the engine restarts"
 
 
 class GuardedDrafter:
@@ -32,11 +33,17 @@ class GuardedDrafter:
     """
 
     def __init__(
-        self, drafter: Drafter, vocabulary: int | None = None, *, alone: bool = True
+        self,
+        drafter: Drafter,
+        vocabulary: int | None = None,
+        *,
+        width: int | None = None,
+        alone: bool = True,
     ) -> None:
         """`vocabulary`: what it writes is made ids of so many, since others would be read as places
-        of memory; None: it writes no others"""
-        self.width, self.trees = drafter.width, drafter.trees
+        of memory; None: it writes no others. `width`: drafts of a row, at most its own"""
+        self.width = drafter.width if width is None else width
+        self.trees, self.reports_ready = drafter.trees, drafter.reports_ready
         self.reads_tokens = drafter.reads_tokens
         self.layers, self._drafter, self._vocabulary = drafter.layers, drafter, vocabulary
         self.nbytes, self.row_numbers = drafter.nbytes, drafter.row_numbers
@@ -69,13 +76,38 @@ class GuardedDrafter:
 
     def ready(self, rows: list[int]) -> list[int]:
         nothing = [0] * len(rows)
-        return self._run(lambda: self._drafter.ready(rows), nothing)
+        return self._run(lambda: self._count_ready(rows), nothing)
+
+    def _count_ready(self, rows: list[int]) -> list[int]:
+        found = self._drafter.ready(rows)
+        if found and len(found) != len(rows):
+            raise ValueError(f"it is ready with {len(found)} numbers for {len(rows)} rows")
+        return [min(max(int(count), 0), self.width) for count in found]
 
     def drafts_to_send(self, rows: list[int]) -> list[list[int]]:
         return self._run(lambda: self._drafter.drafts_to_send(rows), [])
 
     def add_corpus(self, corpus: AddCorpus) -> str:
-        return self._run(lambda: self._drafter.add_corpus(corpus), NO_DRAFTS.add_corpus(corpus))
+        return self._change(lambda: self._drafter.add_corpus(corpus))
+
+    def remove_corpus(self, corpus: RemoveCorpus) -> str:
+        return self._change(lambda: self._drafter.remove_corpus(corpus))
+
+    @property
+    def corpora(self) -> dict[str, int]:
+        return self._drafter.corpora
+
+    def _change(self, call: Callable[[], str]) -> str:
+        """What fails changes nothing, so it goes on without."""
+        if self._failed:
+            return FAILED
+        try:
+            return call()
+        except Exception as error:
+            if not self._alone:
+                raise
+            logger.exception("a corpus was not taken")
+            return f"{type(error).__name__}: {error}"
 
     def _run(self, call: Callable[[], T], otherwise: T) -> T:
         if self._failed:

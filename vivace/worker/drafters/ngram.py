@@ -13,12 +13,12 @@ from vivace.platforms.ngrams import SPACE_BYTES, NgramIndex
 from vivace.platforms.rows import RowColumns
 from vivace.protocol.step import Join, StepPlan
 from vivace.protocol.tasks import Generate
-from vivace.protocol.workers import AddCorpus
+from vivace.protocol.workers import AddCorpus, RemoveCorpus
 from vivace.worker.drafter import NoDrafter
 from vivace.worker.drafters.place import DrafterPlace
 
 MOST_CORPORA = 64
-"""each is looked into for each row"""
+"""with an entry each in the state of every worker"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Breadth:
 class NgramDrafter(NoDrafter):
     """What it proposes follows from the plans and what was drawn, so ranks propose the same."""
 
-    reads_tokens = True
+    reads_tokens = reports_ready = True
 
     def __init__(
         self,
@@ -68,7 +68,10 @@ class NgramDrafter(NoDrafter):
         self._vocabulary = vocabulary
         self._free = corpus_tokens
         """tokens that further corpora may have"""
-        self._corpora = set[str]()
+        self._sizes: dict[str, int] = {}
+        """tokens of each corpus in the index, in the order in which they came"""
+        self._corpora: dict[str, int] = {}
+        """the same without ends of documents"""
         self._known: dict[int, int] = {}
         """row -> its tokens"""
         self._learned: dict[int, list[int]] = {}
@@ -122,25 +125,43 @@ class NgramDrafter(NoDrafter):
         return drafts
 
     def drafts_to_send(self, rows: list[int]) -> list[list[int]]:
-        return [list(self._drafts[row]) for row in rows] if self._sends else []
+        return [list(self._drafts.get(row, ())) for row in rows] if self._sends else []
 
     def add_corpus(self, corpus: AddCorpus) -> str:
         tokens = np.frombuffer(corpus.tokens, np.int32)
-        if corpus.name in self._corpora or len(self._corpora) >= MOST_CORPORA:
-            return f"{corpus.name} is there already, or {MOST_CORPORA} others"
-        if not tokens.size:
+        if corpus.name in self._corpora:
+            return f"{corpus.name} is there already; remove it first (/remove_external_corpus)"
+        if len(self._corpora) >= MOST_CORPORA:
+            return (
+                f"there are {MOST_CORPORA} corpora, which is the most: remove one "
+                "(/remove_external_corpus), or send several texts as documents of one"
+            )
+        known = int((tokens >= 0).sum())
+        if not known:
             return f"{corpus.name} has no tokens"
         if tokens.min() < -1 or tokens.max() >= self._vocabulary:
             return f"{corpus.name} has ids that the model has not"
         if tokens.size > self._free:
             return (
-                f"{corpus.name} has {tokens.size} tokens, and there is room for {self._free} (see "
-                "--speculative-ngram-external-corpus-max-tokens)"
+                f"{corpus.name} has {tokens.size} tokens with ends of documents, and there is room "
+                f"for {self._free} (see --speculative-ngram-external-corpus-max-tokens)"
             )
         self._index.add_corpus(tokens)
         self._free -= tokens.size
-        self._corpora.add(corpus.name)
+        self._sizes[corpus.name], self._corpora[corpus.name] = tokens.size, known
         return ""
+
+    def remove_corpus(self, corpus: RemoveCorpus) -> str:
+        if corpus.name not in self._corpora:
+            return f"there is no corpus {corpus.name}"
+        self._index.remove_corpus(list(self._sizes).index(corpus.name))
+        del self._corpora[corpus.name]
+        self._free += self._sizes.pop(corpus.name)
+        return ""
+
+    @property
+    def corpora(self) -> dict[str, int]:
+        return self._corpora
 
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         places, tokens = list[int](), list[int]()

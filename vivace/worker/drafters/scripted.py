@@ -94,5 +94,7 @@ class SentDrafter(NoDrafter):
     """Of a stage before the last: what the last one proposes lies in the rows already
     (`HeadsElsewhere`)."""
 
+    reports_ready = True  # that one may
+
     def __init__(self, width: int) -> None:
         self.width = width
