@@ -76,7 +76,10 @@ def test_data_parallel_ranks_with_experts_are_those_of_dp_attention() -> None:
     "typed",
     [
         "--gpu-memory-utilization 0.9",
-        """--speculative-config '{"method":"mtp"}'""",
+        """--speculative-config '{"method":"medusa","num_speculative_tokens":3}'""",
+        "--speculative-config [1]",
+        "--speculative-config {",
+        "--num-speculative-tokens many",
         "--reasoning-parser of-nobody",
         "--quantization bitblas",
         "--all2all-backend pplx",
@@ -167,3 +170,52 @@ def test_a_fraction_of_vllm_is_not_judged_as_the_default_of_sglang(
     made = build_case(open_command(words.split()), Overrides(hardware="h800", cards=16))
     found = [each for each in judge(made).findings if each.rule == "weights-fit"]
     assert [each.severity for each in found] == [severity]
+
+
+CHAIN = "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (
+            '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}',
+            "NGRAM --speculative-num-draft-tokens 6 --speculative-ngram-max-match-window-size 4",
+        ),
+        (
+            '{"method": "eagle3", "model": "org/head", "num_speculative_tokens": 5}',
+            f"EAGLE3 --speculative-draft-model-path org/head {CHAIN}",
+        ),
+        (
+            '{"model": "org/small", "num_speculative_tokens": 5, "revision": "v1"}',
+            f"STANDALONE --speculative-draft-model-path org/small {CHAIN} "
+            "--speculative-draft-model-revision v1",
+        ),
+        ('{"method": "deepseek_mtp", "num_speculative_tokens": 5}', f"NEXTN {CHAIN}"),
+    ],
+)
+def test_the_configuration_of_drafts_becomes_flags(typed: str, meant: str) -> None:
+    found = translate(["--speculative-config", typed])
+    assert found.words == f"--speculative-algorithm {meant}".split() and not found.left
+    dotted = [
+        word
+        for key, value in json.loads(typed).items()
+        for word in (f"--speculative-config.{key}", str(value))
+    ]
+    assert translate(dotted).words == found.words
+
+
+def test_older_flags_of_drafts_are_one_configuration() -> None:
+    line = "--speculative-model org/eagle-head --num-speculative-tokens 5"
+    assert (
+        translate(line.split()).words
+        == (
+            f"--speculative-algorithm EAGLE --speculative-draft-model-path org/eagle-head {CHAIN}"
+        ).split()
+    )
+
+
+def test_keys_of_drafts_without_a_flag_are_listed() -> None:
+    found = translate(["-sc", '{"method": "mtp", "disable_by_batch_size": 4}'])
+    assert found.words == ["--speculative-algorithm", "NEXTN"]
+    assert [flag for flag, _ in found.left] == ["disable_by_batch_size of --speculative-config"]

@@ -15,6 +15,7 @@ import msgspec
 from vivace.config.releases.tables import flags_at, latest
 from vivace.deploy.files import packaged_path
 from vivace.deploy.from_script.flags import groups
+from vivace.deploy.from_script.vllm_drafts import draft_flags, draft_settings, sets_drafts
 from vivace.files import read_file
 
 LARGEST = 1 << 16
@@ -63,6 +64,8 @@ def translate(words: Sequence[str], environment: Sequence[str] = ()) -> Translat
         special = SPECIAL.get(name)
         if special is not None:
             special(name, values, given, found)
+        elif sets_drafts(name):
+            translate_drafts(name, values, given, found)
         elif name in USUAL:
             found.mapped.append(("--" + name, "what SGLang does without a flag"))
         elif name in SAME and taken(SAME[name], values):
@@ -181,6 +184,24 @@ def skip_port(name: str, values: list[str], given: Given, found: Translation) ->
     """--master-addr takes it along."""
     if "master-addr" not in given:
         found.left.append(("--" + name, "it needs --master-addr"))
+
+
+def translate_drafts(name: str, values: list[str], given: Given, found: Translation) -> None:
+    """The first flag of drafts takes the others along."""
+    together = [each for each in given if sets_drafts(each)]
+    if name != together[0]:
+        return
+    typed = ["--" + each for each in together]
+    try:
+        flags, left = draft_flags(draft_settings(given))
+    except (ValueError, RecursionError) as error:
+        found.left += [(each, str(error)) for each in typed]
+        return
+    for flag, value in flags:
+        found.words += ["--" + flag, value]
+    meant = " ".join(f"--{flag} {value}" for flag, value in flags)
+    found.mapped.append((", ".join(typed), meant))
+    found.left += [(f"{key} of {typed[0]}", "no flag of SGLang means the same") for key in left]
 
 
 def disable_chunks(name: str, values: list[str], given: Given, found: Translation) -> None:
