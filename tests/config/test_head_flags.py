@@ -4,19 +4,43 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_head_toys import NEXTN, write_eagle, write_eagle3
+import torch
+from draft_head_toys import (
+    HEADS,
+    HIDDEN,
+    NEXTN,
+    VOCABULARY,
+    ReferenceNextn,
+    export_layer,
+    rewrite,
+    write_eagle,
+    write_eagle3,
+)
+from safetensors.torch import save_file
 from served_toy import write_byte_tokenizer, write_toy_llama
 from toy_models import make
 
+from vivace.config.draft_heads import TAPPED
+from vivace.config.draft_models import draft_config
 from vivace.config.parsing import from_arguments
+from vivace.config.serialize import decode, encode
 from vivace.deploy.own_checks import why_model_refused
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.launch.node_hello import differences, hello
+from vivace.launch.node_join import own_config
+
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+}
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +126,129 @@ def test_what_does_not_fit_the_model_is_refused(
     assert word in found
 
 
+def without(*ends: str) -> Callable[[str], str | None]:
+    return lambda name: None if name.endswith(ends) else name
+
+
+@pytest.mark.parametrize(
+    ("named", "keys", "word"),
+    [
+        (without("d2t"), {}, "d2t"),
+        (without("lm_head.weight"), {}, "lm_head"),
+        (without("fc.weight"), {}, "fc"),
+        (without("hidden_norm.weight"), {}, "hidden_norm"),
+        (str, {"draft_vocab_size": 100}, "d2t"),
+        (str, {"intermediate_size": 128}, "gate_proj"),
+        (str, {"eagle_config": {TAPPED: [1, 3]}}, "fc"),
+        (str, {"target_hidden_size": 128}, "target_hidden_size"),
+        (str, {"norm_before_fc": True}, "norm_before_fc"),
+        (str, {"draft_vocab_size": 0}, "Correct"),
+        (str, {"eagle_config": []}, "Correct"),
+        (
+            without("lm_head.weight", "d2t"),
+            {"draft_vocab_size": None, "tie_word_embeddings": True},
+            "tie_word_embeddings",
+        ),
+    ],
+)
+def test_what_files_of_a_head_say_is_read_before_weights(
+    target: Path,
+    heads: dict[str, Path],
+    named: Callable[[str], str | None],
+    keys: dict[str, Any],
+    word: str,
+    tmp_path: Path,
+) -> None:
+    """By the start and by a check. No flag changes a head's configuration."""
+    rewrite(heads["EAGLE3"], tmp_path / "head", named, **keys)
+    refused(asked(target, "EAGLE3", tmp_path / "head"), word)
+
+
+def refused(asked_for: dict[str, Any], word: str) -> None:
+    options = from_arguments(**asked_for)
+    with pytest.raises(CannotStart, match=word) as raised:
+        configure(options)
+    assert "override" not in str(raised.value)
+    (found,) = why_model_refused(options, layout_known=True, steps_known=True)
+    assert word in found
+
+
+@pytest.mark.parametrize("offsets", ["absolute", "negative", "far", "floats"])
+def test_a_vocabulary_s_map_stays_in_it(
+    target: Path, heads: dict[str, Path], offsets: str, tmp_path: Path
+) -> None:
+    weights = rewrite(heads["EAGLE3"], tmp_path / "head")
+    found = weights["d2t"]
+    weights["d2t"] = {
+        "absolute": found + torch.arange(len(found)),
+        "negative": -1 - torch.arange(len(found)),
+        "far": found + (1 << 40),
+        "floats": found.float(),
+    }[offsets]
+    save_file(weights, tmp_path / "head" / "model.safetensors")
+    word = "integers" if offsets == "floats" else "offsets"
+    refused(asked(target, "EAGLE3", tmp_path / "head"), word)
+
+
+def test_files_that_are_cut_are_found_before_weights(
+    target: Path, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    for algorithm, draft in (("EAGLE3", heads["EAGLE3"]), ("STANDALONE", target)):
+        copy = shutil.copytree(draft, tmp_path / algorithm)
+        file = copy / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+        refused(asked(target, algorithm, copy), "truncated")
+
+
+def test_layers_for_drafts_that_were_saved_alone_or_dropped(tmp_path: Path) -> None:
+    """A path names a whole model, with EAGLE too, or what SGLang exports of one."""
+    whole = tmp_path / "whole"
+    ReferenceNextn(make("DeepseekV3", whole, **SHAPE, **NEXTN["DeepseekV3"]), whole)
+    write_byte_tokenizer(whole)
+    exported = tmp_path / "exported"
+    export_layer(whole, exported, 2)
+    for algorithm in ("NEXTN", "EAGLE"):
+        for path, first in ((whole, 2), (exported, 0)):
+            draft = configure(from_arguments(**asked(whole, algorithm, path))).draft
+            assert draft is not None and draft.head is not None
+            assert (draft.head.behind, draft.head.first_layer) == (1, first)
+    other = rewrite(exported, tmp_path / "other", architectures=["Glm4MoeForCausalLMNextN"])
+    assert other
+    refused(asked(whole, "NEXTN", tmp_path / "other"), "exported")
+    rewrite(whole, tmp_path / "dropped", lambda name: None if ".layers.2." in name else name)
+    write_byte_tokenizer(tmp_path / "dropped")
+    refused({"model_path": str(tmp_path / "dropped"), "speculative_algorithm": "NEXTN"}, "eh_proj")
+
+
+def test_a_layer_of_the_model_s_own_is_quantized_with_it(tmp_path: Path) -> None:
+    """Also in processes that are sent the configuration."""
+    make("Glm4Moe", tmp_path, **NEXTN["Glm4Moe"])
+    write_byte_tokenizer(tmp_path)
+    options = from_arguments(
+        model_path=str(tmp_path),
+        speculative_algorithm="NEXTN",
+        load_format="dummy",
+        quantization="w8a8_int8",
+    )
+    config = configure(options)
+    for one in (config, decode(encode(config))):
+        assert draft_config(one).quantization.quantization == "w8a8_int8"
+
+
+def test_each_node_reads_the_draft_that_it_was_given(
+    target: Path, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    """And what the engine says of its shape."""
+    mine = configure(from_arguments(**asked(target, "EAGLE", heads["EAGLE"])))
+    (tmp_path / "map.json").write_text("[1, 2]")
+    copy = shutil.copytree(heads["EAGLE"], tmp_path / "head")
+    options = asked(target, "EAGLE", copy), {"speculative_token_map": str(tmp_path / "map.json")}
+    engine = configure(from_arguments(**options[0], **options[1]))
+    found = own_config(mine, encode(engine)).draft
+    assert found is not None and found.head is not None
+    assert (found.source.path, found.head.ids) == (heads["EAGLE"], (1, 2))
+
+
 def test_heads_do_not_draft_for_every_family(heads: dict[str, Path], tmp_path: Path) -> None:
     make("Gemma2", tmp_path, vocab_size=300, hidden_size=96, head_dim=16)
     with pytest.raises(CannotStart, match="Gemma2ForCausalLM"):
@@ -109,7 +256,7 @@ def test_heads_do_not_draft_for_every_family(heads: dict[str, Path], tmp_path: P
 
 
 def test_a_layer_of_the_model_s_own_drafts(target: Path, tmp_path: Path) -> None:
-    """NEXTN, and EAGLE without another path; where there is one."""
+    """NEXTN, and EAGLE without another path; where there is one. Its weights may be elsewhere."""
     with pytest.raises(CannotStart, match="num_nextn_predict_layers"):
         configure(from_arguments(model_path=str(target), speculative_algorithm="NEXTN"))
     make("Glm4Moe", tmp_path, **NEXTN["Glm4Moe"])
@@ -119,6 +266,7 @@ def test_a_layer_of_the_model_s_own_drafts(target: Path, tmp_path: Path) -> None
             model_path=str(tmp_path),
             speculative_algorithm=algorithm,
             speculative_draft_load_format="gguf",
+            load_format="dummy",
         )
         config = configure(options)
         assert any("without --speculative-draft-model-path" in each for each in config.notices)
@@ -139,7 +287,7 @@ def test_a_layer_for_each_draft(target: Path, tmp_path: Path, heads: dict[str, P
     make("Glm4Moe", tmp_path, **{**NEXTN["Glm4Moe"], "num_nextn_predict_layers": 2})
     write_byte_tokenizer(tmp_path)
     layered = {"speculative_algorithm": "NEXTN", "enable_multi_layer_eagle": True}
-    own = {"model_path": str(tmp_path), **layered}
+    own = {"model_path": str(tmp_path), "load_format": "dummy", **layered}
     config = configure(from_arguments(**own))
     assert config.draft is not None and config.draft.head is not None
     assert (config.draft.head.behind, config.draft_width) == (2, 2)
@@ -192,7 +340,7 @@ def test_a_token_map_has_no_effect_on_heads_with_tokens_of_their_own(
         config = configure(from_arguments(**options))
         assert any("token-map" in notice for notice in config.notices) is not effect
         assert config.draft is not None and config.draft.head is not None
-        assert config.draft.head.ids == ((1, 2) if effect else ())
+        assert (config.draft.head.ids == (1, 2)) is effect
 
 
 def test_nodes_compare_the_files_of_drafts(

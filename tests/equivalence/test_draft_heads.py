@@ -5,13 +5,23 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from draft_head_toys import LAYERED, NEXTN, HeadToys, write_toys
+from draft_head_toys import (
+    AFTER,
+    LAYERED,
+    NEXTN,
+    HeadToys,
+    ReferenceHead,
+    export_layer,
+    rewrite,
+    write_toys,
+)
 from drafting_engines import (
     LAYOUTS,
     PLAIN,
@@ -28,6 +38,7 @@ from layout_engines import LayoutEngines
 from reference_trees import draft_tree
 from safetensors.torch import save_file
 
+from vivace.config.draft_heads import TAPPED
 from vivace.engine.drafts.widths import FixedWidth
 from vivace.engine.sequence import Sequence
 from vivace.worker.drafters.head_drafter import HeadDrafter
@@ -108,6 +119,68 @@ def test_drafts_come_back_whole_after_steps_without_any(
     assert len(proposals) > 5
     for one in proposals:
         assert one.drafts == toys.heads[head].drafts(one.known, len(one.drafts)), len(one.known)
+
+
+def as_body(name: str) -> str:
+    return f"model.{name}"
+
+
+def as_layer(name: str) -> str:
+    return name.replace("midlayer.", "layers.0.")
+
+
+def without_words(name: str) -> str | None:
+    return None if name in ("lm_head.weight", "d2t", "t2d", "fc.weight") else name
+
+
+@pytest.mark.parametrize(
+    ("named", "after", "keys"),
+    [
+        (as_body, [0, 1, 3], {TAPPED: [1, 2, 4], "norm_before_residual": True}),
+        (as_layer, [0, 1, 2], {TAPPED: [], "eagle_config": {TAPPED: AFTER}, "norm_output": True}),
+        (
+            without_words,
+            [],
+            {"draft_vocab_size": None, "eagle_config": {"use_aux_hidden_state": False}},
+        ),
+    ],
+)
+def test_heads_are_computed_as_they_say(
+    toys: HeadToys,
+    named: Callable[[str], str | None],
+    after: list[int],
+    keys: dict[str, Any],
+    proposals: list[Proposal],
+    tmp_path: Path,
+) -> None:
+    """Saved as the body of a model, with an embedding; without words of its own; other norms, and
+    other layers of the model, also its last one."""
+    config = {"eagle_config": None, **keys}
+    weights = rewrite(toys.folder / "EAGLE3", tmp_path / "head", named, **config)
+    if named is as_body:
+        weights["model.embed_tokens.weight"] = torch.zeros(300, 64)
+        save_file(weights, tmp_path / "head" / "model.safetensors")
+    norms = tuple(key for key in keys if key.startswith("norm_"))
+    bare = {name.removeprefix("model."): one for name, one in weights.items()}
+    bare = {name.replace("layers.0.", "midlayer."): one for name, one in bare.items()}
+    reference = ReferenceHead(toys.heads["EAGLE3"].model, bare, after, norms)
+    options = flags(toys, "EAGLE3", 3, speculative_draft_model_path=str(tmp_path / "head"))
+    engine = build_engine(toys.model("EAGLE3"), PLAIN, **options)
+    engine.run(draft_requests(3, 12))
+    assert len(proposals) > 6
+    for one in proposals:
+        assert one.drafts == reference.drafts(one.known, len(one.drafts)), len(one.known)
+
+
+def test_a_layer_that_was_saved_alone_drafts(
+    toys: HeadToys, tmp_path: Path, proposals: list[Proposal]
+) -> None:
+    export_layer(toys.model("DeepseekV3"), tmp_path, 4)
+    options = flags(toys, "DeepseekV3", 2, speculative_draft_model_path=str(tmp_path))
+    build_engine(toys.model("DeepseekV3"), PLAIN, **options).run(draft_requests(2, 12))
+    assert proposals
+    for one in proposals:
+        assert one.drafts == toys.heads["DeepseekV3"].drafts(one.known, len(one.drafts))
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,16 @@ def write_eagle3(folder: Path, after: list[int]) -> dict[str, Tensor]:
     return write(folder, config, weights)
 
 
+def rewrite(
+    source: Path, folder: Path, weights: Callable[[str], str | None] = str, **keys: Any
+) -> dict[str, Tensor]:
+    """The same head with other keys, and with other names of tensors (None: left out)."""
+    config = {**json.loads((source / "config.json").read_text()), **keys}
+    saved = load_file(source / "model.safetensors")
+    named = {name: one for old, one in saved.items() if (name := weights(old)) is not None}
+    return write(folder, config, named)
+
+
 def write_eagle(folder: Path, *, bias: bool) -> dict[str, Tensor]:
     random = torch.Generator().manual_seed(9)
     weights = {
@@ -99,10 +109,18 @@ def write(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> d
 
 class ReferenceHead:
     """`model`: transformers' target. `after`: of EAGLE3, whose states are made of what these layers
-    hand on; None: EAGLE."""
+    hand on, or of what the model leaves if there are none; None: EAGLE. `norms`: settings of the
+    head's that are true."""
 
-    def __init__(self, model: Any, weights: dict[str, Tensor], after: list[int] | None) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: Any,
+        weights: dict[str, Tensor],
+        after: list[int] | None,
+        norms: tuple[str, ...] = (),
+    ) -> None:
+        self.model = model
+        self._norms = norms
         self._weights = weights
         self._after = after
         self.ids: list[int] | None = None
@@ -131,20 +149,26 @@ class ReferenceHead:
 
     def states(self, known: list[int]) -> Tensor:
         """What the model leaves of each of these tokens"""
+        found = list[Tensor]()
+        last = self.model.model.norm.register_forward_pre_hook(
+            lambda _, inputs: found.append(inputs[0])
+        )
         with torch.inference_mode():
-            found = self._model(
+            states = self.model(
                 input_ids=torch.tensor([known]), use_cache=False, output_hidden_states=True
             ).hidden_states
-        if self._after is None:
-            return found[-1][0]
-        joined = torch.cat([found[layer + 1][0] for layer in self._after], dim=-1)
+        last.remove()
+        if not self._after:
+            return states[-1][0]
+        before = [*states[:-1], *found]
+        joined = torch.cat([before[layer + 1][0] for layer in self._after], dim=-1)
         return joined @ self._weights["fc.weight"].T
 
     def name(self, hidden: Tensor) -> tuple[Tensor, Sequence[int]]:
         """(logits, ids that they are of)"""
-        if self._after is None:
+        if "lm_head.weight" not in self._weights:
             with torch.inference_mode():
-                logits = self._model.lm_head(hidden)
+                logits = self.model.lm_head(hidden)
             ids = range(len(logits)) if self.ids is None else self.ids
             return logits[list(ids)], ids
         offsets = self._weights["d2t"]
@@ -154,7 +178,7 @@ class ReferenceHead:
     def compute(self, ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """(what logits are made of, the next states)"""
         with torch.inference_mode():
-            embedded = self._model.get_input_embeddings()(ids)
+            embedded = self.model.get_input_embeddings()(ids)
         if self._after is None:
             joined = torch.cat((embedded, states), -1) @ self._weights["fc.weight"].T
             joined = joined + self._weights.get("fc.bias", torch.zeros(HIDDEN))
@@ -162,8 +186,10 @@ class ReferenceHead:
             return hidden, hidden
         normed = self._norm("midlayer.input_layernorm", embedded)
         own = self._norm("midlayer.hidden_norm", states)
-        hidden = self._complete("midlayer", torch.cat((normed, own), -1), states)
-        return self._norm("norm", hidden), hidden
+        residual = own if "norm_before_residual" in self._norms else states
+        state = self._complete("midlayer", torch.cat((normed, own), -1), residual)
+        hidden = self._norm("norm", state)
+        return hidden, hidden if "norm_output" in self._norms else state
 
     def _complete(self, prefix: str, x: Tensor, residual: Tensor) -> Tensor:
         residual = residual + self._attend(prefix, x)
@@ -265,7 +291,7 @@ class ReferenceNextn(ReferenceHead):
 
     def compute(self, ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
-            embedded = self._model.get_input_embeddings()(ids)
+            embedded = self.model.get_input_embeddings()(ids)
             normed = self._norm("enorm", embedded), self._norm("hnorm", states)
             x = (torch.cat(normed, -1) @ self._weights["eh_proj.weight"].T).unsqueeze(0)
             positions = torch.arange(len(ids)).unsqueeze(0)
@@ -274,11 +300,24 @@ class ReferenceNextn(ReferenceHead):
                 x,
                 attention_mask=mask,
                 position_ids=positions,
-                position_embeddings=self._model.model.rotary_emb(x, positions),
+                position_embeddings=self.model.model.rotary_emb(x, positions),
             )
         hidden = found[0] if isinstance(found, tuple) else found
         hidden = self._norm("shared_head.norm", hidden.view(len(ids), -1))
         return hidden, hidden
+
+
+def export_layer(whole: Path, folder: Path, number: int) -> None:
+    """The layer for multi-token prediction with this number alone, as SGLang saves it."""
+    kind = json.loads((whole / "config.json").read_text())["architectures"][0]
+    place = f"model.layers.{number}."
+
+    def named(name: str) -> str | None:
+        first = "model.layers.0."
+        return name.replace(place, first) if name.startswith(place) else None
+
+    keys = {"architectures": [f"{kind}NextN"], "num_hidden_layers": 1}
+    rewrite(whole, folder, named, **keys, num_nextn_predict_layers=0)
 
 
 class ReferenceLayers:

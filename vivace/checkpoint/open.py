@@ -7,9 +7,10 @@ import logging
 import torch
 
 from vivace.checkpoint.dummy import DummyWeights
+from vivace.checkpoint.fields import ADVICE
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 from vivace.checkpoint.gguf_weights import GGUFWeights, StoredLayout
-from vivace.checkpoint.safetensors_files import SafetensorsFiles
+from vivace.checkpoint.safetensors_files import SafetensorsFiles, SpellNames
 from vivace.checkpoint.sharded_weights import RankFiles
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weight_files import SHARDED
@@ -35,9 +36,11 @@ def open_weights(
     progress: ReportProgress,
     dtype: torch.dtype = torch.float32,
     rank: int = 0,
+    spell: SpellNames | None = None,
 ) -> OpenWeights:
     """A fresh reader. `dtype` is what quantized tensors become; others stay what they are. `rank`:
-    whose files, where each rank of an engine has its own.
+    whose files, where each rank of an engine has its own. `spell`: names of safetensors files,
+    where it is no whole model.
 
     Raises CheckpointError when the files are damaged.
     """
@@ -48,7 +51,7 @@ def open_weights(
         own = RankFiles(source.files, rank, source.pattern)
         return TrackedWeights(own, tied=own.state.tied, progress=progress)
     if source.format == "safetensors":
-        reader = SafetensorsFiles(source.files)
+        reader = SafetensorsFiles(source.files, spell)
         tied = tied and not has_own_output(source, reader)
     else:
         try:
@@ -65,9 +68,10 @@ def has_own_output(source: ModelSource, reader: SafetensorsFiles) -> bool:
         return False
     if reader.same(EMBEDDING, OUTPUT):
         return False
+    override = f"""For the embedding give --json-model-override-args '{{"{TIED}": true}}'"""
     log.warning(
         "%s: the model has its embedding as output layer, but %s is another matrix: it is served "
-        """with that. For the embedding give --json-model-override-args '{"%s": true}'""",
-        *(source.place(TIED), reader.label(OUTPUT), TIED),
+        "with that. %s",
+        *(source.place(TIED), reader.label(OUTPUT), override if source.advice == ADVICE else ""),
     )
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
@@ -34,13 +34,16 @@ STEM = "model."
 LANGUAGE_MODEL = "language_model."
 """what names begin with where a model reads pictures, too"""
 OF_PICTURES = ("vision_model.", "vision_tower.", "multi_modal_projector.")
+SpellNames = Callable[[Iterable[str]], Mapping[str, str]]
+"""names in files -> names that are asked for"""
 BARE_EMBEDDING = EMBEDDING.removeprefix(STEM)
 
 
 class SafetensorsFiles:
-    """Tensors of one or more files. Raises CheckpointError on a damaged or doubled one."""
+    """Tensors of one or more files, by the names that `spell` gives them. Raises CheckpointError on
+    a damaged or doubled one."""
 
-    def __init__(self, files: Iterable[Path]) -> None:
+    def __init__(self, files: Iterable[Path], spell: SpellNames | None = None) -> None:
         self._stack = ExitStack()
         self._where: dict[str, tuple[Path, Any, str]] = {}
         """name -> file, the file opened, the name that it has there"""
@@ -48,14 +51,10 @@ class SafetensorsFiles:
         self.place = str(paths[0].parent if len(paths) > 1 else paths[0])
         for path in paths:
             self._add(path)
-        if LANGUAGE_MODEL + EMBEDDING in self._where:
-            self._where = {
-                name.removeprefix(LANGUAGE_MODEL): where
-                for name, where in self._where.items()
-                if not name.startswith(OF_PICTURES)
-            }
-        if BARE_EMBEDDING in self._where:
-            self._where = {add_stem(name): where for name, where in self._where.items()}
+        spelled = (spell or spell_whole)(self._where)
+        self._where = {name: self._where[stored] for stored, name in spelled.items()}
+        if len(self._where) < len(spelled):
+            raise CheckpointError(f"{self.place}: some of its tensors have two names each")
 
     def _add(self, path: Path) -> None:
         try:
@@ -118,6 +117,20 @@ class SafetensorsFiles:
         return opened.get_slice(stored)[ranges].clone(memory_format=torch.contiguous_format)
 
     read_stored = read
+
+
+def spell_whole(names: Iterable[str]) -> Mapping[str, str]:
+    """Name in the files of a whole model -> name that it has here."""
+    spelled = {name: name for name in names}
+    if LANGUAGE_MODEL + EMBEDDING in spelled:
+        spelled = {
+            name: name.removeprefix(LANGUAGE_MODEL)
+            for name in spelled
+            if not name.startswith(OF_PICTURES)
+        }
+    if BARE_EMBEDDING in spelled.values():
+        spelled = {name: add_stem(bare) for name, bare in spelled.items()}
+    return spelled
 
 
 def add_stem(name: str) -> str:

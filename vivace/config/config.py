@@ -97,10 +97,18 @@ class HeadShape:
     vocabulary: int
     """of its own"""
     ids: tuple[int, ...] = ()
-    """of the model's tokens, those that it may propose; none: all"""
+    """of the model's tokens, those that it may propose, in its order; none: all"""
     behind: int = 0
     """layers behind the last one of a whole model that it is, one for each draft if there are
     several; 0: it has a checkpoint of its own"""
+    first_layer: int = 0
+    """number of the first one of these in its files"""
+    own_words: bool = False
+    """it has a matrix that makes logits; else the model's makes them"""
+    norm_before_residual: bool = False
+    """its layer adds to the normed state"""
+    norm_output: bool = False
+    """what its last norm leaves is the state for the next pass"""
 
 
 @dataclass(frozen=True, kw_only=True)

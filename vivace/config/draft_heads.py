@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from vivace.checkpoint.fields import ConfigFields, Integer, ListOf, Text
+from vivace.checkpoint.fields import ConfigFields, Flag, Integer, ListOf, Text
 from vivace.checkpoint.source import ModelSource, SourceError
-from vivace.config.config import DraftModel, HeadShape, ModelContext
+from vivace.checkpoint.tensor_headers import StoredTensor
+from vivace.config.config import DraftModel, HeadShape
+from vivace.config.draft_tensors import (
+    check_head_tensors,
+    check_layer_tensors,
+    read_head_tensors,
+    read_ids,
+)
 from vivace.config.drafts import EAGLE3
 from vivace.config.errors import ConfigError
 from vivace.models.facts import ModelFacts, read_facts
@@ -18,37 +27,105 @@ CLASSES = {
     "EAGLE": (f"{LLAMA}Eagle", LLAMA),
 }
 """of `architectures` in the config.json of a head; EAGLE's own are called as the model is"""
+EXPORTED = "NextN"
+"""how the class of a model ends where only its layer for multi-token prediction was saved"""
 OTHER_RESIDUALS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
 """whose layers hand on something else than heads are trained with"""
+LABELS = ("llama4_text",)
+"""model types of heads that are Llamas nevertheless"""
+UNKNOWN_NORMS = ("norm_before_fc", "fc_norm")
+"""settings of heads with further norms"""
 MOST = 1 << 24
 TAPPED = "eagle_aux_hidden_state_layer_ids"
 
 
 def read_head(algorithm: str | None, source: ModelSource, facts: ModelFacts) -> DraftModel:
-    """`facts`: of the served model. Raises SourceError naming the bad key."""
+    """`facts`: of the served model. Raises SourceError naming the bad key, or tensor."""
+    read = replace(source, config=head_config(algorithm, source))
+    fields = ConfigFields(read.config, source.place, source.advice)
+    own = read_facts(read)
+    if own.layers != 1:
+        raise SourceError(f"{source.place('num_hidden_layers')} is {own.layers}: heads have 1")
+    tensors = read_head_tensors(read)
+    if algorithm == EAGLE3:
+        head = read_eagle3(fields, source, own, facts, tensors)
+    else:
+        head = HeadShape(vocabulary=own.vocabulary)
+    draft = DraftModel(source=read, facts=own, head=head)
+    check_shapes(draft, facts)
+    check_head_tensors(draft, head, facts.hidden_size, tensors, third=algorithm == EAGLE3)
+    return draft
+
+
+def head_config(algorithm: str | None, source: ModelSource) -> dict[str, Any]:
+    """As that of the Llama that a head's layer is one of. Raises SourceError."""
     classes = CLASSES.get(algorithm or "", ())
-    given = ConfigFields(source.config, source.place)
-    first = given.need("architectures", ListOf(Text(), 64, 1))[0]
+    first = read_class(source)
     if first not in classes:
         raise SourceError(
             f"{source.place('architectures')} is {first!r}: --speculative-algorithm {algorithm} "
             f"takes heads of {' or '.join(classes)}"
         )
     config = {**source.config, "architectures": [LLAMA], "tie_word_embeddings": False}
-    config.setdefault("model_type", "llama")
-    read = replace(source, config=config)
-    fields = ConfigFields(config, source.place)
-    own = read_facts(read)
-    if own.layers != 1:
-        raise SourceError(f"{source.place('num_hidden_layers')} is {own.layers}: heads have 1")
-    vocabulary = fields.get("draft_vocab_size", Integer(1, MOST), own.vocabulary)
-    taps = read_taps(fields, facts.layers) if algorithm == EAGLE3 else ()
-    head = HeadShape(taps=taps, vocabulary=vocabulary)
-    return DraftModel(source=read, facts=own, head=head)
+    if config.get("model_type") in (None, *LABELS):
+        config["model_type"] = "llama"
+    return config
+
+
+def read_class(source: ModelSource) -> str:
+    given = ConfigFields(source.config, source.place, source.advice)
+    return given.need("architectures", ListOf(Text(), 64, 1))[0]
+
+
+def read_eagle3(
+    fields: ConfigFields,
+    source: ModelSource,
+    own: ModelFacts,
+    facts: ModelFacts,
+    tensors: Mapping[str, StoredTensor] | None,
+) -> HeadShape:
+    for key in UNKNOWN_NORMS:
+        if fields.get(key, Flag(), False):
+            raise SourceError(
+                f"{source.place(key)} is true: heads with that norm are not supported; use another "
+                "head, or NGRAM"
+            )
+    features = fields.get("target_hidden_size", Integer(1, MOST), facts.hidden_size)
+    if features != facts.hidden_size:
+        raise SourceError(
+            f"{source.place('target_hidden_size')} is {features}, the model's hidden size is "
+            f"{facts.hidden_size}; use a head that was trained for it"
+        )
+    given = fields.find("draft_vocab_size", Integer(1, MOST))
+    tied = ConfigFields(source.config, source.place, source.advice).get(
+        "tie_word_embeddings", Flag(), False
+    )
+    own_words = given is not None and not tied
+    if tensors is not None:
+        own_words = any(name.startswith("lm_head.") for name in tensors)
+    if tied and not own_words and not facts.tied:
+        raise SourceError(
+            f"{source.place('tie_word_embeddings')} is true and its files have no lm_head: its "
+            "head is the embedding, and the model's head is another matrix; use another head"
+        )
+    vocabulary = own.vocabulary if given is None else given
+    if not own_words and vocabulary != own.vocabulary:
+        raise SourceError(
+            f"{source.path}: it has no lm_head.weight, and draft_vocab_size {vocabulary} of "
+            f"{own.vocabulary} tokens, so the model's head is not its own; fetch it again"
+        )
+    return HeadShape(
+        taps=read_taps(fields, source, facts.layers),
+        vocabulary=vocabulary,
+        ids=() if tensors is None else read_ids(source, tensors, vocabulary, own.vocabulary),
+        own_words=own_words,
+        norm_before_residual=fields.get("norm_before_residual", Flag(), False),
+        norm_output=fields.get("norm_output", Flag(), False),
+    )
 
 
 def head_behind(source: ModelSource, facts: ModelFacts, *, each: bool) -> DraftModel:
-    """The first layer for multi-token prediction of a whole model, or `each`. Raises
+    """The first layer for multi-token prediction of a whole model, or `each`. Raises SourceError,
     ConfigError."""
     if not facts.draft_layers or facts.decoder is None:
         raise ConfigError(
@@ -60,45 +137,91 @@ def head_behind(source: ModelSource, facts: ModelFacts, *, each: bool) -> DraftM
             f"{source.path}: layers for drafts are read from safetensors files, this is a "
             f"{source.format} model; use NGRAM or STANDALONE"
         )
-    head = HeadShape(vocabulary=facts.vocabulary, behind=facts.draft_layers if each else 1)
+    count = facts.draft_layers if each else 1
+    head = HeadShape(vocabulary=facts.vocabulary, behind=count, first_layer=facts.layers)
+    check_layer_tensors(source, head, facts.hidden_size)
     return DraftModel(source=source, facts=facts, head=head)
 
 
-def read_taps(fields: ConfigFields, layers: int) -> tuple[int, ...]:
-    """Which layers' inputs: those behind the layers that `eagle_config` names; by
-    default the third one, the middle one and the third last one."""
-    inner = fields.inner("eagle_config")
-    if inner is None or not inner.has(TAPPED):
-        return (2, layers // 2, layers - 3)
-    ids = inner.need(TAPPED, ListOf(Integer(-1, MOST), 16, 1))
-    return tuple(one + 1 for one in ids)
-
-
-def check_head(context: ModelContext, draft: DraftModel, head: HeadShape) -> list[str]:
-    facts, own = context.facts, draft.facts
-    where = f"{PATH} {draft.source.path}"
-    remedy = f"use a head that was trained for {context.source.path}"
-    if facts.decoder is None or (head.taps and facts.architecture in OTHER_RESIDUALS):
-        raise ConfigError(
-            f"{where}: heads do not draft for {facts.architecture} here; use NGRAM or STANDALONE"
+def exported_layer(source: ModelSource, facts: ModelFacts) -> DraftModel:
+    """The layer for multi-token prediction that was saved alone, as SGLang's export_deepseek_nextn
+    does it: layer 0 of a model of 1. `facts`: of the served model, whose shapes it has. Raises
+    SourceError."""
+    stem = read_class(source).removesuffix(EXPORTED)
+    if stem != facts.architecture:
+        raise SourceError(
+            f"{source.place('architectures')} is {stem}{EXPORTED}: the model is of "
+            f"{facts.architecture}; use the layer that was exported of it"
         )
+    given = ConfigFields(source.config, source.place, source.advice)
+    for key, wanted in (("hidden_size", facts.hidden_size), ("vocab_size", facts.vocabulary)):
+        if (found := given.get(key, Integer(1, MOST), wanted)) != wanted:
+            raise SourceError(
+                f"{source.place(key)} is {found}, the model's is {wanted}; use the layer that was "
+                "exported of it"
+            )
+    head = HeadShape(vocabulary=facts.vocabulary, behind=1)
+    check_layer_tensors(source, head, facts.hidden_size)
+    read = replace(source, config={**source.config, "architectures": [stem]})
+    return DraftModel(source=read, facts=facts, head=head)
+
+
+def is_exported(source: ModelSource) -> bool:
+    return read_class(source).endswith(EXPORTED)
+
+
+def has_layers(source: ModelSource) -> bool:
+    """Whether a checkpoint is of a whole model with such layers, or of one of these alone, and
+    not of a head."""
+    return is_exported(source) or bool(source.config.get("num_nextn_predict_layers"))
+
+
+def read_taps(fields: ConfigFields, source: ModelSource, layers: int) -> tuple[int, ...]:
+    """Which layers' inputs, that behind the last one among them; none: the model's last hidden
+    state. SGLang's `eagle_config` names the layers in front of these, vLLM's key of the same name,
+    which stands by itself, these. By default the third one, the middle one and the third last
+    one. Raises SourceError."""
+    inner = fields.inner("eagle_config")
+    if inner is not None and not inner.get("use_aux_hidden_state", Flag(), True):
+        return ()
+    taps = 2, layers // 2, layers - 3
+    for given, shift in ((fields, 0), (inner, 1)):
+        if given is not None and (ids := given.get(TAPPED, ListOf(Integer(-1, MOST), 16), ())):
+            taps = tuple(one + shift for one in ids)
+    if min(taps) < 0 or max(taps) > layers or sorted(set(taps)) != list(taps):
+        shown = ", ".join(str(tap - 1) for tap in taps)
+        raise SourceError(
+            f"{source.path}: it wants what layers {shown} hand on, in their order, and the model "
+            f"has {layers}; use a head that was trained for it"
+        )
+    return taps
+
+
+def check_family(algorithm: str | None, facts: ModelFacts) -> None:
+    """Whether the served model is one that heads draft for. Raises ConfigError."""
+    third = algorithm == EAGLE3
+    if facts.decoder is None or (third and facts.architecture in OTHER_RESIDUALS):
+        raise ConfigError(
+            f"--speculative-algorithm {algorithm}: heads do not draft for {facts.architecture} "
+            "here; use NGRAM or STANDALONE"
+        )
+
+
+def check_shapes(draft: DraftModel, facts: ModelFacts) -> None:
+    """Of a head, against `facts` of the served model. Raises ConfigError."""
+    own, head = draft.facts, draft.head
+    where = f"{PATH} {draft.source.path}"
     for what, ours, wanted in (
         ("hidden size", own.hidden_size, facts.hidden_size),
         ("vocabulary", own.vocabulary, facts.vocabulary),
     ):
         if ours != wanted:
-            raise ConfigError(f"{where}: its {what} is {ours}, the model's {wanted}; {remedy}")
-    if head.vocabulary > own.vocabulary:
+            raise ConfigError(
+                f"{where}: its {what} is {ours}, the model's {wanted}; use a head that was trained "
+                "for it, with its hidden size and vocabulary"
+            )
+    if head is not None and head.vocabulary > own.vocabulary:
         raise ConfigError(
             f"{where}: draft_vocab_size {head.vocabulary} is above vocab_size {own.vocabulary}; "
             "correct its config.json"
         )
-    if any(not 0 <= tap < facts.layers for tap in head.taps) or (
-        sorted(set(head.taps)) != list(head.taps)
-    ):
-        shown = ", ".join(str(tap - 1) for tap in head.taps)
-        raise ConfigError(
-            f"{where}: it wants what layers {shown} hand on, in their order, and the model has "
-            f"{facts.layers}; {remedy}"
-        )
-    return []

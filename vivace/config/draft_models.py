@@ -9,8 +9,17 @@ from vivace.checkpoint.source import ModelSource, locate
 from vivace.checkpoint.vocabulary import differing, read_words
 from vivace.checkpoint.weight_files import SHARDED
 from vivace.config.config import Config, DraftModel, ModelContext, Options, ResolveContext
-from vivace.config.draft_heads import check_head, head_behind, read_head
-from vivace.config.drafts import EAGLE, NEXTN, STANDALONE, branches, drafts_by_model
+from vivace.config.draft_heads import (
+    check_family,
+    check_shapes,
+    exported_layer,
+    has_layers,
+    head_behind,
+    is_exported,
+    read_head,
+)
+from vivace.config.draft_tensors import check_whole_model
+from vivace.config.drafts import EAGLE, EAGLE3, NEXTN, STANDALONE, branches, drafts_by_model
 from vivace.config.errors import ConfigError
 from vivace.config.kernels import UNQUANT
 from vivace.config.parallel import ExpertOptions
@@ -42,6 +51,8 @@ def locate_draft(
     if not drafts_by_model(options):
         return None
     asked = options.speculative
+    if asked.speculative_algorithm != STANDALONE:
+        check_family(asked.speculative_algorithm, facts)
     if asked.speculative_draft_model_path is None:
         if takes_own_layers(options):
             each = asked.enable_multi_layer_eagle
@@ -58,21 +69,32 @@ def locate_draft(
         cache=cache,
         flag=PATH,
     )
-    if takes_own_layers(options):
+    if asked.speculative_algorithm == STANDALONE:
         check_architecture(source)
-        each = asked.enable_multi_layer_eagle
-        return with_token_map(options, head_behind(source, read_facts(source), each=each))
-    if asked.speculative_algorithm != STANDALONE:
-        found = read_head(asked.speculative_algorithm, source, facts)
-        return found if found.head and found.head.taps else with_token_map(options, found)
+        draft = DraftModel(source=source, facts=read_facts(source))
+        check_whole_model(draft)
+        return draft
+    layers = asked.speculative_algorithm == EAGLE and has_layers(source)
+    if layers or takes_own_layers(options):
+        return with_token_map(options, locate_layers(options, source, facts))
+    return with_token_map(options, read_head(asked.speculative_algorithm, source, facts))
+
+
+def locate_layers(options: Options, source: ModelSource, facts: ModelFacts) -> DraftModel:
+    """Those for multi-token prediction of another checkpoint. Raises SourceError, ConfigError."""
+    if is_exported(source):
+        return exported_layer(source, facts)
     check_architecture(source)
-    return DraftModel(source=source, facts=read_facts(source))
+    each = options.speculative.enable_multi_layer_eagle
+    draft = head_behind(source, read_facts(source), each=each)
+    check_shapes(draft, facts)
+    return draft
 
 
 def with_token_map(options: Options, draft: DraftModel) -> DraftModel:
     """Of a head that has the model's vocabulary."""
     path = options.speculative.speculative_token_map
-    if path is None or draft.head is None:
+    if path is None or draft.head is None or options.speculative.speculative_algorithm == EAGLE3:
         return draft
     ids = read_token_map(path, draft.facts.vocabulary)
     return replace(draft, head=replace(draft.head, ids=ids))
@@ -99,7 +121,7 @@ def draft_models(options: Options, context: ModelContext) -> list[str]:
     quantization = options.speculative.speculative_draft_model_quantization
     checkpoint_quantization(context.draft.source, known_method(context.draft, quantization))
     if context.draft.head is not None:
-        return notices + check_head(context, context.draft, context.draft.head)
+        return notices
     return notices + check_vocabulary(context, context.draft)
 
 
@@ -127,7 +149,8 @@ def layers_of_drafts(options: Options, draft: DraftModel) -> list[str]:
 def refuse_divided_head(options: Options, context: ModelContext) -> None:
     """A token map chooses rows of the model's head."""
     head = context.draft.head if context.draft is not None else None
-    if head is not None and head.ids and context.source.format == SHARDED:
+    chosen = head is not None and head.ids and not head.own_words
+    if chosen and context.source.format == SHARDED:
         raise ConfigError(
             f"{TOKEN_MAP}: the model's head is read whole, and each rank has files of its own "
             "(--load-format sharded_state); leave one of them out"
@@ -187,7 +210,7 @@ def draft_config(config: Config) -> Config:
     """With what the draft is loaded. Only where a model proposes."""
     assert config.draft is not None
     method = config.speculative.speculative_draft_model_quantization
-    if method is None and config.draft.source is config.source:
+    if method is None and config.speculative.speculative_draft_model_path is None:  # own layers
         method = config.quantization.quantization
     method = known_method(config.draft, method)
     return replace(

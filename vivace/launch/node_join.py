@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from vivace.config.config import DraftModel
 from vivace.config.nodes import MAKE_A_KEY, address
 from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import decode
@@ -133,6 +134,13 @@ def await_setup(
     return answer
 
 
+def own_draft(mine: DraftModel | None, engine: DraftModel | None) -> DraftModel | None:
+    """This machine's files; what the engine's says of its shape (a token map) holds for all."""
+    if mine is None or engine is None:
+        return engine
+    return replace(mine, head=engine.head)
+
+
 def own_config(mine: Config, data: bytes) -> Config:
     """What the engine resolved, with this machine's files, device and addresses."""
     try:
@@ -142,6 +150,7 @@ def own_config(mine: Config, data: bytes) -> Config:
     return replace(
         config,
         source=mine.source,
+        draft=own_draft(mine.draft, config.draft),
         platform=mine.platform,
         logging=mine.logging,
         parallel=mine.parallel,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vivace.checkpoint.fields import ConfigFields, ListOf, Text
+from vivace.checkpoint.fields import CORRECT, ConfigFields, ListOf, Text
 from vivace.checkpoint.source import ModelSource
 from vivace.models.families import FAMILIES
 from vivace.models.transformers_support import read_support
@@ -22,7 +22,9 @@ def read_class_name(source: ModelSource) -> str:
     given = source.config.get("model_type")
     known = read_support().causal_class(given)
     advice = NO_LANGUAGE_MODEL
-    if known:
+    if source.advice == CORRECT:  # a draft's, which the flag does not reach
+        advice = CORRECT
+    elif known:
         override = f'--json-model-override-args \'{{"architectures": ["{known}"]}}\''
         advice = f"Models of the type {given!r} that generate text are of {known}: give {override}"
     fields = ConfigFields(source.config, source.place, advice)

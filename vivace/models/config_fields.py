@@ -150,7 +150,7 @@ class ModelFields(ConfigFields):
     """
 
     def __init__(self, source: ModelSource, family: Family = ANY_FAMILY) -> None:
-        self.outer = ConfigFields(source.config, source.place)
+        self.outer = ConfigFields(source.config, source.place, source.advice)
         self.nested = self.outer.inner("text_config")
         inner = self.nested.values if self.nested else {}
         within = {key: value for key, value in inner.items() if key not in source.overridden}
@@ -168,9 +168,9 @@ class ModelFields(ConfigFields):
             and not self.family.reads(key)
             and (key in source.overridden or not is_gguf)
         )
-        self.whole = ConfigFields(values, place, overridden=source.overridden)
+        self.whole = ConfigFields(values, place, source.advice, source.overridden)
         read = {key: value for key, value in values.items() if key not in self.unread}
-        super().__init__(read, place, overridden=source.overridden)
+        super().__init__(read, place, source.advice, source.overridden)
 
     def get_known(self, key: str) -> Any:
         """The value as TABLE reads it; what the family means by none where there is none."""

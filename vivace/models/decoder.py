@@ -56,10 +56,11 @@ class DecoderModel(Module):
         return self._held
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Keep what these layers get. Only of a whole model."""
+        """Keep what these layers get, or with their count what the last one leaves. Only of a whole
+        model."""
         self._tapped = frozenset(layers)
-        for index in layers:
-            self.layers[index].post_attention_layernorm.keeps_residual = True
+        for layer in map(self.layers.__getitem__, self._tapped - {len(self.layers)}):
+            layer.post_attention_layernorm.keeps_residual = True
 
     def __call__(self, step: ModelStep) -> Tensor:
         """-> hidden[T, hidden] behind the last norm; in a stage before the last what it hands on"""
@@ -70,8 +71,11 @@ class DecoderModel(Module):
                 taps.append(x if residual is None else residual)
             x, residual = layer(x, residual, step)
         assert residual is not None  # every stage has a layer
+        hidden, residual = self._end(x, residual, self._stage)
+        if len(self.layers) in self._tapped:
+            taps.append(residual)
         self.taps = taps
-        return self._end(x, residual, self._stage)
+        return hidden
 
     def _begin(self, step: ModelStep, stage: PipelineStage) -> Tensor:
         if stage.source is None:
@@ -79,12 +83,13 @@ class DecoderModel(Module):
         tokens = step.input_ids.shape[0]
         return stage.source.receive(tokens, self.embed_tokens.hidden, self._dtype)
 
-    def _end(self, x: Tensor, residual: Tensor, stage: PipelineStage) -> Tensor:
+    def _end(self, x: Tensor, residual: Tensor, stage: PipelineStage) -> tuple[Tensor, Tensor]:
+        """(what is handed on, the sum of both)"""
         if stage.target is None:
-            return self.norm.add(x, residual)[0]
+            return self.norm.add(x, residual)
         x = self._add(residual, x, None)
         stage.target.send(x)
-        return x
+        return x, x
 
 
 class DecoderForCausalLM(Module):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import torch
 
 from vivace.checkpoint.open import open_weights
+from vivace.checkpoint.tensor_headers import name_head_tensors
 from vivace.checkpoint.weights import EMBEDDING, OUTPUT
 from vivace.config.draft_models import draft_config
 from vivace.config.drafts import EAGLE3, NGRAM, branches, most_breadth
@@ -31,7 +32,7 @@ from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.drafters.draft_model import ModelDrafter
 from vivace.worker.drafters.guarded import GuardedDrafter
 from vivace.worker.drafters.head_drafter import HeadDrafter
-from vivace.worker.drafters.heads import ChosenWords, DraftHead, Eagle3Body, EagleBody
+from vivace.worker.drafters.heads import ChosenWords, DraftHead, Eagle3Body, EagleBody, OwnWords
 from vivace.worker.drafters.layered_drafter import LayeredDrafter
 from vivace.worker.drafters.nextn import NextnBody
 from vivace.worker.drafters.ngram import Breadth, NgramDrafter
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from vivace.config.config import Config, HeadShape
 
 T = TypeVar("T")
-BODY = "model"
 SCRIPTED = "VIVACE_TEST_DRAFTS"
 
 
@@ -187,23 +187,23 @@ def load_heads(
         seed=config.runtime.random_seed or 0,
         progress=lambda stage, done: None,
         dtype=packer.dtype,
+        spell=None if config.draft.head.behind else name_head_tensors,
     )
     method = draft.quantization.quantization
     quantization = select_quantization(
         checkpoint_quantization(draft.source, method), weights, packer, requested=method
     )
     heads = build_heads(config, served)
-    # What has an embedding and no head is read as the body of a model.
-    name = BODY if weights.names() is not None and weights.has(f"{BODY}.fc.weight") else ""
     for head in heads:
-        head.bind(name, Bindings(packer=packer, quantization=quantization, layout=layout))
+        head.bind("", Bindings(packer=packer, quantization=quantization, layout=layout))
         with torch.inference_mode():
             head.load(weights)
-    if ids := config.draft.head.ids:
-        words = ChosenWords(ids, read_output(config, packer), packer)
+    shape = config.draft.head
+    if shape.ids and not shape.own_words:
+        words = ChosenWords(shape.ids, read_output(config, packer), packer)
         for head in heads:
             head.words = words
-    if not config.draft.head.behind:  # else there is a whole model beside it
+    if not shape.behind:  # else there is a whole model beside it
         weights.finish({name for head in heads for name in head.claims()})
     return heads
 
@@ -228,17 +228,15 @@ def build_heads(config: Config, model: DecoderForCausalLM) -> list[DraftHead]:
     shapes, hidden = (draft.facts, draft.facts.decoder), draft.facts.hidden_size
     positions = config.model.context_length or config.facts.context
     if draft.head.behind:
-        bodies = [NextnBody(*shapes, positions, place) for place in range(draft.head.behind)]
+        first = draft.head.first_layer
+        places = range(first, first + draft.head.behind)
+        bodies = [NextnBody(*shapes, positions, place) for place in places]
         return [DraftHead(model, hidden, body, body) for body in bodies[: config.draft_width]]
     if config.speculative.speculative_algorithm == EAGLE3:
-        body = Eagle3Body(
-            *shapes,
-            positions,
-            features=config.facts.hidden_size,
-            taps=len(draft.head.taps),
-            vocabulary=draft.head.vocabulary,
-        )
-        return [DraftHead(model, hidden, body, body.compute, fuse=body.fuse, words=body)]
+        features, shape = config.facts.hidden_size, draft.head
+        body = Eagle3Body(*shapes, positions, features=features, shape=shape)
+        words = OwnWords(shape.vocabulary, hidden, shape.ids) if shape.own_words else None
+        return [DraftHead(model, hidden, body, body, fuse=body.fuse, words=words)]
     older = EagleBody(*shapes, positions)
     return [DraftHead(model, hidden, older, older)]
 

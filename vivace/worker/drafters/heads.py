@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vivace.checkpoint.weights import Weights
+from vivace.config.config import HeadShape
 from vivace.layers.attention import Attention
 from vivace.layers.linear import Embedding, GatedMLP, LogitsHead, Part, RMSNorm
 from vivace.layers.module import Bindings, Module
@@ -77,6 +77,25 @@ class ChosenWords:
         return self._linear(hidden, self._matrix).float()
 
 
+class OwnWords(Module):
+    """By a matrix of the head's own, with so many rows, which are these `ids` of the model."""
+
+    ids: Tensor | None = None
+
+    def __init__(self, vocabulary: int, hidden: int, ids: Sequence[int]) -> None:
+        self._shape = Embedding(vocabulary, hidden)  # never loaded: the matrix is of its shape
+        self._listed = ids
+        self.lm_head = LogitsHead(self._shape, tied=False)
+
+    def bind(self, name: str, env: Bindings) -> None:
+        self._shape.bind("embed_tokens", env)
+        super().bind(name, env)
+        self.ids = torch.tensor(self._listed, device=env.device) if self._listed else None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)
+
+
 def take_last(features: Sequence[Tensor], step: ModelStep) -> Tensor:
     """The states are the model's hidden ones."""
     (state,) = features
@@ -99,7 +118,7 @@ class DraftHead(Module):
         compute: ComputeDraft,
         *,
         fuse: FuseFeatures = take_last,
-        words: HeadWords | None = None,
+        words: OwnWords | None = None,
     ) -> None:
         """`words`: the head's own; None: the model's"""
         self.hidden = hidden
@@ -107,14 +126,18 @@ class DraftHead(Module):
         self._body = body
         self._compute = compute
         self.fuse = fuse
-        self.words = words or ServedWords(served.lm_head)
+        self._own_words = words
+        self.words: HeadWords = words or ServedWords(served.lm_head)
 
     def children(self) -> Iterator[tuple[str, Module]]:
         yield "", self._body
+        if self._own_words is not None:
+            yield "", self._own_words
 
     def bind(self, name: str, env: Bindings) -> None:
         self.name = name
-        self._body.bind(name, env)
+        for _, child in self.children():
+            child.bind(name, env)
         self._given = self._fixed = torch.zeros(0, self.hidden, dtype=env.dtype, device=env.device)
 
     def reserve(self, tokens: int) -> None:
@@ -176,7 +199,8 @@ class EagleBody(Module):
 
     def claims(self) -> Iterator[str]:
         yield from super().claims()
-        yield from (f"{self.name}.embed_tokens.weight".removeprefix("."), "lm_head.weight")
+        yield from ("embed_tokens.weight", "lm_head.weight")
+        yield from ("layers.0.input_layernorm.weight", "norm.weight")  # of Llama's, used by nobody
 
     def __call__(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
         (layer,) = self.layers
@@ -187,11 +211,15 @@ class EagleBody(Module):
 
 
 class Eagle3Layer(HeadLayer):
-    """Its attention sees embedding and state side by side; its residual is the state."""
+    """Its attention sees embedding and state side by side; its residual is the state, or with
+    `normed` what the norm leaves of that."""
 
-    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, rotary: RotaryTable) -> None:
+    def __init__(
+        self, facts: ModelFacts, decoder: DecoderFacts, rotary: RotaryTable, *, normed: bool
+    ) -> None:
         super().__init__(facts, decoder, rotary)
         hidden, head = facts.hidden_size, facts.head_dim
+        self._normed = normed
         self.input_layernorm = RMSNorm(hidden, decoder.norm_eps)
         self.hidden_norm = RMSNorm(hidden, decoder.norm_eps)
         parts = [
@@ -203,21 +231,20 @@ class Eagle3Layer(HeadLayer):
         attention.qkv_proj = self._qkv = JoinedLinear(hidden, 2, parts, group="attention")
 
     def __call__(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
-        attention = self.self_attn
-        inputs = self.input_layernorm(embedded), self.hidden_norm(state)
+        attention, normed = self.self_attn, self.hidden_norm(state)
         q, k, v = (
             part.unflatten(-1, (-1, attention.shape.head_dim))
-            for part in self._qkv(inputs, step).split(attention.sizes, -1)
+            for part in self._qkv((self.input_layernorm(embedded), normed), step).split(
+                attention.sizes, -1
+            )
         )
         attended = attention.o_proj(attention.attend(q, k, v, step), step)
-        return self.complete(attended, state, step)
+        return self.complete(attended, normed if self._normed else state, step)
 
 
 class Eagle3Body(Module):
-    """EAGLE 3: `fc` makes a state of what three of the model's layers were given; the head has a
-    smaller vocabulary of its own. `features`: the model's hidden size."""
-
-    ids: Tensor | None = None
+    """EAGLE 3: `fc` makes a state of what some of the model's layers were given. `features`: the
+    model's hidden size."""
 
     def __init__(
         self,
@@ -226,41 +253,30 @@ class Eagle3Body(Module):
         positions: int,
         *,
         features: int,
-        taps: int,
-        vocabulary: int,
+        shape: HeadShape,
     ) -> None:
         hidden = facts.hidden_size
+        self._shape = shape
         self.tables = [rotary_table(decoder.rope, positions)]
-        self.fc = JoinedLinear(features, taps, [Part("fc", hidden)])
-        self.midlayer = Eagle3Layer(facts, decoder, self.tables[0])
+        self.fc = JoinedLinear(features, len(shape.taps), [Part("fc", hidden)])
+        self.midlayer = Eagle3Layer(
+            facts, decoder, self.tables[0], normed=shape.norm_before_residual
+        )
         self.norm = RMSNorm(hidden, decoder.norm_eps)
-        self._words = Embedding(vocabulary, hidden)
-        self.lm_head = LogitsHead(self._words, tied=False)
 
-    def bind(self, name: str, env: Bindings) -> None:
-        self._words.bind("embed_tokens", env)  # never loaded: the head is of its shape
-        super().bind(name, env)
-        self._device = env.device
-
-    def load(self, weights: Weights) -> None:
-        size = self._words.vocabulary
-        if weights.names() is not None and weights.has("d2t"):
-            offsets = weights.take("d2t", (size,), dtypes=(torch.int64, torch.int32))
-            ids = offsets.to(self._device, torch.int64)
-            self.ids = ids + torch.arange(size, device=ids.device)
-        super().load(weights)
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """Where there is nothing to fuse files may have `fc` nevertheless."""
+        unused = () if self._shape.taps else (self.fc,)
+        yield from (child for child in super().children() if child[1] not in unused)
 
     def claims(self) -> Iterator[str]:
         yield from super().claims()
-        yield from ("embed_tokens.weight", "d2t", "t2d")
+        yield from ("embed_tokens.weight", "d2t", "t2d", "fc.weight", "fc.bias")
 
     def fuse(self, features: Sequence[Tensor], step: ModelStep) -> Tensor:
-        return self.fc(features, step)
+        return self.fc(features, step) if self._shape.taps else take_last(features, step)
 
-    def compute(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
+    def __call__(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
         x, residual = self.midlayer(embedded, state, step)
-        return self.norm.add(x, residual)
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """The head's own words: hidden[n, hidden] -> [n, draft vocabulary] float32"""
-        return self.lm_head(hidden)
+        hidden, residual = self.norm.add(x, residual)
+        return hidden, hidden if self._shape.norm_output else residual

@@ -53,13 +53,13 @@ class NextnLayer(Module):
 
 class NextnBody(Module):
     """What the layer leaves of a token is what logits are made of, and the next state. `place`:
-    which of those behind the model's last one it is, from 0 on."""
+    its number among the layers of its files."""
 
     def __init__(
-        self, facts: ModelFacts, decoder: DecoderFacts, positions: int, place: int = 0
+        self, facts: ModelFacts, decoder: DecoderFacts, positions: int, place: int
     ) -> None:
         self._layer = NextnLayer(facts, decoder, positions)
-        self._place = f"model.layers.{facts.layers + place}"
+        self._place = f"model.layers.{place}"
 
     def children(self) -> Iterator[tuple[str, Module]]:
         yield self._place, self._layer
