@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from draft_head_toys import (
@@ -41,8 +42,10 @@ from safetensors.torch import save_file
 from vivace.config.draft_heads import TAPPED
 from vivace.engine.drafts.widths import FixedWidth
 from vivace.engine.sequence import Sequence
+from vivace.worker.drafters import head_drafter
 from vivace.worker.drafters.head_drafter import HeadDrafter
 from vivace.worker.drafters.layered_drafter import LayeredDrafter
+from vivace.worker.drafters.passes import DraftPasses
 from vivace.worker.drafters.place import DrafterPlace
 
 TREE = {"speculative_eagle_topk": 3, "speculative_num_draft_tokens": 12}
@@ -230,6 +233,29 @@ def test_tokens_are_those_without_drafts(
         return  # refused: tests/config/test_draft_flags.py
     engine = build_engine(model, setting, **flags(toys, head, 3, **others))
     assert_same_tokens(run_toys(engine), plain_answers(model, setting))
+    assert engine.accept_rate() is not None, "something was drafted"
+
+
+@pytest.mark.parametrize("head", ["EAGLE3", "two layers"])
+def test_rows_that_asked_for_no_drafts_pass_no_head(
+    toys: HeadToys, head: str, monkeypatch: pytest.MonkeyPatch, proposals: list[Proposal]
+) -> None:
+    choose, gather, passed = FixedWidth.choose, DraftPasses.gather, list[int]()
+
+    def first(self: FixedWidth, decoding: list[Sequence]) -> list[int]:
+        return [*choose(self, decoding)[:1], *[1] * (len(decoding) - 1)]
+
+    def watched(self: DraftPasses, rows: np.ndarray, counts: np.ndarray) -> Any:
+        passed.append(len(rows))
+        return gather(self, rows, counts)
+
+    monkeypatch.setattr(FixedWidth, "choose", first)
+    monkeypatch.setattr(head_drafter, "FEW_ROWS", 0)
+    monkeypatch.setattr(DraftPasses, "gather", watched)
+    engine = build_engine(toys.model(head), PLAIN, **flags(toys, head, 2))
+    passed.clear()
+    engine.run(draft_requests(4, 12))
+    assert proposals and set(passed) == {1}
 
 
 @pytest.mark.parametrize(

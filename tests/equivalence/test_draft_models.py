@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from drafting_engines import (
@@ -27,8 +28,12 @@ from reference_trees import draft_tree
 from served_toy import write_byte_tokenizer
 from toy_models import make, reference
 
+from vivace.engine.drafts.widths import FixedWidth
+from vivace.engine.sequence import Sequence
 from vivace.protocol.messages import Request
+from vivace.worker.drafters import draft_model
 from vivace.worker.drafters.draft_model import ModelDrafter
+from vivace.worker.drafters.passes import DraftPasses
 
 DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
     "itself": ("Llama", {}),
@@ -166,7 +171,32 @@ def test_tokens_are_those_without_drafts(
     options = flags(models, draft, steps, **others, speculative_fixed_width=fixed)
     engine = build_engine(models / "itself", setting, **options)
     assert_same_tokens(run_toys(engine, seed=steps), plain_answers(models, setting))
+    assert engine.accept_rate() is not None, "something was drafted"
     assert (engine.retractions > 0) == setting.retraction
+
+
+def test_rows_catch_up_some_tokens_at_a_time(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they said without drafts is not computed in one step; then drafts are right again."""
+    steps, passed, choose = [0], list[int](), FixedWidth.choose
+    gather = DraftPasses.gather
+
+    def late(self: FixedWidth, decoding: list[Sequence]) -> list[int]:
+        steps[0] += 1
+        return [1] * len(decoding) if steps[0] < 50 else choose(self, decoding)
+
+    def watched(self: DraftPasses, rows: np.ndarray, counts: np.ndarray) -> Any:
+        passed.append(int(counts.sum()))
+        return gather(self, rows, counts)
+
+    monkeypatch.setattr(FixedWidth, "choose", late)
+    monkeypatch.setattr(DraftPasses, "gather", watched)
+    monkeypatch.setattr(draft_model, "MOST_MISSED", 24)
+    requests = draft_requests(4, 100)
+    engine = build_engine(models / "itself", PLAIN, **flags(models, "itself", 3))
+    found = engine.run(requests)
+    assert max(passed) <= 24 + 2 * len(requests) < 45 * len(requests) < sum(passed)
+    assert (engine.accept_rate() or 0) > 0.8 and not engine.audit()
+    assert_same_tokens(found, build_engine(models / "itself", PLAIN).run(requests))
 
 
 def test_a_cached_prefix_has_the_draft_s_keys_too(models: Path) -> None:

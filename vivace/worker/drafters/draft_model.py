@@ -3,8 +3,9 @@ probable, one pass for each token of a chain, or for each depth of a tree.
 
 What it keeps of a token lies in the same page as what the model keeps, in layers of its own: prefix
 cache, retraction and copies of pages are about both. Of prompts it computes what a step computed,
-behind it; of decoded tokens when drafts are next wanted: with none it costs nothing. Where
-something is missing or stale, drafts are worse, and nothing else.
+behind it; of decoded tokens when drafts are next wanted: with none it costs nothing. Rows that lack
+many by then get none yet, and catch up behind the next steps, some tokens in each. Where something
+is missing or stale, drafts are worse, and nothing else.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from vivace.worker.drafters.passes import DraftPasses
 from vivace.worker.drafters.place import DrafterPlace
 from vivace.worker.drafters.searches import DraftSearch, SearchPlace
 from vivace.worker.step_input import StepInput
+
+MOST_MISSED = 256
+"""tokens of all rows that are computed in one step because there were no drafts before"""
 
 
 class ModelDrafter(NoDrafter):
@@ -63,39 +67,83 @@ class ModelDrafter(NoDrafter):
         """[rows]: of how many of a row's first tokens the draft has KV; of drafts among them only
         those that were accepted count"""
 
+        self._lacking = np.zeros(place.rows.rows, np.bool_)
+        """[rows]: wanted drafts, and lacked too much; it has to catch up"""
+        self._told = np.full(place.rows.rows, -1)
+        """[rows]: how many drafts each was last said to have; -1: nothing was said"""
+        self._known = place.rows.columns.known
+
     def update(self, plan: StepPlan) -> None:
+        self._lacking[plan.leaves] = False
         for join in plan.joins:
             self._done[join.row] = join.cached
+            self._lacking[join.row], self._told[join.row] = False, -1
 
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
-        rows, counts = rows[counts > 0], counts[counts > 0]
         known = download(columns.known)[rows].astype(np.int64)
         computed = np.minimum(self._done[rows], known - 1)
+        waiting = known - computed
+        missed = np.where((waiting > self._search.row_tokens) & (counts > 0), waiting, 0)
+        lacking = (np.cumsum(missed) > MOST_MISSED) & (missed > 0)
+        self._lacking[rows] |= lacking
+        able = (counts > 0) & ~lacking
+        if not able.any():
+            return
+        rows, counts, known, computed = rows[able], counts[able], known[able], computed[able]
         self._passes.begin(rows, known, computed)
-        step, spans = self._passes.gather(rows, known - computed)
+        step, spans = self._passes.gather(rows, waiting[able])
         drawn = self._compute(step, step.input_ids)
         self._done[rows] = known + self._search.propose(rows, counts, spans, *drawn)
 
     def follow(self, step: StepInput, spans: Spans, hidden: Tensor, taps: Sequence[Tensor]) -> None:
         prompts = spans.counts if spans.drafts is None else spans.counts - spans.drafts
-        if spans.flat or int(prompts.max()) == 1:
+        if not spans.flat and int(prompts.max()) > 1:
+            self._passes.follow(step, self._own_ids(step.input_ids))
+            rows, before = spans.rows, spans.before
+            whole = self._done[rows] >= before
+            self._done[rows] = np.where(whole, before + prompts, self._done[rows])
+        if self._lacking.any():
+            self._catch_up(np.flatnonzero(self._lacking))
+
+    def _catch_up(self, rows: np.ndarray) -> None:
+        """Some tokens of these, the first ones first; the last one that is known is left for a
+        pass that says what follows."""
+        known = download(self._known)[rows].astype(np.int64)
+        waiting = np.maximum(known - 1 - self._done[rows], 0)
+        room = MOST_MISSED - (np.cumsum(waiting) - waiting)
+        counts = np.clip(room, 0, waiting)
+        self._lacking[rows[counts == waiting]] = False
+        some = counts > 0
+        rows, counts, known = rows[some], counts[some], known[some]
+        if not len(rows):
             return
-        self._passes.follow(step, self._own_ids(step.input_ids))
-        rows, before = spans.rows, spans.before
-        whole = self._done[rows] >= before
-        self._done[rows] = np.where(whole, before + prompts, self._done[rows])
+        self._passes.begin(rows, known, self._done[rows])
+        step, _ = self._passes.gather(rows, counts)
+        self._run(step)
+        self._done[rows] += counts
+
+    def ready(self, rows: list[int]) -> list[int]:
+        """Only told where it is news."""
+        ready = np.where(self._lacking[rows], 0, self.width)
+        if not (self._lacking.any() or (self._told[rows] == 0).any()):
+            return []
+        self._told[rows] = ready
+        return ready.tolist()
 
     def _compute(self, step: StepInput, states: Tensor) -> tuple[Tensor, Tensor]:
         """A `DraftPass` that needs no states."""
-        if self._last_id is not None:
-            step.input_ids.clamp_(max=self._last_id)
-        hidden = self._passes.run(step)
+        hidden = self._run(step)
         if len(step.logits_indices) < hidden.shape[0]:
             hidden = hidden.index_select(0, step.logits_indices)
         logits = self._model.lm_head(hidden)
         if logits.shape[1] > self._vocabulary:
             logits = logits[:, : self._vocabulary].contiguous()
         return logits, hidden
+
+    def _run(self, step: StepInput) -> Tensor:
+        if self._last_id is not None:
+            step.input_ids.clamp_(max=self._last_id)
+        return self._passes.run(step)
 
     def _own_ids(self, ids: Tensor) -> Tensor:
         """Those that the draft has no embedding of become another."""

@@ -76,8 +76,8 @@ class HeadDrafter(NoDrafter):
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         known = download(columns.known)[rows].astype(np.int64) - 1  # inputs are the next tokens
         computed = np.maximum(np.minimum(self._done[rows], known - 1), self._kept.first[rows])
-        able = (computed < known) & (self._kept.end[rows] >= known)
-        if not (counts[able] > 0).any():
+        able = (counts > 0) & (computed < known) & (self._kept.end[rows] >= known)
+        if not able.any():
             return
         rows, counts, known, computed = rows[able], counts[able], known[able], computed[able]
         self._passes.begin(rows, known, computed)

@@ -65,8 +65,8 @@ class LayeredDrafter(NoDrafter):
         """All heads pass, also where fewer drafts are wanted: each needs KV of every position."""
         known = download(columns.known)[rows].astype(np.int64) - 1  # of the model's states
         computed = np.maximum(np.minimum(self._done[rows], known - 1), self._kept.first[rows])
-        able = (computed < known) & (self._kept.end[rows] >= known)
-        if not (counts[able] > 0).any():
+        able = (counts > 0) & (computed < known) & (self._kept.end[rows] >= known)
+        if not able.any():
             return
         rows, known, computed = rows[able], known[able], computed[able]
         waiting = known - computed
