@@ -42,7 +42,7 @@ from safetensors.torch import save_file
 from vivace.config.draft_heads import TAPPED
 from vivace.engine.drafts.widths import FixedWidth
 from vivace.engine.sequence import Sequence
-from vivace.worker.drafters import head_drafter
+from vivace.worker.drafters import head_drafter, layered_drafter
 from vivace.worker.drafters.head_drafter import HeadDrafter
 from vivace.worker.drafters.layered_drafter import LayeredDrafter
 from vivace.worker.drafters.passes import DraftPasses
@@ -237,7 +237,7 @@ def test_tokens_are_those_without_drafts(
 
 
 @pytest.mark.parametrize("head", ["EAGLE3", "two layers"])
-def test_rows_that_asked_for_no_drafts_pass_no_head(
+def test_many_rows_that_asked_for_no_drafts_pass_no_head(
     toys: HeadToys, head: str, monkeypatch: pytest.MonkeyPatch, proposals: list[Proposal]
 ) -> None:
     choose, gather, passed = FixedWidth.choose, DraftPasses.gather, list[int]()
@@ -250,7 +250,8 @@ def test_rows_that_asked_for_no_drafts_pass_no_head(
         return gather(self, rows, counts)
 
     monkeypatch.setattr(FixedWidth, "choose", first)
-    monkeypatch.setattr(head_drafter, "FEW_ROWS", 0)
+    for kind in (head_drafter, layered_drafter):
+        monkeypatch.setattr(kind, "FEW_ROWS", 0)
     monkeypatch.setattr(DraftPasses, "gather", watched)
     engine = build_engine(toys.model(head), PLAIN, **flags(toys, head, 2))
     passed.clear()

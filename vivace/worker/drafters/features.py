@@ -12,6 +12,11 @@ from vivace.platforms.host import upload
 from vivace.platforms.rows import Spans
 
 
+FEW_ROWS = 8
+"""of a step, whose requests get no gaps: to read the head's weights for them costs little beside
+the model's, and drafts may pay again at any time"""
+
+
 class KeptFeatures:
     """Features of the last tokens that the model computed for each row: a ring of `most` of them.
     `widths`: of what the model hands out, [T, width] each."""

@@ -18,16 +18,12 @@ from vivace.platforms.host import download, upload
 from vivace.platforms.rows import RowColumns, Spans
 from vivace.protocol.step import StepPlan
 from vivace.worker.drafter import NoDrafter
-from vivace.worker.drafters.features import KeptFeatures
+from vivace.worker.drafters.features import FEW_ROWS, KeptFeatures
 from vivace.worker.drafters.heads import DraftHead
 from vivace.worker.drafters.passes import DraftPasses
 from vivace.worker.drafters.place import DrafterPlace
 from vivace.worker.drafters.searches import DraftSearch, SearchPlace
 from vivace.worker.step_input import StepInput
-
-FEW_ROWS = 8
-"""of a step, whose requests get no gaps: to read the head's weights for them costs little beside
-the model's, and drafts may pay again at any time"""
 
 
 class HeadDrafter(NoDrafter):
@@ -76,8 +72,10 @@ class HeadDrafter(NoDrafter):
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         known = download(columns.known)[rows].astype(np.int64) - 1  # inputs are the next tokens
         computed = np.maximum(np.minimum(self._done[rows], known - 1), self._kept.first[rows])
-        able = (counts > 0) & (computed < known) & (self._kept.end[rows] >= known)
-        if not able.any():
+        able = (computed < known) & (self._kept.end[rows] >= known)
+        if len(rows) > FEW_ROWS:
+            able &= counts > 0
+        if not (counts[able] > 0).any():
             return
         rows, counts, known, computed = rows[able], counts[able], known[able], computed[able]
         self._passes.begin(rows, known, computed)

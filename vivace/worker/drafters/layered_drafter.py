@@ -18,7 +18,7 @@ from vivace.platforms.host import download, upload
 from vivace.platforms.rows import RowColumns, Spans
 from vivace.protocol.step import StepPlan
 from vivace.worker.drafter import NoDrafter
-from vivace.worker.drafters.features import KeptFeatures
+from vivace.worker.drafters.features import FEW_ROWS, KeptFeatures
 from vivace.worker.drafters.heads import DraftHead
 from vivace.worker.drafters.passes import DraftPasses
 from vivace.worker.drafters.place import DrafterPlace
@@ -65,8 +65,10 @@ class LayeredDrafter(NoDrafter):
         """All heads pass, also where fewer drafts are wanted: each needs KV of every position."""
         known = download(columns.known)[rows].astype(np.int64) - 1  # of the model's states
         computed = np.maximum(np.minimum(self._done[rows], known - 1), self._kept.first[rows])
-        able = (counts > 0) & (computed < known) & (self._kept.end[rows] >= known)
-        if not able.any():
+        able = (computed < known) & (self._kept.end[rows] >= known)
+        if len(rows) > FEW_ROWS:
+            able &= counts > 0
+        if not (counts[able] > 0).any():
             return
         rows, known, computed = rows[able], known[able], computed[able]
         waiting = known - computed
