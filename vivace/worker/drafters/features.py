@@ -11,7 +11,6 @@ from torch import Tensor
 from vivace.platforms.host import upload
 from vivace.platforms.rows import Spans
 
-
 FEW_ROWS = 8
 """of a step, whose requests get no gaps: to read the head's weights for them costs little beside
 the model's, and drafts may pay again at any time"""
