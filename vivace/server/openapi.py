@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from vivace.config.json_schema import clean_descriptions
 from vivace.server.access import Access
 from vivace.server.routes import NO_BODY, Route
 from vivace.server.schema import ErrorBody
@@ -38,7 +39,7 @@ def document(routes: Sequence[Route], keyed: Container[Access] = ()) -> bytes:
             "description": "SGLang's native API and OpenAI's API. Unknown fields are ignored.",
         },
         "paths": dict(sorted(paths.items())),
-        "components": {"schemas": dict(sorted(components.items()))},
+        "components": {"schemas": clean_descriptions(dict(sorted(components.items())))},
     }
     if any(route.auth in keyed for route in routes):
         whole["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}

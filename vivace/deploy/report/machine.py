@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from vivace.config.json_schema import clean_descriptions
 from vivace.deploy.difference import Change, Kind
 from vivace.deploy.memory.plan import MemoryPart, MemoryPlan, plans
 from vivace.deploy.rules.judge import CaseResult, Finding, ReadFailure
@@ -151,5 +152,5 @@ def report_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Report of vivace check",
         "anyOf": list(references),
-        "$defs": definitions,
+        "$defs": clean_descriptions(definitions),
     }

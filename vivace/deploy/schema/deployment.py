@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from vivace.config.json_schema import clean_descriptions
 from vivace.errors import CannotStart
 
 Scalar = bool | int | float | str | None
@@ -193,4 +194,5 @@ def longest(lengths: int | Lengths | None) -> int | None:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of deployment.yaml for editors, draft 2020-12."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect, "title": "Vivace deployment", **msgspec.json.schema(Deployment)}
+    schema = clean_descriptions(msgspec.json.schema(Deployment))
+    return {"$schema": dialect, "title": "Vivace deployment", **schema}
