@@ -215,6 +215,29 @@ def test_what_was_interrupted_goes_on_to_the_same_head(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+class StepClock:
+    """A second passes whenever somebody asks."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def monotonic(self) -> float:
+        self._seconds += 1.0
+        return self._seconds
+
+
+def test_when_the_time_is_over_the_head_learns_from_what_there_is(
+    toy: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vivace.train.draft.time", StepClock())
+    flags = "--max-minutes 30 --epochs 1 --rows 16 --keep-states --sequence-length 500".split()
+    assert toy.train("Llama", tmp_path / "head", *SMALL, *flags) == 0
+    lines = (tmp_path / "head" / "training" / "sequences.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert len(found) > 4
+    assert all(one["answer"] + 2 <= one["count"] < 500 for one in found)
+
+
 def test_texts_and_given_answers_are_learned_as_they_are(toy: Trained, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("the cat sat on the mat. " * 60)
     flags = ["--text", str(tmp_path / "book.txt"), "--keep-states", "--draft-vocab-size", "11"]

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from vivace.commands import help_text, unknown_word
-from vivace.errors import CANNOT_START, CannotStart, exit_code
+from vivace.errors import CANNOT_START, exit_code
 
 KINDS = {"draft": "an EAGLE3 head that drafts for a model, from the model's own answers"}
 ENGINE_FLAGS = ("--disable-radix-cache",)
@@ -19,7 +19,7 @@ def main(words: Sequence[str]) -> int:
         return 0 if words else CANNOT_START
     if words[0] not in KINDS:
         return unknown_word("vivace train", "kind", words[0], KINDS)
-    return exit_code("vivace train draft", lambda: train_draft(words[1:]), cannot=(CannotStart,))
+    return exit_code("vivace train draft", lambda: train_draft(words[1:]))
 
 
 def train_draft(words: Sequence[str]) -> int:

@@ -60,12 +60,12 @@ class Collection:
         self._running: dict[int, tuple[TrainingPrompt, list[int]]] = {}
 
     def run(self, prompts: Sequence[TrainingPrompt], goes_on: Callable[[int], bool]) -> None:
-        """Until all are done, the files are full, or `goes_on`, which is told how many tokens there
-        are after each step, says no. What was not finished then is not kept."""
+        """Until all are done, the files are full, or `goes_on`, which is told how many tokens are
+        known after each step, says no."""
         waiting = iter(self._missing(prompts))
         room = self._files.room
         try:
-            while goes_on(self._files.count):
+            while goes_on(self._known()):
                 while len(self._running) < self._rows and room >= self._longest:
                     prompt = next(waiting, None)
                     if prompt is None:
@@ -81,6 +81,10 @@ class Collection:
                         room += sum(self._take(delta) for delta in message.deltas)
         finally:
             self._loop.close()
+
+    def _known(self) -> int:
+        """Tokens of sequences that have ended, and of those that run."""
+        return self._files.count + sum(len(tokens) for _, tokens in self._running.values())
 
     def _missing(self, prompts: Iterable[TrainingPrompt]) -> list[TrainingPrompt]:
         there = {one.prompt for one in self._files.sequences}
@@ -107,11 +111,21 @@ class Collection:
         del self._running[delta.key]
         if delta.finish.type == FINISH_ABORT:
             raise CannotStart(f"the engine refused prompt {prompt.number}: {delta.finish.message}")
+        self._keep(prompt, tokens)
+        return self._longest - len(tokens)
+
+    def keep_unfinished(self) -> None:
+        """Of answers under way what there is. Nothing runs afterwards."""
+        for key, (prompt, tokens) in self._running.items():
+            if len(tokens) > len(prompt.tokens) + 1 and self._recorder.has(key):
+                self._keep(prompt, tokens)
+        self._running.clear()
+
+    def _keep(self, prompt: TrainingPrompt, tokens: Sequence[int]) -> None:
         self._files.add(
             tokens,
-            self._recorder.take(delta.key),
+            self._recorder.take(prompt.number),
             prompt=prompt.number,
             answer=len(prompt.tokens) if prompt.answered else 0,
             held_out=prompt.held_out,
         )
-        return self._longest - len(tokens)

@@ -15,6 +15,7 @@ from vivace.checkpoint.file_state import model_digest
 from vivace.errors import CannotStart
 from vivace.frontend.tokenizer import configured_tokenizer
 from vivace.layers.rotary import plain
+from vivace.terminal import print_wrapped
 from vivace.train.collect import Collection
 from vivace.train.folder import HeadFolder
 from vivace.train.head import HeadPasses, HeadSizes, make_parameters
@@ -69,7 +70,7 @@ def train_draft(config: Config, asked: argparse.Namespace) -> int:
     tokens = min(asked.tokens, sum(longest_outcome(one, asked) for one in prompts))
     plan = make_plan(config, asked, prompts, tokens)
     folder.check(plan)
-    check_room(folder.path, tokens, recorder.state_width)
+    check_room(folder.training, tokens, recorder.state_width)
     folder.begin(plan)
     with TrainingProgress() as progress:
         progress.say(
@@ -102,6 +103,11 @@ def find_prompts(config: Config, asked: argparse.Namespace) -> list[TrainingProm
                 else read_chats(asked.prompts, asked.answers)
             )
             found = encode_chats(chats, tokenizer, asked.answers, longest)
+            if left := len(chats) - len(found):
+                print_wrapped(
+                    f"{left} prompts are left out: they are longer than half of "
+                    f"--sequence-length {longest}, and answers would be short"
+                )
     finally:
         if tokenizer.chat is not None:
             tokenizer.chat.close()
@@ -175,6 +181,8 @@ def collect(
         return not progress.interrupted and time.monotonic() - began < limit
 
     collection.run(prompts, goes_on)
+    if not progress.interrupted:  # the time is over
+        collection.keep_unfinished()
     progress.say(f"collected {files.count:,} tokens in {time.monotonic() - started:.0f} s")
 
 

@@ -35,6 +35,8 @@ class StateRecorder(NoDrafter):
         self._longest = longest
         self._rows: dict[int, int] = {}
         """key of a request -> where it is computed"""
+        self._keys: dict[int, int] = {}
+        """where -> who was the last one there"""
 
     def choose(self, served: DraftTarget) -> StateRecorder:
         """Look on at this model's steps."""
@@ -49,6 +51,7 @@ class StateRecorder(NoDrafter):
     def update(self, plan: StepPlan) -> None:
         for join in plan.joins:
             self._rows[join.key] = join.row
+            self._keys[join.row] = join.key
 
     def follow(self, step: StepInput, spans: Spans, hidden: Tensor, taps: Sequence[Tensor]) -> None:
         starts = upload(np.repeat(spans.rows, spans.counts) * self._longest, hidden.device)
@@ -57,7 +60,11 @@ class StateRecorder(NoDrafter):
             columns = self._states[:, index * self._hidden : (index + 1) * self._hidden]
             columns.index_copy_(0, places, one.to(STORED))
 
+    def has(self, key: int) -> bool:
+        """Nobody else is where it was computed."""
+        return key in self._rows and self._keys[self._rows[key]] == key
+
     def take(self, key: int) -> Tensor:
-        """[longest, state_width] of a request that has ended, before the next step."""
+        """[longest, state_width] of a request that goes on no more, before the next step."""
         first = self._rows.pop(key) * self._longest
         return self._states[first : first + self._longest]

@@ -40,7 +40,9 @@ def needed_bytes(tokens: int, width: int) -> int:
 def check_room(folder: Path, tokens: int, width: int) -> None:
     """Raises CannotStart where the disk of `folder`, which may not be there, has no room."""
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    needed, free = needed_bytes(tokens, width) + SPARE_BYTES, shutil.disk_usage(above).free
+    there = sum(path.stat().st_size for path in folder.glob("*.bin"))  # it was begun before
+    needed = needed_bytes(tokens, width) - there + SPARE_BYTES
+    free = shutil.disk_usage(above).free
     if needed > free:
         raise CannotStart(
             f"{folder}: hidden states of {tokens:,} tokens need {needed / 1e9:.1f} GB and "
