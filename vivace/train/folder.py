@@ -25,6 +25,7 @@ OWN = "training"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """what AdamW keeps of a tensor"""
 SAVED = torch.bfloat16
+READABLE = 0o644
 
 
 class HeadFolder:
@@ -127,6 +128,7 @@ def replace_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, 
     """The old file is there until the new one is whole."""
     part = path.with_name(f"{path.name}.part")
     save_file({name: t.contiguous() for name, t in tensors.items()}, part, metadata)
+    part.chmod(READABLE)  # safetensors makes it its owner's alone
     part.replace(path)
 
 
