@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from engine_under_test import Answer, Engine, Setting
 
 from vivace.config.config import Config
@@ -18,6 +19,7 @@ from vivace.engine.executor import StepWorker, first_stage
 from vivace.engine.lockstep import SharedLockstep
 from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, RankWorker
 from vivace.launch.expert_settings import expert_distribution
+from vivace.platforms.cpu.facts import has_kernels
 from vivace.platforms.rendezvous import RankMemory, Rendezvous
 from vivace.protocol.bells import new_bells
 from vivace.protocol.messages import Request
@@ -178,6 +180,8 @@ class Company:
 
 def build_ranks(config: Config, size: int) -> list[StepWorker]:
     """Workers of `size` ranks that compute together, in their order."""
+    if size > 1 and not has_kernels():
+        pytest.skip("ranks that are threads need the native kernels")
     memory, pool = os.memfd_create("ranks"), ThreadPoolExecutor(size)
 
     def build(rank: int) -> StepWorker:
