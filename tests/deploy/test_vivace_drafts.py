@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,32 @@ def test_what_does_not_start_is_one(line: str, toy: Path) -> None:
     elsewhere = [word.replace(str(toy), "org/model") for word in words]
     for typed in (words, elsewhere):
         assert [each.severity for each in findings(typed)].count("error") == 1
+
+
+def test_a_refusal_is_about_the_flag_that_names_the_draft(toy: Path, tmp_path: Path) -> None:
+    words = ["--model-path", str(toy), *f"{DRAFT} {tmp_path}".split()]
+    (found,) = worst(words)
+    assert found.flag == "--speculative-draft-model-path"
+
+
+@pytest.mark.parametrize("algorithm", ["NEXTN", "EAGLE"])
+def test_a_model_without_layers_for_drafts_is_told_wherever_it_lies(algorithm: str) -> None:
+    words = ["--model-path", "meta-llama/Llama-3.1-8B-Instruct", "--device", "cpu"]
+    (found,) = worst([*words, "--speculative-algorithm", algorithm])
+    assert "llama-3.1-8b has no layers for drafts" in found.text
+    words[1] = "zai-org/GLM-4.5"
+    assert worst([*words, "--speculative-algorithm", algorithm]) == []
+
+
+def test_a_head_in_the_place_of_the_model_is_called_one(toy: Path, tmp_path: Path) -> None:
+    described = json.loads((toy / "config.json").read_text())
+    head = described | {"architectures": ["LlamaForCausalLMEagle3"]}
+    (tmp_path / "config.json").write_text(json.dumps(head))
+    words = ["--model-path", str(tmp_path), "--load-format", "dummy"]
+    with pytest.raises(CannotStart, match="head"):
+        configure(parse(words, {}))
+    (found,) = worst(words)
+    assert "--speculative-draft-model-path" in found.text
 
 
 @pytest.mark.parametrize("line", IDLE)

@@ -29,8 +29,10 @@ from vivace.config.token_map import read_token_map
 from vivace.models.facts import ModelFacts, checkpoint_quantization, read_facts
 from vivace.models.registry import check_architecture
 
-PATH = "--speculative-draft-model-path"
+PATH, QUANTIZATION = "--speculative-draft-model-path", "--speculative-draft-model-quantization"
 LAYERED = "--enable-multi-layer-eagle"
+READ_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+"""of a draft; others are refused, by their flag, once it is found"""
 MOST_DIFFERING = 0.01
 """share of the ids of two models that may stand for other tokens: markers that one has renamed.
 Such drafts are refused when they are verified"""
@@ -64,7 +66,7 @@ def locate_draft(
     load_format = asked.speculative_draft_load_format or "auto"
     source = locate(
         asked.speculative_draft_model_path,
-        load_format="auto" if load_format == SHARDED else load_format,  # which is refused later
+        load_format=load_format if load_format in READ_FORMATS else "auto",
         revision=asked.speculative_draft_model_revision,
         cache=cache,
         flag=PATH,
@@ -119,7 +121,8 @@ def draft_models(options: Options, context: ModelContext) -> list[str]:
     refuse_divided_head(options, context)
     notices = layers_of_drafts(options, context.draft)
     quantization = options.speculative.speculative_draft_model_quantization
-    checkpoint_quantization(context.draft.source, known_method(context.draft, quantization))
+    method = known_method(context.draft, quantization)
+    checkpoint_quantization(context.draft.source, method, QUANTIZATION)
     if context.draft.head is not None:
         return notices
     return notices + check_vocabulary(context, context.draft)
@@ -199,8 +202,7 @@ def known_method(draft: DraftModel, requested: str | None) -> str | None:
     of floats, and "gguf" for nothing of a GGUF file."""
     if requested == "gguf" and draft.source.format != "gguf":
         raise ConfigError(
-            f"--speculative-draft-model-quantization gguf: {draft.source.path} is a "
-            f"{draft.source.format} model"
+            f"{QUANTIZATION} gguf: {draft.source.path} is a {draft.source.format} model"
         )
     floats = requested == UNQUANT and checkpoint_quantization(draft.source) is None
     return None if requested == "gguf" or floats else requested

@@ -194,6 +194,8 @@ def why_layout_refused(server: ServerPlan, case: Case, model: DescribedModel) ->
     try:
         if steps_known:
             check_steps(options, context)
+        if takes_own_layers(options) and draft_path(options) is None:
+            locate_draft(options, source, context.facts, None)
     except ConfigError as error:
         return str(error)
     return ""

@@ -224,13 +224,13 @@ def read_facts(source: ModelSource) -> ModelFacts:
 
 
 def checkpoint_quantization(
-    source: ModelSource, requested: str | None = None
+    source: ModelSource, requested: str | None = None, flag: str = "--quantization"
 ) -> QuantizedCheckpoint | None:
     """What the files say of their weights. Raises SourceError for what is not read, and where
-    --quantization asks for something that cannot be made of it."""
+    `flag` asks for something that cannot be made of it."""
     description, beside = read_quant_description(source.path), read_quantize_config(source.path)
     found = read_quantization(ModelFields(source), description, beside)
-    check_requested_method(found, requested)
+    check_requested_method(found, requested, flag)
     return found
 
 

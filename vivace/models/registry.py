@@ -36,7 +36,12 @@ def check_architecture(source: ModelSource) -> None:
 
     Cheap, so that it can be asked before any process is started.
     """
-    if (name := read_class_name(source)) not in ARCHITECTURES:
+    name = read_class_name(source)
+    if "Eagle" in name:
+        raise SourceError(
+            f"{source.path}: {name} is a head, which --speculative-draft-model-path names"
+        )
+    if name not in ARCHITECTURES:
         raise SourceError(
             f"{source.path}: the architecture {name} is not supported; supported: "
             f"{', '.join(ARCHITECTURES)}; {advice(name, source.config.get('model_type'))}"

@@ -126,13 +126,15 @@ def read_quantization(
     return read_method(values, place) if values else None
 
 
-def check_requested_method(checkpoint: QuantizedCheckpoint | None, requested: str | None) -> None:
-    """Raises SourceError where --quantization and the checkpoint contradict each other."""
+def check_requested_method(
+    checkpoint: QuantizedCheckpoint | None, requested: str | None, flag: str = "--quantization"
+) -> None:
+    """Raises SourceError where `flag` and the checkpoint contradict each other."""
     if requested is None or (checkpoint and requested == checkpoint.method):
         return
     if requested in METHODS:
         found = checkpoint.method if checkpoint else "floats, or blocks of a GGUF file"
-        raise SourceError(f"--quantization {requested}: the weights are {found}; leave it out")
+        raise SourceError(f"{flag} {requested}: the weights are {found}; leave it out")
     possible = {
         AwqCheckpoint: (UNQUANT,),
         GptqCheckpoint: (UNQUANT,),
@@ -142,7 +144,7 @@ def check_requested_method(checkpoint: QuantizedCheckpoint | None, requested: st
     }
     if checkpoint and requested not in possible.get(type(checkpoint), (requested,)):
         raise SourceError(
-            f"--quantization {requested}: the weights are {checkpoint.method} already; leave it out"
+            f"{flag} {requested}: the weights are {checkpoint.method} already; leave it out"
         )
 
 

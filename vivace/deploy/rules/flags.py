@@ -302,7 +302,7 @@ def vivace_start(server: ServerPlan, case: Case) -> Iterator[Issue]:
     for text, refused in said_together(server, named=named):
         outside = "--cluster-key-file" in text or ("--api-key" in text and case.launches)
         severity = ("warning" if outside else None) if refused else "note"
-        yield Issue(flag_in(text), text, SAID, severity)
+        yield Issue(flag_in(text, server), text, SAID, severity)
 
 
 @server_rule(
@@ -317,11 +317,13 @@ def vivace_layout(server: ServerPlan, case: Case) -> Iterator[Issue]:
     from vivace.deploy.own_checks import why_layout_refused
 
     if case.described and (reason := why_layout_refused(server, case, case.described)):
-        yield Issue(flag_in(reason), reason, SAID)
+        yield Issue(flag_in(reason, server), reason, SAID)
 
 
-def flag_in(reason: str) -> str:
-    """What a refusal begins with: the name of an option, or a variable."""
+def flag_in(reason: str, server: ServerPlan) -> str:
+    """What a refusal begins with: the name of an option, a variable, or the path of a model."""
     first = re.split(r"[ :=]", reason, maxsplit=1)[0]
     option = find_option(first[2:]) if first.startswith("--") else None
-    return option.name if option else first if first.isupper() else "--model-path"
+    _, draft = server.given.get("speculative_draft_model_path", ("", ""))
+    model = "speculative_draft_model_path" if draft and str(draft) in reason else "model_path"
+    return option.name if option else first if first.isupper() else model
