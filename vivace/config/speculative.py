@@ -24,7 +24,7 @@ DRAFTERS = "vivace.drafters"
 @dataclass(frozen=True)
 class SpeculativeOptions:
     speculative_algorithm: str | None = option(
-        help="Who proposes drafts, also an installed drafter by its name. Default: nobody.",
+        help="Who proposes drafts; an installed drafter by its name. Default: nobody.",
         choices=["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH"],
         values={"DFLASH": NO_DFLASH},
         plugins=DRAFTERS,
@@ -52,14 +52,13 @@ class SpeculativeOptions:
         help="Branches that each pass of a draft goes on from. Default: 1, a chain."
     )
     speculative_num_draft_tokens: int | None = option(
-        help="Most tokens of a request that are verified at once, its last one and drafts; by "
-        "default 12 with NGRAM, otherwise steps * topk + 1."
+        help="Tokens verified at once. Default: 12 with NGRAM, else steps * topk + 1."
     )
     speculative_accept_threshold_single: float = option(
-        1.0, "Sampled answers take drafts of this probability or more; below 1 drafts change them."
+        1.0, "Sampled answers take drafts this likely; below 1 drafts change them."
     )
     speculative_accept_threshold_acc: float = option(
-        1.0, "Divides probabilities by which they take drafts; below 1 drafts change them."
+        1.0, "Divides their probabilities; below 1 drafts change sampled answers."
     )
     speculative_token_map: str | None = option(
         help="Token ids that EAGLE and NEXTN may propose: JSON or safetensors."
@@ -88,7 +87,7 @@ class SpeculativeOptions:
         False, "One multi-token-prediction layer per draft step."
     )
     speculative_ngram_min_match_window_size: int = option(
-        1, "Least tokens of a request's end that must have occurred before to get n-gram drafts."
+        1, "Least tokens that must have occurred before for n-gram drafts."
     )
     speculative_ngram_max_match_window_size: int = option(
         12, "Most tokens of a request's end that n-gram drafts look for."
@@ -97,13 +96,11 @@ class SpeculativeOptions:
         1, "Least ways on behind a long n-gram, and behind drafts of a tree."
     )
     speculative_ngram_max_bfs_breadth: int | None = option(
-        help="Most ways on behind a short n-gram. Default: 1, drafts are chains; 10, as SGLang's, "
-        "where the least is above 1."
+        help="Most ways on behind a short n-gram. Default: 1; 10 if the least is more."
     )
     speculative_ngram_match_type: str = option(
         "BFS",
-        "Of several continuations of an n-gram take the latest one (BFS) or the most frequent one "
-        "(PROB).",
+        "Which continuation counts: the latest (BFS) or most frequent (PROB).",
         choices=["BFS", "PROB"],
     )
     speculative_ngram_branch_length: int = option(
@@ -113,16 +110,14 @@ class SpeculativeOptions:
     )
     speculative_ngram_capacity: int = option(
         10_000_000,
-        "Most tokens in the tree of n-grams that requests share; memory is taken as they come, 10 "
-        "bytes for each, or up to 70.",
+        "Most tokens of n-grams that requests share, of 10 to 70 bytes.",
     )
     speculative_ngram_external_corpus_path: str | None = option(
-        help="File of texts that n-gram drafts may come from: plain text, or JSONL with a document "
-        "in each line.",
+        help="Texts that n-gram drafts may come from: plain, or documents in JSONL.",
     )
     speculative_ngram_external_corpus_max_tokens: int = option(
         10_000_000, "Most tokens of all corpora together."
     )
     speculative_ngram_external_sam_budget: int | None = option(
-        help="Most drafts of a request in a step that come from a corpus; by default all."
+        help="Most drafts of a step that come from a corpus. Default: all."
     )
