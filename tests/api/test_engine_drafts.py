@@ -85,7 +85,8 @@ def test_drafts_come_from_a_corpus(toy: Path, tmp_path: Path) -> None:
     flags |= {"speculative_ngram_external_corpus_path": str(path)}
     tried, texts = list[int](), list[str]()
     for budget in (0, 4):
-        with vivace.Engine(toy, **flags, speculative_ngram_external_sam_budget=budget) as engine:
+        flags |= {"tp_size": 2 if budget else 1, "speculative_ngram_external_sam_budget": budget}
+        with vivace.Engine(toy, **flags) as engine:
             prompt = "to be, tha"
             greedy = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
             tokenizer: Any = engine.get_tokenizer()
@@ -104,3 +105,14 @@ def test_a_corpus_that_is_too_long_is_refused(toy: Path, tmp_path: Path) -> None
     flags |= {"speculative_ngram_external_corpus_path": str(path)}
     with pytest.raises(CannotStart, match="tokens"):
         vivace.Engine(toy, **flags, speculative_ngram_external_corpus_max_tokens=99)
+
+
+def test_the_oracle_knows_drafts(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIVACE_EXECUTOR", "oracle")
+    sampling = {"max_new_tokens": 40, "ignore_eos": True, "sampling_seed": 3}
+    found: list[Any] = []
+    for algorithm in (None, "NGRAM"):
+        with vivace.Engine(toy, **FLAGS, speculative_algorithm=algorithm) as engine:
+            found.append(engine.generate(input_ids=[5, 6, 7], sampling_params=sampling))
+    assert found[0]["output_ids"] == found[1]["output_ids"]
+    assert found[1]["meta_info"]["spec_accept_length"] > 1

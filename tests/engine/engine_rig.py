@@ -16,9 +16,8 @@ from vivace.engine.oracle import (
     OracleWorker,
     hash_kv,
     oracle_answer,
-    oracle_token,
-    splitmix64,
 )
+from vivace.engine.oracle_drafts import OracleDrafts
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
 from vivace.frontend.answer_parts import PromptRows
@@ -133,15 +132,9 @@ class OracleExecutor(InProcessExecutor):
 
     def __init__(self, capacity: Capacity, eos_rate: float, faults: Faults) -> None:
         worker = OracleWorker(
-            capacity, VOCABULARY, eos_rate=eos_rate, faults=faults, draft=scripted_draft
+            capacity, VOCABULARY, eos_rate=eos_rate, faults=faults, draft=OracleDrafts(VOCABULARY)
         )
         super().__init__(worker)
-
-
-def scripted_draft(seed: int, position: int) -> int:
-    """Two of three times what the oracle draws there, if no stop id is masked or drawn early."""
-    right = splitmix64(seed ^ (position << 20)) % 3
-    return oracle_token(seed, position, VOCABULARY) if right else position % VOCABULARY
 
 
 class LateExecutor(OracleExecutor):

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_rig import VOCABULARY, Rig, scripted_draft
+from engine_rig import VOCABULARY, Rig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivace.engine.executor import ExecutorDied, StepWorker
 from vivace.engine.oracle import Faults, InjectedFault, OracleWorker
+from vivace.engine.oracle_drafts import OracleDrafts
 from vivace.engine.process_group import (
     COMPANION_SECONDS,
     ProcessGroupExecutor,
@@ -114,7 +115,7 @@ class Group:
 
     def __call__(self, capacity: Capacity, eos_rate: float, faults: Faults) -> ProcessGroupExecutor:
         def worker(found: Faults) -> OracleWorker:
-            how = {"eos_rate": eos_rate, "faults": found, "draft": scripted_draft}
+            how = {"eos_rate": eos_rate, "faults": found, "draft": OracleDrafts(VOCABULARY)}
             return RefusingWorker(capacity, VOCABULARY, **how)
 
         for rank in range(1, RANKS):

@@ -9,8 +9,9 @@ import pytest
 from engine_under_test import Setting, build_engine, toy_requests, write_toy_llama
 
 from vivace.config.errors import ConfigError
-from vivace.config.parsing import from_arguments, parse
+from vivace.config.parsing import parse
 from vivace.launch.configure import configure
+from vivace.launch.node_hello import describe_drafter
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "speculative.md"
 PLAIN = Setting(batch=4, chunk=64, radix="on", depth=1, page=16)
@@ -26,7 +27,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: last_token\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(
         "[vivace.drafters]\nLAST = last_token:build\nBROKEN = last_token:nothing\n"
+        "BOOM = boom:build\nFAILS = fails:build\nTWIN = last_token:build\n"
     )
+    (tmp_path / "boom.py").write_text("raise RuntimeError('not today')\n")
+    (tmp_path / "fails.py").write_text("def build(config):\n    return config.nothing\n")
+    about = tmp_path / "another-2.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 2.0\n")
+    (about / "entry_points.txt").write_text("[vivace.drafters]\nTWIN = another:build\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -49,8 +57,15 @@ def test_names_are_those_of_installed_packages(tmp_path: Path) -> None:
         parse(["--speculative-algorithm", "last_token:build"], {})
 
 
-def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["BROKEN", "BOOM", "FAILS", "TWIN"])
+def test_what_cannot_be_loaded_is_named(tmp_path: Path, name: str) -> None:
     model = write_toy_llama(tmp_path / "toy")
-    with pytest.raises(ConfigError, match="BROKEN"):
-        build_engine(model, PLAIN, speculative_algorithm="BROKEN")
-    assert from_arguments(speculative_algorithm="BROKEN").speculative.speculative_algorithm
+    with pytest.raises(ConfigError, match=name):
+        build_engine(model, PLAIN, speculative_algorithm=name)
+
+
+def test_a_node_tells_of_the_package() -> None:
+    """Ranks that do not draft alike wait for each other for ever."""
+    config = configure(parse(["--speculative-algorithm", "LAST"], {}))
+    assert describe_drafter(config) == {"drafter LAST": "last_token 1.0"}
+    assert not describe_drafter(configure(parse([], {})))

@@ -1,4 +1,4 @@
-"""The corpus that a configuration names, for the drafter of a worker of this process."""
+"""The corpus that a configuration names, for the drafters of all ranks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from vivace.protocol.workers import AddCorpus
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
-    from vivace.engine.executor import StepWorker
+    from vivace.engine.executor import Executor
     from vivace.models.loading import ReportProgress
 
 FLAG = "--speculative-ngram-external-corpus-path"
 
 
-def add_corpus(config: Config, worker: StepWorker, report: ReportProgress) -> None:
-    """Every rank reads the file. Raises CannotStart."""
+def add_corpus(config: Config, executor: Executor, report: ReportProgress) -> None:
+    """The engine reads the file and tells its ranks, which so have the same, wherever they are.
+    Raises CannotStart."""
     path = corpus_path(config)
     if path is None:
         return
@@ -30,5 +31,6 @@ def add_corpus(config: Config, worker: StepWorker, report: ReportProgress) -> No
         tokens = encode_documents(read_documents(path), load_encoder(config.source), most)
     except (OSError, CorpusError) as error:
         raise CannotStart(f"{FLAG}: {error}") from None
-    if refused := worker.control(AddCorpus(name=path, tokens=tokens)).refused:
-        raise CannotStart(f"{FLAG} {path}: {refused}")
+    for state in executor.control(AddCorpus(name=path, tokens=tokens)):
+        if state.refused:
+            raise CannotStart(f"{FLAG} {path}: {state.refused}")

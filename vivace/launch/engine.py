@@ -10,6 +10,7 @@ from vivace.config.parallelism import engine_rows, requested_sizes
 from vivace.engine.executor import Executor, InProcessExecutor, StepWorker, first_stage
 from vivace.engine.loop import Lockstep, Loop, Mailbox, ReportLoad
 from vivace.engine.oracle import OracleWorker
+from vivace.engine.oracle_drafts import OracleDrafts
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import engine_settings
 from vivace.launch.corpora import add_corpus
@@ -84,6 +85,24 @@ def build_executor(
 ) -> Executor:
     """One worker in this process, or the first of several ranks; the arguments are those of
     `engine_parts`."""
+    executor = start_executor(config, report, wrap, owns_process, share, place, others)
+    try:
+        add_corpus(config, executor, report)
+    except BaseException:
+        executor.close()
+        raise
+    return executor
+
+
+def start_executor(
+    config: Config,
+    report: ReportProgress,
+    wrap: Callable[[StepWorker], StepWorker],
+    owns_process: bool,
+    share: int,
+    place: EnginePlace | None,
+    others: OtherNodes,
+) -> Executor:
     sizes = requested_sizes(config)
     if (sizes.engine_ranks == 1 and place is None) or config.environment.get("VIVACE_EXECUTOR"):
         return InProcessExecutor(wrap(build_runner(config, report, owns_process, share)))
@@ -93,7 +112,6 @@ def build_executor(
         from vivace.worker.build import build_worker
 
         worker = build_worker(config, told, found, owns_process=owns_process, share=share)
-        add_corpus(config, worker, told)
         return worker if sizes.pp == 1 else first_stage(worker)
 
     return start_process_group(config, build, wrap, report, place, others)
@@ -141,9 +159,7 @@ def build_runner(
     report("Loading PyTorch", 0.0)
     from vivace.worker.build import build_worker
 
-    worker = build_worker(config, report, owns_process=owns_process, share=share)
-    add_corpus(config, worker, report)
-    return worker
+    return build_worker(config, report, owns_process=owns_process, share=share)
 
 
 def oracle(config: Config, step_seconds: float) -> OracleWorker:
@@ -170,4 +186,6 @@ def oracle(config: Config, step_seconds: float) -> OracleWorker:
         vocabulary=config.facts.vocabulary,
         rewrites=size.rewrites,
     )
-    return OracleWorker(capacity, config.facts.vocabulary, step_seconds=step_seconds)
+    vocabulary = config.facts.vocabulary
+    draft = OracleDrafts(vocabulary) if config.draft_width else None
+    return OracleWorker(capacity, vocabulary, step_seconds=step_seconds, draft=draft)

@@ -10,6 +10,8 @@ from vivace.checkpoint.file_state import model_digests
 from vivace.config.http import HttpOptions
 from vivace.config.nodes import CLOCK_SECONDS, comparable, difference
 from vivace.config.parallelism import process_groups, requested_sizes
+from vivace.config.plugins import find_installed, installed, package
+from vivace.config.speculative import DRAFTERS
 from vivace.launch.handshake import derive
 from vivace.launch.node_messages import NodeHello
 from vivace.platforms.platform import describe_arithmetic
@@ -37,7 +39,7 @@ def hello(config: Config) -> NodeHello:
         version=__version__,
         asked=comparable(config),
         files=all_digests(config),
-        arithmetic=describe_arithmetic(config.platform),
+        arithmetic=describe_arithmetic(config.platform) | describe_drafter(config),
         clock=time.time(),
     )
 
@@ -49,6 +51,14 @@ def all_digests(config: Config) -> dict[str, str]:
         drafts = model_digests(config.draft.source)
         found |= {f"draft: {name}": digest for name, digest in drafts.items()}
     return found
+
+
+def describe_drafter(config: Config) -> dict[str, str]:
+    """The package that brings it, if one does."""
+    name = config.speculative.speculative_algorithm
+    if name is None or name not in installed(DRAFTERS):
+        return {}
+    return {f"drafter {name}": package(find_installed(DRAFTERS, name))}
 
 
 def without_keys(config: Config) -> Config:

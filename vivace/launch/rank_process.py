@@ -16,7 +16,6 @@ from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import decode
 from vivace.engine.process_group import RankWorker
 from vivace.errors import FAILED
-from vivace.launch.corpora import add_corpus
 from vivace.launch.faults import with_rank_fault
 from vivace.launch.node_sockets import open_sockets
 from vivace.launch.rank_progress import report_to_engine
@@ -109,7 +108,6 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     rendezvous = meet_ranks(setup.rank, setup.ranks, setup.meeting, memory, met)
     report, told = report_to_engine(control.send), config.environment
     built = build_worker(config, report, rendezvous, owns_process=True)
-    add_corpus(config, built, report)
     runner = with_rank_fault(
         built,
         told.get("VIVACE_TEST_FAULT", ""),

@@ -153,7 +153,15 @@ def choose_search(config: Config) -> DraftSearch:
 def load_drafter(config: Config) -> Drafter:
     """That of an installed package. Raises ConfigError."""
     name = config.speculative.speculative_algorithm or ""
-    drafter: Drafter = load_installed(DRAFTERS, name)(config)
+    build = load_installed(DRAFTERS, name)
+    try:
+        drafter: Drafter = build(config)
+    except CannotStart:
+        raise
+    except Exception as error:  # it is other people's code
+        raise ConfigError(
+            f"--speculative-algorithm {name}: its package fails: {type(error).__name__}: {error}"
+        ) from error
     if drafter.width < config.draft_width:
         raise ConfigError(
             f"--speculative-algorithm {name} proposes {drafter.width} tokens at most: give "

@@ -10,6 +10,7 @@ import numpy as np
 
 from vivace.platforms.host import download, upload
 from vivace.platforms.rows import RowColumns
+from vivace.protocol.workers import AddCorpus, RemoveCorpus
 from vivace.worker.drafter import NoDrafter
 
 MOST_TEXTS = 64
@@ -95,6 +96,12 @@ class SentDrafter(NoDrafter):
     (`HeadsElsewhere`)."""
 
     reports_ready = True  # that one may
+
+    def add_corpus(self, corpus: AddCorpus) -> str:
+        return ""  # that one has it
+
+    def remove_corpus(self, corpus: RemoveCorpus) -> str:
+        return ""
 
     def __init__(self, width: int) -> None:
         self.width = width

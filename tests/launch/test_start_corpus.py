@@ -1,0 +1,42 @@
+"""The corpus that a flag names: one reads it, and all ranks are told the same."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vivace.config.speculative import SpeculativeOptions
+from vivace.errors import CannotStart
+from vivace.frontend import tokenizer
+from vivace.launch.corpora import add_corpus
+from vivace.protocol.workers import AddCorpus, WorkerState
+
+
+@pytest.mark.parametrize("refused", ["", "no room"])
+def test_all_ranks_are_told_what_one_read(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, told = tmp_path / "a.txt", list[AddCorpus]()
+    path.write_text("ab")
+    words = SimpleNamespace(encode=lambda text, add_special_tokens: list(map(ord, text)))
+    monkeypatch.setattr(tokenizer, "load_encoder", lambda source: words)
+
+    def control(command: AddCorpus) -> list[WorkerState]:
+        told.append(command)
+        return [WorkerState(), WorkerState(rank=1, refused=refused)]
+
+    asked = SpeculativeOptions(
+        speculative_algorithm="NGRAM", speculative_ngram_external_corpus_path=str(path)
+    )
+    config: Any = SimpleNamespace(speculative=asked, source=None)
+    executor: Any = SimpleNamespace(control=control)
+    if refused:
+        with pytest.raises(CannotStart, match=refused):
+            add_corpus(config, executor, lambda stage, done: None)
+    else:
+        add_corpus(config, executor, lambda stage, done: None)
+    assert [array("i", one.tokens).tolist() for one in told] == [[97, 98, -1]]
