@@ -16,7 +16,7 @@ from served_toy import write_toy_llama
 
 from vivace.config.config import Options
 from vivace.config.draft_flags import OF_ALL, OF_MODELS, READ, idle_drafts, speculation
-from vivace.config.drafts import EAGLE3, NEXTN, NGRAM, drafts, trees
+from vivace.config.drafts import EAGLE3, NEXTN, NGRAM, corpus, drafts, trees
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import from_arguments
 from vivace.config.speculative import SpeculativeOptions
@@ -329,6 +329,22 @@ def test_flags_of_ngrams_are_checked_before_anything_is_loaded(
 ) -> None:
     with pytest.raises(ConfigError, match=word):
         configure(from_arguments(speculative_algorithm="NGRAM", **asked))
+
+
+def test_a_node_behind_the_first_needs_no_corpus() -> None:
+    """Its ranks are told what the first one read."""
+    options: Any = SimpleNamespace(
+        speculative=SpeculativeOptions(
+            speculative_algorithm="NGRAM", speculative_ngram_external_corpus_path="/nowhere"
+        ),
+        model=SimpleNamespace(skip_tokenizer_init=False),
+        parallel=SimpleNamespace(node_rank=1),
+    )
+    context: Any = None
+    assert corpus(options, context) == []
+    options.parallel.node_rank = 0
+    with pytest.raises(ConfigError, match="nowhere"):
+        corpus(options, context)
 
 
 def test_flags_of_ngrams_arrive() -> None:

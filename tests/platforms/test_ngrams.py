@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vivace.config.drafts import token_bytes
 from vivace.platforms.cpu.facts import has_kernels
 from vivace.platforms.cpu.native_ngrams import NativeNgramIndex
 from vivace.platforms.ngrams import PROMPT_PATHS, NgramIndex, NgramSettings
@@ -272,6 +273,16 @@ def test_native_memory_has_the_bounds_that_the_flags_promise() -> None:
     assert 19_900 < index.nodes <= 20_000
     text = 2000 * (4 + 12 * 4 / (5 / 16))
     assert index.nbytes < 20_000 * 70 + text + 100_000
+
+
+@pytest.mark.skipif(not has_kernels(), reason="the library of kernels is not built")
+@pytest.mark.parametrize("depth", [18, 128])
+def test_texts_that_fork_at_every_second_token_stay_in_bounds(depth: int) -> None:
+    index = NativeNgramIndex(NgramSettings(width=4, capacity=20_000, depth=depth))
+    for token in range(12_000):
+        index.join(0, OURS, [token, token], 0)
+    assert 19_900 < index.nodes <= 20_000
+    assert index.nbytes < 20_000 * token_bytes(depth) + 4 * 1024 * (depth + 64)
 
 
 @pytest.mark.skipif(not has_kernels(), reason="the library of kernels is not built")

@@ -15,8 +15,8 @@ NGRAM_TOKENS = 12
 """verified at once, where no flag says how many"""
 NGRAM_BREADTH = 10
 """SGLang's default of --speculative-ngram-max-bfs-breadth"""
-CAPACITY_SHARE, TREE_BYTES = 1 / 16, 70
-"""most of the machine's memory for n-grams, and what a token of them may take"""
+CAPACITY_SHARE = 1 / 16
+"""most of the machine's memory for n-grams"""
 MOST_TOKENS = 64
 """of a request that are verified at once"""
 DRAFT_STEPS = 3
@@ -31,7 +31,7 @@ def drafts(options: Options, context: ResolveContext) -> Iterator[tuple[str, obj
     if algorithm is not None and not drafts_by_model(options) and tokens is None:
         most = NGRAM_TOKENS if algorithm == NGRAM else DRAFT_STEPS + 1
         yield "speculative_num_draft_tokens", most, f"the default with {algorithm}"
-    capacity, wanted = affordable_capacity(context), asked.speculative_ngram_capacity
+    capacity, wanted = affordable_capacity(options, context), asked.speculative_ngram_capacity
     if algorithm == NGRAM and capacity < wanted:
         why = f"a {1 / CAPACITY_SHARE:.0f}th of this machine's memory"
         yield "speculative_ngram_capacity", capacity, why
@@ -77,9 +77,16 @@ def branches(options: Slices) -> int:
     return options.speculative.speculative_eagle_topk or 1
 
 
-def affordable_capacity(context: ResolveContext) -> int:
+def affordable_capacity(options: Slices, context: ResolveContext) -> int:
     """Tokens of the shared tree of n-grams, for each engine of a machine alike."""
-    return max(1, int(context.platform.memory_bytes * CAPACITY_SHARE / TREE_BYTES))
+    nbytes = token_bytes(options.speculative.speculative_ngram_branch_length)
+    return max(1, int(context.platform.memory_bytes * CAPACITY_SHARE / nbytes))
+
+
+def token_bytes(depth: int) -> int:
+    """That a token of the shared tree may take: half a node (48) and half the room for what only
+    one text said behind it, where all texts fork at every second token."""
+    return 28 + 2 * (depth + 3)
 
 
 def drafts_by_model(options: Slices) -> bool:
@@ -95,7 +102,8 @@ def corpus(options: Options, context: ResolveContext) -> list[str]:
     if options.model.skip_tokenizer_init:
         raise ConfigError(f"{flag} needs the tokenizer: leave --skip-tokenizer-init out")
     try:
-        os.close(open_input(path))
+        if not options.parallel.node_rank:  # the engine's node reads it for all ranks
+            os.close(open_input(path))
     except OSError as error:
         raise ConfigError(f"{flag}: {error.strerror or error}; name a text file") from None
     if options.speculative.speculative_ngram_external_sam_budget == 0:
