@@ -44,6 +44,8 @@ def test_streams_are_those_without_drafts_and_the_books_tell_of_them(
             if salt == "one":
                 assert server.json("/add_external_corpus", corpus)["loaded_token_count"] == 600
         assert drafts == [None, 1]
+        listed = server.json("/list_external_corpora")["corpus_token_counts"]
+        assert listed == {"a": 600}
         for refused in (corpus, {"token_chunks": [[300]]}):  # twice; an unknown id
             status, answer = server.call("POST", "/add_external_corpus", refused)
             assert status == 400 and b"not added" in answer
@@ -54,3 +56,9 @@ def test_streams_are_those_without_drafts_and_the_books_tell_of_them(
         asked["cache_salt"] = "fourth"
         meta = server.json("/generate", asked)["meta_info"]
         assert server.children()["engine"] != before and meta["spec_draft_token_num"] == 1
+        server.json("/remove_external_corpus", {"corpus_id": "a"})
+        asked["cache_salt"] = "fifth"
+        assert "spec_draft_token_num" not in server.json("/generate", asked)["meta_info"]
+        server.call("POST", "/flush_cache", {})
+        (state,) = server.json("/server_info")["internal_states"]
+        assert not state.get("avg_spec_accept_length")

@@ -221,3 +221,8 @@ def test_stats_tell_lengths_and_rates() -> None:
     stats.record(Counter({1: 2, 4: 2}), 3)
     assert stats.accept_length == 1.75 and stats.accept_rate == 0.5
     assert stats.widths == {0: 2, 3: 2}
+    stats.restart()
+    assert stats.accept_length is None and stats.accept_rate is None
+    stats.record(Counter({3: 1}), 2)
+    assert stats.accept_length == 3 and stats.accept_rate == 1
+    assert stats.widths == {0: 2, 2: 1, 3: 2}, "counts go on"

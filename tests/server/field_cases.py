@@ -429,6 +429,9 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "file_path": [Refused("/tmp/x", "no path")],
         },
     ),
+    native.RemoveExternalCorpus: Body(
+        "/remove_external_corpus", {"corpus_id": "a"}, {"corpus_id": [Effect("a", "b", "engine")]}
+    ),
     native.ConfigureLogging: Body(
         "/configure_logging",
         {},

@@ -27,6 +27,7 @@ BODIES = {
     "/v1/detokenize": {"tokens": [65]},
     "/abort_request": {"rid": "nobody"},
     "/add_external_corpus": {"documents": ["x"]},
+    "/remove_external_corpus": {"corpus_id": "x"},
     "/configure_logging": {},
 }
 

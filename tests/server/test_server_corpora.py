@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from server_kit import Running, ask, running_server
+from server_kit import Running, ask, running_server, some_state
 
-from vivace.protocol.workers import AddCorpus
+from vivace.protocol.workers import AddCorpus, RemoveCorpus, WorkerState
 from vivace.server import corpora
 
 PATH = "/add_external_corpus"
@@ -53,6 +53,8 @@ def test_documents_and_chunks_become_tokens(server: Running) -> None:
         ({"documents": ["a" * 40]}, "documents"),
         ({"token_chunks": [[1] * 10, [1] * 10]}, "token_chunks"),
         ({"documents": "a"}, "documents"),
+        ({"documents": [""]}, "documents"),
+        ({"token_chunks": [[], []]}, "token_chunks"),
     ],
 )
 def test_what_is_no_corpus_is_refused(
@@ -64,3 +66,23 @@ def test_what_is_no_corpus_is_refused(
     answer = ask(server, PATH, body)
     assert answer.status == 400 and field in answer.json["param"]
     assert len(engine.commands) == before
+
+
+def test_limits_are_those_of_corpora_and_not_of_prompts(server: Running) -> None:
+    """Far more than the model's context, in one text or list, and many values in all."""
+    assert ask(server, PATH, {"documents": ["a" * 300_000]}).json["loaded_token_count"] == 300_000
+    chunks = [[65] * 60_000, *([66] * 16_000 for _ in range(20))]
+    answer = ask(server, PATH, {"token_chunks": chunks}).json
+    assert answer.get("loaded_token_count") == 380_000, answer
+
+
+def test_corpora_are_listed_and_removed(server: Running) -> None:
+    engine: Any = server.engine
+    answer = ask(server, "/remove_external_corpus", {"corpus_id": "a"})
+    assert answer.json == {"success": True, "message": ""}
+    assert engine.commands[-1] == RemoveCorpus("a")
+    assert ask(server, "/remove_external_corpus", {}).status == 400
+    engine.state = some_state()
+    engine.state.workers = [WorkerState(), WorkerState(rank=1, corpora={"b": 3})]
+    answer = ask(server, "/list_external_corpora", method="GET")
+    assert answer.json == {"success": True, "corpus_token_counts": {"b": 3}, "message": ""}

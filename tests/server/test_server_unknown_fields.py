@@ -25,6 +25,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/detokenize": {"tokens": [65]},
     "/abort_request": {"rid": "nobody"},
     "/add_external_corpus": {"documents": ["x"]},
+    "/remove_external_corpus": {"corpus_id": "x"},
     "/configure_logging": {"log_requests_level": 2},
 }
 

@@ -335,10 +335,12 @@ class Scheduler:
     # --- control ----------------------------------------------------------------------------
 
     def flush(self) -> bool:
-        """Drop the prefix cache; False while requests live."""
+        """Drop the prefix cache, and begin to count accepted drafts anew, as SGLang does; False
+        while requests live."""
         if self._table.holds_memory or self._compaction.in_flight:
             return False
         self._leases.clear()
+        self._stats.drafts.restart()
         return True
 
     def audit(self) -> list[str]:

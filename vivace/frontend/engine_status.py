@@ -24,7 +24,7 @@ from vivace.protocol.messages import (
     Request,
     ToEngine,
 )
-from vivace.protocol.workers import AddCorpus
+from vivace.protocol.workers import AddCorpus, RemoveCorpus
 
 log = logging.getLogger(__name__)
 
@@ -282,9 +282,15 @@ class EngineCommands:
             raise EngineUnavailable(self._status.stall or late)
         refusal = Reply(ticket=0, ok=False, message=late)
         found = {index: one.result() if one.done() else refusal for index, one in answers.items()}
-        if isinstance(body, AddCorpus) and all(reply.ok for reply in found.values()):
-            self._corpora.append(body)
+        if all(reply.ok for reply in found.values()):
+            self._note_corpus(body)
         return [found.get(engine.index) for engine in self._engines]
+
+    def _note_corpus(self, body: EngineCommand) -> None:
+        if isinstance(body, AddCorpus):
+            self._corpora.append(body)
+        if isinstance(body, RemoveCorpus):
+            self._corpora = [corpus for corpus in self._corpora if corpus.name != body.name]
 
     def send(
         self,

@@ -1,4 +1,4 @@
-"""/add_external_corpus: texts that n-gram drafts may come from."""
+"""/add_, /remove_ and /list_external_corpora: texts that n-gram drafts may come from."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from aiohttp import web
 
 from vivace.frontend.corpora import BOUNDARY
 from vivace.frontend.errors import BadRequest
-from vivace.protocol.workers import AddCorpus
+from vivace.protocol.workers import AddCorpus, RemoveCorpus
 from vivace.requests.limits import IDS
 from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
 from vivace.server.responses import HTTPError, json_response
-from vivace.server.schema import AddExternalCorpus
+from vivace.server.schema import AddExternalCorpus, RemoveExternalCorpus
 
 CORPUS = BodyReader(AddExternalCorpus)
+REMOVED = BodyReader(RemoveExternalCorpus)
 MOST_ID = (1 << 31) - 1
 NAME_CHARACTERS = 256
+NO_TOKENS = "has no tokens"
 
 
 async def add_external_corpus(context: Context, _request: web.Request, body: Body) -> web.Response:
@@ -37,13 +39,35 @@ async def add_external_corpus(context: Context, _request: web.Request, body: Bod
         tokens = await encode_texts(context, params.documents)
     else:
         tokens = join_chunks(params.token_chunks or [])
+    count = len(tokens) - tokens.count(BOUNDARY)
+    if not count:
+        raise BadRequest("documents" if params.token_chunks is None else "token_chunks", NO_TOKENS)
     for reply in await context.command(AddCorpus(name=name, tokens=tokens.tobytes())):
         if reply is not None and not reply.ok:
             raise HTTPError(400, f"the corpus was not added: {reply.message}")
-    count = len(tokens) - tokens.count(BOUNDARY)
     return json_response(
         {"success": True, "corpus_id": name, "message": "", "loaded_token_count": count}
     )
+
+
+async def remove_external_corpus(
+    context: Context, _request: web.Request, body: Body
+) -> web.Response:
+    """From every engine that runs; 400 where one has not got it."""
+    params = await REMOVED.read(context, body)
+    for reply in await context.command(RemoveCorpus(params.corpus_id)):
+        if reply is not None and not reply.ok:
+            raise HTTPError(400, f"the corpus was not removed: {reply.message}")
+    return json_response({"success": True, "message": ""})
+
+
+async def list_external_corpora(
+    context: Context, _request: web.Request, _body: Body
+) -> web.Response:
+    """Of the first engine that runs; all have the same. Of stages the last one has them."""
+    state = next(iter((await context.engine_states()).values()))
+    counts = next((worker.corpora for worker in state.workers if worker.corpora), {})
+    return json_response({"success": True, "corpus_token_counts": counts, "message": ""})
 
 
 async def encode_texts(context: Context, texts: list[str]) -> array[int]:

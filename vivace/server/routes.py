@@ -278,6 +278,19 @@ CONTROL = (
         FULL,
     ),
     control(
+        "/remove_external_corpus",
+        ("POST",),
+        corpora.remove_external_corpus,
+        "Propose drafts from a text no more",
+        schema.RemoveExternalCorpus,
+    ),
+    get(
+        "/list_external_corpora",
+        ADMIN,
+        corpora.list_external_corpora,
+        "Texts that drafts may come from, and their tokens",
+    ),
+    control(
         "/configure_logging",
         ("GET", "POST"),
         admin.configure_logging,

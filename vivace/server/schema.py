@@ -36,8 +36,14 @@ class AddExternalCorpus(msgspec.Struct, kw_only=True):
 
     corpus_id: str | None = None
     documents: PerPrompt[str] | None = None
-    token_chunks: PerPrompt[Ids] | None = None
+    token_chunks: Prompts[Ids] | None = None
     file_path: Any = None
+
+
+class RemoveExternalCorpus(msgspec.Struct, kw_only=True):
+    """POST /remove_external_corpus"""
+
+    corpus_id: str
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

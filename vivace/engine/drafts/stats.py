@@ -18,6 +18,8 @@ class DraftStats:
         self._spans = Counter[int]()
         """by their tokens"""
         self._accepted = 0
+        self._since = 0, 0, 0
+        """spans, drafts and accepted ones before those of which lengths and rates are told"""
         self._level = float(FIRST_LEVEL)
 
     @property
@@ -37,17 +39,28 @@ class DraftStats:
         self._spans.update(counts)
         self._accepted += accepted
 
+    def restart(self) -> None:
+        """Lengths and rates are those of what follows; counts are those since the start."""
+        self._since = self._sums()
+
+    def _sums(self) -> tuple[int, int, int]:
+        drafts = sum(width * spans for width, spans in self.widths.items())
+        return self._spans.total(), drafts, self._accepted
+
+    def _new(self) -> tuple[int, ...]:
+        return tuple(now - before for now, before in zip(self._sums(), self._since, strict=True))
+
     @property
     def accept_length(self) -> float | None:
         """Tokens that a step drew for a sequence, on average; None: nothing is speculated"""
-        spans = self._spans.total()
-        return 1 + self._accepted / spans if spans else None
+        spans, _, accepted = self._new()
+        return 1 + accepted / spans if spans else None
 
     @property
     def accept_rate(self) -> float | None:
         """Of the drafts those that were right; None: there were none"""
-        drafts = sum(width * spans for width, spans in self.widths.items())
-        return self._accepted / drafts if drafts else None
+        _, drafts, accepted = self._new()
+        return accepted / drafts if drafts else None
 
     @property
     def widths(self) -> dict[int, int]:
