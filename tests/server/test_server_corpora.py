@@ -51,6 +51,7 @@ def test_documents_and_chunks_become_tokens(server: Running) -> None:
         ({"token_chunks": [[1, -1]]}, "token_chunks"),
         ({"token_chunks": [[1 << 31]]}, "token_chunks"),
         ({"documents": ["a" * 40]}, "documents"),
+        ({"documents": ["a" * 6000]}, "documents"),
         ({"token_chunks": [[1] * 10, [1] * 10]}, "token_chunks"),
         ({"documents": "a"}, "documents"),
         ({"documents": [""]}, "documents"),

@@ -19,6 +19,7 @@ from vivace.protocol.workers import AddCorpus, RemoveCorpus
 from vivace.worker.drafter import NO_DRAFTS
 from vivace.worker.drafters import ngram
 from vivace.worker.drafters.ngram import Breadth, NgramDrafter, name_space
+from vivace.worker.drafters.scripted import SentDrafter
 
 WIDTH = 4
 
@@ -177,6 +178,9 @@ def test_a_corpus_has_known_ids_and_a_limit() -> None:
     assert drafter.ready([0]) == [0] and add(*range(6)) == "", "there is room again"
     assert "NGRAM" in NO_DRAFTS.add_corpus(AddCorpus("text", b""))
     assert "NGRAM" in NO_DRAFTS.remove_corpus(RemoveCorpus("text"))
+    elsewhere = SentDrafter(3)
+    assert not elsewhere.add_corpus(AddCorpus("text", b"")), "the last stage has it"
+    assert not elsewhere.remove_corpus(RemoveCorpus("text"))
 
 
 def test_there_are_at_most_so_many_corpora(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,9 +73,13 @@ async def list_external_corpora(
 async def encode_texts(context: Context, texts: list[str]) -> array[int]:
     context.tokenizer("documents")
     found = array("i")
-    async for encoded in context.frontend.encode_all(texts, False, max_tokens=IDS):
-        for ids in encoded:
-            append(found, ids, "documents")
+    try:
+        async for encoded in context.frontend.encode_all(texts, False, max_tokens=IDS):
+            for ids in encoded:
+                append(found, ids, "documents")
+    except BadRequest as error:
+        error.field = "documents"
+        raise
     return found
 
 
