@@ -92,6 +92,18 @@ def test_what_a_drafter_keeps_of_each_row_is_not_the_pool_s():
         size_pool(demand(rows=256, row_bytes=1 << 30))
 
 
+def test_logits_of_drafts_are_kept_free():
+    """Of all rows at once; weights and KV may have what --mem-fraction-static says nevertheless."""
+    logits, asked = 12 * 152_000, {"max_total_tokens": 1 << 20, "static_fraction": 0.95}
+    without, fit = size_pool(demand(**asked)), size_pool(demand(draft_logits=logits, **asked))
+    missing = (without.pages - fit.pages) * demand().page_bytes
+    assert abs(missing - 256 * 4 * logits) <= demand().page_bytes
+    modest = {"static_fraction": 0.5}
+    assert (
+        size_pool(demand(draft_logits=logits, **modest)).pages == size_pool(demand(**modest)).pages
+    )
+
+
 def test_cached_prefixes_take_as_much_as_one_longest_request_unless_a_size_is_asked_for():
     assert size_pool(demand()).cache_share == 8192 // 16
     assert size_pool(demand(context=100)).cache_share == 7

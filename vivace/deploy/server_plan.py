@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from vivace.config.drafts import DRAFT_STEPS, NGRAM, NGRAM_TOKENS
 from vivace.config.errors import ConfigError
 from vivace.config.parallelism import Parallelism
 from vivace.config.sglang import RETIRED, VALUES
@@ -227,13 +228,14 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def draft_tokens(self) -> int:
-        """Tokens of one request in one decode step."""
+        """Tokens of one request in one decode step; the least that is usual where no flag says."""
         if not self.has("speculative_algorithm"):
             return 1
         steps = self.number("speculative_num_steps")
         if self.number("speculative_eagle_topk") == 1 and steps is not None:
             return steps + 1
-        return self.number("speculative_num_draft_tokens") or 1
+        least = NGRAM_TOKENS if self.speculative_algorithm == NGRAM else DRAFT_STEPS + 1
+        return self.number("speculative_num_draft_tokens") or least
 
     @property
     def dispatch_tokens(self) -> int | None:

@@ -366,8 +366,7 @@ def memory_demand(
     max_tokens: int,
     row_bytes: int,
 ) -> Demand:
-    """What the flags ask of a device with so much memory, for these layers, the draft's among them.
-    `windows`: of the cache groups behind the first."""
+    """What the flags ask for, with these layers and the draft's. `windows`: of groups 1, 2 ..."""
     first, *others = group_bytes_per_token(layers, windows, kv_dtype)
     chunk, context = config.schedule.chunked_prefill_size, wanted_context(config)
     return Demand(
@@ -391,6 +390,7 @@ def memory_demand(
         window_ratio=config.memory.swa_full_tokens_ratio,
         state_bytes=bytes_per_state(layers, kv_dtype),
         row_bytes=row_bytes,
+        draft_logits=config.draft_width * config.facts.vocabulary,
     )
 
 

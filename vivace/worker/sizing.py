@@ -77,6 +77,8 @@ class Demand:
     """of the states of one row; 0: no layer has one"""
     row_bytes: int = 0
     """that a drafter keeps of each row, beside pages"""
+    draft_logits: int = 0
+    """of a row in one step: float32 numbers"""
 
     @property
     def fixed_bytes(self) -> int:
@@ -135,7 +137,12 @@ class Demand:
         """Most that KV can take: what is free now, and what was free less the weights. Weights
         that are pages of a mapped file count as available now, and others may have come since."""
         free = min(self.available_bytes, self.free_bytes - self.weight_bytes)
-        return free - self.rows * self.row_bytes - RESERVE
+        return free - self.rows * self.row_bytes - self.reserve
+
+    @property
+    def reserve(self) -> int:
+        """for activations and the rest of the process"""
+        return RESERVE + 4 * self.rows * self.draft_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +231,7 @@ def _rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
     )
     if cut and not whole:
         got = math.floor(1000 * (demand.room + demand.weight_bytes) / demand.free_bytes) / 1000
-        reason = f"{_gib(RESERVE)} of what is free are kept for activations and the process"
+        reason = f"{_gib(demand.reserve)} of what is free are kept for activations and the process"
         yield _rewrite("mem_fraction_static", demand.static_fraction, got, reason)
     yield from _ratio_rewrites(demand, size)
     if size.rows < demand.rows:
