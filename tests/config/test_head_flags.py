@@ -164,6 +164,24 @@ def test_what_files_of_a_head_say_is_read_before_weights(
     refused(asked(target, "EAGLE3", tmp_path / "head"), word)
 
 
+def test_a_head_of_the_library_speculators(
+    target: Path, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its names of tensors are vLLM's, which tests/equivalence/test_draft_heads.py computes."""
+    rewrite(heads["EAGLE3"], tmp_path, lambda name: name.replace("midlayer.", "layers.0."))
+    layer = json.loads((tmp_path / "config.json").read_text())
+    outer = {
+        "architectures": ["Eagle3Speculator"],
+        "draft_vocab_size": 120,
+        "transformer_layer_config": {**layer, "draft_vocab_size": 1, "eagle_config": None},
+        TAPPED: [1, 4, 8],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    draft = configure(from_arguments(**asked(target, "EAGLE3", tmp_path))).draft
+    assert draft is not None and draft.head is not None and draft.head.norm_before_residual
+    assert (draft.head.taps, draft.head.vocabulary) == ((1, 4, 8), 120)
+
+
 def refused(asked_for: dict[str, Any], word: str) -> None:
     options = from_arguments(**asked_for)
     with pytest.raises(CannotStart, match=word) as raised:

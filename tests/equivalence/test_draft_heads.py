@@ -140,7 +140,7 @@ def without_words(name: str) -> str | None:
     ("named", "after", "keys"),
     [
         (as_body, [0, 1, 3], {TAPPED: [1, 2, 4], "norm_before_residual": True}),
-        (as_layer, [0, 1, 2], {TAPPED: [], "eagle_config": {TAPPED: AFTER}, "norm_output": True}),
+        (as_layer, AFTER, {TAPPED: [], "eagle_config": {TAPPED: AFTER}, "norm_output": True}),
         (
             without_words,
             [],

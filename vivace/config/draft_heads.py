@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vivace.checkpoint.fields import ConfigFields, Flag, Integer, ListOf, Text
+from vivace.checkpoint.fields import ConfigFields, Flag, Integer, ListOf, Object, Text
 from vivace.checkpoint.source import ModelSource, SourceError
 from vivace.checkpoint.tensor_headers import StoredTensor
 from vivace.config.config import DraftModel, HeadShape
@@ -22,8 +22,10 @@ from vivace.models.facts import ModelFacts, read_facts
 
 PATH = "--speculative-draft-model-path"
 LLAMA = "LlamaForCausalLM"
+SPECULATOR = "Eagle3Speculator"
+"""of the library speculators, which has what describes the layer in an object of its own"""
 CLASSES = {
-    EAGLE3: (f"{LLAMA}Eagle3",),
+    EAGLE3: (f"{LLAMA}Eagle3", SPECULATOR),
     "EAGLE": (f"{LLAMA}Eagle", LLAMA),
 }
 """of `architectures` in the config.json of a head; EAGLE's own are called as the model is"""
@@ -67,6 +69,10 @@ def head_config(algorithm: str | None, source: ModelSource) -> dict[str, Any]:
             f"takes heads of {' or '.join(classes)}"
         )
     config = {**source.config, "architectures": [LLAMA], "tie_word_embeddings": False}
+    if first == SPECULATOR:
+        given = ConfigFields(source.config, source.place, source.advice)
+        layer = given.need("transformer_layer_config", Object())
+        config = {"norm_before_residual": True, **layer, **config}
     if config.get("model_type") in (None, *LABELS):
         config["model_type"] = "llama"
     return config
