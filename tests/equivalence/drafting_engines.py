@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from engine_under_test import Answer, Engine, Setting, toy_requests
 
+from vivace.engine.drafts.widths import StepSeconds
 from vivace.platforms.rows import RowColumns
 from vivace.protocol.messages import Request, SamplingParams
+from vivace.protocol.metrics import StepCosts
+from vivace.worker.drafters import step_costs
 
 SHAPE = {
     "vocab_size": 300,
@@ -85,6 +88,13 @@ def watch(
 
     monkeypatch.setattr(drafter, "propose", watched)
     return found
+
+
+def let_drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What steps take is given, not measured: drafts cost next to nothing."""
+    costs = StepCosts(tokens=[1, 128], seconds=[1.0, 1.01], draft_seconds=[0.0, 0.0])
+    monkeypatch.setattr(step_costs, "measure_steps", lambda *_: costs)
+    monkeypatch.setattr(StepSeconds, "observe", lambda *_: None)
 
 
 def run_toys(engine: Engine, seed: int = 3) -> dict[str, Answer]:

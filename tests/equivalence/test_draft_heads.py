@@ -31,6 +31,7 @@ from drafting_engines import (
     Proposal,
     assert_same_tokens,
     draft_requests,
+    let_drafts_pay,
     run_toys,
     watch,
 )
@@ -226,8 +227,13 @@ def plain_answers(model: Path, setting: Setting) -> dict[str, Answer]:
     ],
 )
 def test_tokens_are_those_without_drafts(
-    toys: HeadToys, name: str, head: str, others: dict[str, Any]
+    toys: HeadToys,
+    name: str,
+    head: str,
+    others: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    let_drafts_pay(monkeypatch)
     setting, model = SETTINGS[name], toys.model(head)
     if setting.operations == "torch" and "speculative_eagle_topk" in others:
         return  # refused: tests/config/test_draft_flags.py

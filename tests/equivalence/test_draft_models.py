@@ -19,6 +19,7 @@ from drafting_engines import (
     Proposal,
     assert_same_tokens,
     draft_requests,
+    let_drafts_pay,
     run_toys,
     watch,
 )
@@ -165,8 +166,15 @@ def took_a_branch(one: Proposal, answers: list[list[int]]) -> bool:
 )
 @pytest.mark.parametrize("fixed", [True, False])
 def test_tokens_are_those_without_drafts(
-    models: Path, name: str, draft: str, steps: int, others: dict[str, int], fixed: bool
+    models: Path,
+    name: str,
+    draft: str,
+    steps: int,
+    others: dict[str, int],
+    fixed: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    let_drafts_pay(monkeypatch)
     setting = SETTINGS[name]
     options = flags(models, draft, steps, **others, speculative_fixed_width=fixed)
     engine = build_engine(models / "itself", setting, **options)
