@@ -17,6 +17,7 @@ from vivace.launch.configure import configure
 
 NGRAM = "--speculative-algorithm NGRAM"
 DRAFT = "--speculative-algorithm STANDALONE --speculative-draft-model-path"
+TREE = "--speculative-eagle-topk 4 --speculative-num-steps 2"
 TAKEN = [
     f"{DRAFT} {{toy}} --speculative-num-draft-tokens 4",
     f"{DRAFT} {{toy}} --speculative-eagle-topk 1",
@@ -98,6 +99,13 @@ def test_a_head_in_the_place_of_the_model_is_called_one(toy: Path, tmp_path: Pat
         configure(parse(words, {}))
     (found,) = worst(words)
     assert "--speculative-draft-model-path" in found.text
+
+
+@pytest.mark.parametrize("line", [NGRAM, f"{DRAFT} {{toy}}", f"{DRAFT} {{toy}} {TREE}", ""])
+def test_as_many_tokens_are_counted_as_the_server_verifies(line: str, toy: Path) -> None:
+    words = ["--model-path", str(toy), *line.format(toy=toy).split()]
+    (server,) = build_case(open_command(["vivace", "serve", *words]), Overrides()).servers
+    assert server.draft_tokens == 1 + configure(parse(words, {})).draft_width
 
 
 @pytest.mark.parametrize("line", IDLE)

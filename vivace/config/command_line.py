@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 from vivace.config.config import all_options, options_by_name
 from vivace.config.errors import ConfigError
 from vivace.config.help import help_text
-from vivace.config.known_flags import ELSEWHERE, LATER, WITHOUT
+from vivace.config.known_flags import whose_flag
 from vivace.config.option import DEFAULT_PLATFORM, Option
-from vivace.config.releases.tables import takers
 from vivace.config.sglang import RETIRED
 from vivace.config.values import parse_value
 from vivace.errors import nearest
@@ -92,23 +91,6 @@ def unknown_text(flag: str) -> str:
     dashed = flag.replace("_", "-")
     near = nearest(dashed, (*OWN, *(name for option in all_options() for name in option.flags)))
     return f"unknown flag {flag}{near or ' (see `vivace flags`)'}"
-
-
-def whose_flag(flag: str) -> str:
-    """Of a flag of SGLang's other releases, and of other tools; else empty."""
-    if releases := takers(flag):
-        last = releases[-1]
-        if flag in LATER:
-            return f"{flag} is a flag of SGLang {last}; leave it out: {LATER[flag]}"
-        return f"{flag} is a flag of SGLang {last} that this version does not have; leave it out"
-    dashed = flag.replace("_", "-")  # vLLM takes both
-    if dashed in ELSEWHERE:
-        tool, ours = ELSEWHERE[dashed]
-        return f"{flag} is a flag of {tool}; here it is {ours}"
-    if dashed in WITHOUT:
-        tool, reason = WITHOUT[dashed]
-        return f"{flag} is a flag of {tool}; leave it out: {reason}"
-    return ""
 
 
 def begun_options(flag: str) -> list[Option]:

@@ -6,21 +6,16 @@ import os
 from collections.abc import Iterator
 
 from vivace.config.config import Options, ResolveContext, Slices
+from vivace.config.draft_sizes import DRAFT_STEPS, NGRAM, default_draft_tokens
 from vivace.config.errors import ConfigError
 from vivace.files import open_input
 
-NGRAM, STANDALONE = "NGRAM", "STANDALONE"
+STANDALONE = "STANDALONE"
 EAGLE, EAGLE3, NEXTN = "EAGLE", "EAGLE3", "NEXTN"
-NGRAM_TOKENS = 12
-"""verified at once, where no flag says how many"""
 NGRAM_BREADTH = 10
 """SGLang's default of --speculative-ngram-max-bfs-breadth"""
 CAPACITY_SHARE = 1 / 16
 """most of the machine's memory for n-grams"""
-MOST_TOKENS = 64
-"""of a request that are verified at once"""
-DRAFT_STEPS = 3
-"""passes of a draft model, where no flag says how many"""
 
 
 def drafts(options: Options, context: ResolveContext) -> Iterator[tuple[str, object, str]]:
@@ -29,7 +24,7 @@ def drafts(options: Options, context: ResolveContext) -> Iterator[tuple[str, obj
     tokens, steps = asked.speculative_num_draft_tokens, asked.speculative_num_steps
     algorithm = asked.speculative_algorithm
     if algorithm is not None and not drafts_by_model(options) and tokens is None:
-        most = NGRAM_TOKENS if algorithm == NGRAM else DRAFT_STEPS + 1
+        most = default_draft_tokens(algorithm, None, 1)
         yield "speculative_num_draft_tokens", most, f"the default with {algorithm}"
     capacity, wanted = affordable_capacity(options, context), asked.speculative_ngram_capacity
     if algorithm == NGRAM and capacity < wanted:
@@ -42,7 +37,7 @@ def drafts(options: Options, context: ResolveContext) -> Iterator[tuple[str, obj
     if not drafts_by_model(options):
         return
     if (topk := branches(options)) > 1:
-        yield from tree_sizes(steps, tokens, topk)
+        yield from tree_sizes(algorithm or "", steps, tokens, topk)
         return
     if steps is None:
         steps = default_steps(options, context) if tokens is None else tokens - 1
@@ -62,13 +57,13 @@ def default_steps(options: Options, context: ResolveContext) -> int:
 
 
 def tree_sizes(
-    steps: int | None, tokens: int | None, topk: int
+    algorithm: str, steps: int | None, tokens: int | None, topk: int
 ) -> Iterator[tuple[str, object, str]]:
     if steps is None:
         steps = DRAFT_STEPS
         yield "speculative_num_steps", steps, "the default"
     if tokens is None:
-        most = min(1 + steps * topk, MOST_TOKENS)
+        most = default_draft_tokens(algorithm, steps, topk)
         yield "speculative_num_draft_tokens", most, "steps * topk drafts are the default"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vivace.config.releases.tables import takers
+
 ELSEWHERE = {
     "--max-model-len": ("vLLM", "--context-length"),
     "--gpu-memory-utilization": ("vLLM", "--mem-fraction-static"),
@@ -127,3 +129,20 @@ LATER = {
     "--spec-trace-dir": "/server_info and the metrics tell how many drafts are accepted",
 }
 """flags of SGLang's later releases -> why there is none here"""
+
+
+def whose_flag(flag: str) -> str:
+    """Of a flag of SGLang's other releases, and of other tools; else empty."""
+    if releases := takers(flag):
+        last = releases[-1]
+        if flag in LATER:
+            return f"{flag} is a flag of SGLang {last}; leave it out: {LATER[flag]}"
+        return f"{flag} is a flag of SGLang {last} that this version does not have; leave it out"
+    dashed = flag.replace("_", "-")  # vLLM takes both
+    if dashed in ELSEWHERE:
+        tool, ours = ELSEWHERE[dashed]
+        return f"{flag} is a flag of {tool}; here it is {ours}"
+    if dashed in WITHOUT:
+        tool, reason = WITHOUT[dashed]
+        return f"{flag} is a flag of {tool}; leave it out: {reason}"
+    return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vivace.config.config import Options, all_options, option_value
-from vivace.config.drafts import MOST_TOKENS
+from vivace.config.draft_sizes import MOST_TOKENS
 from vivace.config.errors import ConfigError
 from vivace.protocol.ranks import MOST_RANKS
 

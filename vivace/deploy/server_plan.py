@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from vivace.config.drafts import DRAFT_STEPS, NGRAM, NGRAM_TOKENS
+from vivace.config.draft_sizes import default_draft_tokens
 from vivace.config.errors import ConfigError
 from vivace.config.parallelism import Parallelism
 from vivace.config.sglang import RETIRED, VALUES
@@ -234,8 +234,9 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         steps = self.number("speculative_num_steps")
         if self.number("speculative_eagle_topk") == 1 and steps is not None:
             return steps + 1
-        least = NGRAM_TOKENS if self.speculative_algorithm == NGRAM else DRAFT_STEPS + 1
-        return self.number("speculative_num_draft_tokens") or least
+        topk, algorithm = self.number("speculative_eagle_topk") or 1, self.speculative_algorithm
+        most = default_draft_tokens(algorithm, steps, topk)
+        return self.number("speculative_num_draft_tokens") or most
 
     @property
     def dispatch_tokens(self) -> int | None:

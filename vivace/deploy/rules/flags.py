@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from vivace.config.command_line import whose_flag
+from vivace.config.known_flags import whose_flag
 from vivace.config.releases.tables import definitions, is_taken, latest, row_at, status, takers
 from vivace.config.sglang import RETIRED, VALUES
 from vivace.deploy.case import Case
