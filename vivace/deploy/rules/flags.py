@@ -322,7 +322,7 @@ def vivace_layout(server: ServerPlan, case: Case) -> Iterator[Issue]:
 
 def flag_in(reason: str, server: ServerPlan) -> str:
     """What a refusal begins with: the name of an option, a variable, or the path of a model."""
-    first = re.split(r"[ :=]", reason, maxsplit=1)[0]
+    first = re.split(r"[ :=,]", reason, maxsplit=1)[0]
     option = find_option(first[2:]) if first.startswith("--") else None
     _, draft = server.given.get("speculative_draft_model_path", ("", ""))
     model = "speculative_draft_model_path" if draft and str(draft) in reason else "model_path"
