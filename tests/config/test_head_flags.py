@@ -141,6 +141,7 @@ def without(*ends: str) -> Callable[[str], str | None]:
         (str, {"intermediate_size": 128}, "gate_proj"),
         (str, {"eagle_config": {TAPPED: [1, 3]}}, "fc"),
         (str, {"target_hidden_size": 128}, "target_hidden_size"),
+        (str, {"target_hidden_size": 64, "hidden_size": 32}, "narrower"),
         (str, {"norm_before_fc": True}, "norm_before_fc"),
         (str, {"draft_vocab_size": 0}, "Correct"),
         (str, {"eagle_config": []}, "Correct"),
@@ -162,6 +163,13 @@ def test_what_files_of_a_head_say_is_read_before_weights(
     """By the start and by a check. No flag changes a head's configuration."""
     rewrite(heads["EAGLE3"], tmp_path / "head", named, **keys)
     refused(asked(target, "EAGLE3", tmp_path / "head"), word)
+
+
+def test_a_head_of_llama_4_is_a_llama(target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"intermediate_size": 48, "intermediate_size_mlp": 96}
+    rewrite(heads["EAGLE3"], tmp_path, **keys, model_type="llama4_text")
+    draft = configure(from_arguments(**asked(target, "EAGLE3", tmp_path))).draft
+    assert draft is not None and draft.facts.intermediate_size == 96
 
 
 def test_a_head_of_the_library_speculators(

@@ -33,8 +33,8 @@ EXPORTED = "NextN"
 """how the class of a model ends where only its layer for multi-token prediction was saved"""
 OTHER_RESIDUALS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
 """whose layers hand on something else than heads are trained with"""
-LABELS = ("llama4_text",)
-"""model types of heads that are Llamas nevertheless"""
+LLAMA4, WIDTH = "llama4_text", "intermediate_size_mlp"
+"""of heads that are Llamas nevertheless: model type, and what they call the width of their MLP"""
 UNKNOWN_NORMS = ("norm_before_fc", "fc_norm")
 """settings of heads with further norms"""
 MOST = 1 << 24
@@ -73,7 +73,9 @@ def head_config(algorithm: str | None, source: ModelSource) -> dict[str, Any]:
         given = ConfigFields(source.config, source.place, source.advice)
         layer = given.need("transformer_layer_config", Object())
         config = {"norm_before_residual": True, **layer, **config}
-    if config.get("model_type") in (None, *LABELS):
+    if config.get("model_type") == LLAMA4:
+        config["intermediate_size"] = config.get(WIDTH, config.get("intermediate_size"))
+    if config.get("model_type") in (None, LLAMA4):
         config["model_type"] = "llama"
     return config
 
@@ -101,6 +103,12 @@ def read_eagle3(
         raise SourceError(
             f"{source.place('target_hidden_size')} is {features}, the model's hidden size is "
             f"{facts.hidden_size}; use a head that was trained for it"
+        )
+    if fields.has("target_hidden_size") and own.hidden_size != features:
+        raise SourceError(
+            f"{source.place('hidden_size')} is {own.hidden_size}, target_hidden_size {features}: "
+            "heads that are narrower than their model have an embedding of their own, which is not "
+            "supported; use a head of the model's hidden size, or NGRAM"
         )
     given = fields.find("draft_vocab_size", Integer(1, MOST))
     tied = ConfigFields(source.config, source.place, source.advice).get(
