@@ -196,6 +196,13 @@ def test_rows_catch_up_some_tokens_at_a_time(models: Path, monkeypatch: pytest.M
         passed.append(int(counts.sum()))
         return gather(self, rows, counts)
 
+    ready, said = ModelDrafter.ready, list[list[int]]()
+
+    def saying(self: ModelDrafter, rows: list[int]) -> list[int]:
+        said.append(ready(self, rows))
+        return said[-1]
+
+    monkeypatch.setattr(ModelDrafter, "ready", saying)
     monkeypatch.setattr(FixedWidth, "choose", late)
     monkeypatch.setattr(DraftPasses, "gather", watched)
     monkeypatch.setattr(draft_model, "MOST_MISSED", 24)
@@ -203,6 +210,7 @@ def test_rows_catch_up_some_tokens_at_a_time(models: Path, monkeypatch: pytest.M
     engine = build_engine(models / "itself", PLAIN, **flags(models, "itself", 3))
     found = engine.run(requests)
     assert max(passed) <= 24 + 2 * len(requests) < 45 * len(requests) < sum(passed)
+    assert set(said[0]) == {3} and [] in said, "who comes is told, and others where it is news"
     assert (engine.accept_rate() or 0) > 0.8 and not engine.audit()
     assert_same_tokens(found, build_engine(models / "itself", PLAIN).run(requests))
 

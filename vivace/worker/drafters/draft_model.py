@@ -69,15 +69,16 @@ class ModelDrafter(NoDrafter):
 
         self._lacking = np.zeros(place.rows.rows, np.bool_)
         """[rows]: wanted drafts, and lacked too much; it has to catch up"""
-        self._told = np.full(place.rows.rows, -1)
-        """[rows]: how many drafts each was last said to have; -1: nothing was said"""
+        self._told = np.zeros(place.rows.rows, np.int64)
+        """[rows]: how many drafts each was last said to have. Of a request that comes back the
+        engine may still know 0"""
         self._known = place.rows.columns.known
 
     def update(self, plan: StepPlan) -> None:
         self._lacking[plan.leaves] = False
         for join in plan.joins:
             self._done[join.row] = join.cached
-            self._lacking[join.row], self._told[join.row] = False, -1
+            self._lacking[join.row], self._told[join.row] = False, 0
 
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         known = download(columns.known)[rows].astype(np.int64)
