@@ -98,18 +98,7 @@ def read_eagle3(
                 f"{source.place(key)} is true: heads with that norm are not supported; use another "
                 "head, or NGRAM"
             )
-    features = fields.get("target_hidden_size", Integer(1, MOST), facts.hidden_size)
-    if features != facts.hidden_size:
-        raise SourceError(
-            f"{source.place('target_hidden_size')} is {features}, the model's hidden size is "
-            f"{facts.hidden_size}; use a head that was trained for it"
-        )
-    if fields.has("target_hidden_size") and own.hidden_size != features:
-        raise SourceError(
-            f"{source.place('hidden_size')} is {own.hidden_size}, target_hidden_size {features}: "
-            "heads that are narrower than their model have an embedding of their own, which is not "
-            "supported; use a head of the model's hidden size, or NGRAM"
-        )
+    check_features(fields, source, own, facts)
     given = fields.find("draft_vocab_size", Integer(1, MOST))
     tied = ConfigFields(source.config, source.place, source.advice).get(
         "tie_word_embeddings", Flag(), False
@@ -136,6 +125,24 @@ def read_eagle3(
         norm_before_residual=fields.get("norm_before_residual", Flag(), False),
         norm_output=fields.get("norm_output", Flag(), False),
     )
+
+
+def check_features(
+    fields: ConfigFields, source: ModelSource, own: ModelFacts, facts: ModelFacts
+) -> None:
+    """Whether the model's states are as wide as the head wants them. Raises SourceError."""
+    features = fields.get("target_hidden_size", Integer(1, MOST), facts.hidden_size)
+    if features != facts.hidden_size:
+        raise SourceError(
+            f"{source.place('target_hidden_size')} is {features}, the model's hidden size is "
+            f"{facts.hidden_size}; use a head that was trained for it"
+        )
+    if fields.has("target_hidden_size") and own.hidden_size != features:
+        raise SourceError(
+            f"{source.place('hidden_size')} is {own.hidden_size}, target_hidden_size {features}: "
+            "heads that are narrower than their model have an embedding of their own, which is not "
+            "supported; use a head of the model's hidden size, or NGRAM"
+        )
 
 
 def head_behind(source: ModelSource, facts: ModelFacts, *, each: bool) -> DraftModel:
