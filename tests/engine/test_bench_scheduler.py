@@ -34,8 +34,17 @@ def test_the_table_and_the_json_form(capsys: pytest.CaptureFixture[str]) -> None
     assert rows == [2, 3]
 
 
-@pytest.mark.parametrize(("accepted", "tokens"), [(None, 3.0), (0, 1.0), (2, 3.0), (9, 5.0)])
+@pytest.mark.parametrize(("accepted", "tokens"), [(None, 3.0), (0, 1.0), (2, 3.0), (4, 5.0)])
 def test_drafts_that_are_right_are_tokens(accepted: int | None, tokens: float) -> None:
     (row,) = run([8], 50, drafts=4, accepted=accepted)
     drawn = row["tokens_per_second"] * row["total_median_ms"] / 1e3 / row["rows"]
     assert drawn == pytest.approx(tokens, rel=0.02 if accepted is not None else 0.3)
+
+
+@pytest.mark.parametrize(
+    "words", [["--drafts", "-1"], ["--drafts", "64"], ["--drafts", "4", "--accepted", "5"]]
+)
+def test_drafts_that_cannot_be_are_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(words)
+    assert refused.value.code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -32,6 +33,7 @@ from vivace import cli
 from vivace.protocol.messages import Request, SamplingParams
 from vivace.train.head import HeadPasses, HeadSizes
 from vivace.train.progress import TrainingProgress
+from vivace.train.prompts import read_chats
 from vivace.train.state_files import StateFiles
 
 SHAPE = {
@@ -282,6 +284,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "drafts": (["--speculative-algorithm", "NGRAM"], "--speculative-algorithm"),
     "ranks": (["--tp-size", "2"], "--tp-size"),
     "another epoch": (["--epochs", "0"], "below 1"),
+    "given answers of texts": (["--text", "short.txt", "--answers", "given"], "messages"),
     "no number": (["--learning-rate", "nan"], "not a number"),
 }
 
@@ -326,6 +329,83 @@ def test_other_flags_do_not_go_on_with_what_was_begun(
     assert toy.train("Llama", head, *SHORT, "--keep-states", "--epochs", "1") == 0
     assert toy.train("Llama", head, *SHORT, "--seed", "1") == 2
     assert "new folder" in capsys.readouterr().err
+
+
+def test_what_others_have_in_a_folder_stays(
+    toy: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder `training` of somebody else, a model, a link, and names beside what is ours."""
+    for name in ("project", "model", "linked", "more"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "project" / "training").mkdir()
+    (tmp_path / "project" / "training" / "thesis.txt").write_text("precious")
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "linked" / "training").symlink_to(tmp_path / "project" / "training")
+    (tmp_path / "more" / "training").mkdir()
+    (tmp_path / "more" / "notes").write_text("mine")
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    for name in ("project", "model", "linked", "more"):
+        assert toy.train("Llama", tmp_path / name, *SHORT) == 2
+        assert "is there already" in capsys.readouterr().err
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+
+
+def test_a_folder_is_of_one_training(
+    toy: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = tmp_path / "head"
+    (head / "training").mkdir(parents=True)
+    other = os.open(head / "training" / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    assert toy.train("Llama", head, *SHORT) == 2
+    assert "another training" in capsys.readouterr().err
+    os.close(other)
+    assert toy.train("Llama", head, *SHORT, "--epochs", "1") == 0
+    assert not (head / "training").exists()
+
+
+def test_what_a_disk_does_is_said(
+    toy: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    head = tmp_path / "head"
+    assert toy.train("Llama", head, *SHORT, "--keep-states", "--epochs", "1") == 0
+    (head / "training" / "checkpoint.safetensors").write_bytes(b"\xff" * 500)
+    assert toy.train("Llama", head, *SHORT) == 2
+    assert "damaged" in capsys.readouterr().err
+    (head / "training" / "checkpoint.safetensors").unlink()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("vivace.train.folder.save_file", full)
+    assert toy.train("Llama", head, *SHORT, "--epochs", "1") == 2
+    assert "No space left" in capsys.readouterr().err
+
+
+def test_an_index_is_read_up_to_what_cannot_be_true(tmp_path: Path) -> None:
+    files = StateFiles(tmp_path, 100, 4)
+    for prompt in range(3):
+        files.add([1] * 10, torch.zeros(10, 4), prompt=prompt, answer=0, held_out=False)
+    index = tmp_path / "sequences.jsonl"
+    lines = index.read_bytes().splitlines(keepends=True)
+    for third in (b'{"first":-5,"count":10,"prompt":2,"answer":0}\n', lines[2][:20], lines[1]):
+        index.write_bytes(lines[0] + lines[1] + third)
+        again = StateFiles(tmp_path, 100, 4)
+        assert again.count == 20
+        again.add([1] * 10, torch.zeros(10, 4), prompt=2, answer=0, held_out=False)
+        assert [one.first for one in StateFiles(tmp_path, 100, 4).sequences] == [0, 10, 20]
+
+
+def test_lines_end_where_files_say(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "one\u2028line"}\r\n"two\x85"\n')
+    assert [chat[0]["content"] for chat in read_chats(file, "generated")] == [
+        "one\u2028line",
+        "two\x85",
+    ]
 
 
 def test_a_full_disk_is_noticed_first(

@@ -13,6 +13,7 @@ device on which they pay.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from vivace.arguments import ArgumentParser
+from vivace.arguments import ArgumentParser, whole_number
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import Capacity, Request, SamplingParams
@@ -30,6 +31,7 @@ from vivace.protocol.step import StepPlan, StepResult
 _PROMPT = 64
 _VOCABULARY = 32000
 _TOKEN = 7
+MOST_DRAFTS = 63
 
 Row = dict[str, float]
 
@@ -177,6 +179,13 @@ def _summary(shape: Shape, plans: list[float], commits: list[float], tokens: int
     return row
 
 
+def drafts_number(text: str) -> int:
+    value = whole_number(text)
+    if not 0 <= value <= MOST_DRAFTS:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to {MOST_DRAFTS}")
+    return value
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(
         prog="vivace bench scheduler",
@@ -185,14 +194,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 64, 256, 1024])
     parser.add_argument("--steps", type=int, default=300, help="measured steps per size")
     parser.add_argument("--page-size", type=int, default=16)
-    parser.add_argument("--drafts", type=int, default=0, help="behind the token of each row")
+    parser.add_argument(
+        "--drafts", type=drafts_number, default=0, help="behind the token of each row"
+    )
     parser.add_argument(
         "--accepted",
-        type=int,
+        type=drafts_number,
         help="drafts of each row that are right, in steps with all; default: half",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     options = parser.parse_args(argv)
+    if options.accepted is not None and options.accepted > options.drafts:
+        parser.error(f"--accepted {options.accepted} is above --drafts {options.drafts}")
     sizes = {"page_size": options.page_size, "drafts": options.drafts}
     results = run(options.rows, options.steps, **sizes, accepted=options.accepted)
     write = sys.stdout.write

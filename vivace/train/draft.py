@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from vivace.checkpoint.file_state import model_digest
-from vivace.errors import CannotStart
+from vivace.errors import CannotStart, say
 from vivace.frontend.tokenizer import configured_tokenizer
 from vivace.layers.rotary import plain
 from vivace.terminal import print_wrapped
@@ -23,6 +25,7 @@ from vivace.train.objective import choose_vocabulary
 from vivace.train.progress import TrainingProgress
 from vivace.train.prompts import (
     GENERATED,
+    GIVEN,
     TrainingPrompt,
     cut_text,
     encode_chats,
@@ -39,7 +42,7 @@ from vivace.train.target import (
     head_config,
     read_target,
 )
-from vivace.train.trainer import HeadTrainer, TrainingSettings, describe
+from vivace.train.trainer import HeadTrainer, TrainingSettings
 from vivace.worker.build import DTYPES
 
 if TYPE_CHECKING:
@@ -51,6 +54,9 @@ USUAL_ANSWER = 100
 """tokens: so many prompts are made that answers half as long as usual fill --tokens"""
 TOKENS_PER_NUMBER = 8
 """of a hidden state, in the draft vocabulary"""
+SAVED_BYTES = 28
+"""of a number of the head: itself and two moments, and itself in half as many, twice while a file
+takes the place of the one before it"""
 SAMPLED = 64
 """sequences of which the size of hidden states is taken"""
 
@@ -70,9 +76,8 @@ def train_draft(config: Config, asked: argparse.Namespace) -> int:
     tokens = min(asked.tokens, sum(longest_outcome(one, asked) for one in prompts))
     plan = make_plan(config, asked, prompts, tokens)
     folder.check(plan)
-    check_room(folder.training, tokens, recorder.state_width)
-    folder.begin(plan)
-    with TrainingProgress() as progress:
+    check_room(folder.training, tokens, recorder.state_width, saved_bytes(config, asked, taps))
+    with saying_what_failed(folder), folder.claim(plan), TrainingProgress() as progress:
         progress.say(
             f"{folder.training}: hidden states of up to {tokens:,} tokens, "
             f"{needed_bytes(tokens, recorder.state_width) / 1e9:.2f} GB"
@@ -85,11 +90,32 @@ def train_draft(config: Config, asked: argparse.Namespace) -> int:
         return train(config, asked, files, folder, taps, progress, began)
 
 
+@contextmanager
+def saying_what_failed(folder: HeadFolder) -> Iterator[None]:
+    """Raises CannotStart over what a disk does."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CannotStart(
+            f"--output {folder.path}: training ended: {say(error)}; what was saved before is "
+            "there, and the same command goes on with it"
+        ) from error
+
+
+def saved_bytes(config: Config, asked: argparse.Namespace, taps: Sequence[int]) -> int:
+    """Of the head and of what training goes on from."""
+    vocabulary = draft_vocabulary_size(config, asked)
+    sizes = head_sizes(head_config(config, taps, vocabulary), len(taps))
+    return SAVED_BYTES * sizes.count(vocabulary)
+
+
 def find_prompts(config: Config, asked: argparse.Namespace) -> list[TrainingPrompt]:
     """Raises CannotStart where there are too few for a batch and something held out."""
     tokenizer = configured_tokenizer(config)
     if tokenizer is None:
         raise CannotStart("training needs the tokenizer: leave --skip-tokenizer-init out")
+    if asked.answers == GIVEN and asked.prompts is None:
+        raise CannotStart("--answers given needs --prompts FILE.jsonl with `messages`")
     longest = asked.sequence_length
     answered = asked.text is None and asked.answers == GENERATED
     try:
@@ -218,7 +244,6 @@ def train(
         }
     )
     folder.finish(keep_states=asked.keep_states)
-    progress.say(f"held-out text: {describe(acceptance)}")
     print(
         f"Serve it with --speculative-algorithm EAGLE3 --speculative-draft-model-path {folder.path}"
     )
@@ -233,11 +258,13 @@ def build_trainer(
     taps: Sequence[int],
     began: float,
 ) -> HeadTrainer:
+    files.hold_out_one()
     learned = [one for one in files.sequences if not one.held_out]
     if len(learned) < asked.batch or len(learned) == len(files.sequences):
         raise CannotStart(
             f"{len(files.sequences)} sequences were collected, too few for a batch of "
-            f"{asked.batch} and one that is held out; give more --max-minutes, or a smaller --batch"
+            f"{asked.batch} and one that is held out; give more --tokens or --max-minutes, or a "
+            "smaller --batch"
         )
     target, hidden = read_target(config), config.facts.hidden_size
     size = draft_vocabulary_size(config, asked)

@@ -3,14 +3,16 @@ trained, what training goes on from."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,10 +20,23 @@ from vivace.errors import CannotStart
 from vivace.files import check_folder, write_own_file
 from vivace.train.head import Parameters
 from vivace.train.objective import DraftVocabulary
+from vivace.train.state_files import INDEX, STATES
 
 CONFIG, WEIGHTS, REPORT = "config.json", "model.safetensors", "training.json"
 OWN = "training"
 """the folder of what training goes on from"""
+PLAN, CHECKPOINT, LOCK = "plan.json", "checkpoint.safetensors", "lock"
+PART = ".part"
+"""behind the name of a file that is not whole yet"""
+FLAGS = {
+    "model": "model",
+    "prompts": "--prompts, --text or --answers",
+    "tokens": "--tokens",
+    "sequence_length": "--sequence-length",
+    "draft_vocab_size": "--draft-vocab-size",
+    "seed": "--seed",
+}
+"""of what must be the same when training goes on"""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """what AdamW keeps of a tensor"""
 SAVED = torch.bfloat16
@@ -34,28 +49,48 @@ class HeadFolder:
         self.training = path / OWN
 
     def check(self, plan: Mapping[str, Any]) -> None:
-        """Whether training with this plan may begin or go on here. Raises CannotStart."""
+        """Whether training with this plan may begin or go on here: nothing that it did not make
+        itself is written over or deleted. Raises CannotStart."""
         try:
             check_folder(self.path, new=True)
-            there = {entry.name for entry in os.scandir(self.path)} if self.path.exists() else set()
+            there = list_names(self.path)
+            own = list_names(self.training) if not self.training.is_symlink() else {"a link"}
         except OSError as error:
             raise CannotStart(f"--output {self.path}: {error.strerror}") from None
-        if there and OWN not in there:
+        before = read_json(self.training / PLAN) if PLAN in own else {}
+        begun = own <= {LOCK} or before.keys() >= plan.keys()
+        strange = foreign_names(there, (OWN, CONFIG, WEIGHTS, REPORT))
+        strange += [
+            f"{OWN}/{name}" for name in foreign_names(own, (PLAN, CHECKPOINT, LOCK, *STATES))
+        ]
+        if there and (OWN not in there or not begun or strange):
             raise CannotStart(
-                f"--output {self.path}: {min(there)} is there already; give a new folder"
+                f"--output {self.path}: {min(strange or there)} is there already; give a new folder"
             )
-        before = read_json(self.training / "plan.json")
-        for name, value in plan.items():
-            if before and before.get(name) != value:
-                raise CannotStart(
-                    f"--output {self.path}: training was begun there with {name} "
-                    f"{before.get(name)!r}, not {value!r}; give the same, or a new folder"
-                )
+        others = [FLAGS[name] for name, value in plan.items() if before.get(name) != value]
+        if INDEX in own and before and others:
+            raise CannotStart(
+                f"--output {self.path}: training was begun there with another "
+                f"{', '.join(others)}; give the same, or a new folder"
+            )
 
-    def begin(self, plan: Mapping[str, Any]) -> None:
-        """Raises OSError."""
+    @contextmanager
+    def claim(self, plan: Mapping[str, Any]) -> Iterator[None]:
+        """Begin or go on; meanwhile nobody else does. Raises OSError, CannotStart."""
         self.training.mkdir(parents=True, exist_ok=True)
-        self._write(self.training / "plan.json", plan)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(self.training / LOCK, flags, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._write(self.training / PLAN, plan)
+            yield
+        except BlockingIOError:
+            raise CannotStart(
+                f"--output {self.path}: another training runs there; wait for it, or give a new "
+                "folder"
+            ) from None
+        finally:
+            os.close(lock)
 
     def write_head(
         self,
@@ -85,30 +120,32 @@ class HeadFolder:
             kept = optimizer.state.get(tensor, {})
             tensors |= {f"{moment}.{name}": kept[moment] for moment in MOMENTS if moment in kept}
         tensors["draft_ids"] = vocabulary.ids
-        replace_tensors(
-            self.training / "checkpoint.safetensors", tensors, {"progress": json.dumps(progress)}
-        )
+        replace_tensors(self.training / CHECKPOINT, tensors, {"progress": json.dumps(progress)})
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """(what `save` kept, its progress); None: nothing yet."""
-        file = self.training / "checkpoint.safetensors"
+        file = self.training / CHECKPOINT
         if not file.exists():
             return None
-        from safetensors import safe_open
-
-        with safe_open(file, "pt") as opened:
-            progress = json.loads(opened.metadata()["progress"])
-        return load_file(file), progress
+        try:
+            with safe_open(file, "pt") as opened:
+                progress = json.loads(opened.metadata()["progress"])
+            return load_file(file), progress
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise CannotStart(
+                f"{file}: it is damaged ({error}); delete it, and the head is trained again from "
+                "the same hidden states"
+            ) from None
 
     def finish(self, *, keep_states: bool) -> None:
         """Training is over: the next one in this folder is another one."""
-        if keep_states:
-            (self.training / "checkpoint.safetensors").unlink(missing_ok=True)
-        else:
-            shutil.rmtree(self.training)
+        for name in (CHECKPOINT, LOCK) if keep_states else (CHECKPOINT, LOCK, PLAN, *STATES):
+            (self.training / name).unlink(missing_ok=True)
+        if not keep_states:
+            self.training.rmdir()
 
     def _write(self, path: Path, values: Mapping[str, Any]) -> None:
-        part = path.with_name(f"{path.name}.part")
+        part = path.with_name(f"{path.name}{PART}")
         write_own_file(part, json.dumps(values, indent=2) + "\n")
         part.replace(path)
 
@@ -126,10 +163,23 @@ def restore(
 
 def replace_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """The old file is there until the new one is whole."""
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}{PART}")
     save_file({name: t.contiguous() for name, t in tensors.items()}, part, metadata)
     part.chmod(READABLE)  # safetensors makes it its owner's alone
     part.replace(path)
+
+
+def list_names(folder: Path) -> set[str]:
+    """Empty where it is missing. Raises OSError."""
+    try:
+        return {entry.name for entry in os.scandir(folder)}
+    except FileNotFoundError:
+        return set()
+
+
+def foreign_names(there: Iterable[str], own: Collection[str]) -> list[str]:
+    """Those of `there` that are none of `own`, whole or not."""
+    return [name for name in there if name.removesuffix(PART) not in own]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -26,6 +26,12 @@ class HeadSizes:
     features: int
     norm_eps: float
 
+    def count(self, vocabulary: int) -> int:
+        """Numbers of a head that may say so many tokens; norms are next to nothing."""
+        width = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
+        each = self.features * self.hidden + 2 * width + 3 * self.inner + vocabulary
+        return each * self.hidden
+
 
 LAYER = "midlayer"
 ATTENTION = f"{LAYER}.self_attn"

@@ -40,7 +40,7 @@ class TrainingPrompt:
 def read_chats(path: Path, answers: str) -> list[Chat]:
     """Of a file of prompts: a line each, or JSON lines with a string, a `prompt` or `messages`.
     Raises CannotStart."""
-    lines = [line for line in read_text(path, "--prompts").splitlines() if line.strip()]
+    lines = [line for line in read_text(path, "--prompts").split("\n") if line.strip()]
     if path.suffix == SUFFIX:
         chats = [read_json_line(path, number, line) for number, line in enumerate(lines, 1)]
     else:
