@@ -12,6 +12,7 @@ from served_toy import write_toy_llama
 
 import vivace
 from vivace.errors import CannotStart
+from vivace.platforms.cpu.facts import has_kernels
 
 FLAGS: dict[str, Any] = {
     "cpu_threads": 1,
@@ -42,7 +43,10 @@ def wanted(toy: Path) -> list[list[int]]:
     params=[
         {},
         {"disable_cpu_kernels": True, "speculative_ngram_match_type": "PROB"},
-        {"speculative_ngram_max_bfs_breadth": 4, "speculative_fixed_width": True},
+        pytest.param(
+            {"speculative_ngram_max_bfs_breadth": 4, "speculative_fixed_width": True},
+            marks=pytest.mark.skipif(not has_kernels(), reason="trees need the kernels"),
+        ),
     ]
 )
 def engine(toy: Path, request: pytest.FixtureRequest) -> Iterator[Any]:

@@ -12,6 +12,7 @@ import pytest
 from engine_under_test import Answer, Engine, Setting, toy_requests
 
 from vivace.engine.drafts.widths import StepSeconds
+from vivace.platforms.cpu.facts import has_kernels
 from vivace.platforms.rows import RowColumns
 from vivace.protocol.messages import Request, SamplingParams
 from vivace.protocol.metrics import StepCosts
@@ -38,6 +39,7 @@ SETTINGS = {
     ),
     "mixed": Setting(batch=3, chunk=16, radix="off", depth=1, page=16, mixed=True),
 }
+TREES = pytest.mark.skipif(not has_kernels(), reason="trees of drafts need the CPU kernels")
 LAYOUTS: list[dict[str, Any]] = [
     {"tp_size": 2},
     {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},

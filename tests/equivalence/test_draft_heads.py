@@ -24,6 +24,7 @@ from draft_head_toys import (
     write_toys,
 )
 from drafting_engines import (
+    TREES,
     LAYOUTS,
     PLAIN,
     SETTINGS,
@@ -267,7 +268,7 @@ def test_many_rows_that_asked_for_no_drafts_pass_no_head(
 
 @pytest.mark.parametrize(
     ("head", "tree"),
-    [("EAGLE3", {}), ("EAGLE3", TREE), ("EAGLE", {}), ("two layers", {})],
+    [("EAGLE3", {}), pytest.param("EAGLE3", TREE, marks=TREES), ("EAGLE", {}), ("two layers", {})],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ranks_draft_alike(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from drafting_engines import (
+    TREES,
     LAYOUTS,
     PLAIN,
     SETTINGS,
@@ -226,7 +227,8 @@ def test_a_cached_prefix_has_the_draft_s_keys_too(models: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft", "tree"), [("itself", {}), ("itself", TREE), ("odd", {}), ("latents", {})]
+    ("draft", "tree"),
+    [("itself", {}), pytest.param("itself", TREE, marks=TREES), ("odd", {}), ("latents", {})],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ranks_propose_the_same(

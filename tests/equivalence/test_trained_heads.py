@@ -30,6 +30,7 @@ from tokenizers import Tokenizer
 from toy_models import make
 
 from vivace import cli
+from vivace.platforms.cpu.facts import has_kernels
 from vivace.protocol.messages import Request, SamplingParams
 from vivace.train.head import HeadPasses, HeadSizes
 from vivace.train.progress import TrainingProgress
@@ -190,6 +191,7 @@ def test_a_trained_head_is_served(
     assert rate > 0.2
 
 
+@pytest.mark.skipif(not has_kernels(), reason="torch's products depend on what runs beside them")
 def test_what_was_interrupted_goes_on_to_the_same_head(
     toy: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -40,3 +40,17 @@ def test_all_ranks_are_told_what_one_read(
     else:
         add_corpus(config, executor, lambda stage, done: None)
     assert [array("i", one.tokens).tolist() for one in told] == [[97, 98, -1]]
+
+
+def test_an_engine_that_follows_goes_on_without_a_file_that_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that dies again and again would end the server."""
+    asked = SpeculativeOptions(
+        speculative_algorithm="NGRAM", speculative_ngram_external_corpus_path=str(tmp_path / "gone")
+    )
+    config: Any = SimpleNamespace(speculative=asked, source=None)
+    with pytest.raises(CannotStart, match="gone"):
+        add_corpus(config, cast(Any, None), lambda stage, done: None)
+    add_corpus(config, cast(Any, None), lambda stage, done: None, again=True)
+    assert "no drafts from it" in caplog.text

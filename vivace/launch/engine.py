@@ -57,7 +57,9 @@ def engine_parts(
         faulty = with_fault(runner, config.environment.get("VIVACE_TEST_FAULT", ""), epoch)
         return wrap_runner(faulty) if wrap_runner is not None else faulty
 
-    executor = build_executor(config, stages, wrap, owns_process, share, place, others)
+    executor = build_executor(
+        config, stages, wrap, owns_process, share, place, others, again=epoch > 0
+    )
     settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
     loop = Loop(
@@ -82,12 +84,14 @@ def build_executor(
     share: int = 0,
     place: EnginePlace | None = None,
     others: OtherNodes = ONE_MACHINE,
+    *,
+    again: bool = False,
 ) -> Executor:
     """One worker in this process, or the first of several ranks; the arguments are those of
-    `engine_parts`."""
+    `engine_parts`. `again`: it follows one that has died."""
     executor = start_executor(config, report, wrap, owns_process, share, place, others)
     try:
-        add_corpus(config, executor, report)
+        add_corpus(config, executor, report, again=again)
     except BaseException:
         executor.close()
         raise
