@@ -24,11 +24,11 @@ from draft_head_toys import (
     write_toys,
 )
 from drafting_engines import (
-    TREES,
     LAYOUTS,
     PLAIN,
     SETTINGS,
     SHAPE,
+    TREES,
     Proposal,
     assert_same_tokens,
     draft_requests,

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from drafting_engines import (
-    TREES,
     LAYOUTS,
     PLAIN,
     SETTINGS,
     SHAPE,
+    TREES,
     Proposal,
     assert_same_tokens,
     draft_requests,
