@@ -18,6 +18,7 @@ from vivace.server.schema import (
     AddExternalCorpus,
     ConfigureLogging,
     DetokenizeRequest,
+    RemoveExternalCorpus,
     TokenizeRequest,
 )
 
@@ -33,6 +34,7 @@ LEAST: dict[Any, dict[str, Any]] = {
     DetokenizeRequest: {"tokens": [1]},
     AbortRequest: {"rid": "nobody"},
     AddExternalCorpus: {"corpus_id": "a", "token_chunks": [[1]]},
+    RemoveExternalCorpus: {"corpus_id": "a"},
     ConfigureLogging: {},
 }
 """A small good body of every struct."""
@@ -63,6 +65,7 @@ LEGAL: dict[Any, list[dict[str, Any]]] = {
     AbortRequest: [{"rid": "x" * 60_000}],
     ConfigureLogging: [{}],
     AddExternalCorpus: [],  # no texts without n-gram drafts: tests/server/test_server_corpora.py
+    RemoveExternalCorpus: [],
 }
 """The largest good bodies of every struct; they are answered with 200."""
 

@@ -430,7 +430,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         },
     ),
     native.RemoveExternalCorpus: Body(
-        "/remove_external_corpus", {"corpus_id": "a"}, {"corpus_id": [Effect("a", "b", "engine")]}
+        "/remove_external_corpus", {"corpus_id": "a"}, {"corpus_id": [Effect("a", "b")]}
     ),
     native.ConfigureLogging: Body(
         "/configure_logging",

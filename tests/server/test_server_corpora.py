@@ -80,7 +80,7 @@ def test_limits_are_those_of_corpora_and_not_of_prompts(server: Running) -> None
 def test_corpora_are_listed_and_removed(server: Running) -> None:
     engine: Any = server.engine
     answer = ask(server, "/remove_external_corpus", {"corpus_id": "a"})
-    assert answer.json == {"success": True, "message": ""}
+    assert answer.json == {"success": True, "message": "a was removed"}
     assert engine.commands[-1] == RemoveCorpus("a")
     assert ask(server, "/remove_external_corpus", {}).status == 400
     engine.state = some_state()

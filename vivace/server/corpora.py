@@ -58,7 +58,7 @@ async def remove_external_corpus(
     for reply in await context.command(RemoveCorpus(params.corpus_id)):
         if reply is not None and not reply.ok:
             raise HTTPError(400, f"the corpus was not removed: {reply.message}")
-    return json_response({"success": True, "message": ""})
+    return json_response({"success": True, "message": f"{params.corpus_id} was removed"})
 
 
 async def list_external_corpora(
