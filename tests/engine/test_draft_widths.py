@@ -157,6 +157,49 @@ def test_a_row_comes_near_to_the_best_width(accepted: float, draft: float, told:
     assert tokens / took > 0.87 * best
 
 
+@pytest.mark.parametrize("slope", [0.02, 0.05, 0.1])
+@pytest.mark.parametrize(("accepted", "draft"), [(0.1, 0.4), (0.4, 0.4), (0.4, 0.15), (0.1, 0.02)])
+def test_a_new_engine_loses_little_where_steps_take_longer_than_at_its_start(
+    accepted: float, draft: float, slope: float
+) -> None:
+    """By the same factor for all sizes: a size that was not seen yet does not look cheap."""
+    draw, table, busy = random.Random(2), level_table(4), 1.4
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+    costs = StepCosts(
+        tokens=sizes,
+        seconds=[1 + slope * (size - 1) for size in sizes],
+        draft_seconds=[draft] * len(sizes),
+    )
+    chosen = AdaptiveWidth(DraftShape(4, 4), costs)
+    rows = [sequence(FIRST_LEVEL, 4, row) for row in range(8)]
+    took = tokens = 0.0
+    for _ in range(100):
+        drafts = widths(chosen, rows)
+        seconds = busy * (1 + slope * (7 + sum(drafts)) + draft * max(drafts))
+        seconds *= 1 + 0.1 * abs(draw.gauss(0, 1))
+        chosen.observe([1 + width for width in drafts], seconds, [])
+        for row, width in zip(rows, drafts, strict=True):
+            right = next((done for done in range(width) if draw.random() >= accepted), width)
+            row.draft_level = table[row.draft_level][width][right] if width else row.draft_level
+            tokens += 1 + right
+        took += seconds
+    plain = 8 / (busy * (1 + slope * 7) * 1.08)
+    assert tokens / took > 0.95 * plain
+
+
+def test_now_and_then_a_step_has_no_drafts() -> None:
+    """Ever more seldom; of drafts that take more than they did is known then that they do not pay,
+    though all steps had some."""
+    chosen, rows = AdaptiveWidth(DraftShape(4, 4), FLAT), [sequence(25, 4)]
+    plain = [step for step in range(2000) if widths(chosen, rows) == [0]]
+    assert plain[:3] == [3, 11, 27] and 8 < len(plain) < 20
+    chosen = AdaptiveWidth(DraftShape(4, 4), FLAT)
+    for _ in range(200):
+        (width,) = widths(chosen, rows)
+        chosen.observe([1 + width], 1.0 + width, [])
+    assert sum(widths(chosen, rows)[0] for _ in range(50)) < 60
+
+
 def test_steps_that_take_longer_than_they_did_count() -> None:
     chosen, rows = AdaptiveWidth(DraftShape(4, 4), FLAT), [sequence(20, 4)]
     assert widths(chosen, rows) == [4]
@@ -175,8 +218,8 @@ def test_where_all_have_as_many_as_they_may_widths_stay_for_some_steps() -> None
 def test_who_was_spoiled_gets_none() -> None:
     rows, table = [sequence(SPOILED, 4), sequence(20, 4)], level_table(4)
     for chosen in (AdaptiveWidth(DraftShape(4, 4), FLAT), FixedWidth()):
-        for _ in range(200):
-            assert widths(chosen, rows) == [0, 4]
+        tried = [widths(chosen, rows) for _ in range(200)]
+        assert all(one in ([0, 4], [0, 0]) for one in tried) and tried.count([0, 4]) > 190
     assert table[SPOILED][4] == [SPOILED] * 5
 
 

@@ -136,16 +136,22 @@ class ResultProcessor:
         """The hot path. What came at once is booked at once, where it is nothing but tokens."""
         first, planned = len(step.chunks), step.decode_counts
         advanced, tokens = result.advanced[first:], result.tokens[first:]
-        if self._table.pages.drafts:
-            self._book_drafts(step.decodes, planned, advanced)
-        else:
+        apart = 0 in advanced or self._table.pages.leases.sparse
+        if apart or not self._table.pages.drafts:
             self._table.take_back(step.decodes, planned, advanced)
+        if self._table.pages.drafts:
+            self._learn_of_drafts(step.decodes, planned, advanced)
         moments, counts = list[float](), list[int]()
         running, deltas = State.RUNNING, self._outputs.deltas
         indices = range(first, len(result.tokens))
-        spans = zip(indices, step.decodes, advanced, tokens, strict=True)
-        for index, sequence, count, ids in spans:
+        spans = zip(indices, step.decodes, planned, advanced, tokens, strict=True)
+        for index, sequence, plan, count, ids in spans:
             sequence.computed_len += count
+            if plan > 1 and count:  # of its drafts so many were right; the others are taken back
+                sequence.num_drafts += plan - 1
+                sequence.num_accepted += count - 1
+                if not apart:
+                    sequence.scheduled_len -= plan - count
             if sequence.state is not running:
                 continue
             if count != len(ids) or not count or not sequence.steady:
@@ -168,31 +174,21 @@ class ResultProcessor:
                 self._outputs.fail(sequence, error)
         drawn.add_each(moments, counts, now)
 
-    def _book_drafts(
+    def _learn_of_drafts(
         self, decodes: list[Sequence], planned: list[int], advanced: list[int]
     ) -> None:
-        """How many drafts of each were right; what is planned behind the others is taken back."""
-        clients, levels, stopped = self._table.clients, self._draft_levels, advanced.count(0)
+        """How many drafts of each were right, for its next ones, its client and the metrics."""
+        clients, levels = self._table.clients, self._draft_levels
         self._judged += 1
         if self._judged % _LEARNED_STEPS == 0 or len(decodes) < _FEW_SEQUENCES:
             for sequence, count, done in zip(decodes, planned, advanced, strict=True):
                 if count > 1 and done:
                     sequence.draft_level = levels[sequence.draft_level][count - 1][done - 1]
-        if stopped or self._table.pages.leases.sparse:
-            self._table.take_back(decodes, planned, advanced)
-            for sequence, count, done in zip(decodes, planned, advanced, strict=True):
-                if done:
-                    sequence.num_drafts += count - 1
-                    sequence.num_accepted += done - 1
-        else:  # the short way
-            for sequence, count, done in zip(decodes, planned, advanced, strict=True):
-                sequence.scheduled_len -= count - done
-                sequence.num_drafts += count - 1
-                sequence.num_accepted += done - 1
         if clients.several:
             for sequence, done in zip(decodes, advanced, strict=True):
                 clients.charge(sequence.client, max(0, done - 1))
-        self._stats.drafts.record(Counter(planned), sum(advanced) - len(advanced) + stopped)
+        accepted = sum(advanced) - len(advanced) + advanced.count(0)
+        self._stats.drafts.record(Counter(planned), accepted)
 
     def _accept(self, sequence: Sequence, drawn: list[int], result: StepResult, index: int) -> None:
         """Append what was drawn; send a delta when it is time, or the end."""

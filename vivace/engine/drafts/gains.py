@@ -14,6 +14,8 @@ _OBSERVED = 0.03
 _FORGOTTEN = 0.002
 """of what is known of a place, with each step in which nobody had a draft there: it is tried again
 some time"""
+_LEVELS = np.array([*(probability(level) for level in range(LEVELS)), 0.0])
+"""their probabilities"""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class DraftShape:
 
 
 class DraftGains(Protocol):
-    def table(self, mean: float) -> list[list[float]]:
-        """[LEVELS + 1][width]: tokens that the first, second ... draft brings; ever fewer. `mean`:
+    def table(self, mean: float) -> np.ndarray:
+        """[LEVELS + 1, width]: tokens that the first, second ... draft brings; ever fewer. `mean`:
         probability of the rows' levels."""
         ...
 
@@ -48,12 +50,9 @@ class ChainGains:
     """The i-th draft comes if all before it do: p^i."""
 
     def __init__(self, width: int) -> None:
-        self._table = [
-            [probability(level) ** place for place in range(1, width + 1)]
-            for level in range(LEVELS)
-        ] + [[0.0] * width]
+        self._table = _LEVELS[:, None] ** np.arange(1, width + 1)
 
-    def table(self, mean: float) -> list[list[float]]:
+    def table(self, mean: float) -> np.ndarray:
         return self._table
 
     def observe(self, counts: list[int], accepted: list[int]) -> None:
@@ -71,13 +70,12 @@ class TreeGains:
         self._hoped = first**depths
         """at first, and where nobody tries: more than there will be, so that somebody does"""
         self._rates = self._hoped.copy()
-        self._levels = np.array([*(probability(level) for level in range(LEVELS)), 0.0])
         self._mean = first
 
-    def table(self, mean: float) -> list[list[float]]:
+    def table(self, mean: float) -> np.ndarray:
         self._mean = max(mean, 1 / LEVELS)
         falling = np.minimum.accumulate(self._rates)
-        return np.minimum(np.outer(self._levels, falling), 1.0).tolist()
+        return np.minimum(np.outer(_LEVELS, falling), 1.0)
 
     def observe(self, counts: list[int], accepted: list[int]) -> None:
         if not accepted:

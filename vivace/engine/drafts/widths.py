@@ -9,7 +9,6 @@ a lone stream that repeats itself, and none for a device that is busy with its r
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from math import ceil, log
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +17,7 @@ import numpy as np
 
 from vivace.engine.drafts.gains import DraftShape, choose_gains
 from vivace.engine.drafts.levels import LEVELS, OBSERVED, SPOILED, probability
+from vivace.engine.drafts.step_seconds import StepSeconds
 from vivace.protocol.metrics import StepCosts
 
 if TYPE_CHECKING:
@@ -30,18 +30,15 @@ changed; each at the latest after so many times `_LIMIT_STEPS`. Together, becaus
 tokens is a replay and others need not be."""
 _PROBE_COST = 0.01
 """of the time"""
-_SIZES = (
-    *(*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8)),
-    *(80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024),
-    *(1280, 1536, 1792, 2048, 3072, 4096, 8192),
-)
-"""tokens of a step whose times are kept; between them they lie on a line"""
 _LIMIT_STEPS = 8
 """for which limits that were found stay good, and times that were measured"""
 _FEW_ROWS = 8
 """whose drafts differ too much from step to step to keep limits"""
-_LEARNED = 0.1
-"""weight of a step's time beside those before it"""
+_LEARNED_STEPS = 9
+"""of a batch that is not small: one of so many tells enough of what they take"""
+_FIRST_PLAIN, _LONGEST_PLAIN = 4, 256
+"""after so many steps one has no drafts, and then after twice as many as before: only beside those
+is it known what the others take"""
 
 
 def choose_widths(settings: EngineSettings, costs: StepCosts) -> DraftWidths:
@@ -106,11 +103,16 @@ class AdaptiveWidth:
         self._times = StepSeconds(costs)
         self._gains = choose_gains(shape)
         self._steps = self._rows = 0
+        self._plain_due = self._plain_period = _FIRST_PLAIN
         self._limits = [shape.width] * LEVELS + [0]
         """most drafts of a row of each level"""
 
     def choose(self, decoding: list[Sequence]) -> list[int]:
         self._steps += 1
+        if self._steps >= self._plain_due:
+            self._plain_period = min(2 * self._plain_period, _LONGEST_PLAIN)
+            self._plain_due += self._plain_period
+            return [1] * len(decoding)
         step = self._steps % _LIMIT_STEPS
         if self._told or not step or decoding != self._decoding:
             self._decoding = decoding
@@ -161,49 +163,40 @@ class AdaptiveWidth:
 
     def observe(self, counts: list[int], seconds: float, accepted: list[int]) -> None:
         rows, passes, drafting = len(counts), max(counts, default=1) - 1, 0.0
+        if rows > _FEW_ROWS and self._steps % _LEARNED_STEPS:
+            return
         if passes:
-            first, further = self._pass_seconds(rows)
-            drafting = first + further * (min(passes, self._shape.passes) - 1)
-        self._times.observe(sum(counts), max(0.0, seconds - drafting))
+            drafting = float(self._drafting(rows, np.array(passes)))
+        self._times.observe(sum(counts), drafting, seconds)
         self._gains.observe(counts, accepted)
 
-    def _pass_seconds(self, rows: int) -> tuple[float, float]:
-        """Of the first pass of drafts for so many rows, and of each one behind it."""
+    def _drafting(self, rows: int, passes: np.ndarray) -> np.ndarray:
+        """Seconds of so many passes of drafts (1 or more) for so many rows."""
         first, branches = self._times.draft(rows), self._shape.branches
-        return first, first if branches == 1 else self._times.draft(rows * branches)
+        further = first if branches == 1 else self._times.draft(rows * branches)
+        return first + further * (np.minimum(passes, self._shape.passes) - 1)
 
     def _find_limits(self, rows: int, classes: Counter[tuple[int, int]]) -> list[int]:
         """`classes`: rows of each level and number of drafts."""
         likely = sum(probability(level) * count for (level, _), count in classes.items())
-        table = self._gains.table(likely / rows)
-        least = self._find_least_gain(rows, classes, table)
-        return [
-            sum(1 for gain in gains if gain >= least) if gains[0] >= least else 0 for gains in table
-        ]
+        gains = self._gains.table(likely / rows)
+        return (gains >= self._find_least_gain(rows, classes, gains)).sum(1).tolist()
 
     def _find_least_gain(
-        self, rows: int, classes: Counter[tuple[int, int]], table: list[list[float]]
+        self, rows: int, classes: Counter[tuple[int, int]], gains: np.ndarray
     ) -> float:
-        """That a draft must have."""
-        drafts = sorted(
-            (
-                (gain, -place, count)
-                for (level, ready), count in classes.items()
-                for place, gain in enumerate(table[level][:ready])
-            ),
-            reverse=True,
-        )
-        least, times = 2.0, self._times
-        tokens, gained, passes = rows, float(rows), 0
-        best, most = gained / times.step(tokens), self._shape.passes
-        first, further = self._pass_seconds(rows)
-        for gain, place, count in drafts:
-            tokens, gained, passes = tokens + count, gained + count * gain, max(passes, 1 - place)
-            drafting = first + further * (min(passes, most) - 1)
-            rate = gained / (times.step(tokens) + drafting)
-            if rate > best:
-                best, least = rate, gain
-        return least
+        """That a draft must have; more than any has: nobody gets one."""
+        levels, ready = np.array(list(classes)).T
+        there = ready[:, None] > np.arange(len(gains[0]))
+        which, place = np.nonzero(there)
+        gain, count = gains[levels[which], place], np.array(list(classes.values()))[which]
+        order = np.lexsort((place, -gain))
+        gain, place, count = gain[order], place[order], count[order]
+        seconds = self._times.steps(rows + np.cumsum(count))
+        seconds = seconds + self._drafting(rows, np.maximum.accumulate(place + 1))
+        rates = (rows + np.cumsum(count * gain)) / seconds
+        best = int(np.argmax(rates))
+        return float(gain[best]) if rates[best] > rows / self._times.step(rows) else 2.0
 
 
 def probe_period(level: int, least: int) -> int:
@@ -211,43 +204,3 @@ def probe_period(level: int, least: int) -> int:
     the `least` that drafts pay for: twice as many for each draft that was wrong since then."""
     fails = log(max(1, least) / max(level, 0.5)) / -log(1 - OBSERVED)
     return min(_LONGEST_PERIOD, 1 << min(int(max(0.0, fails)), 8))
-
-
-class StepSeconds:
-    """Seconds that steps take; one of more tokens never takes less."""
-
-    def __init__(self, costs: StepCosts) -> None:
-        drafts = costs.draft_seconds or [0.0] * len(costs.tokens)
-        self._seconds = _extend(costs.tokens, costs.seconds)
-        self._drafts = _extend(costs.tokens, drafts)
-        self._unused = 0
-        self._update()
-
-    def step(self, tokens: int) -> float:
-        return self._table[min(tokens, len(self._table) - 1)]
-
-    def draft(self, rows: int) -> float:
-        """One more draft for each of so many rows."""
-        return float(np.interp(rows, _SIZES, self._drafts))
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        """A step took so long; one that took several times as long met with an accident."""
-        if tokens > _SIZES[-1]:
-            return
-        place = bisect_left(_SIZES, tokens)
-        before = self._seconds[place]
-        self._seconds[place] += _LEARNED * (min(seconds, 3 * before) - before)
-        self._unused += 1
-        if self._unused >= _LIMIT_STEPS:
-            self._update()
-
-    def _update(self) -> None:
-        self._unused = 0
-        rising = np.maximum.accumulate(self._seconds)
-        self._table: list[float] = np.interp(np.arange(_SIZES[-1] + 1), _SIZES, rising).tolist()
-
-
-def _extend(tokens: list[int], seconds: list[float]) -> np.ndarray:
-    """[len(_SIZES)] seconds: behind the last of `tokens` (ascending) they grow as those do."""
-    sizes = np.array(_SIZES)
-    return np.interp(sizes, tokens, seconds) * np.maximum(1.0, sizes / tokens[-1])
