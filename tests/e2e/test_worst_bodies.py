@@ -14,7 +14,7 @@ from running_server import RunningServer
 from worst_bodies import LEGAL, illegal_bodies, routes_with_bodies
 
 from vivace.protocol.tasks import Embed, Generate, Task
-from vivace.server.routes import Route
+from vivace.server.route import Route
 
 LENGTH = 1 << 20
 """Of the illegal bodies; what is refused early costs the same at 16 MiB, only the transfer not."""

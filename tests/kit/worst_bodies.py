@@ -12,7 +12,8 @@ from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
 from vivace.server.openai.embeddings import EmbeddingRequest
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
-from vivace.server.routes import FULL, ROUTES, Route
+from vivace.server.route import FULL, Route
+from vivace.server.routes import ROUTES
 from vivace.server.schema import (
     AbortRequest,
     AddExternalCorpus,

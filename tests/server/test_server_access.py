@@ -12,7 +12,8 @@ from server_kit import Running, ask, running_server
 
 from vivace.server.access import Access, Keys
 from vivace.server.responses import HTTPError
-from vivace.server.routes import ROUTES, Route, check_routes
+from vivace.server.route import Route, check_routes
+from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
 
 BODIES = {

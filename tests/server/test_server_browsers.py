@@ -16,7 +16,8 @@ from test_server_access import BODIES
 
 from vivace.server.access import Access, Effect, same_origin
 from vivace.server.responses import HTTPError, error_response
-from vivace.server.routes import ROUTES, Route
+from vivace.server.route import Route
+from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
 
 BROWSER = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"

@@ -26,7 +26,8 @@ from vivace.server.http import (
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.openapi import document
 from vivace.server.request_log import RequestLog, add_targets
-from vivace.server.routes import ROUTES, Route, check_routes
+from vivace.server.route import Route, check_routes
+from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings, build_server_settings
 
 MAX_LINE = 16 << 10
@@ -87,7 +88,8 @@ def make_app(
         document=document(routes, [access for access in Access if keys.needed_for(access)]),
     )
     prefixes = ("", settings.root_path) if settings.root_path else ("",)
-    app = web.Application(middlewares=[guard(context)], client_max_size=0)
+    forms = {prefix + route.path: route.errors for prefix in prefixes for route in routes}
+    app = web.Application(middlewares=[guard(context, forms)], client_max_size=0)
     app[CONTEXT] = context
     for prefix in prefixes:
         for route in routes:

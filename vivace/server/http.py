@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http.client import responses
 from typing import Any
 
@@ -23,8 +23,14 @@ from vivace.server.access import CLIENT, Access, check_headers, is_text
 from vivace.server.body import Body, read_body
 from vivace.server.context import CONTEXT, Context
 from vivace.server.half_closed import HalfClosedWatch
-from vivace.server.responses import HTTPError, error_response, free_frames
-from vivace.server.routes import FULL, NO_BODY, Route
+from vivace.server.responses import (
+    ErrorForm,
+    HTTPError,
+    error_body,
+    error_response,
+    free_frames,
+)
+from vivace.server.route import FULL, NO_BODY, Route
 from vivace.server.unknown_paths import aiohttp_error, without_slash
 
 # -- connections -----------------------------------------------------------------------------------
@@ -287,8 +293,11 @@ def accept(frontend: Frontend) -> None:
     task.add_done_callback(on_sent)
 
 
-def guard(context: Context) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """The middleware: every answer, also to an unknown path, leaves in one form and is counted."""
+def guard(
+    context: Context, forms: Mapping[str, ErrorForm]
+) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """The middleware: every answer, also to an unknown path, leaves in one form and is counted.
+    `forms`: those of paths whose errors are not OpenAI's."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handle) -> web.StreamResponse:
@@ -300,7 +309,8 @@ def guard(context: Context) -> Callable[..., Awaitable[web.StreamResponse]]:
         label = context.http_metrics.begin(endpoint, request.method)
         status = CLIENT_LEFT
         try:
-            response = await outcome(context, request, handler)
+            form = forms.get(endpoint or "", error_body)
+            response = await outcome(context, request, handler, form)
             status = response.status
             return response
         finally:
@@ -311,7 +321,9 @@ def guard(context: Context) -> Callable[..., Awaitable[web.StreamResponse]]:
     return answer
 
 
-async def outcome(context: Context, request: web.Request, handler: Handle) -> web.StreamResponse:
+async def outcome(
+    context: Context, request: web.Request, handler: Handle, form: ErrorForm
+) -> web.StreamResponse:
     """Run the handler; turn what it raises into an answer."""
     try:
         try:
@@ -319,24 +331,28 @@ async def outcome(context: Context, request: web.Request, handler: Handle) -> we
             return context.browsers.preflight(request) or await handler(request)
         except (HTTPError, BadRequest, web.HTTPException) as error:
             free_frames(error)
-            return await answer_error(context, request, error)
+            return await answer_error(context, request, error, form)
     except (asyncio.CancelledError, ConnectionError) as error:
         free_frames(error)
         raise
     except Exception as error:  # also one of those that make the answer to an error
         log.exception("%s %r failed", request.method, request.path)
         free_frames(error)
-        return error_response(HTTPError(500, "internal error; the server's log has the details"))
+        wrong = HTTPError(500, "internal error; the server's log has the details")
+        return error_response(wrong, form)
 
 
 async def answer_error(
-    context: Context, request: web.Request, error: HTTPError | BadRequest | web.HTTPException
+    context: Context,
+    request: web.Request,
+    error: HTTPError | BadRequest | web.HTTPException,
+    form: ErrorForm,
 ) -> web.StreamResponse:
     """The answer to what a handler raised."""
     http_error = to_http_error(context, request, error)
     unknown = isinstance(error, web.HTTPException) and http_error.status == 404
     moved = await without_slash(request) if unknown else None
-    return moved or error_response(http_error)
+    return moved or error_response(http_error, form)
 
 
 def to_http_error(

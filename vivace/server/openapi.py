@@ -10,7 +10,7 @@ import msgspec
 
 from vivace.config.json_schema import clean_descriptions
 from vivace.server.access import Access
-from vivace.server.routes import NO_BODY, Route
+from vivace.server.route import NO_BODY, Route
 from vivace.server.schema import ErrorBody
 from vivace.version import __version__
 

@@ -7,7 +7,7 @@ import math
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -58,6 +58,14 @@ class HTTPError(Exception):
         self.headers = headers or {}
 
 
+class ErrorForm(Protocol):
+    """The body of an error answer in some API's form."""
+
+    def __call__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> dict[str, Any]: ...
+
+
 def error_body(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
@@ -83,12 +91,12 @@ def message_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def error_response(error: HTTPError) -> web.Response:
+def error_response(error: HTTPError, form: ErrorForm = error_body) -> web.Response:
     """JSON answer for a refusal, with Retry-After where waiting helps."""
     headers = dict(error.headers)
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-    body = error_body(error.status, error.message, param=error.param, code=error.code)
+    body = form(error.status, error.message, param=error.param, code=error.code)
     return web.Response(
         status=error.status,
         body=msgspec.json.encode(body),

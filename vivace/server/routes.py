@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
-
-from aiohttp import web
-
-from vivace.protocol.tasks import Embed, Generate, Task
+from vivace.protocol.tasks import Embed, Generate
 from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
 from vivace.server import (
@@ -22,93 +16,21 @@ from vivace.server import (
     schema,
     tokens,
 )
-from vivace.server.access import Access, Effect
-from vivace.server.body import Body
-from vivace.server.context import Context
 from vivace.server.openai import chat, completions, embeddings
 from vivace.server.openai import schema as openai
-
-Handler = Callable[[Context, web.Request, Body], Awaitable[web.StreamResponse]]
-
-NO_BODY = 0
-SMALL = 64 << 10
-FULL = -1
-"""The server-wide body limit."""
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT"})
-
-PUBLIC, USER, ADMIN = Access.PUBLIC, Access.USER, Access.ADMIN
-READS, ACTS = Effect.READS, Effect.ACTS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """`body_limit` in bytes; 0 = no body is taken, FULL = `ServerSettings.body_limit`.
-
-    `accepts` and `answers` are the structs the OpenAPI document shows; None = no or any body.
-    """
-
-    methods: tuple[str, ...]
-    path: str
-    auth: Access
-    effect: Effect
-    body_limit: int
-    handler: Handler
-    summary: str
-    accepts: Any = None
-    answers: Any = None
-    streams: Any = None
-    """Struct of each event when `stream` is true."""
-    task: type[Task] | None = None
-    """Is answered by the engine: waits for one that starts, and is refused where the engine does
-    something else."""
-
-
-def get(
-    path: str,
-    auth: Access,
-    handler: Handler,
-    summary: str,
-    answers: Any = None,
-    *,
-    effect: Effect = READS,
-) -> Route:
-    return Route(
-        methods=("GET",),
-        path=path,
-        auth=auth,
-        effect=effect,
-        body_limit=NO_BODY,
-        handler=handler,
-        summary=summary,
-        answers=answers,
-    )
-
-
-def post(
-    path: str,
-    handler: Handler,
-    summary: str,
-    accepts: Any,
-    answers: Any,
-    streams: Any = None,
-    *,
-    methods: tuple[str, ...] = ("POST",),
-    task: type[Task] | None = None,
-) -> Route:
-    return Route(
-        methods=methods,
-        path=path,
-        auth=USER,
-        effect=ACTS,
-        body_limit=FULL,
-        handler=handler,
-        summary=summary,
-        accepts=accepts,
-        answers=answers,
-        streams=streams,
-        task=task,
-    )
-
+from vivace.server.route import (
+    ACTS,
+    ADMIN,
+    FULL,
+    NO_BODY,
+    PUBLIC,
+    READS,
+    USER,
+    Route,
+    control,
+    get,
+    post,
+)
 
 HEALTH = (
     get("/health", PUBLIC, health.health, "200 while requests are taken, else 503"),
@@ -217,26 +139,6 @@ TEXT = tuple(
 )
 
 
-def control(
-    path: str,
-    methods: tuple[str, ...],
-    handler: Handler,
-    summary: str,
-    accepts: Any = None,
-    body_limit: int = SMALL,
-) -> Route:
-    return Route(
-        methods=methods,
-        path=path,
-        auth=ADMIN,
-        effect=ACTS,
-        body_limit=body_limit,
-        handler=handler,
-        summary=summary,
-        accepts=accepts,
-    )
-
-
 CONTROL = (
     control(
         "/flush_cache",
@@ -300,26 +202,3 @@ CONTROL = (
 )
 
 ROUTES: tuple[Route, ...] = (*HEALTH, *FACTS, *GENERATION, *EMBEDDINGS, *TEXT, *CONTROL)
-
-
-def check_routes(routes: Iterable[Route]) -> None:
-    """ValueError for an entry that does not say who may call it and how much it may send."""
-    seen: set[tuple[str, str]] = set()
-    for route in routes:
-        where = f"route {route.path!r}"
-        if not route.path.startswith("/"):
-            raise ValueError(f"{where}: the path must start with /")
-        if not route.methods or not METHODS.issuperset(route.methods):
-            raise ValueError(f"{where}: methods must be some of {sorted(METHODS)}")
-        if not isinstance(route.auth, Access):
-            raise ValueError(f"{where}: auth must be one of {[str(kind) for kind in Access]}")
-        if not isinstance(route.effect, Effect):
-            raise ValueError(f"{where}: effect must be one of {[str(kind) for kind in Effect]}")
-        if type(route.body_limit) is not int or route.body_limit < FULL:
-            raise ValueError(f"{where}: body_limit must be bytes, 0 or FULL")
-        if not callable(route.handler):
-            raise ValueError(f"{where}: has no handler")
-        for method in route.methods:
-            if (method, route.path) in seen:
-                raise ValueError(f"{where}: {method} is there twice")
-            seen.add((method, route.path))

@@ -31,6 +31,24 @@ HEADERS = {
 }
 POLL = 0.05
 
+
+@dataclass(frozen=True, kw_only=True)
+class StreamForm:
+    """How another API says what OpenAI's events say.
+
+    `convert` is given complete events, [DONE] behind the last one, and returns what the client gets
+    (b"" while there is nothing to say); it never raises. `failure`: the end of a stream that an
+    error of ours ends.
+    """
+
+    headers: dict[str, str]
+    convert: Callable[[bytes], bytes]
+    failure: Callable[[], bytes]
+
+
+STREAM_FORM = web.RequestKey("stream_form", StreamForm)
+"""Of the answer to a request, where it is not OpenAI's"""
+
 CRLF = b"\r\n"
 HEADS = tuple(b"%x\r\n" % size for size in range(1024))
 """Heads of the chunks of most events."""
@@ -70,6 +88,11 @@ def chunk(data: bytes) -> bytes:
 def event(data: bytes) -> bytes:
     """Frame one JSON document (which holds no raw newline) as an event."""
     return b"data: " + data + b"\n\n"
+
+
+def failure() -> bytes:
+    """The last events of a stream that an error of ours ends."""
+    return event(msgspec.json.encode(error_body(500, "internal error"))) + DONE
 
 
 class StreamSink:
@@ -165,6 +188,7 @@ class EventStream:
         self._sinks: list[StreamSink] = []
         self._open = 0
         self._transport: asyncio.Transport | None = None
+        self._form: StreamForm | None = None
         self._chunked = True
         self._first: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -185,7 +209,9 @@ class EventStream:
 
     async def run(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         """Send the headers, let the outputs flow, return when the last event is written."""
-        response = web.StreamResponse(headers={**HEADERS, **headers})
+        self._form = request.get(STREAM_FORM)
+        form_headers = self._form.headers if self._form else {}
+        response = web.StreamResponse(headers={**HEADERS, **form_headers, **headers})
         self._chunked = request.version >= HttpVersion11
         if self._chunked:
             response.enable_chunked_encoding()
@@ -243,6 +269,8 @@ class EventStream:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
+        if self._form is not None:
+            parts = (self._form.convert(b"".join(parts)),)
         if len(parts) == 1:
             if not parts[0]:
                 return
@@ -289,7 +317,7 @@ class EventStream:
         else:
             log.error("a stream failed", exc_info=error)
             if transport is not None and not transport.is_closing():
-                data = event(msgspec.json.encode(error_body(500, "internal error"))) + DONE
+                data = self._form.failure() if self._form else failure()
                 transport.write(chunk(data) if self._chunked else data)
         for future in (self._first, self._over):
             if not future.done():

@@ -44,7 +44,13 @@ READER = BodyReader(ChatRequest)
 async def chat_completions(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
     """Answer a conversation, n times."""
     arrival = time.monotonic()
-    params = await READER.read(context, body)
+    return await answer_chat(context, http, body, await READER.read(context, body), arrival)
+
+
+async def answer_chat(
+    context: Context, http: web.Request, body: Body, params: ChatRequest, arrival: float
+) -> web.StreamResponse:
+    """The same for a conversation that came as some API's body (`vivace.server.apis`)."""
     check(context, params)
     tokenizer = context.tokenizer("messages")
     text = await chat_text(context, params.messages, params)
