@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Unpack
+from typing import Any, Unpack
 
 import msgspec
 
@@ -26,10 +26,11 @@ from vivace.offline.prompts import (
     read_conversations,
     read_encode_call,
 )
-from vivace.offline.scores import PLAIN, ScoreResult, compute_scores, score_prompts
+from vivace.offline.scores import ScoreResult, read_rerank_call, read_score_call
 from vivace.protocol.messages import EngineState, FlushCache, GetState
 from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
+from vivace.requests.scores import PLAIN
 from vivace.version import __version__
 
 __all__ = ["BadRequest", "Engine", "EngineUnavailable", "NotSupported", "ScoreResult"]
@@ -145,7 +146,7 @@ class Engine:
         self,
         query: str | list[int] | None = None,
         items: str | list[str] | list[list[int]] | None = None,
-        label_token_ids: list[int] | None = None,
+        label_token_ids: list[int] | list[list[int]] | None = None,
         apply_softmax: bool = False,
         item_first: bool = False,
         embed_override_token_id: int | None = None,
@@ -157,17 +158,18 @@ class Engine:
         With `apply_softmax` the numbers of an item add up to 1. Overriding embeddings raises
         NotSupported.
         """
-        _refuse_overrides(embed_override_token_id, query_embed_overrides, item_embed_overrides)
-        prompts = score_prompts(self._frontend, query, items, item_first)
-        labels = _labels(label_token_ids)
-        answers: Any = self.generate(None, PLAIN, prompts, **_label_logprobs(labels))
-        return compute_scores(answers, labels, apply_softmax)
+        overrides = embed_override_token_id, query_embed_overrides, item_embed_overrides
+        call = read_score_call(
+            self._frontend, query, items, label_token_ids, item_first, *overrides
+        )
+        answers: Any = self.generate(None, PLAIN, call.prompts, **call.options)
+        return call.scores(answers, apply_softmax)
 
     async def async_score(
         self,
         query: str | list[int] | None = None,
         items: str | list[str] | list[list[int]] | None = None,
-        label_token_ids: list[int] | None = None,
+        label_token_ids: list[int] | list[list[int]] | None = None,
         apply_softmax: bool = False,
         item_first: bool = False,
         embed_override_token_id: int | None = None,
@@ -175,11 +177,12 @@ class Engine:
         item_embed_overrides: Sequence[Any] | None = None,
     ) -> ScoreResult:
         """`score` for asyncio."""
-        _refuse_overrides(embed_override_token_id, query_embed_overrides, item_embed_overrides)
-        prompts = score_prompts(self._frontend, query, items, item_first)
-        labels = _labels(label_token_ids)
-        answers: Any = await self.async_generate(None, PLAIN, prompts, **_label_logprobs(labels))
-        return compute_scores(answers, labels, apply_softmax)
+        overrides = embed_override_token_id, query_embed_overrides, item_embed_overrides
+        call = read_score_call(
+            self._frontend, query, items, label_token_ids, item_first, *overrides
+        )
+        answers: Any = await self.async_generate(None, PLAIN, call.prompts, **call.options)
+        return call.scores(answers, apply_softmax)
 
     # -- embeddings ------------------------------------------------------------------------------
 
@@ -221,9 +224,13 @@ class Engine:
         params = read_encode_call(dimensions, rid, priority, lora_path=lora_path, **media)
         return await self._async_whole(self._embedding_job(params, prompt, input_ids))
 
-    def rerank(self, prompt: list[list[str]]) -> NoReturn:
-        """Cross-encoders: raises NotSupported."""
-        raise NotSupported("", "cross-encoder models are not supported yet")
+    def rerank(self, prompt: list[list[str]], instruct: str | None = None) -> list[Answer]:
+        """How well documents answer queries: for each pair of the two a dict whose `embedding` is
+        a number from 0 to 1. `instruct`: the task, for models that are asked in words."""
+        self._driver.require_alive()
+        call = read_rerank_call(self._frontend, prompt, instruct)
+        answers: Any = self.generate(None, PLAIN, call.prompts, **call.options)
+        return call.ranks(answers)
 
     # -- the rest --------------------------------------------------------------------------------
 
@@ -379,22 +386,3 @@ def _open_ended_one(settings: Any) -> Any:
     if settings is None or isinstance(settings, dict):
         return {"max_new_tokens": None, **(settings or {})}
     return settings
-
-
-def _refuse_overrides(*overrides: object) -> None:
-    if any(override is not None for override in overrides):
-        raise NotSupported("embed_overrides", "replacing embeddings is not supported yet")
-
-
-def _labels(label_token_ids: list[int] | None) -> list[int]:
-    if not label_token_ids:
-        raise BadRequest("label_token_ids", "say which tokens are to be scored")
-    if not isinstance(label_token_ids, list) or not all(
-        type(one) is int for one in label_token_ids
-    ):
-        raise BadRequest("label_token_ids", "must be a list of token ids")
-    return label_token_ids
-
-
-def _label_logprobs(labels: list[int]) -> GenerateOptions:
-    return GenerateOptions(return_logprob=True, token_ids_logprob=labels)

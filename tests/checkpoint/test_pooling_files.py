@@ -75,6 +75,24 @@ def test_what_a_gguf_file_says(tmp_path: Path, kind: int, mode: str) -> None:
             read_pooling(gguf(tmp_path, pooling_type=other), 8)
 
 
+def named(folder: Path, **config: Any) -> ModelSource:
+    source = ModelSource(
+        path=folder, format="safetensors", files=(), config=config, tokenizer_path=folder
+    )
+    write(folder, [TRANSFORMER, POOL, NORMALIZE], LAST)
+    return source
+
+
+def test_sizes_to_which_vectors_may_be_cut(tmp_path: Path) -> None:
+    assert read_pooling(named(tmp_path), 8).dimensions is None
+    assert read_pooling(named(tmp_path, is_matryoshka=True), 8).dimensions is None
+    assert read_pooling(named(tmp_path, is_matryoshka=False), 8).dimensions == ()
+    assert read_pooling(named(tmp_path, matryoshka_dimensions=[2, 8]), 8).dimensions == (2, 8)
+    for wrong in ([], [9], [0], ["2"], 4, [2.5]):
+        with pytest.raises(SourceError, match="matryoshka_dimensions"):
+            read_pooling(named(tmp_path, matryoshka_dimensions=wrong), 8)
+
+
 MODULES = [TRANSFORMER, POOL, NORMALIZE]
 DENSE = {"path": "3_Dense", "type": "sentence_transformers.models.Dense"}
 

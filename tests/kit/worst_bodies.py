@@ -12,6 +12,7 @@ from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
 from vivace.server.openai.embeddings import EmbeddingRequest
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
+from vivace.server.rerank import RerankRequest
 from vivace.server.route import FULL, Route
 from vivace.server.routes import ROUTES
 from vivace.server.schema import (
@@ -22,6 +23,7 @@ from vivace.server.schema import (
     RemoveExternalCorpus,
     TokenizeRequest,
 )
+from vivace.server.scores import ScoreRequest
 
 TURN = {"role": "user", "content": "a"}
 ONE = {"max_new_tokens": 1}
@@ -31,6 +33,8 @@ LEAST: dict[Any, dict[str, Any]] = {
     ChatRequest: {"messages": [TURN], "max_tokens": 1},
     EncodeRequest: {"text": "a"},
     EmbeddingRequest: {"input": "a"},
+    ScoreRequest: {"query": "a", "items": ["b"], "label_token_ids": [1]},
+    RerankRequest: {"query": "a", "documents": ["b"]},
     TokenizeRequest: {"prompt": "a"},
     DetokenizeRequest: {"tokens": [1]},
     AbortRequest: {"rid": "nobody"},
@@ -61,6 +65,8 @@ LEGAL: dict[Any, list[dict[str, Any]]] = {
     ],
     EncodeRequest: [{"text": TEXTS}, {"input_ids": [list(range(100, 1100))] * 512}],
     EmbeddingRequest: [{"input": TEXTS}, {"input": [list(range(100, 1100))] * 512}],
+    ScoreRequest: [{"query": "a", "items": TEXTS, "label_token_ids": list(range(200))}],
+    RerankRequest: [{"query": "a", "documents": TEXTS}],
     TokenizeRequest: [{"prompt": TEXTS}, {"messages": [TURN] * 1200}, {"prompt": "7 " * 100_000}],
     DetokenizeRequest: [{"tokens": [300] * 1_000_000}, {"tokens": [[300] * 900] * 1024}],
     AbortRequest: [{"rid": "x" * 60_000}],

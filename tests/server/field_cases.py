@@ -17,6 +17,8 @@ from vivace.requests.embeddings import ENCODE_REFUSED, EncodeRequest
 from vivace.server import schema as native
 from vivace.server.openai import schema as openai
 from vivace.server.openai.embeddings import EMBEDDING_REFUSED, EmbeddingRequest
+from vivace.server.rerank import RERANK_REFUSED, RerankRequest
+from vivace.server.scores import SCORE_REFUSED, ScoreRequest
 from vivace.server.tokens import OF_CONVERSATIONS
 
 ABSENT = object()
@@ -203,6 +205,28 @@ EMBEDDING: dict[str, list[Case]] = {
     "embed_override_token_id": ENCODE["embed_override_token_id"],
 }
 
+SCORE: dict[str, list[Case]] = {
+    "query": [Effect("ab", "abc")],
+    "items": [Effect("ab", ["a", "b"])],
+    "label_token_ids": [Effect([65], [65, 66]), Effect([65], [[66]])],
+    "apply_softmax": [Effect(True, False)],
+    "item_first": [Effect(True, False, "engine")],
+    "rid": KEYS["rid"],
+    "temperature": [Effect(0.5, None, "engine"), Refused("hot", "float")],
+    "model": SHARED["model"],
+    "embed_override_token_id": ENCODE["embed_override_token_id"],
+}
+RERANK: dict[str, list[Case]] = {
+    "query": [Effect("ab", "abc", "engine")],
+    "documents": [Effect(["a"], ["a", "b"])],
+    "instruct": [Effect("judge", None, "engine")],
+    "top_n": [Effect(1, None, around={"documents": ["a", "b"]}), Refused(0, "at least 1")],
+    "return_documents": [Effect(True, False)],
+    "rid": KEYS["rid"],
+    "model": SHARED["model"],
+    "user": [Logged("somebody")],
+}
+
 COMPLETION: dict[str, list[Case]] = {
     **SHARED,
     "prompt": [Effect("ab", "abc"), Effect([65], ["a", "b"])],
@@ -331,6 +355,15 @@ BODIES: dict[type[msgspec.Struct], Body] = {
     EncodeRequest: Body("/encode", {"text": "ab", "rid": "r"}, ENCODE, ENCODE_REFUSED),
     EmbeddingRequest: Body(
         "/v1/embeddings", {"input": "ab", "rid": "r"}, EMBEDDING, EMBEDDING_REFUSED
+    ),
+    ScoreRequest: Body(
+        "/v1/score",
+        {"query": "a", "items": ["b"], "label_token_ids": [65], "rid": "r"},
+        SCORE,
+        SCORE_REFUSED,
+    ),
+    RerankRequest: Body(
+        "/v1/rerank", {"query": "a", "documents": ["b"], "rid": "r"}, RERANK, RERANK_REFUSED
     ),
     openai.StreamOptions: Body(
         "/v1/chat/completions",

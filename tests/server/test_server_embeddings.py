@@ -133,6 +133,16 @@ def test_a_prompt_may_fill_the_context_and_no_more(server: Running) -> None:
         assert answer.json["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize(("sizes", "taken"), [((1, 3), [1, 3]), ((), [])])
+def test_sizes_that_the_model_was_trained_for(sizes: tuple[int, ...], taken: list[int]) -> None:
+    with running_server(task=Embed(), dimensions=sizes) as server:
+        for size in range(1, HIDDEN_SIZE + 1):
+            for path, body in EMBEDDINGS.items():
+                answer = ask(server, path, {**body, "dimensions": size})
+                assert answer.status == (200 if size in taken else 400), answer.text
+                assert size in taken or answer.json["param"] == "dimensions"
+
+
 BAD: list[tuple[str, Any]] = [
     ("input", None), ("input", 5), ("input", {}), ("input", ""), ("input", []), ("input", [[]]),
     ("input", [1, "a"]), ("input", ["a", [1]]), ("input", [None]), ("input", [{"text": "a"}]),

@@ -28,6 +28,10 @@ BODIES: dict[str, dict[str, Any]] = {
     },
     "/encode": {"text": "x"},
     "/v1/embeddings": {"input": "x"},
+    "/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
+    "/v1/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
+    "/rerank": {"query": "x", "documents": ["y"]},
+    "/v1/rerank": {"query": "x", "documents": ["y"]},
 }
 
 

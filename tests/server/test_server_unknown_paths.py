@@ -54,7 +54,7 @@ def test_what_was_meant(path: str, server: Running) -> None:
     assert answer.status == 404 and meant(answer.json["message"]) == MEANT[path]
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/start_profile", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/start_profile", "/v1/responses"])
 def test_what_is_not_supported_yet(path: str, server: Running) -> None:
     assert "not supported yet" in ask(server, path, {}).json["message"]
 

@@ -4,12 +4,12 @@ puts beside its weights: modules.json, and config.json in the folder of each mod
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, Integer, OneOf, Text
+from vivace.checkpoint.fields import CORRECT, ConfigFields, Flag, Integer, ListOf, OneOf, Text
 from vivace.checkpoint.json_files import read_json, read_value
 from vivace.checkpoint.source import ModelSource
 
@@ -40,17 +40,34 @@ SUPPORTED = (
 @dataclass(frozen=True, kw_only=True)
 class PoolerConfig:
     """`mode`: "last", "mean" or "cls", the token or tokens whose hidden states make the vector;
-    `normalize`: to length 1; `stated`: by the model's files."""
+    `normalize`: to length 1; `stated`: by the model's files; `dimensions`: sizes to which vectors
+    may be cut (Matryoshka), None: any."""
 
     mode: str = "last"
     normalize: bool = True
     stated: bool = field(default=True, compare=False)
+    dimensions: tuple[int, ...] | None = None
 
 
 def read_pooling(source: ModelSource, hidden_size: int) -> PoolerConfig:
     """Of a model; where its files say nothing the last token, normalized, as in SGLang. Raises
     SourceError for values that nothing here does."""
     fields = ConfigFields(source.config, source.place, CORRECT)
+    return replace(
+        read_way(source, fields, hidden_size), dimensions=read_sizes(fields, hidden_size)
+    )
+
+
+def read_sizes(fields: ConfigFields, hidden_size: int) -> tuple[int, ...] | None:
+    """PoolerConfig.dimensions, by the keys that SGLang and vLLM read."""
+    if fields.has("matryoshka_dimensions"):
+        kind = ListOf(Integer(1, hidden_size), 256, 1)
+        return tuple(fields.need("matryoshka_dimensions", kind))
+    return None if fields.get("is_matryoshka", Flag(), True) else ()
+
+
+def read_way(source: ModelSource, fields: ConfigFields, hidden_size: int) -> PoolerConfig:
+    """How vectors are made."""
     if source.spelling and fields.has(GGUF_KEY):
         kind = fields.need(GGUF_KEY, Integer(0, 1 << 31))
         if kind not in GGUF_MODES:

@@ -102,6 +102,8 @@ class ServedModel:
     hidden_size: int = 0
     task: Task = GENERATE
     """What a request asks for that says no more: tokens, or a vector on a server of embeddings."""
+    dimensions: tuple[int, ...] | None = None
+    """sizes to which vectors may be cut; None: any"""
     returns_hidden_states: bool = False
     seeds: Iterator[int] = field(default_factory=seed_counter)
     max_live: int = 65536
@@ -137,6 +139,7 @@ def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
         eos_ids=tuple(dict.fromkeys(ends)),
         hidden_size=facts.hidden_size,
         task=served_task(config.pooling),
+        dimensions=None if config.pooling is None else config.pooling.dimensions,
         returns_hidden_states=config.optimization.enable_return_hidden_states,
         allow_auto_truncate=bool(config.runtime.allow_auto_truncate),
         seeds=seed_counter(config.runtime.random_seed or 0),

@@ -1,21 +1,23 @@
-"""`Engine.score`: how likely certain tokens are behind a query and each of its items."""
+"""`Engine.score` and `Engine.rerank`: how likely certain tokens are behind texts."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.frontend.errors import BadRequest
+from vivace.frontend.errors import BadRequest, NotSupported
 from vivace.frontend.frontend import Frontend
-
-PLAIN: dict[str, Any] = {
-    "max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
-    "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
-    "ignore_eos": True,
-}  # fmt: skip
-"""sampling under which log-probabilities are the model's own, whatever the defaults are"""
+from vivace.offline.prompts import GenerateOptions
+from vivace.requests.scores import (
+    NO_TEMPLATE,
+    Judgment,
+    check_texts,
+    item_labels,
+    join_items,
+    probabilities,
+    yes_and_no,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,37 +28,72 @@ class ScoreResult:
     prompt_tokens: int
 
 
-def score_prompts(frontend: Frontend, query: Any, items: Any, item_first: bool) -> list[list[int]]:
-    """Token ids of query + item (or item + query) for each item. Texts are joined before they
-    are encoded. Raises BadRequest."""
-    if isinstance(items, str):
-        items = [items]
-    if not isinstance(items, list) or not items:
-        raise BadRequest("items", "must be a text, a list of texts or a list of token id lists")
-    kind = str if isinstance(query, str) else list
-    if not isinstance(query, str | list) or not all(isinstance(item, kind) for item in items):
-        raise BadRequest("items", "query and items must both be text, or both token ids")
-    joined = [item + query if item_first else query + item for item in items]
-    if kind is list:
-        return joined
+@dataclass(frozen=True)
+class ScoreCall:
+    """Prompts as token ids, and the tokens that are scored behind each."""
+
+    prompts: list[list[int]]
+    labels: list[list[int]]
+
+    @property
+    def options(self) -> GenerateOptions:
+        return GenerateOptions(return_logprob=True, token_ids_logprob=self.labels)
+
+    def scores(self, answers: Sequence[dict[str, Any]], apply_softmax: bool) -> ScoreResult:
+        """From answers of one token."""
+        metas = [answer["meta_info"] for answer in answers]
+        scores = [
+            probabilities([value for value, *_ in rows], apply_softmax)
+            for meta in metas
+            for rows in meta["output_token_ids_logprobs"]
+        ]
+        return ScoreResult(
+            scores=scores, prompt_tokens=sum(meta["prompt_tokens"] for meta in metas)
+        )
+
+    def ranks(self, answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """As SGLang has them: the score of each pair is its `embedding`."""
+        found = self.scores(answers, apply_softmax=True).scores
+        return [
+            {"embedding": yes, "meta_info": answer["meta_info"]}
+            for (yes, _), answer in zip(found, answers, strict=True)
+        ]
+
+
+def read_score_call(
+    frontend: Frontend, query: Any, items: Any, labels: Any, item_first: bool, *overrides: Any
+) -> ScoreCall:
+    """Texts are joined before they are encoded. Raises BadRequest."""
+    if any(override is not None for override in overrides):
+        raise NotSupported("embed_overrides", "replacing embeddings is not supported yet")
+    joined = join_items(query, items, item_first)
+    wanted = item_labels(labels, len(joined))
+    if not isinstance(query, str):
+        return ScoreCall(joined, wanted)
+    return ScoreCall(need_tokenizer(frontend, "query").encode_batch(joined), wanted)
+
+
+def read_rerank_call(frontend: Frontend, pairs: Any, instruct: str | None) -> ScoreCall:
+    """Each pair of a query and a document as a question that wants yes or no. Raises BadRequest."""
+    if not (isinstance(pairs, list) and pairs) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, str) for one in pair)
+        for pair in pairs
+    ):
+        raise BadRequest("prompt", "must be a list of pairs: a query and a document, both text")
+    tokenizer = need_tokenizer(frontend, "prompt")
+    if tokenizer.chat is None:
+        raise BadRequest("", NO_TEMPLATE)
+    texts: list[str] = []
+    for query, document in pairs:
+        check_texts(query, [document])
+        judgment = Judgment(tokenizer.chat, query, instruct)
+        rendered = tokenizer.chat.render(judgment.messages, variables=judgment.variables)
+        texts += judgment.texts(rendered, [document])
+    prompts = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return ScoreCall(prompts, [yes_and_no(tokenizer)] * len(prompts))
+
+
+def need_tokenizer(frontend: Frontend, field: str) -> Any:
     if frontend.tokenizer is None:
-        raise BadRequest("query", "skip_tokenizer_init is set; give token ids")
-    return frontend.tokenizer.encode_batch(joined)
-
-
-def compute_scores(
-    answers: Sequence[dict[str, Any]], labels: Sequence[int], apply_softmax: bool
-) -> ScoreResult:
-    """From answers of one token with `token_ids_logprob`."""
-    scores = []
-    for answer in answers:
-        found = {token: value for value, token, _ in label_logprobs(answer)}
-        logprobs = [found[label] for label in labels]
-        total = math.log(sum(map(math.exp, logprobs))) if apply_softmax else 0.0
-        scores.append([math.exp(value - total) for value in logprobs])
-    tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
-    return ScoreResult(scores=scores, prompt_tokens=tokens)
-
-
-def label_logprobs(answer: dict[str, Any]) -> list[tuple[float, int, str | None]]:
-    return answer["meta_info"]["output_token_ids_logprobs"][0]
+        raise BadRequest(field, "skip_tokenizer_init is set; there are token ids only")
+    return frontend.tokenizer

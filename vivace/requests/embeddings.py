@@ -129,6 +129,10 @@ def embed_task(served: ServedModel, dimensions: int | None) -> Embed:
         return task
     if not 0 < dimensions <= served.hidden_size:
         raise BadRequest("dimensions", f"must be between 1 and {served.hidden_size}")
+    if served.dimensions is not None and dimensions not in served.dimensions:
+        taken = ", ".join(map(str, served.dimensions))
+        whole = "the model was not trained for shorter vectors; remove the field"
+        raise BadRequest("dimensions", f"must be one of {taken}" if taken else whole)
     return msgspec.structs.replace(task, dimensions=dimensions)
 
 

@@ -13,7 +13,9 @@ from vivace.server import (
     health,
     metrics,
     model_info,
+    rerank,
     schema,
+    scores,
     tokens,
 )
 from vivace.server.openai import chat, completions, embeddings
@@ -117,6 +119,27 @@ EMBEDDINGS = (
     ),
 )
 
+SCORES = tuple(
+    post(prefix + path, handler, summary, accepts, answers, methods=("POST", "PUT"), task=Generate)
+    for path, handler, summary, accepts, answers in (
+        (
+            "/score",
+            scores.score,
+            "Probabilities of tokens behind a query and each item",
+            scores.ScoreRequest,
+            scores.ScoreAnswer,
+        ),
+        (
+            "/rerank",
+            rerank.rerank,
+            "Documents by how well they answer a query",
+            rerank.RerankRequest,
+            list[rerank.RerankResult],
+        ),
+    )
+    for prefix in ("", "/v1")
+)
+
 TEXT = tuple(
     post(prefix + path, handler, summary, accepts, answers)
     for path, handler, summary, accepts, answers in (
@@ -201,4 +224,4 @@ CONTROL = (
     ),
 )
 
-ROUTES: tuple[Route, ...] = (*HEALTH, *FACTS, *GENERATION, *EMBEDDINGS, *TEXT, *CONTROL)
+ROUTES: tuple[Route, ...] = (*HEALTH, *FACTS, *GENERATION, *EMBEDDINGS, *SCORES, *TEXT, *CONTROL)

@@ -47,7 +47,7 @@ ELSEWHERE = dict.fromkeys(("/api/pull", "/api/create", "/api/delete", "/api/push
 NOT_YET = frozenset(
     """
     /v1/responses /v1/messages /v1/messages/count_tokens /v1/moderations /v1/files /v1/batches
-    /rerank /v1/rerank /score /v1/score /classify /v1/classify /infill
+    /classify /v1/classify /infill
     /v1/audio/transcriptions /v1/audio/speech /v1/images/generations /v1/realtime
     /load_lora_adapter /unload_lora_adapter /v1/load_lora_adapter /v1/unload_lora_adapter
     /open_session /close_session /parse_function_call /separate_reasoning
