@@ -10,6 +10,7 @@ import msgspec
 
 from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
+from vivace.server.apis.anthropic_schema import CountTokensRequest, MessagesRequest
 from vivace.server.openai.embeddings import EmbeddingRequest
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
 from vivace.server.rerank import RerankRequest
@@ -31,6 +32,8 @@ LEAST: dict[Any, dict[str, Any]] = {
     GenerateRequest: {"text": "a", "sampling_params": ONE},
     CompletionRequest: {"prompt": "a", "max_tokens": 1},
     ChatRequest: {"messages": [TURN], "max_tokens": 1},
+    MessagesRequest: {"messages": [TURN], "max_tokens": 1},
+    CountTokensRequest: {"messages": [TURN]},
     EncodeRequest: {"text": "a"},
     EmbeddingRequest: {"input": "a"},
     ScoreRequest: {"query": "a", "items": ["b"], "label_token_ids": [1]},
@@ -63,6 +66,11 @@ LEGAL: dict[Any, list[dict[str, Any]]] = {
             "max_tokens": 1,
         },
     ],
+    MessagesRequest: [
+        {"messages": [TURN] * 1200, "max_tokens": 1},
+        {"messages": [{**TURN, "content": PARTS}], "max_tokens": 1},
+    ],
+    CountTokensRequest: [{"messages": [TURN] * 1200}, {"messages": [{**TURN, "content": PARTS}]}],
     EncodeRequest: [{"text": TEXTS}, {"input_ids": [list(range(100, 1100))] * 512}],
     EmbeddingRequest: [{"input": TEXTS}, {"input": [list(range(100, 1100))] * 512}],
     ScoreRequest: [{"query": "a", "items": TEXTS, "label_token_ids": list(range(200))}],

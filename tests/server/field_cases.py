@@ -15,6 +15,7 @@ from server_kit import MODEL
 from vivace.requests import schema as requests
 from vivace.requests.embeddings import ENCODE_REFUSED, EncodeRequest
 from vivace.server import schema as native
+from vivace.server.apis import anthropic_schema as anthropic
 from vivace.server.openai import schema as openai
 from vivace.server.openai.embeddings import EMBEDDING_REFUSED, EmbeddingRequest
 from vivace.server.rerank import RERANK_REFUSED, RerankRequest
@@ -310,6 +311,63 @@ DETOKENIZE: dict[str, list[Case]] = {
     "skip_special_tokens": [Effect(True, False, around={"tokens": [65, 257]})],
 }
 
+TWO_TURNS = {"messages": [*HI, {"role": "user", "content": [{"type": "text", "text": "a"}]}]}
+ANTHROPIC_BASE = {**TWO_TURNS, "max_tokens": 24}
+ANTHROPIC_TOOLS = {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}}
+TOOL_USE = {"type": "tool_use", "name": "f", "id": "1"}
+TOOL_RESULT = {"type": "tool_result", "tool_use_id": "1"}
+CACHED = "prefixes are cached without being asked"
+UNCALLED = "tools are not to be called"
+COUNT_TOKENS: dict[str, list[Case]] = {
+    "model": SHARED["model"],
+    "messages": [Effect(HI, HALF)],
+    "system": [Effect("a", "abc")],
+    "tools": [
+        Refused([{"name": "f", "input_schema": {}}], "tool calls"),
+        Harmless(([], ANTHROPIC_TOOLS["tools"]), UNCALLED, {"tool_choice": {"type": "none"}}),
+    ],
+    "tool_choice": [
+        Harmless(({"type": "none"}, {"type": "auto"}), "there are no tools"),
+        Refused({"type": "any"}, "tool calls"),
+    ],
+    "thinking": [Effect({"type": "enabled"}, {"type": "disabled"})],
+    "output_config": [Effect({"effort": "low"}, {"effort": "high"})],
+    "cache_control": [Harmless(({"type": "ephemeral"},), CACHED)],
+}
+ANTHROPIC: dict[str, list[Case]] = {
+    **COUNT_TOKENS,
+    "max_tokens": [Effect(2, 3)],
+    "stop_sequences": [Effect(["hm"], ["think"])],
+    "stream": [Effect(True, False)],
+    **{name: SAMPLING[name] for name in ("temperature", "top_p", "top_k")},
+    "metadata": [Logged({"user_id": "u-1"})],
+    "service_tier": [Harmless(("auto", "standard_only"), "there is one tier")],
+}
+CONTENT_BLOCK: dict[str, list[Case]] = {
+    "type": [Refused("image", "takes text only")],
+    "text": [Effect("a", "b", "engine"), Refused(ABSENT, "text", {"text": None})],
+    "id": [Effect("1", "2", "engine", TOOL_USE), Refused(None, "required", TOOL_USE)],
+    "name": [Effect("f", "g", "engine", TOOL_USE), Refused(None, "required", TOOL_USE)],
+    "input": [Effect({"a": 1}, {"a": 2}, "engine", TOOL_USE)],
+    "tool_use_id": [
+        Effect("1", "2", "engine", TOOL_RESULT),
+        Refused(None, "required", {"type": "tool_result"}),
+    ],
+    "content": [
+        Effect("x", "y", "engine", TOOL_RESULT),
+        Effect("x", [{"type": "text", "text": "y"}], "engine", TOOL_RESULT),
+        Refused([{"type": "image"}], "takes text only", TOOL_RESULT),
+    ],
+    "is_error": [Effect(True, False, "engine", {**TOOL_RESULT, "content": "x"})],
+    "thinking": [
+        Effect("hm", "ha", "engine", {"type": "thinking"}),
+        Refused(None, "required", {"type": "thinking"}),
+    ],
+    "signature": [Harmless(("abc",), "nobody checks it", {"type": "thinking", "thinking": "hm"})],
+    "data": [Harmless(("abc",), "only Anthropic can read it", {"type": "redacted_thinking"})],
+    "cache_control": [Harmless(({"type": "ephemeral"},), CACHED)],
+}
+
 NO_FOLDERS = "start-up flags only"
 
 
@@ -441,6 +499,115 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             ],
         },
         place=("messages", 0, "tool_calls", 0, "function"),
+    ),
+    anthropic.MessagesRequest: Body(
+        "/v1/messages", ANTHROPIC_BASE, ANTHROPIC, anthropic.ANTHROPIC_REFUSED
+    ),
+    anthropic.CountTokensRequest: Body(
+        "/v1/messages/count_tokens", TWO_TURNS, COUNT_TOKENS, anthropic.ANTHROPIC_REFUSED
+    ),
+    anthropic.Turn: Body(
+        "/v1/messages",
+        ANTHROPIC_BASE,
+        {
+            "role": [Effect("user", "assistant", "engine"), Refused("narrator", "must be")],
+            "content": [Effect("a", "b", "engine")],
+        },
+        place=("messages", 1),
+    ),
+    anthropic.ContentBlock: Body(
+        "/v1/messages", ANTHROPIC_BASE, CONTENT_BLOCK, place=("messages", 1, "content", 0)
+    ),
+    anthropic.ResultBlock: Body(
+        "/v1/messages",
+        {
+            **ANTHROPIC_BASE,
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{**TOOL_RESULT, "content": [{"type": "text", "text": "a"}]}],
+                }
+            ],
+        },
+        {
+            "type": [Refused("image", "takes text only")],
+            "text": [Effect("a", "b", "engine"), Refused(None, "is missing")],
+        },
+        place=("messages", 0, "content", 0, "content", 0),
+    ),
+    anthropic.SystemBlock: Body(
+        "/v1/messages",
+        {**ANTHROPIC_BASE, "system": [{"type": "text", "text": "a"}]},
+        {
+            "type": [Refused("image", "takes text only")],
+            "text": [Effect("a", "b", "engine"), Refused(None, "is missing")],
+            "cache_control": [Harmless(({"type": "ephemeral"},), CACHED)],
+        },
+        place=("system", 0),
+    ),
+    anthropic.ToolParam: Body(
+        "/v1/messages",
+        {**ANTHROPIC_BASE, **ANTHROPIC_TOOLS},
+        {
+            "name": [Harmless(("f", "g"), UNCALLED, {"name": "h"})],
+            "input_schema": [
+                Harmless(({}, {"type": "object"}), UNCALLED),
+                Refused(None, "required"),
+            ],
+            "description": [Harmless(("x",), UNCALLED)],
+            "type": [
+                Harmless(("custom",), "all tools are"),
+                Refused("web_search_20250305", "no tools of its own"),
+            ],
+            "strict": [Harmless((True, False), UNCALLED)],
+            "cache_control": [Harmless(({"type": "ephemeral"},), CACHED)],
+        },
+        place=("tools", 0),
+    ),
+    anthropic.ToolChoiceParam: Body(
+        "/v1/messages",
+        {**ANTHROPIC_BASE, "tool_choice": {"type": "auto"}},
+        {
+            "type": [
+                Harmless(("auto", "none"), "there are no tools", {"type": "auto"}),
+                Refused("any", "tool calls"),
+                Refused("some", "must be"),
+            ],
+            "name": [Refused(None, "required", {"type": "tool"})],
+            "disable_parallel_tool_use": [Harmless((True, False), "there are no tools")],
+        },
+        place=("tool_choice",),
+    ),
+    anthropic.ThinkingParam: Body(
+        "/v1/messages",
+        {**ANTHROPIC_BASE, "thinking": {"type": "enabled"}},
+        {
+            "type": [Effect("adaptive", "disabled", "engine"), Refused("some", "must be")],
+            "budget_tokens": [Harmless((1024, 2048), "a limit that no model here is told")],
+            "display": [
+                Harmless(("summarized", "omitted"), "no reasoning is split off here"),
+                Refused("some", "must be"),
+            ],
+        },
+        place=("thinking",),
+    ),
+    anthropic.OutputConfig: Body(
+        "/v1/messages",
+        {**ANTHROPIC_BASE, "output_config": {}},
+        {
+            "effort": [Effect("low", "high", "engine")],
+            "format": [Refused({"type": "json_schema", "schema": {}}, "structured output")],
+        },
+        place=("output_config",),
+    ),
+    anthropic.OutputFormat: Body(
+        "/v1/messages",
+        {**ANTHROPIC_BASE, "output_config": {"format": {"type": "json_schema"}}},
+        {
+            "type": [Refused("xml", "json_schema")],
+            "schema": [Refused(None, "required")],
+        },
+        place=("output_config", "format"),
     ),
     native.TokenizeRequest: Body("/tokenize", {"prompt": "ab"}, TOKENIZE),
     native.DetokenizeRequest: Body("/detokenize", {"tokens": [65]}, DETOKENIZE),

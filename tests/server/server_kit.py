@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import msgspec
 from aiohttp import web
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers, processors
@@ -429,6 +430,19 @@ def events(text: str) -> list[str]:
             assert block.startswith("data: "), block
             found.append(block[len("data: ") :])
     return found
+
+
+def documents(text: str) -> list[Any]:
+    """What the lines of a stream hold as JSON, in whichever API's form: events, or lines of it."""
+    lines = (line.removeprefix("data: ") for line in text.split("\n"))
+    return [msgspec.json.decode(line) for line in lines if line.startswith("{")]
+
+
+def refusal(told: Any) -> tuple[str, str]:
+    """(the field, the whole message) of an error's body, in whichever API's form."""
+    error = told.get("error", told)
+    message = error if isinstance(error, str) else error["message"]
+    return told.get("param") or message.partition(": ")[0], message
 
 
 class Wire:

@@ -20,6 +20,8 @@ BODIES = {
     "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 1}},
     "/v1/completions": {"prompt": "x", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
     "/encode": {"text": "x"},
     "/v1/embeddings": {"input": "x"},
     "/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},

@@ -4,7 +4,9 @@ happens anyway. A field without a case in field_cases fails."""
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +26,16 @@ from field_cases import (
     Logged,
     Refused,
 )
-from server_kit import BOS, Answer, Running, ScriptedEngine, ask, events, make_tokenizer
+from server_kit import (
+    BOS,
+    Answer,
+    Running,
+    ScriptedEngine,
+    ask,
+    documents,
+    make_tokenizer,
+    refusal,
+)
 from server_kit import running_server as start
 
 from vivace.frontend import validation
@@ -37,11 +48,14 @@ from vivace.server.settings import ServerSettings
 
 TEMPLATE = (
     "{% for m in messages %}{{ m | tojson }}{% endfor %}{{ shout }}{{ reasoning_effort }}"
+    "{{ enable_thinking }}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 LOGGING = {"log_requests": True, "log_requests_level": 2, "log_requests_format": "json"}
 WHEN = {"created", "id", "e2e_latency", "queue_time", "inference_time", "decode_throughput", "when"}
 """Parts of answers that differ every time, beside the ones that end in _ts."""
+NEW_ID = re.compile(r"(msg|resp|ollama)_[0-9a-f]+")
+"""Ids of requests of APIs in which nobody says one."""
 
 
 def thinking(_: Request) -> list[int]:
@@ -66,7 +80,8 @@ def server() -> Iterator[Running]:
     settings = ServerSettings(metrics=True, log_requests=True, log_requests_format="json")
     tokenizer = make_tokenizer(TEMPLATE, begin=True)
     listening = Listening(script=thinking)
-    with start(settings, listening, tokenizer=tokenizer, every_task=True) as running:
+    options: Any = {"tokenizer": tokenizer, "every_task": True, "seeds": itertools.repeat(3)}
+    with start(settings, listening, **options) as running:
         yield running
 
 
@@ -96,7 +111,7 @@ def look(server: Running, path: str, body: Mapping[str, Any]) -> Seen:
     if raw.json is not None or not raw.text:
         answer = raw.json
     else:
-        answer = [msgspec.json.decode(data) for data in events(raw.text)[:-1]]
+        answer = documents(raw.text)
     return Seen(
         answer=(raw.status, timeless(answer)),
         engine=[
@@ -133,6 +148,7 @@ def timeless(value: Any) -> Any:
         key: timeless(item)
         for key, item in value.items()
         if not (key in WHEN or str(key).endswith("_ts") or key in ("key", "arrival", "begin"))
+        and not (key == "rid" and NEW_ID.fullmatch(str(item)))
     }
 
 
@@ -178,8 +194,9 @@ def prove(server: Running, body: Body, name: str, case: Case) -> None:
     else:
         refused = seen(case.value, case.around)
         assert refused.raw.status == 400
-        assert name in refused.raw.json["param"] or name == "type"  # its holder is named
-        assert case.says in refused.raw.json["message"]
+        field, message = refusal(refused.raw.json)
+        assert name in field or name == "type"  # its holder is named
+        assert case.says in message
         assert not refused.engine
 
 
@@ -281,6 +298,8 @@ def test_empty_values_of_refused_fields_are_fine(
     body = BODIES[kind]
     for value in (None, False, 0, "", [], {}, [None], [False]):
         names = [n for n in body.refused if n != "web_search_options" and fits(kind, n, value)]
+        if not names:
+            continue
         sent = look(server, body.path, with_value(body, "", ABSENT, dict.fromkeys(names, value)))
         assert sent.raw.status == 200, (value, sent.raw.text)
 

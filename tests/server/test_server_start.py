@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from server_kit import CONTEXT, Answer, Running, ask, capacity, events, running_server
+from server_kit import CONTEXT, Answer, Running, ask, capacity, events, refusal, running_server
 
 from vivace.protocol.messages import EngineDown, Ready
 from vivace.server.context import CONTEXT as CONTEXT_KEY
@@ -26,6 +26,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "messages": [{"role": "user", "content": "x"}],
         **SHORT,
     },
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], **SHORT},
     "/encode": {"text": "x"},
     "/v1/embeddings": {"input": "x"},
     "/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
@@ -155,7 +156,7 @@ def test_a_start_that_fails_is_told_with_the_reason() -> None:
         )
         for answer in answers:
             got = answer.result(20)
-            assert got.status == 503 and "toy.gguf: truncated" in got.json["message"]
+            assert got.status == 503 and "toy.gguf: truncated" in refusal(got.json)[1]
         assert ask(server, "/generate", BODIES["/generate"]).status == 503
 
 
@@ -167,7 +168,7 @@ def test_a_server_that_stops_lets_nobody_wait() -> None:
         server.call(server.frontend.drain)
         for answer in answers:
             got = answer.result(20)
-            assert got.status == 503 and "shutting down" in got.json["message"]
+            assert got.status == 503 and "shutting down" in refusal(got.json)[1]
 
 
 def test_requests_wait_for_an_engine_that_starts_again() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from server_kit import Running, ask, running_server
+from server_kit import Running, ask, refusal, running_server
 
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
@@ -17,6 +17,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 2}},
     "/v1/completions": {"prompt": "x", "max_tokens": 2},
     "/v1/chat/completions": {"messages": HI, "max_tokens": 2},
+    "/v1/messages": {"messages": HI, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": HI},
     "/encode": {"text": "x"},
     "/v1/embeddings": {"input": "x"},
     "/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
@@ -70,5 +72,5 @@ def test_what_is_wrong_is_told_also_beside_an_unknown_field(server: Running, pat
     known = next(iter(BODIES[path]))
     answer = ask(server, path, {"from_the_future": 1, **BODIES[path], known: {"no": "such"}})
     assert answer.status == 400
-    assert answer.json["param"] == known
+    assert refusal(answer.json)[0] == known
     assert counted(server) == before

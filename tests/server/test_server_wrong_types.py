@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 from field_cases import BODIES, Body
-from server_kit import Running, ScriptedEngine, make_tokenizer, prose
+from server_kit import Running, ScriptedEngine, make_tokenizer, prose, refusal
 from server_kit import running_server as start
 from test_server_every_field import ACCEPTED, SAMPLING_BODY, TEMPLATE, structs_in
 
@@ -99,11 +99,10 @@ def wrong(status: int, text: str, body: Body, name: str, value: Any) -> str:
         return "" if "Traceback" not in text else text
     if not 400 <= status < 500:
         return f"{status} {text[:300]}"
-    error = msgspec.json.decode(text)
-    error = error.get("error", error)
+    field, message = refusal(msgspec.json.decode(text))
     if value in MISREAD or value != value:
-        return "" if error["message"] else "no reason"
-    named = f"{error.get('param')} {error['message']}"
+        return "" if message else "no reason"
+    named = f"{field} {message}"
     holders = [name, *(step for step in body.place if isinstance(step, str))]
     return "" if any(holder in named for holder in holders) else f"{status} {text[:300]}"
 

@@ -55,7 +55,9 @@ class Keys:
         if not wanted:
             return None
         given = _bearer(request.headers.getall("Authorization", []))
-        if given is None:
+        if given is None and "Authorization" not in request.headers:
+            given = request.headers.get("X-Api-Key")  # Anthropic's clients
+        if not given:
             raise _unauthorized("send the key as 'Authorization: Bearer <key>'")
         digest = _digest(given)
         matches = [hmac.compare_digest(digest, key) for key in wanted]
@@ -98,7 +100,7 @@ ANY = "*"
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 OWN_SITES = ("same-origin", "none")
 """Sec-Fetch-Site of a page of this server, and of what the user typed"""
-ONCE = ("Host", "Origin", "Sec-Fetch-Site", "Content-Type", "Authorization")
+ONCE = ("Host", "Origin", "Sec-Fetch-Site", "Content-Type", "Authorization", "X-Api-Key")
 READ = (
     *ONCE,
     "Referer",

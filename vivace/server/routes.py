@@ -18,6 +18,7 @@ from vivace.server import (
     scores,
     tokens,
 )
+from vivace.server.apis.routes import API_ROUTES
 from vivace.server.openai import chat, completions, embeddings
 from vivace.server.openai import schema as openai
 from vivace.server.route import (
@@ -224,4 +225,13 @@ CONTROL = (
     ),
 )
 
-ROUTES: tuple[Route, ...] = (*HEALTH, *FACTS, *GENERATION, *EMBEDDINGS, *SCORES, *TEXT, *CONTROL)
+ROUTES: tuple[Route, ...] = (
+    *HEALTH,
+    *FACTS,
+    *GENERATION,
+    *EMBEDDINGS,
+    *SCORES,
+    *TEXT,
+    *CONTROL,
+    *API_ROUTES,
+)

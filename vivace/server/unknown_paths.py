@@ -46,7 +46,7 @@ PULL = "models are fetched and removed by the commands `vivace pull` and `vivace
 ELSEWHERE = dict.fromkeys(("/api/pull", "/api/create", "/api/delete", "/api/push"), PULL)
 NOT_YET = frozenset(
     """
-    /v1/responses /v1/messages /v1/messages/count_tokens /v1/moderations /v1/files /v1/batches
+    /v1/responses /v1/moderations /v1/files /v1/batches
     /classify /v1/classify /infill
     /v1/audio/transcriptions /v1/audio/speech /v1/images/generations /v1/realtime
     /load_lora_adapter /unload_lora_adapter /v1/load_lora_adapter /v1/unload_lora_adapter

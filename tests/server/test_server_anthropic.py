@@ -1,0 +1,268 @@
+"""Anthropic's Messages API: requests become conversations, answers and streams have its form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from server_kit import CONTEXT, Running, ScriptedEngine, ask, documents, running_server
+
+from vivace.protocol.messages import Finish, Request
+from vivace.server.apis.anthropic import MessageEvents, anthropic_error
+from vivace.server.settings import ServerSettings
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running_server(ServerSettings(cache_report=True)) as running:
+        yield running
+
+
+def prompt(server: Running, **fields: Any) -> str:
+    """The text that the engine is given for a body."""
+    answer = ask(server, "/v1/messages", {"max_tokens": 1, "messages": HI, **fields})
+    assert answer.status == 200, answer.text
+    return bytes(server.engine.requests[-1].tokens).decode()
+
+
+def text(value: str) -> dict[str, str]:
+    return {"type": "text", "text": value}
+
+
+def test_a_whole_answer(server: Running) -> None:
+    answer = ask(server, "/v1/messages", {"messages": HI, "max_tokens": 9, "temperature": 0})
+    found = answer.json
+    assert found["id"].startswith("msg_")
+    assert (found["type"], found["role"], found["model"]) == ("message", "assistant", "toy")
+    assert [block["type"] for block in found["content"]] == ["text"]
+    assert found["stop_reason"] == "max_tokens" and found["stop_sequence"] is None
+    usage = found["usage"]
+    assert usage["cache_read_input_tokens"] == 3 and usage["output_tokens"] == 9
+    assert usage["input_tokens"] == len(server.engine.requests[-1].tokens) - 3
+
+
+def test_reasons_to_stop() -> None:
+    def script(request: Request) -> list[int]:
+        return [*b"The end. More", 256]
+
+    with running_server(engine=ScriptedEngine(script=script)) as server:
+        body = {"messages": HI, "max_tokens": 50}
+        assert ask(server, "/v1/messages", body).json["stop_reason"] == "end_turn"
+        answer = ask(server, "/v1/messages", {**body, "stop_sequences": ["end", "none"]}).json
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "end")
+        assert answer["content"] == [text("The ")]
+
+
+def test_turns_become_messages(server: Running) -> None:
+    turns = [
+        {"role": "user", "content": [text("a"), text("b")]},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f"}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "42"}]},
+    ]
+    said = prompt(server, messages=turns, system=[text("be"), text("brief")])
+    assert said.startswith("<system>")
+    assert "<tool>42" in said and said.index("<user>") < said.index("<tool>")
+    assert said.count("<user>") == 1 and said.endswith("<assistant>")
+
+
+def test_a_last_turn_of_the_assistant_is_gone_on_with(server: Running) -> None:
+    said = prompt(server, messages=[*HI, {"role": "assistant", "content": "Well"}])
+    assert said.endswith("<assistant>Well")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"max_tokens": 1}, "messages"),
+        ({"messages": HI}, "max_tokens"),
+        ({"messages": [], "max_tokens": 1}, "messages"),
+        ({"messages": HI, "max_tokens": -1}, "max_tokens"),
+        ({"messages": HI, "max_tokens": 1, "stop_sequences": [""]}, "stop_sequences"),
+        ({"messages": HI, "max_tokens": 1, "temperature": -1}, "temperature"),
+        ({"messages": [*HI, {"role": "user", "content": [{"type": "document"}]}],
+          "max_tokens": 1}, "messages[1].content[0]"),
+        ({"messages": HI, "max_tokens": 1, "mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+    ],
+)  # fmt: skip
+def test_refusals_have_anthropics_form(server: Running, body: Any, field: str) -> None:
+    answer = ask(server, "/v1/messages", body)
+    assert answer.status == 400
+    assert set(answer.json) == {"type", "error"} and answer.json["type"] == "error"
+    assert answer.json["error"]["type"] == "invalid_request_error"
+    assert answer.json["error"]["message"].startswith(field)
+
+
+def test_a_prompt_that_is_too_long_is_told_in_anthropics_words(server: Running) -> None:
+    turns = [{"role": "user", "content": "x" * (CONTEXT + 1)}]
+    answer = ask(server, "/v1/messages", {"messages": turns, "max_tokens": 1})
+    assert answer.json["error"]["message"].startswith("prompt is too long")
+
+
+def test_tokens_are_counted_as_the_answer_counts_them(server: Running) -> None:
+    body = {"messages": HI, "system": "be brief"}
+    counted = ask(server, "/v1/messages/count_tokens", body).json
+    usage = ask(server, "/v1/messages", {**body, "max_tokens": 1}).json["usage"]
+    assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+
+
+def test_the_key_may_come_as_x_api_key() -> None:
+    with running_server(ServerSettings(api_keys=("one", "two"))) as server:
+        body = {"messages": HI, "max_tokens": 1}
+        for headers, status in [
+            ({}, 401),
+            ({"X-Api-Key": "three"}, 401),
+            ({"X-Api-Key": ""}, 401),
+            ({"X-Api-Key": "two"}, 200),
+            ({"X-Api-Key": "two", "Authorization": "Bearer three"}, 401),
+            ({"X-Api-Key": "three", "Authorization": "Bearer two"}, 200),
+        ]:
+            answer = ask(server, "/v1/messages", body, headers=headers)
+            assert answer.status == status, headers
+            if status == 401:
+                assert answer.json["error"]["type"] == "authentication_error"
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def named_events(body: str) -> list[tuple[str, Any]]:
+    """(name, data) of each event, whose data says the same type."""
+    found = []
+    for block in body.split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        value = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {value['type']}"
+        found.append((value["type"], value))
+    return found
+
+
+def test_a_stream_says_what_the_whole_answer_says(server: Running) -> None:
+    body = {"messages": HI, "max_tokens": 40}
+    answer = ask(server, "/v1/messages", {**body, "stream": True})
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    found = named_events(answer.text)
+    names = [name for name, _ in found]
+    assert names[:3] == ["message_start", "ping", "content_block_start"]
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(names[3:-3]) == {"content_block_delta"}
+    start, end = found[0][1]["message"], found[-2][1]
+    assert start["content"] == [] and start["stop_reason"] is None
+    assert start["usage"]["input_tokens"] == len(server.engine.requests[-1].tokens) - 3
+    assert end["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert end["usage"]["output_tokens"] == 40
+    said = "".join(data["delta"]["text"] for name, data in found if name == "content_block_delta")
+    assert len(said.encode()) >= 40
+
+
+def test_a_failure_ends_a_stream_with_an_error() -> None:
+    refuse = Finish(type="abort", status=500, message="broken")
+    with running_server(engine=ScriptedEngine(refuse=refuse)) as server:
+        answer = ask(server, "/v1/messages", {"messages": HI, "max_tokens": 9, "stream": True})
+        assert answer.status == 500 and answer.json["error"]["type"] == "api_error"
+
+
+def test_a_client_that_leaves_cancels_its_request() -> None:
+    import asyncio
+
+    import aiohttp
+
+    async def leave(url: str) -> None:
+        body = {"messages": HI, "max_tokens": 500, "stream": True}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{url}/v1/messages", json=body) as response,
+        ):
+            await response.content.readany()
+        await asyncio.sleep(0)
+
+    with running_server(engine=ScriptedEngine(pause=0.01)) as server:
+        server.run(leave(server.url))
+        server.until(lambda: len(server.engine.cancelled) == 1)
+        server.until(lambda: server.frontend.live == 0)
+
+
+Delta = dict[str, Any]
+TEXTS = st.text(max_size=6)
+DELTAS: st.SearchStrategy[Delta] = st.one_of(
+    st.fixed_dictionaries({"content": TEXTS}),
+    st.fixed_dictionaries({"reasoning_content": TEXTS}),
+    st.fixed_dictionaries({"index": st.integers(0, 3), "new": st.booleans(), "arguments": TEXTS}),
+)
+
+
+def chunk(delta: Delta, **choice: Any) -> bytes:
+    value = {"id": "msg_1", "model": "toy", "choices": [{"index": 0, "delta": delta, **choice}]}
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def call_deltas(deltas: list[Delta]) -> list[Delta]:
+    """Tool calls in the order in which models make them: one after the other, each without text
+    in it."""
+    found: list[Delta] = []
+    number, inside = -1, False
+    for delta in deltas:
+        if "index" not in delta:
+            found.append(delta)
+            inside = inside and not any(delta.values())
+            continue
+        function: Delta = {"arguments": delta["arguments"]}
+        call: Delta = {"function": function}
+        if not inside or delta["new"]:
+            number, inside = number + 1, True
+            function["name"], call["id"] = f"f{number}", f"call_{number}"
+        found.append({"tool_calls": [{**call, "index": number}]})
+    return found
+
+
+@given(st.lists(DELTAS, max_size=12), st.booleans())
+def test_blocks_of_any_stream_are_whole_and_in_order(deltas: list[Delta], apart: bool) -> None:
+    """However the chat path cuts its events, blocks open, grow and close one after the other, and
+    hold what it said."""
+    sent = call_deltas(deltas)
+    data = [chunk(delta) for delta in sent]
+    data += [chunk({}, finish_reason="stop"), b"data: [DONE]\n\n"]
+    events = MessageEvents()
+    parts = data if apart else [b"".join(data)]
+    found = named_events(b"".join(events.convert(part) for part in parts).decode())
+    assert [name for name, _ in found[:2]] == ["message_start", "ping"]
+    assert [name for name, _ in found[-2:]] == ["message_delta", "message_stop"]
+    said: dict[str, str] = {}
+    opened: list[dict[str, Any]] = []
+    is_open = False
+    for name, event in found[2:-2]:
+        assert event["index"] == len(opened) - (name != "content_block_start")
+        if name == "content_block_start":
+            assert not is_open
+            is_open = True
+            opened.append(event["content_block"])
+        elif name == "content_block_stop":
+            is_open = False
+        else:
+            assert is_open
+            (key,) = set(event["delta"]) - {"type"}
+            said[key] = said.get(key, "") + event["delta"][key]
+    assert not is_open
+    for key, of in (("text", "content"), ("thinking", "reasoning_content")):
+        assert said.get(key, "") == "".join(delta.get(of, "") for delta in sent)
+    calls = [call for delta in sent for call in delta.get("tool_calls", ())]
+    arguments = "".join(call["function"]["arguments"] for call in calls)
+    assert said.get("partial_json", "") == arguments
+    names = [call["function"]["name"] for call in calls if "id" in call]
+    shown = [block["name"] for block in opened if block["type"] == "tool_use"]
+    assert list(dict.fromkeys(shown)) == names
+
+
+def test_an_error_in_a_stream_is_the_last_event() -> None:
+    events = MessageEvents()
+    body = json.dumps({"message": "broken", "code": 503, "error": {"message": "broken"}}).encode()
+    data = chunk({"content": "a"}) + b"data: " + body + b"\n\ndata: [DONE]\n\n"
+    *_, (name, value) = named_events(events.convert(data).decode())
+    assert name == "error" and value == anthropic_error(503, "broken")
+    assert documents(events.convert(chunk({"content": "b"})).decode()) == []

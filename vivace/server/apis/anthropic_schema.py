@@ -1,0 +1,183 @@
+"""Bodies and answers of Anthropic's Messages API. Unknown fields are accepted, known ones typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from vivace.requests.limits import Entries, Members, Messages, Parts
+from vivace.server.openai.schema import DEFAULT_MODEL
+
+
+class ResultBlock(msgspec.Struct, kw_only=True):
+    """A part of what a tool returned; only `type: text` is served."""
+
+    type: str
+    text: str | None = None
+
+
+class ContentBlock(msgspec.Struct, kw_only=True):
+    """A part of a turn: text, tool_use, tool_result, thinking or redacted_thinking."""
+
+    type: str
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Members[Any] | None = None
+    tool_use_id: str | None = None
+    content: str | Parts[ResultBlock] | None = None
+    is_error: bool | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    """Nobody checks it: whoever sends thoughts back has them from here."""
+    data: str | None = None
+    """Of redacted_thinking, which only Anthropic can read; such a block is left out."""
+    cache_control: Any = None
+    """Any value: prefixes are cached without being asked."""
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One turn of a conversation: of the user or the assistant."""
+
+    role: str
+    content: str | Parts[ContentBlock]
+
+
+class SystemBlock(msgspec.Struct, kw_only=True):
+    type: str
+    text: str | None = None
+    cache_control: Any = None
+
+
+class ToolParam(msgspec.Struct, kw_only=True):
+    """A function that the model may ask to be called."""
+
+    name: str
+    input_schema: Members[Any] | None = None
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None
+    cache_control: Any = None
+
+
+class ToolChoiceParam(msgspec.Struct, kw_only=True):
+    """auto, any, none, or tool with a `name`."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingParam(msgspec.Struct, kw_only=True):
+    """enabled, adaptive or disabled; `display: omitted` leaves thoughts out of the answer."""
+
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputFormat(msgspec.Struct, kw_only=True):
+    type: str
+    schema: Members[Any] | None = None
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/messages/count_tokens, and what /v1/messages has of the same."""
+
+    messages: Messages[Turn]
+    model: str = DEFAULT_MODEL
+    system: str | Parts[SystemBlock] | None = None
+    tools: Entries[ToolParam] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingParam | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Any = None
+    # Refused with a reason when set (ANTHROPIC_REFUSED).
+    output_format: Any = None
+    mcp_servers: Any = None
+    container: Any = None
+    context_management: Any = None
+    prefill: Any = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: int
+    stop_sequences: Entries[str] | None = None
+    stream: bool | None = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: Members[str | None] | None = None
+    """For the request log."""
+    service_tier: str | None = None
+    """Any value: there is one tier, "standard"."""
+
+
+ANTHROPIC_REFUSED: dict[str, str] = {
+    "output_format": "send it as output_config.format",
+    "mcp_servers": "this server calls no tools; call them, and send tool_result",
+    "container": "this server runs no code; remove the field",
+    "context_management": "this server edits no conversations; send what is to be read",
+    "prefill": "end messages with a turn of the assistant instead; the answer goes on with it",
+}
+
+
+class MessageUsage(msgspec.Struct, kw_only=True):
+    """`input_tokens` without those that the prefix cache had, which are told with
+    --enable-cache-report."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    service_tier: str = "standard"
+
+
+class AnswerBlock(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """text, thinking or tool_use, each with its own fields."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+
+
+class MessageAnswer(msgspec.Struct, kw_only=True):
+    """Answer of /v1/messages."""
+
+    id: str
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    type: str = "message"
+    role: str = "assistant"
+
+
+class MessageEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Data of each event of a stream; its `event:` line says `type` too."""
+
+    type: str
+    message: MessageAnswer | None = None
+    index: int | None = None
+    content_block: AnswerBlock | None = None
+    delta: dict[str, Any] | None = None
+    usage: MessageUsage | None = None
+
+
+class TokenCount(msgspec.Struct, kw_only=True):
+    """Answer of /v1/messages/count_tokens."""
+
+    input_tokens: int
