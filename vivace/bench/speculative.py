@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vivace.arguments import ArgumentParser
+from vivace.arguments import ArgumentParser, whole_number
 from vivace.bench.environment import host_facts, instruction_set
 from vivace.bench.errors import run_benchmark
-from vivace.bench.flags import refuse_misspelled, result_file
+from vivace.bench.flags import refuse_misspelled, result_file, share
 from vivace.bench.offline import OfflineEngine, engine_arguments, open_engine
 from vivace.bench.output_speed import PromptSet, accept_length, run, texts
 from vivace.bench.record import write_figures
@@ -161,7 +161,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--seed", type=int, default=0, help="of random prompts (default: 0)")
     add(
         "--scripted",
-        type=acceptance,
+        type=share,
         metavar="RATE",
         help="instead: of drafts that are right so often (0 to 1) the speed-up beside what the "
         "times of steps allow",
@@ -180,7 +180,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def positive(text: str) -> int:
-    value = int(text)
+    value = whole_number(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
     return value
@@ -188,14 +188,7 @@ def positive(text: str) -> int:
 
 def answer_length(text: str) -> int:
     """The first token follows from the prompt: no draft is verified there."""
-    value = int(text)
+    value = whole_number(text)
     if value < 2:
         raise argparse.ArgumentTypeError(f"{text} is below 2")
-    return value
-
-
-def acceptance(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return value

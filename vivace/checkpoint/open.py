@@ -33,7 +33,7 @@ def open_weights(
     facts: StoredLayout,
     *,
     seed: int,
-    progress: ReportProgress,
+    progress: ReportProgress = lambda stage, done: None,
     dtype: torch.dtype = torch.float32,
     rank: int = 0,
     spell: SpellNames | None = None,

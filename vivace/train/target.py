@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -76,14 +75,8 @@ def choose_taps(layers: int) -> tuple[int, ...]:
 
 def read_target(config: Config) -> TargetWeights:
     """Raises CannotStart."""
-    facts = config.facts
-    weights = open_weights(
-        config.source,
-        facts,
-        seed=config.runtime.random_seed or 0,
-        progress=lambda stage, done: None,
-        dtype=torch.float32,
-    )
+    facts, seed = config.facts, config.runtime.random_seed or 0
+    weights = open_weights(config.source, facts, seed=seed)
     shape = facts.vocabulary, facts.hidden_size
     embedding = weights.take(EMBEDDING, shape)
     output = embedding if weights.tied else weights.take(OUTPUT, shape)

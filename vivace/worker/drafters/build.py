@@ -193,7 +193,6 @@ def load_heads(
         draft.source,
         draft.facts,
         seed=config.runtime.random_seed or 0,
-        progress=lambda stage, done: None,
         dtype=packer.dtype,
         spell=None if config.draft.head.behind else name_head_tensors,
     )
@@ -218,14 +217,8 @@ def load_heads(
 
 def read_output(config: Config, packer: WeightPacker) -> torch.Tensor:
     """[vocabulary, hidden] of the served model's head. Raises CheckpointError."""
-    facts = config.facts
-    weights = open_weights(
-        config.source,
-        facts,
-        seed=config.runtime.random_seed or 0,
-        progress=lambda stage, done: None,
-        dtype=packer.dtype,
-    )
+    facts, seed = config.facts, config.runtime.random_seed or 0
+    weights = open_weights(config.source, facts, seed=seed, dtype=packer.dtype)
     name = EMBEDDING if weights.tied else OUTPUT
     return weights.take(name, (facts.vocabulary, facts.hidden_size))
 
