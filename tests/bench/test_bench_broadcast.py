@@ -23,7 +23,8 @@ def test_both_ways_are_measured(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     times = json.loads(found.read_text())["broadcasts"]
     assert [(one["way"], one["ranks"]) for one in times] == [("ring", 2), ("sockets", 2)]
-    assert all(one["send"] > 0 and 0 < one["last_rank"] < one["answered"] for one in times)
+    assert all(0 < one["middle_rank"] <= one["last_rank"] < one["answered"] for one in times)
+    assert all(one["send"] > 0 for one in times)
     assert len(ran.stdout.splitlines()) == 3
 
 
@@ -31,6 +32,10 @@ def test_a_plan_has_the_requests_that_were_asked_for() -> None:
     plan = make_plan(3, 5)
     assert (plan.rows, len(plan.joins[0].tokens)) == ([0, 1, 2], 5)
     assert not make_plan(3, 0).joins
+
+
+def test_the_middle_rank_is_told_apart() -> None:
+    assert since(1000, 2000, [4000, 6000, 9000, 3000])[:3] == (1e-6, 5e-6, 8e-6)
 
 
 def test_a_rank_that_says_nothing_is_an_error() -> None:

@@ -3,9 +3,8 @@
 Every rank is a process that decodes the plan, as with `--tp-size`, so ranks may outnumber cores.
 The ring in shared memory (what engines use) and a socket per rank take turns, round by round;
 before each plan the ranks have fallen asleep, and the engine has not: it has scheduled the step.
-Figures are medians of: `send`, what it costs the engine;
-`last rank`, from its beginning until the last rank has decoded it; `answered`, until the engine
-knows that all have answered.
+Figures are medians of: `send`, what it costs the engine; `middle rank` and `last rank`, from its
+beginning until that one has decoded it; `answered`, until the engine knows that all have answered.
 """
 
 from __future__ import annotations
@@ -41,10 +40,12 @@ SCHEDULE_SECONDS = 0.0005
 ROUND = 20
 """plans of one way, then it is the other's turn"""
 ANSWER_SECONDS = 10.0
-HEADER = "way          ranks    bytes      send us   last rank us    answered us"
+HEADER = "way          ranks    bytes      send us middle rank us   last rank us    answered us"
 
-Tell = Callable[[StepPlan], tuple[float, float, float]]
-"""a plan to all ranks -> seconds of send, until the last rank has it, until all have answered"""
+Times = tuple[float, float, float, float]
+Tell = Callable[[StepPlan], Times]
+"""a plan to all ranks -> seconds of send, until the middle one of the ranks has it, until the last
+one has, until all have answered"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class BroadcastTime:
     ranks: int
     nbytes: int
     send: float
+    middle_rank: float
     last_rank: float
     answered: float
 
@@ -90,14 +92,15 @@ def make_plan(rows: int, prompt: int) -> StepPlan:
 
 
 def line(one: BroadcastTime) -> str:
-    times = f"{1e6 * one.send:12.1f} {1e6 * one.last_rank:14.1f} {1e6 * one.answered:14.1f}"
+    ranks = f"{1e6 * one.middle_rank:14.1f} {1e6 * one.last_rank:14.1f}"
+    times = f"{1e6 * one.send:12.1f} {ranks} {1e6 * one.answered:14.1f}"
     return f"{one.way:<12} {one.ranks:5} {one.nbytes:8} {times}"
 
 
 def compare(ranks: int, plan: StepPlan, plans: int) -> list[BroadcastTime]:
     """Raises BenchError where a rank fails."""
     ways = {"ring": ring_ranks(ranks), "sockets": socket_ranks(ranks)}
-    seconds: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
+    seconds: dict[str, list[Times]] = {way: [] for way in ways}
     try:
         for _ in range(-(-plans // ROUND)):
             for way, (tell, _) in ways.items():
@@ -110,16 +113,16 @@ def compare(ranks: int, plan: StepPlan, plans: int) -> list[BroadcastTime]:
     return [BroadcastTime(way, ranks, nbytes, *medians(found)) for way, found in seconds.items()]
 
 
-def pause_and_tell(tell: Tell, plan: StepPlan) -> tuple[float, float, float]:
+def pause_and_tell(tell: Tell, plan: StepPlan) -> Times:
     end = time.perf_counter() + SCHEDULE_SECONDS
     while time.perf_counter() < end:
         pass
     return tell(plan)
 
 
-def medians(found: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    send, last, answered = zip(*found, strict=True)
-    return statistics.median(send), statistics.median(last), statistics.median(answered)
+def medians(found: Sequence[Times]) -> Times:
+    send, middle, last, answered = (statistics.median(times) for times in zip(*found, strict=True))
+    return send, middle, last, answered
 
 
 def ring_ranks(ranks: int) -> tuple[Tell, Callable[[], None]]:
@@ -139,7 +142,7 @@ def ring_ranks(ranks: int) -> tuple[Tell, Callable[[], None]]:
     os.close(memory)
     count = 0
 
-    def tell(plan: StepPlan) -> tuple[float, float, float]:
+    def tell(plan: StepPlan) -> Times:
         nonlocal count
         count += 1
         begun = time.perf_counter_ns()
@@ -175,7 +178,7 @@ def socket_ranks(ranks: int) -> tuple[Tell, Callable[[], None]]:
         theirs.close()
     links = [MessageSocket(ours, msgspec.msgpack.Decoder(int)) for ours, _ in pairs]
 
-    def tell(plan: StepPlan) -> tuple[float, float, float]:
+    def tell(plan: StepPlan) -> Times:
         begun = time.perf_counter_ns()
         for link in links:
             link.send(plan)
@@ -190,13 +193,15 @@ def socket_ranks(ranks: int) -> tuple[Tell, Callable[[], None]]:
     return tell, end
 
 
-def since(begun: int, sent: int, heard: Sequence[int | None]) -> tuple[float, float, float]:
+def since(begun: int, sent: int, heard: Sequence[int | None]) -> Times:
     """Raises BenchError where one has not heard."""
     answered = time.perf_counter_ns()
     times = [moment for moment in heard if moment is not None]
     if len(times) < len(heard):
         raise BenchError(f"a rank of {len(heard)} has not answered for {ANSWER_SECONDS:g} s")
-    return (sent - begun) / 1e9, (max(times) - begun) / 1e9, (answered - begun) / 1e9
+    moments = sent, statistics.median_high(times), max(times), answered
+    send, middle, last, all_answered = ((moment - begun) / 1e9 for moment in moments)
+    return send, middle, last, all_answered
 
 
 def fork(run: Callable[[], None]) -> int:
