@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import msgspec
 
@@ -26,8 +26,14 @@ from vivace.offline.prompts import (
     read_conversations,
     read_encode_call,
 )
-from vivace.offline.scores import ScoreResult, read_rerank_call, read_score_call
+from vivace.offline.scores import (
+    ScoreResult,
+    create_pair_job,
+    read_rerank_call,
+    read_score_call,
+)
 from vivace.protocol.messages import EngineState, FlushCache, GetState
+from vivace.requests.classes import scores_pairs
 from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
 from vivace.requests.scores import PLAIN
@@ -228,6 +234,9 @@ class Engine:
         """How well documents answer queries: for each pair of the two a dict whose `embedding` is
         a number from 0 to 1. `instruct`: the task, for models that are asked in words."""
         self._driver.require_alive()
+        if scores_pairs(self._frontend.served):
+            job = create_pair_job(self._frontend, prompt, instruct)
+            return cast("list[Answer]", self._whole(job))
         call = read_rerank_call(self._frontend, prompt, instruct)
         answers: Any = self.generate(None, PLAIN, call.prompts, **call.options)
         return call.ranks(answers)

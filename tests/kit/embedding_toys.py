@@ -33,7 +33,7 @@ def write_embedding_toy(
     return model
 
 
-def write_modules(folder: Path, pooling: str, normalize: bool) -> None:
+def write_modules(folder: Path, pooling: str, normalize: bool, hidden: int = 96) -> None:
     modules = [{"path": "", "type": "Transformer"}, {"path": "1_Pooling", "type": "Pooling"}]
     if normalize:
         modules.append({"path": "2_Normalize", "type": "Normalize"})
@@ -43,7 +43,7 @@ def write_modules(folder: Path, pooling: str, normalize: bool) -> None:
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     switches = {key: name == pooling for name, key in SWITCHES.items()}
-    config = {"word_embedding_dimension": 96, **switches, "pooling_mode_max_tokens": False}
+    config = {"word_embedding_dimension": hidden, **switches, "pooling_mode_max_tokens": False}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
 
 

@@ -11,6 +11,7 @@ import msgspec
 from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
 from vivace.server.apis.anthropic_schema import CountTokensRequest, MessagesRequest
+from vivace.server.classify import ClassifyRequest
 from vivace.server.openai.embeddings import EmbeddingRequest
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
 from vivace.server.rerank import RerankRequest
@@ -36,6 +37,7 @@ LEAST: dict[Any, dict[str, Any]] = {
     CountTokensRequest: {"messages": [TURN]},
     EncodeRequest: {"text": "a"},
     EmbeddingRequest: {"input": "a"},
+    ClassifyRequest: {"input": "a"},
     ScoreRequest: {"query": "a", "items": ["b"], "label_token_ids": [1]},
     RerankRequest: {"query": "a", "documents": ["b"]},
     TokenizeRequest: {"prompt": "a"},
@@ -73,6 +75,7 @@ LEGAL: dict[Any, list[dict[str, Any]]] = {
     CountTokensRequest: [{"messages": [TURN] * 1200}, {"messages": [{**TURN, "content": PARTS}]}],
     EncodeRequest: [{"text": TEXTS}, {"input_ids": [list(range(100, 1100))] * 512}],
     EmbeddingRequest: [{"input": TEXTS}, {"input": [list(range(100, 1100))] * 512}],
+    ClassifyRequest: [{"input": TEXTS}, {"input": [list(range(100, 1100))] * 512}],
     ScoreRequest: [{"query": "a", "items": TEXTS, "label_token_ids": list(range(200))}],
     RerankRequest: [{"query": "a", "documents": TEXTS}],
     TokenizeRequest: [{"prompt": TEXTS}, {"messages": [TURN] * 1200}, {"prompt": "7 " * 100_000}],

@@ -16,6 +16,7 @@ from vivace.requests import schema as requests
 from vivace.requests.embeddings import ENCODE_REFUSED, EncodeRequest
 from vivace.server import schema as native
 from vivace.server.apis import anthropic_schema as anthropic
+from vivace.server.classify import ClassifyRequest
 from vivace.server.openai import schema as openai
 from vivace.server.openai.embeddings import EMBEDDING_REFUSED, EmbeddingRequest
 from vivace.server.rerank import RERANK_REFUSED, RerankRequest
@@ -206,6 +207,9 @@ EMBEDDING: dict[str, list[Case]] = {
     "embed_override_token_id": ENCODE["embed_override_token_id"],
 }
 
+CLASSIFY: dict[str, list[Case]] = {
+    **{name: EMBEDDING[name] for name in ("rid", "priority", "model", "input", "user")}
+}
 SCORE: dict[str, list[Case]] = {
     "query": [Effect("ab", "abc")],
     "items": [Effect("ab", ["a", "b"])],
@@ -414,6 +418,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
     EmbeddingRequest: Body(
         "/v1/embeddings", {"input": "ab", "rid": "r"}, EMBEDDING, EMBEDDING_REFUSED
     ),
+    ClassifyRequest: Body("/v1/classify", {"input": "ab", "rid": "r"}, CLASSIFY),
     ScoreRequest: Body(
         "/v1/score",
         {"query": "a", "items": ["b"], "label_token_ids": [65], "rid": "r"},

@@ -17,6 +17,7 @@ from aiohttp import web
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from vivace.checkpoint.classifier import IDENTITY, Classifier
 from vivace.engine.oracle import pack_logprobs
 from vivace.engine.result_processor import Aborts
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
@@ -52,6 +53,8 @@ BOS = 257
 VOCABULARY = 258
 CONTEXT = 512
 MODEL = "toy"
+CLASSIFIER = Classifier(labels=tuple("abcd"), independent=False, activation=IDENTITY)
+"""one label for each number of a scripted vector"""
 PROSE = 'The quick brown fox jumps over the lazy dog. Ünïcödé ✓ 日本語 "quoted"\n\ttab. '
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -344,6 +347,7 @@ def running_server(
             "hidden_size": HIDDEN_SIZE,
             "returns_hidden_states": True,
             "task": Embed() if every_task else GENERATE,
+            "classifier": CLASSIFIER if every_task else None,
             **served,
         }
     )

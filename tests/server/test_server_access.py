@@ -24,6 +24,8 @@ BODIES = {
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
     "/encode": {"text": "x"},
     "/v1/embeddings": {"input": "x"},
+    "/classify": {"text": "x"},
+    "/v1/classify": {"input": "x"},
     "/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
     "/v1/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
     "/rerank": {"query": "x", "documents": ["y"]},

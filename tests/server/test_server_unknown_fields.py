@@ -21,6 +21,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": HI},
     "/encode": {"text": "x"},
     "/v1/embeddings": {"input": "x"},
+    "/classify": {"text": "x"},
+    "/v1/classify": {"input": "x"},
     "/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
     "/v1/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
     "/rerank": {"query": "x", "documents": ["y"]},

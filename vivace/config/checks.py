@@ -26,6 +26,7 @@ from vivace.config.kernels import INT8
 from vivace.config.nodes import kernels_of_nodes, nodes
 from vivace.config.option import Option, Support
 from vivace.config.pipeline_parallel import pipeline_parallel
+from vivace.config.pooled_models import pooled_models
 from vivace.config.ranges import BUCKETS, ranges
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
@@ -287,6 +288,7 @@ MODEL_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
     context_length,
     formats,
     saved_state,
+    pooled_models,
     draft_models,
 ]
 """of values beside a model, whatever the machine"""

@@ -38,6 +38,9 @@ QUANTIZATIONS = (
 )  # fmt: skip
 INT8 = ("w8a8_int8", "w8a16")
 """values of --quantization that make int8 of what is not yet"""
+ITEMS_APART = no_effect(
+    "items are prompts of their own that share the query's computed prefix, with the same numbers"
+)
 NO_KERNEL = not_available(
     "it names kernels of GPUs", "leave it out: a checkpoint of AWQ or GPTQ says what it is"
 )
@@ -228,8 +231,10 @@ class OptimizationOptions:
         False, "JSON output without whitespace.", cpu=NO_GRAMMAR
     )
     multi_item_scoring_delimiter: int | None = option(
-        help="Token id between the items of a scoring request.",
-        cpu=not_available("scoring is not supported yet"),
+        help="Token id between the items of a scoring request.", cpu=ITEMS_APART
+    )
+    enable_mis: bool = option(
+        False, "Put the items of a scoring request into one sequence.", cpu=ITEMS_APART
     )
     enable_custom_logit_processor: bool = option(
         False, "Run logit processors that clients send.", cpu=NO_CODE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from vivace.checkpoint.pooling import read_pooling
 from vivace.checkpoint.source import ModelSource
 from vivace.config.all_to_all import dispatch
 from vivace.config.checks import CHECKS, FINAL_CHECKS, OPTION_CHECKS, PAIR_CHECKS
@@ -25,6 +24,7 @@ from vivace.config.drafts import draft_tree, draft_width
 from vivace.config.pipeline_parallel import plans_in_flight
 from vivace.config.rules import RULES, Change, page_size, rows
 from vivace.models.facts import ModelFacts
+from vivace.models.pooling.facts import read_pooler
 from vivace.platforms.platform import PlatformFacts, detect
 from vivace.protocol.messages import Rewrite
 
@@ -66,7 +66,7 @@ def resolve(
         depth=plans_in_flight(options),
         draft_width=draft_width(options),
         draft_tree=draft_tree(options),
-        pooling=read_pooling(source, facts.hidden_size) if embedding else None,
+        pooling=read_pooler(source, facts) if embedding else None,
         draft=draft,
     )
 

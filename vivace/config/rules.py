@@ -12,6 +12,7 @@ from vivace.config.chunks import chunk, chunk_share
 from vivace.config.config import Options, ResolveContext
 from vivace.config.drafts import drafts
 from vivace.config.parallelism import requested_sizes
+from vivace.config.pooled_models import pooled_settings
 from vivace.platforms.blocks import INT8_ACTIVATION_KINDS
 
 Change = tuple[str, Any, str]
@@ -230,6 +231,7 @@ def expert_copies(options: Options, context: ResolveContext) -> Iterator[Change]
 
 RULES = [
     model_name,
+    pooled_settings,
     kernels,
     travelling_tokens,
     captures,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from vivace.checkpoint.layouts import InputGroups
-from vivace.checkpoint.pooling import read_pooling
 from vivace.checkpoint.source import ModelSource, locate, merge
 from vivace.checkpoint.weight_files import PICKLED
 from vivace.config.all_to_all import VARIABLE
@@ -35,8 +34,8 @@ from vivace.deploy.memory.weights import precision_named, weight_precision
 from vivace.deploy.schema.deployment import FlagValue
 from vivace.deploy.server_plan import ServerPlan, placeholder, unknown
 from vivace.errors import CannotStart, cause
-from vivace.models.facts import ModelFacts, read_facts, without_quantization
-from vivace.models.registry import check_architecture
+from vivace.models.facts import ModelFacts, without_quantization
+from vivace.models.pooling.facts import read_pooler, read_served_facts
 from vivace.models.stored_weights import parse_precision
 
 STEP_OPTIONS = frozenset(("chunked_prefill_size", "max_running_requests", "page_size"))
@@ -138,8 +137,7 @@ def why_model_refused(options: Options, *, layout_known: bool, steps_known: bool
             tokenizer_path=model.tokenizer_path,
             overrides=model.json_model_override_args,
         )
-        check_architecture(source)
-        facts = read_facts(source)
+        facts = read_served_facts(source)
         draft = locate_draft_here(options, source, facts)
         context = ModelContext(source=source, facts=facts, draft=draft)
         for check in (*MODEL_CHECKS, *LAYOUT_CHECKS):
@@ -147,8 +145,8 @@ def why_model_refused(options: Options, *, layout_known: bool, steps_known: bool
                 check(options, context)
         if layout_known and steps_known:
             check_steps(options, context)
-        if model.is_embedding:
-            read_pooling(source, context.facts.hidden_size)
+        if model.is_embedding or facts.pooled is not None:
+            read_pooler(source, facts)
     except (CannotStart, OSError) as error:
         if path is not None or isinstance(error, ConfigError):  # else: it is not installed here
             yield cause(error)
@@ -243,8 +241,7 @@ def as_published(server: ServerPlan, case: Case, model: DescribedModel) -> bool:
 
 def check_layout(options: Options, source: ModelSource) -> ModelContext:
     """Raises CannotStart or OSError."""
-    check_architecture(source)
-    context = ModelContext(source=source, facts=read_facts(source))
+    context = ModelContext(source=source, facts=read_served_facts(source))
     if find_experts(context.facts) and options.experts.init_expert_location.endswith(".json"):
         options = with_values(options, {"init_expert_location": TRIVIAL})  # of another machine
     for check in LAYOUT_CHECKS:

@@ -13,6 +13,7 @@ from vivace.config.serialize import in_unicode
 from vivace.protocol.tasks import GENERATE, Embed, Task
 
 if TYPE_CHECKING:
+    from vivace.checkpoint.classifier import Classifier
     from vivace.checkpoint.pooling import PoolerConfig
     from vivace.checkpoint.source import ModelSource
     from vivace.config.config import Config
@@ -104,6 +105,10 @@ class ServedModel:
     """What a request asks for that says no more: tokens, or a vector on a server of embeddings."""
     dimensions: tuple[int, ...] | None = None
     """sizes to which vectors may be cut; None: any"""
+    classifier: Classifier | None = None
+    """What the numbers mean that come in the place of a vector; None: it is one."""
+    pair_step: int = 0
+    """What is added to the ids of the second text of a pair."""
     returns_hidden_states: bool = False
     seeds: Iterator[int] = field(default_factory=seed_counter)
     max_live: int = 65536
@@ -125,6 +130,7 @@ def served_task(pooling: PoolerConfig | None) -> Task:
 def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
     """The edge's view of a resolved configuration."""
     facts, source, model = config.facts, config.source, config.model
+    pooled = facts.pooled
     ends = [*facts.eos_ids, *(tokenizer.eos_ids if tokenizer is not None else ())]
     return ServedModel(
         name=in_unicode(model.served_model_name or model.model_path or str(source.path)),
@@ -140,6 +146,8 @@ def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
         hidden_size=facts.hidden_size,
         task=served_task(config.pooling),
         dimensions=None if config.pooling is None else config.pooling.dimensions,
+        classifier=None if pooled is None else pooled.classifier,
+        pair_step=pooled.encoder.pair_step if pooled and pooled.encoder else 0,
         returns_hidden_states=config.optimization.enable_return_hidden_states,
         allow_auto_truncate=bool(config.runtime.allow_auto_truncate),
         seeds=seed_counter(config.runtime.random_seed or 0),

@@ -201,12 +201,22 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True
     ) -> list[list[int]]:
+        return [one.ids for one in self._encode(texts, add_special_tokens)]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], step: int) -> list[list[int]]:
+        """Token ids of two texts each, as the tokenizer's own template puts them together; those of
+        the second one's type are `step` larger."""
+        return [
+            [token + step * kind for token, kind in zip(one.ids, one.type_ids, strict=True)]
+            for one in self._encode(pairs, True)
+        ]
+
+    def _encode(self, texts: Sequence[Any], special: bool) -> list[Any]:
         # The batch call gives up the interpreter lock while it works; a single `encode` does not.
         try:
-            found = self._core.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            return self._core.encode_batch_fast(list(texts), add_special_tokens=special)
         except (UnicodeEncodeError, TypeError) as error:
             raise BadRequest("text", "is not valid Unicode text") from error
-        return [one.ids for one in found]
 
     def decode(
         self,

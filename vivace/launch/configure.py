@@ -16,8 +16,7 @@ def configure(options: Options) -> Config:
     from vivace.config.resolution import resolve
     from vivace.config.sharded_state import file_pattern
     from vivace.launch.transformers_process import facts_by_transformers
-    from vivace.models.facts import read_facts
-    from vivace.models.registry import check_architecture
+    from vivace.models.pooling.facts import read_served_facts
     from vivace.platforms.platform import detect
 
     model = options.model
@@ -41,7 +40,6 @@ def configure(options: Options) -> Config:
     if model.model_impl == "transformers":
         facts = facts_by_transformers(source)
     else:
-        check_architecture(source)
-        facts = read_facts(source)
+        facts = read_served_facts(source)
     draft = locate_draft(options, source, facts, cache)
     return resolve(options, source, facts, detect(options.runtime.device), draft)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from vivace.checkpoint.fields import CORRECT, ConfigFields, ListOf, Text
 from vivace.checkpoint.source import ModelSource
 from vivace.models.families import FAMILIES
@@ -17,8 +19,7 @@ LANGUAGE_MODELS = {"Llama4ForConditionalGeneration": "Llama4ForCausalLM"}
 
 
 def read_class_name(source: ModelSource) -> str:
-    """The first of `architectures`. Of a body that was saved without its head, as models of
-    embeddings are, the class that generates text: a head is not asked for where none is used."""
+    """The first of `architectures`; of models of embeddings and of judges the `causal_name`."""
     given = source.config.get("model_type")
     known = read_support().causal_class(given)
     advice = NO_LANGUAGE_MODEL
@@ -29,8 +30,12 @@ def read_class_name(source: ModelSource) -> str:
         advice = f"Models of the type {given!r} that generate text are of {known}: give {override}"
     fields = ConfigFields(source.config, source.place, advice)
     named = fields.need("architectures", ListOf(Text(), 64, 1))[0]
-    named = LANGUAGE_MODELS.get(named, named)
-    whole = f"{named.removesuffix('Model')}ForCausalLM"
+    return causal_name(LANGUAGE_MODELS.get(named, named))
+
+
+def causal_name(named: str) -> str:
+    """Of a body without its head, or with one that judges texts, the class that generates text."""
+    whole = re.sub("(ForSequenceClassification|ForRewardModel|Model)$", "ForCausalLM", named)
     return whole if whole in FAMILIES else named
 
 

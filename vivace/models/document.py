@@ -15,6 +15,7 @@ from vivace.checkpoint.gguf_mixtures import CORRECTED_DEEPSEEK, MIXED_LLAMA
 from vivace.checkpoint.gguf_types import GGML_QUANT_SIZES, GGMLQuantizationType
 from vivace.models.class_name import LANGUAGE_MODELS
 from vivace.models.families import FAMILIES, Family
+from vivace.models.pooling.document import pooled_families
 from vivace.models.registry import ARCHITECTURES
 from vivace.models.transformers_support import ModelSupport, read_support
 from vivace.platforms.blocks import INT8_ACTIVATION_KINDS, KEPT, PLAIN
@@ -95,7 +96,8 @@ ORDINALS = {2: "2nd", 3: "3rd"}
 
 
 def document() -> str:
-    return "\n".join((START, own_families(), DEVICES, SHARDED, gguf_types(), through()))
+    parts = START, own_families(), pooled_families(), DEVICES, SHARDED, gguf_types(), through()
+    return "\n".join(parts)
 
 
 def own_families() -> str:

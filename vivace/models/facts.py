@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vivace.checkpoint.classifier import PooledFacts
 from vivace.checkpoint.fields import ConfigFields, Flag
 from vivace.checkpoint.layouts import InputGroups, read_quant_description, read_quantize_config
 from vivace.checkpoint.source import ModelSource
@@ -16,12 +17,7 @@ from vivace.models.class_name import read_class_name, unread_parts
 from vivace.models.config_fields import ModelFields, read_eos_token_ids
 from vivace.models.expert_facts import ExpertFacts, read_experts
 from vivace.models.families import FAMILIES
-from vivace.models.head_facts import (
-    HeadFacts,
-    LatentFacts,
-    read_heads,
-    read_query_scale,
-)
+from vivace.models.head_facts import HeadFacts, LatentFacts, read_heads, read_query_scale
 from vivace.models.layer_windows import idle_patterns, layer_windows, sliding_layers
 from vivace.models.llama4_facts import Llama4Facts, read_llama4, read_width
 from vivace.models.rope import (
@@ -142,7 +138,9 @@ class ModelFacts:
     full_kv_elements: int = 0
     """those of layers without a window"""
     decoder: DecoderFacts | None = None
-    """None where transformers' code runs the model"""
+    """None where transformers' code runs the model, and of encoders"""
+    pooled: PooledFacts | None = None
+    """of models that answer with numbers"""
     attention: tuple[AttentionFacts, ...] = ()
     """where transformers' code runs the model"""
     config: dict[str, Any] = field(default_factory=dict)

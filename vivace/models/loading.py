@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from vivace.checkpoint.layouts import InputGroups
-from vivace.checkpoint.open import TIED, open_weights
+from vivace.checkpoint.open import open_weights
 from vivace.checkpoint.source import ModelSource
 from vivace.checkpoint.weights import OpenWeights, ReportProgress
 from vivace.layers.expert_location import ONE_COPY, ExpertLocations
@@ -98,15 +98,6 @@ def load_model(
     return model
 
 
-def without_head(source: ModelSource, facts: ModelFacts) -> tuple[ModelSource, ModelFacts]:
-    """The same with the embedding as output layer, for those who ask for no logits: what the files
-    have of one, or lack, does not matter."""
-    if facts.decoder is None:
-        return source, facts
-    overridden = (*source.overridden, TIED)
-    return replace(source, overridden=overridden), replace(facts, tied=True)
-
-
 def load_weights(model: CausalLM, weights: OpenWeights) -> None:
     with torch.inference_mode():
         model.load(weights)
@@ -115,6 +106,10 @@ def load_weights(model: CausalLM, weights: OpenWeights) -> None:
 
 def build_model(facts: ModelFacts, positions: int) -> CausalLM:
     """Our own architecture file, or transformers' code where that was asked for its facts."""
+    if facts.pooled is not None:
+        from vivace.models.pooling.build import build_pooled
+
+        return build_pooled(facts, lambda decoder: build_model(decoder, positions))
     if facts.decoder is None:
         from vivace.models.transformers_impl import TransformersModel
 

@@ -1,14 +1,21 @@
-"""`Engine.score` and `Engine.rerank`: how likely certain tokens are behind texts."""
+"""`Engine.score` and `Engine.rerank`: how likely certain tokens are behind texts, and what
+cross-encoders make of pairs."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vivace.frontend.errors import BadRequest, NotSupported
+from vivace.frontend.fairness import run_now
 from vivace.frontend.frontend import Frontend
-from vivace.offline.prompts import GenerateOptions
+from vivace.frontend.sglang_output import SGLangOutput
+from vivace.offline.job import Job
+from vivace.offline.prompts import GenerateOptions, pythons_words
+from vivace.requests.classes import pair_inputs, pair_score
+from vivace.requests.prompts import expand
 from vivace.requests.scores import (
     NO_TEMPLATE,
     Judgment,
@@ -73,19 +80,46 @@ def read_score_call(
     return ScoreCall(need_tokenizer(frontend, "query").encode_batch(joined), wanted)
 
 
-def read_rerank_call(frontend: Frontend, pairs: Any, instruct: str | None) -> ScoreCall:
-    """Each pair of a query and a document as a question that wants yes or no. Raises BadRequest."""
+def check_pairs(pairs: Any) -> list[tuple[str, str]]:
+    """Queries and documents. Raises BadRequest."""
     if not (isinstance(pairs, list) and pairs) or not all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, str) for one in pair)
         for pair in pairs
     ):
         raise BadRequest("prompt", "must be a list of pairs: a query and a document, both text")
+    for query, document in pairs:
+        check_texts(query, [document])
+    return [(query, document) for query, document in pairs]
+
+
+def create_pair_job(frontend: Frontend, prompt: Any, instruct: str | None) -> Job:
+    """Of a cross-encoder: one number of each pair. Raises BadRequest."""
+    arrival, served = time.monotonic(), frontend.served
+    if instruct is not None:
+        raise BadRequest("instruct", "a cross-encoder takes no task; leave it out")
+    pairs = check_pairs(prompt)
+    prompts = need_tokenizer(frontend, "prompt").encode_pairs(pairs, served.pair_step)
+    with pythons_words():
+        inputs = pair_inputs(served, prompts, None)
+        work = expand(frontend, inputs, limit=served.max_live, stream=False, arrival=arrival)
+        requests = run_now(work)
+    answers = [SGLangOutput(request, weight_version=served.weight_version) for request in requests]
+
+    def show(answer: SGLangOutput) -> dict[str, Any]:
+        found = answer.embedding()
+        return {**found, "embedding": pair_score(served, found["embedding"])}
+
+    return Job(frontend, requests, answers, several=True, show=show)
+
+
+def read_rerank_call(frontend: Frontend, prompt: Any, instruct: str | None) -> ScoreCall:
+    """Each pair of a query and a document as a question that wants yes or no. Raises BadRequest."""
+    pairs = check_pairs(prompt)
     tokenizer = need_tokenizer(frontend, "prompt")
     if tokenizer.chat is None:
         raise BadRequest("", NO_TEMPLATE)
     texts: list[str] = []
     for query, document in pairs:
-        check_texts(query, [document])
         judgment = Judgment(tokenizer.chat, query, instruct)
         rendered = tokenizer.chat.render(judgment.messages, variables=judgment.variables)
         texts += judgment.texts(rendered, [document])

@@ -84,7 +84,7 @@ ENCODE_REFUSED: dict[str, str] = {
     "lora_id": NO_LORA,
     "embed_overrides": NO_OVERRIDES,
     "positional_embed_overrides": NO_OVERRIDES,
-    "is_cross_encoder_request": "cross-encoder models are not supported yet",
+    "is_cross_encoder_request": "pairs go to /v1/rerank; remove the field",
     "return_pooled_hidden_states": "the embedding is what was pooled; remove the field",
     "multi_item_delimiter_indices": REFUSED["multi_item_delimiter_indices"],
     "token_indices_to_pool": "the model says which tokens are pooled; remove the field",
@@ -141,6 +141,6 @@ NO_EMBEDDINGS = (
     "was trained for it)"
 )
 NO_GENERATION = (
-    "this server was started with --is-embedding: it answers /v1/embeddings and /encode, and "
-    "generates no text"
+    "this server was started with --is-embedding, or has a model that answers with numbers: it "
+    "generates no text (/v1/embeddings, /encode and, with a head for it, /classify and /rerank)"
 )

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import UnionType
 
 from aiohttp import web
 
@@ -262,7 +263,7 @@ class Context:
             raise BadRequest(field, "needs text, but the server runs with --skip-tokenizer-init")
         return tokenizer
 
-    def require_task(self, task: type[Task]) -> None:
+    def require_task(self, task: type[Task] | UnionType) -> None:
         """BadRequest unless it is what the engine does here."""
         if not isinstance(self.served.task, task):
             raise BadRequest("", NO_EMBEDDINGS if task is Embed else NO_GENERATION)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -11,13 +12,20 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import refuse_unsupported
+from vivace.frontend.request_output import RequestOutput
+from vivace.frontend.served_model import ServedModel
 from vivace.frontend.sglang_output import SGLangOutput
+from vivace.frontend.tokenizer_pool import bounded, text_named
 from vivace.frontend.validation import check_prompt
+from vivace.protocol.tasks import Generate
+from vivace.requests.classes import pair_inputs, pair_score, scores_pairs
 from vivace.requests.limits import PerPrompt
+from vivace.requests.prompts import PromptInput
 from vivace.requests.scores import NO_TEMPLATE, Judgment, check_texts, yes_and_no
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import complete, prepare_requests
 from vivace.server.context import Context
+from vivace.server.encode import read_vector
 from vivace.server.generate import check_count
 from vivace.server.openai.params import check_model
 from vivace.server.openai.schema import DEFAULT_MODEL
@@ -69,6 +77,30 @@ async def rerank(context: Context, http: web.Request, body: Body) -> web.StreamR
     arrival = time.monotonic()
     params = await READER.read(context, body)
     check(context, params)
+    ask = pairs if scores_pairs(context.served) else questions
+    inputs, read = await ask(context, params)
+    with own_names():
+        requests = await prepare_requests(
+            context, http, body, params, inputs, stream=False, arrival=arrival
+        )
+    outputs = await complete(context, requests)
+    metas: list[dict[str, Any]] = []
+    for request, output in zip(requests, outputs, strict=True):
+        answer = SGLangOutput(request, weight_version=context.served.weight_version)
+        answer.add(output)
+        metas.append(answer.body(lists=False)["meta_info"])
+    results = best_first(params, list(read(outputs)), metas)
+    return json_response(await context.slicer.run(encode_list(results)))
+
+
+ReadScores = Callable[[Sequence[RequestOutput]], Iterable[float]]
+
+
+async def questions(
+    context: Context, params: RerankRequest
+) -> tuple[Iterator[PromptInput], ReadScores]:
+    """What a model that generates is asked, and how its answers are read."""
+    context.require_task(Generate)
     tokenizer = context.tokenizer("query")
     if tokenizer.chat is None:
         raise BadRequest("", NO_TEMPLATE)
@@ -78,20 +110,32 @@ async def rerank(context: Context, http: web.Request, body: Body) -> web.StreamR
     texts = judgment.texts(rendered, params.documents)
     prompts = await encode(context, texts, "documents", special=False)
     labels = [yes_and_no(tokenizer)] * len(prompts)
-    with own_names():
-        inputs = labeled_inputs(params, prompts, labels, "documents")
-        requests = await prepare_requests(
-            context, http, body, params, inputs, stream=False, arrival=arrival
-        )
-    outputs = await complete(context, requests)
-    scores = [yes for yes, _ in read_scores(outputs, apply_softmax=True)]
-    metas: list[dict[str, Any]] = []
-    for request, output in zip(requests, outputs, strict=True):
-        answer = SGLangOutput(request, weight_version=context.served.weight_version)
-        answer.add(output)
-        metas.append(answer.body(lists=False)["meta_info"])
-    results = best_first(params, scores, metas)
-    return json_response(await context.slicer.run(encode_list(results)))
+    inputs = labeled_inputs(params, prompts, labels, "documents")
+    return inputs, lambda outputs: (yes for yes, _ in read_scores(outputs, apply_softmax=True))
+
+
+async def pairs(
+    context: Context, params: RerankRequest
+) -> tuple[Iterator[PromptInput], ReadScores]:
+    """What a cross-encoder reads, and what its numbers mean."""
+    served, tokenizer = context.served, context.tokenizer("query")
+    if params.instruct is not None:
+        raise BadRequest("instruct", "a cross-encoder takes no task; remove the field")
+    with text_named("query"):
+        alone = await context.frontend.encode(params.query)
+        check_prompt(alone, served, field="query", room=0)
+    for index, document in enumerate(params.documents):
+        with text_named(f"documents[{index}]"):
+            bounded(document, served, None)
+    both = [(params.query, document) for document in params.documents]
+    prompts = await asyncio.to_thread(tokenizer.encode_pairs, both, served.pair_step)
+    inputs = pair_inputs(served, prompts, params.rid)
+    return inputs, lambda outputs: read_pair_scores(served, outputs)
+
+
+def read_pair_scores(served: ServedModel, outputs: Sequence[RequestOutput]) -> Iterator[float]:
+    for output in outputs:
+        yield pair_score(served, read_vector(output).numbers())
 
 
 def check(context: Context, params: RerankRequest) -> None:

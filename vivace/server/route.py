@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any
 
 from aiohttp import web
@@ -44,7 +45,7 @@ class Route:
     answers: Any = None
     streams: Any = None
     """Struct of each event when `stream` is true."""
-    task: type[Task] | None = None
+    task: type[Task] | UnionType | None = None
     """Is answered by the engine: waits for one that starts, and is refused where the engine does
     something else."""
     errors: ErrorForm = error_body
@@ -83,7 +84,7 @@ def post(
     streams: Any = None,
     *,
     methods: tuple[str, ...] = ("POST",),
-    task: type[Task] | None = None,
+    task: type[Task] | UnionType | None = None,
     errors: ErrorForm = error_body,
 ) -> Route:
     return Route(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from vivace.protocol.tasks import Embed, Generate
+from vivace.protocol.tasks import Embed, Generate, Task
 from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
 from vivace.server import (
     admin,
+    classify,
     corpora,
     encode,
     generate,
@@ -120,15 +121,36 @@ EMBEDDINGS = (
     ),
 )
 
+CLASSES = (
+    post(
+        "/classify",
+        classify.classify_native,
+        "Numbers of a model's head for texts or token ids",
+        EncodeRequest,
+        encode.EncodeAnswer,
+        methods=("POST", "PUT"),
+        task=Embed,
+    ),
+    post(
+        "/v1/classify",
+        classify.classify,
+        "Probabilities of labels",
+        classify.ClassifyRequest,
+        classify.ClassifyAnswer,
+        task=Embed,
+    ),
+)
+
 SCORES = tuple(
-    post(prefix + path, handler, summary, accepts, answers, methods=("POST", "PUT"), task=Generate)
-    for path, handler, summary, accepts, answers in (
+    post(prefix + path, handler, summary, accepts, answers, methods=("POST", "PUT"), task=task)
+    for path, handler, summary, accepts, answers, task in (
         (
             "/score",
             scores.score,
             "Probabilities of tokens behind a query and each item",
             scores.ScoreRequest,
             scores.ScoreAnswer,
+            Generate,
         ),
         (
             "/rerank",
@@ -136,6 +158,7 @@ SCORES = tuple(
             "Documents by how well they answer a query",
             rerank.RerankRequest,
             list[rerank.RerankResult],
+            Task,
         ),
     )
     for prefix in ("", "/v1")
@@ -230,6 +253,7 @@ ROUTES: tuple[Route, ...] = (
     *FACTS,
     *GENERATION,
     *EMBEDDINGS,
+    *CLASSES,
     *SCORES,
     *TEXT,
     *CONTROL,

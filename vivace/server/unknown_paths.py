@@ -47,7 +47,7 @@ ELSEWHERE = dict.fromkeys(("/api/pull", "/api/create", "/api/delete", "/api/push
 NOT_YET = frozenset(
     """
     /v1/responses /v1/moderations /v1/files /v1/batches
-    /classify /v1/classify /infill
+    /infill
     /v1/audio/transcriptions /v1/audio/speech /v1/images/generations /v1/realtime
     /load_lora_adapter /unload_lora_adapter /v1/load_lora_adapter /v1/unload_lora_adapter
     /open_session /close_session /parse_function_call /separate_reasoning

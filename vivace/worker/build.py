@@ -21,8 +21,8 @@ from vivace.models.loading import (
     WeightReading,
     load_model,
     unwatched,
-    without_head,
 )
+from vivace.models.pooling.build import without_head
 from vivace.platforms.cache import (
     CacheLayer,
     CacheMemory,
@@ -154,7 +154,7 @@ def longest_request(config: Config, free: int, kv_dtype: torch.dtype) -> int:
     sizes = requested_sizes(config)
     kept = (0 if one_pool else facts.full_kv_elements) or facts.kv_elements
     shares = sizes.pp * (1 if facts.latent else min(sizes.attention_tp, facts.kv_heads))
-    return max(1, min(wanted_context(config), free * shares // (kept * kv_dtype.itemsize)))
+    return max(1, min(wanted_context(config), free * shares // max(1, kept * kv_dtype.itemsize)))
 
 
 def load(
@@ -317,7 +317,7 @@ def build_heads(
         processors=processors,
         settings=sampling,
     )
-    return StepHeads(head, [PoolingHead(rows), HiddenStatesHead(rows)])
+    return StepHeads(head, [PoolingHead(rows, model), HiddenStatesHead(rows)])
 
 
 def build_rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,8 +15,18 @@ from vivace.protocol.tasks import CLS, EMBEDDING, HIDDEN_STATES, LAST, MEAN, Emb
 from vivace.worker.rows import RowStates
 
 
+@runtime_checkable
+class ClassifyingModel(Protocol):
+    """A model that makes something else of what was pooled."""
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """pooled[hidden] float32 -> [labels] float32"""
+        ...
+
+
 class PoolingHead:
-    """One vector of a prompt, for rows whose task is `Embed`.
+    """One vector of a prompt, for rows whose task is `Embed`; of a model that judges texts the
+    numbers of its labels.
 
     Prompts come in chunks, so a row keeps what the next chunk needs: the first state, or the sum
     of all. A sum is made token by token in float64, so it is the same however a prompt was cut,
@@ -23,7 +34,8 @@ class PoolingHead:
     it has, as computed positions do; one that starts from the beginning starts anew.
     """
 
-    def __init__(self, states: RowStates) -> None:
+    def __init__(self, states: RowStates, model: object = None) -> None:
+        self._model = model if isinstance(model, ClassifyingModel) else None
         self.rows = states.embeds
         self._known = states.known
         self._kept: Tensor | None = None
@@ -46,6 +58,8 @@ class PoolingHead:
         pooled = POOL[task.pooling](states, kept if before else None)
         last = before + count == int(self._known[spans.rows[span]])
         vector = finish_vector(pooled, before + count, task) if last else None
+        if vector is not None and self._model is not None:
+            vector = self._model.classify(vector)
         return PooledSpan(span, count, pooled, kept, vector)
 
 

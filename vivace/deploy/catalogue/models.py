@@ -129,7 +129,8 @@ def read_description(path: str) -> DescribedModel:
     from pathlib import Path
 
     from vivace.checkpoint.json_files import read_json
+    from vivace.models.pooling.shapes import parse_served
 
     file = below(path, "config.json") if is_folder(path) else path
     config = read_json(Path(file), required=True)
-    return DescribedModel(file, config, parse_architecture(config, file), str(Path(file).parent))
+    return DescribedModel(file, config, parse_served(config, file), str(Path(file).parent))

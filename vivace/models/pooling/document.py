@@ -1,0 +1,30 @@
+"""The part of docs/models.md about models that answer with numbers."""
+
+from __future__ import annotations
+
+from vivace.models.pooling.kinds import ENCODERS
+
+DECODERS = """## Models that answer with numbers
+
+Vectors and scores of texts; [pooling.md](pooling.md) says which routes have them. Decoders of the
+table above with `--is-embedding`, and these, which need no flag. Weights are safetensors. Of a
+decoder, layers, kernels, quantization and ranks are those of its family; encoders keep no KV,
+compute each text in one step, on one device, and attend by torch's operations.
+
+In the names of decoders' classes `ForCausalLM` is replaced by `ForSequenceClassification` (its
+`score` makes a number for each label of the last token's state) or `ForRewardModel` (two layers
+make one number of it): LlamaForSequenceClassification, Qwen2ForRewardModel ...
+
+| encoder | answers with |
+|---|---|
+"""
+VECTORS = "a vector: the first token, the mean or the last one"
+CLASSES = "a number for each label; one label: a cross-encoder of pairs"
+
+
+def pooled_families() -> str:
+    rows = [
+        f"| `{name}` | {CLASSES if kind.classifies else VECTORS} |\n"
+        for name, kind in ENCODERS.items()
+    ]
+    return DECODERS + "".join(rows)

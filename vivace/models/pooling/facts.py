@@ -1,0 +1,126 @@
+"""Facts of models that answer with numbers: decoders with a head that judges a text, and encoders.
+Torch-free, as are those of models that generate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vivace.checkpoint.classifier import EncoderFacts, PooledFacts, read_classifier
+from vivace.checkpoint.fields import ConfigFields, Flag, Integer, Number, OneOf
+from vivace.checkpoint.pooling import PoolerConfig, read_pooling
+from vivace.checkpoint.source import ModelSource
+from vivace.models.class_name import read_class_name
+from vivace.models.config_fields import TABLE, ModelFields
+from vivace.models.facts import ModelFacts, checkpoint_quantization, read_dtype, read_facts
+from vivace.models.pooling.kinds import BERT, CLASSIFIERS, ENCODERS, MLP, ROBERTA
+from vivace.models.registry import check_architecture
+
+LAST, CLS = "last", "cls"
+ENCODER_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
+"""a configuration's name -> the operation's"""
+
+
+def read_served_facts(source: ModelSource) -> ModelFacts:
+    """The facts of whatever Vivace has written. Raises SourceError naming the bad key, or the
+    architecture that is not supported."""
+    if read_class_name(source) in ENCODERS:
+        return read_encoder(source)
+    check_architecture(source)
+    facts = read_facts(source)
+    named = source.config["architectures"][0]
+    head = next((kind for ending, kind in CLASSIFIERS.items() if named.endswith(ending)), None)
+    if head is None:
+        return facts
+    classifier = read_classifier(source, 1 if head == MLP else None)
+    return replace(facts, pooled=PooledFacts(head=head, classifier=classifier))
+
+
+def read_pooler(source: ModelSource, facts: ModelFacts) -> PoolerConfig:
+    """Which hidden states become an answer. Where the files of an encoder do not say it, the first
+    token's, normalized, as in SGLang. Raises SourceError."""
+    pooled = facts.pooled
+    if pooled is None:
+        return read_pooling(source, facts.hidden_size)
+    first = CLS if pooled.encoder is not None else LAST
+    if pooled.classifier is not None:
+        return PoolerConfig(mode=first, normalize=False, dimensions=())
+    found = read_pooling(source, facts.hidden_size)
+    return found if found.stated else replace(found, mode=first)
+
+
+# --- encoders -------------------------------------------------------------------------------
+
+
+def read_encoder(source: ModelSource) -> ModelFacts:
+    """Of BERT and its kin."""
+    name = read_class_name(source)
+    kind = ENCODERS[name]
+    checkpoint_quantization(source)
+    fields = ModelFields(source)
+    hidden, heads = fields.need_known("hidden_size"), fields.need_known("num_attention_heads")
+    if hidden % heads:
+        raise fields.refusal("num_attention_heads", f"hidden_size {hidden} is no multiple of it")
+    refuse_others(fields)
+    encoder = read_tables(fields, kind.family, kind.prefix)
+    classifier = read_classifier(source) if kind.classifies else None
+    layers, inner = fields.need_known("num_hidden_layers"), fields.need_known("intermediate_size")
+    return ModelFacts(
+        architecture=name,
+        model_type=fields.get_known("model_type") or kind.family,
+        hidden_size=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate_size=inner,
+        vocabulary=encoder.words * encoder.types,
+        context=encoder.positions - encoder.first_position,
+        dtype=read_dtype(fields),
+        tied=True,
+        eos_ids=(),
+        sliding_window=None,
+        layer_windows=(None,) * layers,
+        parameters=count_parameters(encoder, hidden, inner, layers),
+        notices=source.notices,
+        pooled=PooledFacts(
+            head=kind.family if kind.classifies else "", classifier=classifier, encoder=encoder
+        ),
+    )
+
+
+def refuse_others(fields: ConfigFields) -> None:
+    """What an encoder's configuration may ask for that is not done."""
+    if fields.get("is_decoder", Flag(), False):
+        raise fields.refusal("is_decoder", "only encoders of this architecture are supported")
+    fields.get("position_embedding_type", OneOf({"absolute": ""}), "")
+
+
+def read_tables(fields: ModelFields, family: str, prefix: str) -> EncoderFacts:
+    """RoBERTa counts positions from behind that of its padding token."""
+    words = fields.need_known("vocab_size")
+    padding = fields.get("pad_token_id", Integer(0, words - 1), 1) if family == ROBERTA else -1
+    positions = fields.get("max_position_embeddings", TABLE["max_position_embeddings"], 512)
+    if positions <= padding + 1:
+        raise fields.refusal("max_position_embeddings", f"position {padding} is for padding")
+    return EncoderFacts(
+        prefix=prefix,
+        words=words,
+        positions=positions,
+        first_position=padding + 1,
+        types=fields.get("type_vocab_size", Integer(1, 16), 2),
+        norm_eps=fields.get("layer_norm_eps", Number(0, 0.1), 1e-12),
+        activation=fields.get("hidden_act", OneOf(ENCODER_ACTIVATIONS), "gelu"),
+        pooler=family == BERT,
+    )
+
+
+def count_parameters(encoder: EncoderFacts, hidden: int, inner: int, layers: int) -> int:
+    tables = encoder.words + encoder.positions + encoder.types
+    layer = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + hidden + 4 * hidden
+    return hidden * (tables + 2) + layers * layer

@@ -1,0 +1,29 @@
+"""Architectures that answer with numbers, and what is known about each. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LINEAR, MLP, BERT, ROBERTA = "linear", "mlp", "bert", "roberta"
+"""heads: `score` alone, two layers of it with a ReLU between them, and those of encoders"""
+CLASSIFIERS = {"ForSequenceClassification": LINEAR, "ForRewardModel": MLP}
+"""ending of a decoder's class -> its head"""
+
+
+@dataclass(frozen=True)
+class EncoderKind:
+    """`prefix`: of its tensors; `classifies`: it has a head that judges texts and pairs of them."""
+
+    family: str
+    prefix: str
+    classifies: bool
+
+
+ENCODERS = {
+    "BertModel": EncoderKind(BERT, "", False),
+    "BertForSequenceClassification": EncoderKind(BERT, "bert", True),
+    "RobertaModel": EncoderKind(ROBERTA, "", False),
+    "RobertaForSequenceClassification": EncoderKind(ROBERTA, "roberta", True),
+    "XLMRobertaModel": EncoderKind(ROBERTA, "", False),
+    "XLMRobertaForSequenceClassification": EncoderKind(ROBERTA, "roberta", True),
+}
