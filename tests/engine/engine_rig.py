@@ -19,6 +19,7 @@ from vivace.engine.oracle import (
 )
 from vivace.engine.oracle_drafts import OracleDrafts
 from vivace.engine.scheduler import Scheduler
+from vivace.engine.sequence import SequenceGate
 from vivace.engine.settings import EngineSettings
 from vivace.frontend.answer_parts import PromptRows
 from vivace.protocol.channel import LocalMailbox
@@ -174,6 +175,7 @@ class Rig:
         others: tuple[CacheGroup, ...] = (),
         executor: Callable[[Capacity, float, Faults], Executor] | None = None,
         lockstep: Lockstep | None = None,
+        grammar_gate: Callable[[Request], SequenceGate | None] = lambda request: None,
     ) -> None:
         self.settings = settings or EngineSettings(eos_ids=(EOS,))
         self.capacity = Capacity(
@@ -193,7 +195,9 @@ class Rig:
         self._cost = cost
         self._submit = self.executor.submit
         self.executor.submit = self._take_time  # type: ignore[method-assign]
-        self.scheduler = Scheduler(self.settings, self.capacity, self.clock)
+        self.scheduler = Scheduler(
+            self.settings, self.capacity, self.clock, grammar_gate=grammar_gate
+        )
         self.mailbox = LocalMailbox()
         self.loop = Loop(
             self.scheduler,

@@ -76,7 +76,10 @@ BAD: list[tuple[str, Any]] = [
     *[("logit_bias", v) for v in ({"1": True}, {"1": 1e30}, {"9" * 99: 1}, {"\u0663": 1})],
     *[("sampling_seed", v) for v in ("x", 1.5, True, 1 << 80)],
     *[("stream_interval", v) for v in (0, -1, 1.5)],
-    *[(name, "x") for name in ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")],
+    *[(name, v) for name in ("regex", "ebnf") for v in (3, {"a": 1}, ["x"], True)],
+    *[(name, v) for name in ("json_schema", "structural_tag") for v in (3, ["x"], {"a": {1}})],
+    *[("regex", "a" * 20_000), ("ebnf", "a" * 70_000), ("json_schema", " " * 270_000)],
+    *[("regex", "\ud800"), ("json_schema", "\ud800"), ("stop_regex", "x")],
     *[("beam_width", 2), ("watermark", {"key": 1}), ("custom_params", {"x": 1})],
 ]
 

@@ -97,8 +97,19 @@ SAMPLING: dict[str, list[Case]] = {
     "spaces_between_special_tokens": [Effect(True, False, "engine")],
 }
 
+STRUCTURED: dict[str, list[Case]] = {
+    "json_schema": [
+        Effect('{"type": "null"}', {"type": "integer"}, "engine"),
+        Refused(3, "string or an object"),
+    ],
+    "regex": [Effect("a+", "b+", "engine"), Refused({"a": 1}, "string")],
+    "ebnf": [Effect('root ::= "a"', 'root ::= "b"', "engine"), Refused(["a"], "string")],
+    "structural_tag": [Effect("{}", {"format": {}}, "engine"), Refused(["a"], "string")],
+}
+
 NATIVE_SAMPLING: dict[str, list[Case]] = {
     **SAMPLING,
+    **STRUCTURED,
     "max_new_tokens": [Effect(2, 3)],
     "min_new_tokens": [Effect(1, 2, "engine")],
     "sampling_seed": [Effect(1, 2, "engine")],
@@ -160,6 +171,7 @@ ENCODE: dict[str, list[Case]] = {
 SHARED: dict[str, list[Case]] = {
     **KEYS,
     **SAMPLING,
+    **STRUCTURED,
     "model": [
         Effect(MODEL, "gpt-9", "metrics"),
         Effect(MODEL, "llama3:8b", "metrics"),
@@ -183,7 +195,8 @@ SHARED: dict[str, list[Case]] = {
     ],
     "response_format": [
         Harmless(({"type": "text"},), "answers are text"),
-        Refused({"type": "json_object"}, "structured output"),
+        Effect({"type": "text"}, {"type": "json_object"}, "engine"),
+        Refused({"type": "json"}, "json_schema"),
     ],
     "return_flat_raw_top_logprobs_b64": [
         Harmless((True, False), "the form of something that is refused")
@@ -448,9 +461,14 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "response_format": {"type": "text"},
         },
         {
-            "type": [Refused("json_schema", "structured output")],
+            "type": [
+                Effect("text", "json_object", "engine"),
+                Refused("json_schema", "object"),
+                Refused("json", "json_object"),
+            ],
             "json_schema": [Refused({"schema": {}}, "does not go with")],
             "structures": [Refused([{}, {"begin": "<"}], "does not go with")],
+            "triggers": [Refused(["<"], "does not go with")],
             "format": [Refused({"type": "sequence"}, "does not go with")],
         },
         place=("response_format",),
@@ -601,7 +619,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         {**ANTHROPIC_BASE, "output_config": {}},
         {
             "effort": [Effect("low", "high", "engine")],
-            "format": [Refused({"type": "json_schema", "schema": {}}, "structured output")],
+            "format": [Effect(None, {"type": "json_schema", "schema": {}}, "engine")],
         },
         place=("output_config",),
     ),

@@ -22,7 +22,7 @@ NEW = 20
 class ForcedTokens:
     """A row may draw only what a script says: a column on the device, read by position."""
 
-    needs_tokens = False
+    host_state = None
 
     def __init__(self, scripts):
         """`scripts`: key of a request -> its output"""
@@ -44,17 +44,13 @@ class ForcedTokens:
         logits[index] = -torch.inf
         logits[index, forced] = kept
 
-    def landed(self, row, tokens):
-        raise AssertionError("it does not need them")
-
 
 class Successors:
     """A row may draw only the token behind its last one: a state of the host, as a grammar's is.
     It notices whether every token has come before the next one is drawn."""
 
-    needs_tokens = True
-
     def __init__(self, keys):
+        self.host_state = self
         self._keys = keys
         self.state = {}
 
@@ -73,6 +69,9 @@ class Successors:
 
     def landed(self, row, tokens):
         self.state[row] = [tokens[-1], self.state[row][1] + len(tokens)]
+
+    def why_stuck(self, row):
+        return ""
 
 
 SCRIPT = np.random.default_rng(3).integers(0, VOCABULARY, NEW).tolist()

@@ -6,6 +6,8 @@ native kernels at once ("eager") or replayed from a capture ("captured").
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from vivace.protocol.step import Join, StepPlan
 from vivace.protocol.tasks import GENERATE
 from vivace.worker.build import assemble
 from vivace.worker.captures import Captures
+from vivace.worker.heads import SamplingSettings
 from vivace.worker.sizing import PoolSize
 
 VOCABULARY = 97
@@ -117,6 +120,8 @@ def toy_worker(
     threads=1,
     captures=None,
     platform=None,
+    processors=(),
+    sampling=SamplingSettings(),
     **settings,
 ):
     operations = operations or ("torch" if platform else OPERATIONS)
@@ -143,6 +148,9 @@ def toy_worker(
         dtype=activations,
         kv_dtype=settings.pop("kv_dtype", dtype),
         vocabulary=VOCABULARY,
+        sampling=dataclasses.replace(
+            sampling, processors=[lambda ops, history, one=one: one for one in processors]
+        ),
         captures=(captures or Captures((rows,)))
         if operations == "captured"
         else captures or Captures(),

@@ -10,7 +10,6 @@ from vivace.config.unavailable import (
     GPU_KERNELS,
     NO_CODE,
     NO_DIFFUSION,
-    NO_GRAMMAR,
     NO_MODELOPT,
     NO_QUANTIZATION,
     NO_SPARSITY,
@@ -121,10 +120,12 @@ class KernelOptions:
         cpu=no_effect("the CPU has one sampler"),
     )
     grammar_backend: str | None = option(
-        help="Library for structured output.",
+        help="Library for structured output; none: requests that ask for it are refused, as by "
+        "default where llguidance is not installed.",
         choices=["xgrammar", "outlines", "llguidance", "none"],
-        trivial=["none"],
-        cpu=NO_GRAMMAR,
+        values=dict.fromkeys(
+            ("xgrammar", "outlines"), no_effect("its grammars are obeyed by llguidance here")
+        ),
     )
     nsa_prefill_backend: str = option(
         "flashmla_sparse",
@@ -225,10 +226,10 @@ class OptimizationOptions:
         cpu=no_effect("there is no such cache"),
     )
     constrained_json_whitespace_pattern: str | None = option(
-        help="Pattern of the whitespace that JSON output may have.", cpu=NO_GRAMMAR
+        help="Pattern of the whitespace between the parts of JSON output."
     )
     constrained_json_disable_any_whitespace: bool = option(
-        False, "JSON output without whitespace.", cpu=NO_GRAMMAR
+        False, "JSON output without whitespace between its parts."
     )
     multi_item_scoring_delimiter: int | None = option(
         help="Token id between the items of a scoring request.", cpu=ITEMS_APART

@@ -25,7 +25,6 @@ NO_PD = not_available(
     "prefill and decode on separate servers is not supported yet", "let one server do both"
 )
 NO_MEDIA = not_available("this version serves text models only")
-NO_GRAMMAR = not_available("structured output is not supported yet")
 NO_OFFLOAD = not_available(
     "weights stay where they are computed on", "use a smaller model or dtype"
 )

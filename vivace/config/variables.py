@@ -35,7 +35,8 @@ ONE_WAY = no_effect("drafts are planned, verified and given pages in one way")
 ALWAYS_LOOKED = no_effect("numbers that go wrong are always looked for")
 NOT_MADE_UP = no_effect("accepted drafts are never made up")
 MAMBA = no_effect("models with recurrent layers are not supported yet")
-GRAMMAR = no_effect("structured output is not supported yet")
+TOOLS = no_effect("tool calls are not supported yet")
+GRAMMAR = no_effect("nothing polls: a grammar that is compiled rings")
 PROFILER = no_effect("a profiler endpoint is not supported yet")
 DEAD = no_effect("no program reads it")
 FOREIGN = no_effect("Vivace does not read it")
@@ -169,7 +170,7 @@ OF_SGLANG = {
     "SGLANG_SIMULATE_ACC_METHOD": Variable(NOT_MADE_UP, "how that is drawn", default="multinomial"),
     "SGLANG_GRAMMAR_POLL_INTERVAL": Variable(GRAMMAR, "seconds of a poll", default="0.005"),
     "SGLANG_GRAMMAR_MAX_POLL_ITERATIONS": Variable(GRAMMAR, "polls", default="10000"),
-    "SGLANG_TOOL_STRICT_LEVEL": Variable(GRAMMAR, "strictness of tool calls"),
+    "SGLANG_TOOL_STRICT_LEVEL": Variable(TOOLS, "strictness of tool calls"),
     "SGLANG_MAMBA_CONV_DTYPE": Variable(MAMBA, "type of states", default="bfloat16"),
     "SGLANG_MAMBA_SSM_DTYPE": Variable(MAMBA, "type of states"),
     "SGLANG_TORCH_PROFILER_DIR": Variable(PROFILER, "where profiles go", default="/tmp"),

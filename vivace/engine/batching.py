@@ -25,6 +25,7 @@ from vivace.engine.step_builder import (
     StepBuilder,
 )
 from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
+from vivace.protocol.messages import Finish
 from vivace.protocol.step import growth
 
 _SHORT_PROMPTS = 32
@@ -53,6 +54,7 @@ class PrefixGate:
     def __init__(self, other: Sequence, length: int) -> None:
         self._other = other
         self._length = length
+        self.refusal: Finish | None = None
 
     def is_open(self) -> bool:
         other = self._other

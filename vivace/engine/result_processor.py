@@ -57,7 +57,9 @@ class ResultProcessor:
     def process(self, step: InFlightStep, result: StepResult, now: float) -> None:
         """An exception about one sequence ends that sequence."""
         for index, message in result.bad.items():
-            self._process_bad_numbers(*step.spans()[index], index < len(step.chunks), message)
+            stuck = result.stuck.get(index)
+            finish = bad_numbers(message) if stuck is None else _abort(400, stuck)
+            self._process_bad_numbers(*step.spans()[index], index < len(step.chunks), finish)
         self._table.step_returned(step.number)
         drawn = StepTokens()
         if step.chunks:
@@ -73,7 +75,7 @@ class ResultProcessor:
             self._stats.record_decode(result.captured, now)
 
     def _process_bad_numbers(
-        self, sequence: Sequence, count: int, is_chunk: bool, message: str
+        self, sequence: Sequence, count: int, is_chunk: bool, finish: Finish
     ) -> None:
         """Nothing of that span stays. A draft may spoil the tokens before it, which its masked
         values reach as zero times NaN: without drafts they are computed once more."""
@@ -82,7 +84,7 @@ class ResultProcessor:
             return
         sequence.has_bad_numbers = True
         if sequence.state is State.RUNNING:
-            self._outputs.fail_numbers(sequence, message)
+            self._outputs.abort(sequence, finish.message or "", finish)
 
     def _process_chunks(
         self, step: InFlightStep, result: StepResult, drawn: StepTokens, now: float
@@ -244,14 +246,9 @@ class OutputQueue:
         """The fault boundary: what went wrong with one request ends only that request."""
         text = f"{type(error).__name__}: {error}"
         message = f"internal error while processing the request: {text}"
-        self._abort(sequence, text, Finish(FINISH_ABORT, message=message, status=500))
+        self.abort(sequence, text, Finish(FINISH_ABORT, message=message, status=500))
 
-    def fail_numbers(self, sequence: Sequence, message: str) -> None:
-        """The model's numbers for one request are none (NaN)."""
-        finish = Finish(FINISH_ABORT, message=message, status=500, bad_numbers=True)
-        self._abort(sequence, message, finish)
-
-    def _abort(self, sequence: Sequence, why: str, finish: Finish) -> None:
+    def abort(self, sequence: Sequence, why: str, finish: Finish) -> None:
         logger.error("request %s is ended: %s", sequence.request.rid, why)
         self.finish(sequence, finish)
 
@@ -342,6 +339,11 @@ def _asks_for_received(request: Request) -> bool:
     if first_hidden_state(request.task) < prompt + resumed - 1:
         return True
     return not resumed and first_logprob(request) < prompt
+
+
+def bad_numbers(message: str) -> Finish:
+    """The model's numbers for one request are none (NaN)."""
+    return Finish(FINISH_ABORT, message=message, status=500, bad_numbers=True)
 
 
 def _abort(status: int, message: str, retry_after: float | None = None) -> Finish:

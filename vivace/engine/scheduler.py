@@ -18,7 +18,7 @@ from vivace.engine.drafts.widths import choose_widths
 from vivace.engine.fault_isolation import FaultBisection
 from vivace.engine.result_processor import Aborts, OutputQueue, RequestLimits, ResultProcessor
 from vivace.engine.schedule_policy import ORDERS, Clients, WaitingQueue
-from vivace.engine.sequence import Sequence, State
+from vivace.engine.sequence import Sequence, SequenceGate, State
 from vivace.engine.sequence_pages import Pages, open_leases, window_reserves
 from vivace.engine.sequence_table import Resource, Rows, SequenceTable
 from vivace.engine.settings import EngineSettings
@@ -54,12 +54,14 @@ class Scheduler:
         clock: Callable[[], float],
         startup: Mapping[str, float] | None = None,
         resources: Iterable[Resource] = (),
+        grammar_gate: Callable[[Request], SequenceGate | None] = lambda request: None,
     ) -> None:
-        """`startup`: seconds of the stages of the start, for the metrics. `resources`: of which a
-        running sequence needs something, beside its row and pages."""
+        """`startup`: seconds of the stages of the start. `resources`: of which a running sequence
+        needs something, beside row and pages. `grammar_gate`: of a request with a grammar."""
         self.settings = settings
         self.capacity = capacity
         self._clock = clock
+        self._grammar_gate = grammar_gate
         self._leases = open_leases(settings, capacity)
         rows = min(settings.rows, capacity.rows)
         order = ORDERS.get(settings.policy)(self._leases, settings.seed)
@@ -123,6 +125,8 @@ class Scheduler:
                 self._stats.restart_throughput()
             if request.transfer is not None:
                 self._transfers.expect(sequence)
+            if (gate := self._grammar_gate(request)) is not None:
+                sequence.gates.append(gate)
             self._table.add(sequence)
 
     def reject(self, request: Request, error: Exception) -> None:
@@ -217,7 +221,8 @@ class Scheduler:
         self._table.prune()
         if self._table.gated:
             self._transfers.begin_receives()
-            self._table.open_gates()
+            for sequence, reason in self._table.open_gates():
+                self._outputs.finish(sequence, reason)
         if not idle and self.isolates:
             return None
         step = self._apart.popleft() if self._apart else self._compose(now, common)

@@ -25,6 +25,7 @@ from vivace.protocol.messages import (
     Finish,
     PromptLogprobs,
     Request,
+    SamplingParams,
     TokenLogprob,
 )
 from vivace.protocol.tasks import LAST, Embed, Payload, Task
@@ -43,6 +44,9 @@ class State(enum.Enum):
 class SequenceGate(Protocol):
     """What a sequence has to wait for before it may have a row: not for its turn, so nobody behind
     it waits with it."""
+
+    refusal: Finish | None
+    """why it may never have one, once the gate is open"""
 
     def is_open(self) -> bool: ...
 
@@ -120,8 +124,7 @@ class Sequence:
         self.max_len = min(self.num_prompt_tokens + sampling.max_new_tokens, max_len)
         """in tokens, prompt included"""
         self.stop_ids = tuple(dict.fromkeys(settings.eos_ids + sampling.stop_token_ids))
-        # As in SGLang, ignore_eos ignores the ids of stop_token_ids too.
-        self.ending_ids = frozenset(() if sampling.ignore_eos else self.stop_ids)
+        self.ending_ids = ending_ids(sampling, settings, self.stop_ids)
 
         self.gates: list[SequenceGate] = []
         """it is GATED while one of them is closed"""
@@ -292,6 +295,16 @@ def effective_priority(priority: int | None, settings: EngineSettings) -> int:
     if priority is None:
         return LOWEST_PRIORITY
     return -priority if settings.low_values_first else priority
+
+
+def ending_ids(
+    sampling: SamplingParams, settings: EngineSettings, stop_ids: tuple[int, ...]
+) -> frozenset[int]:
+    """As in SGLang, ignore_eos ignores the ids of stop_token_ids too; but what obeys a grammar to
+    its end has nothing to go on with."""
+    if not sampling.ignore_eos:
+        return frozenset(stop_ids)
+    return frozenset(() if sampling.constraint is None else settings.eos_ids)
 
 
 def delta_interval(request: Request, settings: EngineSettings) -> int:

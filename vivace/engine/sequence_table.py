@@ -9,7 +9,7 @@ from typing import Protocol
 from vivace.engine.schedule_policy import Clients, WaitingQueue
 from vivace.engine.sequence import Sequence, State
 from vivace.engine.sequence_pages import Pages
-from vivace.protocol.messages import UNTIL_FIRST_TOKEN
+from vivace.protocol.messages import UNTIL_FIRST_TOKEN, Finish
 
 
 class SequenceTable:
@@ -89,14 +89,22 @@ class SequenceTable:
         sequence.state = State.GATED
         self.gated[sequence.key] = sequence
 
-    def open_gates(self) -> None:
-        """Whose gates are all open takes its place in the queue."""
+    def open_gates(self) -> list[tuple[Sequence, Finish]]:
+        """Whose gates are all open takes its place in the queue. Returns who may never have one:
+        they are to be ended."""
+        refused: list[tuple[Sequence, Finish]] = []
         for sequence in list(self.gated.values()):
-            if all(gate.is_open() for gate in sequence.gates):
+            if not all(gate.is_open() for gate in sequence.gates):
+                continue
+            found = next((gate.refusal for gate in sequence.gates if gate.refusal), None)
+            if found is not None:
+                refused.append((sequence, found))
+            else:
                 del self.gated[sequence.key]
                 sequence.gates.clear()
                 sequence.state = State.WAITING
                 self.waiting.add(sequence)
+        return refused
 
     def start(self, sequence: Sequence, now: float) -> None:
         """A waiting sequence that has a lease gets a row. The caller takes it off the queue."""

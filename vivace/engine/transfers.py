@@ -8,6 +8,7 @@ import logging
 from vivace.engine.sequence import Sequence, State
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.step_builder import NewTokenEstimate
+from vivace.protocol.messages import Finish
 from vivace.protocol.step import Transfer, TransferEnd
 
 logger = logging.getLogger("vivace.engine")
@@ -19,6 +20,7 @@ class TransferGate:
     def __init__(self) -> None:
         self.begun = False
         self.ended = False
+        self.refusal: Finish | None = None
 
     def is_open(self) -> bool:
         return self.ended

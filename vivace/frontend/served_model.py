@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.checkpoint.fields import ConfigFields, FieldKind, Integer, Number
 from vivace.config.serialize import in_unicode
+from vivace.grammar.availability import why_no_grammars
 from vivace.protocol.tasks import GENERATE, Embed, Task
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class ServedModel:
     pair_step: int = 0
     """What is added to the ids of the second text of a pair."""
     returns_hidden_states: bool = False
+    no_grammars: str = ""
+    """Why there is no structured output; empty: there is."""
     seeds: Iterator[int] = field(default_factory=seed_counter)
     max_live: int = 65536
     max_samples: int = 128
@@ -149,6 +152,7 @@ def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
         classifier=None if pooled is None else pooled.classifier,
         pair_step=pooled.encoder.pair_step if pooled and pooled.encoder else 0,
         returns_hidden_states=config.optimization.enable_return_hidden_states,
+        no_grammars=why_no_grammars(config),
         allow_auto_truncate=bool(config.runtime.allow_auto_truncate),
         seeds=seed_counter(config.runtime.random_seed or 0),
     )

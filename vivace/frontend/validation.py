@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 
 from vivace.errors import CannotStart
+from vivace.frontend.constraints import GIVEN, read_constraint
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import Fields, abbreviate, is_set, json_type
 from vivace.frontend.served_model import ServedModel
+from vivace.protocol.constraints import CONSTRAINTS, Constraint
 from vivace.protocol.messages import MAX_RID_CHARACTERS, LogprobOptions, SamplingParams
 
 GREEDY_BELOW = 1e-6
@@ -24,10 +26,6 @@ _SEED_LIMIT = 1 << 63
 _LARGEST_BIAS = 1e6
 _SMALLEST_REPETITION = 1e-6
 """Logits are divided by it, and must stay finite in float32."""
-NO_GRAMMAR = (
-    "structured output is not supported yet; leave the field out, and describe the form of the "
-    "answer in the prompt"
-)
 NO_STOP_REGEX = "stop expressions are not supported yet; use stop or stop_token_ids"
 NO_WATERMARK = "watermarking is not supported yet; leave the field out"
 NO_PROCESSORS = (
@@ -35,10 +33,6 @@ NO_PROCESSORS = (
     "field out"
 )
 UNAVAILABLE = {
-    "json_schema": NO_GRAMMAR,
-    "regex": NO_GRAMMAR,
-    "ebnf": NO_GRAMMAR,
-    "structural_tag": NO_GRAMMAR,
     "stop_regex": NO_STOP_REGEX,
     "beam_width": "beam search is not supported yet; use n, or leave the field out",
     "watermark": NO_WATERMARK,
@@ -46,7 +40,8 @@ UNAVAILABLE = {
 }
 """SGLang's names of what nothing here does -> why, and what to do."""
 SAMPLING_FIELDS = (
-    *(name for name in SamplingParams.__struct_fields__ if name != "seed"),
+    *(name for name in SamplingParams.__struct_fields__ if name not in ("seed", GIVEN)),
+    *CONSTRAINTS,
     "n",
     "sampling_seed",
 )
@@ -101,6 +96,7 @@ def build_sampling(
         no_stop_trim=fields.flag("no_stop_trim", False),
         logit_bias=_logit_bias(fields, served),
         seed=_seed(fields, served),
+        constraint=read_constraint(fields, served),
         stream_interval=fields.integer("stream_interval", 0, 1, _MOST_TOKENS),
     )
     return sampling, fields.integer("n", 1, 1, served.max_samples)
@@ -110,6 +106,9 @@ def check_defaults(served: ServedModel) -> None:
     """CannotStart when the server's own defaults would make every request fail."""
     try:
         raw = _checked_mapping(served.defaults, "sampling defaults")
+        for kind in CONSTRAINTS:
+            if kind in raw:
+                raise BadRequest(f"sampling defaults.{kind}", "is for single requests only")
         build_sampling(raw, served, 0, field_prefix="sampling defaults")
     except BadRequest as error:
         raise CannotStart(
@@ -210,6 +209,8 @@ def _checked_mapping(raw: Any, prefix: str) -> Mapping[str, Any]:
     if not isinstance(raw, Mapping):
         raise BadRequest(prefix, f"must be an object, not {json_type(raw)}")
     for key in raw:
+        if key == GIVEN and isinstance(raw[key], Constraint):
+            continue
         if key not in SAMPLING_FIELDS and key not in UNAVAILABLE:
             near = [OTHER_NAMES[key]] if key in OTHER_NAMES else _similar(str(key)[:60])
             hint = f"; did you mean {near[0]!r}?" if near else ""

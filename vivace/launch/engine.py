@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vivace.config.parallelism import engine_rows, requested_sizes
@@ -12,19 +12,23 @@ from vivace.engine.loop import Lockstep, Loop, Mailbox, ReportLoad
 from vivace.engine.oracle import OracleWorker
 from vivace.engine.oracle_drafts import OracleDrafts
 from vivace.engine.scheduler import Scheduler
+from vivace.engine.sequence import SequenceGate
 from vivace.engine.settings import engine_settings
 from vivace.launch.corpora import add_corpus
 from vivace.launch.expert_settings import expert_distribution
 from vivace.launch.faults import with_fault
+from vivace.launch.grammars import grammar_compiler, grammar_processors
 from vivace.launch.other_nodes import ONE_MACHINE, OtherNodes
-from vivace.protocol.messages import Capacity
+from vivace.protocol.messages import Capacity, Request
 from vivace.worker.sizing import Demand, size_pool
 
 if TYPE_CHECKING:
     from vivace.checkpoint.weights import ReportProgress
     from vivace.config.config import Config
+    from vivace.grammar.compiler import GrammarCompiler
     from vivace.launch.engine_place import EnginePlace
     from vivace.platforms.rendezvous import Rendezvous
+    from vivace.sampling.processors import ProcessorFactory
 
 ORACLE_BYTES = 4 << 30
 """of its made-up device: it bounds the book-keeping"""
@@ -57,11 +61,17 @@ def engine_parts(
         faulty = with_fault(runner, config.environment.get("VIVACE_TEST_FAULT", ""), epoch)
         return wrap_runner(faulty) if wrap_runner is not None else faulty
 
+    grammars = grammar_compiler(config)
     executor = build_executor(
-        config, stages, wrap, owns_process, share, place, others, again=epoch > 0
+        *(config, stages, wrap, owns_process, share, place, others),
+        again=epoch > 0,
+        processors=grammar_processors(grammars),
     )
     settings = engine_settings(config, executor.capacity)
-    scheduler = Scheduler(settings, executor.capacity, time.monotonic, stages.seconds())
+    scheduler = Scheduler(
+        *(settings, executor.capacity, time.monotonic, stages.seconds()),
+        grammar_gate=open_gates(grammars, mailbox),
+    )
     loop = Loop(
         scheduler,
         executor,
@@ -76,6 +86,17 @@ def engine_parts(
     return loop, executor.capacity
 
 
+def open_gates(
+    grammars: GrammarCompiler | None, mailbox: Mailbox
+) -> Callable[[Request], SequenceGate | None]:
+    """What a request waits for before its grammar can be obeyed; the loop wakes when one is
+    compiled."""
+    if grammars is None:
+        return lambda request: None
+    grammars.wake_with(mailbox.wake)
+    return grammars.gate
+
+
 def build_executor(
     config: Config,
     report: ReportProgress,
@@ -86,10 +107,11 @@ def build_executor(
     others: OtherNodes = ONE_MACHINE,
     *,
     again: bool = False,
+    processors: Sequence[ProcessorFactory] = (),
 ) -> Executor:
     """One worker in this process, or the first of several ranks; the arguments are those of
-    `engine_parts`. `again`: it follows one that has died."""
-    executor = start_executor(config, report, wrap, owns_process, share, place, others)
+    `engine_parts`. `again`: it follows one that has died; `processors`: as in `build_worker`."""
+    executor = start_executor(config, report, wrap, owns_process, share, place, others, processors)
     try:
         add_corpus(config, executor, report, again=again)
     except BaseException:
@@ -106,16 +128,24 @@ def start_executor(
     share: int,
     place: EnginePlace | None,
     others: OtherNodes,
+    processors: Sequence[ProcessorFactory],
 ) -> Executor:
     sizes = requested_sizes(config)
     if (sizes.engine_ranks == 1 and place is None) or config.environment.get("VIVACE_EXECUTOR"):
-        return InProcessExecutor(wrap(build_runner(config, report, owns_process, share)))
+        return InProcessExecutor(
+            wrap(build_runner(config, report, owns_process, share, processors))
+        )
     from vivace.launch.process_group import start_process_group
 
     def build(found: Rendezvous, told: ReportProgress) -> StepWorker:
         from vivace.worker.build import build_worker
 
-        worker = build_worker(config, told, found, owns_process=owns_process, share=share)
+        worker = build_worker(
+            *(config, told, found),
+            owns_process=owns_process,
+            share=share,
+            processors=processors,
+        )
         return worker if sizes.pp == 1 else first_stage(worker)
 
     return start_process_group(config, build, wrap, report, place, others)
@@ -151,7 +181,11 @@ class StageTimes:
 
 
 def build_runner(
-    config: Config, report: ReportProgress, owns_process: bool = False, share: int = 0
+    config: Config,
+    report: ReportProgress,
+    owns_process: bool = False,
+    share: int = 0,
+    processors: Sequence[ProcessorFactory] = (),
 ) -> StepWorker:
     """The worker on its device, or (`VIVACE_EXECUTOR=oracle[:seconds per step]`) no model."""
     name, _, seconds = config.environment.get("VIVACE_EXECUTOR", "").partition(":")
@@ -163,7 +197,9 @@ def build_runner(
     report("Loading PyTorch", 0.0)
     from vivace.worker.build import build_worker
 
-    return build_worker(config, report, owns_process=owns_process, share=share)
+    return build_worker(
+        config, report, owns_process=owns_process, share=share, processors=processors
+    )
 
 
 def oracle(config: Config, step_seconds: float) -> OracleWorker:

@@ -14,6 +14,7 @@ from vivace.checkpoint.file_state import vocabulary_file
 from vivace.checkpoint.layouts import is_gguf_file
 from vivace.errors import CannotStart, cause
 from vivace.files import check_folder
+from vivace.grammar.availability import require_backend
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -32,6 +33,7 @@ def check_frontend(config: Config) -> None:
 
 def check_machine(config: Config) -> None:
     """What this machine lacks that is needed later. Raises CannotStart."""
+    require_backend(config)
     if config.experts.expert_distribution_recorder_mode is not None:
         check_recorder(config)
     if config.parallel.nnodes > 1 and not config.parallel.use_ray:

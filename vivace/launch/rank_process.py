@@ -17,6 +17,7 @@ from vivace.config.serialize import decode
 from vivace.engine.process_group import RankWorker
 from vivace.errors import FAILED
 from vivace.launch.faults import with_rank_fault
+from vivace.launch.grammars import grammar_compiler, grammar_processors
 from vivace.launch.node_sockets import open_sockets
 from vivace.launch.rank_progress import report_to_engine
 from vivace.launch.ranks import meet_ranks
@@ -107,7 +108,8 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     met = sockets.meet(join.addresses, memory)
     rendezvous = meet_ranks(setup.rank, setup.ranks, setup.meeting, memory, met)
     report, told = report_to_engine(control.send), config.environment
-    built = build_worker(config, report, rendezvous, owns_process=True)
+    processors = grammar_processors(grammar_compiler(config))
+    built = build_worker(config, report, rendezvous, owns_process=True, processors=processors)
     runner = with_rank_fault(
         built,
         told.get("VIVACE_TEST_FAULT", ""),

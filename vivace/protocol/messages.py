@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from vivace.protocol.constraints import Constraint
 from vivace.protocol.metrics import Metrics, StepCosts
 from vivace.protocol.tasks import GENERATE, KVTransfer, Payload, Task
 from vivace.protocol.workers import AddCorpus, RemoveCorpus, WorkerState
@@ -45,6 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     no_stop_trim: bool = False
     logit_bias: dict[int, float] = {}
     seed: int = 0
+    constraint: Constraint | None = None
     stream_interval: int = 0
     """Tokens between two deltas; 0 = the server's `--stream-interval`."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from vivace.frontend.validation import NO_GRAMMAR, NO_PROCESSORS, NO_WATERMARK
+from vivace.frontend.validation import NO_PROCESSORS, NO_WATERMARK
 from vivace.requests.limits import Calls, Chosen, Ids, Members, Parts, PerPrompt, Prompts
 
 
@@ -103,6 +103,7 @@ NO_LORA = "no LoRA adapters are loaded in this server; remove the field"
 NO_SESSIONS = "sessions are not supported; send the whole conversation (its prefix is cached)"
 NO_DISAGGREGATION = "this server runs prefill and decode together; remove the field"
 NO_EXPERTS = "experts of tokens are not reported yet; remove the field"
+NO_REASONING = "grammars begin with the answer here, thinking included; leave the field out"
 NO_MASK = "sampling masks are not supported yet; leave the field out"
 NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
 
@@ -112,7 +113,7 @@ REFUSED: dict[str, str] = {
     "received_time": "times are measured from the arrival at this server",
     "kv_hints": "the prefix cache takes no hints",
     "background": "there are no background requests; use priority",
-    "require_reasoning": NO_GRAMMAR,
+    "require_reasoning": NO_REASONING,
     "http_worker_ipc": "the field is internal to SGLang's processes",
     "input_embeds": "embeddings as input are not supported yet; send text or input_ids",
     "image_data": TEXT_ONLY,

@@ -7,7 +7,7 @@ after a retraction, in any batch, and a row that is given up leaves nothing behi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,12 +64,22 @@ class Histories:
     """how many more may stand before an entry"""
 
 
+class HostState(Protocol):
+    """What a processor knows of rows on the host, as of a grammar."""
+
+    def landed(self, row: int, tokens: list[int]) -> None: ...  # that a row has drawn
+
+    def why_stuck(self, row: int) -> str: ...  # why its request is to blame; empty: it is not
+
+
 class LogitsProcessor(Protocol):
     """Changes the logits of rows that ask for it."""
 
-    needs_tokens: bool
-    """`apply` is for rows whose every token has `landed`: the host waits for the steps in flight,
-    behind the forward pass that they do not hold up. (A grammar is a state of the host.)"""
+    @property
+    def host_state(self) -> HostState | None:
+        """Where every token of a row has `landed` before `apply`: steps in flight are waited for
+        behind the forward pass, which they do not hold up."""
+        ...
 
     def joined(self, row: int, join: Join) -> bool:
         """A sequence enters a row, which was empty; whether it wants anything of this processor."""
@@ -81,9 +91,8 @@ class LogitsProcessor(Protocol):
         knows; each sees the tokens before its own position. Waits for nothing."""
         ...
 
-    def landed(self, row: int, tokens: list[int]) -> None:
-        """What a row that wants it has drawn, in its order; only with `needs_tokens`."""
-        ...
+
+ProcessorFactory = Callable[[SamplingOps, Histories], LogitsProcessor]
 
 
 class LogitsProcessors:
@@ -130,15 +139,18 @@ class LogitsProcessors:
                 yield processor, places
 
     def needs_tokens(self, rows: np.ndarray) -> bool:
-        """Whether one of these rows wants a processor that does."""
-        return any(
-            bool(wants[rows].any()) for processor, wants in self._active if processor.needs_tokens
-        )
+        """Whether the host must know every token of one of these rows."""
+        return any(bool(wants[rows].any()) for one, wants in self._active if one.host_state)
 
     def landed(self, row: int, tokens: list[int]) -> None:
-        for processor in self.rows.get(row, ()):
-            if processor.needs_tokens:
-                processor.landed(row, tokens)
+        for state in self._host_states(row):
+            state.landed(row, tokens)
+
+    def why_stuck(self, row: int) -> str:
+        return next(filter(None, (one.why_stuck(row) for one in self._host_states(row))), "")
+
+    def _host_states(self, row: int) -> list[HostState]:
+        return [state for one in self.rows.get(row, ()) if (state := one.host_state)]
 
 
 # --- those that every worker has ------------------------------------------------------------
@@ -158,7 +170,7 @@ def standard_processors(
 class PenaltiesLogitsProcessor:
     """frequency_penalty, presence_penalty and repetition_penalty."""
 
-    needs_tokens = False
+    host_state = None
 
     def __init__(
         self, ops: SamplingOps, history: Histories, rows: int, device: torch.device
@@ -200,14 +212,11 @@ class PenaltiesLogitsProcessor:
         )
         self._ops.apply_penalties(logits, index, penalties)
 
-    def landed(self, row: int, tokens: list[int]) -> None:
-        """They are read on the device."""
-
 
 class MinTokensLogitsProcessor:
     """min_new_tokens: stop ids cannot be drawn while a row has fewer output tokens."""
 
-    needs_tokens = False
+    host_state = None
 
     def __init__(self, history: Histories, rows: int, device: torch.device) -> None:
         self._history, self._device = history, device
@@ -231,14 +240,11 @@ class MinTokensLogitsProcessor:
         masked = torch.where(early.index_select(0, which), -torch.inf, logits[place, ids])
         logits.index_put_((place, ids), masked)
 
-    def landed(self, row: int, tokens: list[int]) -> None:
-        """They are counted on the device."""
-
 
 class LogitBiasLogitsProcessor:
     """logit_bias."""
 
-    needs_tokens = False
+    host_state = None
 
     def __init__(self) -> None:
         self._bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -258,9 +264,6 @@ class LogitBiasLogitsProcessor:
         inside = [values[ids < logits.shape[1]] for ids, values in pairs]
         changed = logits[place, ids] + upload(np.concatenate(inside), logits.device)
         logits.index_put_((place, ids), changed)
-
-    def landed(self, row: int, tokens: list[int]) -> None:
-        """It does not depend on them."""
 
 
 def _flatten(

@@ -36,7 +36,7 @@ from vivace.platforms.rendezvous import Rendezvous
 from vivace.protocol.messages import Capacity, Rewrite
 from vivace.protocol.step import window_slack
 from vivace.quantization.packed import weight_packer
-from vivace.sampling.processors import LogitsProcessor
+from vivace.sampling.processors import ProcessorFactory
 from vivace.worker.captures import Captures, build_runner, choose_captures, rewrite
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.drafters.build import DraftTarget, accept_thresholds, build_drafter, is_fixed
@@ -88,9 +88,9 @@ def build_worker(
     owns_process: bool = False,
     share: int = 0,
     drafting: Callable[[DraftTarget], Drafter] = build_drafter,
+    processors: Sequence[ProcessorFactory] = (),
 ) -> Worker:
-    """Load platform and weights, size the pool with what is left, assemble. `rendezvous`: of the
-    ranks that share layers; `owns_process`, `share`: as in `PlatformSettings`, `Setup`."""
+    """Load, size the pool with what is left. `rendezvous`: of ranks; the rest is `Setup`'s."""
     report("Loading kernels", 0.0)
     workers = requested_sizes(config).node_devices
     platform = load_platform(config.platform, platform_settings(config, workers, owns_process))
@@ -123,7 +123,7 @@ def build_worker(
         step_tokens=_step_tokens(config, size.rows),
         captures=choose_captures(config, size.rows),
         report=report,
-        sampling=sampling_settings(config),
+        sampling=sampling_settings(config, processors),
         rewrites=other_threads(config, platform, workers),
         experts=movable_experts(config, model, group, DTYPES[config.model.dtype]),
         layout=layout,
@@ -132,10 +132,11 @@ def build_worker(
     return worker if is_fixed(config) else time_steps(worker, layout.peers.size, report)
 
 
-def sampling_settings(config: Config) -> SamplingSettings:
+def sampling_settings(config: Config, processors: Sequence[ProcessorFactory]) -> SamplingSettings:
     return SamplingSettings(
         original_logprobs=switched_on(config.environment, ORIGINAL_LOGPROBS),
         thresholds=accept_thresholds(config),
+        processors=processors,
     )
 
 
@@ -235,7 +236,6 @@ def assemble(
     sampling: SamplingSettings = SamplingSettings(),
     rewrites: Sequence[Rewrite] = (),
     drafter: Drafter = NO_DRAFTS,
-    processors: Sequence[LogitsProcessor] = (),
     experts: ExpertLayers = NO_EXPERTS,
     layout: ParallelLayout = SINGLE,
 ) -> Worker:
@@ -260,7 +260,7 @@ def assemble(
         kv=kv,
         attention=attention,
         runner=runner,
-        heads=build_heads(model, platform, rows, vocabulary, processors, sampling)
+        heads=build_heads(model, platform, rows, vocabulary, sampling)
         if layout.stage.target is None
         else HeadsElsewhere(platform.sampling(), rows),
         inputs=inputs,
@@ -306,17 +306,9 @@ def build_heads(
     platform: Platform,
     rows: RowStates,
     vocabulary: int,
-    processors: Sequence[LogitsProcessor],
     sampling: SamplingSettings,
 ) -> StepHeads:
-    head = SamplingHead(
-        model,
-        platform.sampling(),
-        rows,
-        vocabulary,
-        processors=processors,
-        settings=sampling,
-    )
+    head = SamplingHead(model, platform.sampling(), rows, vocabulary, sampling)
     return StepHeads(head, [PoolingHead(rows, model), HiddenStatesHead(rows)])
 
 

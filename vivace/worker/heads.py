@@ -21,8 +21,8 @@ from vivace.sampling.logprobs import PromptScores, TokenScores, score_prompt
 from vivace.sampling.processors import (
     Entries,
     Histories,
-    LogitsProcessor,
     LogitsProcessors,
+    ProcessorFactory,
     standard_processors,
 )
 from vivace.sampling.sampler import Sampler, SamplerOutput
@@ -130,6 +130,10 @@ class Heads(Protocol):
         """What a row has drawn is on the host."""
         ...
 
+    def why_stuck(self, row: int) -> str:
+        """Why the row's request is to blame that its numbers are bad; empty: it is not."""
+        ...
+
     def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
         """hidden[T, n] of the step -> StepOutput. Changes no row, waits for nothing."""
         ...
@@ -154,6 +158,9 @@ class StepHeads:
     def landed(self, row: int, tokens: list[int]) -> None:
         self._sampling.processors.landed(row, tokens)
 
+    def why_stuck(self, row: int) -> str:
+        return self._sampling.processors.why_stuck(row)
+
     def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
         output = self._sampling.sample(step, spans, hidden)
         if output.order is not None and any(head.rows for head in self._others):
@@ -172,6 +179,8 @@ class SamplingSettings:
     original_logprobs: bool = False
     """log-probabilities are those at temperature 1"""
     thresholds: AcceptThresholds = EXACT
+    processors: Sequence[ProcessorFactory] = ()
+    """behind those that every worker has"""
 
 
 class SamplingHead:
@@ -183,11 +192,8 @@ class SamplingHead:
         ops: SamplingOps,
         rows: RowStates,
         vocabulary: int,
-        *,
-        processors: Sequence[LogitsProcessor] = (),
         settings: SamplingSettings = SamplingSettings(),
     ) -> None:
-        """`processors`: behind those that every worker has."""
         self._model = model
         self._ops = ops
         self._vocabulary = vocabulary
@@ -197,7 +203,8 @@ class SamplingHead:
             tokens=columns.tokens, prompt=columns.prompt, known=rows.known, drafts=rows.drafts
         )
         standard = standard_processors(ops, self._history, rows.rows, columns.tokens.device)
-        self.processors = LogitsProcessors([*standard, *processors], rows.rows)
+        others = [create(ops, self._history) for create in settings.processors]
+        self.processors = LogitsProcessors([*standard, *others], rows.rows)
         draw = choose_draw(ops, columns.tokens, settings.thresholds)
         self._sampler = Sampler(
             ops, self.processors, draw, original_logprobs=settings.original_logprobs

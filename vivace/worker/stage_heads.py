@@ -84,6 +84,9 @@ class HeadsElsewhere:
     def landed(self, row: int, tokens: list[int]) -> None:
         """Nobody here wants to hear it."""
 
+    def why_stuck(self, row: int) -> str:
+        return ""
+
     def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
         final = spans.final
         firsts = np.flatnonzero(np.diff(final, prepend=-1))

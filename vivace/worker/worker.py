@@ -213,6 +213,7 @@ class Worker:
             arrival=arrival,
             rows=self._rows,
             drafter=self._drafter,
+            why_stuck=self._heads.why_stuck,
             zero=zero,
             started=started,
             captured=self._runner.captured,
@@ -246,6 +247,7 @@ class WorkerStep:
         arrival: ReadBack,
         rows: RowStates,
         drafter: Drafter,
+        why_stuck: Callable[[int], str],
         zero: Callable[[np.ndarray], None],
         started: float,
         captured: bool,
@@ -264,6 +266,7 @@ class WorkerStep:
         self.listeners: list[Callable[[int, list[int]], None]] = []
         """who want to hear what each row has drawn"""
         self._drafter = drafter
+        self._why_stuck = why_stuck
         self._zero = zero
         self._started = started
         self._captured = captured
@@ -298,7 +301,8 @@ class WorkerStep:
             logprobs=self._output.read_logprobs(stays),
             prompt_logprobs=self._output.read_prompt_logprobs(bad),
             payloads=self._output.read_payloads(advanced),
-            bad=dict.fromkeys(np.flatnonzero(bad).tolist(), BAD_NUMBERS),
+            bad=dict.fromkeys(wrong := np.flatnonzero(bad).tolist(), BAD_NUMBERS),
+            stuck={i: why for i in wrong if (why := self._why_stuck(int(spans.rows[i])))},
             expert_counts=b"".join(one.tobytes() for one in counts),
             ready_drafts=self._count_ready(rows := spans.rows.tolist()),
             accepted_drafts=count_places(spans, stays),

@@ -196,8 +196,10 @@ class NativeSampling:
         self._not_finite = kernels.operation("not_finite", "q" * 5)
         self._apply_penalties = kernels.operation("apply_penalties", "q" * 7)
         self._settings = _Settings()
-        self.weights = TorchSampling(reads=True).weights
+        reference = TorchSampling(reads=True)
+        self.weights = reference.weights
         """by the reference: they are asked for with relaxed acceptance only"""
+        self.apply_token_bitmask = reference.apply_token_bitmask
 
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, width, *given = table("argmax", logits)

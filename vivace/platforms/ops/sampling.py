@@ -105,6 +105,15 @@ class SamplingOps(Protocol):
         """
         ...
 
+    def apply_token_bitmask(self, logits: Tensor, entries: Tensor, mask: Tensor) -> None:
+        """Change, in place, the rows `entries[m]` int64 of logits[n, V] float32: -inf where the bit
+        of mask[m, ceil(V / 32)] int32 is not set, token t being bit t % 32 of word t // 32.
+
+        Where all that is left is -inf it becomes 0: what an answer has to be goes before its
+        least length.
+        """
+        ...
+
     def logsumexp(self, logits: Tensor, temperature: Tensor) -> Tensor:
         """log(sum(exp(logits / temperature))), [n] float32, of logits[n, V] and [n] float32"""
         ...
@@ -149,6 +158,18 @@ class TorchSampling:
             chosen = _apply_penalties(_select(logits, entries[part]), penalties, part)
             logits.index_copy_(0, entries[part], chosen)
 
+    def apply_token_bitmask(self, logits: Tensor, entries: Tensor, mask: Tensor) -> None:
+        if self._reads:
+            _mask_rows(logits, entries, mask)
+            return
+        size = max(1, PENALTY_ELEMENTS // logits.shape[1])
+        for first in range(0, len(entries), size):
+            part = slice(first, first + size)
+            allowed = unpack_bits(mask[part], logits.shape[1])
+            chosen = _select(logits, entries[part]).masked_fill(~allowed, -torch.inf)
+            lost = (chosen.amax(-1) == -torch.inf).unsqueeze(1)
+            logits.index_copy_(0, entries[part], chosen.masked_fill_(lost & allowed, 0.0))
+
     def logsumexp(self, logits: Tensor, temperature: Tensor) -> Tensor:
         return (logits / temperature.unsqueeze(1)).logsumexp(-1)
 
@@ -159,6 +180,24 @@ class TorchSampling:
     def bad_tokens(self, hidden: Tensor) -> Tensor:
         """Zero times NaN or infinity is NaN, which stays."""
         return (hidden * 0).sum(-1).isnan()
+
+
+def unpack_bits(mask: Tensor, count: int) -> Tensor:
+    """[m, count] bool: the first bits of each row of mask[m, words] int32."""
+    places = torch.arange(32, dtype=torch.int32, device=mask.device)
+    bits = (mask.unsqueeze(-1) >> places) & 1
+    return bits.flatten(1)[:, :count].bool()
+
+
+def _mask_rows(logits: Tensor, entries: Tensor, mask: Tensor) -> None:
+    """`apply_token_bitmask` in the host's memory, without a copy of a row."""
+    count = logits.shape[1]
+    bits = np.unpackbits(mask.numpy().view(np.uint8), axis=1, count=count, bitorder="little")
+    denied = torch.from_numpy(bits ^ 1).bool()
+    for row, forbidden in zip(entries.tolist(), denied, strict=True):
+        line = logits[row].masked_fill_(forbidden, -torch.inf)
+        if line.max() == -torch.inf:
+            line.masked_fill_(~forbidden, 0.0)
 
 
 def invert(weights: Tensor, uniform: Tensor) -> Tensor:

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from vivace.frontend.constraints import GIVEN
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fields import abbreviate, refuse_unsupported
-from vivace.frontend.validation import NO_GRAMMAR, SAMPLING_FIELDS
+from vivace.frontend.fields import refuse_unsupported
+from vivace.frontend.validation import SAMPLING_FIELDS
+from vivace.protocol.constraints import CONSTRAINTS
 from vivace.requests.prompts import cache_key, share
 from vivace.requests.schema import NO_LORA
 from vivace.server.context import Context
 from vivace.server.http_metrics import UNSERVED_MODEL
+from vivace.server.openai.constraints import body_constraint
 from vivace.server.openai.schema import DEFAULT_MODEL, NO_TOOLS, REFUSED, SamplingFields
 from vivace.server.responses import HTTPError
 
@@ -21,16 +24,13 @@ log = logging.getLogger("vivace.server")
 
 MAX_LOGPROBS = 20
 
-FORMATS = ("json_schema", "structures", "format")
-"""What a response_format of another type than text would hold."""
-
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 """SGLang's name -> OpenAI's name."""
 
 SAMPLING = {
     name: RENAMED.get(name, name)
     for name in SAMPLING_FIELDS
-    if name not in ("max_new_tokens", "stream_interval")
+    if name not in ("max_new_tokens", "stream_interval", *CONSTRAINTS)
 }
 """SGLang's name -> the field of a body that says it; both bodies have these."""
 
@@ -52,11 +52,6 @@ def check_request(context: Context, request: SamplingFields) -> None:
     """Refuse unknown models, features this server does not have, and settings that contradict."""
     check_model(context, request.model)
     refuse_unsupported(request, REFUSED)
-    form = request.response_format
-    if form is not None:
-        if form.type != "text":
-            raise BadRequest("response_format", f"type {abbreviate(form.type)!r}: {NO_GRAMMAR}")
-        refuse_unsupported(form, dict.fromkeys(FORMATS, "does not go with type 'text'"))
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options", "is only allowed when stream is true")
     if request.n is not None and request.n < 1:
@@ -112,6 +107,9 @@ def raw_sampling(request: SamplingFields, max_new_tokens: int | None) -> dict[st
     """
     values = {name: getattr(request, field) for name, field in SAMPLING.items()}
     given = {name: value for name, value in values.items() if value is not None}
+    constraint = body_constraint(request)
+    if constraint is not None:
+        given[GIVEN] = constraint
     return {"max_new_tokens": max_new_tokens, **given}
 
 

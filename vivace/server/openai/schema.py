@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from vivace.frontend.validation import NO_GRAMMAR, NO_PROCESSORS, NO_STOP_REGEX
+from vivace.frontend.validation import NO_PROCESSORS, NO_STOP_REGEX
 from vivace.requests import schema as native
 from vivace.requests.limits import Chosen, Entries, Ids, Members, Messages, PerPrompt, Prompts
 from vivace.requests.schema import Message
@@ -25,6 +25,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     type: str
     json_schema: Any = None
     structures: Any = None
+    triggers: Any = None
     format: Any = None
 
 
@@ -65,14 +66,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_cached_tokens_details: bool = False
     """Adds `sglext` with the cached tokens of each tier."""
     response_format: ResponseFormat | None = None
-    # Refused with a reason when set (REFUSED).
-    resumed: Any = None
-    custom_labels: Any = None
-    return_spec_tokens_details: Any = None
     regex: Any = None
     ebnf: Any = None
     json_schema: Any = None
     structural_tag: Any = None
+    # Refused with a reason when set (REFUSED).
+    resumed: Any = None
+    custom_labels: Any = None
+    return_spec_tokens_details: Any = None
     grammar: Any = None
     guided_json: Any = None
     guided_regex: Any = None
@@ -167,16 +168,12 @@ REFUSED: dict[str, str] = {
     "resumed": "answers are taken up by /generate only",
     "custom_labels": native.REFUSED["custom_labels"],
     "return_spec_tokens_details": "nothing is speculated in this server",
-    "regex": NO_GRAMMAR,
-    "ebnf": NO_GRAMMAR,
-    "json_schema": NO_GRAMMAR,
-    "structural_tag": NO_GRAMMAR,
-    "grammar": NO_GRAMMAR,  # llama.cpp's name, and vLLM's
-    "guided_json": NO_GRAMMAR,
-    "guided_regex": NO_GRAMMAR,
-    "guided_choice": NO_GRAMMAR,
-    "guided_grammar": NO_GRAMMAR,
-    "structured_outputs": NO_GRAMMAR,
+    "grammar": "use ebnf, which takes the same grammars",  # llama.cpp's name, and vLLM's
+    "guided_json": "use json_schema, or response_format",
+    "guided_regex": "use regex",
+    "guided_choice": 'use json_schema with an enum, or regex: "one|other"',
+    "guided_grammar": "use ebnf",
+    "structured_outputs": "use json_schema, regex, ebnf or structural_tag",
     "stop_regex": NO_STOP_REGEX,
     "lora_path": native.NO_LORA,
     "session_id": native.NO_SESSIONS,

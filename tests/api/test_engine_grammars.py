@@ -1,0 +1,167 @@
+"""Structured output of `vivace.Engine`: a real engine around a toy model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from served_toy import write_toy_llama
+
+from vivace import Engine
+from vivace.frontend.errors import BadRequest
+
+COLORS = ["red", "green", "blue"]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "color": {"enum": COLORS},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "ok": {"type": "boolean"},
+    },
+    "required": ["color", "age", "ok"],
+    "additionalProperties": False,
+}
+FLAGS: dict[str, Any] = {
+    "dtype": "float32",
+    "cpu_threads": 1,
+    "random_seed": 1,
+    "constrained_json_disable_any_whitespace": True,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_toy_llama(tmp_path_factory.mktemp("grammars") / "toy"))
+
+
+@pytest.fixture(scope="module")
+def engine(model: str) -> Iterator[Engine]:
+    with Engine(model_path=model, **FLAGS) as made:
+        yield made
+
+
+def ask(engine: Engine, **sampling: Any) -> dict[str, Any]:
+    answer: Any = engine.generate("abc", {"max_new_tokens": 80, "sampling_seed": 3, **sampling})
+    return answer
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0},
+        {"temperature": 1.5},
+        {"top_k": 1},
+        {"top_p": 0.1, "repetition_penalty": 1.5, "frequency_penalty": 1.0},
+        {"logit_bias": {"40": 100.0, "41": -100.0}},
+        {"min_new_tokens": 70},
+        {"ignore_eos": True},
+        {"min_p": 0.9, "stop_token_ids": [5]},
+    ],
+)
+def test_an_answer_obeys_its_schema(engine: Engine, sampling: dict[str, Any]) -> None:
+    for schema in (SCHEMA, json.dumps(SCHEMA)):
+        answer = ask(engine, json_schema=schema, **sampling)
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+        jsonschema.validate(json.loads(answer["text"]), SCHEMA)
+        assert " " not in answer["text"]
+
+
+def test_each_sample_obeys(engine: Engine) -> None:
+    answers: Any = engine.generate(
+        "abc", {"n": 6, "temperature": 1.0, "json_schema": SCHEMA, "max_new_tokens": 80}
+    )
+    found = [json.loads(answer["text"]) for answer in answers]
+    for one in found:
+        jsonschema.validate(one, SCHEMA)
+    assert len({json.dumps(one) for one in found}) > 1
+
+
+def test_streams_concatenate_to_the_answer(engine: Engine) -> None:
+    whole = ask(engine, json_schema=SCHEMA)
+    parts: Any = engine.generate(
+        "abc", {"max_new_tokens": 80, "sampling_seed": 3, "json_schema": SCHEMA}, stream=True
+    )
+    assert [part["text"] for part in parts][-1] == whole["text"]
+
+
+def test_other_grammars(engine: Engine) -> None:
+    assert re.fullmatch("[a-c]{4}-[0-9]+", ask(engine, regex="[a-c]{4}-[0-9]{1,9}")["text"])
+    assert ask(engine, ebnf='root ::= "yes" | "no"')["text"] in ("yes", "no")
+    tag = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f>"]}
+    answer = ask(engine, structural_tag=tag, logit_bias={"27": 30.0})
+    for inside in re.findall("<f>(.*?)</f>", answer["text"]):
+        jsonschema.validate(json.loads(inside), SCHEMA)
+    found = ask(engine, json_schema="$$ANY$$", max_new_tokens=300)
+    if found["meta_info"]["finish_reason"]["type"] == "stop":
+        json.loads(found["text"])
+
+
+def test_what_is_cut_says_so(engine: Engine) -> None:
+    answer = ask(engine, json_schema=SCHEMA, max_new_tokens=5)
+    assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 5}
+    stopped = ask(engine, json_schema=SCHEMA, stop='"age"')
+    assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": '"age"'}
+
+
+def test_log_probabilities_are_of_what_is_allowed(engine: Engine) -> None:
+    answer: Any = engine.generate(
+        "abc",
+        {"regex": "[ab]", "temperature": 1.0, "sampling_seed": 1},
+        return_logprob=True,
+        top_logprobs_num=2,
+    )
+    drawn = answer["meta_info"]["output_token_logprobs"]
+    top = answer["meta_info"]["output_top_logprobs"]
+    assert len(drawn) == 2 and sum(2.718281828**one for one, *_ in top[0]) == pytest.approx(1)
+    assert drawn[1][0] == pytest.approx(0)  # only the end was left
+
+
+@pytest.mark.parametrize(
+    ("sampling", "told"),
+    [
+        ({"json_schema": {"properties": {"a": {"not": {}}}}}, "json_schema: properties.a.not"),
+        ({"json_schema": {"$ref": "#"}}, "json_schema: #"),
+        ({"json_schema": "{"}, "sampling_params.json_schema"),
+        ({"json_schema": 3}, "sampling_params.json_schema"),
+        ({"regex": "("}, "sampling_params.regex"),
+        ({"regex": "a" * 20_000}, "sampling_params.regex"),
+        ({"ebnf": "root ::= x"}, "sampling_params.ebnf"),
+        ({"structural_tag": {"format": {}}}, "sampling_params.structural_tag"),
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "sampling_params.ebnf"),
+    ],
+)
+def test_what_cannot_be_obeyed_is_refused(
+    engine: Engine, sampling: dict[str, Any], told: str
+) -> None:
+    for _ in range(2):  # compiled, and remembered
+        with pytest.raises(BadRequest) as caught:
+            ask(engine, **sampling)
+        assert caught.value.status == 400 and str(caught.value).startswith("sampling_params.")
+        assert told in str(caught.value)
+
+
+def test_two_ranks_give_the_same_answers(engine: Engine, model: str) -> None:
+    with Engine(model_path=model, tp_size=2, **FLAGS) as ranks:
+        for sampling in ({"temperature": 0}, {"temperature": 1.0}):
+            wanted = ask(engine, json_schema=SCHEMA, **sampling)
+            assert ask(ranks, json_schema=SCHEMA, **sampling)["text"] == wanted["text"]
+
+
+def test_without_a_backend_requests_are_refused(model: str) -> None:
+    with Engine(model_path=model, grammar_backend="none", **FLAGS) as made:
+        with pytest.raises(BadRequest, match="none"):
+            ask(made, regex="a")
+        assert ask(made)["text"]
+
+
+def test_whitespace_is_as_the_server_says(model: str) -> None:
+    flags = {**FLAGS, "constrained_json_disable_any_whitespace": False}
+    with Engine(model_path=model, constrained_json_whitespace_pattern="[~]", **flags) as made:
+        text = ask(made, json_schema={"type": "array", "items": {"const": 1}, "minItems": 2})[
+            "text"
+        ]
+        assert "~" in text and " " not in text

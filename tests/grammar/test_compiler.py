@@ -1,0 +1,139 @@
+"""Compiling beside the steps: gates, what is kept, what is refused."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from grammar_kit import BACKEND
+
+from vivace.grammar import compiler as module
+from vivace.grammar.backend import GrammarError, GrammarMatcher
+from vivace.grammar.compiler import MAX_SECONDS, GrammarCompiler
+from vivace.protocol.constraints import REGEX, Constraint
+from vivace.protocol.messages import Request, SamplingParams
+
+
+class SlowBackend:
+    """Compiles when it is let; counts."""
+
+    def __init__(self, *, error: Exception | None = None) -> None:
+        self.go = threading.Event()
+        self.compiled: list[str] = []
+        self._error = error
+
+    def compile(self, constraint: Constraint) -> GrammarMatcher:
+        assert self.go.wait(20)
+        self.compiled.append(constraint.text)
+        if self._error is not None:
+            raise self._error
+        return BACKEND.compile(constraint)
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(text: str, resumed: list[int] | None = None) -> Request:
+    constraint = Constraint(kind=REGEX, text=text, field="sampling_params.regex")
+    sampling = SamplingParams(constraint=constraint)
+    return Request(key=1, rid="r", tokens=[1], sampling=sampling, resumed=resumed or [])
+
+
+def rung(compiler: GrammarCompiler) -> threading.Event:
+    bell = threading.Event()
+    compiler.wake_with(bell.set)
+    return bell
+
+
+def test_a_gate_opens_when_the_grammar_is_there() -> None:
+    backend = SlowBackend()
+    compiler = GrammarCompiler(lambda: backend)
+    bell = rung(compiler)
+    gate = compiler.gate(request("ab"))
+    assert gate is not None and not gate.is_open() and not bell.is_set()
+    backend.go.set()
+    assert bell.wait(20) and gate.is_open() and gate.refusal is None
+    assert compiler.gate(request("ab")) is None
+    assert compiler.gate(Request(key=2, rid="s", tokens=[1], sampling=SamplingParams())) is None
+    assert backend.compiled == ["ab"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (GrammarError("a.b: no"), 400, "sampling_params.regex: a.b: no"),
+        (RuntimeError("boom"), 500, "RuntimeError"),
+    ],
+)
+def test_a_gate_refuses_what_does_not_compile(error: Exception, status: int, told: str) -> None:
+    backend = SlowBackend(error=error)
+    compiler = GrammarCompiler(lambda: backend)
+    bell = rung(compiler)
+    gate = compiler.gate(request("ab"))
+    backend.go.set()
+    assert bell.wait(20) and gate is not None and gate.is_open() and gate.refusal is not None
+    assert gate.refusal.status == status and told in str(gate.refusal.message)
+
+
+def test_what_takes_too_long_is_refused() -> None:
+    backend, clock = SlowBackend(), Time()
+    compiler = GrammarCompiler(lambda: backend, clock)
+    gate = compiler.gate(request("ab"))
+    clock.now = MAX_SECONDS - 1
+    assert gate is not None and not gate.is_open()
+    clock.now = MAX_SECONDS + 1
+    assert gate.is_open() and gate.refusal is not None and gate.refusal.status == 400
+    backend.go.set()
+
+
+def test_tokens_that_were_resumed_must_obey() -> None:
+    compiler = GrammarCompiler(lambda: BACKEND)
+    bell = rung(compiler)
+    good, bad = (compiler.gate(request("abc", list(text))) for text in (b"ab", b"ax"))
+    assert bell.wait(20) and bad is not None and bad.is_open()
+    assert bad.refusal is not None and bad.refusal.status == 400
+    assert good is None or (good.is_open() and good.refusal is None)
+
+
+def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = SlowBackend()
+    backend.go.set()
+    compiler = GrammarCompiler(lambda: backend)
+    monkeypatch.setattr(module, "KEPT", 3)
+    monkeypatch.setattr(module, "KEPT_CHARACTERS", 10)
+
+    def take(*texts: str) -> None:
+        for text in texts:
+            compiler.matcher(Constraint(kind=REGEX, text=text))
+
+    take("a", "b", "c", "a")
+    assert backend.compiled == ["a", "b", "c"]
+    take("d", "b")  # b was the oldest
+    assert backend.compiled == ["a", "b", "c", "d", "b"]
+    take("e" * 9)
+    backend.compiled.clear()
+    take("b", "d")
+    assert backend.compiled == ["d"]
+
+
+def test_answers_do_not_share_where_they_stand() -> None:
+    compiler = GrammarCompiler(lambda: BACKEND)
+    constraint = Constraint(kind=REGEX, text="ab")
+    one, other = compiler.matcher(constraint), compiler.matcher(constraint)
+    assert one.accept([97, 98]) == 2 and one.ended and not other.ended
+
+
+def test_a_backend_that_cannot_be_made_is_an_error_of_each_request() -> None:
+    def create() -> Any:
+        raise OSError("no vocabulary")
+
+    compiler = GrammarCompiler(create)
+    bell = rung(compiler)
+    gate = compiler.gate(request("ab"))
+    assert bell.wait(20) and gate is not None and gate.is_open()
+    assert gate.refusal is not None and gate.refusal.status == 500

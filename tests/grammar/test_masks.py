@@ -1,0 +1,151 @@
+"""Masks against an oracle: every token of the vocabulary is tried."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from grammar_kit import (
+    EOS,
+    SIZE,
+    allowed,
+    compiled,
+    obeys,
+    schema_matcher,
+    spell,
+    walk_randomly,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vivace.grammar.processor import fill_behind
+from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "tags": {"type": "array", "items": {"enum": ["a", "ab", "ä"]}, "maxItems": 2},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+CONSTRAINTS = [
+    (JSON_SCHEMA, PERSON),
+    (JSON_SCHEMA, {"anyOf": [{"type": "null"}, {"type": "number"}, {"type": "boolean"}]}),
+    (REGEX, "(ab|abc|ä)+-?[0-9]{1,3}"),
+    (EBNF, 'root ::= "[" (root ("," root)*)? "]" | [0-9]+'),
+]
+
+
+@pytest.mark.parametrize(("kind", "what"), CONSTRAINTS)
+def test_a_token_is_allowed_exactly_when_the_matcher_takes_it(kind: str, what: object) -> None:
+    rng = np.random.default_rng(1)
+    matcher = compiled(kind, what)
+    for _ in range(25):
+        bits = allowed(matcher)
+        tried = [matcher.copy().accept([token]) == 1 for token in range(SIZE)]
+        assert bits.tolist() == tried
+        ids = np.flatnonzero(bits)
+        token = int(rng.choice(ids))
+        matcher.accept([token])
+        if token == EOS:
+            break
+
+
+@pytest.mark.parametrize(("kind", "what"), CONSTRAINTS)
+def test_copies_go_their_own_ways(kind: str, what: object) -> None:
+    rng = np.random.default_rng(2)
+    walked = walk_randomly(compiled(kind, what), rng, 30)
+    matcher, copies, masks = compiled(kind, what), [], []
+    for token in walked:
+        masks.append(allowed(matcher))
+        copies.append(matcher.copy())
+        assert matcher.accept([token]) == 1
+    for copy, mask in zip(copies, masks, strict=True):
+        assert (allowed(copy) == mask).all()
+
+
+def test_the_end_is_possible_exactly_where_the_answer_obeys() -> None:
+    matcher = compiled(REGEX, "ab?")
+    assert not allowed(matcher)[EOS]
+    matcher.accept([ord("a")])
+    assert set(np.flatnonzero(allowed(matcher))) == {EOS, ord("b")} and not matcher.ended
+    matcher.accept([ord("b")])
+    assert set(np.flatnonzero(allowed(matcher))) == {EOS} and matcher.ended
+    matcher.accept([EOS])
+    assert set(np.flatnonzero(allowed(matcher))) == {EOS} and matcher.ended
+
+
+def test_masks_behind_drafts() -> None:
+    matcher = compiled(REGEX, "abc+")
+    before = allowed(matcher)
+    for drafts in ([], [97], [97, 98], [97, 98, 99, 99]):
+        alone = compiled(REGEX, "abc+")
+        alone.accept(drafts)
+        mask = np.zeros(-(-SIZE // 32), np.int32)
+        fill_behind(matcher, drafts, mask)
+        wanted = np.zeros_like(mask)
+        alone.fill(wanted)
+        assert (mask == wanted).all()
+    fill_behind(matcher, [97, 97, 98], mask)
+    assert (mask == -1).all()
+    assert (allowed(matcher) == before).all()
+
+
+@st.composite
+def schemas(draw: st.DrawFn, depth: int = 2) -> dict[str, object]:
+    kinds = ["string", "integer", "number", "boolean", "null", "enum", "const"]
+    kind = draw(st.sampled_from([*kinds, "array", "object", "anyOf"] if depth else kinds))
+    if kind == "enum":
+        values = st.one_of(st.integers(-9, 9), st.text("ab", max_size=3), st.booleans())
+        return {"enum": draw(st.lists(values, min_size=1, max_size=3))}
+    if kind == "const":
+        return {"const": draw(st.sampled_from([None, 1, "ä", [1, 2], {"a": []}]))}
+    if kind == "anyOf":
+        return {"anyOf": draw(st.lists(schemas(depth=depth - 1), min_size=1, max_size=3))}
+    if kind == "string":
+        return {"type": kind, "minLength": draw(st.integers(0, 2)), "maxLength": 4}
+    if kind == "integer":
+        return {"type": kind, "minimum": draw(st.integers(-20, 5)), "maximum": 120}
+    if kind == "array":
+        items = draw(schemas(depth=depth - 1))
+        return {"type": kind, "items": items, "minItems": draw(st.integers(0, 2)), "maxItems": 3}
+    if kind == "object":
+        names = draw(st.lists(st.text("abä", min_size=1, max_size=2), unique=True, max_size=3))
+        properties = {name: draw(schemas(depth=depth - 1)) for name in names}
+        required = draw(st.lists(st.sampled_from(names), unique=True)) if names else []
+        return {
+            "type": kind,
+            "properties": properties,
+            "required": required,
+            "additionalProperties": draw(st.booleans()),
+        }
+    return {"type": kind}
+
+
+@given(schemas(), st.integers(0, 1 << 30))
+def test_whatever_has_ended_obeys(schema: dict[str, object], seed: int) -> None:
+    import jsonschema
+
+    matcher = schema_matcher(schema)
+    ids = walk_randomly(matcher, np.random.default_rng(seed), 120)
+    if matcher.ended:
+        jsonschema.validate(json.loads(spell(ids)), schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"name": "ab", "age": 3}', True),
+        ('{"name":"ab","tags":["ä","a"],"age":150}', True),
+        ('{"name":"ab","age":151}', False),
+        ('{"age":1,"name":"ab"}', False),
+        ('{"name":"ab"}', False),
+        ('{"name":"ab","age":1,"x":2}', False),
+    ],
+)
+def test_answers_that_obey_and_do_not(text: str, fits: bool) -> None:
+    assert obeys(JSON_SCHEMA, PERSON, text) is fits

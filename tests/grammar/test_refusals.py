@@ -1,0 +1,103 @@
+"""What cannot be enforced is refused, with the place that is to blame."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from grammar_kit import BACKEND
+
+from vivace.grammar.backend import GrammarError
+from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, Constraint
+
+
+def refusal(kind: str, what: Any) -> str:
+    text = what if isinstance(what, str) else json.dumps(what)
+    with pytest.raises(GrammarError) as caught:
+        BACKEND.compile(Constraint(kind=kind, text=text))
+    told = str(caught.value)
+    assert "\n" not in told and len(told) < 600
+    return told
+
+
+INFINITE = {
+    "$defs": {
+        "a": {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"]}
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"not": {}}}}, "properties.a.not"),
+        ({"properties": {"not": {"uniqueItems": True}}}, "properties.not.uniqueItems"),
+        ({"anyOf": [{}, {"if": {}, "then": {}}]}, "anyOf.1.if"),
+        ({"items": {"type": "string", "format": "iri-reference"}}, "items.format"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 1}]}, "oneOf"),
+        ({"type": "array", "contains": {}}, "contains"),
+        ({"$ref": "http://example.org/schema"}, "example.org"),
+        ({"$ref": "#"}, "#: recurses"),
+        ({**INFINITE, "$ref": "#/$defs/a"}, "#/$defs/a: recurses"),
+        ({**INFINITE, "type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}, "recurses"),
+        ({"type": "strin"}, "strin"),
+        ({"type": "string", "pattern": "("}, "regex"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look"),
+        ({"enum": []}, "anyOf"),
+        (False, "false"),
+        ({"x-guidance": {"lenient": True}, "not": {}}, "not"),
+        ("{", "JSON"),
+        ("[1]", "object"),
+        ("3", "object"),
+    ],
+)
+def test_schemas(schema: Any, place: str) -> None:
+    assert place in refusal(JSON_SCHEMA, schema)
+
+
+def test_recursion_with_an_end_is_fine() -> None:
+    tree = {
+        "type": "object",
+        "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["next"],
+    }
+    BACKEND.compile(Constraint(kind=JSON_SCHEMA, text=json.dumps(tree)))
+    BACKEND.compile(Constraint(kind=JSON_SCHEMA, text=json.dumps(INFINITE)))
+
+
+def nested(depth: int) -> Any:
+    found: Any = {"type": "integer"}
+    for _ in range(depth):
+        found = {"type": "array", "items": found}
+    return found
+
+
+EXPLODING = {
+    "allOf": [
+        {"anyOf": [{"type": "string", "const": str(i * j)} for i in range(10)]} for j in range(9)
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (JSON_SCHEMA, nested(300)),
+        (JSON_SCHEMA, json.dumps(nested(300)) * 1),
+        (JSON_SCHEMA, "[" * 200_000),
+        (JSON_SCHEMA, EXPLODING),
+        (REGEX, "("),
+        (REGEX, "(" * 8000),
+        (REGEX, "a{1,1000}{1,1000}{1,1000}\\b"),
+        (EBNF, "root ::= missing"),
+        (EBNF, "nonsense"),
+        (EBNF, 'root ::= "a'),
+        (EBNF, "root ::= " + "(" * 5000),
+    ],
+)
+def test_what_explodes_is_refused_soon(kind: str, what: Any) -> None:
+    begin = time.process_time()
+    refusal(kind, what)
+    assert time.process_time() - begin < 2

@@ -1,0 +1,199 @@
+"""Structural tags: which answers can end, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from grammar_kit import compiled, obeys
+
+from vivace.grammar.backend import GrammarError
+from vivace.grammar.tool_tags import (
+    ToolTag,
+    possible_calls,
+    required_calls,
+    required_json_calls,
+)
+from vivace.protocol.constraints import STRUCTURAL_TAG, Constraint
+
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+NUMBER |= {"additionalProperties": False}
+TEXT = {"type": "string", "enum": ["a", "b"]}
+LEGACY = {
+    "structures": [
+        {"begin": "<fn=f>", "schema": NUMBER, "end": "</fn>"},
+        {"begin": "<fn=g>", "schema": TEXT, "end": "</fn>"},
+    ],
+    "triggers": ["<fn="],
+}
+
+
+def fits(tag: Any, text: str) -> bool:
+    if isinstance(tag, Constraint):
+        return obeys(tag.kind, tag.text, text)
+    return obeys(STRUCTURAL_TAG, tag if "structures" in tag else {"format": tag}, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ("no call at all", True),
+        ("", True),
+        ('first <fn=f>{"n":3}</fn>', True),
+        ('<fn=f>{"n":3}</fn> and <fn=g>"a"</fn> then < fn', True),
+        ('<fn=f>{"n":"x"}</fn>', False),
+        ('<fn=f>{"n":3}', False),
+        ('<fn=g>"c"</fn>', False),
+        ("<fn=h>1</fn>", False),
+        ("<fn=", False),
+        ('<fn=f>{"n":3}</fn><fn=', False),
+    ],
+)
+def test_triggered_structures(text: str, good: bool) -> None:
+    assert fits(LEGACY, text) is good
+
+
+def constant(value: str) -> dict[str, str]:
+    return {"type": "const_string", "value": value}
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": value}
+
+
+def tag(begin: str, content: Any, end: Any) -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+ANY = {"type": "any_text"}
+DIGITS = {"type": "regex", "pattern": "[0-9]+/[0-9]"}
+CALLS = [tag("<a>", schema(NUMBER), "</a>"), tag("<b>", DIGITS, "</b>")]
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        (constant("ab"), ["ab"], ["a", "abc", ""]),
+        (DIGITS, ["12/3"], ["12", "a/1"]),
+        ({"type": "grammar", "grammar": 'root ::= "x" | "y" root'}, ["x", "yyx"], ["y", ""]),
+        (ANY, ["", "anything\n at all"], []),
+        (
+            {"type": "sequence", "elements": [constant("a "), schema(TEXT), constant(".")]},
+            ['a "b".'],
+            ['a "c".', 'a "b"'],
+        ),
+        ({"type": "or", "elements": [constant("a"), schema(TEXT)]}, ["a", '"a"'], ["b"]),
+        (tag("<t>", ANY, "</t>"), ["<t>x\ny</t>", "<t></t>"], ["<t>x", "<t>x</t>y"]),
+        (tag("<t>", ANY, ["</t>", "!"]), ["<t>x!", "<t>x</t>"], ["<t>x"]),
+        (
+            {"type": "sequence", "elements": [tag("<t>", ANY, "</t>"), schema(NUMBER)]},
+            ['<t>{"n":2}</t>{"n":1}'],
+            ["<t></t>", '{"n":1}'],
+        ),
+        (
+            {"type": "sequence", "elements": [ANY, constant("!"), ANY]},
+            ["a!", "a!b!", "!"],
+            ["a"],
+        ),
+        (
+            {"type": "triggered_tags", "triggers": ["<a", "<b"], "tags": CALLS},
+            ["x", 'x<a>{"n":1}</a>y<b>1/2</b>', "<b>1/2</b>"],
+            ["<a>", "<b>1</b>", "<ac"],
+        ),
+        (
+            {
+                "type": "triggered_tags",
+                "triggers": ["<"],
+                "tags": CALLS,
+                "at_least_one": True,
+            },
+            ['<a>{"n":1}</a>', '<a>{"n":1}</a> more <b>1/2</b>'],
+            ["x", "", 'x<a>{"n":1}</a>'],
+        ),
+        (
+            {
+                "type": "triggered_tags",
+                "triggers": ["<"],
+                "tags": CALLS,
+                "stop_after_first": True,
+            },
+            ["x", 'x <a>{"n":1}</a>'],
+            ['<a>{"n":1}</a> more', "<"],
+        ),
+        (
+            {"type": "tags_with_separator", "separator": ", ", "tags": CALLS},
+            ["", "<b>1/2</b>", '<b>1/2</b>, <a>{"n":1}</a>'],
+            ["<b>1/2</b>, ", "<b>1/2</b><b>1/2</b>"],
+        ),
+        (tag("<|call|>", schema(TEXT), "<|call|>"), ['<|call|>"a"<|call|>'], ['<|call|>"a"']),
+        (
+            {"type": "triggered_tags", "triggers": ["<|call|>"], "tags": [
+                tag("<|call|>f", schema(TEXT), "!")
+            ]},
+            ["x", 'x <|call|>f"a"! y'],
+            ["<|call|>", "<|call|>g"],
+        ),
+    ],
+)  # fmt: skip
+def test_formats(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    assert [text for text in good if not fits(form, text)] == []
+    assert [text for text in bad if fits(form, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ({}, "format"),
+        ({"format": {"type": "loop"}}, "format.type"),
+        ({"format": {"type": "sequence", "elements": []}}, "format.elements"),
+        ({"format": {"type": "sequence", "elements": [ANY, schema(1)]}}, "elements.0"),
+        ({"format": tag("<", schema({"not": {}}), ">")}, "not"),
+        ({"format": tag("<", schema(3), ">")}, "format.content.json_schema"),
+        ({"format": tag("<", schema({}), 1)}, "format.end"),
+        ({"format": {"type": "regex", "pattern": "("}}, "regex"),
+        ({"format": {"type": "triggered_tags", "triggers": ["["], "tags": CALLS}}, "triggers"),
+        ({"structures": [1], "triggers": ["<"]}, "structures"),
+        ({"structures": [], "triggers": []}, "format.tags"),
+        ({"structures": [{"begin": 1}], "triggers": ["<"]}, "begin"),
+        ("[", "JSON"),
+    ],
+)
+def test_refusals_of_tags(given: Any, place: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        compiled(STRUCTURAL_TAG, given)
+    assert place in str(caught.value)
+
+
+TOOLS = [ToolTag('{"f": ', NUMBER, "}"), ToolTag("<g>", TEXT, "</g>")]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "good", "bad"),
+    [
+        (
+            required_calls(TOOLS, separator="\n"),
+            ['{"f": {"n":1}}', '<g>"a"</g>\n{"f": {"n":1}}'],
+            ["", 'say <g>"a"</g>', '<g>"a"</g>\n'],
+        ),
+        (required_calls(TOOLS, parallel=False), ['<g>"a"</g>'], ['<g>"a"</g><g>"a"</g>']),
+        (
+            possible_calls(TOOLS, ['{"f"', "<g>"]),
+            ["hello", 'x {"f": {"n":1}} y'],
+            ["<g>", '{"f"', '<g>"x"</g>'],
+        ),
+        (
+            required_json_calls([("f", NUMBER), ("g", {"type": "object"})]),
+            ['[{"name":"f","parameters":{"n":1}}]', '[{"name": "g", "parameters": {"x": []}}]'],
+            ["[]", '[{"name":"f","parameters":{}}]', '[{"name":"h","parameters":{}}]'],
+        ),
+        (
+            required_json_calls([("f", NUMBER)], arguments="arguments", parallel=False),
+            ['[{"name":"f","arguments":{"n":1}}]'],
+            [json.dumps([{"name": "f", "arguments": {"n": 1}}] * 2)],
+        ),
+    ],
+)
+def test_tool_calls(constraint: Constraint, good: list[str], bad: list[str]) -> None:
+    assert [text for text in good if not fits(constraint, text)] == []
+    assert [text for text in bad if fits(constraint, text)] == []

@@ -1,0 +1,83 @@
+"""What an answer has to obey, as an automaton over tokens: the protocols, and what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from vivace.protocol.constraints import Constraint
+
+MASK_BITS = 32
+"""tokens in a word of a mask"""
+
+
+class GrammarError(ValueError):
+    """A constraint that cannot be enforced; the text says where in it, why, and what to do."""
+
+
+def mask_words(vocabulary: int) -> int:
+    return -(-vocabulary // MASK_BITS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenVocabulary:
+    """What the tokens of a model stand for."""
+
+    tokens: Sequence[bytes]
+    """of each id of the model; of those that stand for no text, nothing"""
+    special_ids: Sequence[int]
+    """no text brings them"""
+    special_texts: Mapping[str, int]
+    """how they are written -> those that end no answer"""
+    encode: Callable[[str], list[int]]
+    """as the model's tokenizer would; texts of the tokens together are the text"""
+    eos_ids: Sequence[int]
+    """an answer ends with one of these"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonFormat:
+    """How JSON is written."""
+
+    whitespace_pattern: str | None = None
+    """None: any whitespace between its parts"""
+    compact: bool = False
+    """no whitespace between its parts"""
+
+
+class GrammarMatcher(Protocol):
+    """Where one answer stands."""
+
+    @property
+    def ended(self) -> bool:
+        """Nothing but its end may follow, or it has ended."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on: it took more than a limit. Empty: it can."""
+        ...
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Set the bits of the tokens that may follow in mask[words] int32, clear all others. The
+        end may follow exactly where the answer obeys already."""
+        ...
+
+    def accept(self, tokens: list[int]) -> int:
+        """They follow; how many of them may, which is where it stands then."""
+        ...
+
+    def copy(self) -> GrammarMatcher:
+        """Another answer that stands here."""
+        ...
+
+
+class GrammarBackend(Protocol):
+    """Makes automata for the vocabulary of one model."""
+
+    def compile(self, constraint: Constraint) -> GrammarMatcher:
+        """At the start of an answer. From any thread; raises GrammarError."""
+        ...

@@ -1,0 +1,141 @@
+"""Grammars that are compiled beside the steps: kept by content, and sequences wait behind gates."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from vivace.grammar.backend import GrammarBackend, GrammarError, GrammarMatcher
+from vivace.protocol.constraints import Constraint
+from vivace.protocol.messages import FINISH_ABORT, Finish, Request
+
+log = logging.getLogger("vivace.grammar")
+THREADS = 2
+KEPT = 64
+"""compiled grammars that are kept for others to use"""
+KEPT_CHARACTERS = 16 << 20
+"""of the constraints of these together"""
+MAX_SECONDS = 10.0
+"""in which a grammar is compiled, or its request refused"""
+ALARM_SLACK = 0.1
+
+Key = tuple[str, str]
+
+
+class GrammarCompiler:
+    """Matchers by content. `backend` is made in a thread, when the first constraint comes: it reads
+    the vocabulary."""
+
+    def __init__(
+        self,
+        create_backend: Callable[[], GrammarBackend],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._create_backend = create_backend
+        self._clock = clock
+        self._backend: GrammarBackend | None = None
+        self._lock = threading.Lock()
+        """of the backend, while it is made"""
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+        self._compiled: OrderedDict[Key, Future[GrammarMatcher]] = OrderedDict()
+        """the least recently used first"""
+        self._characters = 0
+        self._ring: Callable[[], None] = lambda: None
+
+    def wake_with(self, ring: Callable[[], None]) -> None:
+        """`ring` is called, from any thread, when a grammar is compiled."""
+        self._ring = ring
+
+    def gate(self, request: Request) -> GrammarGate | None:
+        """What a request waits for before its grammar can be obeyed. None: nothing."""
+        constraint = request.sampling.constraint
+        if constraint is None:
+            return None
+        gate = GrammarGate(constraint, request.resumed, self.prepare(constraint), self._clock)
+        return None if gate.is_open() and gate.refusal is None else gate
+
+    def matcher(self, constraint: Constraint) -> GrammarMatcher:
+        """At the start of an answer; compiled here and now if it is not known. GrammarError."""
+        return self.prepare(constraint).result().copy()
+
+    def prepare(self, constraint: Constraint) -> Future[GrammarMatcher]:
+        """Compile it in a thread, unless that was done."""
+        key = constraint.kind, constraint.text
+        found = self._compiled.get(key)
+        if found is None:
+            found = self._threads.submit(self._compile, constraint)
+            self._compiled[key] = found
+            self._characters += len(constraint.text)
+            self._watch(found)
+            self._forget_oldest()
+        self._compiled.move_to_end(key)
+        return found
+
+    def _watch(self, compiled: Future[GrammarMatcher]) -> None:
+        """Ring when it is there, and when it has taken too long: the engine may be asleep."""
+        alarm = threading.Timer(MAX_SECONDS + ALARM_SLACK, self._ring)
+        alarm.daemon = True
+        alarm.start()
+
+        def done(_: Future[GrammarMatcher]) -> None:
+            alarm.cancel()
+            self._ring()
+
+        compiled.add_done_callback(done)
+
+    def _forget_oldest(self) -> None:
+        while len(self._compiled) > KEPT or self._characters > KEPT_CHARACTERS:
+            (_, text), _ = self._compiled.popitem(last=False)
+            self._characters -= len(text)
+
+    def _compile(self, constraint: Constraint) -> GrammarMatcher:
+        with self._lock:
+            if self._backend is None:
+                self._backend = self._create_backend()
+        return self._backend.compile(constraint)
+
+
+class GrammarGate:
+    """Opens when the grammar is compiled, or will never be."""
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        resumed: list[int],
+        compiled: Future[GrammarMatcher],
+        clock: Callable[[], float],
+    ) -> None:
+        self._constraint, self._resumed = constraint, resumed
+        self._compiled = compiled
+        self._clock = clock
+        self._deadline = clock() + MAX_SECONDS
+        self.refusal: Finish | None = None
+
+    def is_open(self) -> bool:
+        if self._compiled.done():
+            self._judge()
+        elif self._clock() > self._deadline:
+            self._refuse(f"takes longer than {MAX_SECONDS:g} s to compile; make it simpler")
+        else:
+            return False
+        return True
+
+    def _judge(self) -> None:
+        error = self._compiled.exception()
+        if isinstance(error, GrammarError):
+            self._refuse(str(error))
+        elif error is not None:
+            log.error("a %s cannot be compiled", self._constraint.kind, exc_info=error)
+            self._refuse(f"cannot be compiled ({type(error).__name__})", status=500)
+        elif self._resumed:
+            known = len(self._resumed)
+            if self._compiled.result().copy().accept(self._resumed) < known:
+                self._refuse("is not obeyed by the tokens in resumed")
+
+    def _refuse(self, reason: str, status: int = 400) -> None:
+        field = self._constraint.field or self._constraint.kind
+        self.refusal = Finish(FINISH_ABORT, message=f"{field}: {reason}", status=status)

@@ -1,0 +1,15 @@
+"""How large what an answer has to obey may be."""
+
+from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG
+
+MAX_CHARACTERS = {
+    JSON_SCHEMA: 128 << 10,
+    REGEX: 16 << 10,
+    EBNF: 64 << 10,
+    STRUCTURAL_TAG: 256 << 10,
+}
+"""of a constraint of each kind"""
+MAX_DEPTH = 100
+"""objects and lists in each other"""
+MAX_VALUES = 50_000
+"""strings, numbers, objects and lists"""

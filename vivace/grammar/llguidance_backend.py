@@ -1,0 +1,110 @@
+"""llguidance: grammars become masks lazily, within limits of its own (fuel for each step)."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vivace.grammar.backend import GrammarError, JsonFormat, TokenVocabulary, mask_words
+from vivace.grammar.source import GrammarDialect, translate
+from vivace.protocol.constraints import Constraint
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_GRAMMAR_SIZE = 200_000
+"""symbols"""
+MAX_LEXER_STATES = 20_000
+"""of one matcher, 1 to 2 KB each"""
+
+
+class LLGuidanceBackend:
+    """`LLMatcher`s of one vocabulary. What it knows of the vocabulary takes a tenth of a second or
+    more to make, so it is made when the first grammar comes."""
+
+    def __init__(self, vocabulary: TokenVocabulary, form: JsonFormat) -> None:
+        self._vocabulary = vocabulary
+        self._dialect = GrammarDialect(form, vocabulary.special_texts)
+        self._eos_ids = frozenset(vocabulary.eos_ids)
+        self._tokenizer: LLTokenizer | None = None
+
+    def compile(self, constraint: Constraint) -> LLGuidanceMatcher:
+        source = translate(constraint, self._dialect)
+        matcher = LLGuidanceMatcher(self._match(source.grammar), self._eos_ids)
+        mask = np.zeros(mask_words(len(self._vocabulary.tokens)), np.int32)
+        matcher.fill(mask)  # what is only found at the first step belongs to the request, too
+        if matcher.error:
+            raise GrammarError(source.explain(matcher.error))
+        if not mask.any():
+            raise GrammarError(source.explain("nothing can ever obey it"))
+        return matcher
+
+    def _match(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        if self._tokenizer is None:
+            self._tokenizer = _tokenizer(self._vocabulary)
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
+
+
+class LLGuidanceMatcher:
+    """`LLMatcher` refuses the end where it has stopped by itself: here it may follow, and more."""
+
+    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int]) -> None:
+        self._matcher, self._eos_ids = matcher, eos_ids
+
+    @property
+    def ended(self) -> bool:
+        return self._matcher.is_stopped()
+
+    @property
+    def error(self) -> str:
+        return self._matcher.get_error()
+
+    def fill(self, mask: np.ndarray) -> None:
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():  # the library would let the answer end
+            mask[:] = 0
+
+    def accept(self, tokens: list[int]) -> int:
+        count = self._matcher.try_consume_tokens(tokens)
+        if count == len(tokens) or not self.ended or self.error:
+            return count
+        ends = takewhile(self._eos_ids.__contains__, tokens[count:])
+        return count + sum(1 for _ in ends)
+
+    def copy(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self._matcher.deep_copy(), self._eos_ids)
+
+
+def _limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_grammar_size=MAX_GRAMMAR_SIZE, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
+    )
+
+
+class _WrappedVocabulary:
+    """A vocabulary as `LLTokenizer` asks for it."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: TokenVocabulary) -> None:
+        self.tokens = list(vocabulary.tokens)
+        self.special_token_ids = list(vocabulary.special_ids)
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
+def _tokenizer(vocabulary: TokenVocabulary) -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    words: Any = _WrappedVocabulary(vocabulary)
+    return LLTokenizer(words, eos_token=list(vocabulary.eos_ids))

@@ -1,0 +1,93 @@
+"""A constraint as a request brings it -> text in llguidance's language."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from vivace.grammar.backend import GrammarError, JsonFormat
+from vivace.grammar.json_schema import explain_refusal, json_grammar, read_schema
+from vivace.grammar.structural_tag import read_structural_tag, tag_grammar
+from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
+
+MAX_REASON = 400
+_ESCAPED = re.compile(r"(?<!\\)\\u([0-9a-fA-F]{4})")
+
+
+@dataclass(frozen=True)
+class GrammarSource:
+    grammar: str
+    """in llguidance's language"""
+    explain: Callable[[str], str] = lambda reason: " ".join(reason.split())[:MAX_REASON]
+    """what the library says -> what the client is told"""
+
+
+@dataclass(frozen=True)
+class GrammarDialect:
+    """What a translation depends on besides the constraint."""
+
+    form: JsonFormat
+    special_ids: Mapping[str, int]
+    """texts that are tokens of their own -> these"""
+
+
+def translate(constraint: Constraint, dialect: GrammarDialect) -> GrammarSource:
+    """Raises GrammarError for what is no grammar."""
+    return _TRANSLATIONS[constraint.kind](constraint.text, dialect)
+
+
+def _translate_schema(text: str, dialect: GrammarDialect) -> GrammarSource:
+    schema = read_schema(text)
+    return GrammarSource(
+        json_grammar(schema, dialect.form), lambda why: explain_refusal(schema, why)
+    )
+
+
+def _translate_regex(text: str, dialect: GrammarDialect) -> GrammarSource:
+    from llguidance import LLMatcher
+
+    return GrammarSource(LLMatcher.grammar_from_regex(text))
+
+
+def _translate_ebnf(text: str, dialect: GrammarDialect) -> GrammarSource:
+    from llguidance import LLMatcher
+
+    return GrammarSource(LLMatcher.grammar_from_lark(to_lark(text)))
+
+
+def to_lark(text: str) -> str:
+    """Of a grammar in GBNF, or in Lark's syntax already. Raises GrammarError."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(_ESCAPED.sub(_written_out, text))
+    except Exception as error:  # the converter raises plain ones
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise GrammarError(f"is no grammar in GBNF or Lark: {reason}") from error
+
+
+def _written_out(escape: re.Match[str]) -> str:
+    """The converter makes other escapes of these than Lark has."""
+    character = chr(int(escape[1], 16))
+    return character if character.isalnum() else escape[0]
+
+
+def _translate_tag(text: str, dialect: GrammarDialect) -> GrammarSource:
+    from llguidance import regex_to_lark
+
+    tag = read_structural_tag(text)
+    grammar = tag_grammar(
+        *(tag, dialect.form, to_lark),
+        to_regex=lambda pattern: regex_to_lark(pattern, ""),
+        special_ids=dialect.special_ids,
+    )
+    return GrammarSource(grammar, lambda why: explain_refusal(tag, why))
+
+
+_TRANSLATIONS: dict[str, Callable[[str, GrammarDialect], GrammarSource]] = {
+    JSON_SCHEMA: _translate_schema,
+    REGEX: _translate_regex,
+    EBNF: _translate_ebnf,
+    STRUCTURAL_TAG: _translate_tag,
+}

@@ -1,0 +1,288 @@
+"""Structural tags: text in which parts between given words obey grammars, as tool calls do.
+
+Both of SGLang's forms: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, and
+xgrammar's `{"format": {"type": ...}}`. They become rules of Lark, with schemas inside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from vivace.grammar.backend import GrammarError, JsonFormat
+from vivace.grammar.json_schema import check_schema, json_options
+from vivace.grammar.limits import MAX_DEPTH
+
+MAX_PARTS = 2000
+"""of a tag: constants, schemas, sequences ..."""
+TEXT = "TEXT"
+"""the rule of any text"""
+ANY_TEXT = "any_text"
+
+
+def read_structural_tag(text: str) -> dict[str, Any]:
+    """The format of a tag in either form. Raises GrammarError."""
+    try:
+        given = msgspec.json.decode(text.encode("utf-8", "surrogatepass"))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise GrammarError(f"is no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise GrammarError("must be an object")
+    if "structures" in given or "triggers" in given:
+        return _triggered_structures(given)
+    if not isinstance(found := given.get("format"), dict):
+        raise GrammarError("format: must be an object; or give structures and triggers")
+    return found
+
+
+def _triggered_structures(given: dict[str, Any]) -> dict[str, Any]:
+    structures, triggers = given.get("structures"), given.get("triggers")
+    if not isinstance(structures, list) or not isinstance(triggers, list):
+        raise GrammarError("structures and triggers: must be lists")
+    tags = [
+        {
+            "type": "tag",
+            "begin": structure.get("begin"),
+            "content": {"type": "json_schema", "json_schema": structure.get("schema")},
+            "end": structure.get("end"),
+        }
+        for structure in structures
+        if isinstance(structure, dict)
+    ]
+    if len(tags) < len(structures):
+        raise GrammarError("structures: must hold objects with begin, schema and end")
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+def tag_grammar(
+    root: dict[str, Any],
+    form: JsonFormat,
+    to_lark: Callable[[str], str],
+    to_regex: Callable[[str], str],
+    special_ids: Mapping[str, int],
+) -> str:
+    """In llguidance's language. `to_lark`: of a grammar in GBNF; `to_regex`: of an expression
+    between slashes; `special_ids`: of texts that are tokens of their own."""
+    rules = _TagRules(form, to_lark, to_regex, special_ids)
+    start = rules.part(root, "format", last=True)
+    lark = "\n".join([f"start: {start}", rf"{TEXT}: /(.|\n)*/", *rules.lines])
+    return json.dumps({"grammars": [{"name": "tags", "lark_grammar": lark}, *rules.grammars]})
+
+
+class _TagRules:
+    """Rules of Lark, a line each. `part` and what it calls return an expression of one term."""
+
+    def __init__(
+        self,
+        form: JsonFormat,
+        to_lark: Callable[[str], str],
+        to_regex: Callable[[str], str],
+        special_ids: Mapping[str, int],
+    ) -> None:
+        self._options = json_options(form)
+        self._to_lark, self._to_regex = to_lark, to_regex
+        self._special_ids = special_ids
+        self.lines: list[str] = []
+        self.grammars: list[dict[str, str]] = []
+        """those that are referred to"""
+        self._parts = 0
+        self._kinds: dict[str, Callable[[dict[str, Any], str, bool], str]] = {
+            "const_string": self._constant,
+            "json_schema": self._schema,
+            "regex": self._regex,
+            "grammar": self._grammar,
+            ANY_TEXT: self._any_text,
+            "sequence": self._sequence,
+            "or": self._choice,
+            "tag": self._tag,
+            "triggered_tags": self._triggered_tags,
+            "tags_with_separator": self._separated_tags,
+        }
+
+    def part(self, node: Any, place: str, *, last: bool) -> str:
+        """`last`: nothing follows it."""
+        self._parts += 1
+        if self._parts > MAX_PARTS or place.count(".") > MAX_DEPTH:
+            raise GrammarError(f"has over {MAX_PARTS} parts, or nests deeper than {MAX_DEPTH}")
+        if not isinstance(node, dict):
+            raise GrammarError(f"{place}: must be an object with a type")
+        build = self._kinds.get(str(node.get("type")))
+        if build is None:
+            known = ", ".join(self._kinds)
+            raise GrammarError(f"{place}.type: {str(node.get('type'))!r:.60} is none of {known}")
+        return build(node, place, last)
+
+    # --- single parts ---------------------------------------------------------------------------
+
+    def _constant(self, node: dict[str, Any], place: str, last: bool) -> str:
+        return self._rule(self._literal(_text(node, "value", place)))
+
+    def _schema(self, node: dict[str, Any], place: str, last: bool) -> str:
+        schema = node.get("json_schema", True)
+        if node.get("style", "json") != "json":
+            raise GrammarError(f"{place}.style: only json can be enforced")
+        try:
+            check_schema(schema)
+        except GrammarError as error:
+            raise GrammarError(f"{place}.json_schema: {error}") from None
+        whole = schema if isinstance(schema, dict) else {"allOf": [schema]}
+        options = {key: value for key, value in self._options.items() if value is not None}
+        return self._rule("%json " + json.dumps({**whole, "x-guidance": options}))
+
+    def _regex(self, node: dict[str, Any], place: str, last: bool) -> str:
+        return self._rule(f"/{self._to_regex(_text(node, 'pattern', place))}/")
+
+    def _grammar(self, node: dict[str, Any], place: str, last: bool) -> str:
+        name = f"grammar_{len(self.grammars)}"
+        lark = self._to_lark(_text(node, "grammar", place))
+        self.grammars.append({"name": name, "lark_grammar": lark})
+        return self._rule(f"@{name}")
+
+    def _any_text(self, node: dict[str, Any], place: str, last: bool) -> str:
+        if not last:
+            raise GrammarError(
+                f"{place}: any_text must be followed by a constant text, or end the answer"
+            )
+        return TEXT
+
+    # --- parts of parts -------------------------------------------------------------------------
+
+    def _sequence(self, node: dict[str, Any], place: str, last: bool) -> str:
+        elements = _list(node, "elements", place)
+        terms: list[str] = []
+        after_text = False
+        for index, element in enumerate(elements):
+            at, rest = f"{place}.elements.{index}", elements[index + 1 :]
+            if after_text:
+                terms.append(self._text_until(_text(element, "value", at)))
+                after_text = False
+            elif _has_type(element, ANY_TEXT) and rest and _has_type(rest[0], "const_string"):
+                after_text = True
+            else:
+                terms.append(self.part(element, at, last=last and not rest))
+        return self._rule(" ".join(terms))
+
+    def _choice(self, node: dict[str, Any], place: str, last: bool) -> str:
+        elements = _list(node, "elements", place)
+        terms = [
+            self.part(element, f"{place}.elements.{index}", last=last)
+            for index, element in enumerate(elements)
+        ]
+        return self._rule(" | ".join(terms))
+
+    def _tag(self, node: dict[str, Any], place: str, last: bool) -> str:
+        begin = self._literal(_text(node, "begin", place))
+        return self._rule(f"{begin} {self._inside(node, place, last)}")
+
+    def _inside(self, node: dict[str, Any], place: str, last: bool) -> str:
+        """What follows a tag's begin."""
+        ends: Any = node.get("end")
+        options: list[Any] = ends if isinstance(ends, list) else [ends]
+        if not options or not all(isinstance(end, str) for end in options):
+            raise GrammarError(f"{place}.end: must be a text, or a list of texts")
+        content = node.get("content")
+        if _has_type(content, ANY_TEXT) and "" not in options:
+            return self._any([self._text_until(end) for end in options])
+        literals = [self._literal(end) for end in options]
+        inner = self.part(content, f"{place}.content", last=last and options == [""])
+        return f"{inner} {self._any(literals)}"
+
+    def _triggered_tags(self, node: dict[str, Any], place: str, last: bool) -> str:
+        tags, triggers = _list(node, "tags", place), _list(node, "triggers", place)
+        once = bool(node.get("stop_after_first", False))
+        needed = bool(node.get("at_least_one", False))
+        if not last and not (once and needed):
+            raise GrammarError(f"{place}: triggered_tags must end the answer")
+        first = [
+            self.part(tag, f"{place}.tags.{index}", last=False) for index, tag in enumerate(tags)
+        ]
+        if needed and once:
+            return self._any(first)
+        calls = [self._call(trigger, tags, place) for trigger in triggers]
+        if once:
+            return self._rule(" | ".join([*calls, TEXT]))
+        rest = f"({' | '.join(calls)})* {TEXT}"
+        return self._rule(f"{self._any(first)} {rest}" if needed else rest)
+
+    def _call(self, trigger: Any, tags: list[Any], place: str) -> str:
+        """Any text up to a trigger, and the rest of the tags that begin with it."""
+        if not isinstance(trigger, str) or not trigger:
+            raise GrammarError(f"{place}.triggers: must hold texts that are not empty")
+        inside: list[str] = []
+        for index, tag in enumerate(tags):
+            at = f"{place}.tags.{index}"
+            begin = _text(tag, "begin", at) if isinstance(tag, dict) else ""
+            if begin.startswith(trigger):
+                rest = self._literal(begin[len(trigger) :])
+                inside.append(self._rule(f"{rest} {self._inside(tag, at, last=False)}"))
+        if not inside:
+            raise GrammarError(f"{place}.triggers: no tag begins with {trigger!r:.60}")
+        return self._rule(f"{self._text_until(trigger)} {self._any(inside)}")
+
+    def _separated_tags(self, node: dict[str, Any], place: str, last: bool) -> str:
+        tags = _list(node, "tags", place)
+        separator = self._literal(_text(node, "separator", place))
+        once = bool(node.get("stop_after_first", False))
+        one = self._any(
+            [self.part(tag, f"{place}.tags.{i}", last=False) for i, tag in enumerate(tags)]
+        )
+        several = one if once else self._rule(f"{one} ({separator} {one})*")
+        return several if node.get("at_least_one", False) else self._rule(f"{several}?")
+
+    # --- words ----------------------------------------------------------------------------------
+
+    def _rule(self, body: str) -> str:
+        return self._add("", body)
+
+    def _add(self, attributes: str, body: str) -> str:
+        name = f"part_{len(self.lines)}"
+        self.lines.append(f"{name}{attributes}: {body}")
+        return name
+
+    def _any(self, terms: Sequence[str]) -> str:
+        return terms[0] if len(terms) == 1 else self._rule(" | ".join(terms))
+
+    def _text_until(self, end: str) -> str:
+        """Any text up to the first `end`, and that."""
+        head, *rest = self._words(end)
+        if head.startswith("<["):
+            return self._rule(" ".join([TEXT, head, *rest]))
+        return " ".join([self._add("[lazy]", f"{TEXT} {head}"), *rest])
+
+    def _literal(self, text: str) -> str:
+        return " ".join(self._words(text)) if text else '""'
+
+    def _words(self, text: str) -> list[str]:
+        """A text that is not empty, as strings and special tokens."""
+        found: list[str] = []
+        while text:
+            hits = [(text.find(word), -len(word), word) for word in self._special_ids]
+            hits = [hit for hit in hits if hit[0] >= 0]
+            start, _, word = min(hits, default=(len(text), 0, ""))
+            if start:
+                found.append(json.dumps(text[:start], ensure_ascii=False))
+            if word:
+                found.append(f"<[{self._special_ids[word]}]>")
+            text = text[start + len(word) :]
+        return found
+
+
+def _text(node: dict[str, Any], key: str, place: str) -> str:
+    value = node.get(key)
+    if not isinstance(value, str):
+        raise GrammarError(f"{place}.{key}: must be a text")
+    return value
+
+
+def _list(node: dict[str, Any], key: str, place: str) -> list[Any]:
+    value = node.get(key)
+    if not isinstance(value, list) or not value:
+        raise GrammarError(f"{place}.{key}: must be a list that is not empty")
+    return value
+
+
+def _has_type(node: Any, kind: str) -> bool:
+    return isinstance(node, dict) and node.get("type") == kind

@@ -1,0 +1,78 @@
+"""The tokens of a model as grammars need them, from Vivace's own tokenizer of any kind of file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vivace.grammar.backend import TokenVocabulary
+
+if TYPE_CHECKING:
+    from vivace.frontend.tokenizer import Tokenizer
+
+FRAME = "\n"
+"""in front of a text: tokenizers put a space before what begins a prompt"""
+
+
+def token_vocabulary(tokenizer: Tokenizer, eos_ids: Sequence[int], size: int) -> TokenVocabulary:
+    """`size`: ids of the model; logits may have more of them than there are tokens."""
+    known = min(size, tokenizer.vocabulary)
+    tokens = [tokenizer.token_bytes(token) for token in range(known)]
+    special = sorted(token for token in {*tokenizer.special_ids, *eos_ids} if token < known)
+    return TokenVocabulary(
+        tokens=[*tokens, *[b""] * (size - known)],
+        special_ids=special,
+        special_texts={
+            tokenizer.token_text(token): token for token in special if token not in eos_ids
+        },
+        eos_ids=tuple(eos_ids),
+        encode=ExactEncoder(tokenizer).encode,
+    )
+
+
+class ExactEncoder:
+    """Tokens that together are a text, to the byte: as the tokenizer divides it behind other text,
+    else each the longest that fits."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special = tokenizer.special_ids
+        self._ids: dict[bytes, int] = {}
+        self._longest = 0
+
+    def encode(self, text: str) -> list[int]:
+        wanted = text.encode()
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        if self._is_exact(ids, wanted):
+            return ids
+        return self._behind_frame(text, wanted) or self._greedy(wanted)
+
+    def _is_exact(self, ids: list[int], wanted: bytes) -> bool:
+        if not self._special.isdisjoint(ids):
+            return False
+        return b"".join(map(self._tokenizer.token_bytes, ids)) == wanted
+
+    def _behind_frame(self, text: str, wanted: bytes) -> list[int] | None:
+        ids = self._tokenizer.encode(FRAME + text, add_special_tokens=False)
+        for start in range(1, min(4, len(ids))):
+            if self._is_exact(ids[start:], wanted):
+                return ids[start:]
+        return None
+
+    def _greedy(self, wanted: bytes) -> list[int]:
+        """What no token begins is left out, and the rest with it."""
+        if not self._ids:
+            table = self._tokenizer.token_bytes
+            ids = range(self._tokenizer.vocabulary)
+            self._ids = {table(i): i for i in reversed(ids) if i not in self._special and table(i)}
+            self._longest = max(map(len, self._ids), default=0)
+        found: list[int] = []
+        place = 0
+        while place < len(wanted):
+            lengths = range(min(self._longest, len(wanted) - place), 0, -1)
+            length = next((n for n in lengths if wanted[place : place + n] in self._ids), 0)
+            if not length:
+                break
+            found.append(self._ids[wanted[place : place + length]])
+            place += length
+        return found

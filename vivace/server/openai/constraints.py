@@ -1,0 +1,68 @@
+"""response_format, and SGLang's names beside it, of an OpenAI request -> what its answer obeys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vivace.frontend.constraints import make_constraint
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.fields import abbreviate, is_set, json_type, refuse_unsupported
+from vivace.protocol.constraints import CONSTRAINTS, JSON_SCHEMA, STRUCTURAL_TAG, Constraint
+from vivace.server.openai.schema import ResponseFormat, SamplingFields
+
+FORMAT = "response_format"
+PARTS = ("json_schema", "structures", "triggers", "format")
+"""What a response_format may hold besides its type."""
+TYPES: dict[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": (),
+    "json_schema": ("json_schema",),
+    "structural_tag": ("structures", "triggers", "format"),
+}
+"""Types, and the parts that go with each."""
+
+
+def body_constraint(request: SamplingFields) -> Constraint | None:
+    """What the answer has to obey. Raises BadRequest for what contradicts itself."""
+    found: list[Constraint] = []
+    for kind in CONSTRAINTS:
+        if is_set(value := getattr(request, kind)):
+            found.append(make_constraint(kind, value, kind))
+    if request.response_format is not None:
+        constraint = format_constraint(request.response_format)
+        found += [] if constraint is None else [constraint]
+    if len(found) > 1:
+        raise BadRequest(found[1].field, f"does not go with {found[0].field}; give one of them")
+    return found[0] if found else None
+
+
+def format_constraint(form: ResponseFormat) -> Constraint | None:
+    if form.type not in TYPES:
+        known = ", ".join(TYPES)
+        raise BadRequest(f"{FORMAT}.type", f"{abbreviate(form.type)!r} is unknown; use {known}")
+    others = [part for part in PARTS if part not in TYPES[form.type]]
+    told = f"does not go with type {form.type!r}"
+    refuse_unsupported(form, dict.fromkeys(others, told), place=f"{FORMAT}.")
+    match form.type:
+        case "json_object":
+            return make_constraint(JSON_SCHEMA, {"type": "object"}, FORMAT)
+        case "json_schema":
+            return _named_schema(form.json_schema)
+        case "structural_tag":
+            given = {part: getattr(form, part) for part in TYPES[form.type]}
+            tag = {part: value for part, value in given.items() if value is not None}
+            return make_constraint(STRUCTURAL_TAG, {"type": form.type, **tag}, FORMAT)
+        case _:
+            return None
+
+
+def _named_schema(given: Any) -> Constraint:
+    """{"name": ..., "schema": ..., "strict": ...}: it is obeyed, strict or not."""
+    place = f"{FORMAT}.json_schema"
+    if not isinstance(given, dict):
+        raise BadRequest(place, f"must be an object, not {json_type(given)}")
+    fields: dict[str, Any] = given
+    schema = fields.get("schema")
+    if not isinstance(schema, dict | bool):
+        raise BadRequest(f"{place}.schema", f"must be a JSON schema, not {json_type(schema)}")
+    return make_constraint(JSON_SCHEMA, schema, f"{place}.schema")
