@@ -62,6 +62,21 @@ def test_scores_are_those_of_transformers(toy: tuple[Path, Any], engine: Engine)
     assert [len(row) for row in own.scores] == [1, 2, 1]
 
 
+def test_items_share_what_is_computed_of_the_query(engine: Engine) -> None:
+    """As SGLang's multi-item scoring, without a mask: each item is a prompt of its own."""
+    query = "q" * 300
+    first = engine.score(query, ["once"], LABELS)
+    before = cached_tokens(engine)
+    many = engine.score(query, ["once", "x" * 30, "ten"], LABELS)
+    assert cached_tokens(engine) - before >= 3 * 256
+    assert many.scores[0] == first.scores[0]
+
+
+def cached_tokens(engine: Engine) -> int:
+    counters = engine.get_server_info()["internal_states"][0]["metrics"]["counters"]
+    return counters["cached_tokens_total"]
+
+
 def asked(query: str, document: str, instruct: str = INSTRUCTION) -> list[int]:
     user = f"<Instruct>: {instruct}\n<Query>: {query}\n<Document>: {document}"
     text = f"<|system|>{SYSTEM}\n<|user|>{user}\n<|assistant|><think>\n\n</think>\n\n"

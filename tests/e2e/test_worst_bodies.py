@@ -24,6 +24,8 @@ QUIET_GAPS = 4
 """So many of the canary's pauses without any body are allowed too: the machine may be loaded."""
 QUIET_SECONDS = 0.5
 TRIES = 4
+OF_HEADS = ("classify", "rerank")
+"""ends of paths that want a head of the model's, where it does not generate"""
 MOST_MEMORY = 150 << 20
 CANARY = {"text": "canary", "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}
 
@@ -139,7 +141,7 @@ def test_the_worst_bodies_of_a_route_do_not_stop_a_stream(
 
 
 def skip_others(route: Route, task: type[Task]) -> None:
-    if (route.task or Generate) is not task:
+    if not issubclass(task, route.task or Generate):
         pytest.skip("this server is for something else")
 
 
@@ -148,6 +150,8 @@ def test_the_largest_good_bodies_do_not_stop_others(
     server: RunningServer, task: type[Task], route: Route
 ) -> None:
     skip_others(route, task)
+    if task is Embed and route.path.rpartition("/")[2] in OF_HEADS:
+        pytest.skip("the model of this server makes vectors")
     bodies = [
         (f"legal {number}", json.dumps(body).encode(), 200)
         for number, body in enumerate(LEGAL[route.accepts])

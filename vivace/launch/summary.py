@@ -100,11 +100,19 @@ def answer_row(config: Config) -> Row:
     pooling = config.pooling
     if pooling is None:
         return "sampling", sampling_defaults(config).text()
+    if (count := count_labels(config)) is not None:
+        return "answers", f"{count} number{'s' if count > 1 else ''} of {POOLED[pooling.mode]}"
     text = f"{POOLED[pooling.mode]}, {'' if pooling.normalize else 'not '}normalized"
     return "embeddings", text if pooling.stated else f"{text} (the default; its files do not say)"
 
 
 POOLED = {"last": "the last token", "mean": "the mean of all tokens", "cls": "the first token"}
+
+
+def count_labels(config: Config) -> int | None:
+    """None: the model has no head that judges texts."""
+    pooled = config.facts.pooled
+    return None if pooled is None or pooled.classifier is None else len(pooled.classifier.labels)
 
 
 def model_size(config: Config) -> list[str]:
@@ -198,7 +206,8 @@ def decision(rewrite: Rewrite) -> str:
 def curl(config: Config, url: str, name: str) -> tuple[str, ...]:
     """A request to copy. It names the key's place, never the key."""
     root, embeds = config.http.fastapi_root_path or "", config.pooling is not None
-    path = f"{root}/v1/{'embeddings' if embeds else 'chat/completions'}"
+    vectors = "embeddings" if count_labels(config) is None else "classify"
+    path = f"{root}/v1/{vectors if embeds else 'chat/completions'}"
     model = json.dumps(name).replace("'", "'\\''")
     return (
         f"curl {url}{path}",

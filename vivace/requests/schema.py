@@ -156,7 +156,7 @@ REFUSED: dict[str, str] = {
     "decode_tp_size": NO_DISAGGREGATION,
     "disagg_prefill_dp_rank": NO_DISAGGREGATION,
     "max_thinking_tokens": "no reasoning parser is active; use max_new_tokens",
-    "multi_item_delimiter_indices": "multi-item scoring is not supported yet; send single requests",
+    "multi_item_delimiter_indices": "items go to /v1/score as a list; remove the field",
     "token_indices_to_pool": "pooling is not supported for a generation model",
 }
 
