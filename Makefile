@@ -26,7 +26,7 @@ serve: $(VENV)/.serve
 # Compiled once, whatever PYTHONDONTWRITEBYTECODE says: tests start hundreds of processes.
 test: $(VENV)/.test
 	$(VENV)/bin/python -m compileall -q vivace
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The tests with what they run counted, in all processes; several times slower. One folder: ARGS=tests/engine.
 coverage: $(VENV)/.test

@@ -30,6 +30,25 @@ for number, usual in (
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests say why they are skipped. Files of every folder are spread over the whole run:
+    those that start servers mostly wait, and side by side they would wait for each other."""
+    if not os.environ.get("VIVACE_SLOW_TESTS"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow: run with VIVACE_SLOW_TESTS=1"))
+    folders: dict[str, dict[str, None]] = {}
+    for item in items:
+        folders.setdefault(str(item.path.parent), {})[str(item.path)] = None
+    places = {
+        file: ((place + 0.5) / len(files), file)
+        for files in folders.values()
+        for place, file in enumerate(files)
+    }
+    items.sort(key=lambda item: places[str(item.path)])
+
+
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 

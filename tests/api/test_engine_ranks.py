@@ -130,7 +130,7 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("ending", ["itself", "killed"])
+@pytest.mark.parametrize("ending", [pytest.param("itself", marks=pytest.mark.slow), "killed"])
 def test_ranks_end_with_the_program(toy: Path, ending: str) -> None:
     command = [sys.executable, "-c", PROGRAM, str(toy)]
     pipe = subprocess.PIPE
@@ -175,8 +175,15 @@ def test_a_rank_that_is_stopped_is_named_and_ended(toy: Path) -> None:
         assert f"rank 1 (process {rank.pid})" in str(raised.value)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-@pytest.mark.parametrize("stage", ["Starting ranks", "Loading weights"])
+@pytest.mark.parametrize(
+    ("stage", "error"),
+    [
+        ("Loading weights", KeyboardInterrupt),
+        pytest.param("Starting ranks", KeyboardInterrupt, marks=pytest.mark.slow),
+        ("Starting ranks", ZeroDivisionError),
+        pytest.param("Loading weights", ZeroDivisionError, marks=pytest.mark.slow),
+    ],
+)
 def test_what_the_program_raises_in_a_start_is_its_own(
     toy: Path, stage: str, error: type[BaseException]
 ) -> None:

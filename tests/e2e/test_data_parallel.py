@@ -224,7 +224,14 @@ def test_a_request_that_kills_engines_does_not_kill_all(tmp_path: Path, vocabula
         assert server.text().count("died: killed by SIGKILL") == 2
 
 
-@pytest.mark.parametrize("method", ["total_requests", "total_tokens", "shortest_queue"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "total_tokens",
+        pytest.param("total_requests", marks=pytest.mark.slow),
+        pytest.param("shortest_queue", marks=pytest.mark.slow),
+    ],
+)
 def test_the_lighter_engine_gets_more(method: str, tmp_path: Path) -> None:
     flags = (*FLAGS, "--load-balance-method", method)
     with RunningServer(*flags, environment=ORACLE, log=tmp_path / "log") as server:

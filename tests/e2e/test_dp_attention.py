@@ -60,6 +60,7 @@ def server(
         yield running.wait_ready()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_is_named(
     folder: Path, wanted: dict[int, list[int]], tmp_path: Path
 ) -> None:

@@ -49,13 +49,19 @@ def wanted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[
 @pytest.mark.parametrize(
     "flags",
     [
-        "--tp-size 2 --ep-size 2",
+        pytest.param("--tp-size 2 --ep-size 2", marks=pytest.mark.slow),
         "--tp-size 4 --ep-size 2 --ep-num-redundant-experts 4 --ep-dispatch-algorithm dynamic",
-        "--tp-size 2 --ep-size 2 --moe-dense-tp-size 1 --dp-size 2 --enable-dp-attention",
+        pytest.param(
+            "--tp-size 2 --ep-size 2 --moe-dense-tp-size 1 --dp-size 2 --enable-dp-attention",
+            marks=pytest.mark.slow,
+        ),
         "--tp-size 4 --ep-size 4 --dp-size 2 --enable-dp-attention --ep-num-redundant-experts 8 "
         "--ep-dispatch-algorithm dynamic",
-        "--tp-size 4 --dp-size 2 --enable-dp-attention --moe-a2a-backend deepep "
-        "--ep-num-redundant-experts 4",
+        pytest.param(
+            "--tp-size 4 --dp-size 2 --enable-dp-attention --moe-a2a-backend deepep "
+            "--ep-num-redundant-experts 4",
+            marks=pytest.mark.slow,
+        ),
         "--tp-size 2 --moe-a2a-backend ascend_fuseep --deepep-mode normal",
         "--tp-size 2 --dp-size 2 --enable-dp-attention --moe-a2a-backend deepep "
         "--deepep-mode low_latency --chunked-prefill-size 64",
@@ -67,7 +73,9 @@ def test_ranks_with_different_experts(
     assert draw(folder, tmp_path / "log", *flags.split()) == wanted
 
 
-@pytest.mark.parametrize("engines", ["", "--dp-size 2 --enable-dp-attention"])
+@pytest.mark.parametrize(
+    "engines", [pytest.param("", marks=pytest.mark.slow), "--dp-size 2 --enable-dp-attention"]
+)
 def test_experts_move_and_are_recorded_while_streams_go_on(
     engines: str,
     folder: Path,

@@ -62,7 +62,9 @@ def test_two_nodes_draw_the_tokens_of_one(
     assert "All ranks are ready" in second.text()
 
 
-@pytest.mark.parametrize("victim", ["rank of node 1", "engine of node 0"])
+@pytest.mark.parametrize(
+    "victim", ["rank of node 1", pytest.param("engine of node 0", marks=pytest.mark.slow)]
+)
 def test_a_death_is_named_on_both_nodes_and_streams_go_on(
     pair: tuple[RunningServer, RunningServer], wanted: dict[int, list[int]], victim: str
 ) -> None:
@@ -111,7 +113,9 @@ def test_a_node_that_is_killed_is_named_and_another_one_takes_its_place(
     assert first.wait(30) == 0
 
 
-@pytest.mark.parametrize("layout", [("--tp-size", "4"), STAGES])
+@pytest.mark.parametrize(
+    "layout", [pytest.param(("--tp-size", "4"), marks=pytest.mark.slow), STAGES]
+)
 def test_four_ranks_on_two_nodes(
     folder: Path, tmp_path: Path, wanted: dict[int, list[int]], layout: tuple[str, ...]
 ) -> None:

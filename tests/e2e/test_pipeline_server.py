@@ -134,6 +134,7 @@ def test_a_stage_that_is_killed_is_named_and_streams_go_on(
         assert "Traceback" not in staged.text()
 
 
+@pytest.mark.slow
 def test_a_stage_that_hangs_is_named(folder: Path, tmp_path: Path) -> None:
     """Nobody has stopped it: it does not come where the engine waits for it."""
     flags = ("--pp-size", "2", "--watchdog-timeout", "2", "--soft-watchdog-timeout", "1")

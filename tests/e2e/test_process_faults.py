@@ -209,7 +209,10 @@ def test_sigterm_drains_a_running_stream(tmp_path: Path, vocabulary: int) -> Non
         assert server.wait() == 0
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize(
+    "pause",
+    [pytest.param(0.0, marks=pytest.mark.slow), 0.2, pytest.param(0.5, marks=pytest.mark.slow)],
+)
 def test_sigterm_after_the_death_of_an_engine(
     tmp_path: Path, vocabulary: int, pause: float
 ) -> None:

@@ -85,7 +85,7 @@ def test_experts_of_all_stages_move_and_are_recorded(
 @pytest.mark.parametrize(
     ("number", "engine", "rank", "words"),
     [
-        (signal.SIGSTOP, 0, 2, "is stopped"),
+        pytest.param(signal.SIGSTOP, 0, 2, "is stopped", marks=pytest.mark.slow),
         (signal.SIGKILL, 1, 3, "killed by SIGKILL"),
     ],
 )

@@ -9,7 +9,6 @@ are compared with each other in every step.
 
 from __future__ import annotations
 
-import os
 import random
 from contextlib import closing
 from functools import cache, partial
@@ -171,10 +170,10 @@ def accepted_drafts(engine: Engine) -> float:
 
 
 def limited(rows: list[Row]) -> list[Any]:
-    slow = pytest.mark.skipif(
-        not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1"
-    )
-    return [pytest.param(row, marks=[] if i < FIRST else [slow]) for i, row in enumerate(rows)]
+    return [
+        pytest.param(row, marks=[] if i < FIRST else [pytest.mark.slow])
+        for i, row in enumerate(rows)
+    ]
 
 
 @pytest.mark.parametrize("row", limited(ROWS), ids=lambda row: "-".join(map(str, row.values())))

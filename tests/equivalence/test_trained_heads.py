@@ -436,9 +436,7 @@ def test_models_without_taps_are_refused(
     assert "heads do not draft" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(
-    not os.environ.get("VIVACE_SLOW_TESTS"), reason="VIVACE_SLOW_TESTS=1: half a minute"
-)
+@pytest.mark.slow
 def test_the_embedded_model_gets_a_head_of_its_own_prompts(tmp_path: Path) -> None:
     """Blocks of a GGUF file, with activations in int8."""
     flags = "--tokens 3000 --sequence-length 64 --epochs 1 --draft-vocab-size 500".split()

@@ -1,11 +1,12 @@
-"""No request can harm another: 30,000 hostile requests, the worst bodies of every route among them;
-the processes and a canary stay as they were."""
+"""No request can harm another: 10,000 hostile requests (30,000 where there is time), the worst
+bodies of every route among them; the processes and a canary stay as they were."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from hostile_requests import Hostile, hostile_requests
 from served_toy import ToyServer, serve_toy
 from worst_bodies import illegal_bodies, routes_with_bodies
 
-REQUESTS = 30_000
+REQUESTS = 30_000 if os.environ.get("VIVACE_SLOW_TESTS") else 10_000
 WORST_BYTES = 4 << 20
 AT_ONCE = 32
 ALLOWED = {200, 400, 401, 404, 405, 413, 415, 422, 431, 501, 503}
@@ -114,7 +115,7 @@ async def watched_attack(toy: ToyServer) -> tuple[Counter[int], set[str], int]:
 
 
 @pytest.mark.timeout(600)
-def test_thirty_thousand_hostile_requests(server: ToyServer) -> None:
+def test_thousands_of_hostile_requests(server: ToyServer) -> None:
     before, pids = server.state(), processes(server)
     statuses, canary_answers, canary_runs = asyncio.run(watched_attack(server))
     after = server.settled_state()

@@ -145,8 +145,6 @@ def test_times_and_other_files_beside_the_sources_change_nothing(installed: Path
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SLOW_STEP)
 def test_aarch64_under_qemu() -> None:
-    if os.environ.get("VIVACE_SLOW_TESTS") != "1":
-        pytest.skip("compiles every kernel for aarch64: run with VIVACE_SLOW_TESTS=1")
     if not shutil.which("aarch64-linux-gnu-g++") or not shutil.which("cmake"):
         pytest.skip("needs g++-aarch64-linux-gnu and cmake")
     qemu = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
@@ -169,8 +167,6 @@ def test_aarch64_under_qemu() -> None:
 @pytest.fixture(scope="module")
 def sanitized() -> Path:
     """The library and the program with every access checked, for the instruction sets here."""
-    if os.environ.get("VIVACE_SLOW_TESTS") != "1":
-        pytest.skip("compiles every kernel with sanitizers: run with VIVACE_SLOW_TESTS=1")
     if not shutil.which("cmake") or not (os.environ.get("CXX") or shutil.which("c++")):
         pytest.skip("needs cmake and a C++ compiler")
     build = ROOT / "build" / "kernels-sanitized"

@@ -6,8 +6,6 @@ loading. Wrong tokens, a refusal after loading and any other exception fail.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import transformers
 from every_architecture import known, tried
@@ -21,7 +19,6 @@ def operations() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("VIVACE_SLOW_TESTS"), reason="set VIVACE_SLOW_TESTS=1")
 @pytest.mark.parametrize("model_type", known())
 def test_equal_tokens_or_refused(model_type: str) -> None:
     found = tried(model_type)
