@@ -16,7 +16,7 @@ from served_toy import write_toy_llama
 SCHEMA = {
     "type": "object",
     "properties": {
-        "words": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 40},
+        "words": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 20},
         "n": {"type": "integer", "minimum": 0, "maximum": 99},
     },
     "required": ["words", "n"],
