@@ -4,6 +4,7 @@ watchdog names."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pytest
 from running_server import RunningServer, find_children, wait_ended
+from safetensors.torch import load_file, save_file
 from seeded_streams import FLAGS, TOKENS, stream_tokens
+from served_toy import write_toy_llama
 from toy_models import DEEPSEEK, make
 from two_nodes import ENGINES, Nodes, find_rank, list_ranks, wait_for
 
@@ -60,6 +63,30 @@ def test_a_node_that_ends_while_the_server_starts_may_come_back(nodes: Nodes) ->
     for node in (first, third):
         assert "That is more than 1 deaths in 10 minutes" in node.text()
         assert "Traceback" not in node.text()
+
+
+def test_a_warm_up_that_fails_ends_all_nodes_with_why(tmp_path: Path) -> None:
+    """Its engine lives, and is told what the server ends of."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    nodes = Nodes(write_poisoned_llama(tmp_path / "toy"), logs)
+    try:
+        first, second = nodes.start(0), nodes.start(1)
+        assert first.wait(60) == second.wait(20) != 0
+        for node in (first, second):
+            assert "the warm-up request failed" in node.text().splitlines()[-1]
+            assert "Traceback" not in node.text()
+    finally:
+        nodes.close()
+
+
+def write_poisoned_llama(folder: Path) -> Path:
+    """Its logits are no numbers."""
+    weights = write_toy_llama(folder) / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"].fill_(math.nan)
+    save_file(tensors, weights, {"format": "pt"})
+    return folder
 
 
 @SLOW

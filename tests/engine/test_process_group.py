@@ -29,7 +29,13 @@ from vivace.launch.faults import with_rank_fault
 from vivace.protocol.messages import Capacity, Command, GetState
 from vivace.protocol.ranks import RankAnswer
 from vivace.protocol.step import EngineShare, StepPlan, StepResult
-from vivace.protocol.workers import GetWorkerState, MoveExperts, WorkerCommand, WorkerState
+from vivace.protocol.workers import (
+    AddCorpus,
+    GetWorkerState,
+    MoveExperts,
+    WorkerCommand,
+    WorkerState,
+)
 
 RANKS = 3
 CAPACITY = Capacity(pages=8, page_size=4, rows=2, context=32, vocabulary=VOCABULARY)
@@ -272,6 +278,29 @@ def test_a_rank_that_dies_while_all_carry_out_a_command_is_named() -> None:
     group.ranks[1].dead = True
     with pytest.raises(ExecutorDied, match=r"rank 2: .*MoveExperts"):
         rig.executor.control(MoveExperts([], []))
+
+
+def test_a_command_that_rank_0_alone_fails_at_ends_the_engine_with_why() -> None:
+    """The others have carried it out, and their answers would be taken for those to a step."""
+    group = Group()
+    rig = Rig(executor=group)
+
+    def add(command: WorkerCommand) -> WorkerState:
+        raise MemoryError("no memory for the n-grams of a text")
+
+    rig.executor._worker.control = add
+    rig.mailbox.post(Command(ticket=1, body=AddCorpus("a", b"")))
+    with pytest.raises(ExecutorDied, match="AddCorpus") as died:
+        rig.run()
+    assert "rank 0" in str(died.value) and "n-grams" in str(died.value)
+    assert group.broadcast.causes == [str(died.value)]
+
+
+def test_other_nodes_hear_what_the_engine_is_closed_for() -> None:
+    group = Group()
+    rig = Rig(executor=group)
+    rig.loop.close("no vocabulary")
+    assert group.broadcast.causes == ["no vocabulary"]
 
 
 def test_what_rank_0_answers_wrongly_from_another_node_is_told() -> None:

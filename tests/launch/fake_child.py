@@ -75,7 +75,7 @@ def main() -> None:
             time.sleep(0.02)
     if act == "never-start":
         threading.Event().wait()
-    if act == "node-joins":
+    if act.startswith("node-joins"):
         control.send(NodePresence(1, here=True))
     if act == "lose-node":
         control.send(Failure("NodeGone: node 1 was stopped", passing=True))
@@ -155,6 +155,8 @@ def told(message: ToChild) -> str:
             return f"Ready {message.epoch}"
         case EngineDown() if message.refused or message.suspects:
             return f"EngineDown {message.refused}"
+        case Stop() if message.cause:
+            return f"Stop {message.cause}"
     return type(message).__name__
 
 

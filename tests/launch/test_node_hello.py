@@ -35,7 +35,7 @@ from vivace.launch.nodes import check_reachable
 from vivace.platforms.cpu.library import LIBRARY
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.platform import describe_arithmetic, detect
-from vivace.protocol.message_socket import MessageSocket, SocketClosed
+from vivace.protocol.message_socket import LARGEST_MESSAGE, LENGTH, MessageSocket, SocketClosed
 from vivace.protocol.messages import Capacity
 from vivace.protocol.ranks import RankReady, StepDone
 from vivace.protocol.step import StepPlan
@@ -186,6 +186,25 @@ def test_a_node_that_says_nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> N
     assert death is not None
     assert "nothing" in death.text
     pair.node.close()
+
+
+def test_a_node_that_cannot_be_read_is_lost(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(seconds: float) -> FromNode:
+        raise MemoryError
+
+    monkeypatch.setattr(pair.link._control, "wait", fail)
+    pair.node.send(NodeBeat([]))
+    death = pair.link.ranks[0].death(5)
+    assert death is not None and "MemoryError" in death.text
+    assert "Node 1" in caplog.text
+
+
+def test_a_message_that_is_too_large_is_why_a_node_is_lost(pair: Pair) -> None:
+    pair.wire.sendall(LENGTH.pack(LARGEST_MESSAGE + 1))
+    death = pair.link.ranks[0].death(5)
+    assert death is not None and f"{LARGEST_MESSAGE + 1:,} bytes" in death.text
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,26 +47,60 @@ def test_probes_and_nothing_else(config: Config) -> None:
     assert ask(config, "/health", "POST") == 501
 
 
-def test_slow_callers_do_not_take_all_places(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_probes, "MOST_CALLERS", 4)
-    monkeypatch.setattr(node_probes, "SECONDS", 0.3)
-    answer_probes(config, lambda: True)
-    slow = [socket.create_connection((config.http.host, config.http.port)) for _ in range(8)]
-    for one in slow:
-        one.sendall(b"GET /hea")
+def ask_until_let_in(config: Config, meanwhile: Callable[[], None] = lambda: None) -> None:
     deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
         try:
             assert ask(config, "/health") == 200
-            break
+            return
         except (OSError, http.client.HTTPException):
+            meanwhile()
             time.sleep(0.1)
-    else:
-        raise AssertionError("nobody is let in")
+    raise AssertionError("nobody is let in")
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_slow_callers_do_not_take_all_places(
+    config: Config, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """Also those who say a little all the time."""
+    monkeypatch.setattr(node_probes, "MOST_CALLERS", 4)
+    monkeypatch.setattr(node_probes, "SECONDS", 0.5)
+    monkeypatch.setattr(node_probes.ProbeHandler, "timeout", 0.5)
+    answer_probes(config, lambda: True)
+    slow = [socket.create_connection((config.http.host, config.http.port)) for _ in range(8)]
+    for one in slow:
+        one.sendall(b"GET /hea")
+
+    def go_on() -> None:
+        for one in slow if goes_on else ():
+            with contextlib.suppress(OSError):
+                one.sendall(b"a")
+
+    ask_until_let_in(config, go_on)
     for one in slow:
         one.close()
+
+
+@pytest.mark.parametrize("timers", [False, True])
+def test_a_caller_for_whom_there_is_no_thread_takes_no_place(
+    config: Config, monkeypatch: pytest.MonkeyPatch, timers: bool
+) -> None:
+    monkeypatch.setattr(node_probes, "MOST_CALLERS", 2)
+    answer_probes(config, lambda: True)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if isinstance(thread, threading.Timer) is timers:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(4):
+            with pytest.raises((OSError, http.client.HTTPException)):
+                ask(config, "/health")
+    ask_until_let_in(config)
 
 
 def test_a_port_that_is_taken_is_said(config: Config, caplog: pytest.LogCaptureFixture) -> None:

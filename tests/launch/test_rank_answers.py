@@ -14,6 +14,7 @@ import pytest
 from msgspec.msgpack import Decoder
 
 from vivace.errors import RankLost
+from vivace.launch import ranks
 from vivace.launch.ranks import RankBroadcast, RankProcess
 from vivace.protocol.message_socket import SEND_SECONDS, MessageSocket
 from vivace.protocol.messages import Capacity
@@ -89,6 +90,22 @@ def test_what_it_answered_last_comes_before_its_death(rank: Rank) -> None:
         rank.link.wait()
     death = rank.link.death(5.0)
     assert death is not None and death.reported and death.trace == "Traceback"
+
+
+def test_nobody_waits_for_an_answer_that_cannot_be_read(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> FromRank:
+        raise MemoryError
+
+    monkeypatch.setattr(ranks, "EXIT_SECONDS", 0.2)
+    monkeypatch.setattr(rank.link.control, "wait", fail)  # it is waiting for the first one
+    for number in range(2):
+        rank.answer(result(number, 0))
+    rank.link.wait()
+    with pytest.raises(RankLost, match="rank 1"):
+        rank.link.wait()
+    assert "rank 1" in caplog.text and "MemoryError" in caplog.text
 
 
 def test_to_ask_who_lives_costs_no_system_call(rank: Rank) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -11,12 +12,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.msgpack import Decoder
 
 from vivace.engine.process_group import find_cause
-from vivace.errors import CANNOT_START, RankLost
+from vivace.errors import CANNOT_START, CannotStart, RankLost
+from vivace.launch import ranks
 from vivace.launch.forked_processes import AdoptedProcess
 from vivace.launch.ranks import RankBroadcast, RankProcess
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
@@ -98,6 +102,32 @@ def test_what_the_template_fails_over_all_ranks_say() -> None:
         rank.close()
     assert find_cause(found.links).endswith("(and 1 more ranks)")
     assert "ImportError" in find_cause(found.links)
+
+
+def test_a_template_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank is there; the others it may not even have forked."""
+    monkeypatch.setattr(ranks, "COMING_SECONDS", 0.2)
+    found = Forked(1)
+    with subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE) as template:
+        found.links[0]._template = template
+        found.ranks[0].send(RankHere(os.getpid(), ("", 0)))
+        with pytest.raises(RankLost, match=str(template.pid)):
+            found.links[0].arrive()
+    found.ranks[0].close()
+    found.links[0].close()
+
+
+def test_without_a_process_for_ranks_the_start_ends_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    seats: Any = [(1, SimpleNamespace(plans=0), 0)]
+    config: Any = None
+    with pytest.raises(CannotStart, match="ulimit"):
+        ranks.spawn_ranks(config, seats, 2, (0, 0))
 
 
 @pytest.mark.parametrize(("fork", "lost"), [(1, 0), (2, 0), (3, 1)])

@@ -12,6 +12,7 @@ import pytest
 from vivace.config.speculative import SpeculativeOptions
 from vivace.errors import CannotStart
 from vivace.frontend import tokenizer
+from vivace.launch import engine
 from vivace.launch.corpora import add_corpus
 from vivace.protocol.workers import AddCorpus, WorkerState
 
@@ -40,6 +41,22 @@ def test_all_ranks_are_told_what_one_read(
     else:
         add_corpus(config, executor, lambda stage, done: None)
     assert [array("i", one.tokens).tolist() for one in told] == [[97, 98, -1]]
+
+
+def test_other_nodes_hear_why_a_start_ends_that_had_its_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    causes = list[str]()
+
+    def fail(*_: object, **__: object) -> None:
+        raise CannotStart("a.txt: no UTF-8")
+
+    executor: Any = SimpleNamespace(close=causes.append)
+    monkeypatch.setattr(engine, "start_executor", lambda *_: executor)
+    monkeypatch.setattr(engine, "add_corpus", fail)
+    with pytest.raises(CannotStart, match="UTF-8"):
+        engine.build_executor(cast(Any, None), lambda stage, done: None)
+    assert causes == ["a.txt: no UTF-8"]
 
 
 def test_an_engine_that_follows_goes_on_without_a_file_that_is_gone(

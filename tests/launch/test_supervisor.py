@@ -233,6 +233,15 @@ def test_nodes_hear_that_no_engine_follows_where_none_could_say_so(
         assert server.farewells == []
 
 
+def test_nodes_hear_what_a_server_ends_of_whose_engine_lives(server: Server) -> None:
+    """It has told them, and they call again: there is nothing to call."""
+    script = {"engine": {"0": "node-joins-and-stays"}, "frontend": {"0": "cold"}}
+    assert server.run(script) == FAILED
+    ((nodes, cause, code),) = server.farewells
+    assert (nodes, code) == ({1}, FAILED) and "NaN" in cause
+    assert server.told("engine 0")[-1] == f"Stop {cause}"
+
+
 def test_a_start_without_memory_is_told_with_its_stage(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -69,14 +69,27 @@ def test_ctrl_c_while_a_child_imports_is_the_supervisors_alone(number: signal.Si
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(STOPPING)
 
 
-def test_what_a_killed_child_has_started_ends_with_it() -> None:
-    """Also what was stopped before it could ask to die with its parent."""
-    code = """
+@pytest.mark.parametrize(("epoch", "again"), [(0, False), (1, False), (2, True), (3, True)])
+def test_of_two_engines_the_first_lives_follow_nobody(epoch: int, again: bool) -> None:
+    setup = Setup(config=b"", engines=[], memory=0, index=1, epoch=epoch, count=2)
+    assert setup.again is again
+
+
+PARENT = """
 import subprocess, sys, time
 print(subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(60)"]).pid, flush=True)
 time.sleep(60)
 """
-    child = spawn("engine", lambda role, control: [sys.executable, "-Sc", code], piped=True)
+
+
+def parent_command(role: str, control: int) -> list[str]:
+    """It has a child, and says its number."""
+    return [sys.executable, "-Sc", PARENT]
+
+
+def test_what_a_killed_child_has_started_ends_with_it() -> None:
+    """Also what was stopped before it could ask to die with its parent."""
+    child = spawn("engine", parent_command, piped=True)
     assert child.output is not None
     with os.fdopen(child.output, "rb") as said:
         started = os.pidfd_open(int(said.readline()))
@@ -86,6 +99,42 @@ time.sleep(60)
         assert said.read() == b""
     os.close(started)
     assert child.cause() == "it is to end"
+    child.close()
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EMFILE])
+def test_a_child_is_killed_where_the_system_shows_none_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A sandbox that does not know pidfd_open(2), an old kernel, no room for a descriptor."""
+
+    def refuse(pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    child = spawn("frontend", parent_command, piped=True)
+    assert child.output is not None
+    with os.fdopen(child.output, "rb") as said:
+        started = int(said.readline())
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pidfd_open", refuse)
+            child.kill("it is to end")
+        assert child.process.wait(10) == -signal.SIGKILL
+        os.kill(started, signal.SIGKILL)
+    child.close()
+
+
+def test_who_has_the_number_of_an_ended_process_by_now_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sleeper = [sys.executable, "-Sc", "import time; time.sleep(60)"]
+    child = spawn("engine", lambda role, control: sleeper)
+    with subprocess.Popen(sleeper) as other:
+        listed = [(other.pid, "rank 1", "S", child.process.pid)]
+        monkeypatch.setattr("vivace.supervisor.child.list_processes", lambda: listed)
+        child.kill("it is to end")
+        assert child.process.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+        other.kill()
     child.close()
 
 

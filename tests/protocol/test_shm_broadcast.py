@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -138,6 +139,30 @@ def test_a_reader_that_hears_nothing_looks_up(memory: int) -> None:
     writer.send(b"one")
     writer.close()
     assert reader.receive(0.0) == b"one"
+    with pytest.raises(BroadcastClosed):
+        reader.receive(10.0)
+
+
+def test_what_is_written_and_closed_while_somebody_looks_is_read(memory: int) -> None:
+    writer, reader = BroadcastWriter(memory, 1), BroadcastReader(memory, 1, 0)
+    words, looks = reader._words, list[int]()
+
+    class Words:
+        """Between two looks the writer says its last."""
+
+        def __getitem__(self, word: int) -> int:
+            found = words[word]
+            looks.append(word)
+            if len(looks) == 1:
+                writer.send(b"last")
+                writer.close()
+            return found
+
+        def __setitem__(self, word: int, value: int) -> None:
+            words[word] = value
+
+    reader._words = cast(Any, Words())
+    assert reader.receive(10.0) == b"last"
     with pytest.raises(BroadcastClosed):
         reader.receive(10.0)
 

@@ -73,14 +73,17 @@ class Executor(Protocol):
         ...
 
     def control(self, command: WorkerCommand) -> list[WorkerState]:
-        """Ask all ranks, with no step in flight; rank 0's answer is the first."""
+        """Ask all ranks, with no step in flight; rank 0's answer is the first. Where there are
+        several, what any of them raises is ExecutorDied."""
         ...
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         """`ring` is to be called, from any thread, when there are events."""
         ...
 
-    def close(self) -> None: ...
+    def close(self, cause: str = "") -> None:
+        """`cause`: what its engine ends of, which other nodes hear; empty: it was told to."""
+        ...
 
 
 class StepWorker(Protocol):
@@ -187,7 +190,7 @@ class InProcessExecutor:
     def control(self, command: WorkerCommand) -> list[WorkerState]:
         return [self._worker.control(command)]
 
-    def close(self) -> None:
+    def close(self, cause: str = "") -> None:
         self._worker.close()
 
 

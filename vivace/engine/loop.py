@@ -180,9 +180,9 @@ class Loop:
         self._lockstep.stop()
         self._mailbox.wake()
 
-    def close(self) -> None:
-        """Behind `run`: the executor ends what it has started."""
-        self._executor.close()
+    def close(self, cause: str = "") -> None:
+        """Behind `run`: the executor ends what it has started. `cause`: as in `Executor`."""
+        self._executor.close(cause)
 
     def wait_timeout(self) -> float | None:
         """Seconds a step may wait for a message; None = nothing else can happen."""
@@ -329,6 +329,8 @@ class Loop:
                 return Reply(command.ticket, not refused, refused)
             if isinstance(command.body, GetState):
                 return Reply(command.ticket, True, "", self.state())
+        except ExecutorDied:
+            raise
         except Exception as error:
             logger.exception("command %s failed", type(command.body).__name__)
             return Reply(command.ticket, False, f"{type(error).__name__}: {error}")

@@ -292,7 +292,7 @@ class ProcessGroupExecutor:
         self._broadcast.send(command)
         try:
             states = [self._worker.control(command)]
-        except (RankLost, ExecutorDied) as error:  # some commands are carried out together
+        except Exception as error:  # others have carried it out, or wait for this one to
             raise self._blame(command, error) from error
         for rank, answer in self._answers(command):
             if not isinstance(answer, WorkerState):
@@ -304,11 +304,11 @@ class ProcessGroupExecutor:
         for part in (self._worker, *self._ranks):
             part.wake_with(ring)
 
-    def close(self) -> None:
+    def close(self, cause: str = "") -> None:
         with ExitStack() as parts:  # whatever interrupts one, the others are closed too
             for part in (self._worker, *reversed(self._ranks)):
                 parts.callback(part.close)
-            self._broadcast.close()
+            self._broadcast.close(cause)
 
 
 class GroupStep:

@@ -14,6 +14,7 @@ from vivace.engine.oracle_drafts import OracleDrafts
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.sequence import SequenceGate
 from vivace.engine.settings import engine_settings
+from vivace.errors import say
 from vivace.launch.corpora import add_corpus
 from vivace.launch.expert_settings import expert_distribution
 from vivace.launch.faults import with_fault
@@ -42,6 +43,7 @@ def engine_parts(
     report: ReportProgress,
     *,
     epoch: int = 0,
+    again: bool = False,
     wrap_runner: Callable[[StepWorker], StepWorker] | None = None,
     report_load: ReportLoad | None = None,
     owns_process: bool = False,
@@ -52,9 +54,10 @@ def engine_parts(
 ) -> tuple[Loop, Capacity]:
     """An engine ready to run. Loads weights and sizes the KV pool, so it takes a while.
 
-    `wrap_runner` wraps what runs the steps, for somebody who looks on; `report_load` hears what the
-    engine holds; `owns_process`: as in `PlatformSettings`; `share`: as in `build_worker`;
-    `place`, `lockstep`: among engines that share layers; `others`: where ranks of it may be."""
+    `again`: it follows one that has died; `wrap_runner` wraps what runs the steps, for somebody who
+    looks on; `report_load` hears what the engine holds; `owns_process`: as in `PlatformSettings`;
+    `share`: as in `build_worker`; `place`, `lockstep`: among engines that share layers; `others`:
+    where ranks of it may be."""
     stages = StageTimes(report, time.monotonic)
 
     def wrap(runner: StepWorker) -> StepWorker:
@@ -64,7 +67,7 @@ def engine_parts(
     grammars = grammar_compiler(config)
     executor = build_executor(
         *(config, stages, wrap, owns_process, share, place, others),
-        again=epoch > 0,
+        again=again,
         processors=grammar_processors(grammars),
     )
     settings = engine_settings(config, executor.capacity)
@@ -114,8 +117,8 @@ def build_executor(
     executor = start_executor(config, report, wrap, owns_process, share, place, others, processors)
     try:
         add_corpus(config, executor, report, again=again)
-    except BaseException:
-        executor.close()
+    except BaseException as error:
+        executor.close(str(error) or say(error))
         raise
     return executor
 

@@ -59,6 +59,8 @@ class SupervisorThread(threading.Thread):
         self._mailbox = mailbox
         self._ask_nodes = ask_nodes
         self._loop: Stoppable | None = None
+        self.cause = ""
+        """`Stop.cause`"""
 
     def attach_loop(self, loop: Stoppable) -> None:
         """From now on Stop ends this loop; before, it ends the process."""
@@ -82,6 +84,7 @@ class SupervisorThread(threading.Thread):
             case Stop():
                 if self._loop is None:
                     os._exit(0)
+                self.cause = message.cause
                 self._loop.stop()
             case _:
                 log.error("the engine has no use for %s", type(message).__name__)
@@ -117,6 +120,7 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
         HeartbeatMailbox(mailbox, heartbeat, steps),
         report,
         epoch=setup.epoch,
+        again=setup.again,
         wrap_runner=lambda runner: with_heartbeat(runner, steps),
         report_load=heartbeat.report_load,
         owns_process=True,
@@ -134,7 +138,7 @@ def run_engine(control: MessageSocket[ToChild], setup: Setup, timeline: Timeline
     control.send(StartupStages(timeline.stages()))
     control.send(Ready(epoch=setup.epoch, capacity=capacity, engine=setup.index))
     loop.run()
-    loop.close()  # who hears of a rank's end rings the mailbox
+    loop.close(thread.cause)  # who hears of a rank's end rings the mailbox
     mailbox.close()
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from vivace.engine.process_group import RankDeath
-from vivace.errors import RankLost
+from vivace.errors import RankLost, say
 from vivace.launch.forked_processes import poll
 from vivace.launch.handshake import Guest
 from vivace.launch.node_messages import (
@@ -207,6 +207,14 @@ class NodeLink:
             self._control.send(NodeEnd(cause))
 
     def _listen(self) -> None:
+        try:
+            self._lose(self._follow())
+        except Exception as error:  # whatever it is, somebody waits for its ranks
+            log.exception("Node %d cannot be followed", self.node)
+            self._lose(f"cannot be followed here: {say(error)}")
+
+    def _follow(self) -> str:
+        """To its end; why."""
         missed = 0
         while missed < MISSED_BEATS:
             try:
@@ -215,14 +223,12 @@ class NodeLink:
                 missed += 1
                 continue
             except SocketClosed as closed:
-                self._lose(str(closed) or "the connection was closed: its process has ended")
-                return
+                return str(closed) or "the connection was closed: its process has ended"
             except msgspec.MsgspecError:
-                self._lose("says what is not understood here")
-                return
+                return "says what is not understood here"
             missed = 0
             self._hear(message)
-        self._lose(f"its process has said nothing for {MISSED_BEATS * BEAT_SECONDS:g} s")
+        return f"its process has said nothing for {MISSED_BEATS * BEAT_SECONDS:g} s"
 
     def _hear(self, message: FromNode) -> None:
         match message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -60,18 +61,31 @@ class ProbeServer(HTTPServer):
         if not self._seats.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
+        answer = threading.Thread(target=self._answer, args=(request, client_address), daemon=True)
+        try:
+            answer.start()
+        except RuntimeError:  # there is no room for one
+            self._leave(request)
 
     def _answer(self, request: Any, client_address: Any) -> None:
-        late = threading.Timer(2 * SECONDS, self.shutdown_request, (request,))
-        late.start()
+        late = threading.Timer(2 * SECONDS, hang_up, (request,))
         try:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, RuntimeError):
+                late.start()
                 self.finish_request(request, client_address)
         finally:
             late.cancel()
-            self.shutdown_request(request)
-            self._seats.release()
+            self._leave(request)
+
+    def _leave(self, request: Any) -> None:
+        self.shutdown_request(request)
+        self._seats.release()
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Whoever reads it finds the end, also where something comes all the time."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def answer_probes(config: Config, ready: Callable[[], bool]) -> None:

@@ -162,8 +162,9 @@ class NodeGate:
             link.close(cause)
 
     def _why_missing(self, missing: list[int], timeout: float) -> str:
-        tried = [f"node {node}: {why}" for node, why in self._tried.items() if node in missing]
-        tried += [f"{host} {why}" for host, why in self._entrance.strangers.items()]
+        refused, strangers = list(self._tried.items()), list(self._entrance.strangers.items())
+        tried = [f"node {node}: {why}" for node, why in refused if node in missing]
+        tried += [f"{host} {why}" for host, why in strangers]
         return (
             f"{describe(missing)} did not join within {timeout:g} s (--dist-timeout); "
             f"{'; '.join(tried) or 'nobody has called'}. Start them with this server's command and "

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Iterable
 
 import msgspec
 
+from vivace.errors import say
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import FromRank, RankFailure
 
 ENDING_SECONDS = 5.0
 """in which the rest of what an ended process said is read"""
+
+log = logging.getLogger(__name__)
 
 
 class RankInbox:
@@ -28,9 +32,13 @@ class RankInbox:
         self._thread.start()
 
     def _read(self) -> None:
-        with contextlib.suppress(SocketClosed, msgspec.MsgspecError):
+        try:
             while True:
                 self._messages.put(self._control.wait())
+        except (SocketClosed, msgspec.MsgspecError):
+            pass
+        except Exception as error:  # whatever it is, somebody waits for the next one
+            log.error("what %s cannot be read: %s", self._thread.name, say(error))
         self._messages.put(None)
 
     def wait(self, timeout: float | None = None) -> FromRank:

@@ -19,6 +19,7 @@ from vivace.config.child_process import (
     block_signals,
     child_environment,
     describe_exit,
+    no_process,
     python_module,
 )
 from vivace.config.serialize import encode
@@ -107,7 +108,7 @@ def spawn_ranks(
     sockets: Callable[[int], NodeSocketSetup | None] = lambda rank: None,
 ) -> list[RankProcess]:
     """One process that becomes all of these, of `ranks`. `files`: descriptors for `RankSetup`:
-    memory, meeting; `sockets`: what it has of each rank."""
+    memory, meeting; `sockets`: what it has of each rank. Raises CannotStart."""
     if not seats:
         return []
     adopt_orphans()
@@ -118,13 +119,16 @@ def spawn_ranks(
         "rank",
         *("--parent", str(os.getpid()), "--control", *map(str, theirs)),
     ]
-    with block_signals():
-        template = subprocess.Popen(
-            command,
-            pass_fds=[*theirs, *files, *{broadcast.plans for _, broadcast, _ in seats}],
-            stdin=subprocess.DEVNULL,
-            env=child_environment(),
-        )
+    try:
+        with block_signals():
+            template = subprocess.Popen(
+                command,
+                pass_fds=[*theirs, *files, *{broadcast.plans for _, broadcast, _ in seats}],
+                stdin=subprocess.DEVNULL,
+                env=child_environment(),
+            )
+    except OSError as error:
+        raise no_process("ranks", error) from error
     links: list[RankProcess] = []
     (memory, meeting), encoded = files, encode(config)
     for (rank, broadcast, reader), (ours, end) in zip(seats, pairs, strict=True):
@@ -179,7 +183,13 @@ class RankProcess:
     def arrive(self) -> None:
         """Wait until it is there. Raises RankLost."""
         message = self.expect(RankHere, COMING_SECONDS)
-        self._template.wait(EXIT_SECONDS)
+        try:
+            self._template.wait(COMING_SECONDS)  # it may have others to fork
+        except subprocess.TimeoutExpired:
+            raise RankLost(
+                f"process {self._template.pid}, which forks the ranks, has not ended in "
+                f"{COMING_SECONDS:g} s"
+            ) from None
         self._process, self.address = AdoptedProcess(message.pid), message.address
         self.name = f"{self._rank} (process {message.pid})"
 

@@ -98,6 +98,15 @@ def is_stopped(pid: int) -> bool:
     return text.rpartition(")")[2].split()[0] in STOPPED
 
 
+def find_parent(pid: int) -> int:
+    """0: there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[1])
+
+
 def list_processes() -> list[tuple[int, str, str, int]]:
     """(number, name, state, parent), of all that can be seen."""
     found: list[tuple[int, str, str, int]] = []

@@ -26,8 +26,7 @@ T = TypeVar("T")
 
 
 class SocketClosed(Exception):
-    """The other end is closed: its process is gone. The text is the system's, where it says more
-    than that."""
+    """The other end is closed, or of no use: its process is gone, where the text says no more."""
 
 
 class MessageSocket(Generic[T]):
@@ -123,7 +122,7 @@ class MessageSocket(Generic[T]):
             return None
         (length,) = LENGTH.unpack_from(self._unread)
         if length > self.largest:
-            raise SocketClosed
+            raise SocketClosed(f"a message of {length:,} bytes, and {self.largest:,} are the most")
         end = LENGTH.size + length
         if len(self._unread) < end:
             return None

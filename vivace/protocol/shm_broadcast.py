@@ -161,12 +161,13 @@ class BroadcastReader:
         """The next message; None where there is none for `seconds`. Raises BroadcastClosed."""
         deadline = time.monotonic() + seconds
         while True:
+            closed = self._words[CLOSED]  # before its position: behind that nothing is written
+            self._memory.fence()
             if self._words[WRITTEN] != self._position:
                 if self._take():
-                    message = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-                    self._parts.clear()
-                    return message
-            elif self._words[CLOSED]:
+                    parts, self._parts = self._parts, []
+                    return b"".join(parts)
+            elif closed:
                 raise BroadcastClosed
             elif (left := deadline - time.monotonic()) > 0:
                 self._bell.wait(self._position, left)

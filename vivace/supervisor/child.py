@@ -20,7 +20,7 @@ from vivace.config.child_process import (
     python_module,
 )
 from vivace.errors import CANNOT_START, says_no_memory
-from vivace.observability.awaited_processes import list_processes
+from vivace.observability.awaited_processes import find_parent, list_processes
 from vivace.protocol.message_socket import MessageSocket
 from vivace.supervisor.ipc import supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
@@ -102,7 +102,7 @@ class Child:
             started = open_children(self.process.pid)
             self.process.kill()
             for descriptor in started:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 os.close(descriptor)
 
@@ -188,12 +188,15 @@ def spawn(role: Role, command: Command, *inherited: int, piped: bool = False) ->
 
 
 def open_children(pid: int) -> list[int]:
-    """Descriptors of its children (pidfd_open(2)), which mean them whoever has their numbers."""
+    """Descriptors of its children (pidfd_open(2)), which mean them whoever has their numbers later.
+    None where the system has no such thing or no room: then they end only if they asked for it."""
     found: list[int] = []
-    for child, _, _, parent in list_processes():
-        if parent == pid:
+    with contextlib.suppress(OSError):
+        for child in [one for one, _, _, parent in list_processes() if parent == pid]:
             with contextlib.suppress(ProcessLookupError):
                 found.append(os.pidfd_open(child))
+                if find_parent(child) != pid:  # it has ended, and its number is another one's
+                    os.close(found.pop())
     return found
 
 

@@ -146,7 +146,7 @@ class Engines:
 
     def is_again(self, child: Child) -> bool:
         """Whether it follows one that died."""
-        return child.setup is not None and child.setup.epoch >= len(self.slots)
+        return child.setup is not None and child.setup.again
 
     def on_ready(self, slot: EngineSlot, ready: Ready) -> None:
         if slot.child is not None:

@@ -12,14 +12,14 @@ Farewell = Callable[[Collection[int], str, int], None]
 
 
 class JoinedNodes:
-    """Those that have joined, and call again when an engine dies: whoever would tell them that none
-    follows may have died with it."""
+    """Those that have joined, and call again when an engine dies or says that the server ends of
+    something: whoever would tell them that none follows may have died with it."""
 
     def __init__(self, farewell: Farewell) -> None:
         self._farewell = farewell
         self._here: set[int] = set()
         self._told: dict[int, bool] = {}
-        """by engine: it ended because it was told to, and so has told them"""
+        """by engine: it ended because it was told to, and so has told them that"""
 
     def hear(self, news: NodePresence) -> None:
         if news.here:
@@ -35,6 +35,7 @@ class JoinedNodes:
         self._told[engine.index] = engine.process.returncode == 0
 
     def end(self, cause: str, code: int) -> None:
-        """No engine lives any more, and none follows."""
-        if self._here and not all(self._told.values()):
+        """No engine lives any more, and none follows. `cause`: of that; empty: the server was
+        stopped."""
+        if self._here and (cause or not all(self._told.values())):
             self._farewell(self._here, cause, code)

@@ -36,6 +36,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     link: EngineLink | None = None
     """of an engine that shares layers with all others"""
 
+    @property
+    def again(self) -> bool:
+        """This engine follows one that has died: the first lives have the first epochs."""
+        return self.epoch >= self.count
+
     def descriptors(self) -> list[int]:
         """Those that the child inherits."""
         own = [number for number in (*self.engines, self.listener, self.memory) if number >= 0]
@@ -90,6 +95,8 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Supervisor -> child: end now, within `grace` seconds."""
 
     grace: float
+    cause: str = ""
+    """to an engine: what the server ends of; empty: somebody has stopped it"""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -370,7 +370,7 @@ class Supervisor:
         for slot in self._engines.slots:
             if (engine := slot.serving) is not None:
                 engine.serving = False
-                engine.control.send(Stop(grace=STOP_GRACE_SECONDS))
+                engine.control.send(Stop(grace=STOP_GRACE_SECONDS, cause=self._failed))
                 self._deadline = now + STOP_GRACE_SECONDS
 
     def _children(self) -> list[Child]:
