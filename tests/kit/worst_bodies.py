@@ -11,6 +11,15 @@ import msgspec
 from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.schema import GenerateRequest
 from vivace.server.apis.anthropic_schema import CountTokensRequest, MessagesRequest
+from vivace.server.apis.ollama_schema import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
+from vivace.server.apis.responses_schema import ResponsesRequest
+from vivace.server.apis.vertex import VertexRequest
 from vivace.server.classify import ClassifyRequest
 from vivace.server.openai.embeddings import EmbeddingRequest
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
@@ -34,6 +43,13 @@ LEAST: dict[Any, dict[str, Any]] = {
     CompletionRequest: {"prompt": "a", "max_tokens": 1},
     ChatRequest: {"messages": [TURN], "max_tokens": 1},
     MessagesRequest: {"messages": [TURN], "max_tokens": 1},
+    ResponsesRequest: {"input": "a", "max_output_tokens": 1},
+    VertexRequest: {"instances": [{"text": "a"}], "parameters": {"sampling_params": ONE}},
+    OllamaChatRequest: {"messages": [TURN], "options": {"num_predict": 1}},
+    OllamaGenerateRequest: {"prompt": "a", "options": {"num_predict": 1}},
+    OllamaEmbedRequest: {"input": "a"},
+    OllamaEmbeddingsRequest: {"prompt": "a"},
+    OllamaShowRequest: {},
     CountTokensRequest: {"messages": [TURN]},
     EncodeRequest: {"text": "a"},
     EmbeddingRequest: {"input": "a"},
@@ -70,6 +86,21 @@ LEGAL: dict[Any, list[dict[str, Any]]] = {
             "max_tokens": 1,
         },
     ],
+    ResponsesRequest: [
+        {"input": [TURN] * 1200, "max_output_tokens": 1},
+        {
+            "input": [{**TURN, "content": [{"type": "input_text", "text": "a"}] * 2048}],
+            "max_output_tokens": 1,
+        },
+    ],
+    VertexRequest: [
+        {"instances": [{"text": text} for text in TEXTS], "parameters": {"sampling_params": ONE}}
+    ],
+    OllamaChatRequest: [{"messages": [TURN] * 1200, "options": {"num_predict": 1}}],
+    OllamaGenerateRequest: [{"prompt": "a " * 200, "options": {"num_predict": 1}}],
+    OllamaEmbedRequest: [{"input": TEXTS}],
+    OllamaEmbeddingsRequest: [{"prompt": "a " * 200}],
+    OllamaShowRequest: [{}],
     MessagesRequest: [
         {"messages": [TURN] * 1200, "max_tokens": 1},
         {"messages": [{**TURN, "content": PARTS}], "max_tokens": 1},

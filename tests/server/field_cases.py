@@ -16,6 +16,9 @@ from vivace.requests import schema as requests
 from vivace.requests.embeddings import ENCODE_REFUSED, EncodeRequest
 from vivace.server import schema as native
 from vivace.server.apis import anthropic_schema as anthropic
+from vivace.server.apis import ollama_schema as ollama
+from vivace.server.apis import responses_schema as responses
+from vivace.server.apis import vertex
 from vivace.server.classify import ClassifyRequest
 from vivace.server.openai import schema as openai
 from vivace.server.openai.embeddings import EMBEDDING_REFUSED, EmbeddingRequest
@@ -385,6 +388,143 @@ CONTENT_BLOCK: dict[str, list[Case]] = {
     "cache_control": [Harmless(({"type": "ephemeral"},), CACHED)],
 }
 
+STAYS = "the model stays while the server runs"
+AT_THE_START = "decided when the server starts"
+OLLAMA: dict[str, list[Case]] = {
+    "model": SHARED["model"],
+    "stream": [Effect(True, False)],
+    "options": [Effect({"num_predict": 2}, {"num_predict": 3})],
+    "format": [
+        Effect("", "json", "engine"),
+        Effect({"type": "array"}, {"type": "object"}, "engine"),
+        Refused("xml", "JSON schema"),
+        Harmless(("",), "answers are text"),
+    ],
+    "think": [
+        Effect(True, False, "engine"),
+        Effect("low", "high", "engine"),
+        Refused("much", "must be"),
+    ],
+    "logprobs": [Effect(True, False)],
+    "top_logprobs": [Effect(1, 2, around={"logprobs": True})],
+    "keep_alive": [Harmless(("5m", 0, -1), STAYS)],
+}
+OLLAMA_OPTIONS: dict[str, list[Case]] = {
+    **{name: SAMPLING[name] for name in ("temperature", "top_p", "top_k", "min_p", "stop")},
+    **{name: SAMPLING[name] for name in ("presence_penalty", "frequency_penalty")},
+    "seed": SHARED["seed"],
+    "num_predict": [Effect(2, 3), Harmless((-1, -2), "as many as there is room for")],
+    "repeat_penalty": [Effect(1.1, 1.2, "engine")],
+    "repeat_last_n": [
+        Effect(0, -1, "engine", {"repeat_penalty": 1.2}),
+        Refused(64, "whole answer"),
+    ],
+    "mirostat_tau": [Harmless((5.0,), "it is about mirostat, which is refused")],
+    "mirostat_eta": [Harmless((0.1,), "it is about mirostat, which is refused")],
+    "penalize_newline": [Refused(False, "every token"), Harmless((True,), "they are penalized")],
+    **{
+        name: [Harmless((4096, True), AT_THE_START)]
+        for name in (
+            *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa"),
+            *("low_vram", "use_mmap", "use_mlock"),
+        )
+    },
+}
+OLLAMA_SHORT = {"stream": False, "options": {"num_predict": 24}}
+OLLAMA_BASE = {"messages": HI, **OLLAMA_SHORT}
+OLLAMA_CALLS = {
+    **OLLAMA_BASE,
+    "messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+}
+
+RESPONSE_TOOL = {"type": "function", "name": "f", "parameters": {}}
+RESPONSE_TOOLS = {"tools": [RESPONSE_TOOL], "tool_choice": "none"}
+RESPONSES: dict[str, list[Case]] = {
+    **{name: SAMPLING[name] for name in ("temperature", "top_p", "top_k", "min_p", "stop")},
+    **{name: SAMPLING[name] for name in ("presence_penalty", "frequency_penalty")},
+    "repetition_penalty": SAMPLING["repetition_penalty"],
+    **{name: KEYS[name] for name in ("priority", "extra_key", "cache_salt")},
+    "routed_dp_rank": KEYS["routed_dp_rank"],
+    "data_parallel_rank": KEYS["data_parallel_rank"],
+    "model": SHARED["model"],
+    "input": [Effect("a", "abc"), Effect("a", [{"role": "system", "content": "a"}])],
+    "instructions": [Effect("a", "b")],
+    "previous_response_id": [Refused("resp_0", "not found")],
+    "store": [Effect(True, False)],
+    "background": [
+        Effect(True, False, around={"store": True}),
+        Refused(True, "stream", {"stream": True}),
+        Refused(True, "store", {"store": False}),
+    ],
+    "stream": [Effect(True, False)],
+    "stream_options": [Harmless(({"include_obfuscation": True},), "no text differs")],
+    "max_output_tokens": [Effect(2, 3)],
+    "top_logprobs": [Effect(1, 2)],
+    "include": [
+        Effect(["message.output_text.logprobs"], []),
+        Harmless((["reasoning.encrypted_content"],), "reasoning comes as it is"),
+    ],
+    "tools": [
+        Refused([RESPONSE_TOOL], "tool calls"),
+        Refused([{"type": "web_search"}], "no tools of its own"),
+        Harmless(([],), "there are none"),
+    ],
+    "tool_choice": [Refused("required", "tool calls"), Refused({"type": "mcp"}, "must be")],
+    "parallel_tool_calls": [Effect(True, False)],
+    "max_tool_calls": [Effect(1, 2)],
+    "reasoning": [Effect({"effort": "low"}, {"effort": "high"}, "engine")],
+    "text": [
+        Harmless(({"format": {"type": "text"}},), "answers are text"),
+        Effect({}, {"format": {"type": "json_object"}}, "engine"),
+    ],
+    "truncation": [Harmless(("disabled",), "nothing is cut"), Refused("auto", "not cut")],
+    "service_tier": [Effect("auto", None)],
+    "metadata": [Effect({"a": "b"}, {"a": "c"}), Effect({"a": "b"}, {"a": "c"}, "log")],
+    "user": [Effect("Ann", "Bob"), Effect("Ann", "Bob", "log")],
+    "safety_identifier": [Logged("hash-1")],
+    "prompt_cache_key": [Logged("bucket-1")],
+    "prompt_cache_retention": [Logged("24h")],
+    "chat_template_kwargs": [Effect({"shout": 1}, {"shout": 2}, "engine")],
+}
+INPUT_ITEM: dict[str, list[Case]] = {
+    "type": [
+        Harmless(("message", None), "it is one"),
+        Refused("item_reference", "no such items"),
+    ],
+    "role": [Effect("user", "system", "engine"), Refused("narrator", "must be")],
+    "content": [Effect("a", "b", "engine"), Refused(None, "required")],
+    "call_id": [
+        Effect("1", "2", "engine", {"type": "function_call", "name": "f"}),
+        Refused(None, "required", {"type": "function_call", "name": "f"}),
+    ],
+    "name": [
+        Effect("f", "g", "engine", {"type": "function_call", "call_id": "1"}),
+        Refused(None, "required", {"type": "function_call", "call_id": "1"}),
+    ],
+    "arguments": [
+        Effect(
+            '{"a": 1}', '{"a": 2}', "engine", {"type": "function_call", "name": "f", "call_id": "1"}
+        )
+    ],
+    "output": [
+        Effect("x", "y", "engine", {"type": "function_call_output", "call_id": "1"}),
+        Refused(None, "required", {"type": "function_call_output", "call_id": "1"}),
+    ],
+    "summary": [
+        Effect(
+            [{"type": "summary_text", "text": "hm"}],
+            [{"type": "summary_text", "text": "ha"}],
+            "engine",
+            {"type": "reasoning", "content": None},
+        )
+    ],
+    "id": [Harmless(("msg_1",), "items are told apart by their place")],
+    "status": [Harmless(("completed",), "what has come is complete")],
+    "encrypted_content": [
+        Harmless(("abc",), "it comes with content", {"type": "reasoning", "content": "hm"})
+    ],
+}
+
 NO_FOLDERS = "start-up flags only"
 
 
@@ -628,9 +768,212 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         {**ANTHROPIC_BASE, "output_config": {"format": {"type": "json_schema"}}},
         {
             "type": [Refused("xml", "json_schema")],
-            "schema": [Refused(None, "required")],
+            "schema": [
+                Refused(None, "required"),
+                Effect({"type": "array"}, {"type": "object"}, "engine"),
+            ],
         },
         place=("output_config", "format"),
+    ),
+    ollama.OllamaChatRequest: Body(
+        "/api/chat",
+        OLLAMA_BASE,
+        {
+            **OLLAMA,
+            "messages": [Effect(HI, HALF)],
+            "tools": [Refused([TOOL], "tool calls"), Harmless(([],), "there are none")],
+        },
+    ),
+    ollama.OllamaGenerateRequest: Body(
+        "/api/generate",
+        {"prompt": "ab", **OLLAMA_SHORT},
+        {
+            **OLLAMA,
+            "prompt": [Effect("ab", "abc")],
+            "system": [Effect("a", "b", "engine"), Refused("a", "raw", {"raw": True})],
+            "raw": [Effect(True, False, "engine")],
+        },
+        ollama.GENERATE_REFUSED,
+    ),
+    ollama.OllamaMessage: Body(
+        "/api/chat",
+        OLLAMA_BASE,
+        {
+            "role": [Effect("user", "system", "engine"), Refused("narrator", "must be")],
+            "content": [Effect("a", "b", "engine")],
+            "thinking": [Effect("hm", "ha", "engine")],
+            "tool_calls": [Effect([{"function": {"name": "f"}}], [], "engine")],
+            "tool_name": [Effect("f", "g", "engine")],
+            "tool_call_id": [Effect("1", "2", "engine")],
+            "images": [Refused(["aGk="], "text"), Harmless(([], None), "there are none")],
+        },
+        place=("messages", 0),
+    ),
+    ollama.OllamaCall: Body(
+        "/api/chat",
+        OLLAMA_CALLS,
+        {"function": [Effect({"name": "f"}, {"name": "g"}, "engine")]},
+        place=("messages", 0, "tool_calls", 0),
+    ),
+    ollama.OllamaFunction: Body(
+        "/api/chat",
+        OLLAMA_CALLS,
+        {
+            "name": [Effect("f", "g", "engine")],
+            "arguments": [Effect({"a": 1}, {"a": 2}, "engine")],
+        },
+        place=("messages", 0, "tool_calls", 0, "function"),
+    ),
+    ollama.OllamaOptions: Body(
+        "/api/chat",
+        {**OLLAMA_BASE, "options": {}},
+        OLLAMA_OPTIONS,
+        ollama.OPTIONS_REFUSED,
+        ollama.OPTIONS_HARMLESS,
+        place=("options",),
+    ),
+    ollama.OllamaEmbedRequest: Body(
+        "/api/embed",
+        {"input": "ab"},
+        {
+            "input": [Effect("ab", ["ab", "c"])],
+            "model": SHARED["model"],
+            "dimensions": ENCODE["dimensions"],
+            "truncate": [Harmless((True, False), "a text that is too long is refused")],
+            "keep_alive": [Harmless(("5m", 0, -1), STAYS)],
+            "options": [Harmless(({"temperature": 1},), "nothing is drawn")],
+        },
+    ),
+    ollama.OllamaEmbeddingsRequest: Body(
+        "/api/embeddings",
+        {"prompt": "ab"},
+        {
+            "prompt": [Effect("ab", "abc")],
+            "model": SHARED["model"],
+            "keep_alive": [Harmless(("5m", 0, -1), STAYS)],
+            "options": [Harmless(({"temperature": 1},), "nothing is drawn")],
+        },
+    ),
+    ollama.OllamaShowRequest: Body(
+        "/api/show",
+        {},
+        {
+            "model": [Harmless((MODEL, "default", "", f"{MODEL}:latest"), "the served model")],
+            "verbose": [Harmless((True, False), "there is no more to tell")],
+        },
+    ),
+    responses.ResponsesRequest: Body(
+        "/v1/responses",
+        {"input": "ab", "max_output_tokens": 24, "store": False},
+        RESPONSES,
+        responses.RESPONSES_REFUSED,
+    ),
+    responses.InputItem: Body(
+        "/v1/responses",
+        {
+            "input": [{"role": "user", "content": "a"}, {"role": "user", "content": "a"}],
+            "max_output_tokens": 24,
+        },
+        INPUT_ITEM,
+        place=("input", 1),
+    ),
+    responses.ItemPart: Body(
+        "/v1/responses",
+        {
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],
+            "max_output_tokens": 24,
+        },
+        {
+            "type": [Refused("input_image", "takes text only")],
+            "text": [Effect("a", "b", "engine"), Refused(None, "is missing")],
+            "annotations": [Harmless(([],), "of a past answer")],
+            "logprobs": [Harmless(([],), "of a past answer")],
+        },
+        place=("input", 0, "content", 0),
+    ),
+    responses.ResponseTool: Body(
+        "/v1/responses",
+        {"input": "ab", "max_output_tokens": 24, **RESPONSE_TOOLS},
+        {
+            "type": [Refused("web_search", "no tools of its own")],
+            "name": [Effect("f", "g"), Refused(None, "required")],
+            "description": [Effect("a", "b")],
+            "parameters": [Effect({}, {"type": "object"})],
+            "strict": [Effect(True, False)],
+        },
+        place=("tools", 0),
+    ),
+    responses.ReasoningParam: Body(
+        "/v1/responses",
+        {"input": "ab", "max_output_tokens": 24, "reasoning": {}},
+        {
+            "effort": [Effect("low", "high", "engine")],
+            "summary": [Effect("auto", "detailed")],
+            "generate_summary": [Harmless(("auto",), "reasoning comes whole")],
+        },
+        place=("reasoning",),
+    ),
+    responses.TextParam: Body(
+        "/v1/responses",
+        {"input": "ab", "max_output_tokens": 24, "text": {}},
+        {
+            "format": [Effect({"type": "text"}, {"type": "json_object"}, "engine")],
+            "verbosity": [Effect("low", "high", "log")],
+        },
+        place=("text",),
+    ),
+    responses.TextFormat: Body(
+        "/v1/responses",
+        {"input": "ab", "max_output_tokens": 24, "text": {"format": {"type": "text"}}},
+        {
+            "type": [Refused("xml", "must be"), Refused("json_schema", "required")],
+            "name": [Refused(None, "required", {"type": "json_schema", "schema": {}})],
+            "schema": [
+                Refused(None, "required", {"type": "json_schema", "name": "x"}),
+                Effect(
+                    {"type": "array"},
+                    {"type": "object"},
+                    "engine",
+                    {"type": "json_schema", "name": "x"},
+                ),
+            ],
+            "strict": [Effect(True, False)],
+            "description": [Effect("a", "b")],
+        },
+        place=("text", "format"),
+    ),
+    vertex.VertexRequest: Body(
+        "/vertex_generate",
+        {
+            "instances": [{"text": "ab"}],
+            "parameters": {"rid": ["r"], "sampling_params": {"max_new_tokens": 24}},
+        },
+        {
+            "instances": [Effect([{"text": "ab"}], [{"text": "abc"}])],
+            "parameters": [
+                Effect(
+                    {"sampling_params": {"max_new_tokens": 1}},
+                    {"sampling_params": {"max_new_tokens": 2}},
+                ),
+                Refused({"stream": True}, "answers are whole"),
+            ],
+        },
+    ),
+    vertex.VertexInstance: Body(
+        "/vertex_generate",
+        {
+            "instances": [{"text": "ab"}],
+            "parameters": {"rid": ["r"], "sampling_params": {"max_new_tokens": 24}},
+        },
+        {
+            "text": [Effect("a", "b", "engine"), Refused(None, "every")],
+            "input_ids": [
+                Effect([65], [66], "engine", {"text": None}),
+                Refused([65], "every"),
+            ],
+        },
+        vertex.INSTANCE_REFUSED,
+        place=("instances", 0),
     ),
     native.TokenizeRequest: Body("/tokenize", {"prompt": "ab"}, TOKENIZE),
     native.DetokenizeRequest: Body("/detokenize", {"tokens": [65]}, DETOKENIZE),

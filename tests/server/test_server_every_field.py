@@ -53,8 +53,9 @@ TEMPLATE = (
 )
 LOGGING = {"log_requests": True, "log_requests_level": 2, "log_requests_format": "json"}
 WHEN = {"created", "id", "e2e_latency", "queue_time", "inference_time", "decode_throughput", "when"}
+WHEN |= {"created_at", "completed_at", "total_duration", "prompt_eval_duration", "eval_duration"}
 """Parts of answers that differ every time, beside the ones that end in _ts."""
-NEW_ID = re.compile(r"(msg|resp|ollama)_[0-9a-f]+")
+NEW_ID = re.compile(r"(msg|resp|ollama)_[0-9a-f]+|embd-[0-9a-f]+")
 """Ids of requests of APIs in which nobody says one."""
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from server_kit import Running, ask, running_server
 
 from vivace.server.routes import ROUTES
-from vivace.server.unknown_paths import ELSEWHERE, NOT_YET, SAME, describe_unknown_path
+from vivace.server.unknown_paths import ELSEWHERE, MISSING, NOT_YET, SAME, describe_unknown_path
 
 SERVED = [route.path for route in ROUTES]
 MEANT = {
@@ -44,7 +44,7 @@ def meant(message: str) -> str | None:
 
 def test_the_tables_name_what_there_is_and_is_not() -> None:
     assert set(SAME.values()) <= set(SERVED)
-    assert not {*SAME, *NOT_YET, *ELSEWHERE} & set(SERVED)
+    assert not {*SAME, *NOT_YET, *ELSEWHERE, *MISSING} & set(SERVED)
     assert not set(SAME) & NOT_YET
 
 
@@ -54,7 +54,7 @@ def test_what_was_meant(path: str, server: Running) -> None:
     assert answer.status == 404 and meant(answer.json["message"]) == MEANT[path]
 
 
-@pytest.mark.parametrize("path", ["/v1/audio/speech", "/start_profile", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/start_profile", "/v1/moderations"])
 def test_what_is_not_supported_yet(path: str, server: Running) -> None:
     assert "not supported yet" in ask(server, path, {}).json["message"]
 

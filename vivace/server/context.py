@@ -24,6 +24,7 @@ from vivace.requests.embeddings import NO_EMBEDDINGS, NO_GENERATION
 from vivace.server.access import BrowserPolicy, Keys
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.request_log import RequestLog
+from vivace.server.response_store import ResponseStore
 from vivace.server.responses import HTTPError
 from vivace.server.settings import ServerSettings
 
@@ -249,6 +250,7 @@ class Context:
     document: bytes = b""
     """The OpenAPI document."""
     probe: Probe = field(default_factory=Probe)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     started: float = field(default_factory=time.time)
     slicer: TimeSlicer = field(default_factory=TimeSlicer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -228,7 +228,19 @@ READER = BodyReader(GenerateRequest)
 async def generate(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
     """One answer, or a list of them when the prompts came as a list or n > 1."""
     arrival = time.monotonic()
-    params = await READER.read(context, body)
+    return await answer_generate(context, http, body, await READER.read(context, body), arrival)
+
+
+async def answer_generate(
+    context: Context,
+    http: web.Request,
+    body: Body,
+    params: GenerateRequest,
+    arrival: float,
+    wrap: Callable[[list[bytes]], list[bytes]] = list,
+) -> web.StreamResponse:
+    """The same for prompts that came as some API's body; `wrap` puts the JSON of a whole answer
+    into that API's object."""
     inputs, batch = await read_inputs(context, params)
     text, quiet = params.text if isinstance(params.text, str) else None, params.no_logs
     requests = await prepare_requests(
@@ -260,7 +272,7 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
         return await stream(context, http, requests, encoders, quiet=quiet)
     outputs = await complete(context, requests, quiet=quiet)
     parts = await context.slicer.run(encode_results(params, requests, answers, outputs))
-    return await json_parts(http, json_list(parts) if several else parts[0])
+    return await json_parts(http, wrap(json_list(parts) if several else parts[0]))
 
 
 def create_answer(

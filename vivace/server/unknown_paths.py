@@ -15,15 +15,6 @@ from vivace.server.context import Context
 from vivace.server.responses import HTTPError
 
 SAME: dict[str, str] = {
-    # Ollama
-    "/api/chat": "/v1/chat/completions",
-    "/api/generate": "/v1/completions",
-    "/api/tags": "/v1/models",
-    "/api/ps": "/v1/models",
-    "/api/show": "/model_info",
-    "/api/version": "/server_info",
-    "/api/embed": "/v1/embeddings",
-    "/api/embeddings": "/v1/embeddings",
     # llama.cpp
     "/completion": "/v1/completions",
     "/props": "/server_info",
@@ -46,9 +37,7 @@ PULL = "models are fetched and removed by the commands `vivace pull` and `vivace
 ELSEWHERE = dict.fromkeys(("/api/pull", "/api/create", "/api/delete", "/api/push"), PULL)
 NOT_YET = frozenset(
     """
-    /v1/responses /v1/moderations /v1/files /v1/batches
-    /infill
-    /v1/audio/transcriptions /v1/audio/speech /v1/images/generations /v1/realtime
+    /v1/moderations /v1/files /v1/batches /infill
     /load_lora_adapter /unload_lora_adapter /v1/load_lora_adapter /v1/unload_lora_adapter
     /open_session /close_session /parse_function_call /separate_reasoning
     /start_profile /stop_profile /pause_generation /continue_generation
@@ -57,6 +46,22 @@ NOT_YET = frozenset(
     """.split()
 )
 """paths of SGLang, OpenAI and others without a counterpart here"""
+NO_SOUND = "no model family with sound is served"
+NO_PICTURES = "no model family that makes or reads pictures is served"
+MISSING: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"),
+            *("/v1/realtime", "/v1/realtime/sessions"),
+        ),
+        NO_SOUND,
+    ),
+    **dict.fromkeys(
+        ("/v1/images/generations", "/v1/images/edits", "/v1/images/variations"), NO_PICTURES
+    ),
+    "/generate_from_file": "SGLang has it no longer; send the prompts to /generate",
+}
+"""paths without a counterpart here, and why"""
 STORED = "/v1/chat/completions"
 """where OpenAI lists stored completions; below it, one by its id"""
 MAX_SHOWN = 200
@@ -70,6 +75,10 @@ def describe_unknown_path(path: str, served: Iterable[str]) -> str:
     plain = "/" + "/".join(part for part in path[:MAX_SHOWN].lower().split("/") if part)
     if plain in NOT_YET:
         return f"{begin} is not supported yet. GET /openapi.json lists what is here"
+    if plain in MISSING:
+        return (
+            f"{begin} is not supported yet: {MISSING[plain]}. GET /openapi.json lists what is here"
+        )
     if plain in ELSEWHERE:
         return f"{begin}; {ELSEWHERE[plain]}"
     if is_stored_completion(path):

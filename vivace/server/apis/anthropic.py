@@ -12,7 +12,6 @@ from aiohttp import web
 
 from vivace.frontend.tokenizer_pool import text_named
 from vivace.server.apis.anthropic_request import (
-    ChatMessages,
     read_request,
     read_turns,
     shows_thoughts,
@@ -34,10 +33,10 @@ from vivace.server.apis.chat_run import (
     ResultChoice,
     ResultMessage,
     ResultUsage,
-    complete_chat,
+    complete,
     own_names,
     read_events,
-    stream_chat,
+    run,
 )
 from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
@@ -75,15 +74,15 @@ async def messages(context: Context, http: web.Request, body: Body) -> web.Strea
         if request.stream:
             events = MessageEvents(thoughts)
             form = StreamForm(headers={}, convert=events.convert, failure=failure)
-            return await stream_chat(context, http, body, request, arrival, form)
-        result = await complete_chat(context, http, body, request, arrival)
+            return await run(context, http, body, request, arrival, form)
+        result = await complete(context, http, body, request, arrival)
     return json_response(whole_answer(result, thoughts))
 
 
 async def count_tokens(context: Context, _http: web.Request, body: Body) -> web.Response:
     """How many tokens a conversation has as a prompt."""
     params = await COUNT.read(context, body)
-    found: ChatMessages = await context.slicer.run(read_turns(params))
+    found = await context.slicer.run(read_turns(params))
     with own_names(found.rename):
         request = with_shared_fields(params, found)
         chat.check(context, request)

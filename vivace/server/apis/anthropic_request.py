@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import NO_TEXT, abbreviate, refuse_unsupported
-from vivace.requests.schema import ContentPart, FunctionCall, Message, ToolCall
+from vivace.requests.schema import FunctionCall, Message, ToolCall
 from vivace.server.apis.anthropic_schema import (
     ANTHROPIC_REFUSED,
     ContentBlock,
@@ -23,11 +21,14 @@ from vivace.server.apis.anthropic_schema import (
     ToolParam,
     Turn,
 )
-from vivace.server.apis.chat_run import chat_request
+from vivace.server.apis.chat_messages import ChatMessages, needed
+from vivace.server.apis.chat_run import chat_request, goes_on
 from vivace.server.openai.schema import ChatRequest
 
 RENAMED_FIELDS = {
     "stop": "stop_sequences",
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "chat_template_kwargs": "thinking",
@@ -36,47 +37,11 @@ RENAMED_FIELDS = {
 """The chat path's name -> Anthropic's."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 THOUGHTS = {"enabled": True, "adaptive": True, "disabled": False}
-_MESSAGE = re.compile(r"messages\[(\d+)\]")
-
-
-@dataclass
-class ChatMessages:
-    """Messages as the chat path takes them; `places` says where in the body each has begun."""
-
-    messages: list[Message] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
-
-    def message(self, role: str, place: str) -> Message:
-        """The last one if it is of this role, which says more then; else a new one."""
-        if not self.messages or self.messages[-1].role != role:
-            self.add(Message(role=role), place)
-        return self.messages[-1]
-
-    def add(self, message: Message, place: str) -> None:
-        self.messages.append(message)
-        self.places.append(place)
-
-    def add_text(self, role: str, text: str, place: str) -> None:
-        message = self.message(role, place)
-        part = ContentPart(type="text", text=text)
-        if message.content is None:
-            message.content = text
-        elif isinstance(message.content, str):
-            message.content = [ContentPart(type="text", text=message.content), part]
-        else:
-            message.content.append(part)
-
-    def rename(self, name: str) -> str:
-        """The field of the body that the chat path knows by another name."""
-        found = _MESSAGE.match(name)
-        if found is not None and int(found[1]) < len(self.places):
-            return self.places[int(found[1])] + name[found.end() :]
-        return RENAMED_FIELDS.get(name, name)
 
 
 def read_turns(params: CountTokensRequest) -> Work[ChatMessages]:
     """The messages of a body; BadRequest for parts that the served model cannot take."""
-    found = ChatMessages()
+    found = ChatMessages(RENAMED_FIELDS)
     add_system(found, params.system)
     for number, turn in enumerate(params.messages):
         yield from add_turn(found, turn, f"messages[{number}]")
@@ -126,12 +91,6 @@ def add_block(found: ChatMessages, role: str, block: ContentBlock, turn: str, pl
             found.add_text(role, plain_text(block, place), turn)
 
 
-def needed(value: str | None, field_name: str) -> str:
-    if value is None:
-        raise BadRequest(field_name, "is required")
-    return value
-
-
 def plain_text(block: ContentBlock | ResultBlock | SystemBlock, place: str) -> str:
     """BadRequest for a part that is no text."""
     if block.type != "text":
@@ -171,9 +130,7 @@ def read_request(params: MessagesRequest, found: ChatMessages, rid: str) -> Chat
         stream=stream,
         stream_options={"include_usage": True, "continuous_usage_stats": True} if stream else None,
     )
-    last = found.messages[-1] if found.messages else None
-    said = last is not None and last.role == "assistant" and not last.tool_calls
-    request.continue_final_message = said and bool(last and last.content)
+    request.continue_final_message = goes_on(found.messages)
     return request
 
 

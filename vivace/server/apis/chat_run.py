@@ -1,4 +1,4 @@
-"""The chat path as other APIs use it: a `ChatRequest` in, and out what its answer says.
+"""OpenAI's paths as other APIs use them: a `ChatRequest` in, and out what its answer says.
 
 An adapter turns its own body into a `ChatRequest`, and what comes back into its own objects. So
 whatever the chat path learns to say (tool calls, reasoning) it can say too.
@@ -6,19 +6,21 @@ whatever the chat path learns to say (tool calls, reasoning) it can say too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import validation_error
+from vivace.requests.schema import Message
 from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.openai.chat import answer_chat
-from vivace.server.openai.schema import ChatRequest
+from vivace.server.openai.completions import answer_completions
+from vivace.server.openai.schema import ChatRequest, CompletionRequest
 from vivace.server.sse import STREAM_FORM, StreamForm
 
 
@@ -30,7 +32,7 @@ class ResultFunction(msgspec.Struct, kw_only=True):
 class ResultCall(msgspec.Struct, kw_only=True):
     """A tool call, or what is new of one: then `arguments` is a part of their JSON."""
 
-    function: ResultFunction
+    function: ResultFunction = msgspec.field(default_factory=ResultFunction)
     id: str | None = None
     index: int | None = None
 
@@ -41,11 +43,18 @@ class ResultMessage(msgspec.Struct, kw_only=True):
     tool_calls: list[ResultCall] | None = None
 
 
+class ResultLogprobs(msgspec.Struct, kw_only=True):
+    content: list[Any] | None = None
+
+
 class ResultChoice(msgspec.Struct, kw_only=True):
-    """`message` is that of a whole answer, `delta` what is new in an event."""
+    """`message` is that of a whole answer, `delta` what is new in an event; text completions have
+    `text` in their place."""
 
     message: ResultMessage | None = None
     delta: ResultMessage | None = None
+    text: str | None = None
+    logprobs: ResultLogprobs | None = None
     finish_reason: str | None = None
     matched_stop: int | str | None = None
 
@@ -93,12 +102,31 @@ _DATA = b"data: "
 _DONE = b"[DONE]"
 
 
-async def complete_chat(
-    context: Context, http: web.Request, body: Body, params: ChatRequest, arrival: float
+Params = ChatRequest | CompletionRequest
+
+
+async def run(
+    context: Context,
+    http: web.Request,
+    body: Body,
+    params: Params,
+    arrival: float,
+    form: StreamForm | None = None,
+) -> web.StreamResponse:
+    """The answer of the path that takes `params`; of a stream with its events in another `form`."""
+    if form is not None:
+        http[STREAM_FORM] = form
+    if isinstance(params, CompletionRequest):
+        return await answer_completions(context, http, body, params, arrival)
+    return await answer_chat(context, http, body, params, arrival)
+
+
+async def complete(
+    context: Context, http: web.Request, body: Body, params: Params, arrival: float
 ) -> ChatResult:
-    """The whole answer to a conversation. BadRequest or HTTPError as of the chat path, and
+    """What a whole answer says. BadRequest or HTTPError as of the path that takes `params`, and
     BadRequest when it was aborted."""
-    response = await answer_chat(context, http, body, params, arrival)
+    response = await run(context, http, body, params, arrival)
     assert isinstance(response, web.Response) and isinstance(response.body, bytes)
     result = _RESULT.decode(response.body)
     if result.choices[0].finish_reason == "abort":
@@ -107,19 +135,6 @@ async def complete_chat(
 
 
 ABORTED_ANSWER = "the request was aborted"
-
-
-async def stream_chat(
-    context: Context,
-    http: web.Request,
-    body: Body,
-    params: ChatRequest,
-    arrival: float,
-    form: StreamForm,
-) -> web.StreamResponse:
-    """The answer to a conversation as events of another API."""
-    http[STREAM_FORM] = form
-    return await answer_chat(context, http, body, params, arrival)
 
 
 def read_events(data: bytes) -> Iterator[ChatResult | None]:
@@ -133,11 +148,40 @@ def read_events(data: bytes) -> Iterator[ChatResult | None]:
 def chat_request(fields: Mapping[str, Any]) -> ChatRequest:
     """The request of the chat path with these fields and no messages yet; what is None is left out.
     BadRequest for values that the chat path does not take."""
-    given = {name: value for name, value in fields.items() if value is not None}
+    return _request({"messages": [], **fields}, ChatRequest)
+
+
+def completion_request(fields: Mapping[str, Any]) -> CompletionRequest:
+    """The same of text completions, which answer with all that the context has room for."""
+    return _request({"max_tokens": None, **fields}, CompletionRequest)
+
+
+def goes_on(messages: Sequence[Message]) -> bool:
+    """Whether the last message is the beginning of an answer, which is to be gone on with."""
+    last = messages[-1] if messages else None
+    said = last is not None and last.role == "assistant" and not last.tool_calls
+    return said and bool(last and last.content)
+
+
+P = TypeVar("P", ChatRequest, CompletionRequest)
+
+
+def _request(fields: Mapping[str, Any], kind: type[P]) -> P:
+    given = {
+        name: value for name, value in fields.items() if value is not None or name == "max_tokens"
+    }
     try:
-        return msgspec.convert({"messages": [], **given}, ChatRequest)
+        return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise validation_error(str(error)) from None
+
+
+def renamed(name: str, table: Mapping[str, str]) -> str:
+    """What a body calls a field of the chat path, also one inside a field that `table` has."""
+    for inner in sorted(table, key=len, reverse=True):
+        if name == inner or name.startswith((f"{inner}.", f"{inner}[")):
+            return table[inner] + name.removeprefix(inner)
+    return name
 
 
 @contextmanager

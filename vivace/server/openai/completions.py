@@ -51,7 +51,13 @@ class Prompt:
 async def completions(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
     """Complete one or many prompts, n times each."""
     arrival = time.monotonic()
-    params = await READER.read(context, body)
+    return await answer_completions(context, http, body, await READER.read(context, body), arrival)
+
+
+async def answer_completions(
+    context: Context, http: web.Request, body: Body, params: CompletionRequest, arrival: float
+) -> web.StreamResponse:
+    """The same for prompts that came as some API's body (`vivace.server.apis`)."""
     check(context, params)
     tokenizer = context.tokenizer("prompt")
     with text_named("prompt"):

@@ -39,6 +39,9 @@ from vivace.server.sse import Encoder
 
 encode = msgspec.json.encode
 
+TIMINGS = web.RequestKey("timings", dict[str, float])
+"""Of a whole answer, in seconds (`RequestOutput`): for APIs that tell them"""
+
 
 class UsageCounter:
     """Counts of the latest output of every choice; a prompt counts once however many samples."""
@@ -298,8 +301,7 @@ async def answer(
 ) -> web.StreamResponse:
     """Run the requests and answer; `samples` of them share a prompt."""
     usage = UsageCounter(samples, context.settings.cache_report)
-    created = int(time.time())
-    model = context.served.name
+    created, model = int(time.time()), context.served.name
     if params.stream:
         options = params.stream_options
         chunk_context = ChunkContext(
@@ -319,6 +321,7 @@ async def answer(
         encoders = [answer_format.chunks(chunk_context, index) for index in range(len(requests))]
         return await stream(context, http, requests, encoders, epilogue=chunk_context.epilogue)
     outputs = await complete(context, requests)
+    http[TIMINGS] = outputs[0].timings or {}
     for index, output in enumerate(outputs):
         usage.update(index, output)
     choices = await context.slicer.run(encoded_choices(answer_format, outputs))

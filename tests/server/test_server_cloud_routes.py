@@ -1,0 +1,94 @@
+"""What SageMaker and Vertex AI call, and paths that say what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from server_kit import CONTEXT, Running, ask, documents, running_server
+
+from vivace.server.apis.chat_run import renamed
+from vivace.server.apis.responses_request import RENAMED_FIELDS
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+ONE = {"max_new_tokens": 5, "sampling_seed": 0}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running_server() as running:
+        yield running
+
+
+def test_sagemaker(server: Running) -> None:
+    assert ask(server, "/ping", method="GET").status == 200
+    body = {"messages": HI, "max_tokens": 5, "seed": 0}
+    answer = ask(server, "/invocations", body).json
+    assert answer["choices"] == ask(server, "/v1/chat/completions", body).json["choices"]
+    streamed = ask(server, "/invocations", {**body, "stream": True}).text
+    assert documents(streamed)[0]["object"] == "chat.completion.chunk"
+
+
+@pytest.mark.parametrize("instances", [[{"text": "ab"}, {"text": "c"}], [{"input_ids": [65]}]])
+def test_vertex(server: Running, instances: list[dict[str, Any]]) -> None:
+    body = {"instances": instances, "parameters": {"sampling_params": ONE}}
+    found = ask(server, "/vertex_generate", body).json["predictions"]
+    (kind,) = instances[0]
+    prompts = [instance[kind] for instance in instances]
+    same = ask(server, "/generate", {kind: prompts, "sampling_params": ONE}).json
+    assert [one["text"] for one in found] == [one["text"] for one in same]
+    assert ask(server, "/vertex_generate", {"instances": []}).json == {"predictions": []}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "instances"),
+        ({"instances": [{"text": "a"}, {}]}, "instances[1].text"),
+        ({"instances": [{"text": "a"}, {"input_ids": [1]}]}, "instances[1].text"),
+        ({"instances": [{"input_ids": [1]}, {"input_ids": [999]}]}, "instances[1].input_ids"),
+        ({"instances": [{"text": "a", "image_data": "x"}]}, "instances[0].image_data"),
+        ({"instances": [{"text": "a"}], "parameters": {"stream": True}}, "parameters.stream"),
+        (
+            {"instances": [{"text": "a"}], "parameters": {"sampling_params": {"top_p": 7}}},
+            "parameters.sampling_params.top_p",
+        ),
+        ({"instances": [{"text": "a"}], "parameters": {"rid": 7}}, "parameters.rid"),
+        ({"instances": [{"text": "x" * CONTEXT}]}, "instances[0].text"),
+    ],
+)
+def test_vertex_names_the_field(server: Running, body: Any, param: str) -> None:
+    answer = ask(server, "/vertex_generate", body)
+    assert (answer.status, answer.json["param"]) == (400, param), answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v1/audio/transcriptions", "sound"),
+        ("/v1/audio/speech", "sound"),
+        ("/v1/images/generations", "pictures"),
+        ("/v1/realtime", "sound"),
+    ],
+)
+def test_what_is_missing_for_sound_and_pictures_is_told(
+    server: Running, path: str, says: str
+) -> None:
+    answer = ask(server, path, {})
+    assert answer.status == 404
+    assert "not supported yet" in answer.json["message"] and says in answer.json["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("response_format", "text.format"),
+        ("response_format.json_schema.schema.properties", "text.format.schema.properties"),
+        ("response_format.json_schema.strict", "text.format.strict"),
+        ("response_formats", "response_formats"),
+        ("stop[3]", "stop[3]"),
+    ],
+)
+def test_a_field_inside_another_is_named_as_the_body_has_it(name: str, own: str) -> None:
+    assert renamed(name, RENAMED_FIELDS) == own

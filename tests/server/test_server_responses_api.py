@@ -1,0 +1,369 @@
+"""OpenAI's Responses API: items, events, and what is kept of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from server_kit import CONTEXT, EOS, Running, ScriptedEngine, ask, running_server
+
+from vivace.protocol.messages import Finish, Request
+from vivace.server.apis.responses_events import ResponseEvents
+from vivace.server.apis.responses_request import begin_response
+from vivace.server.apis.responses_schema import ResponsesRequest
+from vivace.server.response_store import OVERHEAD, ResponseStore, StoredResponse
+from vivace.server.responses import HTTPError
+from vivace.server.settings import ServerSettings
+
+PATH = "/v1/responses"
+SHORT: dict[str, Any] = {"max_output_tokens": 9, "temperature": 0}
+
+
+def word(_: Request) -> list[int]:
+    return [*b"Well", EOS]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running_server(ServerSettings(cache_report=True), ScriptedEngine(word)) as running:
+        yield running
+
+
+def create(server: Running, **fields: Any) -> Any:
+    answer = ask(server, PATH, {"input": "hi", **SHORT, **fields})
+    assert answer.status == 200, answer.text
+    return answer.json
+
+
+def prompt(server: Running) -> str:
+    """The text that the engine was given last."""
+    return bytes(server.engine.requests[-1].tokens).decode()
+
+
+def test_a_whole_response(server: Running) -> None:
+    found = create(server, instructions="be brief", metadata={"a": "b"})
+    assert prompt(server) == "<system>be brief\n<user>hi\n<assistant>"
+    assert found["object"] == "response" and found["id"].startswith("resp_")
+    assert (found["status"], found["error"], found["incomplete_details"]) == (
+        "completed",
+        None,
+        None,
+    )
+    (item,) = found["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert [(part["type"], part["text"]) for part in item["content"]] == [("output_text", "Well")]
+    tokens = len(server.engine.requests[-1].tokens)
+    usage = found["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"]) == (tokens, 5)
+    assert usage["input_tokens_details"]["cached_tokens"] == 3
+    assert (found["instructions"], found["metadata"]) == ("be brief", {"a": "b"})
+
+
+def test_a_limit_makes_a_response_incomplete(server: Running) -> None:
+    found = create(server, max_output_tokens=2)
+    assert found["status"] == "incomplete"
+    assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert found["output"][0]["status"] == "incomplete"
+
+
+def test_items_become_messages(server: Running) -> None:
+    items = [
+        {"role": "developer", "content": "be brief"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "42"},
+    ]
+    create(server, input=items)
+    said = prompt(server)
+    assert said.startswith("<developer>be brief\n<user>hi\n<assistant>")
+    assert said.endswith("<tool>42\n<assistant>")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"role": "narrator", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input[0].content[0]"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call", "name": "f", "call_id": "1", "arguments": "["}]},
+         "input[0].tool_calls[0].function.arguments"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": "x" * CONTEXT}, "messages"),
+        ({"max_output_tokens": -1}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_logprobs": 99}, "top_logprobs"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"previous_response_id": "resp_0"}, "previous_response_id"),
+        ({"background": True, "stream": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_field(server: Running, fields: Any, param: str) -> None:
+    answer = ask(server, PATH, {"input": "hi", **fields})
+    assert answer.status == 400
+    assert answer.json["error"]["param"] in (param, "input"), answer.text
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def named_events(body: str) -> list[Any]:
+    """The events, in order by their numbers."""
+    found = []
+    for number, block in enumerate(body.split("\n\n")[:-1]):
+        name, data = block.split("\n")
+        value = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {value['type']}" and value["sequence_number"] == number
+        found.append(value)
+    return found
+
+
+def test_a_stream_says_what_the_whole_response_says(server: Running) -> None:
+    answer = ask(server, PATH, {"input": "hi", **SHORT, "stream": True})
+    found = named_events(answer.text)
+    assert [event["type"].removeprefix("response.") for event in found] == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *["output_text.delta"] * (len(found) - 8),
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    assert "".join(event.get("delta", "") for event in found) == "Well"
+    whole = found[-1]["response"]
+    assert whole["output"][0] == found[-2]["item"]
+    assert whole["output"][0]["content"] == [found[-3]["part"]]
+    assert whole["usage"]["output_tokens"] == 5
+    stored = ask(server, f"{PATH}/{whole['id']}", method="GET").json
+    assert stored == whole
+
+
+def test_a_failure_ends_a_stream() -> None:
+    refuse = Finish(type="abort", status=503, message="full")
+    with running_server(engine=ScriptedEngine(refuse=refuse)) as server:
+        answer = ask(server, PATH, {"input": "hi", "stream": True})
+        assert answer.status == 503 and answer.json["error"]["message"] == "full"
+
+
+TEXTS = st.text(max_size=5)
+NEWS = st.one_of(
+    st.tuples(st.just("content"), TEXTS),
+    st.tuples(st.just("reasoning_content"), TEXTS),
+    st.tuples(st.sampled_from(["call", "more"]), TEXTS),
+)
+
+
+def chunk(delta: Any, **choice: Any) -> bytes:
+    value = {"id": "x", "model": "toy", "choices": [{"index": 0, "delta": delta, **choice}]}
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def deltas(news: list[tuple[str, str]]) -> list[Any]:
+    """Deltas of the chat path; calls come one after the other, without text in them."""
+    found: list[Any] = []
+    number, inside = -1, False
+    for kind, text in news:
+        if kind in ("content", "reasoning_content"):
+            found.append({kind: text})
+            inside = inside and not text
+            continue
+        call: Any = {"function": {"arguments": text}}
+        if kind == "call" or not inside:
+            number, inside = number + 1, True
+            call["id"], call["function"]["name"] = f"call_{number}", f"f{number}"
+        found.append({"tool_calls": [{**call, "index": number}]})
+    return found
+
+
+@given(st.lists(NEWS, max_size=12), st.booleans())
+def test_items_of_any_stream_are_whole_and_in_order(
+    news: list[tuple[str, str]], apart: bool
+) -> None:
+    sent = deltas(news)
+    data = [chunk(delta) for delta in sent]
+    data += [chunk({}, finish_reason="stop"), b"data: [DONE]\n\n"]
+    params = ResponsesRequest(input="hi")
+    over: list[Any] = []
+    begun = begin_response(params, "resp_1", "toy", store=False)
+    converter = ResponseEvents(begun, over.append)
+    parts = data if apart else [b"".join(data)]
+    found = named_events(b"".join(converter.convert(part) for part in parts).decode())
+    output = found[-1]["response"]["output"]
+    assert over == [begun]
+    assert [event["item"] for event in found if event["type"].endswith("item.done")] == output
+    said: dict[int, str] = {}
+    for event in found:
+        if event["type"].endswith(".delta"):
+            index = event["output_index"]
+            said[index] = said.get(index, "") + event["delta"]
+            assert event["item_id"] == output[index]["id"]
+    for index, item in enumerate(output):
+        shown = item.get("arguments") if item["type"] == "function_call" else None
+        text = item["content"][0]["text"] if shown is None else shown
+        assert text == said.get(index, "") and item["status"] == "completed"
+    for kind, field in (("message", "content"), ("reasoning", "reasoning_content")):
+        texts = [item["content"][0]["text"] for item in output if item["type"] == kind]
+        assert "".join(texts) == "".join(delta.get(field, "") for delta in sent)
+    calls = [item for item in output if item["type"] == "function_call"]
+    made = [call for delta in sent for call in delta.get("tool_calls", ()) if "id" in call]
+    assert [(item["name"], item["call_id"]) for item in calls] == [
+        (call["function"]["name"], call["id"]) for call in made
+    ]
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+def test_a_response_goes_on_with_an_earlier_one(server: Running) -> None:
+    first = create(server, instructions="be brief")
+    second = create(server, input="and?", previous_response_id=first["id"])
+    assert prompt(server) == "<user>hi\n<assistant>Well\n<user>and?\n<assistant>"
+    assert second["previous_response_id"] == first["id"]
+    create(server, input="so?", previous_response_id=second["id"], instructions="be loud")
+    said = "<system>be loud\n<user>hi\n<assistant>Well\n<user>and?\n<assistant>Well\n<user>so?\n"
+    assert prompt(server) == said + "<assistant>"
+
+
+def test_a_stored_response_is_there_until_it_is_deleted(server: Running) -> None:
+    found = create(server)
+    place = f"{PATH}/{found['id']}"
+    assert ask(server, place, method="GET").json == found
+    assert ask(server, f"{place}/cancel").status == 400
+    deleted = ask(server, place, method="DELETE").json
+    assert deleted == {"id": found["id"], "object": "response", "deleted": True}
+    for path, method in ((place, "GET"), (place, "DELETE"), (f"{place}/cancel", "POST")):
+        assert ask(server, path, method=method).status == 404
+    answer = ask(server, PATH, {"input": "x", "previous_response_id": found["id"]})
+    assert (answer.status, answer.json["param"]) == (400, "previous_response_id")
+
+
+def test_what_is_not_to_be_stored_is_not(server: Running) -> None:
+    found = create(server, store=False)
+    assert found["store"] is False
+    assert ask(server, f"{PATH}/{found['id']}", method="GET").status == 404
+
+
+def test_another_keys_responses_are_not_there() -> None:
+    with running_server(
+        ServerSettings(api_keys=("one", "two"), admin_api_keys=("root",)), ScriptedEngine(word)
+    ) as server:
+
+        def ask_as(key: str, path: str, body: Any = None, method: str = "POST") -> Any:
+            headers = {"Authorization": f"Bearer {key}"}
+            return ask(server, path, body, method=method, headers=headers)
+
+        found = ask_as("one", PATH, {"input": "hi"}).json
+        place = f"{PATH}/{found['id']}"
+        for key in ("two", "root"):
+            assert ask_as(key, place, method="GET").status == 404
+            assert ask_as(key, place, method="DELETE").status == 404
+            assert ask_as(key, f"{place}/cancel").status == 404
+            body = {"input": "x", "previous_response_id": found["id"]}
+            assert ask_as(key, PATH, body).status == 400
+        assert ask_as("one", place, method="GET").json == found
+
+
+def test_several_frontends_keep_nothing() -> None:
+    """Another process may be asked."""
+    with running_server(ServerSettings(frontends=2), ScriptedEngine(word)) as server:
+        found = create(server)
+        assert found["store"] is False
+        assert ask(server, f"{PATH}/{found['id']}", method="GET").status == 404
+        for fields in ({"background": True}, {"previous_response_id": found["id"]}):
+            answer = ask(server, PATH, {"input": "hi", **fields})
+            assert answer.status == 400 and "tokenizer-worker-num" in answer.text
+
+
+# -- in the background -----------------------------------------------------------------------------
+
+
+def status(server: Running, identity: str) -> str:
+    return ask(server, f"{PATH}/{identity}", method="GET").json["status"]
+
+
+def test_a_response_in_the_background(server: Running) -> None:
+    found = create(server, background=True)
+    assert found["status"] == "in_progress" and found["output"] == []
+    server.until(lambda: server.frontend.live == 0)
+    server.until(lambda: server.frontend.accepted == 0)
+    whole = ask(server, f"{PATH}/{found['id']}", method="GET").json
+    assert whole["status"] == "completed" and whole["background"] is True
+    assert whole["output"][0]["content"][0]["text"] == "Well"
+    assert ask(server, f"{PATH}/{found['id']}/cancel").json == whole
+    create(server, input="and?", previous_response_id=found["id"])
+    assert "<assistant>Well" in prompt(server)
+
+
+def test_what_goes_wrong_in_the_background_stands_in_the_response(server: Running) -> None:
+    found = create(server, input="x" * CONTEXT, background=True)
+    server.until(lambda: server.frontend.accepted == 0)
+    whole = ask(server, f"{PATH}/{found['id']}", method="GET").json
+    assert whole["status"] == "failed" and whole["error"]["code"] == "invalid_prompt"
+    answer = ask(server, PATH, {"input": "x", "previous_response_id": found["id"]})
+    assert answer.status == 400
+
+
+@pytest.mark.parametrize("way", ["cancel", "delete"])
+def test_a_response_in_the_background_can_be_ended(way: str) -> None:
+    with running_server(engine=ScriptedEngine(pause=0.01)) as server:
+        found = create(server, background=True, max_output_tokens=400)
+        place = f"{PATH}/{found['id']}"
+        server.until(lambda: server.frontend.live == 1)
+        answer = ask(server, PATH, {"input": "x", "previous_response_id": found["id"]})
+        assert answer.status == 400
+        if way == "cancel":
+            assert ask(server, f"{place}/cancel").json["status"] == "cancelled"
+            assert status(server, found["id"]) == "cancelled"
+        else:
+            assert ask(server, place, method="DELETE").json["deleted"] is True
+            assert ask(server, place, method="GET").status == 404
+        server.until(lambda: server.frontend.live == 0)
+        server.until(lambda: server.frontend.accepted == 0)
+        assert len(server.engine.cancelled) == 1
+
+
+# -- the store -------------------------------------------------------------------------------------
+
+PUTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 3000)), max_size=40)
+
+
+@given(PUTS, st.integers(1, 8), st.integers(OVERHEAD, 9 * OVERHEAD))
+def test_a_store_stays_within_its_limits(
+    puts: list[tuple[int, int, int]], entries: int, size: int
+) -> None:
+    store = ResponseStore(entries, size)
+    for client, number, length in puts:
+        store.put(client, str(number), StoredResponse(b"x" * length))
+        assert len(store) <= entries and store.size <= size
+    kept: dict[tuple[int, str], int] = {}
+    for client, number, _ in puts:
+        try:
+            kept[client, str(number)] = store.get(client, str(number)).size
+        except HTTPError as error:
+            assert error.status == 404
+    assert len(kept) == len(store) and sum(kept.values()) == store.size
+
+
+def test_room_is_made_by_who_has_most() -> None:
+    store = ResponseStore(4)
+    store.put(1, "kept", StoredResponse(b"x"))
+    for number in range(20):
+        store.put(2, str(number), StoredResponse(b"x"))
+    assert store.get(1, "kept").body == b"x"
+    assert [number for number in range(20) if is_there(store, str(number))] == [17, 18, 19]
+
+
+def is_there(store: ResponseStore, identity: str) -> bool:
+    try:
+        store.get(2, identity)
+    except HTTPError:
+        return False
+    return True

@@ -1,0 +1,57 @@
+"""Messages of the chat path that are made from another API's turns, items and blocks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vivace.frontend.errors import BadRequest
+from vivace.requests.schema import ContentPart, Message
+from vivace.server.apis.chat_run import renamed
+
+_MESSAGE = re.compile(r"messages\[(\d+)\]")
+
+
+@dataclass
+class ChatMessages:
+    """`places` says where in the body each message has begun, `renamed` how the body calls other
+    fields of the chat path."""
+
+    renamed: Mapping[str, str]
+    messages: list[Message] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+
+    def message(self, role: str, place: str) -> Message:
+        """The last one if it is of this role, which says more then; else a new one."""
+        if not self.messages or self.messages[-1].role != role:
+            self.add(Message(role=role), place)
+        return self.messages[-1]
+
+    def add(self, message: Message, place: str) -> None:
+        self.messages.append(message)
+        self.places.append(place)
+
+    def add_text(self, role: str, text: str, place: str) -> None:
+        message = self.message(role, place)
+        part = ContentPart(type="text", text=text)
+        if message.content is None:
+            message.content = text
+        elif isinstance(message.content, str):
+            message.content = [ContentPart(type="text", text=message.content), part]
+        else:
+            message.content.append(part)
+
+    def rename(self, name: str) -> str:
+        """The field of the body that the chat path knows by another name."""
+        found = _MESSAGE.match(name)
+        if found is not None and int(found[1]) < len(self.places):
+            return self.places[int(found[1])] + name[found.end() :]
+        return renamed(name, self.renamed)
+
+
+def needed(value: str | None, field_name: str) -> str:
+    """BadRequest where a field is missing that its kind of part needs."""
+    if value is None:
+        raise BadRequest(field_name, "is required")
+    return value

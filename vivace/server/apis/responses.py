@@ -1,0 +1,241 @@
+"""POST /v1/responses, and the responses that are stored: OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import Work
+from vivace.requests.schema import FunctionCall, Message, ToolCall
+from vivace.server.access import CLIENT
+from vivace.server.apis.chat_run import complete, own_names, run
+from vivace.server.apis.responses_events import CALL, REASONING, ResponseEvents
+from vivace.server.apis.responses_request import begin_response, read_input, read_request
+from vivace.server.apis.responses_schema import (
+    DeletedResponse,
+    ResponseError,
+    ResponseObject,
+    ResponsesRequest,
+)
+from vivace.server.body import Body, BodyReader
+from vivace.server.context import Context
+from vivace.server.http import accept
+from vivace.server.openai import chat
+from vivace.server.openai.schema import ChatRequest
+from vivace.server.response_store import MAX_RUNNING, StoredResponse
+from vivace.server.responses import HTTPError, json_response
+from vivace.server.sse import StreamForm
+
+log = logging.getLogger("vivace.server")
+
+READER = BodyReader(ResponsesRequest)
+SEVERAL = (
+    "is not supported yet with --tokenizer-worker-num above 1, where another process may be asked; "
+    "send all items as input"
+)
+encode = msgspec.json.encode
+_MESSAGE = msgspec.json.Decoder(Message)
+
+
+async def create(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
+    """Answer, go on with an earlier response, or begin one in the background."""
+    arrival = time.monotonic()
+    params = await READER.read(context, body)
+    check(context, params)
+    rid, store = f"resp_{secrets.token_hex(16)}", is_stored(context, params)
+    earlier = find_earlier(context, http, params)
+    found = await context.slicer.run(read_input(params, await context.slicer.run(decoded(earlier))))
+    with own_names(found.rename):
+        request = read_request(params, found, rid)
+        if params.background:  # nobody hears of it later
+            chat.check(context, request)
+    response = begin_response(params, rid, context.served.name, store=store)
+    said = tuple(await context.slicer.run(encoded(found.messages, params))) if store else ()
+    keep = partial(put, context, http[CLIENT], said) if store else keep_nothing
+    events = ResponseEvents(response, keep)
+    if params.background:
+        return begin_background(context, http, request, events, said)
+    with own_names(found.rename):
+        if request.stream:
+            form = StreamForm(headers={}, convert=events.convert, failure=events.fail)
+            return await run(context, http, body, request, arrival, form)
+        events.complete(await complete(context, http, body, request, arrival))
+    return json_response(response)
+
+
+def check(context: Context, params: ResponsesRequest) -> None:
+    """Refuse what this server cannot do, and fields that contradict each other."""
+    several = context.settings.frontends > 1
+    if several and params.previous_response_id:
+        raise BadRequest("previous_response_id", SEVERAL)
+    if not params.background:
+        return
+    if several:
+        raise BadRequest("background", SEVERAL)
+    if params.stream:
+        raise BadRequest("background", "streams are not made in the background; remove stream")
+    if params.store is False:
+        raise BadRequest("background", "needs store to be true: it is asked for by its id")
+    if context.responses.running() >= MAX_RUNNING:
+        reason = f"{MAX_RUNNING} responses are being made in the background already"
+        raise BadRequest("background", reason, 503, retry_after=1.0)
+
+
+def is_stored(context: Context, params: ResponsesRequest) -> bool:
+    return params.store is not False and context.settings.frontends == 1
+
+
+def find_earlier(
+    context: Context, http: web.Request, params: ResponsesRequest
+) -> tuple[bytes, ...]:
+    """The conversation that the request goes on with. BadRequest when the client has no response of
+    the id, or one that has not ended."""
+    identity = params.previous_response_id
+    if not identity:
+        return ()
+    try:
+        entry = context.responses.get(http[CLIENT], identity)
+    except HTTPError as error:
+        raise BadRequest("previous_response_id", error.message, 400) from None
+    if not entry.messages or entry.task is not None:
+        raise BadRequest("previous_response_id", "the response has no answer to go on with")
+    return entry.messages
+
+
+def keep_nothing(_response: ResponseObject) -> None:
+    """Of a response that is not to be stored."""
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+def encoded(messages: list[Message], params: ResponsesRequest) -> Work[list[bytes]]:
+    """Each message as JSON; instructions are those of one response."""
+    found: list[bytes] = []
+    for message in messages[1 if params.instructions is not None else 0 :]:
+        found.append(encode(message))
+        yield
+    return found
+
+
+def decoded(messages: tuple[bytes, ...]) -> Work[list[Message]]:
+    found: list[Message] = []
+    for message in messages:
+        found.append(_MESSAGE.decode(message))
+        yield
+    return found
+
+
+def put(context: Context, client: int, said: tuple[bytes, ...], response: ResponseObject) -> None:
+    """Keep a response that is over; one that failed is no conversation to go on with."""
+    answered = response.status in ("completed", "incomplete")
+    messages = (*said, encode(answer_message(response))) if answered else ()
+    body = encode(response, enc_hook=str)
+    context.responses.put(client, response.id, StoredResponse(body, messages))
+
+
+def answer_message(response: ResponseObject) -> Message:
+    """What the assistant said, as the chat path takes it."""
+    message = Message(role="assistant")
+    for item in response.output:
+        if item.type == CALL:
+            call = FunctionCall(name=item.name or "", arguments=item.arguments)
+            one = ToolCall(function=call, id=item.call_id, type="function")
+            message.tool_calls = [*(message.tool_calls or ()), one]
+            continue
+        text = "".join(part.text for part in item.content or ())
+        if item.type == REASONING:
+            message.reasoning_content = (message.reasoning_content or "") + text
+        else:
+            before = message.content if isinstance(message.content, str) else ""
+            message.content = before + text
+    return message
+
+
+# -- in the background -----------------------------------------------------------------------------
+
+
+def begin_background(
+    context: Context,
+    http: web.Request,
+    request: ChatRequest,
+    events: ResponseEvents,
+    said: tuple[bytes, ...],
+) -> web.Response:
+    """The response as it stands now; it is made by a task, whoever listens."""
+    response = events.response
+    task = asyncio.create_task(make(context, http, request, events))
+    body = encode(response, enc_hook=str)
+    context.responses.put(http[CLIENT], response.id, StoredResponse(body, said, task))
+    return web.Response(body=body, content_type="application/json")
+
+
+async def make(
+    context: Context, http: web.Request, request: ChatRequest, events: ResponseEvents
+) -> None:
+    """Make a response, and keep it; what goes wrong stands in it."""
+    response, client = events.response, http[CLIENT]
+    accept(context.frontend)
+    try:
+        events.complete(await complete(context, http, Body(), request, time.monotonic()))
+        return
+    except asyncio.CancelledError:
+        response.status = "cancelled"
+    except (BadRequest, HTTPError) as error:
+        message = error.message if isinstance(error, HTTPError) else str(error)
+        end_failed(response, "invalid_prompt" if error.status < 500 else "server_error", message)
+    except Exception:
+        log.exception("response %s failed", response.id)
+        end_failed(response, "server_error", "internal error; the server's log has the details")
+    put(context, client, (), response)
+
+
+def end_failed(response: ResponseObject, code: str, message: str) -> None:
+    response.status = "failed"
+    response.error = ResponseError(code=code, message=message)
+
+
+# -- stored responses ------------------------------------------------------------------------------
+
+
+async def show(context: Context, http: web.Request, _body: Body) -> web.Response:
+    """A response as it stands, or 404."""
+    if http.query.get("stream", "false") != "false":
+        raise BadRequest("stream", "is not supported yet for a stored response; ask without it")
+    entry = context.responses.get(http[CLIENT], http.match_info["response_id"])
+    return web.Response(body=entry.body, content_type="application/json")
+
+
+async def delete(context: Context, http: web.Request, _body: Body) -> web.Response:
+    """Forget a response; one in the background is not made any further."""
+    identity = http.match_info["response_id"]
+    entry = context.responses.remove(http[CLIENT], identity)
+    if entry.task is not None:
+        await stop(entry.task)
+        context.responses.discard(http[CLIENT], identity)
+    return json_response(DeletedResponse(id=identity))
+
+
+async def cancel(context: Context, http: web.Request, _body: Body) -> web.Response:
+    """End a response in the background; one that is over stays as it is."""
+    client, identity = http[CLIENT], http.match_info["response_id"]
+    entry = context.responses.get(client, identity)
+    if not msgspec.json.decode(entry.body)["background"]:
+        raise BadRequest("response_id", "only responses in the background can be cancelled")
+    if entry.task is not None:
+        await stop(entry.task)
+        entry = context.responses.get(client, identity)
+    return web.Response(body=entry.body, content_type="application/json")
+
+
+async def stop(task: asyncio.Task[None]) -> None:
+    """Cancel the task of a response, and wait until it has said so."""
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,242 @@
+"""From a body of OpenAI's Responses API to a request of the chat path, and what of it is repeated
+in the answer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import Work
+from vivace.frontend.fields import NO_TEXT, abbreviate, refuse_unsupported
+from vivace.requests.schema import ContentPart, FunctionCall, Message, ToolCall
+from vivace.server.apis.chat_messages import ChatMessages, needed
+from vivace.server.apis.chat_run import chat_request
+from vivace.server.apis.responses_schema import (
+    RESPONSES_REFUSED,
+    InputItem,
+    ItemPart,
+    ReasoningParam,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseTool,
+    TextFormat,
+    TextParam,
+)
+from vivace.server.openai.schema import ChatRequest
+
+RENAMED_FIELDS = {
+    "max_completion_tokens": "max_output_tokens",
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "top_logprobs",
+}
+"""The chat path's name -> the name here."""
+SAME = (
+    *("model", "temperature", "top_p", "parallel_tool_calls", "service_tier", "metadata", "user"),
+    *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "top_k", "min_p", "stop"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "chat_template_kwargs"),
+    *("priority", "extra_key", "cache_salt", "routed_dp_rank", "data_parallel_rank"),
+)
+"""Fields that the chat path has by the same name."""
+LOGPROBS = "message.output_text.logprobs"
+CHOICES = ("auto", "none", "required")
+ROLES = ("system", "developer", "user", "assistant")
+TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+# -- items -> messages -----------------------------------------------------------------------------
+
+
+def read_input(params: ResponsesRequest, earlier: list[Message]) -> Work[ChatMessages]:
+    """Instructions, then `earlier` messages, then those of the input."""
+    found = ChatMessages(RENAMED_FIELDS)
+    if params.instructions is not None:
+        found.add(Message(role="system", content=params.instructions), "instructions")
+    for message in earlier:
+        found.add(message, "previous_response_id")
+    if isinstance(params.input, str):
+        found.add(Message(role="user", content=params.input), "input")
+        return found
+    if not params.input:
+        raise BadRequest("input", "must not be empty")
+    for number, item in enumerate(params.input):
+        add_item(found, item, f"input[{number}]")
+        yield
+    return found
+
+
+def add_item(found: ChatMessages, item: InputItem, place: str) -> None:
+    """One item; what the assistant thought, said and called in a row is one message."""
+    match item.type:
+        case None | "message":
+            role = needed(item.role, f"{place}.role")
+            if role not in ROLES:
+                raise BadRequest(f"{place}.role", f"must be one of {', '.join(ROLES)}")
+            add_said(found, role, item, place)
+        case "function_call":
+            name = needed(item.name, f"{place}.name")
+            call = FunctionCall(name=name, arguments=item.arguments)
+            one = ToolCall(
+                function=call, id=needed(item.call_id, f"{place}.call_id"), type="function"
+            )
+            message = found.message("assistant", place)
+            message.tool_calls = [*(message.tool_calls or ()), one]
+        case "function_call_output":
+            identity = needed(item.call_id, f"{place}.call_id")
+            output = "\n".join(texts(item.output, f"{place}.output"))
+            found.add(Message(role="tool", content=output, tool_call_id=identity), place)
+        case "reasoning":
+            thought = "\n".join(texts(item.content or item.summary or "", f"{place}.content"))
+            if thought:
+                message = found.message("assistant", place)
+                message.reasoning_content = (message.reasoning_content or "") + thought
+        case _:
+            kind = abbreviate(item.type)
+            raise BadRequest(f"{place}.type", f"{kind!r}: this server knows no such items")
+
+
+def add_said(found: ChatMessages, role: str, item: InputItem, place: str) -> None:
+    parts = texts(item.content, f"{place}.content")
+    if role == "assistant":
+        for text in parts:
+            found.add_text(role, text, place)
+    elif len(parts) == 1:
+        found.add(Message(role=role, content=parts[0]), place)
+    else:
+        content = [ContentPart(type="text", text=text) for text in parts]
+        found.add(Message(role=role, content=content), place)
+
+
+def texts(parts: str | list[ItemPart] | None, place: str) -> list[str]:
+    """BadRequest for parts that are no text."""
+    if parts is None:
+        raise BadRequest(place, "is required")
+    if isinstance(parts, str):
+        return [parts]
+    found: list[str] = []
+    for index, part in enumerate(parts):
+        if part.type not in TEXTS:
+            kind = abbreviate(part.type)
+            reason = f"part of type {kind!r}: the served model takes text only"
+            raise BadRequest(f"{place}[{index}]", reason)
+        if part.text is None:
+            raise BadRequest(f"{place}[{index}].text", NO_TEXT)
+        found.append(part.text)
+    return found
+
+
+# -- everything else -------------------------------------------------------------------------------
+
+
+def read_request(params: ResponsesRequest, found: ChatMessages, rid: str) -> ChatRequest:
+    """What /v1/responses asks of the chat path."""
+    refuse_unsupported(params, RESPONSES_REFUSED)
+    if params.truncation not in (None, "disabled"):
+        reason = "conversations are not cut; send what fits, with truncation disabled"
+        raise BadRequest("truncation", reason)
+    text = params.text or TextParam()
+    logprobs = bool(params.top_logprobs) or LOGPROBS in (params.include or ())
+    stream = bool(params.stream)
+    tools = [read_tool(tool, index) for index, tool in enumerate(params.tools or ())]
+    request = chat_request(
+        {
+            **{name: getattr(params, name) for name in SAME},
+            "rid": rid,
+            "stream": stream,
+            "stream_options": {"include_usage": True} if stream else None,
+            "max_completion_tokens": params.max_output_tokens,
+            "logprobs": logprobs or None,
+            "top_logprobs": params.top_logprobs if logprobs else None,
+            "tools": tools or None,
+            "tool_choice": read_choice(params.tool_choice),
+            "reasoning_effort": (params.reasoning or ReasoningParam()).effort,
+            "response_format": read_format(text.format),
+            "verbosity": text.verbosity,
+        }
+    )
+    request.messages = found.messages
+    return request
+
+
+def read_tool(tool: ResponseTool, index: int) -> dict[str, Any]:
+    place = f"tools[{index}]"
+    if tool.type != "function":
+        kind = abbreviate(tool.type)
+        raise BadRequest(f"{place}.type", f"{kind!r}: this server runs no tools of its own")
+    function: dict[str, Any] = {"name": needed(tool.name, f"{place}.name")}
+    for name in ("description", "parameters", "strict"):
+        if (value := getattr(tool, name)) is not None:
+            function[name] = value
+    return {"type": "function", "function": function}
+
+
+def read_choice(choice: Any) -> Any:
+    if choice is None or choice in CHOICES:
+        return choice
+    if isinstance(choice, dict):
+        named: dict[str, Any] = choice
+        if named.get("type") == "function" and isinstance(named.get("name"), str):
+            return {"type": "function", "function": {"name": named["name"]}}
+    wanted = ", ".join(CHOICES)
+    raise BadRequest("tool_choice", f"must be one of {wanted}, or a function by its name")
+
+
+def read_format(form: TextFormat | None) -> dict[str, Any] | None:
+    if form is None:
+        return None
+    if form.type in ("text", "json_object"):
+        return {"type": form.type}
+    if form.type != "json_schema":
+        raise BadRequest("text.format.type", "must be text, json_object or json_schema")
+    if form.schema is None:
+        raise BadRequest("text.format.schema", "is required")
+    schema: dict[str, Any] = {
+        "name": needed(form.name, "text.format.name"),
+        "schema": form.schema,
+    }
+    for name in ("strict", "description"):
+        if (value := getattr(form, name)) is not None:
+            schema[name] = value
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def begin_response(
+    params: ResponsesRequest, rid: str, model: str, *, store: bool
+) -> ResponseObject:
+    """The answer before anything of it is there."""
+    reasoning = params.reasoning or ReasoningParam()
+    form = (params.text or TextParam()).format or TextFormat(type="text")
+    return ResponseObject(
+        id=rid,
+        created_at=int(time.time()),
+        model=model,
+        status="in_progress",
+        background=bool(params.background),
+        instructions=params.instructions,
+        max_output_tokens=params.max_output_tokens,
+        max_tool_calls=params.max_tool_calls,
+        metadata=params.metadata or {},
+        parallel_tool_calls=params.parallel_tool_calls is not False,
+        previous_response_id=params.previous_response_id,
+        reasoning={"effort": reasoning.effort, "summary": reasoning.summary},
+        service_tier="default" if params.service_tier else None,
+        store=store,
+        temperature=params.temperature,
+        text={"format": without_none(form)},
+        tool_choice="auto" if params.tool_choice is None else params.tool_choice,
+        tools=[without_none(tool) for tool in params.tools or ()],
+        top_logprobs=params.top_logprobs or 0,
+        top_p=params.top_p,
+        truncation="disabled",
+        user=params.user,
+    )
+
+
+def without_none(value: msgspec.Struct) -> dict[str, Any]:
+    found = msgspec.to_builtins(value)
+    return {name: one for name, one in found.items() if one is not None}

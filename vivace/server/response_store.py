@@ -1,0 +1,103 @@
+"""Responses that are kept for a while, for who asks for them again or goes on with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vivace.server.responses import HTTPError
+
+MAX_ENTRIES = 2048
+MAX_BYTES = 64 << 20
+MAX_RUNNING = 256
+"""Responses in the background that have not ended."""
+OVERHEAD = 1024
+"""Bytes of an entry beside its texts, about."""
+
+
+@dataclass
+class StoredResponse:
+    """`body`: the response as JSON; `messages`: the conversation with it at the end, each as JSON.
+    `task` makes a response in the background that has not ended."""
+
+    body: bytes
+    messages: tuple[bytes, ...] = ()
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def size(self) -> int:
+        return OVERHEAD + len(self.body) + sum(map(len, self.messages))
+
+
+class ResponseStore:
+    """Of every client (an API key) its own: nobody finds another one's. At most `max_entries` and
+    `max_bytes` of all together; when there is no room the oldest ones go, of the client that has
+    most. Those that are still being made stay."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._clients: dict[int, dict[str, StoredResponse]] = {}
+        self._bytes: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._clients.values()))
+
+    @property
+    def size(self) -> int:
+        return sum(self._bytes.values())
+
+    def put(self, client: int, identity: str, entry: StoredResponse) -> None:
+        """Keep it, in the place of an earlier one of this id."""
+        self.discard(client, identity)
+        self._clients.setdefault(client, {})[identity] = entry
+        self._bytes[client] = self._bytes.get(client, 0) + entry.size
+        self._make_room()
+
+    def get(self, client: int, identity: str) -> StoredResponse:
+        """HTTPError 404 when the client has none of this id (any more)."""
+        entry = self._clients.get(client, {}).get(identity)
+        if entry is None:
+            raise HTTPError(
+                404,
+                f"Response with id {identity[:100]!r} not found: it was not stored here, or has "
+                "made room for others",
+                param="response_id",
+                code="not_found",
+            )
+        return entry
+
+    def remove(self, client: int, identity: str) -> StoredResponse:
+        """HTTPError 404 as of `get`."""
+        entry = self.get(client, identity)
+        self.discard(client, identity)
+        return entry
+
+    def running(self) -> int:
+        """How many are being made in the background."""
+        return sum(1 for entry in self._entries() if entry.task is not None)
+
+    def _entries(self) -> Iterator[StoredResponse]:
+        for entries in self._clients.values():
+            yield from entries.values()
+
+    def discard(self, client: int, identity: str) -> None:
+        """Forget it, if it is there."""
+        entries = self._clients.get(client, {})
+        entry = entries.pop(identity, None)
+        if entry is None:
+            return
+        self._bytes[client] -= entry.size
+        if not entries:
+            del self._clients[client], self._bytes[client]
+
+    def _make_room(self) -> None:
+        while len(self) > self._max_entries or self.size > self._max_bytes:
+            for client in sorted(self._bytes, key=lambda one: -self._bytes[one]):
+                over = (i for i, one in self._clients[client].items() if one.task is None)
+                if (oldest := next(over, None)) is not None:
+                    self.discard(client, oldest)
+                    break
+            else:
+                return
