@@ -66,7 +66,7 @@ LEAST: dict[Any, dict[str, Any]] = {
 """A small good body of every struct."""
 
 TEXTS = ["some words of a prompt, " * 16] * 1024
-NUMBERS = list(range(20_000))
+NUMBERS = list(range(16_000))
 PARTS = [{"type": "text", "text": "a"}] * 2048
 LEGAL: dict[Any, list[dict[str, Any]]] = {
     GenerateRequest: [
