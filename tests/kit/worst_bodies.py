@@ -66,14 +66,12 @@ LEAST: dict[Any, dict[str, Any]] = {
 """A small good body of every struct."""
 
 TEXTS = ["some words of a prompt, " * 16] * 1024
-NUMBERS = list(range(16_000))
 PARTS = [{"type": "text", "text": "a"}] * 2048
 LEGAL: dict[Any, list[dict[str, Any]]] = {
     GenerateRequest: [
         {"text": TEXTS, "sampling_params": ONE},
         {"input_ids": [list(range(100, 1100))] * 512, "sampling_params": ONE},
         {"text": "a", "sampling_params": {**ONE, "n": 128, "logit_bias": {"5": 1.0}}},
-        {"text": "a", "sampling_params": {**ONE, "n": 128, "json_schema": {"enum": NUMBERS}}},
     ],
     CompletionRequest: [
         {"prompt": TEXTS, "max_tokens": 1},
