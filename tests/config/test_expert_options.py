@@ -226,10 +226,9 @@ LOADS = st.lists(st.integers(0, 1000), min_size=1, max_size=24)
 
 @given(st.data())
 def test_a_balanced_placement_is_one(data: st.DataObject) -> None:
-    nodes, each = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    nodes, devices = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 12))
     groups = data.draw(st.sampled_from([1, nodes, 2 * nodes]))
     experts = groups * data.draw(st.integers(1, 4))
-    devices = nodes * each
     slots = -(-experts // devices) * devices + devices * data.draw(st.integers(0, 3))
     loads = data.draw(st.lists(st.integers(0, 999), min_size=experts, max_size=experts))
     room = ExpertDevices(slots=slots, devices=devices, nodes=nodes, groups=groups)
@@ -237,7 +236,7 @@ def test_a_balanced_placement_is_one(data: st.DataObject) -> None:
         found = place_experts(loads, room, algorithm)
         assert found == place_experts(loads, room, algorithm)
         assert len(found) == slots and set(found) == set(range(experts))
-        if algorithm != "deepseek" and groups % nodes == 0:
+        if algorithm != "deepseek" and groups % nodes == devices % nodes == 0:
             of_node = {
                 expert // (experts // groups): slot // (slots // nodes)
                 for slot, expert in enumerate(found)

@@ -33,11 +33,11 @@ def place_experts(
     """Of one layer; [slots]. At least as many slots as experts, and as many on each device.
 
     Groups go to nodes, then copies to the busiest experts of a node, then copies to devices, each
-    time the heaviest to the lightest that has room. Without groups that go into the nodes, or with
-    "deepseek", all of it as if there were one node.
+    time the heaviest to the lightest that has room. Without groups and devices that go into the
+    nodes, or with "deepseek", all of it as if there were one node.
     """
-    hierarchical = algorithm != "deepseek" and room.groups % room.nodes == 0
-    groups, nodes = (room.groups, room.nodes) if hierarchical else (1, 1)
+    even = room.groups % room.nodes == room.devices % room.nodes == 0
+    groups, nodes = (room.groups, room.nodes) if algorithm != "deepseek" and even else (1, 1)
     size, devices = len(loads) // groups, room.devices // nodes
     sums = [sum(loads[group * size : (group + 1) * size]) for group in range(groups)]
     placed: list[int] = []
