@@ -34,7 +34,7 @@ from vivace.platforms.cpu.facts import has_kernels
 from vivace.protocol.messages import Request, SamplingParams
 from vivace.train.head import HeadPasses, HeadSizes
 from vivace.train.progress import TrainingProgress
-from vivace.train.prompts import read_chats
+from vivace.train.prompts import make_chats, read_chats
 from vivace.train.state_files import StateFiles
 
 SHAPE = {
@@ -233,11 +233,22 @@ class StepClock:
 def test_when_the_time_is_over_the_head_learns_from_what_there_is(
     toy: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And goes on with that, where it was interrupted."""
+    update, index = TrainingProgress.update, tmp_path / "head" / "training" / "sequences.jsonl"
+
+    def interrupted(self: TrainingProgress, stage: str, fraction: float, text: str = "") -> None:
+        self.interrupted |= stage == "Training"
+        update(self, stage, fraction, text)
+
     monkeypatch.setattr("vivace.train.draft.time", StepClock())
+    monkeypatch.setattr(TrainingProgress, "update", interrupted)
     flags = "--max-minutes 30 --epochs 1 --rows 16 --keep-states --sequence-length 500".split()
+    assert toy.train("Llama", tmp_path / "head", *SMALL, *flags) == 130
+    before = index.read_text()
+    monkeypatch.setattr(TrainingProgress, "update", update)
     assert toy.train("Llama", tmp_path / "head", *SMALL, *flags) == 0
-    lines = (tmp_path / "head" / "training" / "sequences.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
+    assert index.read_text() == before
+    found = [json.loads(line) for line in before.splitlines()]
     assert len(found) > 4
     assert all(one["answer"] + 2 <= one["count"] < 500 for one in found)
 
@@ -408,6 +419,11 @@ def test_lines_end_where_files_say(tmp_path: Path) -> None:
         "one\u2028line",
         "two\x85",
     ]
+
+
+def test_there_are_no_more_prompts_than_there_are() -> None:
+    found = [chat[0]["content"] for chat in make_chats(1 << 40, 1)]
+    assert 7000 < len({*found}) == len(found)
 
 
 def test_a_full_disk_is_noticed_first(

@@ -83,7 +83,8 @@ def train_draft(config: Config, asked: argparse.Namespace) -> int:
             f"{needed_bytes(tokens, recorder.state_width) / 1e9:.2f} GB"
         )
         files = StateFiles(folder.training, tokens, recorder.state_width)
-        collect(config, asked, prompts, files, recorder, progress, began)
+        if not folder.trained:  # else it goes on with what it has begun with
+            collect(config, asked, prompts, files, recorder, progress, began)
         if progress.interrupted:
             progress.say("interrupted; the same command goes on from here")
             return 130

@@ -48,6 +48,11 @@ class HeadFolder:
         self.path = path
         self.training = path / OWN
 
+    @property
+    def trained(self) -> bool:
+        """There is something of the head to go on from."""
+        return (self.training / CHECKPOINT).exists()
+
     def check(self, plan: Mapping[str, Any]) -> None:
         """Whether training with this plan may begin or go on here: nothing that it did not make
         itself is written over or deleted. Raises CannotStart."""
@@ -125,7 +130,7 @@ class HeadFolder:
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """(what `save` kept, its progress); None: nothing yet."""
         file = self.training / CHECKPOINT
-        if not file.exists():
+        if not self.trained:
             return None
         try:
             with safe_open(file, "pt") as opened:

@@ -22,6 +22,8 @@ from vivace.requests.schema import Message
 
 MOST_BYTES = 1 << 30
 SUFFIX = ".jsonl"
+MOST_VAIN = 5000
+"""prompts in a row that came before: then there are no others"""
 FIELD = re.compile(r"{(\w+)}")
 GENERATED, GIVEN = "generated", "given"
 Chat = list[dict[str, Any]]
@@ -91,12 +93,11 @@ def make_chats(count: int, seed: int) -> list[Chat]:
     """Different ones, of the package's templates."""
     found = json.loads(files("vivace.train").joinpath("prompts.json").read_text())
     lists, chance = found["lists"], random.Random(seed)
-    prompts = dict[str, None]()
-    for _ in range(8 * count):  # fewer where all there are came before
-        template = chance.choice(found["templates"])
+    prompts, vain = dict[str, None](), 0
+    while len(prompts) < count and vain < MOST_VAIN:  # there are some thousands
+        template, before = chance.choice(found["templates"]), len(prompts)
         prompts[FIELD.sub(lambda field: chance.choice(lists[field[1]]), template)] = None
-        if len(prompts) == count:
-            break
+        vain = 0 if len(prompts) > before else vain + 1
     return [[{"role": "user", "content": prompt}] for prompt in prompts]
 
 

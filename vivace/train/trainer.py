@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from vivace.errors import CannotStart
 from vivace.train.folder import HeadFolder, restore
 from vivace.train.head import HeadPasses, Parameters
 from vivace.train.objective import (
@@ -85,11 +86,16 @@ class HeadTrainer:
         """an entry for each epoch"""
 
     def resume(self) -> bool:
-        """Go on where it was interrupted."""
+        """Go on where it was interrupted. Raises CannotStart where texts are missing by now."""
         saved = self._folder.load()
         if saved is None:
             return False
         tensors, progress = saved
+        if not torch.equal(tensors["draft_ids"], self._vocabulary.ids):
+            raise CannotStart(
+                f"{self._folder.training}: the head was begun with other hidden states than are "
+                "there; delete the folder, and train again"
+            )
         restore(tensors, self._parameters, self._optimizer)
         self._done, self._seconds = progress["steps"], progress["seconds"]
         self.measured = progress["measured"]
