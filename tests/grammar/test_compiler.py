@@ -30,6 +30,8 @@ class SlowBackend:
             raise self._error
         return BACKEND.compile(constraint)
 
+    fill = BACKEND.fill
+
 
 class Time:
     now = 0.0

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from grammar_kit import (
+    BACKEND,
     EOS,
     SIZE,
     allowed,
@@ -19,7 +20,9 @@ from grammar_kit import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.grammar.processor import fill_behind
+from vivace.grammar.backend import GrammarMatcher, mask_words
+from vivace.grammar.next_masks import NextMasks
+from vivace.grammar.processor import DraftBranches
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX
 
 PERSON = {
@@ -81,18 +84,55 @@ def test_the_end_is_possible_exactly_where_the_answer_obeys() -> None:
 
 def test_masks_behind_drafts() -> None:
     matcher = compiled(REGEX, "abc+")
-    before = allowed(matcher)
-    for drafts in ([], [97], [97, 98], [97, 98, 99, 99]):
+    before, branches = allowed(matcher), DraftBranches(matcher)
+    for drafts in ([], [97], [97, 98], [97, 98, 99, 99], [97, 98, 99]):
         alone = compiled(REGEX, "abc+")
         alone.accept(drafts)
-        mask = np.zeros(-(-SIZE // 32), np.int32)
-        fill_behind(matcher, drafts, mask)
-        wanted = np.zeros_like(mask)
-        alone.fill(wanted)
-        assert (mask == wanted).all()
-    fill_behind(matcher, [97, 97, 98], mask)
-    assert (mask == -1).all()
+        found = branches.follow(tuple(drafts))
+        assert found is not None and (allowed(found) == allowed(alone)).all()
+    assert branches.follow((97, 97)) is branches.follow((97, 97, 98)) is None
     assert (allowed(matcher) == before).all()
+
+
+def test_masks_of_many_at_once_are_those_of_each() -> None:
+    """Also of one that is beyond its limits; places in any order."""
+    rng = np.random.default_rng(5)
+    matchers = [compiled(kind, what) for kind, what in CONSTRAINTS for _ in range(3)]
+    for matcher in matchers:
+        walk_randomly(matcher, rng, int(rng.integers(0, 9)))
+    wanted = np.stack([allowed(matcher) for matcher in matchers])
+    places = rng.permutation(len(matchers) + 2)[: len(matchers)]
+    masks = np.full((len(matchers) + 2, mask_words(SIZE)), 7, np.int32)
+    BACKEND.fill(list(zip(matchers, places.tolist(), strict=True)), masks)
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, count=SIZE, bitorder="little")
+    assert (bits[places] == wanted).all()
+    others = np.setdiff1d(np.arange(len(masks)), places)
+    assert (masks[others] == 7).all()
+
+
+def test_the_masks_of_rows_are_those_of_where_they_stand() -> None:
+    """Rows come, go on, and begin anew, in any order; more of them than before."""
+    rng, rows, masks = (
+        np.random.default_rng(6),
+        dict[int, GrammarMatcher](),
+        NextMasks(BACKEND.fill),
+    )
+    for _ in range(60):
+        masks.wait()
+        moved = [row for row in rows if rng.random() < 0.6]
+        for row in moved:
+            ids = np.flatnonzero(allowed(rows[row]))
+            rows[row].accept([int(rng.choice(ids))])
+        masks.begin({row: rows[row] for row in moved})
+        if rng.random() < 0.5:
+            new = int(rng.integers(0, 4 + 2 * len(rows)))
+            masks.drop(new)
+            rows[new] = compiled(*CONSTRAINTS[int(rng.integers(0, len(CONSTRAINTS)))])
+        chosen = np.array([row for row in rows if rng.random() < 0.7], np.int64)
+        if len(chosen):
+            found = masks.take(rows, chosen, mask_words(SIZE))
+            bits = np.unpackbits(found.view(np.uint8), axis=1, count=SIZE, bitorder="little")
+            assert (bits == [allowed(rows[row]) for row in chosen.tolist()]).all()
 
 
 @st.composite

@@ -67,8 +67,9 @@ class Successors:
             logits[place] = -torch.inf
             logits[place, following] = kept
 
-    def landed(self, row, tokens):
-        self.state[row] = [tokens[-1], self.state[row][1] + len(tokens)]
+    def landed(self, drawn):
+        for row, tokens in drawn.items():
+            self.state[row] = [tokens[-1], self.state[row][1] + len(tokens)]
 
     def why_stuck(self, row):
         return ""

@@ -75,9 +75,18 @@ class GrammarMatcher(Protocol):
         ...
 
 
+PlacedMatcher = tuple[GrammarMatcher, int]
+"""with its place among masks"""
+
+
 class GrammarBackend(Protocol):
     """Makes automata for the vocabulary of one model."""
 
     def compile(self, constraint: Constraint) -> GrammarMatcher:
         """At the start of an answer. From any thread; raises GrammarError."""
+        ...
+
+    def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
+        """`GrammarMatcher.fill` of each, which are different ones of this backend, on several
+        threads. masks[m, words] int32 without gaps. The interpreter is free meanwhile."""
         ...

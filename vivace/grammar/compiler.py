@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from vivace.grammar.backend import GrammarBackend, GrammarError, GrammarMatcher
+import numpy as np
+
+from vivace.grammar.backend import GrammarBackend, GrammarError, GrammarMatcher, PlacedMatcher
 from vivace.protocol.constraints import Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
@@ -61,6 +63,11 @@ class GrammarCompiler:
     def matcher(self, constraint: Constraint) -> GrammarMatcher:
         """At the start of an answer; compiled here and now if it is not known. GrammarError."""
         return self.prepare(constraint).result().copy()
+
+    def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
+        """As `GrammarBackend.fill`."""
+        assert self._backend is not None, "it made the matchers"
+        self._backend.fill(matchers, masks)
 
     def prepare(self, constraint: Constraint) -> Future[GrammarMatcher]:
         """Compile it in a thread, unless that was done."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from vivace.grammar.backend import GrammarError, JsonFormat, TokenVocabulary, mask_words
+from vivace.grammar.backend import (
+    GrammarError,
+    JsonFormat,
+    PlacedMatcher,
+    TokenVocabulary,
+    mask_words,
+)
 from vivace.grammar.source import GrammarDialect, translate
 from vivace.protocol.constraints import Constraint
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_GRAMMAR_SIZE = 200_000
 """symbols"""
@@ -22,10 +29,15 @@ MAX_LEXER_STATES = 20_000
 
 class LLGuidanceBackend:
     """`LLMatcher`s of one vocabulary. What it knows of the vocabulary takes a tenth of a second or
-    more to make, so it is made when the first grammar comes."""
+    more to make, so it is made when the first grammar comes. `threads`: that fill
+    masks; None: most of the cores."""
 
-    def __init__(self, vocabulary: TokenVocabulary, form: JsonFormat) -> None:
+    def __init__(
+        self, vocabulary: TokenVocabulary, form: JsonFormat, threads: int | None = None
+    ) -> None:
         self._vocabulary = vocabulary
+        self._threads = threads
+        self._executor: LLExecutor | None = None
         self._dialect = GrammarDialect(form, vocabulary.special_texts)
         self._eos_ids = frozenset(vocabulary.eos_ids)
         self._tokenizer: LLTokenizer | None = None
@@ -41,6 +53,18 @@ class LLGuidanceBackend:
             raise GrammarError(source.explain("nothing can ever obey it"))
         return matcher
 
+    def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
+        from llguidance import LLExecutor
+
+        own = cast("Sequence[tuple[LLGuidanceMatcher, int]]", matchers)
+        if self._executor is None:
+            self._executor = LLExecutor(self._threads)
+        rows, row_bytes = len(masks), masks[:1].nbytes
+        handles = [(matcher.handle, place) for matcher, place in own]
+        self._executor.unsafe_compute_mask_ptr(handles, masks.ctypes.data, row_bytes, rows)
+        for matcher, place in own:
+            matcher.clear_if_stuck(masks[place])
+
     def _match(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher
 
@@ -53,30 +77,34 @@ class LLGuidanceMatcher:
     """`LLMatcher` refuses the end where it has stopped by itself: here it may follow, and more."""
 
     def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int]) -> None:
-        self._matcher, self._eos_ids = matcher, eos_ids
+        self.handle, self._eos_ids = matcher, eos_ids
 
     @property
     def ended(self) -> bool:
-        return self._matcher.is_stopped()
+        return self.handle.is_stopped()
 
     @property
     def error(self) -> str:
-        return self._matcher.get_error()
+        return self.handle.get_error()
 
     def fill(self, mask: np.ndarray) -> None:
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self._matcher.is_error():  # the library would let the answer end
+        self.handle.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self.clear_if_stuck(mask)
+
+    def clear_if_stuck(self, mask: np.ndarray) -> None:
+        """Of one that took more than a limit: the library would let the answer end."""
+        if self.handle.is_error():
             mask[:] = 0
 
     def accept(self, tokens: list[int]) -> int:
-        count = self._matcher.try_consume_tokens(tokens)
+        count = self.handle.try_consume_tokens(tokens)
         if count == len(tokens) or not self.ended or self.error:
             return count
         ends = takewhile(self._eos_ids.__contains__, tokens[count:])
         return count + sum(1 for _ in ends)
 
     def copy(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self._matcher.deep_copy(), self._eos_ids)
+        return LLGuidanceMatcher(self.handle.deep_copy(), self._eos_ids)
 
 
 def _limits() -> LLParserLimits:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import groupby
+
 import numpy as np
 from torch import Tensor
 
 from vivace.errors import StepRefused
-from vivace.grammar.backend import GrammarError, GrammarMatcher, mask_words
+from vivace.grammar.backend import GrammarError, GrammarMatcher, PlacedMatcher, mask_words
 from vivace.grammar.compiler import GrammarCompiler
+from vivace.grammar.next_masks import NextMasks
 from vivace.platforms.host import download, upload
 from vivace.platforms.ops.sampling import SamplingOps
 from vivace.protocol.step import Join
 from vivace.sampling.processors import Entries, Histories
 
 MAX_REASON = 200
+ANYTHING = -1
+"""mask behind a draft that may not stand where it does: nothing there is ever kept"""
 
 
 class GrammarLogitsProcessor:
@@ -27,9 +33,10 @@ class GrammarLogitsProcessor:
         self._known: dict[int, int] = {}
         """row -> tokens it knows, its prompt among them"""
         self._fields: dict[int, str] = {}
-        self._masks = np.zeros((0, 0), np.int32)
+        self._masks = NextMasks(compiler.fill)
 
     def joined(self, row: int, join: Join) -> bool:
+        self._masks.drop(row)
         constraint = join.sampling.constraint
         if constraint is None:
             return False
@@ -43,29 +50,44 @@ class GrammarLogitsProcessor:
         return True
 
     def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
-        masks = self._take_masks(len(places), mask_words(logits.shape[1]))
         index = upload(places, logits.device)
         picked = entries.select(places, index)
-        rows = picked.host_rows.tolist()
-        for mask, row, drafts in zip(masks, rows, self._drafts(picked), strict=True):
-            fill_behind(self._matchers[row], drafts, mask)
+        masks = self._masks.take(self._matchers, picked.host_rows, mask_words(logits.shape[1]))
+        self._fill_behind_drafts(picked, masks)
         self._ops.apply_token_bitmask(logits, index, upload(masks, logits.device))
 
-    def landed(self, row: int, tokens: list[int]) -> None:
-        self._matchers[row].accept(tokens)
-        self._known[row] += len(tokens)
+    def landed(self, drawn: Mapping[int, list[int]]) -> None:
+        self._masks.wait()
+        for row, tokens in drawn.items():
+            self._matchers[row].accept(tokens)
+            self._known[row] += len(tokens)
+        self._masks.begin({row: self._matchers[row] for row in drawn})
 
     def why_stuck(self, row: int) -> str:
+        self._masks.wait()
         error = self._matchers[row].error
         if not error:
             return ""
         reason = " ".join(error.split())[:MAX_REASON]
         return f"{self._fields[row]}: cannot be obeyed any further ({reason}); make it simpler"
 
-    def _take_masks(self, count: int, words: int) -> np.ndarray:
-        if self._masks.shape[1] != words or len(self._masks) < count:
-            self._masks = np.zeros((max(count, 2 * len(self._masks)), words), np.int32)
-        return self._masks[:count]
+    def _fill_behind_drafts(self, entries: Entries, masks: np.ndarray) -> None:
+        drafts = self._drafts(entries)
+        if not any(drafts):
+            return
+        behind: list[PlacedMatcher] = []
+        rows = entries.host_rows.tolist()
+        for row, lines in groupby(enumerate(drafts), lambda line: rows[line[0]]):
+            branches = DraftBranches(self._matchers[row])
+            for place, line in lines:
+                if not line:
+                    continue
+                matcher = branches.follow(tuple(line))
+                if matcher is None:
+                    masks[place] = ANYTHING
+                else:
+                    behind.append((matcher.copy(), place))
+        self._compiler.fill(behind, masks)
 
     def _drafts(self, entries: Entries) -> list[list[int]]:
         """What stands between the known tokens and each entry."""
@@ -85,11 +107,19 @@ class GrammarLogitsProcessor:
         ]
 
 
-def fill_behind(matcher: GrammarMatcher, drafts: list[int], mask: np.ndarray) -> None:
-    """What may follow behind drafts. Behind one that may not stand there nothing is ever kept, so
-    anything may."""
-    behind = matcher.copy() if drafts else matcher
-    if behind.accept(drafts) < len(drafts):
-        mask[:] = -1
-    else:
-        behind.fill(mask)
+class DraftBranches:
+    """Where a row would stand behind its drafts, in the order in which they stand: each behind
+    those that lead to it."""
+
+    def __init__(self, matcher: GrammarMatcher) -> None:
+        self._found: dict[tuple[int, ...], GrammarMatcher | None] = {(): matcher}
+
+    def follow(self, drafts: tuple[int, ...]) -> GrammarMatcher | None:
+        """None where one of them may not stand."""
+        if drafts not in self._found:
+            before = self.follow(drafts[:-1])
+            behind = before and before.copy()
+            if behind is not None and not behind.accept([drafts[-1]]):
+                behind = None
+            self._found[drafts] = behind
+        return self._found[drafts]

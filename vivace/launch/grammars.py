@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vivace.config.parallelism import requested_sizes
 from vivace.grammar.availability import why_no_grammars
 from vivace.grammar.backend import GrammarBackend, JsonFormat
 from vivace.grammar.compiler import GrammarCompiler
@@ -22,11 +23,14 @@ def grammar_compiler(config: Config) -> GrammarCompiler | None:
         from vivace.frontend.tokenizer import load_encoder
         from vivace.grammar.llguidance_backend import LLGuidanceBackend
         from vivace.grammar.vocabulary import token_vocabulary
+        from vivace.worker.build import platform_settings
 
         facts = config.facts
         tokenizer = load_encoder(config.source)
         vocabulary = token_vocabulary(tokenizer, facts.eos_ids, facts.vocabulary)
-        return LLGuidanceBackend(vocabulary, json_format(config))
+        ranks = requested_sizes(config).node_devices
+        threads = platform_settings(config, ranks, owns_process=False).threads
+        return LLGuidanceBackend(vocabulary, json_format(config), threads)
 
     return GrammarCompiler(create)
 

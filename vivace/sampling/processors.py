@@ -7,7 +7,7 @@ after a retraction, in any batch, and a row that is given up leaves nothing behi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,7 +67,9 @@ class Histories:
 class HostState(Protocol):
     """What a processor knows of rows on the host, as of a grammar."""
 
-    def landed(self, row: int, tokens: list[int]) -> None: ...  # that a row has drawn
+    def landed(self, drawn: Mapping[int, list[int]]) -> None:
+        """What some rows have drawn. What follows from it may be computed beside the next step."""
+        ...
 
     def why_stuck(self, row: int) -> str: ...  # why its request is to blame; empty: it is not
 
@@ -142,15 +144,14 @@ class LogitsProcessors:
         """Whether the host must know every token of one of these rows."""
         return any(bool(wants[rows].any()) for one, wants in self._active if one.host_state)
 
-    def landed(self, row: int, tokens: list[int]) -> None:
-        for state in self._host_states(row):
-            state.landed(row, tokens)
+    def landed(self, drawn: Mapping[int, list[int]]) -> None:
+        for processor, wants in self._active:
+            if state := processor.host_state:
+                state.landed({row: tokens for row, tokens in drawn.items() if wants[row]})
 
     def why_stuck(self, row: int) -> str:
-        return next(filter(None, (one.why_stuck(row) for one in self._host_states(row))), "")
-
-    def _host_states(self, row: int) -> list[HostState]:
-        return [state for one in self.rows.get(row, ()) if (state := one.host_state)]
+        states = [state for one in self.rows.get(row, ()) if (state := one.host_state)]
+        return next(filter(None, (state.why_stuck(row) for state in states)), "")
 
 
 # --- those that every worker has ------------------------------------------------------------

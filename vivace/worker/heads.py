@@ -126,8 +126,8 @@ class Heads(Protocol):
         """Whether what these rows have drawn must be on the host before `read`."""
         ...
 
-    def landed(self, row: int, tokens: list[int]) -> None:
-        """What a row has drawn is on the host."""
+    def landed(self, drawn: Mapping[int, list[int]]) -> None:
+        """What rows have drawn is on the host."""
         ...
 
     def why_stuck(self, row: int) -> str:
@@ -155,8 +155,8 @@ class StepHeads:
         processors = self._sampling.processors
         return bool(processors.rows) and processors.needs_tokens(spans.rows)
 
-    def landed(self, row: int, tokens: list[int]) -> None:
-        self._sampling.processors.landed(row, tokens)
+    def landed(self, drawn: Mapping[int, list[int]]) -> None:
+        self._sampling.processors.landed(drawn)
 
     def why_stuck(self, row: int) -> str:
         return self._sampling.processors.why_stuck(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +82,7 @@ class HeadsElsewhere:
     def needs_tokens(self, spans: Spans) -> bool:
         return False
 
-    def landed(self, row: int, tokens: list[int]) -> None:
+    def landed(self, drawn: Mapping[int, list[int]]) -> None:
         """Nobody here wants to hear it."""
 
     def why_stuck(self, row: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -94,7 +94,7 @@ class Worker:
             if needs_tokens:
                 pending.listeners.append(self._heads.landed)
             if self._drafter.reads_tokens:
-                pending.listeners.append(self._drafter.learn)
+                pending.listeners.append(self._teach)
             if pending.here:  # whatever fails while it is read fails before it is recorded
                 pending.result()
             else:
@@ -161,6 +161,10 @@ class Worker:
         self._runner.forward(self._inputs.accompany(plan.shares, self._attention))
         counts = self._platform.read_back(self._experts.count())
         return EmptyStep(plan.number, counts, captured=self._runner.captured)
+
+    def _teach(self, drawn: Mapping[int, list[int]]) -> None:
+        for row, tokens in drawn.items():
+            self._drafter.learn(row, tokens)
 
     def _read_unread(self) -> None:
         for pending in self._unread:
@@ -263,8 +267,8 @@ class WorkerStep:
         self.here = arrival.here
         self._rows = rows
         self._joined = rows.joined[spans.rows]
-        self.listeners: list[Callable[[int, list[int]], None]] = []
-        """who want to hear what each row has drawn"""
+        self.listeners: list[Callable[[Mapping[int, list[int]]], None]] = []
+        """who want to hear what rows have drawn"""
         self._drafter = drafter
         self._why_stuck = why_stuck
         self._zero = zero
@@ -289,11 +293,12 @@ class WorkerStep:
                 self._zero(bad_tokens)
             advanced = self._settle(stays, bad)
         drawn = _split_tokens(spans, tokens, stays)
-        for listener in self.listeners:
+        if self.listeners:
             same = self._rows.joined[spans.rows] == self._joined
-            for row, tokens_of_row, stayed in zip(spans.rows.tolist(), drawn, same, strict=True):
-                if stayed and tokens_of_row:
-                    listener(row, tokens_of_row)
+            rows = zip(spans.rows.tolist(), drawn, same, strict=True)
+            landed = {row: some for row, some, stayed in rows if stayed and some}
+            for listener in self.listeners:
+                listener(landed)
         return StepResult(
             number=self._number,
             advanced=advanced.tolist(),

@@ -190,14 +190,15 @@ def unpack_bits(mask: Tensor, count: int) -> Tensor:
 
 
 def _mask_rows(logits: Tensor, entries: Tensor, mask: Tensor) -> None:
-    """`apply_token_bitmask` in the host's memory, without a copy of a row."""
-    count = logits.shape[1]
-    bits = np.unpackbits(mask.numpy().view(np.uint8), axis=1, count=count, bitorder="little")
-    denied = torch.from_numpy(bits ^ 1).bool()
-    for row, forbidden in zip(entries.tolist(), denied, strict=True):
-        line = logits[row].masked_fill_(forbidden, -torch.inf)
-        if line.max() == -torch.inf:
-            line.masked_fill_(~forbidden, 0.0)
+    """`apply_token_bitmask` in the host's memory, without a copy of a row. (Operations of torch on
+    a single row wait for all its threads, which others keep from running.)"""
+    lines = logits.numpy()
+    for row, words in zip(entries.tolist(), mask.numpy(), strict=True):
+        bits = np.unpackbits(words.view(np.uint8), count=lines.shape[1], bitorder="little")
+        allowed, line = bits.view(np.bool_), lines[row]
+        np.copyto(line, -np.inf, where=~allowed)
+        if line.max() == -np.inf:
+            line[allowed] = 0.0
 
 
 def invert(weights: Tensor, uniform: Tensor) -> Tensor:
