@@ -25,8 +25,12 @@ from safetensors.torch import save_file
 from served_toy import write_byte_tokenizer, write_toy_llama
 from toy_models import make
 
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.source import ModelSource
+from vivace.checkpoint.tensor_headers import StoredTensor
 from vivace.config.draft_heads import TAPPED
 from vivace.config.draft_models import draft_config
+from vivace.config.draft_tensors import read_ids
 from vivace.config.parsing import from_arguments
 from vivace.config.serialize import decode, encode
 from vivace.deploy.own_checks import why_model_refused
@@ -380,3 +384,11 @@ def test_nodes_compare_the_files_of_drafts(
     (head / "model.safetensors").rename(head / "model-1.safetensors")
     other = hello(configure(from_arguments(**asked(target, "EAGLE", head))))
     assert any("model is another" in line for line in differences(1, other, drafting))
+
+
+def test_a_map_of_another_size_is_not_read(tmp_path: Path) -> None:
+    """It is refused by its header: there is no such file."""
+    source = ModelSource(path=tmp_path, format="safetensors", files=(), tokenizer_path=tmp_path)
+    stored = {"d2t": StoredTensor(tmp_path / "nowhere", "d2t", (1 << 40,), "I64")}
+    with pytest.raises(SourceError, match="draft_vocab_size"):
+        read_ids(source, stored, 100, 300)

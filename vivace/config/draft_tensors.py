@@ -39,12 +39,12 @@ def read_ids(
                 f"{vocabulary} tokens of draft_vocab_size are; fetch the head again"
             )
         return ()
-    offsets = read_integers(tensors[MAP])
-    if len(offsets) != vocabulary:
+    if tensors[MAP].shape != (vocabulary,):  # before it is read: it may be of any size
         raise SourceError(
-            f"{tensors[MAP].label} has {len(offsets)} entries, draft_vocab_size is {vocabulary}; "
-            "one of the two is damaged: fetch it again"
+            f"{tensors[MAP].label} has the shape {list(tensors[MAP].shape)}, draft_vocab_size is "
+            f"{vocabulary}; one of the two is damaged: fetch it again"
         )
+    offsets = read_integers(tensors[MAP])
     ids = tuple(own + offset for own, offset in enumerate(offsets))
     if wrong := next((one for one in ids if not 0 <= one < whole), None):
         own = ids.index(wrong)

@@ -57,8 +57,9 @@ class JoinedLinear(Module):
     def load(self, weights: Weights) -> None:
         bias = all(weights.has(f"{part.name}.bias") for part in self.shape.parts)
         bias = bias and weights.names() is not None  # a dummy has whatever is asked for
+        self._shapes = [replace(shape, bias=bias) for shape in self._shapes]
         for method, shape in zip(self._methods, self._shapes, strict=True):
-            method.load(LayerWeights(weights, replace(shape, bias=bias)))
+            method.load(LayerWeights(weights, shape))
 
     def update(self, weights: Weights) -> None:
         for method, shape in zip(self._methods, self._shapes, strict=True):
