@@ -9,7 +9,10 @@ import pytest
 from drafted_rows import KINDS, PROMPT, run_beside, run_row
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
+from vivace.layers.layout import SINGLE, share_all_layers
+from vivace.platforms.groups import AbsentRank
 from vivace.protocol.messages import LogprobOptions
+from vivace.worker.drafters.build import load_divided
 from vivace.worker.drafters.scripted import RememberedAnswers, ScriptedDrafter
 
 
@@ -142,3 +145,15 @@ def test_drafts_are_remembered_across_answers():
     again, results = run("greedy", 3, script)
     assert (again, plain_run("greedy", None)[0]) == (tokens, tokens)
     assert [len(result.tokens[0]) for result in results[1:9]] == [4] * 8
+
+
+def test_no_rank_has_a_part_where_another_has_all():
+    class Together(AbsentRank):
+        """The other one could not divide it."""
+
+        def minimum(self, numbers):
+            return [0 for _ in numbers]
+
+    layouts = []
+    found = load_divided(share_all_layers(Together(0, 2)), lambda own: layouts.append(own) or own)
+    assert found is SINGLE and len(layouts) == 2

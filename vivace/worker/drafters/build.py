@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -172,14 +173,14 @@ def load_drafter(config: Config) -> Drafter:
 
 def load_divided(layout: ParallelLayout, load: Callable[[ParallelLayout], T]) -> T:
     """The ranks of an engine divide a draft as they divide heads, and each has all of one that does
-    not go into them. Engines draft for themselves."""
-    group = layout.attention
+    not go into them, whichever of them finds that. Engines draft for themselves."""
+    group, found = layout.attention, None
     if group.size > 1:
-        try:
-            return load(replace(share_all_layers(group), deterministic=layout.deterministic))
-        except CannotStart:  # a small model may have fewer heads than there are ranks
-            pass
-    return load(SINGLE)
+        with contextlib.suppress(CannotStart):  # a small one may have fewer heads than ranks
+            found = load(replace(share_all_layers(group), deterministic=layout.deterministic))
+        (all_have,) = group.minimum([int(found is not None)])
+        found = found if all_have else None
+    return load(SINGLE) if found is None else found
 
 
 def load_heads(
