@@ -3,7 +3,10 @@ they are moved while a sequence goes on."""
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +16,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from paged_model import load
 from thread_ranks import ThreadRanks
 from torch import Tensor
 from toy_models import make, tokens
 
 from vivace.checkpoint.open import open_weights
 from vivace.checkpoint.source import locate
+from vivace.checkpoint.weights import CheckpointError
 from vivace.config.parallelism import ranks_along
 from vivace.layers.expert_location import PERIOD, ExpertLocations, dispatch_table
 from vivace.layers.layout import share_all_layers
@@ -200,3 +205,19 @@ def test_ranks_divide_experts_as_the_groups_say(tp: int, ep: int) -> None:
         group = next(group for group in inside if rank in group)
         assert layout.moe_tp.rank == group.index(rank) and layout.moe_tp.size == len(group)
         assert layout.moe_ep.rank == inside.index(group) and layout.moe_ep.size == ep
+
+
+def test_experts_that_a_file_does_not_have_take_no_memory(folder: Path, tmp_path: Path) -> None:
+    """A few words of a configuration may tell of millions."""
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("num_local_experts", None)
+    config |= {"num_hidden_layers": 16, "num_experts": 1 << 14}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(folder / "model.safetensors", tmp_path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="gate"):
+            load(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()

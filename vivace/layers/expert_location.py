@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import eq
 from typing import Literal
 
 PERIOD = 64
@@ -31,15 +32,17 @@ class ExpertLocations:
     counted: bool = False
     """somebody wants to know how many tokens went to each slot"""
 
-    def find(self, layer: int, experts: int) -> tuple[int, ...]:
+    def find(self, layer: int, experts: int) -> Sequence[int]:
         """The expert of each slot."""
         if self.layers is not None:
             return self.layers[layer]
+        if not self.redundant:
+            return range(experts)
         return tuple(slot % experts for slot in range(experts + self.redundant))
 
     def is_plain(self, located: Sequence[int], experts: int) -> bool:
         """Slots are the experts, and nobody counts."""
-        in_order = tuple(located) == tuple(range(experts))
+        in_order = len(located) == experts and all(map(eq, located, range(experts)))
         return in_order and self.algorithm != "fake" and not self.counted
 
 

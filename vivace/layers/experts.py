@@ -15,7 +15,7 @@ from vivace.layers.expert_location import dispatch_table
 from vivace.layers.layout import split_blocks
 from vivace.layers.linear import GatedMLP, Linear, Part, Shard
 from vivace.layers.module import Bindings, Module, cast, sibling
-from vivace.layers.sums import PairSums, SumTree
+from vivace.layers.sums import PairSums
 from vivace.platforms.attention import AttendingStep
 from vivace.platforms.ops.moe import ExpertSlots, Gate
 from vivace.platforms.ops.table import Activation, Ops
@@ -141,10 +141,9 @@ class RoutedExperts(Module):
         self._ops, self._locations, self._ep = env.ops, env.experts, env.layout.moe_ep
         self._tokens = env.layout.exchange("experts", env.ops)
         inside = env.layout.moe_tp
-        tree = env.layout.sum_tree(name, self.inner, 1, inside)
+        tree = self._tree = env.layout.sum_tree(name, self.inner, 1, inside)
         block = env.groups.experts if tree is None else 1
-        share = split_blocks(name, self.inner, block, inside)
-        self.shapes = [self._shapes(expert, share, tree) for expert in range(self.count)]
+        self._share = split_blocks(name, self.inner, block, inside)
         self.layer = int(next(part for part in name.split(".") if part.isdecimal()))
         self.located = self._locations.find(self.layer, self.count)
         self.method = env.quantization.expert_method(name, self.activation)
@@ -173,12 +172,10 @@ class RoutedExperts(Module):
         each = len(self.located) // self._ep.size
         return range(self._ep.rank * each, (self._ep.rank + 1) * each)
 
-    def _shapes(
-        self, expert: int, share: slice, tree: SumTree | None
-    ) -> tuple[LinearShape, LinearShape]:
-        """(gate above up, down)"""
-        first = share.start == 0  # of the ranks whose results are added up
-        segments = None if tree is None else tree.segments
+    def _shapes(self, expert: int) -> tuple[LinearShape, LinearShape]:
+        """(gate above up, down); not kept, a checkpoint may tell of millions that it has not"""
+        share, first = self._share, self._share.start == 0  # of ranks whose results are added up
+        segments = None if self._tree is None else self._tree.segments
         place, names = f"{self.name}.{expert}", self.names
         gate = LocalPart(f"{place}.{names.gate}", self.inner, share)
         up = LocalPart(f"{place}.{names.up}", self.inner, share)
@@ -194,7 +191,7 @@ class RoutedExperts(Module):
         self, weights: Weights, experts: Iterable[int]
     ) -> Sequence[tuple[LayerWeights, LayerWeights]]:
         weights = single_experts(weights, self.name, self.count, self.names.fused)
-        shapes = [self.shapes[expert] for expert in experts]
+        shapes = map(self._shapes, experts)
         return [(LayerWeights(weights, up), LayerWeights(weights, down)) for up, down in shapes]
 
     def load(self, weights: Weights) -> None:
@@ -226,8 +223,8 @@ class RoutedExperts(Module):
         if self.names.fused is not None:
             suffixes = (*self.method.suffixes(), *(("bias",) if self.bias else ()))
             yield from self.names.fused.names(self.name, suffixes)
-        for shapes in self.shapes:
-            for shape in shapes:
+        for expert in range(self.count):
+            for shape in self._shapes(expert):
                 yield from claim_tensors(shape, self.method.suffixes())
 
     def __call__(
