@@ -31,13 +31,17 @@ from vivace.server.schema import (
     AddExternalCorpus,
     ConfigureLogging,
     DetokenizeRequest,
+    ParseFunctionCallRequest,
     RemoveExternalCorpus,
+    SeparateReasoningRequest,
     TokenizeRequest,
 )
 from vivace.server.scores import ScoreRequest
 
 TURN = {"role": "user", "content": "a"}
 ONE = {"max_new_tokens": 1}
+TOOL = {"type": "function", "function": {"name": "f"}}
+TOOLS = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(2000)]
 LEAST: dict[Any, dict[str, Any]] = {
     GenerateRequest: {"text": "a", "sampling_params": ONE},
     CompletionRequest: {"prompt": "a", "max_tokens": 1},
@@ -58,6 +62,8 @@ LEAST: dict[Any, dict[str, Any]] = {
     RerankRequest: {"query": "a", "documents": ["b"]},
     TokenizeRequest: {"prompt": "a"},
     DetokenizeRequest: {"tokens": [1]},
+    ParseFunctionCallRequest: {"text": "a", "tools": [TOOL], "tool_call_parser": "hermes"},
+    SeparateReasoningRequest: {"text": "a", "reasoning_parser": "qwen3"},
     AbortRequest: {"rid": "nobody"},
     AddExternalCorpus: {"corpus_id": "a", "token_chunks": [[1]]},
     RemoveExternalCorpus: {"corpus_id": "a"},
@@ -83,6 +89,7 @@ LEGAL: dict[Any, list[dict[str, Any]]] = {
             "messages": [{**TURN, "content": [{"type": "text", "text": "a"}] * 2048}],
             "max_tokens": 1,
         },
+        {"messages": [TURN], "max_tokens": 1, "tools": TOOLS},
     ],
     ResponsesRequest: [
         {"input": [TURN] * 1200, "max_output_tokens": 1},
@@ -111,6 +118,18 @@ LEGAL: dict[Any, list[dict[str, Any]]] = {
     RerankRequest: [{"query": "a", "documents": TEXTS}],
     TokenizeRequest: [{"prompt": TEXTS}, {"messages": [TURN] * 1200}, {"prompt": "7 " * 100_000}],
     DetokenizeRequest: [{"tokens": [300] * 1_000_000}, {"tokens": [[300] * 900] * 1024}],
+    ParseFunctionCallRequest: [
+        {
+            "text": '<tool_call>{"name": "f", "arguments": {"a": [1, 2]}}</tool_call> ' * 5000,
+            "tools": TOOLS,
+            "tool_call_parser": "hermes",
+        },
+        {"text": "[f(" * 100_000, "tools": [TOOL], "tool_call_parser": "pythonic"},
+        {"text": "<function=f>" * 30_000, "tools": [TOOL], "tool_call_parser": "qwen3_coder"},
+    ],
+    SeparateReasoningRequest: [
+        {"text": "<think>" + "a < b " * 100_000, "reasoning_parser": "qwen3"}
+    ],
     AbortRequest: [{"rid": "x" * 60_000}],
     ConfigureLogging: [{}],
     AddExternalCorpus: [],  # no texts without n-gram drafts: tests/server/test_server_corpora.py

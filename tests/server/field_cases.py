@@ -13,6 +13,7 @@ import msgspec
 from server_kit import MODEL
 
 from vivace.requests import schema as requests
+from vivace.requests import tools
 from vivace.requests.embeddings import ENCODE_REFUSED, EncodeRequest
 from vivace.server import schema as native
 from vivace.server.apis import anthropic_schema as anthropic
@@ -71,7 +72,10 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 HALF: list[Any] = [*HI, {"role": "assistant", "content": "Well"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 THOUGHT = "<think>hm</think>The quick brown fox"
-"""What the model says: reasoning, had a parser been asked for, and then text."""
+"""What the model says: reasoning, and then text."""
+TWO_CALLS = '<tool_call>{"name": "f"}</tool_call>' * 2
+"""What it says next."""
+NAMED = {"type": "function", "function": {"name": "f"}}
 
 KEYS: dict[str, list[Case]] = {
     "rid": [Effect("a", "b", "engine")],
@@ -259,8 +263,6 @@ COMPLETION: dict[str, list[Case]] = {
     "logprobs": [Effect(None, 0), Effect(1, 2)],
 }
 
-REASONING = "no reasoning is split off, as in SGLang without --reasoning-parser"
-
 CHAT: dict[str, list[Case]] = {
     **SHARED,
     "messages": [Effect(HI, HALF)],
@@ -271,17 +273,23 @@ CHAT: dict[str, list[Case]] = {
     "chat_template_kwargs": [Effect({"shout": 1}, {"shout": 2}, "engine")],
     "reasoning_effort": [Effect("low", "high", "engine")],
     "tools": [
-        Refused([TOOL], "tool calls"),
+        Effect([TOOL], None, around={"max_tokens": 99}),
+        Effect([TOOL], None, "engine"),
+        Refused([TOOL, TOOL], "twice"),
         Harmless(([], [TOOL]), "they are not to be called", {"tool_choice": "none"}),
     ],
     "tool_choice": [
-        Refused("required", "tool calls"),
-        Refused({"type": "function", "function": {"name": "f"}}, "tool calls"),
+        Effect("auto", "none", "engine", {"tools": [TOOL]}),
+        Refused("required", "constrained", {"tools": [TOOL]}),
+        Refused(NAMED, "constrained", {"tools": [TOOL]}),
+        Refused(NAMED, "none of tools"),
+        Refused("required", "needs tools"),
+        Refused("always", "must be"),
         Harmless(("none", "auto"), "there are no tools"),
     ],
-    "parallel_tool_calls": [Harmless((True, False), "there are no tool calls")],
-    "separate_reasoning": [Harmless((True, False), REASONING)],
-    "stream_reasoning": [Harmless((True, False), REASONING, {"stream": True})],
+    "parallel_tool_calls": [Effect(True, False, around={"tools": [TOOL], "max_tokens": 200})],
+    "separate_reasoning": [Effect(True, False), Effect(True, False, around={"stream": True})],
+    "stream_reasoning": [Effect(True, False, around={"stream": True})],
     "service_tier": [
         Effect("auto", None),
         Effect("priority", None, around={"stream": True}),
@@ -304,11 +312,11 @@ TOKENIZE: dict[str, list[Case]] = {
     "prompt": [Effect("a", ["a", "b"])],
     "messages": [Effect(HI, HALF, around={"prompt": None})],
     "tools": [
-        Refused([TOOL], "tool calls", TOKENIZE_CHAT),
+        Effect([TOOL], None, around=TOKENIZE_CHAT),
         Harmless(([TOOL],), "not called", {**TOKENIZE_CHAT, "tool_choice": "none"}),
     ],
     "tool_choice": [
-        Refused("required", "tool calls", TOKENIZE_CHAT),
+        Refused("required", "constrained", {**TOKENIZE_CHAT, "tools": [TOOL]}),
         Harmless(("none", "auto"), "there are no tools", TOKENIZE_CHAT),
     ],
     "add_special_tokens": [
@@ -322,7 +330,7 @@ TOKENIZE: dict[str, list[Case]] = {
     "chat_template_kwargs": [Effect({"shout": 1}, {"shout": 2}, around=TOKENIZE_CHAT)],
     "reasoning_effort": [Effect("low", "high", around=TOKENIZE_CHAT)],
 }
-for name, value in zip(OF_CONVERSATIONS, (True, True, "low", {"shout": 1}), strict=True):
+for name, value in zip(OF_CONVERSATIONS, (True, True, "low", {"shout": 1}, [TOOL]), strict=True):
     TOKENIZE[name].append(Refused(value, "goes with messages only"))
 
 DETOKENIZE: dict[str, list[Case]] = {
@@ -343,12 +351,12 @@ COUNT_TOKENS: dict[str, list[Case]] = {
     "messages": [Effect(HI, HALF)],
     "system": [Effect("a", "abc")],
     "tools": [
-        Refused([{"name": "f", "input_schema": {}}], "tool calls"),
+        Effect(ANTHROPIC_TOOLS["tools"], None),
         Harmless(([], ANTHROPIC_TOOLS["tools"]), UNCALLED, {"tool_choice": {"type": "none"}}),
     ],
     "tool_choice": [
         Harmless(({"type": "none"}, {"type": "auto"}), "there are no tools"),
-        Refused({"type": "any"}, "tool calls"),
+        Refused({"type": "any"}, "needs tools"),
     ],
     "thinking": [Effect({"type": "enabled"}, {"type": "disabled"})],
     "output_config": [Effect({"effort": "low"}, {"effort": "high"})],
@@ -733,7 +741,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         {
             "type": [
                 Harmless(("auto", "none"), "there are no tools", {"type": "auto"}),
-                Refused("any", "tool calls"),
+                Refused("any", "needs tools"),
                 Refused("some", "must be"),
             ],
             "name": [Refused(None, "required", {"type": "tool"})],
@@ -748,7 +756,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "type": [Effect("adaptive", "disabled", "engine"), Refused("some", "must be")],
             "budget_tokens": [Harmless((1024, 2048), "a limit that no model here is told")],
             "display": [
-                Harmless(("summarized", "omitted"), "no reasoning is split off here"),
+                Effect("summarized", "omitted"),
                 Refused("some", "must be"),
             ],
         },
@@ -974,6 +982,58 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         },
         vertex.INSTANCE_REFUSED,
         place=("instances", 0),
+    ),
+    tools.ToolDefinition: Body(
+        "/v1/chat/completions",
+        {**CHAT_BASE, "tools": [TOOL]},
+        {
+            "function": [Effect({"name": "f"}, {"name": "g"}, "engine")],
+            "type": [Harmless(("function",), "all are"), Refused("custom", "of type function")],
+        },
+        place=("tools", 0),
+    ),
+    tools.FunctionDefinition: Body(
+        "/v1/chat/completions",
+        {**CHAT_BASE, "tools": [TOOL]},
+        {
+            "name": [Effect("f", "g", "engine"), Refused("", "letters"), Refused("a b", "letters")],
+            "description": [Effect("It looks.", None, "engine")],
+            "parameters": [Effect({"type": "object"}, {}, "engine"), Refused("x", "object")],
+            "strict": [Effect(True, False, "engine")],
+        },
+        place=("tools", 0, "function"),
+    ),
+    tools.NamedToolChoice: Body(
+        "/v1/chat/completions",
+        {**CHAT_BASE, "tools": [TOOL], "tool_choice": NAMED},
+        {
+            "function": [Refused({"name": "f"}, "constrained")],
+            "type": [Refused("custom", "of type function")],
+        },
+        place=("tool_choice",),
+    ),
+    tools.FunctionName: Body(
+        "/v1/chat/completions",
+        {**CHAT_BASE, "tools": [TOOL], "tool_choice": NAMED},
+        {"name": [Refused("g", "none of tools")]},
+        place=("tool_choice", "function"),
+    ),
+    native.ParseFunctionCallRequest: Body(
+        "/parse_function_call",
+        {"text": TWO_CALLS, "tools": [TOOL], "tool_call_parser": "hermes"},
+        {
+            "text": [Effect("a", "b")],
+            "tools": [Effect([TOOL], []), Refused([TOOL, TOOL], "twice")],
+            "tool_call_parser": [Effect("qwen25", "mistral"), Refused("x", "must be one of")],
+        },
+    ),
+    native.SeparateReasoningRequest: Body(
+        "/separate_reasoning",
+        {"text": THOUGHT, "reasoning_parser": "qwen3"},
+        {
+            "text": [Effect("a", "b")],
+            "reasoning_parser": [Effect("qwen3", "kimi"), Refused("x", "must be one of")],
+        },
     ),
     native.TokenizeRequest: Body("/tokenize", {"prompt": "ab"}, TOKENIZE),
     native.DetokenizeRequest: Body("/detokenize", {"tokens": [65]}, DETOKENIZE),

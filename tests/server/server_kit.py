@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,13 +62,16 @@ TEMPLATE = (
 )
 
 
-def make_tokenizer(template: str = TEMPLATE, *, begin: bool = False) -> Tokenizer:
-    """Every byte is a token; 256 ends, 257 begins (every text, with `begin`)."""
+def make_tokenizer(
+    template: str = TEMPLATE, *, begin: bool = False, special: Sequence[str] = ()
+) -> Tokenizer:
+    """Every byte is a token; 256 ends, 257 begins (every text, with `begin`); then come further
+    special tokens."""
     alphabet = byte_alphabet()
     core = Core(models.BPE(vocab=alphabet, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(["<eos>", "<bos>"])
+    core.add_special_tokens(["<eos>", "<bos>", *special])
     if begin:
         core.post_processor = processors.TemplateProcessing(
             single="<bos> $A", special_tokens=[("<bos>", BOS)]

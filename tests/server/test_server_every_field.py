@@ -19,6 +19,7 @@ from field_cases import (
     BODIES,
     NATIVE_SAMPLING,
     THOUGHT,
+    TWO_CALLS,
     Body,
     Case,
     Effect,
@@ -47,6 +48,7 @@ from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
 
 TEMPLATE = (
+    "{{ tools | tojson if tools }}"
     "{% for m in messages %}{{ m | tojson }}{% endfor %}{{ shout }}{{ reasoning_effort }}"
     "{{ enable_thinking }}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -61,7 +63,7 @@ NEW_ID = re.compile(r"(msg|resp|ollama)_[0-9a-f]+|embd-[0-9a-f]+")
 
 def thinking(_: Request) -> list[int]:
     first, *rest = THOUGHT.encode()
-    return [first, BOS, *rest, *rest]
+    return [first, BOS, *rest, *TWO_CALLS.encode()]
 
 
 @dataclass
@@ -78,7 +80,13 @@ class Listening(ScriptedEngine):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    settings = ServerSettings(metrics=True, log_requests=True, log_requests_format="json")
+    settings = ServerSettings(
+        metrics=True,
+        log_requests=True,
+        log_requests_format="json",
+        tool_call_parser="hermes",
+        reasoning_parser="qwen3",
+    )
     tokenizer = make_tokenizer(TEMPLATE, begin=True)
     listening = Listening(script=thinking)
     options: Any = {"tokenizer": tokenizer, "every_task": True, "seeds": itertools.repeat(3)}

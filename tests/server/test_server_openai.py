@@ -204,8 +204,9 @@ def test_chat_extensions_reach_the_engine(client: openai.OpenAI, server: Running
 @pytest.mark.parametrize(
     "body",
     [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+        {"tools": [{"type": "function", "function": {}}]},
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"response_format": {"type": "json"}},
         {"response_format": {"type": "json_schema"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},

@@ -38,7 +38,8 @@ from vivace.protocol.messages import (
     TokenLogprob,
 )
 from vivace.server.generate import GenerateEvents
-from vivace.server.openai.response import ChatChunks, ChunkContext, CompletionChunks, UsageCounter
+from vivace.server.openai.response import ChatChunks, ChunkContext, CompletionChunks
+from vivace.server.openai.usage import UsageCounter
 from vivace.server.settings import ServerSettings
 from vivace.server.sse import EventStream, StreamLimits, StreamSink
 

@@ -6,9 +6,17 @@ from dataclasses import dataclass
 
 from vivace.config.option import no_effect, not_available, option
 from vivace.config.secret import Secret
+from vivace.parsers.names import (
+    AUTO,
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    UNKNOWN_REASONING_PARSERS,
+    UNKNOWN_TOOL_CALL_PARSERS,
+)
 
 SERVER = "vivace"
 """The Server header: not which HTTP library runs here, nor its version."""
+UNKNOWN_FORMAT = not_available("this format is not supported yet", "use auto, or leave it out")
 NO_TLS = not_available("TLS is not supported yet", "put a TLS proxy in front")
 
 
@@ -74,12 +82,16 @@ class HttpOptions:
         help="Path prefixes that the access log leaves out; successful probes always are."
     )
     tool_call_parser: str | None = option(
-        help="The model's syntax of tool calls.",
-        cpu=not_available("tool calls are not supported yet"),
+        help="The format of the model's tool calls (docs/tools.md); auto: by its chat template. "
+        "Without it calls stay in the text.",
+        choices=(AUTO, *TOOL_CALL_PARSERS, *UNKNOWN_TOOL_CALL_PARSERS),
+        values=dict.fromkeys(UNKNOWN_TOOL_CALL_PARSERS, UNKNOWN_FORMAT),
     )
     reasoning_parser: str | None = option(
-        help="The model's syntax of reasoning, to be split from the answer.",
-        cpu=not_available("reasoning parsers are not supported yet"),
+        help="The format of the model's thinking, to be split from the answer (docs/tools.md); "
+        "auto: by its chat template.",
+        choices=(AUTO, *REASONING_PARSERS, *UNKNOWN_REASONING_PARSERS),
+        values=dict.fromkeys(UNKNOWN_REASONING_PARSERS, UNKNOWN_FORMAT),
     )
     tool_server: str | None = option(
         help="`demo` or tool servers for the Responses API.",

@@ -90,6 +90,9 @@ WORKING = {
     "SGLANG_RETURN_ORIGINAL_LOGPROB": supported(
         "log-probabilities of the model, before temperature and filters", "switch", "0"
     ),
+    "SGLANG_FORWARD_UNKNOWN_TOOLS": supported(
+        "calls of functions that a request does not offer are calls, too", "switch", "0"
+    ),
     "SGLANG_TEST_RETRACT": supported("test aid: retract sequences regularly", "switch", "0"),
     "SGLANG_TEST_RETRACT_INTERVAL": supported(
         "test aid: decode steps between those retractions", "whole number", "3"
@@ -137,9 +140,6 @@ OF_SGLANG = {
     ),
     "SGLANG_QUEUED_TIMEOUT_MS": Variable(
         no_effect("set SGLANG_REQ_WAITING_TIMEOUT, in seconds"), "milliseconds of waiting"
-    ),
-    "SGLANG_FORWARD_UNKNOWN_TOOLS": Variable(
-        no_effect("tool calls are not supported yet"), "pass on calls of unknown tools"
     ),
     "SGLANG_SCHEDULER_MAX_RECV_PER_POLL": Variable(
         no_effect("every message that has come is taken"), "messages taken at once"

@@ -161,12 +161,14 @@ class ChatTemplate:
                 f"the model has no chat template named {name!r}; known: {known}"
             )
         self.source = sources[name]
+        """of conversations without tools"""
         self._places = templates.places
         self._plain = name
         self._with_tools = "tool_use" if name == "default" and sources.get("tool_use") else name
         self._special_tokens = {"bos_token": "", "eos_token": "", **templates.special_tokens}
         self._renderer = renderer or Renderer()
         used = {name: sources[name] for name in (self._plain, self._with_tools)}
+        self.texts = tuple(used.values())
         self.content_format = "parts" if name in self._load(used) else "text"
         self._try_out()
 

@@ -108,19 +108,23 @@ def detokenizer(
     *,
     skip_special_tokens: bool = True,
     spaces_between_special_tokens: bool = True,
+    shown: frozenset[int] = frozenset(),
 ) -> Detokenizer:
-    """A detokenizer for the answer to `prompt`.
+    """A detokenizer for the answer to `prompt`. `shown`: special tokens that are never skipped.
 
     Behind a prompt with visible text the leading space of the first token belongs to the answer;
     at the very start of a text SentencePiece models do not show it.
     """
     hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
     if tokenizer.token_table.decoding.kind == OTHER:
-        return WindowDetokenizer(tokenizer, skip_special_tokens, spaces_between_special_tokens)
+        return WindowDetokenizer(
+            tokenizer, skip_special_tokens, spaces_between_special_tokens, shown
+        )
     strips = tokenizer.token_table.decoding.strips_start and not any(
         token not in hidden for token in reversed(prompt)
     )
-    return ByteDetokenizer(tokenizer.token_table, skip=skip_special_tokens, strip_start=strips)
+    table = tokenizer.token_table
+    return ByteDetokenizer(table, skip=skip_special_tokens, strip_start=strips, shown=shown)
 
 
 class ByteDetokenizer:
@@ -128,10 +132,18 @@ class ByteDetokenizer:
 
     __slots__ = ("_bytes", "_clean", "_decoder", "_hidden", "_strip", "_texts")
 
-    def __init__(self, token_table: TokenBytes, *, skip: bool, strip_start: bool) -> None:
-        self._texts = token_table.visible_texts if skip else token_table.texts
+    def __init__(
+        self,
+        token_table: TokenBytes,
+        *,
+        skip: bool,
+        strip_start: bool,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self._bytes = token_table.bytes
-        self._hidden: frozenset[int] = token_table.hidden if skip else frozenset()
+        self._hidden, self._texts = (
+            token_table.skipping(shown) if skip else (frozenset[int](), token_table.texts)
+        )
         self._strip = strip_start
         self._decoder: codecs.IncrementalDecoder | None = None
         self._clean = True  # no part of a character is held back
@@ -174,9 +186,17 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """For unusual decoders: decodes a short window twice and returns the difference."""
 
-    __slots__ = ("_read", "_skip", "_spaces", "_start", "_tokenizer", "_tokens")
+    __slots__ = ("_hidden", "_read", "_skip", "_spaces", "_start", "_tokenizer", "_tokens")
 
-    def __init__(self, tokenizer: Tokenizer, skip: bool, spaces: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip: bool,
+        spaces: bool,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        self._hidden = tokenizer.special_ids - shown if skip and shown else frozenset[int]()
+        skip = skip and not shown
         self._tokenizer = tokenizer
         self._skip = skip
         self._spaces = spaces
@@ -185,7 +205,7 @@ class WindowDetokenizer:
         self._read = 0
 
     def push(self, tokens: Sequence[int]) -> str:
-        self._tokens.extend(tokens)
+        self._tokens.extend(token for token in tokens if token not in self._hidden)
         before = self._decode(self._tokens[self._start : self._read])
         now = self._decode(self._tokens[self._start :])
         if len(now) <= len(before) or now.endswith("\ufffd"):

@@ -198,12 +198,12 @@ class Frontend:
             task=task,
         )
 
-    def start(self, request: Request, sink: Sink) -> None:
-        """Send a request to an engine; its outputs go to `sink`, the last one with `finish`."""
+    def start(self, request: Request, sink: Sink, shown: frozenset[int] = frozenset()) -> None:
+        """Send a request to an engine; outputs go to `sink`. `shown`: see `detokenizer`."""
         self._require_room(request.rid)
         if self._crashing is not None and request in self._crashing:
             raise BadRequest("", "the engine died of this request before: it is refused", 500)
-        state = RequestState(request, sink, self.tokenizer, self._clock)
+        state = RequestState(request, sink, self.tokenizer, self._clock, shown)
         engine = self.engine.choose(request.dp_rank)
         self._states[request.key] = state
         self._rids[request.rid] = request.key

@@ -77,8 +77,14 @@ class RequestState:
     )
 
     def __init__(
-        self, request: Request, sink: Sink, tokenizer: Tokenizer | None, clock: Callable[[], float]
+        self,
+        request: Request,
+        sink: Sink,
+        tokenizer: Tokenizer | None,
+        clock: Callable[[], float],
+        shown: frozenset[int] = frozenset(),
     ) -> None:
+        """`shown`: special tokens that are never skipped."""
         sampling = request.sampling
         self.request = request
         self.sink = sink
@@ -100,6 +106,7 @@ class RequestState:
                 request.tokens,
                 skip_special_tokens=sampling.skip_special_tokens,
                 spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+                shown=shown,
             )
         plain = self._stops is None and tokenizer is not None and request.logprobs is None
         plain = plain and request.task == GENERATE

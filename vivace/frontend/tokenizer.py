@@ -97,6 +97,15 @@ class TokenBytes:
         self.texts = _Texts(self.bytes, frozenset())
         self.hidden = frozenset(hidden)
         self.visible_texts = _Texts(self.bytes, self.hidden)
+        self._texts_with: dict[frozenset[int], _Texts] = {}
+
+    def skipping(self, shown: frozenset[int]) -> tuple[frozenset[int], _Texts]:
+        """(special ids that have no text, texts of all ids) where special tokens are skipped but
+        those `shown`: the few that a parser must see."""
+        if not shown:
+            return self.hidden, self.visible_texts
+        hidden = self.hidden - shown
+        return hidden, self._texts_with.setdefault(shown, _Texts(self.bytes, hidden))
 
     def decode(self, ids: Iterable[int], *, skip: bool) -> str:
         table, hidden = self.bytes, self.hidden if skip else ()

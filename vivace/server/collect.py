@@ -89,10 +89,19 @@ def check_hidden_states(requests: Iterable[Request], hidden_size: int) -> None:
         )
 
 
-def start(context: Context, requests: Sequence[Request], sinks: Iterable[Sink]) -> Work[None]:
-    """Send requests to the engine; `sinks` are where their outputs go."""
+NONE_SHOWN: frozenset[int] = frozenset()
+
+
+def start(
+    context: Context,
+    requests: Sequence[Request],
+    sinks: Iterable[Sink],
+    shown: frozenset[int] = NONE_SHOWN,
+) -> Work[None]:
+    """Send requests to the engine; `sinks` are where their outputs go. `shown`: special tokens
+    that are in their text in any case."""
     for request, sink in zip(requests, sinks, strict=True):
-        context.frontend.start(request, sink)
+        context.frontend.start(request, sink, shown)
         context.pending.sent()
         yield
 
@@ -169,13 +178,18 @@ def _chain(lists: list[list | None]) -> list | None:
 
 
 async def complete(
-    context: Context, requests: list[Request], *, quiet: bool = False
+    context: Context,
+    requests: list[Request],
+    *,
+    quiet: bool = False,
+    shown: frozenset[int] = NONE_SHOWN,
 ) -> list[RequestOutput]:
-    """Run requests to their ends; HTTPError when one fails, and the others are cancelled then."""
+    """Run requests to their ends; HTTPError when one fails, and the others are cancelled then.
+    `shown`: as in `start`."""
     collector = Collector(len(requests))
     try:
         sinks = map(collector.sink, range(len(requests)))
-        await context.slicer.run(start(context, requests, sinks))
+        await context.slicer.run(start(context, requests, sinks, shown))
         await collector.done
     except BaseException:
         context.frontend.cancel([request.key for request in requests])
@@ -205,8 +219,10 @@ async def stream(
     *,
     epilogue: Callable[[], bytes] = bytes,
     quiet: bool = False,
+    shown: frozenset[int] = NONE_SHOWN,
 ) -> web.StreamResponse:
     """Answer with events, `encoders[i]` for `requests[i]`; a client that leaves cancels them all.
+    `shown`: as in `start`.
 
     Until the first output the answer can still become an error with its own status.
     """
@@ -220,7 +236,7 @@ async def stream(
             events.add_sink(encode if quiet else with_log(context, request, encode))
             for request, encode in zip(requests, encoders, strict=True)
         ]
-        await context.slicer.run(start(context, requests, sinks))
+        await context.slicer.run(start(context, requests, sinks, shown))
         http_error = finish_error((await events.first()).finish)
         if http_error is not None:
             raise http_error

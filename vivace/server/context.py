@@ -22,6 +22,7 @@ from vivace.protocol.messages import EngineCommand, EngineState, GetState, Reply
 from vivace.protocol.tasks import Embed, Task
 from vivace.requests.embeddings import NO_EMBEDDINGS, NO_GENERATION
 from vivace.server.access import BrowserPolicy, Keys
+from vivace.server.answer_syntax import AnswerSyntax
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.request_log import RequestLog
 from vivace.server.response_store import ResponseStore
@@ -247,6 +248,8 @@ class Context:
     bodies: BodyBudget
     start_queue: StartQueue
     pending: PendingRequests
+    syntax: AnswerSyntax
+    """How answers are parsed."""
     document: bytes = b""
     """The OpenAPI document."""
     probe: Probe = field(default_factory=Probe)

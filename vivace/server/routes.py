@@ -14,6 +14,7 @@ from vivace.server import (
     health,
     metrics,
     model_info,
+    parsers,
     rerank,
     schema,
     scores,
@@ -184,6 +185,22 @@ TEXT = tuple(
     )
     for prefix in ("", "/v1")
 )
+PARSERS = (
+    post(
+        "/parse_function_call",
+        parsers.parse_function_call,
+        "Tool calls in the text of an answer",
+        schema.ParseFunctionCallRequest,
+        schema.ParseFunctionCallResponse,
+    ),
+    post(
+        "/separate_reasoning",
+        parsers.separate_reasoning,
+        "The reasoning in the text of an answer, and the rest",
+        schema.SeparateReasoningRequest,
+        schema.SeparateReasoningResponse,
+    ),
+)
 
 
 CONTROL = (
@@ -256,6 +273,7 @@ ROUTES: tuple[Route, ...] = (
     *CLASSES,
     *SCORES,
     *TEXT,
+    *PARSERS,
     *CONTROL,
     *API_ROUTES,
 )

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from vivace.requests.limits import Ids, Members, Messages, PerPrompt, Prompts
+from vivace.requests.limits import Entries, Ids, Members, Messages, PerPrompt, Prompts
 from vivace.requests.schema import Message
+from vivace.requests.tools import NamedToolChoice, ToolDefinition
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
@@ -52,8 +53,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str = "default"
     prompt: str | PerPrompt[str] | None = None
     messages: Messages[Message] | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: Entries[ToolDefinition] | None = None
+    tool_choice: str | NamedToolChoice | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -67,6 +68,39 @@ class TokenizeResponse(msgspec.Struct, kw_only=True):
     tokens: list[int | list[int]]
     count: int | list[int]
     max_model_len: int
+
+
+class ParseFunctionCallRequest(msgspec.Struct, kw_only=True):
+    """POST /parse_function_call: the calls of `tools` in an answer's text."""
+
+    text: str
+    tools: Entries[ToolDefinition]
+    tool_call_parser: str
+
+
+class FoundCall(msgspec.Struct, kw_only=True):
+    """`tool_index`: the place in `tools`; `parameters`: JSON as it was written."""
+
+    tool_index: int
+    name: str
+    parameters: str
+
+
+class ParseFunctionCallResponse(msgspec.Struct, kw_only=True):
+    normal_text: str
+    calls: list[FoundCall]
+
+
+class SeparateReasoningRequest(msgspec.Struct, kw_only=True):
+    """POST /separate_reasoning: an answer's text in two."""
+
+    text: str
+    reasoning_parser: str
+
+
+class SeparateReasoningResponse(msgspec.Struct, kw_only=True):
+    reasoning_text: str
+    text: str
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

@@ -22,8 +22,8 @@ from vivace.server.collect import complete, prepare_requests
 from vivace.server.context import Context
 from vivace.server.generate import check_count
 from vivace.server.openai.params import RidField, check_model, request_id
-from vivace.server.openai.response import UsageCounter
 from vivace.server.openai.schema import DEFAULT_MODEL, Usage
+from vivace.server.openai.usage import UsageCounter
 from vivace.server.responses import encode_list, json_response
 
 

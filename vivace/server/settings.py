@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.config.config import Config
+from vivace.config.environment import switched_on
 from vivace.config.exposure import loopback
 from vivace.config.serialize import public
 from vivace.requests.limits import PROMPTS
@@ -30,6 +31,10 @@ class ServerSettings:
     root_path: str = ""
     cache_report: bool = False
     strict_model_name: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    """Names of formats, or auto; None: nothing is parsed."""
+    forward_unknown_tools: bool = False
     stream_output: bool = False
     metrics: bool = False
     log_requests: bool = False
@@ -75,6 +80,9 @@ def build_server_settings(config: Config) -> ServerSettings:
         root_path=(http.fastapi_root_path or "").rstrip("/"),
         cache_report=http.enable_cache_report,
         strict_model_name=http.strict_model_name,
+        tool_call_parser=http.tool_call_parser,
+        reasoning_parser=http.reasoning_parser,
+        forward_unknown_tools=switched_on(config.environment, "SGLANG_FORWARD_UNKNOWN_TOOLS"),
         stream_output=config.runtime.stream_output,
         metrics=logging.enable_metrics,
         log_requests=logging.log_requests,

@@ -18,7 +18,7 @@ from vivace.requests.prompts import entry_type
 from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
 from vivace.server.openai.chat import chat_text
-from vivace.server.openai.params import check_model, check_tools
+from vivace.server.openai.params import check_model
 from vivace.server.responses import encode_list, json_response
 from vivace.server.schema import (
     DetokenizeRequest,
@@ -32,6 +32,7 @@ OF_CONVERSATIONS = (
     "continue_final_message",
     "reasoning_effort",
     "chat_template_kwargs",
+    "tools",
 )
 
 TOKENIZE = BodyReader(TokenizeRequest)
@@ -49,7 +50,6 @@ async def tokenize(context: Context, _request: web.Request, body: Body) -> web.R
     """Ids of a prompt, of many prompts, or of a conversation."""
     params = await TOKENIZE.read(context, body)
     check_model(context, params.model)
-    check_tools(params)
     if (params.prompt is None) == (params.messages is None):
         raise BadRequest("prompt", "give exactly one of prompt and messages")
     if params.prompt is not None:

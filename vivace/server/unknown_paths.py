@@ -39,7 +39,7 @@ NOT_YET = frozenset(
     """
     /v1/moderations /v1/files /v1/batches /infill
     /load_lora_adapter /unload_lora_adapter /v1/load_lora_adapter /v1/unload_lora_adapter
-    /open_session /close_session /parse_function_call /separate_reasoning
+    /open_session /close_session
     /start_profile /stop_profile /pause_generation /continue_generation
     /update_weights_from_disk /update_weights_from_tensor /update_weights_from_distributed
     /release_memory_occupation /resume_memory_occupation /set_internal_state

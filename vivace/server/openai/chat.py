@@ -11,9 +11,11 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer_pool import text_named
+from vivace.parsers.parser import ParseOptions
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, new_id, template_messages, wanted_rank
 from vivace.requests.schema import Message
+from vivace.requests.tools import OfferedTools, ToolFields, offered_tools
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import prepare_requests
 from vivace.server.context import Context
@@ -21,12 +23,12 @@ from vivace.server.openai.logprobs import encoded_chat_logprobs
 from vivace.server.openai.params import (
     MAX_LOGPROBS,
     check_request,
-    check_tools,
     openai_names,
     prompt_cache_key,
     raw_sampling,
     request_id,
 )
+from vivace.server.openai.parsed import ChatParsing
 from vivace.server.openai.response import AnswerFormat, ChatChunks, add_ids, answer
 from vivace.server.openai.schema import (
     CHAT_HARMLESS,
@@ -53,7 +55,11 @@ async def answer_chat(
     """The same for a conversation that came as some API's body (`vivace.server.apis`)."""
     check(context, params)
     tokenizer = context.tokenizer("messages")
+    offered = offered_tools(params)
     text = await chat_text(context, params.messages, params)
+    syntax = context.syntax
+    options = parse_options(context, params, offered, text)
+    parsing = ChatParsing(syntax, options) if syntax.form.parses(options) else None
     with text_named("messages"):
         tokens = await context.frontend.encode(text, add_special_tokens=False)
     rid = request_id(params, 0, 1, new_id("chatcmpl"))
@@ -65,11 +71,13 @@ async def answer_chat(
     form = AnswerFormat(
         kind="chat.completion.chunk",
         logprobs=bool(params.logprobs),
-        chunks=ChatChunks,
+        chunks=parsing.chunks if parsing is not None else ChatChunks,
         choice=lambda index, output: choice(params, index, output, requests[index]),
         details=lambda output: encoded_chat_logprobs(output.logprobs or (), tokenizer),
         answer=ChatAnswer,
         service_tier=SERVED_TIER if params.service_tier else None,
+        parse=parsing.parse if parsing is not None else None,
+        shown=parsing.shown if parsing is not None else frozenset(),
     )
     return await answer(
         context, http, params, requests, form, rid=rid, samples=len(requests), tokenizer=tokenizer
@@ -82,7 +90,6 @@ def check(context: Context, params: ChatRequest) -> None:
     refuse_unsupported(params, CHAT_REFUSED, CHAT_HARMLESS)
     if params.web_search_options is not None:  # an empty object asks for a search
         raise BadRequest("web_search_options", CHAT_REFUSED["web_search_options"])
-    check_tools(params)
     if params.top_logprobs is not None:
         if not 0 <= params.top_logprobs <= MAX_LOGPROBS:
             raise BadRequest("top_logprobs", f"must be between 0 and {MAX_LOGPROBS}")
@@ -123,7 +130,30 @@ def choice(params: ChatRequest, index: int, output: RequestOutput, request: Requ
     return result
 
 
-class ChatFields(Protocol):
+def parse_options(
+    context: Context, params: ChatRequest, offered: OfferedTools, prompt: str
+) -> ParseOptions:
+    """What the request says of how its answers are parsed."""
+    beginning = message_text(params.messages[-1]) if params.continue_final_message else ""
+    return ParseOptions(
+        tools=offered.schemas,
+        separate_reasoning=params.separate_reasoning,
+        stream_reasoning=params.stream_reasoning,
+        inside=context.syntax.form.inside(prompt, beginning),
+        forwarded=context.syntax.forwards_unknown,
+        most_calls=1 if params.parallel_tool_calls is False else None,
+        first_call=sum(len(message.tool_calls or ()) for message in params.messages),
+    )
+
+
+def message_text(message: Message) -> str:
+    """All text of a message."""
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(part.text or "" for part in message.content or ())
+
+
+class ChatFields(ToolFields, Protocol):
     """What /v1/chat/completions and /tokenize have in common."""
 
     continue_final_message: bool
@@ -158,4 +188,5 @@ async def chat_text(
         add_generation_prompt=add_generation_prompt,
         continue_final_message=params.continue_final_message,
         variables=keywords,
+        tools=offered_tools(params).described,
     )

@@ -24,8 +24,8 @@ from vivace.server.context import Context
 from vivace.server.encode import embed, read_vector
 from vivace.server.openai.completions import Prompt, read_prompts
 from vivace.server.openai.params import check_model, request_id
-from vivace.server.openai.response import UsageCounter
 from vivace.server.openai.schema import DEFAULT_MODEL, Usage
+from vivace.server.openai.usage import UsageCounter
 from vivace.server.responses import json_parts
 
 FLOAT, BASE64 = "float", "base64"

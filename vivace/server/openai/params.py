@@ -17,7 +17,7 @@ from vivace.requests.schema import NO_LORA
 from vivace.server.context import Context
 from vivace.server.http_metrics import UNSERVED_MODEL
 from vivace.server.openai.constraints import body_constraint
-from vivace.server.openai.schema import DEFAULT_MODEL, NO_TOOLS, REFUSED, SamplingFields
+from vivace.server.openai.schema import DEFAULT_MODEL, REFUSED, SamplingFields
 from vivace.server.responses import HTTPError
 
 log = logging.getLogger("vivace.server")
@@ -41,13 +41,6 @@ class RidField(Protocol):
     rid: str | list[str] | None
 
 
-class ToolFields(Protocol):
-    """What /v1/chat/completions and /tokenize say of tools."""
-
-    tools: Any
-    tool_choice: Any
-
-
 def check_request(context: Context, request: SamplingFields) -> None:
     """Refuse unknown models, features this server does not have, and settings that contradict."""
     check_model(context, request.model)
@@ -56,14 +49,6 @@ def check_request(context: Context, request: SamplingFields) -> None:
         raise BadRequest("stream_options", "is only allowed when stream is true")
     if request.n is not None and request.n < 1:
         raise BadRequest("n", "must be at least 1")
-
-
-def check_tools(request: ToolFields) -> None:
-    """Tools are refused, unless they are not to be called."""
-    if request.tool_choice not in (None, "none", "auto"):
-        raise BadRequest("tool_choice", NO_TOOLS)
-    if request.tools and request.tool_choice != "none":
-        raise BadRequest("tools", NO_TOOLS)
 
 
 def check_model(context: Context, model: str) -> None:

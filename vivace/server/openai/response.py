@@ -16,24 +16,21 @@ from vivace.frontend.fairness import Work, run_now
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import Finish, Request
-from vivace.server.collect import complete, error_event, stream
+from vivace.server.collect import NONE_SHOWN, complete, error_event, stream
 from vivace.server.context import Context
 from vivace.server.openai.logprobs import (
     encoded_chat_logprobs,
     encoded_completion_logprobs,
 )
 from vivace.server.openai.schema import (
-    CachedTokensDetails,
     ChatAnswer,
     ChatChoice,
     Choice,
     CompletionAnswer,
     CompletionChoice,
-    PromptTokensDetails,
     SamplingFields,
-    SglExt,
-    Usage,
 )
+from vivace.server.openai.usage import UsageCounter
 from vivace.server.responses import json_response
 from vivace.server.sse import Encoder
 
@@ -41,55 +38,6 @@ encode = msgspec.json.encode
 
 TIMINGS = web.RequestKey("timings", dict[str, float])
 """Of a whole answer, in seconds (`RequestOutput`): for APIs that tell them"""
-
-
-class UsageCounter:
-    """Counts of the latest output of every choice; a prompt counts once however many samples."""
-
-    def __init__(self, samples: int, cache_report: bool) -> None:
-        """`samples` is n: choices i * n .. i * n + n - 1 share prompt i."""
-        self._samples = samples
-        self._cache_report = cache_report
-        self._latest: dict[int, RequestOutput] = {}
-
-    def update(self, index: int, output: RequestOutput) -> None:
-        """An output's counts are totals of the sequence so far."""
-        self._latest[index] = output
-
-    def usage(self) -> Usage:
-        """Of the whole answer."""
-        return self._usage(
-            sum(output.prompt_tokens for output in self._first_samples()),
-            sum(output.completion_tokens for output in self._latest.values()),
-            self.cached_tokens(),
-        )
-
-    def choice_usage(self, index: int) -> Usage:
-        """Of one choice."""
-        output = self._latest[index]
-        return self._usage(output.prompt_tokens, output.completion_tokens, output.cached_tokens)
-
-    def cached_tokens(self) -> int:
-        """Prompt tokens of the whole answer that were found in the prefix cache."""
-        return sum(output.cached_tokens for output in self._first_samples())
-
-    def sglext(self) -> SglExt:
-        """SGLang's extension of an answer with `return_cached_tokens_details`."""
-        return SglExt(cached_tokens_details=CachedTokensDetails(device=self.cached_tokens()))
-
-    def _first_samples(self) -> list[RequestOutput]:
-        """One output for each prompt."""
-        return [output for index, output in self._latest.items() if index % self._samples == 0]
-
-    def _usage(self, prompt: int, completion: int, cached: int) -> Usage:
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            prompt_tokens_details=(
-                PromptTokensDetails(cached_tokens=cached) if self._cache_report else None
-            ),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +224,8 @@ class AnswerFormat:
 
     `chunks` makes the encoder of the index-th choice of a stream, `choice` the index-th choice of a
     whole answer and `details` its log-probabilities, `answer` is what holds the choices. `kind` is
-    the `object` of a stream's events.
+    the `object` of a stream's events. `parse` fills in what is found in the text of a whole answer,
+    and says how many tokens are reasoning; `shown`: as in `start`.
     """
 
     kind: str
@@ -286,6 +235,8 @@ class AnswerFormat:
     details: Callable[[RequestOutput], Work[msgspec.Raw]]
     answer: type[ChatAnswer] | type[CompletionAnswer]
     service_tier: str | None = None
+    parse: Callable[[ChatChoice | CompletionChoice, RequestOutput], Work[int | None]] | None = None
+    shown: frozenset[int] = NONE_SHOWN
 
 
 async def answer(
@@ -303,28 +254,21 @@ async def answer(
     usage = UsageCounter(samples, context.settings.cache_report)
     created, model = int(time.time()), context.served.name
     if params.stream:
-        options = params.stream_options
-        chunk_context = ChunkContext(
-            rid=rid,
-            kind=answer_format.kind,
-            created=created,
-            model=model,
-            tokenizer=tokenizer,
-            usage=usage,
-            include_usage=bool(options and options.include_usage),
-            continuous_usage=bool(options and options.continuous_usage_stats),
-            token_ids=params.return_token_ids,
-            logprobs=answer_format.logprobs,
-            cached_details=params.return_cached_tokens_details,
-            service_tier=answer_format.service_tier,
-        )
+        chunk_context = stream_context(params, answer_format, rid, created, model, tokenizer, usage)
         encoders = [answer_format.chunks(chunk_context, index) for index in range(len(requests))]
-        return await stream(context, http, requests, encoders, epilogue=chunk_context.epilogue)
-    outputs = await complete(context, requests)
+        return await stream(
+            context,
+            http,
+            requests,
+            encoders,
+            epilogue=chunk_context.epilogue,
+            shown=answer_format.shown,
+        )
+    outputs = await complete(context, requests, shown=answer_format.shown)
     http[TIMINGS] = outputs[0].timings or {}
     for index, output in enumerate(outputs):
         usage.update(index, output)
-    choices = await context.slicer.run(encoded_choices(answer_format, outputs))
+    choices = await context.slicer.run(encoded_choices(answer_format, outputs, usage))
     whole = answer_format.answer(
         id=rid,
         created=created,
@@ -340,11 +284,42 @@ async def answer(
     return json_response(whole)
 
 
-def encoded_choices(answer_format: AnswerFormat, outputs: list[RequestOutput]) -> Work[msgspec.Raw]:
+def stream_context(
+    params: SamplingFields,
+    answer_format: AnswerFormat,
+    rid: str,
+    created: int,
+    model: str,
+    tokenizer: Tokenizer,
+    usage: UsageCounter,
+) -> ChunkContext:
+    """What the events of the answer to a request have in common."""
+    options = params.stream_options
+    return ChunkContext(
+        rid=rid,
+        kind=answer_format.kind,
+        created=created,
+        model=model,
+        tokenizer=tokenizer,
+        usage=usage,
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+        token_ids=params.return_token_ids,
+        logprobs=answer_format.logprobs,
+        cached_details=params.return_cached_tokens_details,
+        service_tier=answer_format.service_tier,
+    )
+
+
+def encoded_choices(
+    answer_format: AnswerFormat, outputs: list[RequestOutput], usage: UsageCounter
+) -> Work[msgspec.Raw]:
     """The choices of a whole answer as JSON."""
     encoded: list[bytes] = []
     for index, output in enumerate(outputs):
         choice = answer_format.choice(index, output)
+        if answer_format.parse is not None:
+            usage.note_reasoning(index, (yield from answer_format.parse(choice, output)))
         if answer_format.logprobs:
             choice.logprobs = cast(Any, (yield from answer_format.details(output)))
         encoded.append(msgspec.json.encode(choice, enc_hook=str))

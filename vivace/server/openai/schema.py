@@ -10,6 +10,7 @@ from vivace.frontend.validation import NO_PROCESSORS, NO_STOP_REGEX
 from vivace.requests import schema as native
 from vivace.requests.limits import Chosen, Entries, Ids, Members, Messages, PerPrompt, Prompts
 from vivace.requests.schema import Message
+from vivace.requests.tools import NamedToolChoice, ToolDefinition
 
 DEFAULT_MODEL = "default"
 
@@ -129,12 +130,13 @@ class ChatRequest(SamplingFields, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: Members[Any] | None = None
     reasoning_effort: str | None = None
-    tools: Entries[Any] | None = None
-    tool_choice: Any = None
-    # Any value asks for what happens anyway: nothing makes tool calls or splits off reasoning.
+    tools: Entries[ToolDefinition] | None = None
+    tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = True
+    """False: calls behind the first one are text."""
     separate_reasoning: bool = True
     stream_reasoning: bool = True
+    """False: reasoning comes in one event, when it is complete."""
     service_tier: str | None = None
     """The answer names the tier it was served in: there is one, "default"."""
     prediction: Any = None
@@ -159,10 +161,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     store: Any = None
 
 
-NO_TOOLS = "tool calls are not supported yet; remove the field or use tool_choice none"
-NO_FUNCTIONS = (
-    "function calls are not supported yet; remove functions, and function_call if it is not none"
-)
+NO_FUNCTIONS = "use tools and tool_choice in the place of functions and function_call"
 
 REFUSED: dict[str, str] = {
     "resumed": "answers are taken up by /generate only",
@@ -231,14 +230,20 @@ class PromptTokensDetails(msgspec.Struct, kw_only=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, kw_only=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, kw_only=True):
-    """Token counts; `prompt_tokens_details` only with --enable-cache-report."""
+    """Token counts; `prompt_tokens_details` only with --enable-cache-report,
+    `completion_tokens_details` only where reasoning is split off."""
 
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
     reasoning_tokens: int = 0
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
@@ -312,11 +317,27 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
     refusal: None = None
 
 
+class AnswerFunction(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`arguments`: JSON as the model wrote it, of an event what is new of it."""
+
+    name: str | None = None
+    arguments: str
+
+
+class AnswerCall(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A tool call; `index` in events, `id`, `type` and the name only in the first one."""
+
+    index: int | None = None
+    id: str | None = None
+    type: str | None = None
+    function: AnswerFunction
+
+
 class AnswerMessage(msgspec.Struct, kw_only=True):
     content: str | None
     role: str = "assistant"
     reasoning_content: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[AnswerCall] | None = None
 
 
 class ChatChoice(Choice, kw_only=True):
@@ -336,6 +357,8 @@ class ChatAnswer(Answer, kw_only=True):
 class ChunkDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[AnswerCall] | None = None
 
 
 class ChunkChoice(Choice, kw_only=True):

@@ -1,0 +1,39 @@
+"""`auto`: what a chat template says of the model's formats."""
+
+from __future__ import annotations
+
+import pytest
+
+from vivace.parsers.auto import choose_reasoning_parser, choose_tool_parser
+
+TEMPLATES = [
+    ('{{ tools }}<tool_call>\\n{"name": ... </think>', "qwen3", "qwen25", "qwen3"),
+    ("<tool_call>\n<function=example>", "qwen3_moe", "qwen3_coder", None),
+    ("<tool_call>{{ name }}<arg_key> <think></think>", "glm4_moe", "glm45", "glm45"),
+    ("<｜tool▁calls▁begin｜> ```json </think>", "deepseek_v3", "deepseekv3", "qwen3"),
+    ("<｜tool▁calls▁begin｜> {{ thinking }} </think>", "deepseek_v3", "deepseekv31", "deepseek-v3"),
+    ("<｜DSML｜function_calls> </think>", "deepseek_v32", "deepseekv32", "deepseek-v3"),
+    ("<|tool_calls_section_begin|> <think>", "kimi_k2", "kimi_k2", "kimi_k2"),
+    ("<|start|>assistant<|channel|>analysis", "gpt_oss", "gpt-oss", "gpt-oss"),
+    ("[AVAILABLE_TOOLS][TOOL_CALLS]", "mistral", "mistral", None),
+    ("[TOOL_CALLS][THINK]", "mistral", "mistral", "mistral"),
+    ("<minimax:tool_call> <think>", "minimax_m2", "minimax-m2", "qwen3"),
+    ("<steptml:invoke", "step3", "step3", None),
+    ("{{ tools }} <|start_header_id|>", "llama", "llama3", None),
+    ("{{ tools }} <|header_start|>", "llama4", "pythonic", None),
+    ("{{ messages }}", "llama", None, None),
+    ("◁think▷", "kimi", None, "kimi"),
+]
+
+
+@pytest.mark.parametrize(("template", "model_type", "tools", "reasoning"), TEMPLATES)
+def test_templates_tell(
+    template: str, model_type: str, tools: str | None, reasoning: str | None
+) -> None:
+    assert choose_tool_parser("auto", template, model_type) == tools
+    assert choose_reasoning_parser("auto", template, model_type) == reasoning
+
+
+def test_a_name_is_taken_as_it_is() -> None:
+    assert choose_tool_parser("llama3", "<tool_call>", "qwen3") == "llama3"
+    assert choose_reasoning_parser(None, "<think>", "qwen3") is None

@@ -1,0 +1,118 @@
+"""Thinking is split from the answer, whole and however the answer is cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transcripts import TOOLS, Parsed, cut, gathered
+
+from vivace.parsers.formats import REASONING_FORMATS
+from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
+
+FORCED = [name for name, form in REASONING_FORMATS.items() if form.forced]
+SPLIT = [name for name, form in REASONING_FORMATS.items() if not form.kept]
+
+
+def parse(name: str, pieces: list[str], tools: str | None = None, **options: bool) -> Parsed:
+    chosen = ParseOptions(tools=TOOLS if tools else {}, **options)
+    parser = AnswerParser(answer_format(tools, name), chosen)
+    events = [event for piece in pieces for event in parser.push(piece)]
+    return gathered(events + parser.finish())
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_thinking_is_split_off(name: str) -> None:
+    form = REASONING_FORMATS[name]
+    text = f"{form.begin}\nWell, 2 < 3.\n\nSo.\n{form.end}\n\nIt is 3.\n"
+    expected = Parsed("Well, 2 < 3.\n\nSo.", "It is 3.\n", [])
+    assert parse(name, [text]) == expected
+    for place in range(len(text)):
+        assert parse(name, list(cut(text, [place]))) == expected
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_answers_that_begin_inside(name: str) -> None:
+    text = f"Well.{REASONING_FORMATS[name].end}Yes."
+    assert parse(name, list(text), inside=True) == Parsed("Well.", "Yes.", [])
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_thinking_that_was_cut_off(name: str) -> None:
+    assert parse(name, ["Well, "], inside=True) == Parsed("Well,", "", [])
+
+
+def test_answers_without_thinking_are_content() -> None:
+    text = " Tags: <think> and </think>."
+    assert parse("qwen3", list(text)) == Parsed("", text, [])
+
+
+def test_the_prompt_says_where_an_answer_begins() -> None:
+    always, marked = (answer_format(None, name) for name in ("deepseek-r1", "qwen3"))
+    opened, closed, neither = "<|assistant|><think>\n", "<think>\n\n</think>\n\n", "<|assistant|>"
+    assert [always.inside(prompt, "") for prompt in (opened, closed, neither)] == [
+        True,
+        False,
+        True,
+    ]
+    assert [marked.inside(prompt, "") for prompt in (opened, closed, neither)] == [
+        True,
+        False,
+        False,
+    ]
+    for beginning, inside in (("<think>hm", True), ("<think>hm</think>So", False), ("So", False)):
+        assert always.inside(neither + beginning, beginning) is inside
+
+
+def test_calls_end_thinking_where_models_forget_to() -> None:
+    text = "Look it up.<tool_call>now\n</tool_call>"
+    assert parse("glm45", list(text), "glm45", inside=True).calls == [("now", "{}")]
+
+
+def test_calls_inside_thinking_are_thoughts() -> None:
+    call = '<tool_call>{"name": "now"}</tool_call>'
+    found = parse("qwen3", [f"<think>or {call}</think>{call}"], "hermes")
+    assert found == Parsed(f"or {call}", "", [("now", "{}")])
+
+
+def test_reasoning_that_is_not_to_be_separate_stays_in_the_text() -> None:
+    text = "<think>a</think>b"
+    assert parse("qwen3", [text], separate_reasoning=False) == Parsed("", text, [])
+
+
+def test_reasoning_that_is_not_to_be_streamed_comes_in_one() -> None:
+    parser = AnswerParser(answer_format(None, "qwen3"), ParseOptions(stream_reasoning=False))
+    events = [parser.push(piece) for piece in ("<think>", "a", "b", "</think>", "c")]
+    assert [[type(event).__name__ for event in some] for some in events] == [
+        [],
+        [],
+        [],
+        ["ReasoningText"],
+        ["ContentText"],
+    ]
+
+
+def test_the_tag_of_the_prompt_is_put_before_the_answer() -> None:
+    assert parse("minimax-append-think", ["a", "</think>b"]).content == "<think>a</think>b"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(SPLIT),
+    st.lists(
+        st.one_of(
+            st.sampled_from(
+                [text for form in REASONING_FORMATS.values() for text in (form.begin, form.end)]
+            ),
+            st.text(max_size=4),
+        ),
+        max_size=6,
+    ),
+    st.lists(st.integers(0, 60), max_size=8),
+    st.booleans(),
+)
+def test_whatever_comes_is_cut_alike(
+    name: str, pieces: list[str], places: list[int], inside: bool
+) -> None:
+    text = "".join(pieces)
+    assert parse(name, list(cut(text, places)), inside=inside) == parse(name, [text], inside=inside)

@@ -1,0 +1,249 @@
+"""Tool calls of every family: what is found in an answer, whole and however it is cut."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transcripts import HARMONY, TOOLS, TRANSCRIPTS, TWO, Parsed, Transcript, cut, gathered
+
+from vivace.parsers.events import CallStart
+from vivace.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from vivace.parsers.names import HARMONY as HARMONY_NAME
+from vivace.parsers.names import REASONING_PARSERS, TOOL_CALL_PARSERS
+from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
+
+OFFERED = ParseOptions(tools=TOOLS)
+IDS = [f"{number}-{each.parser}" for number, each in enumerate(TRANSCRIPTS)]
+
+
+def parse(
+    tools: str | None,
+    pieces: list[str],
+    reasoning: str | None = None,
+    options: ParseOptions = OFFERED,
+) -> Parsed:
+    parser = AnswerParser(answer_format(tools, reasoning), options)
+    events = [event for piece in pieces for event in parser.push(piece)]
+    return gathered(events + parser.finish())
+
+
+def check(found: Parsed, transcript: Transcript, content: str) -> None:
+    calls = [(name, json.loads(arguments)) for name, arguments in found.calls]
+    assert calls == list(transcript.calls)
+    assert found.content == content
+
+
+def test_every_name_has_a_format() -> None:
+    assert set(TOOL_CALL_PARSERS) == {*TOOL_FORMATS, HARMONY_NAME}
+    assert set(REASONING_PARSERS) == {*REASONING_FORMATS, HARMONY_NAME}
+    assert {each.parser for each in TRANSCRIPTS} == set(TOOL_FORMATS)
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=IDS)
+def test_calls_are_found(transcript: Transcript) -> None:
+    check(parse(transcript.parser, [transcript.text]), transcript, "")
+
+
+FRAMED = [each for each in TRANSCRIPTS if each.text[0] != "{"]
+"""the others begin an answer"""
+
+
+@pytest.mark.parametrize("transcript", FRAMED, ids=lambda each: each.parser)
+def test_text_before_and_after_stays(transcript: Transcript) -> None:
+    text = f"I'll look [1] < 2.\n\n{transcript.text}\n That's it.\n"
+    check(parse(transcript.parser, [text]), transcript, "I'll look [1] < 2.That's it.\n")
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=IDS)
+def test_every_cut_says_the_same(transcript: Transcript) -> None:
+    whole = parse(transcript.parser, [transcript.text])
+    assert parse(transcript.parser, list(transcript.text)) == whole
+    for place in range(1, len(transcript.text)):
+        assert parse(transcript.parser, list(cut(transcript.text, [place]))) == whole
+
+
+PIECES = sorted(
+    {
+        piece
+        for each in TRANSCRIPTS
+        for piece in (*each.text.partition(each.text[7:19]), each.text[:9], each.text[-9:])
+        if piece
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(TOOL_CALL_PARSERS),
+    st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=5)), max_size=6),
+    st.lists(st.integers(0, 400), max_size=12),
+)
+def test_malformed_answers_are_cut_alike(name: str, pieces: list[str], places: list[int]) -> None:
+    text = "".join(pieces)
+    whole = parse(name, [text])
+    assert parse(name, list(cut(text, places))) == whole
+    assert parse(name, list(text)) == whole
+
+
+def test_argument_deltas_come_while_the_model_writes() -> None:
+    parser = AnswerParser(answer_format("hermes", None), OFFERED)
+    parser.push('<tool_call>\n{"name": "search", "arguments": {"query": "')
+    found = [gathered([CallStart(0, "", "search"), *parser.push(piece)]) for piece in ("ab", "cd")]
+    assert [each.calls[0][1] for each in found] == ["ab", "cd"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "unknown", "arguments": {"a": 1}}\n</tool_call>'),
+        ("hermes", "<tool_call>\nnot JSON\n</tool_call>"),
+        ("hermes", '<tool_call>\n{"name": "search"'),
+        ("hermes", '<tool_call>\n{"query": "no name"}\n</tool_call>'),
+        ("qwen3_coder", "<tool_call>\n<function=unknown>\n</function>\n</tool_call>"),
+        ("llama3", '{"answer": 42, "name": "search"}'),
+        ("llama3", "<|python_tag|>print(1)"),
+        ("pythonic", "[1, 2, unknown(a=1)] [search(query=open)] [search("),
+        ("mistral", "[TOOL_CALLS] nothing"),
+        ("deepseekv31", "<｜tool▁calls▁begin｜>\nhm<｜tool▁calls▁end"),
+        ("kimi_k2", "<|tool_call_begin|>search<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+        ("glm45", "<tool_call>search now"),
+        ("minimax-m2", '<invoke name="unknown"></invoke>'),
+        ("step3", "<｜tool_call_begin｜>function"),
+    ],
+)
+def test_what_is_no_call_is_text(name: str, text: str) -> None:
+    text = f"See: {text}" if name != "llama3" else text
+    assert parse(name, [text]) == Parsed("", text, [])
+
+
+def test_unknown_functions_are_called_where_they_are_forwarded() -> None:
+    options = ParseOptions(tools=TOOLS, forwarded=True)
+    text = '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>'
+    assert parse("hermes", [text], options=options).calls == [("unknown", "{}")]
+
+
+def test_no_more_calls_than_allowed() -> None:
+    text = '<tool_call>{"name": "now"}</tool_call>'
+    found = parse("hermes", [text * 2], options=ParseOptions(tools=TOOLS, most_calls=1))
+    assert found == Parsed("", text, [("now", "{}")])
+
+
+def test_without_tools_nothing_is_parsed() -> None:
+    text = TRANSCRIPTS[0].text
+    assert parse("hermes", [text], options=ParseOptions()).content == text
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("hermes", '{"query": "cut of'),
+        ("hermes", '{"a": }'),
+        ("hermes", "{'query': 'Python'}"),
+        ("hermes", '{"a": [1, 2}'),
+    ],
+)
+def test_arguments_are_what_the_model_writes(name: str, arguments: str) -> None:
+    text = f'<tool_call>\n{{"name": "search", "arguments": {arguments}'
+    assert parse(name, [text]).calls == [("search", arguments)]
+
+
+def test_an_end_outside_of_strings_ends_arguments() -> None:
+    text = '<tool_call>{"name": "search", "arguments": {"a": {"b": 1}</tool_call> more'
+    found = parse("hermes", [text])
+    assert found.calls == [("search", '{"a": {"b": 1}')] and found.content == "more"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("<function=search>\n<parameter=query>\ncut of", '{"query": "cut of'),
+        ("<function=search>\n<parameter=query>\na\n</function>", '{"query": "a"}'),
+        ("<function=search>\n<parameter=query>a<parameter=b>c</parameter></function>",
+         '{"query": "a", "b": "c"}'),
+    ],
+)  # fmt: skip
+def test_values_that_nobody_closed(text: str, arguments: str) -> None:
+    assert parse("qwen3_coder", [text]).calls == [("search", arguments)]
+
+
+TAGGED = {"qwen3_coder", "mimo", "step3p5", "glm", "glm45", "glm47", "step3", "minimax-m2"}
+WITHOUT_FRAMES = TAGGED | {"pythonic", "lfm2"}
+"""whose arguments are no JSON"""
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
+def test_frames_are_those_of_calls(name: str) -> None:
+    frame = answer_format(name, None).call_frame("search")
+    assert (frame is None) is (name in WITHOUT_FRAMES)
+    if frame is None:
+        return
+    assert frame.begin.startswith(frame.trigger)
+    text = f'{frame.begin}{{"query": "a"}}{frame.end}'
+    assert parse(name, [text]) == Parsed("", "", [("search", '{"query": "a"}')])
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
+def test_ids_of_calls_differ(name: str) -> None:
+    form = answer_format(name, None)
+    found = {form.new_id("look", place) for place in range(50)}
+    assert len(found) == 50
+    assert name != "mistral" or all(len(each) == 9 and each.isalnum() for each in found)
+    assert name != "kimi_k2" or "functions.look:7" in found
+
+
+def test_messages_are_reasoning_text_and_calls() -> None:
+    found = parse("gpt-oss", list(HARMONY), "gpt-oss")
+    assert (found.reasoning, found.content) == ("Need the weather.", "One moment.")
+    assert [(name, json.loads(text)) for name, text in found.calls] == list(TWO)
+    for place in range(len(HARMONY)):
+        assert parse("gpt-oss", list(cut(HARMONY, [place])), "gpt-oss") == found
+
+
+def test_messages_without_a_reasoning_parser_are_all_content() -> None:
+    assert parse("gpt-oss", [HARMONY]).content == "Need the weather.One moment."
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["plain", "<|channel|>", "<|channel|>commentary to=functions.unknown<|message|>{}", "a <|b|>"],
+)
+def test_messages_that_are_none_are_text(text: str) -> None:
+    assert parse("gpt-oss", [text], "gpt-oss") == Parsed("", text, [])
+
+
+LONG: dict[str, Any] = {
+    "text": ("hermes", "word < word [1] " * 20_000),
+    "space": ("hermes", " \n" * 100_000),
+    "begins": ("hermes", "<tool_call>" * 20_000),
+    "early": ("hermes", '<tool_call>{"arguments": {' * 20_000),
+    "string": ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "' + "b" * 200_000),
+    "json": ("hermes", '<tool_call>{"name": "now", "arguments": [' + '{"a": 1}, ' * 20_000),
+    "value": ("qwen3_coder", "<function=now><parameter=a>" + "<b> \n" * 30_000),
+    "number": ("qwen3_coder", "<function=get_weather><parameter=days>" + "<1" * 60_000),
+    "names": ("deepseekv31", "<｜tool▁call▁begin｜>aaaaaaaa" * 15_000),
+    "list": ("pythonic", "[now(a=" * 20_000),
+    "nested": ("pythonic", "[now(a=" + "[" * 200_000),
+    "messages": ("gpt-oss", "<|channel|>" * 30_000),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_long_answers_take_time_in_proportion(kind: str) -> None:
+    name, text = LONG[kind]
+    parse(name, [text[:1000]])
+
+    def seconds(length: int) -> float:
+        parser = AnswerParser(answer_format(name, None), OFFERED)
+        begin = time.process_time()
+        for start in range(0, length, 4):
+            parser.push(text[start : min(start + 4, length)])
+        parser.finish()
+        return time.process_time() - begin
+
+    eighth = seconds(len(text) // 8)
+    assert seconds(len(text)) < 8 * 4 * max(eighth, 0.02)

@@ -1,0 +1,164 @@
+"""How an answer is read: thinking, then text with calls in it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vivace.parsers.calls import CallBody, CallReader
+from vivace.parsers.events import EventWriter
+from vivace.parsers.reader import MarkerSet, NotACall, Steps, TextReader, marker_set
+
+LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def random_id(_name: str, _place: int) -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def short_id(_name: str, _place: int) -> str:
+    """Mistral's templates take no other."""
+    return "".join(secrets.choice(LETTERS) for _ in range(9))
+
+
+def numbered_id(name: str, place: int) -> str:
+    """Kimi K2 counts all calls of a conversation."""
+    return f"functions.{name}:{place}"
+
+
+@dataclass(frozen=True)
+class CallFrame:
+    """What text stands around the JSON of a call's arguments, so that it can be demanded: `begin`
+    with the name in it, `end`; `trigger`: what `begin` begins with when a model begins a call."""
+
+    begin: str
+    end: str
+    trigger: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolFormat:
+    """The text of a family's tool calls.
+
+    `begin` and `end` frame a call, or are "", `section` frames all of them; a call without its
+    section is one, too. An answer that begins with `bare` may be a call without `begin`. `frame`:
+    what a call begins and ends with, with {name} for the name; None where arguments are no JSON.
+    """
+
+    body: CallBody
+    begin: str
+    end: str = ""
+    section: tuple[str, str] | None = None
+    bare: str = ""
+    frame: tuple[str, str] | None = None
+    new_id: Callable[[str, int], str] = random_id
+
+    def call_frame(self, name: str) -> CallFrame | None:
+        """What frames the arguments of a call of that function."""
+        if self.frame is None:
+            return None
+        begin, end = (text.replace("{name}", name) for text in self.frame)
+        return CallFrame(begin, end, self.section[0] if self.section else self.begin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningFormat:
+    """The text of a family's thinking. `forced`: answers begin in the middle of it, whatever the
+    prompt ends with. `interrupts`: what ends it, too, and is text itself. `kept`: nothing is split
+    off, but `begin` is put before the answer, since it was part of the prompt."""
+
+    begin: str
+    end: str
+    forced: bool = False
+    interrupts: tuple[str, ...] = ()
+    kept: bool = False
+
+    def inside(self, prompt: str, beginning: str) -> bool:
+        """Whether the answer to a prompt begins in the middle of the thinking. `beginning`: what
+        the prompt has of the answer already, as it was sent."""
+        if self.begin in beginning or self.end in beginning:
+            return beginning.rfind(self.begin) > beginning.rfind(self.end)
+        prompt = prompt.rstrip()
+        if beginning or prompt.endswith(self.end):
+            return False
+        return self.forced or prompt.endswith(self.begin)
+
+
+def read_reasoning(
+    reader: TextReader, writer: EventWriter, form: ReasoningFormat, *, inside: bool
+) -> Steps[None]:
+    """The thinking that an answer begins with, if it does."""
+    if form.kept:
+        writer.content(form.begin)
+        return
+    reader.record()
+    yield from reader.skip_space()
+    if not (yield from reader.skip(form.begin)) and not inside:
+        writer.content(reader.take_record())
+        return
+    reader.take_record()
+    writer.thinking = True
+    ends = marker_set(form.end, *form.interrupts)
+    marker = yield from reader.copy_until(ends, writer.reasoning)
+    if marker != form.end:
+        reader.unread(marker)
+    if marker:
+        writer.end_reasoning()
+
+
+def read_text(reader: TextReader, writer: EventWriter) -> Steps[None]:
+    """Text to the end."""
+    while (yield from reader.more()):
+        writer.content(reader.take(len(reader.text)))
+
+
+def read_calls(calls: CallReader, form: ToolFormat) -> Steps[None]:
+    """Text and calls to the end."""
+    reader, writer = calls.reader, calls.writer
+    outside, inside = call_markers(form)
+    markers = outside
+    if form.bare:
+        yield from read_bare_call(calls, form)
+    while marker := (yield from reader.copy_until(markers, writer.content)):
+        if form.section is not None and marker == form.section[1]:
+            markers = outside
+            continue
+        reader.record(marker)
+        if (yield from read_call(calls, form, marker)) and form.section is not None:
+            markers = inside
+
+
+def call_markers(form: ToolFormat) -> tuple[MarkerSet, MarkerSet]:
+    """What is looked for outside of a section, and inside."""
+    first, last = form.section or ("", "")
+    return marker_set(first, form.begin), marker_set(first, form.begin, last)
+
+
+def read_bare_call(calls: CallReader, form: ToolFormat) -> Steps[None]:
+    """A call that the answer begins with, without what frames others."""
+    reader = calls.reader
+    reader.record()
+    yield from reader.skip_space()
+    if (yield from reader.is_next(form.bare)):
+        yield from read_call(calls, form)
+    else:
+        calls.writer.content(reader.take_record())
+
+
+def read_call(calls: CallReader, form: ToolFormat, marker: str = "") -> Steps[bool]:
+    """What stands in one frame; as text, when it turns out to be none: then False."""
+    reader, before = calls.reader, calls.writer.calls
+    try:
+        if form.section is not None and marker == form.section[0]:
+            yield from reader.skip_space()
+            yield from reader.expect(form.begin)
+        yield from form.body.read(calls, form.end)
+        reader.take_record()
+    except NotACall:
+        calls.writer.content(reader.take_record())
+    if calls.writer.calls == before:
+        return False
+    yield from reader.skip_space()
+    yield from reader.skip(form.end)
+    return True

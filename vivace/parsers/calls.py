@@ -1,0 +1,182 @@
+"""Calls whose arguments are JSON, and what calls of every shape have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vivace.parsers.events import EventWriter
+from vivace.parsers.json_values import MAX_NAME, copy_value, read_string
+from vivace.parsers.reader import NotACall, Steps, TextReader
+
+NAME = re.compile(r"[\w.:/\-]*")
+ARGUMENTS = ("arguments", "parameters")
+OTHER_KEYS = ("id", "index", "type")
+
+
+class CallReader:
+    """The calls of one answer. `tools`: the schema of each function that is offered, by its name;
+    calls of others are text, unless they are `forwarded`; so are those beyond `most`."""
+
+    def __init__(
+        self,
+        reader: TextReader,
+        writer: EventWriter,
+        tools: Mapping[str, Mapping[str, Any]],
+        *,
+        forwarded: bool = False,
+        most: int | None = None,
+    ) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._tools = tools
+        self._forwarded = forwarded
+        self._most = most
+
+    def begin(self, name: str) -> None:
+        """From here on what is read is the call's. Raises NotACall when it is not to be made."""
+        if not name or not (self._forwarded or name in self._tools):
+            raise NotACall
+        if self._most is not None and self.writer.calls >= self._most:
+            raise NotACall
+        self.reader.take_record()
+        self.writer.start_call(name)
+
+    def parameter(self, name: str, key: str) -> Any:
+        """The schema of a function's parameter, None where it has none."""
+        properties = self._tools.get(name, {}).get("properties")
+        return properties.get(key) if isinstance(properties, dict) else None
+
+    def copy_arguments(self, end: str) -> Steps[None]:
+        """The arguments as the model writes them: an object, {} where it writes null."""
+        if (yield from self.reader.peek()) != "n":
+            yield from copy_value(self.reader, self.writer.arguments, end)
+            return
+        other: list[str] = []
+        yield from copy_value(self.reader, other.append)
+        text = "".join(other)
+        self.writer.arguments("{}" if text == "null" else text)
+
+
+class CallBody(Protocol):
+    """What stands between the literals that frame a call."""
+
+    def read(self, calls: CallReader, end: str) -> Steps[None]:
+        """Read one call, or what one frame has of them; `end` closes the frame and stays. Raises
+        NotACall as long as nothing was made of what was read."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonCalls:
+    """Objects with a name and arguments: one, several with `separator` between them, or with
+    `listed` a list of them. `head` stands before."""
+
+    head: str = ""
+    separator: str = ""
+    listed: bool = False
+
+    def read(self, calls: CallReader, end: str) -> Steps[None]:
+        reader = calls.reader
+        yield from reader.skip_space()
+        yield from reader.expect(self.head)
+        yield from reader.skip_space()
+        in_list = self.listed and (yield from reader.skip("["))
+        while True:
+            yield from reader.skip_space()
+            yield from self._read_object(calls, end)
+            reader.record()
+            yield from reader.skip_space()
+            if self.separator and (yield from reader.skip(self.separator)):
+                continue
+            if in_list or not self.separator or (yield from reader.peek()) != "{":
+                break
+        if in_list:
+            yield from reader.skip("]")
+
+    def _read_object(self, calls: CallReader, end: str) -> Steps[None]:
+        reader, name, begun = calls.reader, "", False
+        early: list[str] = []
+        """arguments that come before the name"""
+        yield from reader.expect("{")
+        while True:
+            yield from reader.skip_space()
+            if (yield from reader.skip("}")):
+                break
+            key = yield from read_string(reader)
+            yield from reader.skip_space()
+            yield from reader.expect(":")
+            yield from reader.skip_space()
+            if key == "name":
+                name = yield from read_string(reader)
+            elif key not in ARGUMENTS:
+                yield from skip_value(calls, key)
+            elif name and not begun:
+                calls.begin(name)
+                begun = True
+                yield from calls.copy_arguments(end)
+            else:
+                yield from copy_value(reader, early.append)
+            yield from reader.skip_space()
+            yield from reader.skip(",")
+        if not begun:
+            calls.begin(name)
+            calls.writer.arguments("".join(early) or "{}")
+
+
+def skip_value(calls: CallReader, key: str) -> Steps[None]:
+    """Of a key that says nothing about a call. Raises NotACall for one that no call has."""
+    if key not in OTHER_KEYS:
+        raise NotACall
+    yield from copy_value(calls.reader, lambda text: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedCall:
+    """A name, a literal behind it, and a JSON object. `head` comes first and `tail` last, an id
+    behind `id_open` where that comes. With `numbered` the name is one of a namespace and has a
+    number: `functions.look:0`."""
+
+    separator: str
+    head: str = ""
+    tail: str = ""
+    id_open: str = ""
+    numbered: bool = False
+
+    def read(self, calls: CallReader, end: str) -> Steps[None]:
+        reader = calls.reader
+        yield from reader.skip_space()
+        yield from reader.expect(self.head)
+        name = yield from reader.run(NAME, MAX_NAME)
+        yield from reader.skip_space()
+        if self.id_open and (yield from reader.skip(self.id_open)):
+            yield from reader.run(NAME, MAX_NAME)
+        yield from reader.skip(self.separator)
+        yield from reader.skip_space()
+        if self.numbered:
+            name = name.removeprefix("functions.").rpartition(":")[0]
+        if (yield from reader.peek()) == "{":
+            calls.begin(name)
+            yield from calls.copy_arguments(self.tail or end)
+        elif (yield from reader.is_next(self.tail or end)):
+            calls.begin(name)
+            calls.writer.arguments("{}")
+        else:
+            raise NotACall
+        yield from reader.skip_space()
+        yield from reader.skip(self.tail)
+
+
+@dataclass(frozen=True)
+class JsonOrNamed:
+    """Either, by the first character: Mistral's formats."""
+
+    json: JsonCalls
+    named: NamedCall
+
+    def read(self, calls: CallReader, end: str) -> Steps[None]:
+        yield from calls.reader.skip_space()
+        json = (yield from calls.reader.peek()) in ("[", "{")
+        yield from (self.json if json else self.named).read(calls, end)

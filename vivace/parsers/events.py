@@ -1,0 +1,155 @@
+"""What an answer consists of once it is parsed, in the order in which it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningText:
+    """Of the model's thinking."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContentText:
+    """Of the answer itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A tool call begins, the `index`-th of the answer."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """What comes next of the JSON of a call's arguments."""
+
+    index: int
+    text: str
+
+
+AnswerEvent = ReasoningText | ContentText | CallStart | CallArguments
+
+
+class EdgeSpace:
+    """White space at the edges of a text: it is dropped at the start with `trim`, and held back at
+    the end until it is known what follows."""
+
+    def __init__(self, *, trim: bool) -> None:
+        self.trim = trim
+        self._held: list[str] = []
+
+    def push(self, text: str) -> str:
+        """What may be shown of the text so far."""
+        if self.trim:
+            text = text.lstrip()
+            if not text:
+                return ""
+            self.trim = False
+        body = text.rstrip()
+        if not body:
+            self._held.append(text)
+            return ""
+        shown = "".join((*self._held, body))
+        self._held = [text[len(body) :]]
+        return shown
+
+    def take(self) -> str:
+        """What was held back."""
+        held, self._held = "".join(self._held), []
+        return held
+
+    def begin(self) -> None:
+        """Something else came between: drop the white space on both sides of it."""
+        self.trim, self._held = True, []
+
+
+class EventWriter:
+    """Collects events. What follows each other of one kind becomes one; white space around
+    reasoning and around calls is dropped.
+
+    `new_id` makes the id of a call from its name and its place among the answer's calls. Without
+    `stream_reasoning` each part of the reasoning is one event, when it is complete.
+    """
+
+    def __init__(self, new_id: Callable[[str, int], str], *, stream_reasoning: bool = True) -> None:
+        self.calls = 0
+        self.thinking = False
+        """the last text was reasoning"""
+        self._new_id = new_id
+        self._stream_reasoning = stream_reasoning
+        self._events: list[AnswerEvent] = []
+        self._kind: type[ReasoningText] | type[ContentText] | type[CallArguments] = ContentText
+        self._parts: list[str] = []
+        self._content_space = EdgeSpace(trim=False)
+        self._reasoning_space = EdgeSpace(trim=True)
+
+    def reasoning(self, text: str) -> None:
+        self.thinking = True
+        self._add(ReasoningText, self._reasoning_space.push(text))
+
+    def content(self, text: str) -> None:
+        if text and self.thinking:
+            self.end_reasoning()
+        self._add(ContentText, self._content_space.push(text))
+
+    def end_reasoning(self) -> None:
+        """What comes next is something else."""
+        self.thinking = False
+        self._reasoning_space.begin()
+        self._content_space.begin()
+
+    def start_call(self, name: str) -> None:
+        if self.thinking:
+            self.end_reasoning()
+        self._content_space.begin()
+        self._flush()
+        self._events.append(CallStart(self.calls, self._new_id(name, self.calls), name))
+        self.calls += 1
+
+    def arguments(self, text: str) -> None:
+        """Of the call that began last."""
+        self._add(CallArguments, text)
+
+    def take(self) -> list[AnswerEvent]:
+        """What is new."""
+        if not self.thinking or self._stream_reasoning:
+            self._flush()
+        events, self._events = self._events, []
+        return events
+
+    def finish(self) -> list[AnswerEvent]:
+        """The rest."""
+        self._add(ContentText, self._content_space.take())
+        self._flush()
+        return self.take()
+
+    def _add(
+        self, kind: type[ReasoningText] | type[ContentText] | type[CallArguments], text: str
+    ) -> None:
+        if not text:
+            return
+        if kind is not self._kind:
+            self._flush()
+            self._kind = kind
+        self._parts.append(text)
+
+    def _flush(self) -> None:
+        if not self._parts:
+            return
+        text, self._parts = "".join(self._parts), []
+        if self._kind is CallArguments:
+            self._events.append(CallArguments(self.calls - 1, text))
+        else:
+            self._events.append(
+                ReasoningText(text) if self._kind is ReasoningText else ContentText(text)
+            )

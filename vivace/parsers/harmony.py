@@ -1,0 +1,66 @@
+"""gpt-oss's answers (Harmony): messages in channels, of which some are calls."""
+
+from __future__ import annotations
+
+import re
+
+from vivace.parsers.calls import CallReader
+from vivace.parsers.reader import NotACall, Steps, Write, marker_set
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+BEGINS = (START, CHANNEL)
+CALL = "<|call|>"
+ENDS = ("<|end|>", "<|return|>", CALL)
+MARKERS = (*BEGINS, *ENDS, CONSTRAIN, MESSAGE)
+WORDS = re.compile(r"[^<]*")
+MAX_HEADER = 256
+RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+def read_messages(calls: CallReader, *, separate: bool) -> Steps[None]:
+    """Messages to the end; the analysis is reasoning, or content unless it is to be `separate`."""
+    reader, writer = calls.reader, calls.writer
+    markers = marker_set(*BEGINS, *ENDS)
+    write = writer.content
+    while marker := (yield from reader.copy_until(markers, write)):
+        write = writer.content
+        if marker in ENDS:
+            continue
+        reader.record(marker)
+        try:
+            header = marker + (yield from read_header(calls))
+            write = yield from begin_message(calls, header, separate=separate)
+        except NotACall:
+            writer.content(reader.take_record())
+
+
+def read_header(calls: CallReader) -> Steps[str]:
+    """What says whose a message is, up to its text. Raises NotACall where that does not come."""
+    reader, parts = calls.reader, list[str]()
+    while True:
+        parts.append((yield from reader.run(WORDS, MAX_HEADER)))
+        if (yield from reader.skip(MESSAGE)):
+            return "".join(parts)
+        for marker in (CHANNEL, CONSTRAIN):
+            if (yield from reader.skip(marker)):
+                parts.append(marker)
+                break
+        else:
+            raise NotACall
+
+
+def begin_message(calls: CallReader, header: str, *, separate: bool) -> Steps[Write]:
+    """Where the text of a message goes. Raises NotACall for a call that is not to be made."""
+    reader, writer = calls.reader, calls.writer
+    if (recipient := RECIPIENT.search(header)) is not None:
+        calls.begin(recipient[1].removeprefix("functions."))
+        if (yield from reader.is_next(CALL)) or not (yield from reader.more()):
+            writer.arguments("{}")
+        return writer.arguments
+    reader.take_record()
+    channel = CHANNEL_NAME.search(header)
+    if separate and channel is not None and channel[1] == "analysis":
+        writer.thinking = True
+        return writer.reasoning
+    return writer.content

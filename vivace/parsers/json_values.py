@@ -1,0 +1,105 @@
+"""JSON as models write it: copied as it is, however it is cut, without being understood."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from vivace.parsers.reader import NotACall, Steps, TextReader, Write
+
+STRING = re.compile(r'[^"\\]*')
+SCALAR = re.compile(r"[\w.+\-]*")
+MAX_NAME = 256
+"""Characters of a name or a key."""
+
+
+@lru_cache(maxsize=64)
+def outside_strings(first: str) -> re.Pattern[str]:
+    """Characters that say nothing about where a value ends; `first` begins its end."""
+    return re.compile(r'[^"{}\[\]' + re.escape(first) + "]*")
+
+
+def copy_value(reader: TextReader, write: Write, end: str = "") -> Steps[bool]:
+    """Copy one value. Objects and lists end with their last bracket, or before `end` when that
+    comes outside of strings. False when it is not complete."""
+    first = yield from reader.peek()
+    if first == '"':
+        return (yield from copy_string(reader, write))
+    if first not in ("{", "["):
+        write((yield from reader.run(SCALAR)))
+        return True
+    plain, depth = outside_strings(end[:1]), 0
+    while (yield from reader.more()):
+        found = plain.match(reader.text, reader.at)
+        if found is not None and found.end() > reader.at:
+            write(reader.take(found.end()))
+            continue
+        char = reader.text[reader.at]
+        if char == '"':
+            yield from copy_string(reader, write)
+            continue
+        if char not in "{}[]" and (yield from reader.is_next(end)):
+            return False
+        write(reader.take(reader.at + 1))
+        depth += 1 if char in "{[" else -1 if char in "}]" else 0
+        if not depth:
+            return True
+    return False
+
+
+def copy_string(reader: TextReader, write: Write) -> Steps[bool]:
+    """Copy a string with its quotes; False when it is not complete."""
+    write(reader.take(reader.at + 1))
+    while (yield from reader.more()):
+        found = STRING.match(reader.text, reader.at)
+        if found is not None and found.end() > reader.at:
+            write(reader.take(found.end()))
+            continue
+        char = reader.take(reader.at + 1)
+        write(char)
+        if char == '"':
+            return True
+        if (yield from reader.more()):
+            write(reader.take(reader.at + 1))
+    return False
+
+
+def read_string(reader: TextReader, limit: int = MAX_NAME) -> Steps[str]:
+    """The value of a short string. Raises NotACall for anything else."""
+    if (yield from reader.peek()) != '"':
+        raise NotACall
+    parts: list[str] = []
+
+    def keep(text: str) -> None:
+        parts.append(text)
+        if sum(map(len, parts)) > limit:
+            raise NotACall
+
+    yield from copy_string(reader, keep)
+    try:
+        return str(parse("".join(parts)))
+    except NotJson:
+        raise NotACall from None
+
+
+class NotJson(ValueError):
+    """A text that is no JSON, or has NaN or infinity in it."""
+
+
+def parse(text: str) -> Any:
+    """NotJson for what is none."""
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        raise NotJson from None
+
+
+def refuse(constant: str) -> NoReturn:
+    raise NotJson(constant)
+
+
+def escape(text: str) -> str:
+    """As it stands inside a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,0 +1,217 @@
+"""One answer, parsed as it comes: pieces of text in, events out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any, Protocol
+
+from vivace.parsers.answer import (
+    CallFrame,
+    ReasoningFormat,
+    ToolFormat,
+    random_id,
+    read_calls,
+    read_reasoning,
+    read_text,
+)
+from vivace.parsers.calls import CallReader
+from vivace.parsers.events import AnswerEvent, EventWriter
+from vivace.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from vivace.parsers.harmony import MARKERS, read_messages
+from vivace.parsers.names import HARMONY
+from vivace.parsers.reader import Steps, TextReader
+
+SLICE = 1 << 14
+"""Characters of a long text that are parsed at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParseOptions:
+    """What one request says of its answers. `tools`: the schemas of the functions that may be
+    called, at most `most_calls` times; calls of others are text unless they are `forwarded`.
+    `inside`: the answer begins in the middle of the thinking. `first_call`: calls that the
+    conversation has had."""
+
+    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    separate_reasoning: bool = True
+    stream_reasoning: bool = True
+    inside: bool = False
+    forwarded: bool = False
+    most_calls: int | None = None
+    first_call: int = 0
+
+
+class OutputFormat(Protocol):
+    """How the answers of a model are written."""
+
+    def literals(self, *, tools: bool) -> Sequence[str]:
+        """Text that must reach the parser, if it is a special token, too; `tools`: so that it finds
+        calls."""
+        ...
+
+    @property
+    def reasoning_end(self) -> str:
+        """What ends reasoning; "" when none is split off."""
+        ...
+
+    @property
+    def new_id(self) -> Callable[[str, int], str]:
+        """Makes ids of calls."""
+        ...
+
+    def parses(self, options: ParseOptions) -> bool:
+        """Whether there is anything to find in the answers of such a request."""
+        ...
+
+    def inside(self, prompt: str, beginning: str) -> bool:
+        """See `ReasoningFormat.inside`."""
+        ...
+
+    def call_frame(self, name: str) -> CallFrame | None:
+        """See `ToolFormat.call_frame`."""
+        ...
+
+    def read(self, calls: CallReader, options: ParseOptions) -> Steps[None]:
+        """An answer to its end."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFormat:
+    """Thinking in front, calls in the text behind it."""
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+
+    def literals(self, *, tools: bool) -> Sequence[str]:
+        parts = (self.tools if tools else None, self.reasoning)
+        return tuple(texts([astuple(part) for part in parts if part is not None]))
+
+    @property
+    def reasoning_end(self) -> str:
+        return self.reasoning.end if self.reasoning is not None and not self.reasoning.kept else ""
+
+    @property
+    def new_id(self) -> Callable[[str, int], str]:
+        return random_id if self.tools is None else self.tools.new_id
+
+    def parses(self, options: ParseOptions) -> bool:
+        splits = self.reasoning is not None and options.separate_reasoning
+        return splits or (self.tools is not None and bool(options.tools))
+
+    def inside(self, prompt: str, beginning: str) -> bool:
+        return self.reasoning is not None and self.reasoning.inside(prompt, beginning)
+
+    def call_frame(self, name: str) -> CallFrame | None:
+        return None if self.tools is None else self.tools.call_frame(name)
+
+    def read(self, calls: CallReader, options: ParseOptions) -> Steps[None]:
+        reader, writer = calls.reader, calls.writer
+        if self.reasoning is not None and options.separate_reasoning:
+            yield from read_reasoning(reader, writer, self.reasoning, inside=options.inside)
+        if self.tools is not None and options.tools:
+            yield from read_calls(calls, self.tools)
+        else:
+            yield from read_text(reader, writer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageFormat:
+    """Messages in channels (gpt-oss), whose frames are never text. `separate`: the analysis is
+    reasoning; `calls`: messages to functions are calls."""
+
+    separate: bool = True
+    calls: bool = True
+
+    def literals(self, *, tools: bool) -> Sequence[str]:
+        return MARKERS
+
+    @property
+    def reasoning_end(self) -> str:
+        return "<|end|>" if self.separate else ""
+
+    @property
+    def new_id(self) -> Callable[[str, int], str]:
+        return random_id
+
+    def parses(self, options: ParseOptions) -> bool:
+        return True
+
+    def inside(self, prompt: str, beginning: str) -> bool:
+        return False
+
+    def call_frame(self, name: str) -> CallFrame | None:
+        begin = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+        return CallFrame(begin, "<|call|>", "<|channel|>commentary to=") if self.calls else None
+
+    def read(self, calls: CallReader, options: ParseOptions) -> Steps[None]:
+        yield from read_messages(calls, separate=self.separate and options.separate_reasoning)
+
+
+def texts(value: Any) -> list[str]:
+    """All strings in nested tuples and lists."""
+    if isinstance(value, str):
+        return [value] if value else []
+    if not isinstance(value, tuple | list):
+        return []
+    return [text for item in value for text in texts(item)]
+
+
+def answer_format(tool_parser: str | None, reasoning_parser: str | None) -> OutputFormat:
+    """The format that two names stand for. Raises KeyError for a name without a format."""
+    if HARMONY in (tool_parser, reasoning_parser):
+        return MessageFormat(separate=reasoning_parser is not None, calls=tool_parser is not None)
+    return TextFormat(
+        tools=TOOL_FORMATS[tool_parser] if tool_parser else None,
+        reasoning=REASONING_FORMATS[reasoning_parser] if reasoning_parser else None,
+    )
+
+
+class AnswerParser:
+    """Of one answer. However its text is cut, the events say the same."""
+
+    def __init__(self, form: OutputFormat, options: ParseOptions) -> None:
+        self._reader = TextReader()
+        self._writer = EventWriter(
+            lambda name, place: form.new_id(name, options.first_call + place),
+            stream_reasoning=options.stream_reasoning,
+        )
+        calls = CallReader(
+            self._reader,
+            self._writer,
+            options.tools,
+            forwarded=options.forwarded,
+            most=options.most_calls,
+        )
+        self._steps = form.read(calls, options)
+
+    @property
+    def calls(self) -> int:
+        """that have begun"""
+        return self._writer.calls
+
+    @property
+    def thinking(self) -> bool:
+        """The last text was reasoning, or will be."""
+        return self._writer.thinking
+
+    def push(self, text: str) -> list[AnswerEvent]:
+        """The next piece of text."""
+        self._reader.feed(text)
+        next(self._steps, None)
+        return self._writer.take()
+
+    def finish(self) -> list[AnswerEvent]:
+        """No text comes any more."""
+        self._reader.ended = True
+        next(self._steps, None)
+        return self._writer.finish()
+
+    def push_slices(self, text: str) -> Steps[list[AnswerEvent]]:
+        """`push` of a long text; yields between the slices."""
+        events: list[AnswerEvent] = []
+        for start in range(0, len(text), SLICE):
+            events += self.push(text[start : start + SLICE])
+            yield
+        return events

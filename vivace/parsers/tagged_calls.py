@@ -1,0 +1,185 @@
+"""Calls whose arguments stand in tags, one value each: they become JSON as they come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vivace.parsers.calls import NAME, CallReader
+from vivace.parsers.json_values import MAX_NAME, NotJson, escape, parse
+from vivace.parsers.reader import NotACall, Steps, Write, marker_set
+
+KEY = re.compile(r'[^<>"\n]*')
+WORD = re.compile(r"[a-z]*")
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+UNIONS = ("anyOf", "oneOf", "allOf")
+JSON_KINDS = (
+    (bool, "boolean"),
+    (int, "integer number"),
+    (float, "number"),
+    (dict, "object"),
+    (list, "array"),
+    (type(None), "null"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggedCall:
+    """A name, then tags with a key and a value each.
+
+    head name after_name (key_open key key_close [value_open] value value_close)* close
+
+    `value_ends`: literals before which a value ends, too, that nobody closed. `flagged`: a tag says
+    whether its value is a string. `newlines`: one at each edge of a value is not part of it.
+    `untyped`: a value without a schema may be JSON. `or_json`: an object may stand for all tags.
+    """
+
+    key_open: str
+    key_close: str
+    value_close: str
+    head: str = ""
+    after_name: str = ""
+    value_open: str = ""
+    close: str = ""
+    value_ends: tuple[str, ...] = ()
+    flagged: bool = False
+    newlines: bool = False
+    untyped: bool = False
+    or_json: bool = False
+
+    def read(self, calls: CallReader, end: str) -> Steps[None]:
+        reader = calls.reader
+        yield from reader.skip_space()
+        yield from reader.expect(self.head)
+        name = yield from reader.run(NAME, MAX_NAME)
+        yield from reader.expect(self.after_name)
+        yield from reader.skip_space()
+        last = self.close or end
+        if self.or_json and (yield from reader.peek()) == "{":
+            calls.begin(name)
+            yield from calls.copy_arguments(last)
+        else:
+            tagged = yield from reader.is_next(self.key_open)
+            if not tagged and not (yield from reader.is_next(last)):
+                raise NotACall
+            calls.begin(name)
+            yield from self._read_arguments(calls, name)
+        yield from reader.skip_space()
+        yield from reader.skip(self.close)
+
+    def _read_arguments(self, calls: CallReader, name: str) -> Steps[None]:
+        reader, write = calls.reader, calls.writer.arguments
+        before = "{"
+        while True:
+            reader.record()
+            yield from reader.skip_space()
+            if not (yield from reader.skip(self.key_open)):
+                break
+            try:
+                key, is_string = yield from self._read_key(calls)
+            except NotACall:
+                if not reader.ended:
+                    write("{}" if before == "{" else "}")
+                raise
+            reader.take_record()
+            write(f'{before}"{escape(key)}": ')
+            before = ", "
+            schema = calls.parameter(name, key)
+            if is_string is None:
+                allowed = kinds(schema)
+                is_string = allowed == {"string"} or not (allowed or self.untyped)
+            yield from self._copy_value(calls, schema, is_string=is_string)
+        if (yield from reader.more()):  # else it was cut off, as a reader may see
+            write("{}" if before == "{" else "}")
+
+    def _read_key(self, calls: CallReader) -> Steps[tuple[str, bool | None]]:
+        """(the key, whether the tag says that its value is a string)"""
+        reader, is_string = calls.reader, None
+        key = yield from reader.run(KEY, MAX_NAME)
+        yield from reader.expect(self.key_close)
+        if self.flagged:
+            yield from reader.skip_space()
+            yield from reader.expect('string="')
+            is_string = (yield from reader.run(WORD, MAX_NAME)) == "true"
+            yield from reader.expect('">')
+        if self.value_open:
+            yield from reader.skip_space()
+            yield from reader.expect(self.value_open)
+        return key, is_string
+
+    def _copy_value(self, calls: CallReader, schema: Any, *, is_string: bool) -> Steps[None]:
+        reader, write = calls.reader, calls.writer.arguments
+        markers = marker_set(self.value_close, *self.value_ends)
+        if is_string:
+            string = StringWriter(write, newlines=self.newlines)
+            marker = yield from reader.copy_until(markers, string.push)
+            if marker:
+                write('"')
+        else:
+            parts: list[str] = []
+            marker = yield from reader.copy_until(markers, parts.append)
+            text = "".join(parts)
+            if self.newlines:
+                text = text.removeprefix("\n").removesuffix("\n")
+            write(converted(text, schema) if marker else text)
+        if marker != self.value_close:
+            reader.unread(marker)
+
+
+class StringWriter:
+    """A JSON string, escaped as it comes, but for its last quote."""
+
+    def __init__(self, write: Write, *, newlines: bool) -> None:
+        self._write = write
+        self._newlines = newlines
+        self._begun = False
+        self._held = ""
+        """a newline that may be the last character"""
+        write('"')
+
+    def push(self, text: str) -> None:
+        if self._newlines:
+            if not self._begun and text:
+                self._begun = True
+                text = text.removeprefix("\n")
+            if text:
+                text = self._held + text
+                self._held = "\n" if text.endswith("\n") else ""
+                text = text.removesuffix("\n")
+        self._write(escape(text))
+
+
+def converted(text: str, schema: Any) -> str:
+    """The JSON of a value that need not be a string by its schema; a string where it is no JSON, or
+    where the schema allows strings and nothing else that it is."""
+    value, allowed = text.strip(), kinds(schema)
+    if allowed:
+        value = PYTHON_WORDS.get(value, value)
+    try:
+        found = json_kinds(parse(value))
+    except NotJson:
+        return f'"{escape(text)}"'
+    if "string" in allowed and not found & allowed:
+        return f'"{escape(text)}"'
+    return value
+
+
+def json_kinds(value: Any) -> set[str]:
+    """What a schema may call the type of a value."""
+    names = next((name for kind, name in JSON_KINDS if isinstance(value, kind)), "string")
+    return set(names.split())
+
+
+def kinds(schema: Any) -> set[str]:
+    """The types that a schema allows as far as it says so in so many words; none if it does not."""
+    if not isinstance(schema, Mapping):
+        return set()
+    found = schema.get("type")
+    if isinstance(found, str | list):
+        return {found} if isinstance(found, str) else {str(kind) for kind in found}
+    if isinstance(schema.get("enum"), list):
+        return set().union(*map(json_kinds, schema["enum"]))
+    options = [schema[key] for key in UNIONS if isinstance(schema.get(key), list)]
+    return set().union(*(kinds(option) for listed in options for option in listed))

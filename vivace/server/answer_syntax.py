@@ -1,0 +1,64 @@
+"""How the answers of the served model are parsed: what flags, chat template and tokenizer say."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vivace.frontend.frontend import Frontend
+from vivace.frontend.tokenizer import Tokenizer
+from vivace.parsers.auto import choose_reasoning_parser, choose_tool_parser
+from vivace.parsers.names import AUTO
+from vivace.parsers.parser import OutputFormat, TextFormat, answer_format
+from vivace.server.settings import ServerSettings
+
+log = logging.getLogger("vivace.server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSyntax:
+    """`shown`, `shown_for_tools`: special tokens that the parser must see, without and with
+    tools. `reasoning_end`: the token that ends reasoning, where it is one token."""
+
+    form: OutputFormat
+    shown: frozenset[int] = frozenset()
+    shown_for_tools: frozenset[int] = frozenset()
+    reasoning_end: int | None = None
+    forwards_unknown: bool = False
+
+
+def answer_syntax(settings: ServerSettings, frontend: Frontend) -> AnswerSyntax:
+    """What --tool-call-parser and --reasoning-parser ask for, for this model."""
+    tokenizer = frontend.tokenizer
+    chat = tokenizer.chat if tokenizer is not None else None
+    template = "\n".join(chat.texts) if chat is not None else ""
+    model_type = frontend.served.model_type
+    tools = choose_tool_parser(settings.tool_call_parser, template, model_type)
+    reasoning = choose_reasoning_parser(settings.reasoning_parser, template, model_type)
+    tell("--tool-call-parser", settings.tool_call_parser, tools)
+    tell("--reasoning-parser", settings.reasoning_parser, reasoning)
+    if tokenizer is None or (tools is None and reasoning is None):
+        return AnswerSyntax(form=TextFormat())
+    form = answer_format(tools, reasoning)
+    return AnswerSyntax(
+        form=form,
+        shown=special_tokens(tokenizer, form.literals(tools=False)),
+        shown_for_tools=special_tokens(tokenizer, form.literals(tools=True)),
+        reasoning_end=tokenizer.token_id(form.reasoning_end) if form.reasoning_end else None,
+        forwards_unknown=settings.forward_unknown_tools,
+    )
+
+
+def tell(flag: str, asked: str | None, chosen: str | None) -> None:
+    """Log what came of `auto`."""
+    if asked == AUTO:
+        log.info("%s auto: %s", flag, chosen or "the chat template shows no format that is known")
+
+
+def special_tokens(tokenizer: Tokenizer, literals: Sequence[str]) -> frozenset[int]:
+    """Ids of the special tokens that these texts consist of or contain."""
+    words = {token: tokenizer.token_text(token) for token in tokenizer.special_ids}
+    return frozenset(
+        token for token, word in words.items() if word and any(word in text for text in literals)
+    )

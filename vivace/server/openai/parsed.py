@@ -1,0 +1,193 @@
+"""Chat answers that are parsed: reasoning and tool calls apart from the content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from vivace.frontend.fairness import Work
+from vivace.frontend.request_output import RequestOutput
+from vivace.parsers.events import (
+    AnswerEvent,
+    CallArguments,
+    CallStart,
+    ContentText,
+    ReasoningText,
+)
+from vivace.parsers.parser import AnswerParser, ParseOptions
+from vivace.protocol.messages import FINISH_STOP, Finish
+from vivace.server.answer_syntax import AnswerSyntax
+from vivace.server.openai.logprobs import encoded_chat_logprobs
+from vivace.server.openai.response import ChunkContext, ChunkEncoder
+from vivace.server.openai.schema import (
+    AnswerCall,
+    AnswerFunction,
+    ChatChoice,
+    ChunkDelta,
+    CompletionChoice,
+)
+
+encode = msgspec.json.encode
+FINISH_TOOL_CALLS = "tool_calls"
+
+
+@dataclass(frozen=True)
+class ChatParsing:
+    """How the answers to one request are parsed."""
+
+    syntax: AnswerSyntax
+    options: ParseOptions
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """Special tokens that are in the text for the parser."""
+        return self.syntax.shown_for_tools if self.options.tools else self.syntax.shown
+
+    def parser(self) -> AnswerParser:
+        return AnswerParser(self.syntax.form, self.options)
+
+    def counter(self) -> ReasoningCounter:
+        return ReasoningCounter(self.syntax.reasoning_end)
+
+    def chunks(self, context: ChunkContext, index: int) -> ParsedChunks:
+        """Encodes the index-th choice of a stream."""
+        return ParsedChunks(context, index, self.parser(), self.counter())
+
+    def parse(
+        self, choice: ChatChoice | CompletionChoice, output: RequestOutput
+    ) -> Work[int | None]:
+        """Fill in the message of a choice; how many of its tokens are reasoning, if known."""
+        assert isinstance(choice, ChatChoice)
+        parser = self.parser()
+        events = yield from parser.push_slices(output.text)
+        reasoning = self.counter().count(output.tokens, thinking=parser.thinking)
+        message = choice.message
+        message.content, message.reasoning_content, message.tool_calls = gathered(
+            events + parser.finish()
+        )
+        if message.tool_calls is not None:
+            choice.finish_reason = with_calls(choice.finish_reason)
+        return reasoning
+
+
+class ReasoningCounter:
+    """Counts the tokens of an answer up to the one that ends its reasoning, `end`; None where no
+    single token does."""
+
+    def __init__(self, end: int | None) -> None:
+        self._end = end
+        self._seen = 0
+        self._reasoning: int | None = None
+        """tokens, once it is over"""
+
+    def count(self, tokens: list[int], *, thinking: bool) -> int | None:
+        """Tokens of reasoning so far, with `tokens`, which are new; `thinking`: it goes on."""
+        if self._end is None:
+            return None
+        if self._reasoning is None and self._end in tokens:
+            self._reasoning = self._seen + tokens.index(self._end) + 1
+        self._seen += len(tokens)
+        if self._reasoning is None:
+            return self._seen if thinking else 0
+        return self._reasoning
+
+
+class ParsedChunks(ChunkEncoder):
+    """The events of one choice of a chat stream whose text is parsed."""
+
+    def __init__(
+        self,
+        context: ChunkContext,
+        index: int,
+        parser: AnswerParser,
+        counter: ReasoningCounter,
+    ) -> None:
+        super().__init__(context, index, b"delta")
+        self._parser = parser
+        self._counter = counter
+
+    def encode_text(self, text: str, tokens: list[int], count: int) -> bytes | None:
+        if not self._text_only:
+            return None
+        deltas = self._parse(text, tokens)
+        return b"".join([self._event(delta) for delta in deltas])
+
+    def _parse(self, text: str, tokens: list[int]) -> list[bytes]:
+        """The deltas that new text makes."""
+        events = self._parser.push(text)
+        reasoning = self._counter.count(tokens, thinking=self._parser.thinking)
+        self._context.usage.note_reasoning(self._index, reasoning)
+        return [encode_delta(event) for event in events]
+
+    def _events(self, output: RequestOutput, logprobs: bytes) -> bytes:
+        data = b"" if self._begun else self._event(b'{"role":"assistant","content":""}')
+        self._begun = True
+        deltas = self._parse(output.text, output.tokens)
+        if output.finish is not None:
+            deltas += [encode_delta(event) for event in self._parser.finish()]
+        ids = b""
+        if self._context.token_ids and output.tokens:
+            ids = b',"token_ids":' + encode(output.tokens)
+        if not deltas and (ids or logprobs != b"null"):
+            deltas = [b'{"content":""}']
+        for delta in deltas:
+            data += self._event(delta, logprobs=logprobs, ids=ids)
+            logprobs, ids = b"null", b""
+        if output.finish is not None:
+            data += self._event(b"{}", finish=self._finish(output.finish))
+        return data
+
+    def _finish(self, finish: Finish) -> Finish:
+        if not self._parser.calls:
+            return finish
+        return msgspec.structs.replace(finish, type=with_calls(finish.type))
+
+    def _logprobs(self, output: RequestOutput) -> Work[bytes]:
+        if not self._context.logprobs or not output.logprobs:
+            return b"null"
+        return bytes((yield from encoded_chat_logprobs(output.logprobs, self._context.tokenizer)))
+
+
+def with_calls(finish: str | None) -> str | None:
+    """Why an answer with calls ended."""
+    return FINISH_TOOL_CALLS if finish == FINISH_STOP else finish
+
+
+def encode_delta(event: AnswerEvent) -> bytes:
+    """The `delta` that tells of an event."""
+    match event:
+        case ReasoningText(text):
+            delta = ChunkDelta(reasoning_content=text)
+        case ContentText(text):
+            delta = ChunkDelta(content=text)
+        case CallStart(index, call_id, name):
+            function = AnswerFunction(name=name, arguments="")
+            call = AnswerCall(index=index, id=call_id, type="function", function=function)
+            delta = ChunkDelta(tool_calls=[call])
+        case CallArguments(index, text):
+            call = AnswerCall(index=index, function=AnswerFunction(arguments=text))
+            delta = ChunkDelta(tool_calls=[call])
+    return encode(delta)
+
+
+def gathered(
+    events: list[AnswerEvent],
+) -> tuple[str | None, str | None, list[AnswerCall] | None]:
+    """(content, reasoning, calls) of a whole answer, None for what it has not; content is None
+    only beside something else."""
+    content, reasoning = list[str](), list[str]()
+    calls: list[AnswerCall] = []
+    for event in events:
+        match event:
+            case ReasoningText(text):
+                reasoning.append(text)
+            case ContentText(text):
+                content.append(text)
+            case CallStart(_, call_id, name):
+                function = AnswerFunction(name=name, arguments="")
+                calls.append(AnswerCall(id=call_id, type="function", function=function))
+            case CallArguments(_, text):
+                calls[-1].function.arguments += text
+    text = "".join(content)
+    return text if text or not calls else None, "".join(reasoning) or None, calls or None
