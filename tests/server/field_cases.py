@@ -473,11 +473,14 @@ RESPONSES: dict[str, list[Case]] = {
         Harmless((["reasoning.encrypted_content"],), "reasoning comes as it is"),
     ],
     "tools": [
-        Refused([RESPONSE_TOOL], "tool calls"),
+        Effect([RESPONSE_TOOL], [], "engine"),
         Refused([{"type": "web_search"}], "no tools of its own"),
         Harmless(([],), "there are none"),
     ],
-    "tool_choice": [Refused("required", "tool calls"), Refused({"type": "mcp"}, "must be")],
+    "tool_choice": [
+        Refused("required", "constrained", {"tools": [RESPONSE_TOOL]}),
+        Refused({"type": "mcp"}, "must be"),
+    ],
     "parallel_tool_calls": [Effect(True, False)],
     "max_tool_calls": [Effect(1, 2)],
     "reasoning": [Effect({"effort": "low"}, {"effort": "high"}, "engine")],
@@ -789,7 +792,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         {
             **OLLAMA,
             "messages": [Effect(HI, HALF)],
-            "tools": [Refused([TOOL], "tool calls"), Harmless(([],), "there are none")],
+            "tools": [Effect([TOOL], [], "engine")],
         },
     ),
     ollama.OllamaGenerateRequest: Body(

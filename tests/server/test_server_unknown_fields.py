@@ -42,6 +42,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [65]},
     "/v1/detokenize": {"tokens": [65]},
+    "/parse_function_call": {"text": "x", "tools": [], "tool_call_parser": "hermes"},
+    "/separate_reasoning": {"text": "x", "reasoning_parser": "qwen3"},
     "/abort_request": {"rid": "nobody"},
     "/add_external_corpus": {"documents": ["x"]},
     "/remove_external_corpus": {"corpus_id": "x"},

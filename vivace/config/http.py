@@ -83,19 +83,19 @@ class HttpOptions:
     )
     tool_call_parser: str | None = option(
         help="The format of the model's tool calls (docs/tools.md); auto: by its chat template. "
-        "Without it calls stay in the text.",
+        "Default: calls stay in the text.",
         choices=(AUTO, *TOOL_CALL_PARSERS, *UNKNOWN_TOOL_CALL_PARSERS),
         values=dict.fromkeys(UNKNOWN_TOOL_CALL_PARSERS, UNKNOWN_FORMAT),
     )
     reasoning_parser: str | None = option(
         help="The format of the model's thinking, to be split from the answer (docs/tools.md); "
-        "auto: by its chat template.",
+        "auto: by its chat template. Default: it stays in the text.",
         choices=(AUTO, *REASONING_PARSERS, *UNKNOWN_REASONING_PARSERS),
         values=dict.fromkeys(UNKNOWN_REASONING_PARSERS, UNKNOWN_FORMAT),
     )
     tool_server: str | None = option(
         help="`demo` or tool servers for the Responses API.",
-        cpu=not_available("the Responses API is not supported yet"),
+        cpu=not_available("the server calls no tools itself yet; its clients do"),
     )
     ssl_keyfile: str | None = option(help="File with the TLS key.", cpu=NO_TLS)
     ssl_certfile: str | None = option(help="File with the TLS certificate.", cpu=NO_TLS)

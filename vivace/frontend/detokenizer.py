@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vivace.frontend.tokenizer import OTHER, TokenBytes, Tokenizer
+from vivace.protocol.messages import Request
+from vivace.protocol.tasks import Embed
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,21 @@ def detokenizer(
     )
     table = tokenizer.token_table
     return ByteDetokenizer(table, skip=skip_special_tokens, strip_start=strips, shown=shown)
+
+
+def answer_detokenizer(
+    request: Request, tokenizer: Tokenizer | None, shown: frozenset[int]
+) -> Detokenizer | None:
+    """None: the answer has no text."""
+    if tokenizer is None or isinstance(request.task, Embed):
+        return None
+    return detokenizer(
+        tokenizer,
+        request.tokens,
+        skip_special_tokens=request.sampling.skip_special_tokens,
+        spaces_between_special_tokens=request.sampling.spaces_between_special_tokens,
+        shown=shown,
+    )
 
 
 class ByteDetokenizer:

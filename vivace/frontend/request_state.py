@@ -8,7 +8,7 @@ from typing import TypedDict
 import msgspec
 
 from vivace.frontend.answer_parts import HiddenStates, MissingDelta, PromptRows, missing_rows
-from vivace.frontend.detokenizer import Detokenizer, StopHit, StopStrings, detokenizer
+from vivace.frontend.detokenizer import Detokenizer, StopHit, StopStrings, answer_detokenizer
 from vivace.frontend.engine_status import EngineView
 from vivace.frontend.request_output import RequestOutput, Sink, TextSink
 from vivace.frontend.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ from vivace.protocol.messages import (
     PromptLogprobs,
     Request,
 )
-from vivace.protocol.tasks import EMBEDDING, GENERATE, Embed, Generate, Payload, Task
+from vivace.protocol.tasks import EMBEDDING, GENERATE, Generate, Payload, Task
 
 RETRY_AFTER = 2.0
 """seconds"""
@@ -99,15 +99,7 @@ class RequestState:
         self._stops = (
             StopStrings(sampling.stop, keep=sampling.no_stop_trim) if sampling.stop else None
         )
-        self._detokenizer: Detokenizer | None = None
-        if tokenizer is not None and not isinstance(request.task, Embed):
-            self._detokenizer = detokenizer(
-                tokenizer,
-                request.tokens,
-                skip_special_tokens=sampling.skip_special_tokens,
-                spaces_between_special_tokens=sampling.spaces_between_special_tokens,
-                shown=shown,
-            )
+        self._detokenizer = answer_detokenizer(request, tokenizer, shown)
         plain = self._stops is None and tokenizer is not None and request.logprobs is None
         plain = plain and request.task == GENERATE
         self._offer = sink.offer if plain and isinstance(sink, TextSink) else None

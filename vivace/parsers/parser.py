@@ -42,7 +42,7 @@ class ParseOptions:
     first_call: int = 0
 
 
-class OutputFormat(Protocol):
+class ParserFormat(Protocol):
     """How the answers of a model are written."""
 
     def literals(self, *, tools: bool) -> Sequence[str]:
@@ -78,7 +78,7 @@ class OutputFormat(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextFormat:
+class TextParserFormat:
     """Thinking in front, calls in the text behind it."""
 
     tools: ToolFormat | None = None
@@ -158,11 +158,11 @@ def texts(value: Any) -> list[str]:
     return [text for item in value for text in texts(item)]
 
 
-def answer_format(tool_parser: str | None, reasoning_parser: str | None) -> OutputFormat:
+def answer_format(tool_parser: str | None, reasoning_parser: str | None) -> ParserFormat:
     """The format that two names stand for. Raises KeyError for a name without a format."""
     if HARMONY in (tool_parser, reasoning_parser):
         return MessageFormat(separate=reasoning_parser is not None, calls=tool_parser is not None)
-    return TextFormat(
+    return TextParserFormat(
         tools=TOOL_FORMATS[tool_parser] if tool_parser else None,
         reasoning=REASONING_FORMATS[reasoning_parser] if reasoning_parser else None,
     )
@@ -171,7 +171,7 @@ def answer_format(tool_parser: str | None, reasoning_parser: str | None) -> Outp
 class AnswerParser:
     """Of one answer. However its text is cut, the events say the same."""
 
-    def __init__(self, form: OutputFormat, options: ParseOptions) -> None:
+    def __init__(self, form: ParserFormat, options: ParseOptions) -> None:
         self._reader = TextReader()
         self._writer = EventWriter(
             lambda name, place: form.new_id(name, options.first_call + place),

@@ -10,7 +10,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.parsers.auto import choose_reasoning_parser, choose_tool_parser
 from vivace.parsers.names import AUTO
-from vivace.parsers.parser import OutputFormat, TextFormat, answer_format
+from vivace.parsers.parser import ParserFormat, TextParserFormat, answer_format
 from vivace.server.settings import ServerSettings
 
 log = logging.getLogger("vivace.server")
@@ -21,7 +21,7 @@ class AnswerSyntax:
     """`shown`, `shown_for_tools`: special tokens that the parser must see, without and with
     tools. `reasoning_end`: the token that ends reasoning, where it is one token."""
 
-    form: OutputFormat
+    form: ParserFormat
     shown: frozenset[int] = frozenset()
     shown_for_tools: frozenset[int] = frozenset()
     reasoning_end: int | None = None
@@ -39,7 +39,7 @@ def answer_syntax(settings: ServerSettings, frontend: Frontend) -> AnswerSyntax:
     tell("--tool-call-parser", settings.tool_call_parser, tools)
     tell("--reasoning-parser", settings.reasoning_parser, reasoning)
     if tokenizer is None or (tools is None and reasoning is None):
-        return AnswerSyntax(form=TextFormat())
+        return AnswerSyntax(form=TextParserFormat())
     form = answer_format(tools, reasoning)
     return AnswerSyntax(
         form=form,

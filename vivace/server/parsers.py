@@ -14,7 +14,7 @@ from vivace.parsers.events import (
     ReasoningText,
 )
 from vivace.parsers.names import REASONING_PARSERS, TOOL_CALL_PARSERS
-from vivace.parsers.parser import AnswerParser, OutputFormat, ParseOptions, answer_format
+from vivace.parsers.parser import AnswerParser, ParseOptions, ParserFormat, answer_format
 from vivace.requests.tools import read_tools
 from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
@@ -68,7 +68,7 @@ def known(name: str, field: str, names: tuple[str, ...]) -> str:
 
 
 async def parsed(
-    context: Context, form: OutputFormat, options: ParseOptions, text: str
+    context: Context, form: ParserFormat, options: ParseOptions, text: str
 ) -> list[AnswerEvent]:
     """What a text consists of."""
     parser = AnswerParser(form, options)
