@@ -6,7 +6,6 @@ import fcntl
 import os
 import pty
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 from chat_kit import Handler, serving
+from descriptors import is_readable
 
 from vivace.chat.interrupts import wake_on_signals
 
@@ -90,8 +90,7 @@ class Sitting:
 
     def _more(self, deadline: float) -> bool:
         """Whether anything has come; False at the end, and when patience is."""
-        ready, _, _ = select.select([self._terminal], [], [], max(0, deadline - time.monotonic()))
-        if not ready:
+        if not is_readable(self._terminal, max(0, deadline - time.monotonic())):
             return False
         try:
             data = os.read(self._terminal, 65536)

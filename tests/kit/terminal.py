@@ -6,12 +6,13 @@ import fcntl
 import os
 import pty
 import re
-import select
 import struct
 import subprocess
 import termios
 import time
 from collections.abc import Callable, Sequence
+
+from descriptors import is_readable
 
 SEQUENCE = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])")
 ROWS = 24
@@ -131,7 +132,7 @@ class ProcessOnTerminal:
         deadline = time.monotonic() + seconds
         while not enough():
             assert time.monotonic() < deadline, f"{complaint} in\n{self.text}"
-            if select.select([self._ours], [], [], 0.1)[0] and not self._read():
+            if is_readable(self._ours, 0.1) and not self._read():
                 break
 
     def _read(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import select
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from descriptors import is_readable
 
 from vivace import cli, completion
 from vivace.commands import COMMANDS
@@ -97,7 +97,7 @@ def read_until(file: int, text: str) -> None:
     seen, deadline = "", time.monotonic() + 60
     while text not in seen:
         assert time.monotonic() < deadline, seen
-        if select.select([file], [], [], 0.1)[0]:
+        if is_readable(file, 0.1):
             seen += os.read(file, 1 << 16).decode(errors="replace")
 
 

@@ -6,7 +6,6 @@ import errno
 import io
 import os
 import re
-import select
 import selectors
 import signal
 import socket
@@ -20,6 +19,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from descriptors import is_readable
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -95,7 +95,7 @@ def test_what_a_killed_child_has_started_ends_with_it() -> None:
         started = os.pidfd_open(int(said.readline()))
         signal.pidfd_send_signal(started, signal.SIGSTOP)
         child.kill("it is to end")
-        assert select.select([started], [], [], 10)[0]
+        assert is_readable(started, 10)
         assert said.read() == b""
     os.close(started)
     assert child.cause() == "it is to end"

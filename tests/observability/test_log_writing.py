@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from descriptors import is_readable
 
 from vivace.observability.log import LineWriter, SafeStream
 
@@ -142,7 +142,7 @@ def test_nobody_reads(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def drain(reader: int) -> bytes:
     os.set_blocking(reader, False)
     seen = b""
-    while select.select([reader], [], [], 0.2)[0]:
+    while is_readable(reader, 0.2):
         try:
             seen += os.read(reader, 1 << 16)
         except BlockingIOError:

@@ -12,7 +12,10 @@ import vivace
 from vivace.protocol.messages import LogprobOptions, Request, SamplingParams
 
 ROOT = Path(vivace.__file__).parent
-READERS = ("engine", "worker", "sampling", "frontend/request_state.py", "frontend/sglang_output.py")
+READERS = (
+    *("engine", "worker", "sampling"),
+    *(f"frontend/{name}.py" for name in ("request_state", "sglang_output", "detokenizer")),
+)
 
 
 def read_names() -> set[str]:
