@@ -69,7 +69,7 @@ def test_items_share_what_is_computed_of_the_query(engine: Engine) -> None:
     before = cached_tokens(engine)
     many = engine.score(query, ["once", "x" * 30, "ten"], LABELS)
     assert cached_tokens(engine) - before >= 3 * 256
-    assert many.scores[0] == first.scores[0]
+    assert many.scores[0] == pytest.approx(first.scores[0], rel=1e-5)
 
 
 def cached_tokens(engine: Engine) -> int:

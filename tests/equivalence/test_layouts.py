@@ -82,6 +82,9 @@ FIRST = 14
 MOVING_STEPS = 6
 
 
+machine = cache(partial(detect, "cpu"))
+
+
 def layout_flags(row: Row) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "tp_size": row["tp"],
@@ -98,7 +101,7 @@ def layout_flags(row: Row) -> dict[str, Any]:
             "speculative_algorithm": "NGRAM",
             "speculative_num_draft_tokens": 1 + row["drafts"],
             "speculative_fixed_width": True,
-            "speculative_ngram_max_bfs_breadth": 3,
+            "speculative_ngram_max_bfs_breadth": 3 if "kernels" in machine().features else 1,
         }
     if row["copies"] == "moved":
         flags |= {"enable_eplb": True, "eplb_rebalance_num_iterations": MOVING_STEPS}
@@ -118,9 +121,6 @@ def described(model: str) -> tuple[ModelSource, ModelFacts]:
         tokenizer_path=Path("/models/toy"),
     )
     return source, read_facts(source)
-
-
-machine = cache(partial(detect, "cpu"))
 
 
 @cache

@@ -14,6 +14,7 @@ from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.launch.expert_settings import FOLDER
 from vivace.launch.preflight import check_machine
+from vivace.platforms.platform import detect
 
 KEY = {"VIVACE_CLUSTER_KEY": "k" * 32}
 
@@ -47,6 +48,9 @@ def test_a_recorder_has_a_folder(mixture: Path, tmp_path: Path, name: str, why: 
     check(mixture, *recorder, **{FOLDER: str(tmp_path)})
 
 
+@pytest.mark.skipif(
+    "kernels" not in detect("cpu").features, reason="several nodes need the native kernels"
+)
 def test_the_first_node_can_listen(folder: Path) -> None:
     several = "--tp-size", "2", "--nnodes", "2", "--dist-init-addr"
     with pytest.raises(CannotStart, match="machine"):

@@ -444,6 +444,15 @@ def summary_lines(*flags: str, capacity: Capacity = CAPACITY) -> list[str]:
     return plain_lines(build_summary(config(*flags), capacity, "http://127.0.0.1:1"))
 
 
+@pytest.fixture
+def built_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine without them is told, too, is another test's."""
+    platform = config().platform
+    built = replace(platform, features=platform.features | {"kernels"})
+    monkeypatch.setattr("vivace.platforms.platform.detect", lambda _: built)
+
+
+@pytest.mark.usefixtures("built_kernels")
 def test_summary_tells_what_runs_and_the_url_last() -> None:
     *lines, ask, url = summary_lines(
         "--served-model-name", "it's\x1b[31m", "--fastapi-root-path", "/v"
@@ -462,6 +471,7 @@ def test_summary_tells_what_runs_and_the_url_last() -> None:
     assert "\x1b" not in text + ask
 
 
+@pytest.mark.usefixtures("built_kernels")
 def test_summary_tells_what_differs_from_what_was_typed() -> None:
     flags = ("--disable-radix-cache", "--schedule-policy", "lpm", "--dtype", "auto")
     changed = [line for line in summary_lines(*flags) if line.split()[0] == "changed"]

@@ -131,8 +131,9 @@ BLOCKS: dict[str, tuple[Callable[[Path], Path], set[int]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("operations", ["kernels"], indirect=True)
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_stay_whole(name: str, tmp_path: Path) -> None:
+def test_blocks_stay_whole(name: str, operations: None, tmp_path: Path) -> None:
     """Experts are divided in whole blocks, of which some ranks have one more; each rank reads its
     own, and no two the same."""
     made, expected = BLOCKS[name]
@@ -146,7 +147,8 @@ def test_blocks_stay_whole(name: str, tmp_path: Path) -> None:
         assert sum(read) >= alone.read[0]
 
 
-def test_blocks_that_are_decoded_may_be_cut(tmp_path: Path) -> None:
+@pytest.mark.parametrize("operations", ["kernels"], indirect=True)
+def test_blocks_that_are_decoded_may_be_cut(operations: None, tmp_path: Path) -> None:
     path = gguf("Llama", "llama", Kind.Q8_0, intermediate_size=160)(tmp_path)
     assert verdict(path, 2) and not verdict(path, 2, "--disable-cpu-kernels")
     assert not verdict(path, 2, "--quantization", "w8a16")
@@ -163,7 +165,10 @@ def test_blocks_of_experts_that_are_decoded_are_cut(operations: None, tmp_path: 
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=2e-3 * float(wanted.abs().max()))
 
 
-def test_sums_in_one_order_have_the_same_blocks_on_every_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("operations", ["kernels"], indirect=True)
+def test_sums_in_one_order_have_the_same_blocks_on_every_rank(
+    operations: None, tmp_path: Path
+) -> None:
     path, fixed = mxfp4(tmp_path), "--enable-deterministic-inference"
     assert not verdict(path, 2) and "--tensor-parallel-size 2" in verdict(path, 2, fixed)
 
