@@ -21,6 +21,18 @@ from vivace.platforms.cpu.facts import dtypes
 from vivace.worker.captures import DEFAULT_CAPTURE, Captures, choose_captures
 
 BUILT = frozenset({"avx2", "kernels"})
+QWEN = {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}
+DEEPSEEK = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "num_key_value_heads": None,
+    "num_experts_per_tok": 2,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
 
 
 def resolved_for(
@@ -54,6 +66,10 @@ def test_kernels_are_the_default() -> None:
         ("", BUILT, {"head_dim": 8}, ["heads of 16", "not 8"]),
         ("", BUILT, {"head_dim": 272}, ["256", "not 272"]),
         ("", BUILT, {"intermediate_size": 127}, ["even number"]),
+        ("", BUILT, {**QWEN, "moe_intermediate_size": 33}, ["even number"]),
+        ("", BUILT, {**QWEN, "shared_expert_intermediate_size": 33}, ["even number"]),
+        ("", BUILT, {**DEEPSEEK, "kv_lora_rank": 33}, ["even number"]),
+        ("", BUILT, {**DEEPSEEK, "q_lora_rank": 33}, ["even number"]),
     ],
 )
 def test_torch_is_used_instead_with_a_reason_that_is_shown(

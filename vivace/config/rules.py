@@ -92,7 +92,8 @@ def why_no_kernels(options: Options, context: ResolveContext) -> str | None:
         return "--model-impl transformers brings its own operations"
     if facts.latent is None and (facts.head_dim % 16 or facts.head_dim > 256):
         return f"the attention kernel takes heads of 16, 32, .. 256 numbers, not {facts.head_dim}"
-    if facts.hidden_size % 2 or facts.intermediate_size % 2:
+    latents = () if facts.latent is None else (facts.latent.q_rank, facts.latent.kv_rank)
+    if any(width % 2 for width in (facts.hidden_size, *facts.mlp_widths, *latents)):
         return "the kernels take layers of an even number of inputs"
     return None
 
