@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from itertools import chain
 
@@ -291,3 +292,31 @@ def test_counts_that_are_not_the_tokens_are_refused(counts: list[int]) -> None:
     index = NativeNgramIndex(NgramSettings(width=1))
     with pytest.raises(ValueError, match="counts"):
         index.learn([0, 1], counts, [5])
+
+
+def crowding_text(count: int, vocabulary: int, slots: int) -> list[int]:
+    """Whose pairs of tokens all hash to a thousandth of a table of so many slots."""
+    odd, ids = np.uint64(0x9E3779B97F4A7C15), np.arange(1, vocabulary + 1, dtype=np.uint64)
+    last = ids * odd
+    last ^= last >> np.uint64(29)
+    text, chance = [5], np.random.default_rng(1)
+    while len(text) < count:
+        pairs = (last + np.uint64(text[-1] + 1)) * odd
+        pairs ^= pairs >> np.uint64(29)
+        places = (pairs * odd >> np.uint64(20)) & np.uint64(slots - 1)
+        text.append(int(chance.choice(np.flatnonzero(places < slots // 1000))))
+    return text
+
+
+@pytest.mark.skipif(not has_kernels(), reason="Python's own hashes are not ours")
+def test_no_text_is_made_to_crowd_a_table() -> None:
+    count, index = 6000, NativeNgramIndex(NgramSettings(width=3))
+    texts = crowding_text(count, 16384, 1 << 17), list(range(count))
+
+    def seconds(text: list[int]) -> float:
+        started = time.perf_counter()
+        index.join(0, OURS, text, 0)
+        return time.perf_counter() - started
+
+    crowding, plain = (min(seconds(text) for _ in range(3)) for text in texts)
+    assert crowding < 8 * plain, "otherwise it grows with the square of a text's length"
