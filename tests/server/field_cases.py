@@ -500,7 +500,7 @@ RESPONSES: dict[str, list[Case]] = {
 INPUT_ITEM: dict[str, list[Case]] = {
     "type": [
         Harmless(("message", None), "it is one"),
-        Refused("item_reference", "no such items"),
+        Refused("computer_call", "no such items"),
     ],
     "role": [Effect("user", "system", "engine"), Refused("narrator", "must be")],
     "content": [Effect("a", "b", "engine"), Refused(None, "required")],
@@ -529,7 +529,10 @@ INPUT_ITEM: dict[str, list[Case]] = {
             {"type": "reasoning", "content": None},
         )
     ],
-    "id": [Harmless(("msg_1",), "items are told apart by their place")],
+    "id": [
+        Harmless(("msg_1",), "items are told apart by their place"),
+        Refused("msg_1", "no stored response", {"type": "item_reference"}),
+    ],
     "status": [Harmless(("completed",), "what has come is complete")],
     "encrypted_content": [
         Harmless(("abc",), "it comes with content", {"type": "reasoning", "content": "hm"})

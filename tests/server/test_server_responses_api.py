@@ -94,7 +94,8 @@ def test_items_become_messages(server: Running) -> None:
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call", "name": "f", "call_id": "1", "arguments": "["}]},
          "input[0].tool_calls[0].function.arguments"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
+        ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type"),
         ({"input": "x" * CONTEXT}, "messages"),
         ({"max_output_tokens": -1}, "max_output_tokens"),
         ({"temperature": -1}, "temperature"),
@@ -230,6 +231,21 @@ def test_a_response_goes_on_with_an_earlier_one(server: Running) -> None:
     create(server, input="so?", previous_response_id=second["id"], instructions="be loud")
     said = "<system>be loud\n<user>hi\n<assistant>Well\n<user>and?\n<assistant>Well\n<user>so?\n"
     assert prompt(server) == said + "<assistant>"
+
+
+def test_items_of_stored_responses_may_be_referred_to(server: Running) -> None:
+    found = create(server)
+    reference = {"type": "item_reference", "id": found["output"][0]["id"]}
+    asked = [{"role": "user", "content": "hi"}, reference, {"role": "user", "content": "and?"}]
+    create(server, input=asked)
+    assert prompt(server) == "<user>hi\n<assistant>Well\n<user>and?\n<assistant>"
+    ask(server, f"{PATH}/{found['id']}", method="DELETE")
+    for items, field in (([reference] * 2, "input[0].id"), ([{**reference, "id": None}], "id")):
+        answer = ask(server, PATH, {"input": items})
+        assert answer.status == 400 and field in answer.json["param"]
+    reference["id"] = create(server)["output"][0]["id"]
+    answer = ask(server, PATH, {"input": [reference] * 2})
+    assert (answer.status, answer.json["param"]) == (400, "input[1].id")
 
 
 def test_a_stored_response_is_there_until_it_is_deleted(server: Running) -> None:

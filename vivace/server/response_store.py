@@ -19,15 +19,18 @@ OVERHEAD = 1024
 @dataclass
 class StoredResponse:
     """`body`: the response as JSON; `messages`: the conversation with it at the end, each as JSON.
-    `task` makes a response in the background that has not ended."""
+    `task` makes a response in the background that has not ended; `items`: ids of what is in one
+    that has."""
 
     body: bytes
     messages: tuple[bytes, ...] = ()
     task: asyncio.Task[None] | None = None
+    items: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
-        return OVERHEAD + len(self.body) + sum(map(len, self.messages))
+        texts = (*self.messages, *self.items)
+        return OVERHEAD + len(self.body) + sum(map(len, texts))
 
 
 class ResponseStore:
@@ -39,6 +42,8 @@ class ResponseStore:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._clients: dict[int, dict[str, StoredResponse]] = {}
+        self._items: dict[tuple[int, str], str] = {}
+        """(client, item) -> the response that has it"""
         self._bytes: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -52,6 +57,7 @@ class ResponseStore:
         """Keep it, in the place of an earlier one of this id."""
         self.discard(client, identity)
         self._clients.setdefault(client, {})[identity] = entry
+        self._items |= {(client, item): identity for item in entry.items}
         self._bytes[client] = self._bytes.get(client, 0) + entry.size
         self._make_room()
 
@@ -67,6 +73,10 @@ class ResponseStore:
                 code="not_found",
             )
         return entry
+
+    def find_response(self, client: int, item: str) -> str | None:
+        """The id of the client's response that has an item."""
+        return self._items.get((client, item))
 
     def remove(self, client: int, identity: str) -> StoredResponse:
         """HTTPError 404 as of `get`."""
@@ -88,6 +98,8 @@ class ResponseStore:
         entry = entries.pop(identity, None)
         if entry is None:
             return
+        for item in entry.items:
+            del self._items[client, item]
         self._bytes[client] -= entry.size
         if not entries:
             del self._clients[client], self._bytes[client]

@@ -16,6 +16,7 @@ from vivace.frontend.fairness import Work
 from vivace.requests.schema import FunctionCall, Message, ToolCall
 from vivace.server.access import CLIENT
 from vivace.server.apis.chat_run import complete, own_names, run
+from vivace.server.apis.item_references import resolve_references
 from vivace.server.apis.responses_events import CALL, REASONING, ResponseEvents
 from vivace.server.apis.responses_request import begin_response, read_input, read_request
 from vivace.server.apis.responses_schema import (
@@ -51,6 +52,9 @@ async def create(context: Context, http: web.Request, body: Body) -> web.StreamR
     check(context, params)
     rid, store = f"resp_{secrets.token_hex(16)}", is_stored(context, params)
     earlier = find_earlier(context, http, params)
+    if not isinstance(params.input, str):
+        work = resolve_references(context.responses, http[CLIENT], params.input)
+        params.input = await context.slicer.run(work)
     found = await context.slicer.run(read_input(params, await context.slicer.run(decoded(earlier))))
     with own_names(found.rename):
         request = read_request(params, found, rid)
@@ -138,7 +142,8 @@ def put(context: Context, client: int, said: tuple[bytes, ...], response: Respon
     answered = response.status in ("completed", "incomplete")
     messages = (*said, encode(answer_message(response))) if answered else ()
     body = encode(response, enc_hook=str)
-    context.responses.put(client, response.id, StoredResponse(body, messages))
+    items = tuple(item.id for item in response.output)
+    context.responses.put(client, response.id, StoredResponse(body, messages, items=items))
 
 
 def answer_message(response: ResponseObject) -> Message:

@@ -24,7 +24,7 @@ class ItemPart(msgspec.Struct, kw_only=True):
 
 class InputItem(msgspec.Struct, kw_only=True):
     """A message (also without `type`), function_call, function_call_output or reasoning; those of
-    past answers as they came."""
+    past answers as they came, or an item_reference with the `id` of one that is stored."""
 
     type: str | None = None
     role: str | None = None
@@ -36,7 +36,7 @@ class InputItem(msgspec.Struct, kw_only=True):
     summary: Parts[ItemPart] | None = None
     """Of reasoning without content."""
     id: str | None = None
-    """Any value: items are told apart by their place."""
+    """Of a reference; of others any value: items are told apart by their place."""
     status: str | None = None
     """Any value: what has come is complete."""
     encrypted_content: Any = None

@@ -1,0 +1,60 @@
+"""Items of stored responses, by which an input names what was said instead of repeating it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import Work
+from vivace.frontend.fields import abbreviate
+from vivace.server.apis.responses_schema import InputItem
+from vivace.server.response_store import ResponseStore
+
+REFERENCE = "item_reference"
+UNKNOWN = (
+    "no stored response has an item {!r}: send the item itself, as it came (nothing is stored with "
+    "store false, and with several frontends)"
+)
+
+
+class StoredOutput(msgspec.Struct):
+    """What is read of a stored response."""
+
+    output: list[InputItem]
+
+
+_RESPONSE = msgspec.json.Decoder(StoredOutput)
+
+
+def resolve_references(
+    store: ResponseStore, client: int, items: Sequence[InputItem]
+) -> Work[list[InputItem]]:
+    """The items of an input, with those of the client's stored responses in the places of
+    references. BadRequest for one that is not there, or comes twice: an input would be larger than
+    the store."""
+    found: list[InputItem] = []
+    seen: set[str] = set()
+    outputs: dict[str, dict[str, InputItem]] = {}
+    for number, item in enumerate(items):
+        found.append(item)
+        if item.type != REFERENCE:
+            continue
+        identity, field = item.id or "", f"input[{number}].id"
+        if identity in seen:
+            raise BadRequest(field, "the item is referred to already")
+        seen.add(identity)
+        response = store.find_response(client, identity)
+        if response is None:
+            raise BadRequest(field, UNKNOWN.format(abbreviate(identity)))
+        if response not in outputs:
+            outputs[response] = read_output(store.get(client, response).body)
+            yield
+        found[-1] = outputs[response][identity]
+    return found
+
+
+def read_output(body: bytes) -> dict[str, InputItem]:
+    """The items of a stored response, by their ids."""
+    return {item.id or "": item for item in _RESPONSE.decode(body).output}
