@@ -124,6 +124,9 @@ WORKING = {
         "switch",
         "0",
     ),
+    "VIVACE_NODE_MODULES": supported(
+        "test aid: folder where npm has put the clients in JavaScript that tests run", "text"
+    ),
     "VIVACE_SLOW_TESTS": supported("test aid: run the slow tests too", "switch", "0"),
 }
 OF_SGLANG = {
