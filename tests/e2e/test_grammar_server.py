@@ -25,6 +25,8 @@ SCHEMA = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
 FLAGS = "--dtype float32 --cpu-threads 1 --constrained-json-disable-any-whitespace".split()
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 300}
+PAINT = {"type": "function", "function": {"name": "paint", "parameters": SCHEMA}}
+CALLED = {**CHAT, "tools": [PAINT], "tool_choice": "required", "parallel_tool_calls": False}
 BAD = {"properties": {"a": {"uniqueItems": True}}}
 
 
@@ -41,6 +43,25 @@ def check(text: str) -> None:
     jsonschema.validate(json.loads(text), SCHEMA)
 
 
+def check_calls(answer: dict[str, Any]) -> None:
+    for choice in answer["choices"]:
+        assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
+        for call in choice["message"]["tool_calls"]:
+            assert call["function"]["name"] == "paint"
+            check(call["function"]["arguments"])
+
+
+def streamed_arguments(server: RunningServer, body: dict[str, Any]) -> str:
+    """Of the one call of a stream."""
+    found = ""
+    for event in server.stream("/v1/chat/completions", {**body, "stream": True}):
+        for choice in event["choices"]:
+            for call in choice["delta"].get("tool_calls") or ():
+                assert call["index"] == 0
+                found += call["function"]["arguments"]
+    return found
+
+
 def test_every_api_obeys_and_refuses(toy: str, tmp_path: Path) -> None:
     flags = ("--model-path", toy, *FLAGS, "--grammar-backend", "xgrammar")
     with RunningServer(*flags, log=tmp_path / "log") as server:
@@ -54,6 +75,8 @@ def test_every_api_obeys_and_refuses(toy: str, tmp_path: Path) -> None:
         for choice in answer["choices"]:
             assert choice["finish_reason"] == "stop"
             check(choice["message"]["content"])
+        check_calls(server.json("/v1/chat/completions", {**CALLED, "n": 2}))
+        check(streamed_arguments(server, CALLED))
         short = {**CHAT, "response_format": FORMAT, "max_tokens": 4}
         answer = server.json("/v1/chat/completions", short)
         assert answer["choices"][0]["finish_reason"] == "length"
@@ -77,12 +100,15 @@ def test_every_api_obeys_and_refuses(toy: str, tmp_path: Path) -> None:
 def test_ranks_and_engines_that_follow_each_other_give_the_same(toy: str, tmp_path: Path) -> None:
     """Two ranks draw alike; an engine that replaces one that died goes on in the same grammar."""
     body = native(json_schema=SCHEMA, logit_bias={"11": 4.0}, temperature=0.8)
-    flags = ("--model-path", toy, *FLAGS, "--tp-size", "2")
+    flags = ("--model-path", toy, *FLAGS, "--tp-size", "2", "--tool-call-parser", "qwen25")
     environment = {"VIVACE_COMPARE_RANKS": "1"}
     with RunningServer(*flags, environment=environment, log=tmp_path / "log") as server:
         server.wait_ready()
         wanted = server.json("/generate", body)["text"]
         check(wanted)
+        check_calls(server.json("/v1/chat/completions", CALLED))
+        named = {"type": "function", "function": {"name": "paint"}}
+        check(streamed_arguments(server, {**CALLED, "tool_choice": named}))
         engine, event = server.children()["engine"], dict[str, Any]()
         for number, event in enumerate(server.stream("/generate", {**body, "stream": True})):
             assert "error" not in event, event

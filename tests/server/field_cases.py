@@ -280,8 +280,8 @@ CHAT: dict[str, list[Case]] = {
     ],
     "tool_choice": [
         Effect("auto", "none", "engine", {"tools": [TOOL]}),
-        Refused("required", "constrained", {"tools": [TOOL]}),
-        Refused(NAMED, "constrained", {"tools": [TOOL]}),
+        Effect("required", "auto", "engine", {"tools": [TOOL]}),
+        Refused("required", "does not go", {"tools": [TOOL], "regex": "a"}),
         Refused(NAMED, "none of tools"),
         Refused("required", "needs tools"),
         Refused("always", "must be"),
@@ -316,7 +316,7 @@ TOKENIZE: dict[str, list[Case]] = {
         Harmless(([TOOL],), "not called", {**TOKENIZE_CHAT, "tool_choice": "none"}),
     ],
     "tool_choice": [
-        Refused("required", "constrained", {**TOKENIZE_CHAT, "tools": [TOOL]}),
+        Refused("required", "needs tools", TOKENIZE_CHAT),
         Harmless(("none", "auto"), "there are no tools", TOKENIZE_CHAT),
     ],
     "add_special_tokens": [
@@ -478,7 +478,8 @@ RESPONSES: dict[str, list[Case]] = {
         Harmless(([],), "there are none"),
     ],
     "tool_choice": [
-        Refused("required", "constrained", {"tools": [RESPONSE_TOOL]}),
+        Effect("required", "auto", "engine", {"tools": [RESPONSE_TOOL]}),
+        Refused("required", "needs tools"),
         Refused({"type": "mcp"}, "must be"),
     ],
     "parallel_tool_calls": [Effect(True, False)],
@@ -1013,7 +1014,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         "/v1/chat/completions",
         {**CHAT_BASE, "tools": [TOOL], "tool_choice": NAMED},
         {
-            "function": [Refused({"name": "f"}, "constrained")],
+            "function": [Refused({"name": "g"}, "none of tools")],
             "type": [Refused("custom", "of type function")],
         },
         place=("tool_choice",),

@@ -30,11 +30,23 @@ def numbered_id(name: str, place: int) -> str:
 @dataclass(frozen=True)
 class CallFrame:
     """What text stands around the JSON of a call's arguments, so that it can be demanded: `begin`
-    with the name in it, `end`; `trigger`: what `begin` begins with when a model begins a call."""
+    with the name in it, `end`; `trigger`: what `begin` begins with when a model begins a call.
+    `separator` stands between calls; the answer is over behind one that is `last`."""
 
     begin: str
     end: str
     trigger: str
+    separator: str = ""
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class ThinkingFrame:
+    """What text stands around the thinking in front of an answer: `end` and `behind` it."""
+
+    begin: str
+    end: str
+    behind: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +56,7 @@ class ToolFormat:
     `begin` and `end` frame a call, or are "", `section` frames all of them; a call without its
     section is one, too. An answer that begins with `bare` may be a call without `begin`. `frame`:
     what a call begins and ends with, with {name} for the name; None where arguments are no JSON.
+    `separator`: what models put between two of these frames.
     """
 
     body: CallBody
@@ -52,6 +65,7 @@ class ToolFormat:
     section: tuple[str, str] | None = None
     bare: str = ""
     frame: tuple[str, str] | None = None
+    separator: str = ""
     new_id: Callable[[str, int], str] = random_id
 
     def call_frame(self, name: str) -> CallFrame | None:
@@ -59,7 +73,8 @@ class ToolFormat:
         if self.frame is None:
             return None
         begin, end = (text.replace("{name}", name) for text in self.frame)
-        return CallFrame(begin, end, self.section[0] if self.section else self.begin)
+        trigger = self.section[0] if self.section else self.begin
+        return CallFrame(begin, end, trigger, self.separator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +135,8 @@ def read_calls(calls: CallReader, form: ToolFormat) -> Steps[None]:
     markers = outside
     if form.bare:
         yield from read_bare_call(calls, form)
+    if not form.begin:
+        yield from read_text(reader, writer)
     while marker := (yield from reader.copy_until(markers, writer.content)):
         if form.section is not None and marker == form.section[1]:
             markers = outside

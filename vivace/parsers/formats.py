@@ -15,6 +15,7 @@ HERMES = ToolFormat(
     end="</tool_call>",
     body=JsonCalls(),
     frame=('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>"),
+    separator="\n",
 )
 QWEN3_CODER = ToolFormat(
     section=("<tool_call>", "</tool_call>"),
@@ -138,6 +139,9 @@ INTERNS1 = ToolFormat(
     body=JsonCalls(head="<|plugin|>"),
     frame=('<|action_start|> <|plugin|>\n{"name": "{name}", "parameters": ', "}<|action_end|>"),
 )
+
+JSON_CALLS = ToolFormat(begin="", bare="[", body=JsonCalls(separator=",", listed=True))
+"""An answer that is a JSON list of calls, which a grammar can demand of any model."""
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
     {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
 
 from vivace.parsers.answer import (
     CallFrame,
     ReasoningFormat,
+    ThinkingFrame,
     ToolFormat,
     random_id,
     read_calls,
@@ -17,7 +18,7 @@ from vivace.parsers.answer import (
 )
 from vivace.parsers.calls import CallReader
 from vivace.parsers.events import AnswerEvent, EventWriter
-from vivace.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from vivace.parsers.formats import JSON_CALLS, REASONING_FORMATS, TOOL_FORMATS
 from vivace.parsers.harmony import MARKERS, read_messages
 from vivace.parsers.names import HARMONY
 from vivace.parsers.reader import Steps, TextReader
@@ -72,6 +73,15 @@ class ParserFormat(Protocol):
         """See `ToolFormat.call_frame`."""
         ...
 
+    @property
+    def thinking(self) -> ThinkingFrame | None:
+        """What frames thinking; None where none is known."""
+        ...
+
+    def of_json_calls(self) -> ParserFormat:
+        """The format of answers that have to be a JSON list of calls, behind thinking."""
+        ...
+
     def read(self, calls: CallReader, options: ParseOptions) -> Steps[None]:
         """An answer to its end."""
         ...
@@ -106,6 +116,15 @@ class TextParserFormat:
     def call_frame(self, name: str) -> CallFrame | None:
         return None if self.tools is None else self.tools.call_frame(name)
 
+    @property
+    def thinking(self) -> ThinkingFrame | None:
+        if self.reasoning is None or self.reasoning.kept:
+            return None
+        return ThinkingFrame(self.reasoning.begin, self.reasoning.end)
+
+    def of_json_calls(self) -> ParserFormat:
+        return replace(self, tools=JSON_CALLS)
+
     def read(self, calls: CallReader, options: ParseOptions) -> Steps[None]:
         reader, writer = calls.reader, calls.writer
         if self.reasoning is not None and options.separate_reasoning:
@@ -119,10 +138,9 @@ class TextParserFormat:
 @dataclass(frozen=True, kw_only=True)
 class MessageFormat:
     """Messages in channels (gpt-oss), whose frames are never text. `separate`: the analysis is
-    reasoning; `calls`: messages to functions are calls."""
+    reasoning."""
 
     separate: bool = True
-    calls: bool = True
 
     def literals(self, *, tools: bool) -> Sequence[str]:
         return MARKERS
@@ -143,7 +161,14 @@ class MessageFormat:
 
     def call_frame(self, name: str) -> CallFrame | None:
         begin = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
-        return CallFrame(begin, "<|call|>", "<|channel|>commentary to=") if self.calls else None
+        return CallFrame(begin, "", "<|channel|>commentary to=", last=True)
+
+    @property
+    def thinking(self) -> ThinkingFrame | None:
+        return ThinkingFrame("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant")
+
+    def of_json_calls(self) -> ParserFormat:
+        return self
 
     def read(self, calls: CallReader, options: ParseOptions) -> Steps[None]:
         yield from read_messages(calls, separate=self.separate and options.separate_reasoning)
@@ -161,7 +186,7 @@ def texts(value: Any) -> list[str]:
 def answer_format(tool_parser: str | None, reasoning_parser: str | None) -> ParserFormat:
     """The format that two names stand for. Raises KeyError for a name without a format."""
     if HARMONY in (tool_parser, reasoning_parser):
-        return MessageFormat(separate=reasoning_parser is not None, calls=tool_parser is not None)
+        return MessageFormat(separate=reasoning_parser is not None)
     return TextParserFormat(
         tools=TOOL_FORMATS[tool_parser] if tool_parser else None,
         reasoning=REASONING_FORMATS[reasoning_parser] if reasoning_parser else None,

@@ -32,7 +32,7 @@ class MarkerSet:
         self.markers = tuple(dict.fromkeys(marker for marker in markers if marker))
         self.pattern = re.compile("|".join(map(re.escape, self.markers)))
         self._firsts = frozenset(marker[0] for marker in self.markers)
-        self._longest = max(map(len, self.markers))
+        self._longest = max(map(len, self.markers), default=0)
 
     def partial(self, text: str, start: int) -> int:
         """Where the beginning of a marker begins at the end of the text, not before `start`."""

@@ -14,9 +14,6 @@ from vivace.frontend.fields import abbreviate
 from vivace.requests.limits import Members
 
 FUNCTION_NAME = re.compile(r"[\w.:/\-]{1,256}")
-NO_FORCED_CALLS = (
-    "calls can not be forced yet, which takes constrained decoding; use 'auto', or 'none'"
-)
 
 
 class FunctionDefinition(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -60,18 +57,37 @@ class ToolFields(Protocol):
 
 @dataclass(frozen=True)
 class OfferedTools:
-    """`described`: as the chat template gets them; `schemas`: of the arguments, by name."""
+    """`described`: as the chat template gets them; `schemas`: of the arguments, by name. `strict`:
+    those whose calls have to obey their schemas; `required`: those of which one has to be called,
+    none when the model may do without; `single`: at most one call is made."""
 
     described: list[dict[str, Any]] = field(default_factory=list)
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    strict: frozenset[str] = frozenset()
+    required: tuple[str, ...] = ()
+    single: bool = False
 
 
 def offered_tools(params: ToolFields) -> OfferedTools:
     """The tools that may be called: none when `tool_choice` says so. BadRequest."""
     schemas = read_tools(params.tools or ())
-    choice = params.tool_choice
-    if choice == "none":
+    if params.tool_choice == "none":
         return OfferedTools()
+    required = required_tools(params.tool_choice, schemas)
+    functions = [tool.function for tool in params.tools or ()]
+    return OfferedTools(
+        described=[{"type": "function", "function": msgspec.to_builtins(f)} for f in functions],
+        schemas=schemas,
+        strict=frozenset(function.name for function in functions if function.strict),
+        required=required,
+        single=isinstance(params.tool_choice, NamedToolChoice),
+    )
+
+
+def required_tools(
+    choice: str | NamedToolChoice | None, schemas: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """The names of which `tool_choice` wants one to be called. BadRequest."""
     if isinstance(choice, NamedToolChoice):
         if choice.type != "function":
             reason = f"{abbreviate(choice.type)!r}: tools are of type function"
@@ -79,17 +95,15 @@ def offered_tools(params: ToolFields) -> OfferedTools:
         if choice.function.name not in schemas:
             reason = f"{abbreviate(choice.function.name)!r} is none of tools"
             raise BadRequest("tool_choice.function.name", reason)
-        raise BadRequest("tool_choice.function", NO_FORCED_CALLS)
+        return (choice.function.name,)
     if choice == "required":
-        raise BadRequest("tool_choice", NO_FORCED_CALLS if schemas else "needs tools")
+        if not schemas:
+            raise BadRequest("tool_choice", "needs tools")
+        return tuple(schemas)
     if choice not in (None, "auto"):
         reason = f"{abbreviate(choice)!r}: must be none, auto, required or a function"
         raise BadRequest("tool_choice", reason)
-    described = [
-        {"type": "function", "function": msgspec.to_builtins(tool.function)}
-        for tool in params.tools or ()
-    ]
-    return OfferedTools(described, schemas)
+    return ()
 
 
 def read_tools(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, Any]]:

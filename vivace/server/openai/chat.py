@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -12,13 +13,16 @@ from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer_pool import text_named
 from vivace.parsers.parser import ParseOptions
+from vivace.protocol.constraints import Constraint
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, new_id, template_messages, wanted_rank
 from vivace.requests.schema import Message
+from vivace.requests.tool_constraints import ToolCalls
 from vivace.requests.tools import OfferedTools, ToolFields, offered_tools
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import prepare_requests
 from vivace.server.context import Context
+from vivace.server.openai.constraints import body_constraint
 from vivace.server.openai.logprobs import encoded_chat_logprobs
 from vivace.server.openai.params import (
     MAX_LOGPROBS,
@@ -57,14 +61,15 @@ async def answer_chat(
     tokenizer = context.tokenizer("messages")
     offered = offered_tools(params)
     text = await chat_text(context, params.messages, params)
-    syntax = context.syntax
     options = parse_options(context, params, offered, text)
+    wanted = tool_calls(context, params, offered, options).syntax(body_constraint(params))
+    syntax = replace(context.syntax, form=wanted.form)
     parsing = ChatParsing(syntax, options) if syntax.form.parses(options) else None
     with text_named("messages"):
         tokens = await context.frontend.encode(text, add_special_tokens=False)
     rid = request_id(params, 0, 1, new_id("chatcmpl"))
     with openai_names(limit_field(params)):
-        inputs, stream = [prompt_input(params, tokens, rid)], bool(params.stream)
+        inputs, stream = [prompt_input(params, tokens, rid, wanted.constraint)], bool(params.stream)
         requests = await prepare_requests(
             context, http, body, params, inputs, stream=stream, arrival=arrival, text=text
         )
@@ -102,11 +107,13 @@ def limit_field(params: ChatRequest) -> str:
     return "max_tokens" if params.max_completion_tokens is None else "max_completion_tokens"
 
 
-def prompt_input(params: ChatRequest, tokens: list[int], rid: str) -> PromptInput:
+def prompt_input(
+    params: ChatRequest, tokens: list[int], rid: str, constraint: Constraint | None
+) -> PromptInput:
     limit: int | None = getattr(params, limit_field(params))
     return PromptInput(
         tokens=tokens,
-        sampling=raw_sampling(params, limit),
+        sampling=raw_sampling(params, limit, constraint),
         rid=rid,
         prompt_field="messages",
         logprobs={"return_logprob": params.logprobs, "top_logprobs_num": params.top_logprobs},
@@ -141,8 +148,20 @@ def parse_options(
         stream_reasoning=params.stream_reasoning,
         inside=context.syntax.form.inside(prompt, beginning),
         forwarded=context.syntax.forwards_unknown,
-        most_calls=1 if params.parallel_tool_calls is False else None,
+        most_calls=1 if offered.single or params.parallel_tool_calls is False else None,
         first_call=sum(len(message.tool_calls or ()) for message in params.messages),
+    )
+
+
+def tool_calls(
+    context: Context, params: ChatRequest, offered: OfferedTools, options: ParseOptions
+) -> ToolCalls:
+    """Which calls the answers may have."""
+    return ToolCalls(
+        offered=offered,
+        form=context.syntax.form,
+        inside=options.inside,
+        parallel=params.parallel_tool_calls is not False,
     )
 
 

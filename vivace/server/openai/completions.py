@@ -20,6 +20,7 @@ from vivace.requests.prompts import PromptInput, entry_type, new_id, wanted_rank
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import prepare_requests
 from vivace.server.context import Context
+from vivace.server.openai.constraints import body_constraint
 from vivace.server.openai.logprobs import encoded_completion_logprobs
 from vivace.server.openai.params import (
     MAX_LOGPROBS,
@@ -129,7 +130,7 @@ def prompt_input(
     }
     return PromptInput(
         tokens=prompts[index].tokens,
-        sampling=raw_sampling(params, params.max_tokens),
+        sampling=raw_sampling(params, params.max_tokens, body_constraint(params)),
         prompt_field="prompt" if len(prompts) == 1 else f"prompt[{index}]",
         rid=request_id(params, index, len(prompts), answer_id),
         logprobs=logprobs,

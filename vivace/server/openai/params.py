@@ -11,12 +11,11 @@ from vivace.frontend.constraints import GIVEN
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.validation import SAMPLING_FIELDS
-from vivace.protocol.constraints import CONSTRAINTS
+from vivace.protocol.constraints import CONSTRAINTS, Constraint
 from vivace.requests.prompts import cache_key, share
 from vivace.requests.schema import NO_LORA
 from vivace.server.context import Context
 from vivace.server.http_metrics import UNSERVED_MODEL
-from vivace.server.openai.constraints import body_constraint
 from vivace.server.openai.schema import DEFAULT_MODEL, REFUSED, SamplingFields
 from vivace.server.responses import HTTPError
 
@@ -85,14 +84,16 @@ def not_found(context: Context, model: str) -> HTTPError:
     )
 
 
-def raw_sampling(request: SamplingFields, max_new_tokens: int | None) -> dict[str, Any]:
+def raw_sampling(
+    request: SamplingFields, max_new_tokens: int | None, constraint: Constraint | None
+) -> dict[str, Any]:
     """SGLang's `sampling_params` of an OpenAI request; what was not said is left to the defaults.
 
-    `max_new_tokens` None asks for all the room the context leaves.
+    `max_new_tokens` None asks for all the room the context leaves; `constraint`: what the answer
+    has to obey.
     """
     values = {name: getattr(request, field) for name, field in SAMPLING.items()}
     given = {name: value for name, value in values.items() if value is not None}
-    constraint = body_constraint(request)
     if constraint is not None:
         given[GIVEN] = constraint
     return {"max_new_tokens": max_new_tokens, **given}

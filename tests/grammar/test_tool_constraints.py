@@ -1,0 +1,198 @@
+"""Whatever is drawn under the constraint of a request with tools, its parser finds calls in it that
+obey their schemas."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from grammar_kit import EOS, allowed, backend, encode, spell, walk_randomly
+
+from vivace.frontend.errors import BadRequest
+from vivace.grammar.backend import GrammarMatcher, JsonFormat
+from vivace.parsers.events import CallArguments, CallStart, ContentText, ReasoningText
+from vivace.parsers.names import TOOL_CALL_PARSERS
+from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
+from vivace.protocol.constraints import JSON_SCHEMA, REGEX, Constraint
+from vivace.requests.tool_constraints import ToolCalls, ToolSyntax
+from vivace.requests.tools import OfferedTools
+
+LOOK = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", 'a"<b']}, "days": {"enum": [1, 2.5, None]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+STOP = {"properties": {}, "additionalProperties": False}
+SCHEMAS: dict[str, Any] = {"look": LOOK, "stop": STOP}
+ANSWER = {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"]}
+ANSWER["additionalProperties"] = False
+
+
+BACKEND = backend(JsonFormat(compact=True))
+ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+FRAMES = {"qwen3": ("<think>", "</think>\n\n"), "kimi": ("◁think▷", "◁/think▷")}
+UNTHOUGHT = {"gpt-oss": "<|channel|>commentary"}
+"""how answers begin that do not think"""
+
+
+def syntax(
+    tools: str | None,
+    reasoning: str | None = None,
+    *,
+    asked: Constraint | None = None,
+    inside: bool = False,
+    parallel: bool = True,
+    **offered: Any,
+) -> ToolSyntax:
+    calls = ToolCalls(
+        offered=OfferedTools(schemas=SCHEMAS, **offered),
+        form=answer_format(tools, reasoning),
+        inside=inside,
+        parallel=parallel,
+    )
+    return calls.syntax(asked)
+
+
+def matcher(found: ToolSyntax, text: str = "") -> GrammarMatcher:
+    """In the state behind `text`."""
+    assert found.constraint is not None
+    created = BACKEND.compile(found.constraint)
+    tokens = encode(text)
+    assert created.accept(tokens) == len(tokens), (text, found.constraint.text)
+    return created
+
+
+def answer(found: ToolSyntax, rng: np.random.Generator, begin: str = "") -> str:
+    """A random one that begins so."""
+    walked = walk_randomly(matcher(found, begin), rng, 1000)
+    assert len(walked) < 1000
+    return begin + spell(walked).decode()
+
+
+def read(found: ToolSyntax, text: str, *, inside: bool = False) -> tuple[str, str, list[list[str]]]:
+    """(reasoning, content, [name, arguments] of the calls) of an answer, character by character."""
+    parser = AnswerParser(found.form, ParseOptions(tools=SCHEMAS, inside=inside))
+    events = [event for character in text for event in parser.push(character)]
+    calls: list[list[str]] = []
+    said = {ReasoningText: "", ContentText: ""}
+    for event in [*events, *parser.finish()]:
+        match event:
+            case CallStart(_, _, name):
+                calls.append([name, ""])
+            case CallArguments(_, more):
+                calls[-1][1] += more
+            case _:
+                said[type(event)] += event.text
+    return said[ReasoningText], said[ContentText], calls
+
+
+def check(calls: list[list[str]]) -> None:
+    for name, arguments in calls:
+        jsonschema.validate(json.loads(arguments), {"type": "object", **SCHEMAS[name]})
+
+
+@pytest.mark.parametrize("name", [None, *TOOL_CALL_PARSERS])
+def test_required_calls_are_calls_and_valid(name: str | None) -> None:
+    rng = np.random.default_rng(1)
+    found = syntax(name, required=("look", "stop"))
+    several = False
+    for _ in range(12):
+        text = answer(found, rng, UNTHOUGHT.get(name or "", ""))
+        _, content, calls = read(found, text)
+        assert calls and not content.strip(), text
+        check(calls)
+        several = several or len(calls) > 1
+    assert several or name == "gpt-oss"
+
+
+@pytest.mark.parametrize("name", [None, "hermes", "gpt-oss", "deepseekv3", "pythonic"])
+@pytest.mark.parametrize("named", [True, False])
+def test_one_call_is_one(name: str | None, named: bool) -> None:
+    rng = np.random.default_rng(2)
+    offered = {"required": ("look",), "single": True} if named else {"required": tuple(SCHEMAS)}
+    found = syntax(name, parallel=named, **offered)
+    for _ in range(8):
+        text = answer(found, rng, UNTHOUGHT.get(name or "", ""))
+        (call,) = read(found, text)[2]
+        check([call])
+        assert call[0] == "look" or not named
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(
+    ("tools", "reasoning"),
+    [("hermes", "qwen3"), ("glm45", "qwen3"), (None, "qwen3"), ("kimi_k2", "kimi")],
+)
+def test_thinking_comes_first_if_the_model_thinks(
+    tools: str | None, reasoning: str, inside: bool
+) -> None:
+    begin, end = FRAMES[reasoning]
+    found = syntax(tools, reasoning, required=("look",), inside=inside)
+    thought = f"{'' if inside else begin}Let me {{see [x]\n{end}"
+    rng = np.random.default_rng(3)
+    text = answer(found, rng, thought)
+    said, content, calls = read(found, text, inside=inside)
+    assert (said, content) == ("Let me {see [x]", "") and calls
+    check(calls)
+    if not inside:
+        unthought = text.removeprefix(thought).lstrip()
+        assert matcher(found, unthought) and read(found, unthought)[2]
+
+
+def test_messages_may_have_an_analysis_first() -> None:
+    begin, end = ANALYSIS
+    found = syntax("gpt-oss", "gpt-oss", required=("look",))
+    text = answer(found, np.random.default_rng(4), f"{begin}Hm.{end}<|channel|>")
+    said, content, calls = read(found, text)
+    assert (said, content, len(calls)) == ("Hm.", "", 1)
+    check(calls)
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
+def test_strict_calls_obey_where_the_model_makes_them(name: str) -> None:
+    form = answer_format(name, None)
+    frame = form.call_frame("look")
+    found = syntax(name, strict=frozenset({"look"}))
+    if frame is None:
+        assert found.constraint is None
+        return
+    good, bad = '{"city":"Rome"}', '{"town":"Rome"}'
+    assert matcher(found, "hello { there")  # any text
+    assert matcher(found, f"so: {frame.begin}{good}{frame.end}")
+    loose = form.call_frame("stop")
+    assert loose is not None and matcher(found, f'{loose.begin}{{"x":[1]}}{loose.end}')
+    refused = matcher(found, f"so: {frame.begin}")
+    tokens = encode(bad)
+    assert refused.accept(tokens) < len(tokens)
+
+
+def test_without_strict_tools_nothing_is_demanded() -> None:
+    assert syntax("hermes").constraint is None
+    assert syntax(None, strict=frozenset({"look"})).constraint is None
+
+
+def test_a_call_or_the_json_that_is_asked_for() -> None:
+    asked = Constraint(kind=JSON_SCHEMA, text=json.dumps(ANSWER), field="response_format")
+    found = syntax("hermes", "qwen3", asked=asked, strict=frozenset(SCHEMAS))
+    rng = np.random.default_rng(5)
+    for thought in ("", "<think>x</think>"):
+        made = answer(found, rng, f"{thought}<tool_call>")
+        check(read(found, made)[2])
+        assert json.loads(read(found, answer(found, rng, f"{thought}{{"))[1]) == {"n": 1}
+
+
+def test_constraints_that_say_two_things_are_refused() -> None:
+    asked = Constraint(kind=REGEX, text="a", field="regex")
+    assert syntax("hermes", asked=asked).constraint is asked
+    with pytest.raises(BadRequest) as caught:
+        syntax("hermes", asked=asked, required=("look",))
+    assert caught.value.field == "tool_choice"
+
+
+def test_a_call_is_not_over_before_it_is_whole() -> None:
+    created = matcher(syntax("hermes", required=("look",)), '<tool_call>\n{"name": "look"')
+    assert not allowed(created)[EOS]
