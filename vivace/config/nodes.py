@@ -14,10 +14,12 @@ from vivace.config.rules import why_no_kernels
 from vivace.config.serialize import public
 
 CLUSTER_KEY = KEYS_OF_THE_SERVER[2]
+GIVE_THE_KEY = f"--cluster-key-file FILE, or set {CLUSTER_KEY}"
 MAKE_A_KEY = (
     "make one (`openssl rand -hex 32 > FILE; chmod 600 FILE`), copy it to every node and give "
-    f"--cluster-key-file FILE, or set {CLUSTER_KEY}"
+    + GIVE_THE_KEY
 )
+COPY_THE_KEY = f"copy node 0's to every node and give {GIVE_THE_KEY}"
 OWN_SLICES = ("http", "logging", "debug")
 OWN = (
     "model_path",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vivace.config.config import DraftModel
-from vivace.config.nodes import MAKE_A_KEY, address
+from vivace.config.nodes import COPY_THE_KEY, address
 from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import decode
 from vivace.errors import CannotStart, NotJoined, why_no_answer
@@ -65,7 +65,7 @@ def join_engines(config: Config) -> list[Joined]:
             return introduce(config, deadline)
         except WrongKey:
             raise CannotStart(
-                f"node 0 at {parallel.dist_init_addr} has another key: {MAKE_A_KEY}"
+                f"node 0 at {parallel.dist_init_addr} has another key: {COPY_THE_KEY}"
             ) from None
         except msgspec.MsgspecError:
             why = NOT_UNDERSTOOD

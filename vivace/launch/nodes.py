@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vivace.config.exposure import loopback
-from vivace.config.nodes import MAKE_A_KEY, address
+from vivace.config.nodes import COPY_THE_KEY, address
 from vivace.config.parallelism import requested_sizes
 from vivace.config.serialize import encode
 from vivace.doctor.port import port_owner
@@ -295,7 +295,7 @@ def why_no_listening(error: OSError, port: int) -> str:
 
 
 def tell_stranger(host: str, why: str) -> None:
-    how = f"; {MAKE_A_KEY}" if "key" in why else ""
+    how = f"; {COPY_THE_KEY}" if "key" in why else ""
     log.warning("Somebody at %s, who wants to join, %s%s", host, why, how)
 
 

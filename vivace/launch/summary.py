@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from vivace.config.draft_sizes import NGRAM
 from vivace.config.parallelism import requested_sizes
 from vivace.config.values import size_text
 from vivace.frontend.served_model import sampling_defaults, served_model
@@ -87,9 +88,8 @@ def drafts(config: Config) -> list[Row]:
     asked = config.speculative
     if not config.draft_width:
         return []
-    model = (
-        f" of {asked.speculative_draft_model_path}" if asked.speculative_draft_model_path else ""
-    )
+    path = asked.speculative_draft_model_path if asked.speculative_algorithm != NGRAM else None
+    model = f" of {path}" if path else ""
     most = "always" if asked.speculative_fixed_width else "at most"
     text = f"{asked.speculative_algorithm}{model}, {most} {config.draft_width} tokens in a step"
     return [("drafts", text)]
