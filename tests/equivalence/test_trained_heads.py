@@ -296,6 +296,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a long sequence": (["--sequence-length", "513"], "--sequence-length 513"),
     "drafts": (["--speculative-algorithm", "NGRAM"], "--speculative-algorithm"),
     "ranks": (["--tp-size", "2"], "--tp-size"),
+    "engines": (["--dp-size", "2"], "one engine"),
     "another epoch": (["--epochs", "0"], "below 1"),
     "given answers of texts": (["--text", "short.txt", "--answers", "given"], "messages"),
     "no number": (["--learning-rate", "nan"], "not a number"),

@@ -32,6 +32,7 @@ def train_draft(words: Sequence[str]) -> int:
 def run(asked: argparse.Namespace, others: Sequence[str]) -> int:
     from vivace.config.parsing import parse
     from vivace.config.process_environment import process_environment
+    from vivace.config.tensor_parallel import one_engine
     from vivace.launch.configure import configure
 
     options = parse(
@@ -39,6 +40,7 @@ def run(asked: argparse.Namespace, others: Sequence[str]) -> int:
         process_environment(),
         program="vivace train draft",
     )
+    one_engine(options, "training")
     config = configure(options)
     from vivace.train.draft import train_draft
 
