@@ -100,15 +100,22 @@ def test_every_api_obeys_and_refuses(toy: str, tmp_path: Path) -> None:
 def test_ranks_and_engines_that_follow_each_other_give_the_same(toy: str, tmp_path: Path) -> None:
     """Two ranks draw alike; an engine that replaces one that died goes on in the same grammar."""
     body = native(json_schema=SCHEMA, logit_bias={"11": 4.0}, temperature=0.8)
-    flags = ("--model-path", toy, *FLAGS, "--tp-size", "2", "--tool-call-parser", "qwen25")
+    parsers = ("--tool-call-parser", "qwen25", "--reasoning-parser", "kimi")
+    flags = ("--model-path", toy, *FLAGS, "--tp-size", "2", *parsers)
     environment = {"VIVACE_COMPARE_RANKS": "1"}
     with RunningServer(*flags, environment=environment, log=tmp_path / "log") as server:
         server.wait_ready()
         wanted = server.json("/generate", body)["text"]
         check(wanted)
-        check_calls(server.json("/v1/chat/completions", CALLED))
+        answer = server.json("/v1/chat/completions", {**CALLED, "max_thinking_tokens": 3})
+        check_calls(answer)
         named = {"type": "function", "function": {"name": "paint"}}
-        check(streamed_arguments(server, {**CALLED, "tool_choice": named}))
+        check(streamed_arguments(server, {**CALLED, "tool_choice": named, "thinking_budget": 0}))
+        thought = {**CHAT, "seed": 1, "max_thinking_tokens": 3, "response_format": FORMAT}
+        thought["messages"] = [*CHAT["messages"], {"role": "assistant", "content": "◁think▷a"}]
+        answer = server.json("/v1/chat/completions", {**thought, "continue_final_message": True})
+        check(answer["choices"][0]["message"]["content"])
+        assert 3 < answer["usage"]["reasoning_tokens"] <= 3 + len("◁/think▷".encode())
         engine, event = server.children()["engine"], dict[str, Any]()
         for number, event in enumerate(server.stream("/generate", {**body, "stream": True})):
             assert "error" not in event, event

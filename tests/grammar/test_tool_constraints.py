@@ -4,19 +4,32 @@ obey their schemas."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
-from grammar_kit import EOS, allowed, backend, encode, spell, walk_randomly
+from grammar_kit import (
+    EOS,
+    SIZE,
+    TOKENS,
+    VOCABULARY,
+    allowed,
+    backend,
+    encode,
+    spell,
+    walk_randomly,
+)
 
 from vivace.frontend.errors import BadRequest
 from vivace.grammar.backend import GrammarMatcher, JsonFormat
+from vivace.grammar.thinking import ThinkingBackend
 from vivace.parsers.events import CallArguments, CallStart, ContentText, ReasoningText
 from vivace.parsers.names import TOOL_CALL_PARSERS
 from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
 from vivace.protocol.constraints import JSON_SCHEMA, REGEX, Constraint
+from vivace.requests.thinking import ThinkingLimit, behind_thinking
 from vivace.requests.tool_constraints import ToolCalls, ToolSyntax
 from vivace.requests.tools import OfferedTools
 
@@ -32,7 +45,8 @@ ANSWER = {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"]
 ANSWER["additionalProperties"] = False
 
 
-BACKEND = backend(JsonFormat(compact=True))
+BACKEND = ThinkingBackend(backend(JsonFormat(compact=True)), VOCABULARY)
+SPECIAL = np.isin(np.arange(SIZE), [*VOCABULARY.special_ids, *range(len(TOKENS), SIZE)])
 ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
 FRAMES = {"qwen3": ("<think>", "</think>\n\n"), "kimi": ("◁think▷", "◁/think▷")}
 UNTHOUGHT = {"gpt-oss": "<|channel|>commentary"}
@@ -46,15 +60,17 @@ def syntax(
     asked: Constraint | None = None,
     inside: bool = False,
     parallel: bool = True,
+    limit: ThinkingLimit | None = None,
     **offered: Any,
 ) -> ToolSyntax:
     calls = ToolCalls(
         offered=OfferedTools(schemas=SCHEMAS, **offered),
         form=answer_format(tools, reasoning),
-        inside=inside,
         parallel=parallel,
     )
-    return calls.syntax(asked)
+    found = calls.syntax(asked)
+    constraint = behind_thinking(found.constraint, found.form.thinking, limit, inside=inside)
+    return replace(found, constraint=constraint)
 
 
 def matcher(found: ToolSyntax, text: str = "") -> GrammarMatcher:
@@ -113,8 +129,8 @@ def test_required_calls_are_calls_and_valid(name: str | None) -> None:
 @pytest.mark.parametrize("named", [True, False])
 def test_one_call_is_one(name: str | None, named: bool) -> None:
     rng = np.random.default_rng(2)
-    offered = {"required": ("look",), "single": True} if named else {"required": tuple(SCHEMAS)}
-    found = syntax(name, parallel=named, **offered)
+    required = ("look",) if named else tuple(SCHEMAS)
+    found = syntax(name, parallel=named, required=required, single=named)
     for _ in range(8):
         text = answer(found, rng, UNTHOUGHT.get(name or "", ""))
         (call,) = read(found, text)[2]
@@ -196,3 +212,64 @@ def test_constraints_that_say_two_things_are_refused() -> None:
 def test_a_call_is_not_over_before_it_is_whole() -> None:
     created = matcher(syntax("hermes", required=("look",)), '<tool_call>\n{"name": "look"')
     assert not allowed(created)[EOS]
+
+
+# -- thinking --------------------------------------------------------------------------------------
+
+ASKED = Constraint(kind=JSON_SCHEMA, text=json.dumps(ANSWER), field="response_format")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("budget", [0, 3, 20])
+@pytest.mark.parametrize("reasoning", ["qwen3", "kimi"])
+def test_thinking_ends_in_time(reasoning: str, budget: int, inside: bool) -> None:
+    begin, end = FRAMES[reasoning]
+    found = syntax(None, reasoning, limit=ThinkingLimit(budget, "x"), inside=inside)
+    rng = np.random.default_rng(6)
+    drawn = matcher(found, "" if inside else begin)
+    thought: list[int] = []
+    while not spell(thought).endswith(end.strip().encode()):
+        ids = np.flatnonzero(allowed(drawn) & ~SPECIAL)
+        thought.append(int(rng.choice(ids)))
+        assert drawn.accept([thought[-1]]) == 1
+    forced = thought[budget:]
+    assert spell(forced) == end.strip().encode() and len(thought) == budget + len(forced)
+    assert drawn.accept(encode("anything")) == len("anything")
+
+
+def test_a_part_of_its_end_is_not_said_twice() -> None:
+    found = syntax(None, "kimi", limit=ThinkingLimit(4, "x"), inside=True)
+    begun = "a◁".encode()
+    drawn = matcher(found)
+    assert drawn.accept(list(begun)) == 4
+    rest: list[int] = []
+    while (mask := allowed(drawn)).sum() == 1:
+        rest += [int(token) for token in np.flatnonzero(mask)]
+        drawn.accept(rest[-1:])
+    assert begun + spell(rest) == "a◁/think▷".encode()
+
+
+def test_the_grammar_begins_behind_the_thinking() -> None:
+    found = syntax(None, "qwen3", asked=ASKED, limit=ThinkingLimit(9, "x"))
+    for text in (
+        '{"n":1}',
+        "<think>a {</think>{",
+        "<think>123456789</think>\n\n{",
+        "<think></think> {",
+    ):
+        assert matcher(found, text)
+    for text in ("x", "<thinx", "<think></think>x", "<think>123456789x", "<think></think>\n\n\n{"):
+        assert matcher(found).accept(encode(text)) < len(text)
+    drawn = matcher(found, "<think>so")
+    assert not allowed(drawn)[EOS]
+    copied = drawn.copy()
+    assert copied.accept(encode('</think>{"n":1}')) == 15 and copied.accept([EOS]) == 1
+    assert drawn.accept(encode("</think>y")) == 8
+    alone = syntax(None, "qwen3", limit=ThinkingLimit(9, "x"), inside=True)
+    assert allowed(matcher(alone))[EOS]
+
+
+def test_limits_that_cannot_be_kept_are_refused() -> None:
+    with pytest.raises(BadRequest) as caught:
+        syntax("hermes", limit=ThinkingLimit(9, "thinking_budget"))
+    assert caught.value.field == "thinking_budget"

@@ -272,6 +272,20 @@ CHAT: dict[str, list[Case]] = {
     "continue_final_message": [Effect(True, False, "engine", {"messages": HALF})],
     "chat_template_kwargs": [Effect({"shout": 1}, {"shout": 2}, "engine")],
     "reasoning_effort": [Effect("low", "high", "engine")],
+    "max_thinking_tokens": [
+        Effect(1, 2, "engine"),
+        Refused(-1, "at least"),
+    ],
+    "thinking_token_budget": [Effect(1, 2, "engine")],
+    "thinking_budget": [
+        Effect(1, None, "engine"),
+        Refused(1, "give one", {"max_thinking_tokens": 2}),
+    ],
+    "custom_params": [
+        Effect({"thinking_budget": 1}, {"thinking_budget": 2}, "engine"),
+        Refused({"thinking_budget": "x"}, "whole number"),
+        Refused({"a": 1}, "thinking_budget"),
+    ],
     "tools": [
         Effect([TOOL], None, around={"max_tokens": 99}),
         Effect([TOOL], None, "engine"),
@@ -761,7 +775,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         {**ANTHROPIC_BASE, "thinking": {"type": "enabled"}},
         {
             "type": [Effect("adaptive", "disabled", "engine"), Refused("some", "must be")],
-            "budget_tokens": [Harmless((1024, 2048), "a limit that no model here is told")],
+            "budget_tokens": [Effect(1024, 2048, "engine")],
             "display": [
                 Effect("summarized", "omitted"),
                 Refused("some", "must be"),

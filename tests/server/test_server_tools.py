@@ -167,6 +167,29 @@ def test_a_stream_adds_up_to_the_whole_answer(chunk: int) -> None:
     assert usage.reasoning_tokens == len(encode("<think>\nHm.\n</think>"))
 
 
+@pytest.mark.parametrize(
+    ("reasoning", "begin", "end", "extra"),
+    [("kimi", "◁think▷", "◁/think▷", 0), ("glm45", "<think>", "<tool_call>", 1)],
+)
+def test_reasoning_ends_with_several_tokens_or_a_call(
+    reasoning: str, begin: str, end: str, extra: int
+) -> None:
+    with serving("hermes", reasoning) as (_, speaker, client):
+        call = CALL if end == "<tool_call>" else f"{end}{CALL}"
+        speaker.say(f"{begin}Hm.{call}")
+        usage: Any = client.chat.completions.create(model=MODEL, messages=HI, tools=TOOLS).usage
+        assert usage.reasoning_tokens == len(encode(f"{begin}Hm.{end}")) - extra
+        stream = client.chat.completions.create(
+            model=MODEL,
+            messages=HI,
+            tools=TOOLS,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        usage = list(stream)[-1].usage
+        assert usage.reasoning_tokens == len(encode(f"{begin}Hm.{end}")) - extra
+
+
 def test_arguments_come_bit_by_bit(hermes: Served) -> None:
     _, speaker, client = hermes
     speaker.say(CALL)

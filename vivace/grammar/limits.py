@@ -1,5 +1,6 @@
 """How large what an answer has to obey may be."""
 
+from vivace.grammar.thinking_rule import THINKING
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG
 
 MAX_CHARACTERS = {
@@ -7,6 +8,7 @@ MAX_CHARACTERS = {
     REGEX: 16 << 10,
     EBNF: 64 << 10,
     STRUCTURAL_TAG: 256 << 10,
+    THINKING: 512 << 10,
 }
 """of a constraint of each kind"""
 MAX_DEPTH = 100

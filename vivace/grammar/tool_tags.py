@@ -1,8 +1,7 @@
 """Constraints for tool calls, for those who know how a model writes them: this JSON schema behind
 that text, then that text.
 
-`before`, of all of them: what stands in front, as formats of structural tags; `field`: of the
-request, for errors.
+`field`, of all of them: of the request, for errors.
 """
 
 from __future__ import annotations
@@ -39,12 +38,11 @@ def required_calls(
     *,
     separator: str = "",
     parallel: bool = True,
-    before: Sequence[TagFormat] = (),
     field: str = "tools",
 ) -> Constraint:
     """The answer is a call, or with `parallel` calls with `separator` between them, and nothing
     else: tool_choice required or named."""
-    return _constraint([*before, calls_format(tags, separator, parallel=parallel)], field)
+    return _constraint(calls_format(tags, separator, parallel=parallel), field)
 
 
 def possible_calls(
@@ -52,7 +50,6 @@ def possible_calls(
     triggers: Sequence[str],
     *,
     parallel: bool = True,
-    before: Sequence[TagFormat] = (),
     field: str = "tools",
 ) -> Constraint:
     """Any text, in which calls obey their schemas: tool_choice auto with strict tools. What begins
@@ -64,7 +61,7 @@ def possible_calls(
         "tags": [tag.format() for tag in tags],
         "stop_after_first": not parallel,
     }
-    return _constraint([*before, form], field)
+    return _constraint(form, field)
 
 
 def calls_or_json(
@@ -73,13 +70,12 @@ def calls_or_json(
     *,
     separator: str = "",
     parallel: bool = True,
-    before: Sequence[TagFormat] = (),
     field: str = "tools",
 ) -> Constraint:
     """As `required_calls`, or JSON of a schema: tools beside a response_format."""
     json_format = {"type": "json_schema", "json_schema": schema}
     choices = [calls_format(tags, separator, parallel=parallel), json_format]
-    return _constraint([*before, {"type": "or", "elements": choices}], field)
+    return _constraint({"type": "or", "elements": choices}, field)
 
 
 def required_json_calls(
@@ -87,7 +83,6 @@ def required_json_calls(
     *,
     arguments: str = "parameters",
     parallel: bool = True,
-    before: Sequence[TagFormat] = (),
     field: str = "tools",
 ) -> Constraint:
     """The answer is a JSON list of `{"name": ..., arguments: ...}`: required calls of a model whose
@@ -104,18 +99,7 @@ def required_json_calls(
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not parallel:
         schema["maxItems"] = 1
-    return _constraint([*before, {"type": "json_schema", "json_schema": schema}], field)
-
-
-def thinking_first(begin: str, end: str, behind: str, *, inside: bool) -> list[TagFormat]:
-    """What may stand before calls: thinking between `begin` and `end`, or none; when the answer
-    begins `inside`, its rest up to `end`."""
-    space = {"type": "regex", "pattern": r"[ \n]{0,4}"}
-    rest = [{"type": "any_text"}, _constant(end), space, *([_constant(behind)] if behind else ())]
-    if inside:
-        return rest
-    thinking = {"type": "sequence", "elements": [_constant(begin), *rest]}
-    return [{"type": "or", "elements": [thinking, _constant("")]}]
+    return _constraint({"type": "json_schema", "json_schema": schema}, field)
 
 
 def calls_format(tags: Sequence[ToolTag], separator: str, *, parallel: bool) -> TagFormat:
@@ -128,11 +112,6 @@ def calls_format(tags: Sequence[ToolTag], separator: str, *, parallel: bool) -> 
     }
 
 
-def _constant(text: str) -> TagFormat:
-    return {"type": "const_string", "value": text}
-
-
-def _constraint(parts: Sequence[TagFormat], field: str) -> Constraint:
-    form = parts[0] if len(parts) == 1 else {"type": "sequence", "elements": list(parts)}
+def _constraint(form: TagFormat, field: str) -> Constraint:
     text = json.dumps({"type": STRUCTURAL_TAG, "format": form}, ensure_ascii=False)
     return Constraint(kind=STRUCTURAL_TAG, text=text, field=field)

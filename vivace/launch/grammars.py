@@ -22,6 +22,7 @@ def grammar_compiler(config: Config) -> GrammarCompiler | None:
     def create() -> GrammarBackend:
         from vivace.frontend.tokenizer import load_encoder
         from vivace.grammar.llguidance_backend import LLGuidanceBackend
+        from vivace.grammar.thinking import ThinkingBackend
         from vivace.grammar.vocabulary import token_vocabulary
         from vivace.worker.build import platform_settings
 
@@ -30,7 +31,8 @@ def grammar_compiler(config: Config) -> GrammarCompiler | None:
         vocabulary = token_vocabulary(tokenizer, facts.eos_ids, facts.vocabulary)
         ranks = requested_sizes(config).node_devices
         threads = platform_settings(config, ranks, owns_process=False).threads
-        return LLGuidanceBackend(vocabulary, json_format(config), threads)
+        answers = LLGuidanceBackend(vocabulary, json_format(config), threads)
+        return ThinkingBackend(answers, vocabulary)
 
     return GrammarCompiler(create)
 

@@ -42,11 +42,12 @@ class CallFrame:
 
 @dataclass(frozen=True)
 class ThinkingFrame:
-    """What text stands around the thinking in front of an answer: `end` and `behind` it."""
+    """What text stands around the thinking in front of an answer. `interrupts`: what ends it as
+    well, and belongs to what follows."""
 
     begin: str
     end: str
-    behind: str = ""
+    interrupts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

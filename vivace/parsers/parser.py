@@ -52,8 +52,8 @@ class ParserFormat(Protocol):
         ...
 
     @property
-    def reasoning_end(self) -> str:
-        """What ends reasoning; "" when none is split off."""
+    def reasoning_ends(self) -> tuple[str, ...]:
+        """What ends reasoning, and behind it what interrupts it; none when none is split off."""
         ...
 
     @property
@@ -99,8 +99,9 @@ class TextParserFormat:
         return tuple(texts([astuple(part) for part in parts if part is not None]))
 
     @property
-    def reasoning_end(self) -> str:
-        return self.reasoning.end if self.reasoning is not None and not self.reasoning.kept else ""
+    def reasoning_ends(self) -> tuple[str, ...]:
+        form = self.reasoning
+        return () if form is None or form.kept else (form.end, *form.interrupts)
 
     @property
     def new_id(self) -> Callable[[str, int], str]:
@@ -118,9 +119,8 @@ class TextParserFormat:
 
     @property
     def thinking(self) -> ThinkingFrame | None:
-        if self.reasoning is None or self.reasoning.kept:
-            return None
-        return ThinkingFrame(self.reasoning.begin, self.reasoning.end)
+        form = self.reasoning
+        return form and ThinkingFrame(form.begin, form.end, form.interrupts)
 
     def of_json_calls(self) -> ParserFormat:
         return replace(self, tools=JSON_CALLS)
@@ -146,8 +146,8 @@ class MessageFormat:
         return MARKERS
 
     @property
-    def reasoning_end(self) -> str:
-        return "<|end|>" if self.separate else ""
+    def reasoning_ends(self) -> tuple[str, ...]:
+        return ("<|end|>",) if self.separate else ()
 
     @property
     def new_id(self) -> Callable[[str, int], str]:
@@ -165,7 +165,7 @@ class MessageFormat:
 
     @property
     def thinking(self) -> ThinkingFrame | None:
-        return ThinkingFrame("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant")
+        return ThinkingFrame("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
 
     def of_json_calls(self) -> ParserFormat:
         return self

@@ -155,7 +155,7 @@ REFUSED: dict[str, str] = {
     "bootstrap_pair_key": NO_DISAGGREGATION,
     "decode_tp_size": NO_DISAGGREGATION,
     "disagg_prefill_dp_rank": NO_DISAGGREGATION,
-    "max_thinking_tokens": "a limit for thinking is not supported yet; use max_new_tokens",
+    "max_thinking_tokens": "a prompt is not parsed for thinking; use /v1/chat/completions",
     "multi_item_delimiter_indices": "items go to /v1/score as a list; remove the field",
     "token_indices_to_pool": "pooling is not supported for a generation model",
 }

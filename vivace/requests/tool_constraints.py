@@ -10,13 +10,11 @@ from typing import Any
 from vivace.frontend.constraints import check_json
 from vivace.frontend.errors import BadRequest
 from vivace.grammar.tool_tags import (
-    TagFormat,
     ToolTag,
     calls_or_json,
     possible_calls,
     required_calls,
     required_json_calls,
-    thinking_first,
 )
 from vivace.parsers.answer import CallFrame
 from vivace.parsers.parser import ParserFormat
@@ -38,11 +36,10 @@ class ToolSyntax:
 @dataclass(frozen=True, kw_only=True)
 class ToolCalls:
     """The calls that the answers to a request may have. `form`: how the model writes them;
-    `inside`: answers begin in the middle of the thinking; `parallel`: there may be several."""
+    `parallel`: there may be several."""
 
     offered: OfferedTools
     form: ParserFormat
-    inside: bool
     parallel: bool
 
     def syntax(self, asked: Constraint | None) -> ToolSyntax:
@@ -74,13 +71,11 @@ class ToolCalls:
                 self._tags(frames, names),
                 separator=frames[names[0]].separator,
                 parallel=parallel,
-                before=self._before(),
                 field=CHOICE,
             )
             return ToolSyntax(self.form, constraint)
         pairs = [(name, self._schema(name)) for name in names]
-        before = self._before()
-        constraint = required_json_calls(pairs, parallel=parallel, before=before, field=CHOICE)
+        constraint = required_json_calls(pairs, parallel=parallel, field=CHOICE)
         return ToolSyntax(self.form.of_json_calls(), constraint)
 
     def _possible(self, frames: Mapping[str, CallFrame]) -> Constraint:
@@ -88,7 +83,6 @@ class ToolCalls:
             self._tags(frames, self.offered.strict),
             sorted({frame.trigger for frame in frames.values()}),
             parallel=self._parallel(frames),
-            before=self._before(),
             field=TOOLS,
         )
 
@@ -100,7 +94,6 @@ class ToolCalls:
             schema,
             separator=next(iter(frames.values())).separator,
             parallel=self._parallel(frames),
-            before=self._before(),
             field=field,
         )
 
@@ -125,12 +118,6 @@ class ToolCalls:
     def _parallel(self, frames: Mapping[str, CallFrame]) -> bool:
         last = any(frame.last for frame in frames.values())
         return self.parallel and not self.offered.single and not last
-
-    def _before(self) -> list[TagFormat]:
-        frame = self.form.thinking
-        if frame is None:
-            return []
-        return thinking_first(frame.begin, frame.end, frame.behind, inside=self.inside)
 
 
 def read_json(text: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vivace.frontend.frontend import Frontend
@@ -19,12 +19,14 @@ log = logging.getLogger("vivace.server")
 @dataclass(frozen=True, kw_only=True)
 class AnswerSyntax:
     """`shown`, `shown_for_tools`: special tokens that the parser must see, without and with
-    tools. `reasoning_end`: the token that ends reasoning, where it is one token."""
+    tools. `reasoning_ends`: what ends reasoning, none where it is not split off; `token_bytes`:
+    those of a token."""
 
     form: ParserFormat
     shown: frozenset[int] = frozenset()
     shown_for_tools: frozenset[int] = frozenset()
-    reasoning_end: int | None = None
+    reasoning_ends: tuple[bytes, ...] = ()
+    token_bytes: Callable[[int], bytes] = bytes
     forwards_unknown: bool = False
 
 
@@ -45,7 +47,8 @@ def answer_syntax(settings: ServerSettings, frontend: Frontend) -> AnswerSyntax:
         form=form,
         shown=special_tokens(tokenizer, form.literals(tools=False)),
         shown_for_tools=special_tokens(tokenizer, form.literals(tools=True)),
-        reasoning_end=tokenizer.token_id(form.reasoning_end) if form.reasoning_end else None,
+        reasoning_ends=tuple(text.encode() for text in form.reasoning_ends),
+        token_bytes=tokenizer.token_bytes,
         forwards_unknown=settings.forward_unknown_tools,
     )
 

@@ -15,6 +15,7 @@ from vivace.server.apis.anthropic_request import (
     read_request,
     read_turns,
     shows_thoughts,
+    thinking_budget,
     with_shared_fields,
 )
 from vivace.server.apis.anthropic_schema import (
@@ -70,6 +71,8 @@ async def messages(context: Context, http: web.Request, body: Body) -> web.Strea
     found = await context.slicer.run(read_turns(params))
     with own_names(found.rename):
         request = read_request(params, found, f"msg_{secrets.token_hex(12)}")
+        if context.syntax.form.thinking is not None:
+            request.max_thinking_tokens = thinking_budget(params)
         thoughts = shows_thoughts(params)
         if request.stream:
             events = MessageEvents(thoughts)

@@ -32,6 +32,7 @@ RENAMED_FIELDS = {
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "chat_template_kwargs": "thinking",
+    "max_thinking_tokens": "thinking.budget_tokens",
     "parallel_tool_calls": "tool_choice",
 }
 """The chat path's name -> Anthropic's."""
@@ -195,6 +196,12 @@ def read_thinking(thinking: ThinkingParam | None) -> dict[str, Any] | None:
         raise BadRequest("thinking.display", "must be summarized or omitted")
     wanted = THOUGHTS[thinking.type]
     return {"enable_thinking": wanted, "thinking": wanted}
+
+
+def thinking_budget(params: MessagesRequest) -> int | None:
+    """Tokens that the model may think, where it is known how it does."""
+    thinking = params.thinking
+    return thinking.budget_tokens if thinking and THOUGHTS.get(thinking.type) else None
 
 
 def read_format(output: OutputConfig) -> dict[str, Any] | None:

@@ -17,7 +17,8 @@ from vivace.protocol.constraints import Constraint
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, new_id, template_messages, wanted_rank
 from vivace.requests.schema import Message
-from vivace.requests.tool_constraints import ToolCalls
+from vivace.requests.thinking import behind_thinking, read_thinking_limit
+from vivace.requests.tool_constraints import ToolCalls, ToolSyntax
 from vivace.requests.tools import OfferedTools, ToolFields, offered_tools
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import prepare_requests
@@ -62,7 +63,7 @@ async def answer_chat(
     offered = offered_tools(params)
     text = await chat_text(context, params.messages, params)
     options = parse_options(context, params, offered, text)
-    wanted = tool_calls(context, params, offered, options).syntax(body_constraint(params))
+    wanted = wanted_syntax(context, params, offered, options)
     syntax = replace(context.syntax, form=wanted.form)
     parsing = ChatParsing(syntax, options) if syntax.form.parses(options) else None
     with text_named("messages"):
@@ -153,16 +154,20 @@ def parse_options(
     )
 
 
-def tool_calls(
+def wanted_syntax(
     context: Context, params: ChatRequest, offered: OfferedTools, options: ParseOptions
-) -> ToolCalls:
-    """Which calls the answers may have."""
-    return ToolCalls(
+) -> ToolSyntax:
+    """What the answers obey, and how they are parsed. BadRequest."""
+    calls = ToolCalls(
         offered=offered,
         form=context.syntax.form,
-        inside=options.inside,
         parallel=params.parallel_tool_calls is not False,
     )
+    wanted = calls.syntax(body_constraint(params))
+    limit = read_thinking_limit(params)
+    frame = wanted.form.thinking
+    constraint = behind_thinking(wanted.constraint, frame, limit, inside=options.inside)
+    return replace(wanted, constraint=constraint)
 
 
 def message_text(message: Message) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -48,7 +49,7 @@ class ChatParsing:
         return AnswerParser(self.syntax.form, self.options)
 
     def counter(self) -> ReasoningCounter:
-        return ReasoningCounter(self.syntax.reasoning_end)
+        return ReasoningCounter(self.syntax.reasoning_ends, self.syntax.token_bytes)
 
     def chunks(self, context: ChunkContext, index: int) -> ParsedChunks:
         """Encodes the index-th choice of a stream."""
@@ -72,25 +73,36 @@ class ChatParsing:
 
 
 class ReasoningCounter:
-    """Counts the tokens of an answer up to the one that ends its reasoning, `end`; None where no
-    single token does."""
+    """Counts the tokens of an answer up to the first of the texts `ends`, which may be several
+    tokens; None where there are none. The first one is reasoning itself, others follow it."""
 
-    def __init__(self, end: int | None) -> None:
-        self._end = end
+    def __init__(self, ends: Sequence[bytes], token_bytes: Callable[[int], bytes]) -> None:
+        self._ends, self._token_bytes = ends, token_bytes
+        self._kept = max(map(len, ends), default=1) - 1
+        self._tail = b""
         self._seen = 0
         self._reasoning: int | None = None
         """tokens, once it is over"""
 
     def count(self, tokens: list[int], *, thinking: bool) -> int | None:
         """Tokens of reasoning so far, with `tokens`, which are new; `thinking`: it goes on."""
-        if self._end is None:
+        if not self._ends:
             return None
-        if self._reasoning is None and self._end in tokens:
-            self._reasoning = self._seen + tokens.index(self._end) + 1
-        self._seen += len(tokens)
-        if self._reasoning is None:
-            return self._seen if thinking else 0
-        return self._reasoning
+        for token in tokens if self._reasoning is None else ():
+            self._look_at(token)
+            if self._reasoning is not None:
+                break
+        if self._reasoning is not None:
+            return self._reasoning
+        return self._seen if thinking else 0
+
+    def _look_at(self, token: int) -> None:
+        text = self._tail + self._token_bytes(token)
+        found = next((end for end in self._ends if end in text), None)
+        if found is not None:
+            self._reasoning = self._seen + (found == self._ends[0])
+        self._seen += 1
+        self._tail = text[max(0, len(text) - self._kept) :]
 
 
 class ParsedChunks(ChunkEncoder):

@@ -130,6 +130,12 @@ class ChatRequest(SamplingFields, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: Members[Any] | None = None
     reasoning_effort: str | None = None
+    max_thinking_tokens: int | None = None
+    """At most so many tokens of reasoning; then it is ended."""
+    thinking_token_budget: int | None = None
+    """The same by vLLM's name."""
+    thinking_budget: int | None = None
+    """The same by Qwen's name."""
     tools: Entries[ToolDefinition] | None = None
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = True
@@ -178,7 +184,6 @@ REFUSED: dict[str, str] = {
     "session_id": native.NO_SESSIONS,
     "session_params": native.NO_SESSIONS,
     "custom_logit_processor": NO_PROCESSORS,
-    "custom_params": NO_PROCESSORS,
     "watermark": native.REFUSED["watermark"],
     "return_hidden_states": "hidden states come with /generate only",
     "return_routed_experts": native.NO_EXPERTS,
@@ -220,6 +225,7 @@ CHAT_HARMLESS: dict[str, tuple[Any, ...]] = {
 """Values of refused fields that ask for what happens anyway."""
 
 COMPLETION_REFUSED: dict[str, str] = {
+    "custom_params": NO_PROCESSORS,
     "suffix": "fill-in-the-middle is not supported yet; send a plain prompt",
 }
 

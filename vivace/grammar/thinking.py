@@ -1,0 +1,312 @@
+"""Grammars that begin behind the thinking, and thinking that ends in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from vivace.grammar.backend import (
+    MASK_BITS,
+    GrammarBackend,
+    GrammarMatcher,
+    PlacedMatcher,
+    TokenVocabulary,
+    mask_words,
+)
+from vivace.grammar.thinking_rule import THINKING, read_thinking_rule
+from vivace.protocol.constraints import Constraint
+
+SPACES = 2
+"""tokens of white space that may stand between thinking and an answer"""
+
+
+class ThinkingBackend:
+    """A backend that knows thinking, too; the answers behind it are those of `backend`."""
+
+    def __init__(self, backend: GrammarBackend, vocabulary: TokenVocabulary) -> None:
+        self._backend = backend
+        self._words = ThinkingVocabulary(vocabulary)
+
+    def compile(self, constraint: Constraint) -> GrammarMatcher:
+        if constraint.kind != THINKING:
+            return self._backend.compile(constraint)
+        rule = read_thinking_rule(constraint.text)
+        answer = self._words.any_answer
+        if rule.answer is not None:
+            answer = self._backend.compile(rule.answer)
+        plan = ThinkingPlan(
+            words=self._words,
+            begin=rule.begin.encode(),
+            end=rule.end.encode(),
+            budget=rule.budget,
+            free=self._words.mask(rule.avoided, ends=rule.answer is None),
+        )
+        return ThinkingMatcher(plan.start(answer, inside=rule.inside), answer)
+
+    def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
+        answers: list[PlacedMatcher] = []
+        for matcher, place in matchers:
+            deciding = matcher.deciding if isinstance(matcher, ThinkingMatcher) else matcher
+            if isinstance(deciding, ThinkingMatcher | AnyAnswer):
+                deciding.fill(masks[place])
+            else:
+                answers.append((deciding, place))
+        if answers:
+            self._backend.fill(answers, masks)
+
+
+class ThinkingVocabulary:
+    """Tokens and masks as thinking needs them."""
+
+    def __init__(self, vocabulary: TokenVocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.tokens = vocabulary.tokens
+
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a text, special ones among them."""
+        special = self._vocabulary.special_texts
+        found: list[int] = []
+        while text:
+            hits = [(text.find(word), -len(word), word) for word in special if word in text]
+            start, _, word = min(hits, default=(len(text), 0, ""))
+            found += self._vocabulary.encode(text[:start]) if start else []
+            found += [special[word]] if word else []
+            text = text[start + len(word) :]
+        return found
+
+    def mask(self, avoided: Sequence[str], *, ends: bool) -> np.ndarray:
+        """Every token but those that are one of the texts `avoided`; `ends`: and those that end an
+        answer."""
+        bits = np.ones(len(self.tokens), np.bool_)
+        bits[[ids[0] for ids in map(self.ids, avoided) if len(ids) == 1]] = False
+        bits[list(self._vocabulary.eos_ids)] = ends
+        return packed(bits)
+
+    @cached_property
+    def any_answer(self) -> GrammarMatcher:
+        return AnyAnswer(self.mask((), ends=True))
+
+    @cached_property
+    def spaces(self) -> np.ndarray:
+        """Tokens of white space."""
+        return packed(np.array([is_space(token) for token in self.tokens]))
+
+
+def packed(bits: np.ndarray) -> np.ndarray:
+    """[words] int32 of bits[tokens]."""
+    padded = np.zeros(mask_words(len(bits)) * MASK_BITS, np.bool_)
+    padded[: len(bits)] = bits
+    return np.packbits(padded, bitorder="little").view(np.int32)
+
+
+def has_bit(mask: np.ndarray, token: int) -> bool:
+    return bool(mask[token // MASK_BITS] >> token % MASK_BITS & 1)
+
+
+def set_bit(mask: np.ndarray, token: int) -> None:
+    mask.view(np.uint32)[token // MASK_BITS] |= np.uint32(1 << token % MASK_BITS)
+
+
+def is_space(token: bytes) -> bool:
+    return bool(token) and not token.strip(b" \n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkingPlan:
+    """What one request says; `free`: the mask of its thinking."""
+
+    words: ThinkingVocabulary
+    begin: bytes
+    end: bytes
+    budget: int | None
+    free: np.ndarray
+
+    @cached_property
+    def begin_ids(self) -> tuple[int, ...]:
+        return tuple(self.words.ids(self.begin.decode()))
+
+    def start(self, answer: GrammarMatcher, *, inside: bool) -> ThinkingPhase:
+        return self.think(0, b"") if inside else BeforeThinking(self, answer.copy())
+
+    def think(self, count: int, tail: bytes) -> ThinkingPhase:
+        """Behind `count` tokens of thinking that end with `tail`."""
+        if self.budget is None or count < self.budget:
+            return OpenThinking(self, count, tail)
+        end = self.end.decode()
+        said = next(n for n in range(len(end) - 1, -1, -1) if tail.endswith(end[:n].encode()))
+        return ThinkingEnd(self, tuple(self.words.ids(end[said:])))
+
+
+class ThinkingPhase(Protocol):
+    """Where an answer stands until its own grammar alone decides. Phases do not change."""
+
+    def fill(self, mask: np.ndarray, answer: GrammarMatcher) -> None:
+        """As `GrammarMatcher.fill`; `answer`: the grammar of the answer, at its start."""
+        ...
+
+    def follow(self, token: int, answer: GrammarMatcher) -> ThinkingPhase | AnswerStart | None:
+        """Where it stands behind a token; None where that may not follow."""
+        ...
+
+
+@dataclass(frozen=True)
+class AnswerStart:
+    """The answer has, and stands there."""
+
+    answer: GrammarMatcher
+
+
+@dataclass(frozen=True)
+class BeforeThinking:
+    """What was `said` may become what begins thinking; or it is the answer, which stands at `trial`
+    then."""
+
+    plan: ThinkingPlan
+    trial: GrammarMatcher | None
+    given: tuple[int, ...] = ()
+    said: bytes = b""
+
+    def fill(self, mask: np.ndarray, answer: GrammarMatcher) -> None:
+        mask[:] = 0
+        if self.trial is not None:
+            self.trial.fill(mask)
+        known, begin = len(self.given), self.plan.begin_ids
+        if known < len(begin) and self.given == begin[:known]:
+            set_bit(mask, begin[known])
+
+    def follow(self, token: int, answer: GrammarMatcher) -> ThinkingPhase | AnswerStart | None:
+        said = self.said + self.plan.words.tokens[token]
+        trial = self.trial and self.trial.copy()
+        if trial is not None and not trial.accept([token]):
+            trial = None
+        if said.lstrip().startswith(self.plan.begin):
+            return self.plan.think(0, b"")
+        if self.plan.begin.startswith(said.lstrip()):
+            return BeforeThinking(self.plan, trial, (*self.given, token), said)
+        return None if trial is None else AnswerStart(trial)
+
+
+@dataclass(frozen=True)
+class OpenThinking:
+    """`count` tokens of it; `tail`: their last bytes, which what ends it may begin with."""
+
+    plan: ThinkingPlan
+    count: int
+    tail: bytes
+
+    def fill(self, mask: np.ndarray, answer: GrammarMatcher) -> None:
+        mask[:] = 0
+        mask[: len(self.plan.free)] = self.plan.free
+
+    def follow(self, token: int, answer: GrammarMatcher) -> ThinkingPhase | None:
+        if not has_bit(self.plan.free, token):
+            return None
+        text, end = self.tail + self.plan.words.tokens[token], self.plan.end
+        if end in text:
+            return BehindThinking(self.plan)
+        return self.plan.think(self.count + 1, text[max(0, len(text) - len(end) + 1) :])
+
+
+@dataclass(frozen=True)
+class ThinkingEnd:
+    """The budget is spent: what ends thinking has to come, these tokens."""
+
+    plan: ThinkingPlan
+    tokens: tuple[int, ...]
+
+    def fill(self, mask: np.ndarray, answer: GrammarMatcher) -> None:
+        mask[:] = 0
+        set_bit(mask, self.tokens[0])
+
+    def follow(self, token: int, answer: GrammarMatcher) -> ThinkingPhase | None:
+        if token != self.tokens[0]:
+            return None
+        rest = self.tokens[1:]
+        return ThinkingEnd(self.plan, rest) if rest else BehindThinking(self.plan)
+
+
+@dataclass(frozen=True)
+class BehindThinking:
+    """Nothing of the answer is there yet."""
+
+    plan: ThinkingPlan
+    spaces: int = SPACES
+
+    def fill(self, mask: np.ndarray, answer: GrammarMatcher) -> None:
+        answer.fill(mask)
+        if self.spaces:
+            spaces = self.plan.words.spaces
+            mask[: len(spaces)] |= spaces
+
+    def follow(self, token: int, answer: GrammarMatcher) -> ThinkingPhase | AnswerStart | None:
+        begun = answer.copy()
+        if begun.accept([token]):
+            return AnswerStart(begun)
+        if self.spaces and is_space(self.plan.words.tokens[token]):
+            return BehindThinking(self.plan, self.spaces - 1)
+        return None
+
+
+class ThinkingMatcher:
+    """A phase and, at its start, the grammar of the answer; or that alone."""
+
+    def __init__(self, phase: ThinkingPhase | None, answer: GrammarMatcher) -> None:
+        self._phase, self._answer = phase, answer
+
+    @property
+    def deciding(self) -> GrammarMatcher:
+        """The grammar of the answer, if it alone does."""
+        return self._answer if self._phase is None else self
+
+    @property
+    def ended(self) -> bool:
+        return self._phase is None and self._answer.ended
+
+    @property
+    def error(self) -> str:
+        return self._answer.error
+
+    def fill(self, mask: np.ndarray) -> None:
+        if self._phase is None:
+            self._answer.fill(mask)
+        else:
+            self._phase.fill(mask, self._answer)
+
+    def accept(self, tokens: list[int]) -> int:
+        for count, token in enumerate(tokens):
+            if self._phase is None:
+                return count + self._answer.accept(tokens[count:])
+            following = self._phase.follow(token, self._answer)
+            if following is None:
+                return count
+            if isinstance(following, AnswerStart):
+                self._phase, self._answer = None, following.answer
+            else:
+                self._phase = following
+        return len(tokens)
+
+    def copy(self) -> ThinkingMatcher:
+        return ThinkingMatcher(self._phase, self._answer.copy())
+
+
+class AnyAnswer:
+    """No grammar: `mask` has every token."""
+
+    ended, error = False, ""
+
+    def __init__(self, mask: np.ndarray) -> None:
+        self._mask = mask
+
+    def fill(self, mask: np.ndarray) -> None:
+        mask[:] = 0
+        mask[: len(self._mask)] = self._mask
+
+    def accept(self, tokens: list[int]) -> int:
+        return len(tokens)
+
+    def copy(self) -> AnyAnswer:
+        return self

@@ -1,0 +1,97 @@
+"""How long a model may think, and what its answer obeys behind that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.fields import is_set
+from vivace.frontend.validation import NO_PROCESSORS
+from vivace.grammar.thinking_rule import ThinkingRule, thinking_constraint
+from vivace.parsers.answer import ThinkingFrame
+from vivace.protocol.constraints import Constraint
+
+BUDGET = "thinking_budget"
+CUSTOM = "custom_params"
+NO_FRAME = (
+    "the server does not know where thinking ends: start it with --reasoning-parser, or leave the "
+    "field out"
+)
+
+
+class ThinkingFields(Protocol):
+    """How conversations say how long to think: as SGLang, vLLM and Qwen do."""
+
+    max_thinking_tokens: int | None
+    thinking_token_budget: int | None
+    thinking_budget: int | None
+    custom_params: Any
+
+    @property
+    def chat_template_kwargs(self) -> Mapping[str, Any] | None: ...
+
+
+@dataclass(frozen=True)
+class ThinkingLimit:
+    """Tokens; `field`: of the request."""
+
+    tokens: int
+    field: str
+
+
+def read_thinking_limit(params: ThinkingFields) -> ThinkingLimit | None:
+    """BadRequest for limits that contradict each other."""
+    names = ("max_thinking_tokens", "thinking_token_budget", BUDGET)
+    given = {name: getattr(params, name) for name in names}
+    given[f"{CUSTOM}.{BUDGET}"] = read_custom_params(params.custom_params)
+    for_template = (params.chat_template_kwargs or {}).get(BUDGET)
+    if isinstance(for_template, int) and not isinstance(for_template, bool):
+        given[f"chat_template_kwargs.{BUDGET}"] = for_template
+    found = [ThinkingLimit(tokens, name) for name, tokens in given.items() if tokens is not None]
+    for limit in found:
+        if limit.tokens < 0:
+            raise BadRequest(limit.field, "must be at least 0")
+        if limit.tokens != found[0].tokens:
+            raise BadRequest(limit.field, f"is not what {found[0].field} says; give one of them")
+    return found[0] if found else None
+
+
+def read_custom_params(given: Any) -> int | None:
+    """What SGLang's logit processors for thinking are told; none has to be sent here."""
+    if not is_set(given):
+        return None
+    if not isinstance(given, dict) or given.keys() != {BUDGET}:
+        raise BadRequest(CUSTOM, f"only {BUDGET} is known: {NO_PROCESSORS}")
+    tokens = given[BUDGET]
+    if not isinstance(tokens, int) or isinstance(tokens, bool):
+        raise BadRequest(f"{CUSTOM}.{BUDGET}", "must be a whole number")
+    return tokens
+
+
+def behind_thinking(
+    answer: Constraint | None,
+    frame: ThinkingFrame | None,
+    limit: ThinkingLimit | None,
+    *,
+    inside: bool,
+) -> Constraint | None:
+    """`answer`: what it has to obey once the model has thought. `inside`: it begins in the middle
+    of the thinking. BadRequest where a limit cannot be kept."""
+    if frame is None:
+        if limit is not None:
+            raise BadRequest(limit.field, NO_FRAME)
+        return answer
+    asking = answer or limit
+    if asking is None:
+        return None
+    rule = ThinkingRule(
+        begin=frame.begin,
+        end=frame.end,
+        inside=inside,
+        budget=None if limit is None else limit.tokens,
+        avoided=() if answer is None else frame.interrupts,
+        answer=answer,
+    )
+    return thinking_constraint(rule, asking.field)
