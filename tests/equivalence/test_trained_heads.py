@@ -9,6 +9,7 @@ import random
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ from vivace.platforms.cpu.facts import has_kernels
 from vivace.protocol.messages import Request, SamplingParams
 from vivace.train.head import HeadPasses, HeadSizes
 from vivace.train.progress import TrainingProgress
-from vivace.train.prompts import make_chats, read_chats
+from vivace.train.prompts import cut_text, make_chats, read_chats
 from vivace.train.state_files import StateFiles
 
 SHAPE = {
@@ -420,6 +421,23 @@ def test_lines_end_where_files_say(tmp_path: Path) -> None:
         "one\u2028line",
         "two\x85",
     ]
+
+
+def test_no_more_of_a_text_becomes_tokens_than_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+
+    class Letters:
+        def encode(self, text: str) -> list[int]:
+            encoded.append(text)
+            return [*map(ord, text)]
+
+    monkeypatch.setattr("vivace.train.prompts.PART", 100)
+    text = "".join(chr(1000 + place) for place in range(1000))
+    letters: Any = Letters()
+    found = cut_text(text, letters, 64, 150, 1)
+    assert len(encoded) == 2 and all(one in text for one in encoded)
+    assert [len(one) for one in found] == [64, 36, 64, 36]
+    assert sum(map(len, cut_text(text, letters, 64, 1 << 40, 1))) == 1000
 
 
 def test_there_are_no_more_prompts_than_there_are() -> None:

@@ -121,7 +121,8 @@ def find_prompts(config: Config, asked: argparse.Namespace) -> list[TrainingProm
     answered = asked.text is None and asked.answers == GENERATED
     try:
         if asked.text is not None:
-            found = cut_text(read_text(asked.text, "--text"), tokenizer, longest)
+            text = read_text(asked.text, "--text")
+            found = cut_text(text, tokenizer, longest, asked.tokens, asked.seed)
         else:
             count = 1 + asked.tokens // USUAL_ANSWER
             chats = (

@@ -21,6 +21,8 @@ from vivace.requests.prompts import template_messages
 from vivace.requests.schema import Message
 
 MOST_BYTES = 1 << 30
+PART = 1 << 20
+"""characters of a text that become tokens at once"""
 SUFFIX = ".jsonl"
 MOST_VAIN = 5000
 """prompts in a row that came before: then there are no others"""
@@ -128,9 +130,21 @@ def encode_chat(chat: Chat, tokenizer: Tokenizer, answered: bool) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def cut_text(text: str, tokenizer: Tokenizer, longest: int) -> list[list[int]]:
-    tokens = tokenizer.encode(text)
-    return [tokens[start : start + longest] for start in range(0, len(tokens), longest)]
+def cut_text(
+    text: str, tokenizer: Tokenizer, longest: int, most: int, seed: int
+) -> list[list[int]]:
+    """Of a long text parts of it, in any order, until these are `most` tokens: all of a gigabyte
+    would take a hundred of memory."""
+    parts = [text[start : start + PART] for start in range(0, len(text), PART)]
+    random.Random(seed).shuffle(parts)
+    found, count = list[list[int]](), 0
+    for part in parts:
+        tokens = tokenizer.encode(part)
+        found += [tokens[start : start + longest] for start in range(0, len(tokens), longest)]
+        count += len(tokens)
+        if count >= most:
+            break
+    return found
 
 
 def hold_out(found: Sequence[list[int]], *, answered: bool, seed: int) -> list[TrainingPrompt]:
