@@ -10,8 +10,9 @@ from checkpoint_files import shapes, tensors, write_gguf, write_sharded, write_s
 from safetensors.torch import save_file
 
 from vivace.checkpoint.open import open_weights
+from vivace.checkpoint.safetensors_files import SafetensorsFiles
 from vivace.checkpoint.source import locate
-from vivace.checkpoint.weights import CheckpointError, OpenWeights
+from vivace.checkpoint.weights import CheckpointError, OpenWeights, TrackedWeights
 from vivace.models.facts import read_facts
 
 
@@ -191,3 +192,27 @@ def test_an_output_layer_of_its_own_counts_and_is_told(
 def test_a_copy_of_the_embedding_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     copy = tensors()["model.embed_tokens.weight"].clone()
     assert opened(tied_with(copy, tmp_path)).tied and not caplog.records
+
+
+class CountedName(str):
+    """Counts how often such names are compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __lt__(self, other: str) -> bool:
+        CountedName.compared += 1
+        return super().__lt__(other)
+
+
+def test_names_are_put_in_order_once(tmp_path: Path) -> None:
+    """Formats ask for them with each matrix of an expert, of which there are tens of thousands."""
+    file = tmp_path / "model.safetensors"
+    names = [f"{place}.weight" for place in range(100)]
+    save_file({name: torch.zeros(1) for name in names}, file)
+    reader = SafetensorsFiles([file], lambda stored: {name: CountedName(name) for name in stored})
+    weights = TrackedWeights(reader, tied=False, progress=lambda stage, fraction: None)
+    before = CountedName.compared
+    for _ in range(9):
+        assert list(weights.names()) == sorted(names)
+    assert CountedName.compared == before > 0

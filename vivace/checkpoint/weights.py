@@ -120,7 +120,8 @@ class TrackedWeights:
     def __init__(self, reader: TensorReader, *, tied: bool, progress: ReportProgress) -> None:
         self.tied = tied
         self._reader = reader
-        self._names = set(reader.names())
+        self._names = dict.fromkeys(sorted(reader.names()))
+        """in order: mixtures have a hundred thousand, and are asked for each expert's matrices"""
         self._progress = progress
         self._total = sum(reader.nbytes(name) for name in self._names) or 1
         self.read_bytes = 0
@@ -130,7 +131,7 @@ class TrackedWeights:
         return name in self._names
 
     def names(self) -> Iterable[str]:
-        return sorted(self._names)
+        return self._names.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._reader.shape(name)
@@ -210,9 +211,7 @@ class TrackedWeights:
     def finish(self, claims: Collection[str]) -> None:
         """Raises CheckpointError when there are tensors that nothing of the model claims, on
         whatever rank it is."""
-        left = sorted(
-            name for name in self._names.difference(claims) if not name.endswith(IGNORABLE)
-        )
+        left = sorted(name for name in self._names.keys() - claims if not name.endswith(IGNORABLE))
         if left:
             names = [readable_key(name) for name in left]
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
