@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vivace.commands.deploy import main
 from vivace.deploy.from_script.flags import flags_to_words, parse_flags
 from vivace.deploy.from_script.isolated import read_isolated
 from vivace.deploy.from_script.script import import_command, import_files, import_scripts
@@ -121,6 +122,11 @@ def test_flags_survive_being_written_as_words(flags: dict[str, Any]) -> None:
     words = flags_to_words(flags, "benchmark")
     again = flags_to_words(parse_flags(words, "benchmark").flags, "benchmark")
     assert again == words
+
+
+def test_a_command_in_place_of_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", "--", "vivace", "serve", "--tp-size", "2"]) == 2
+    assert "reads scripts" in capsys.readouterr().err
 
 
 def test_one_command() -> None:

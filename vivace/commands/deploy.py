@@ -69,6 +69,8 @@ def parser() -> argparse.ArgumentParser:
 def import_scripts(chosen: argparse.Namespace) -> int:
     from vivace.deploy.schema.files import to_yaml
 
+    if any(str(word).startswith("--") for word in chosen.scripts):
+        raise CannotStart("import reads scripts: write the command into a file, and name that")
     loaded = open_files(chosen.scripts)
     overrides = Overrides(
         hardware=chosen.hardware,

@@ -30,12 +30,14 @@ def child_environment() -> dict[str, str]:
     more than the reading. TOKENIZERS_PARALLELISM off: a frontend tokenizes each text in a thread of
     its own choice; the library would start one more per core, and panic where the system refuses
     them. Ranks that exchange by gloo (without our kernels) listen on this machine only: it trusts
-    whoever connects. Keys reach those who compare them with the rest of the configuration.
+    whoever connects. Lines of Ray's actors have no colors in our log. Keys reach those who compare
+    them with the rest of the configuration.
     """
     kept = {name: value for name, value in os.environ.items() if name not in KEYS_OF_THE_SERVER}
     return {
         "THP_MEM_ALLOC_ENABLE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "RAY_COLOR_PREFIX": "0",
         **kept,
         "GLOO_SOCKET_IFNAME": "lo",
     }

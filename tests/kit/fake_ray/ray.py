@@ -42,6 +42,8 @@ exceptions = SimpleNamespace(RayError=RayError, RayActorError=RayActorError)
 def init(*, address: str, logging_level: int) -> None:
     if address != "auto" or "FAKE_RAY" not in os.environ:
         raise ConnectionError("Could not find any running Ray instance.")
+    if os.environ.get("RAY_COLOR_PREFIX") != "0":
+        raise RuntimeError("lines of actors would have colors")
     if refused := os.environ.get("FAKE_RAY_REFUSES"):
         raise RuntimeError(refused)
     machines.update(json.loads(os.environ["FAKE_RAY"]))
