@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from vivace.grammar.backend import GrammarMatcher, mask_words
 from vivace.grammar.next_masks import NextMasks
 from vivace.grammar.processor import DraftBranches
-from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX
+from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG
 
 PERSON = {
     "type": "object",
@@ -189,3 +189,27 @@ def test_whatever_has_ended_obeys(schema: dict[str, object], seed: int) -> None:
 )
 def test_answers_that_obey_and_do_not(text: str, fits: bool) -> None:
     assert obeys(JSON_SCHEMA, PERSON, text) is fits
+
+
+REPEATED = {"type": "regex", "pattern": "a+"}
+FOREVER = [
+    (EBNF, 'root ::= x "a"\nx ::= [a]+'),
+    (EBNF, '%llguidance {"no_forcing": false}\nstart: /a+/ "a"'),
+    (
+        STRUCTURAL_TAG,
+        {
+            "format": {
+                "type": "sequence",
+                "elements": [REPEATED, {"type": "const_string", "value": "a"}],
+            }
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "what"), FOREVER)
+def test_what_is_forced_for_ever_has_a_mask(kind: str, what: object) -> None:
+    """A repetition takes every a, so that another one must follow: nobody may look for the end."""
+    matcher = compiled(kind, what)
+    for _ in range(5):
+        assert allowed(matcher)[ord("a")] and matcher.accept([ord("a")]) == 1

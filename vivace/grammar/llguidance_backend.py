@@ -16,7 +16,7 @@ from vivace.grammar.backend import (
     mask_words,
 )
 from vivace.grammar.source import GrammarDialect, translate
-from vivace.protocol.constraints import Constraint
+from vivace.protocol.constraints import EBNF, Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
@@ -25,6 +25,10 @@ MAX_GRAMMAR_SIZE = 200_000
 """symbols"""
 MAX_LEXER_STATES = 20_000
 """of one matcher, 1 to 2 KB each"""
+MAX_ROW_ITEMS = 2000
+"""ways to go on at one place; 600 optional properties have 2400"""
+MAX_ROW_ITEMS_OF_GRAMMARS = 500
+"""ambiguous ones have ever more, and a mask takes the square of that: 2000 half a second"""
 
 
 class LLGuidanceBackend:
@@ -44,7 +48,8 @@ class LLGuidanceBackend:
 
     def compile(self, constraint: Constraint) -> LLGuidanceMatcher:
         source = translate(constraint, self._dialect)
-        matcher = LLGuidanceMatcher(self._match(source.grammar), self._eos_ids)
+        items = MAX_ROW_ITEMS_OF_GRAMMARS if constraint.kind == EBNF else MAX_ROW_ITEMS
+        matcher = LLGuidanceMatcher(self._match(source.grammar, items), self._eos_ids)
         mask = np.zeros(mask_words(len(self._vocabulary.tokens)), np.int32)
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
         if matcher.error:
@@ -65,12 +70,12 @@ class LLGuidanceBackend:
         for matcher, place in own:
             matcher.clear_if_stuck(masks[place])
 
-    def _match(self, grammar: str) -> LLMatcher:
+    def _match(self, grammar: str, row_items: int) -> LLMatcher:
         from llguidance import LLMatcher
 
         if self._tokenizer is None:
             self._tokenizer = _tokenizer(self._vocabulary)
-        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits(row_items))
 
 
 class LLGuidanceMatcher:
@@ -107,11 +112,14 @@ class LLGuidanceMatcher:
         return LLGuidanceMatcher(self.handle.deep_copy(), self._eos_ids)
 
 
-def _limits() -> LLParserLimits:
+def _limits(row_items: int) -> LLParserLimits:
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        max_grammar_size=MAX_GRAMMAR_SIZE, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
+        max_items_in_row=row_items,
+        max_grammar_size=MAX_GRAMMAR_SIZE,
+        max_lexer_states=MAX_LEXER_STATES,
+        verbose_errors=False,
     )
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.json_schema import explain_refusal, json_grammar, read_schema
-from vivace.grammar.structural_tag import read_structural_tag, tag_grammar
+from vivace.grammar.structural_tag import NO_FORCING, read_structural_tag, tag_grammar
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
 MAX_REASON = 400
+_OPTIONS = re.compile(r"^[ \t]*%llguidance\b.*$", re.MULTILINE)
 _ESCAPED = re.compile(r"(?<!\\)\\u([0-9a-fA-F]{4})")
 
 
@@ -61,10 +62,11 @@ def to_lark(text: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        return any_to_lark(_ESCAPED.sub(_written_out, text))
+        lark = any_to_lark(_ESCAPED.sub(_written_out, text))
     except Exception as error:  # the converter raises plain ones
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise GrammarError(f"is no grammar in GBNF or Lark: {reason}") from error
+    return NO_FORCING + _OPTIONS.sub("", lark)
 
 
 def _written_out(escape: re.Match[str]) -> str:

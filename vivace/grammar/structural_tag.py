@@ -21,6 +21,9 @@ MAX_PARTS = 2000
 TEXT = "TEXT"
 """the rule of any text"""
 ANY_TEXT = "any_text"
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
+"""The library looks ahead as far as text is forced, which never ends behind `/a+/ "a"`: what is
+repeated takes every a, so that one must follow for ever. For grammars and expressions in them."""
 
 
 def read_structural_tag(text: str) -> dict[str, Any]:
@@ -68,7 +71,8 @@ def tag_grammar(
     between slashes; `special_ids`: of texts that are tokens of their own."""
     rules = _TagRules(form, to_lark, to_regex, special_ids)
     start = rules.part(root, "format", last=True)
-    lark = "\n".join([f"start: {start}", rf"{TEXT}: /(.|\n)*/", *rules.lines])
+    head = NO_FORCING if rules.foreign else ""
+    lark = head + "\n".join([f"start: {start}", rf"{TEXT}: /(.|\n)*/", *rules.lines])
     return json.dumps({"grammars": [{"name": "tags", "lark_grammar": lark}, *rules.grammars]})
 
 
@@ -88,6 +92,8 @@ class _TagRules:
         self.lines: list[str] = []
         self.grammars: list[dict[str, str]] = []
         """those that are referred to"""
+        self.foreign = False
+        """expressions or grammars of others are among them"""
         self._parts = 0
         self._kinds: dict[str, Callable[[dict[str, Any], str, bool], str]] = {
             "const_string": self._constant,
@@ -133,9 +139,11 @@ class _TagRules:
         return self._rule("%json " + json.dumps({**whole, "x-guidance": options}))
 
     def _regex(self, node: dict[str, Any], place: str, last: bool) -> str:
+        self.foreign = True
         return self._rule(f"/{self._to_regex(_text(node, 'pattern', place))}/")
 
     def _grammar(self, node: dict[str, Any], place: str, last: bool) -> str:
+        self.foreign = True
         name = f"grammar_{len(self.grammars)}"
         lark = self._to_lark(_text(node, "grammar", place))
         self.grammars.append({"name": name, "lark_grammar": lark})
