@@ -262,3 +262,13 @@ def test_config_travels_and_secrets_stay_inside() -> None:
     shown = repr(config) + repr(public(config))
     assert "sesame" not in shown
     assert public(config)["page_size"] == 16
+
+
+def test_items_share_the_query_although_the_prefix_cache_is_off() -> None:
+    config = resolved("--enable-mis", "--disable-radix-cache")
+    (rewrite,) = [one for one in config.rewrites if one.field == "disable_radix_cache"]
+    assert config.memory.disable_radix_cache is False and "--enable-mis" in rewrite.reason
+    assert resolved("--disable-radix-cache").memory.disable_radix_cache
+    assert resolved(
+        "--enable-mis", "--disable-radix-cache", "--is-embedding"
+    ).memory.disable_radix_cache

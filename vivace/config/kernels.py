@@ -37,8 +37,8 @@ QUANTIZATIONS = (
 )  # fmt: skip
 INT8 = ("w8a8_int8", "w8a16")
 """values of --quantization that make int8 of what is not yet"""
-ITEMS_APART = no_effect(
-    "items are prompts of their own that share the query's computed prefix, with the same numbers"
+NO_DELIMITER = no_effect(
+    "no token stands between items, which share the query's computed prefix, with the same numbers"
 )
 NO_KERNEL = not_available(
     "it names kernels of GPUs", "leave it out: a checkpoint of AWQ or GPTQ says what it is"
@@ -232,10 +232,10 @@ class OptimizationOptions:
         False, "JSON output without whitespace between its parts."
     )
     multi_item_scoring_delimiter: int | None = option(
-        help="Token id between the items of a scoring request.", cpu=ITEMS_APART
+        help="Token id between the items of a scoring request.", cpu=NO_DELIMITER
     )
     enable_mis: bool = option(
-        False, "Put the items of a scoring request into one sequence.", cpu=ITEMS_APART
+        False, "Items of a scoring request share the query, whatever else says of the prefix cache."
     )
     enable_custom_logit_processor: bool = option(
         False, "Run logit processors that clients send.", cpu=NO_CODE

@@ -163,6 +163,14 @@ def conservativeness(options: Options, context: ResolveContext) -> Iterator[Chan
         yield "schedule_conservativeness", 1 / ratio, "no request needs more than all of its output"
 
 
+def shared_queries(options: Options, context: ResolveContext) -> Iterator[Change]:
+    """After `pooled_settings`: what generates no text scores no items so."""
+    if options.optimization.enable_mis and not options.model.is_embedding:
+        reason = "--enable-mis: items of a scoring request share what is computed of the query"
+        if options.memory.disable_radix_cache:
+            yield "disable_radix_cache", False, reason
+
+
 def prefix_order(options: Options, context: ResolveContext) -> Iterator[Change]:
     policy = options.schedule.schedule_policy
     if policy in ("lpm", "dfs-weight") and options.memory.disable_radix_cache:
@@ -246,6 +254,7 @@ RULES = [
     chunk_share,
     rows,
     conservativeness,
+    shared_queries,
     prefix_order,
     priority_order,
     overlap,
