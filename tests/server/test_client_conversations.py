@@ -193,9 +193,10 @@ def test_instructor(server: Running) -> None:
         **asked, messages=user(DEMAND), response_model=Forecast
     )
     assert found.model_dump() == ARGUMENTS
+    calling = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
     parts = list(
-        structured.chat.completions.create_partial(
-            **asked, messages=user(DEMAND), response_model=Forecast
+        calling.chat.completions.create_partial(
+            **asked, messages=user(QUESTION), response_model=Forecast
         )
     )
     assert len(parts) > 2 and parts[-1].model_dump() == ARGUMENTS

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from server_kit import MODEL, Running, ask, events, running_server
+from server_kit import MODEL, Running, ask, documents, events, running_server
 
 from vivace.server import schema as native
 from vivace.server.routes import ROUTES
@@ -20,6 +20,7 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 GENERATE: dict[str, Any] = {"text": "ab", "sampling_params": {"max_new_tokens": 3}}
 COMPLETION: dict[str, Any] = {"prompt": "ab", "max_tokens": 3}
 CHAT: dict[str, Any] = {"messages": HI, "max_tokens": 3}
+OLLAMA: dict[str, Any] = {"model": MODEL, "stream": False, "options": {"num_predict": 3}}
 DETAILS = {"return_cached_tokens_details": True, "return_token_ids": True}
 USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
@@ -75,6 +76,14 @@ ROUTE = {route.path: route for route in ROUTES}
         ("/tokenize", {"prompt": "ab"}),
         ("/tokenize", {"prompt": ["a", "b"]}),
         ("/detokenize", {"tokens": [[65], [66]]}),
+        ("/invocations", CHAT),
+        ("/vertex_generate", {"instances": [{"text": "ab"}]}),
+        ("/v1/messages/count_tokens", {"messages": HI}),
+        ("/api/chat", {**OLLAMA, "messages": HI, "logprobs": True}),
+        ("/api/generate", {**OLLAMA, "prompt": "ab"}),
+        ("/api/show", {"model": MODEL}),
+        ("/parse_function_call", {"text": "a", "tools": [], "tool_call_parser": "hermes"}),
+        ("/separate_reasoning", {"text": "a", "reasoning_parser": "qwen3"}),
     ],
 )
 def test_answers_are_as_documented(server: Running, path: str, body: dict[str, Any]) -> None:
@@ -89,6 +98,33 @@ def test_answers_are_as_documented(server: Running, path: str, body: dict[str, A
     assert done == "[DONE]" and len(found) >= 3
     for event in found:
         msgspec.json.decode(event, type=strict(kind))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": HI, "max_tokens": 3}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 3, "top_logprobs": 2}),
+        ("/api/chat", {**OLLAMA, "messages": HI}),
+        ("/api/generate", {**OLLAMA, "prompt": "ab"}),
+    ],
+)
+def test_streams_of_other_apis_are_as_documented(
+    server: Running, path: str, body: dict[str, Any]
+) -> None:
+    answer = ask(server, path, body)
+    assert answer.status == 200
+    msgspec.json.decode(answer.text, type=strict(ROUTE[path].answers))
+    found = documents(ask(server, path, {**body, "stream": True}).text)
+    assert len(found) >= 3
+    for one in found:
+        msgspec.convert(one, strict(ROUTE[path].streams or ROUTE[path].answers))
+
+
+@pytest.mark.parametrize("path", ["/api/tags", "/api/ps", "/api/version"])
+def test_facts_of_ollama_are_as_documented(server: Running, path: str) -> None:
+    answer = ask(server, path, method="GET")
+    msgspec.json.decode(answer.text, type=strict(ROUTE[path].answers))
 
 
 def test_models_and_errors_are_as_documented(server: Running) -> None:

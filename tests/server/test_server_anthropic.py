@@ -143,6 +143,19 @@ def named_events(body: str) -> list[tuple[str, Any]]:
     return found
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
+def test_silence_is_filled_with_pings(path: str) -> None:
+    settings = ServerSettings(stream_silence=0.01)
+    with running_server(settings, ScriptedEngine(lambda _: [*b"ab"], pause=0.3)) as server:
+        text = ask(server, path, {"messages": HI, "max_tokens": 2, "stream": True}).text
+    if path == "/v1/chat/completions":  # OpenAI's has none
+        assert "ping" not in text
+        return
+    kinds = [kind for kind, _ in named_events(text)]
+    assert kinds.count("ping") > 2 and kinds[-1] == "message_stop"
+    assert kinds.index("content_block_delta") < len(kinds) - 1 - kinds[::-1].index("ping")
+
+
 def test_a_stream_says_what_the_whole_answer_says(server: Running) -> None:
     body = {"messages": HI, "max_tokens": 40}
     answer = ask(server, "/v1/messages", {**body, "stream": True})

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 from server_kit import CONTEXT, Running, ask, documents, running_server
 
+from vivace.errors import CannotStart
 from vivace.server.apis.chat_run import renamed
 from vivace.server.apis.responses_request import RENAMED_FIELDS
+from vivace.server.route import move_routes
+from vivace.server.routes import ROUTES
+from vivace.server.settings import ServerSettings, moved_paths
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 ONE = {"max_new_tokens": 5, "sampling_seed": 0}
@@ -28,6 +32,19 @@ def test_sagemaker(server: Running) -> None:
     assert answer["choices"] == ask(server, "/v1/chat/completions", body).json["choices"]
     streamed = ask(server, "/invocations", {**body, "stream": True}).text
     assert documents(streamed)[0]["object"] == "chat.completion.chunk"
+
+
+def test_paths_may_be_moved() -> None:
+    environment = {"AIP_PREDICT_ROUTE": "/v1/a:predict", "SGLANG_OLLAMA_TAGS_ROUTE": "/tags"}
+    with running_server(ServerSettings(moved_paths=moved_paths(environment))) as server:
+        assert ask(server, "/v1/a:predict", {"instances": []}).json == {"predictions": []}
+        assert ask(server, "/vertex_generate", {"instances": []}).status == 404
+        assert ask(server, "/tags", method="GET").json["models"]
+        assert "/v1/a:predict" in ask(server, "/openapi.json", method="GET").json["paths"]
+    with pytest.raises(CannotStart, match="/generate"):
+        move_routes(ROUTES, {"/vertex_generate": "/generate"})
+    with pytest.raises(CannotStart, match="AIP_PREDICT_ROUTE"):
+        move_routes(ROUTES, {"/vertex_generate": "/x", "/api/chat": "/x"})
 
 
 @pytest.mark.parametrize("instances", [[{"text": "ab"}, {"text": "c"}], [{"input_ids": [65]}]])

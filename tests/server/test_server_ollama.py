@@ -140,6 +140,22 @@ def test_facts_are_the_models(server: Running) -> None:
     assert ask(server, "/api/version", method="GET").json["version"]
 
 
+@pytest.mark.parametrize(
+    ("tools", "reasoning", "found"),
+    [
+        ("hermes", None, ["completion", "tools"]),
+        (None, "qwen3", ["completion", "thinking"]),
+        ("hermes", "qwen3", ["completion", "tools", "thinking"]),
+    ],
+)
+def test_capabilities_are_those_of_the_parsers(
+    tools: str | None, reasoning: str | None, found: list[str]
+) -> None:
+    settings = ServerSettings(tool_call_parser=tools, reasoning_parser=reasoning)
+    with running_server(settings) as server:
+        assert ask(server, "/api/show", {"model": MODEL}).json["capabilities"] == found
+
+
 def test_embeddings() -> None:
     with running_server(every_task=True) as server:
         asked = {"input": ["ab", "c"], "dimensions": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from vivace.errors import nearest
 
 PREFIXES = ("SGLANG_", "SGL_", "VIVACE_")
 OWN = "VIVACE_"
+PATH = re.compile(r"/[A-Za-z0-9._~:@+/-]*")
 USE_MODELSCOPE = "SGLANG_USE_MODELSCOPE"
 HUB_FOLDERS = (
     ("HF_HUB_CACHE", ""),
@@ -70,9 +72,19 @@ def valid(name: str, known: Variable, value: str) -> str:
             check_limits(finite_number(text), known.limits)
         elif known.kind == "whole number":
             whole_number(text)
+        elif known.kind == "path" and text:
+            check_path(text)
     except ValueError as error:
         raise ConfigError(f"{name}={value}: {error}; unset it or correct it") from None
     return text
+
+
+def check_path(text: str) -> None:
+    """Raises ValueError."""
+    if not PATH.fullmatch(text):
+        raise ValueError(
+            "must be a path: / and letters, digits and . _ ~ : @ + - / without a query"
+        )
 
 
 def check_limits(number: float, limits: tuple[float, float] | None) -> None:

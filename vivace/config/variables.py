@@ -9,8 +9,8 @@ from vivace.config.option import WORKS, FlagState, no_effect, not_available
 
 @dataclass(frozen=True)
 class Variable:
-    """`kind`: switch, number, whole number or text; `default`: the value that asks for nothing;
-    `limits`: least and largest number."""
+    """`kind`: switch, number, whole number, path (of a URL) or text; `default`: the value that asks
+    for nothing; `limits`: least and largest number."""
 
     state: FlagState
     meaning: str
@@ -93,6 +93,12 @@ WORKING = {
     "SGLANG_FORWARD_UNKNOWN_TOOLS": supported(
         "calls of functions that a request does not offer are calls, too", "switch", "0"
     ),
+    "SGLANG_OLLAMA_ROOT_ROUTE": supported("another path for /", "path"),
+    "SGLANG_OLLAMA_CHAT_ROUTE": supported("another path for /api/chat", "path"),
+    "SGLANG_OLLAMA_GENERATE_ROUTE": supported("another path for /api/generate", "path"),
+    "SGLANG_OLLAMA_TAGS_ROUTE": supported("another path for /api/tags", "path"),
+    "SGLANG_OLLAMA_SHOW_ROUTE": supported("another path for /api/show", "path"),
+    "AIP_PREDICT_ROUTE": supported("Vertex AI's: another path for /vertex_generate", "path"),
     "SGLANG_TEST_RETRACT": supported("test aid: retract sequences regularly", "switch", "0"),
     "SGLANG_TEST_RETRACT_INTERVAL": supported(
         "test aid: decode steps between those retractions", "whole number", "3"

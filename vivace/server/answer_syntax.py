@@ -20,9 +20,11 @@ log = logging.getLogger("vivace.server")
 class AnswerSyntax:
     """`shown`, `shown_for_tools`: special tokens that the parser must see, without and with
     tools. `reasoning_ends`: what ends reasoning, none where it is not split off; `token_bytes`:
-    those of a token."""
+    those of a token. `finds_calls`, `finds_reasoning`: what the answers are parsed for."""
 
     form: ParserFormat
+    finds_calls: bool = False
+    finds_reasoning: bool = False
     shown: frozenset[int] = frozenset()
     shown_for_tools: frozenset[int] = frozenset()
     reasoning_ends: tuple[bytes, ...] = ()
@@ -45,6 +47,8 @@ def answer_syntax(settings: ServerSettings, frontend: Frontend) -> AnswerSyntax:
     form = answer_format(tools, reasoning)
     return AnswerSyntax(
         form=form,
+        finds_calls=tools is not None,
+        finds_reasoning=reasoning is not None,
         shown=special_tokens(tokenizer, form.literals(tools=False)),
         shown_for_tools=special_tokens(tokenizer, form.literals(tools=True)),
         reasoning_ends=tuple(text.encode() for text in form.reasoning_ends),

@@ -27,7 +27,7 @@ from vivace.server.http import (
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.openapi import document
 from vivace.server.request_log import RequestLog, add_targets
-from vivace.server.route import Route, check_routes
+from vivace.server.route import Route, check_routes, move_routes
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings, build_server_settings
 
@@ -72,8 +72,10 @@ def make_app(
     http_metrics: HttpMetrics | None = None,
     request_log: RequestLog | None = None,
 ) -> web.Application:
-    """The application from plain settings; ValueError when the route table is incomplete."""
+    """The application from plain settings; ValueError when the route table is incomplete,
+    CannotStart when a path cannot be moved."""
     check_routes(routes)
+    routes = move_routes(routes, settings.moved_paths)
     keys = Keys(settings.api_keys, settings.admin_api_keys)
     browsers = BrowserPolicy(settings.allowed_origins, settings.allowed_hosts)
     context = Context(

@@ -228,7 +228,10 @@ async def stream(
     """
     settings = context.settings
     limits = StreamLimits(
-        settings.stream_high_water, settings.stream_hold_limit, settings.stream_stall
+        high_water=settings.stream_high_water,
+        hold_limit=settings.stream_hold_limit,
+        stall=settings.stream_stall,
+        silence=settings.stream_silence,
     )
     events = EventStream(limits, epilogue, context.slicer)
     try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import UnionType
 from typing import Any
 
 from aiohttp import web
 
+from vivace.errors import CannotStart
 from vivace.protocol.tasks import Task
 from vivace.server.access import Access, Effect
 from vivace.server.body import Body
@@ -121,6 +122,22 @@ def control(
         summary=summary,
         accepts=accepts,
     )
+
+
+def move_routes(routes: Iterable[Route], paths: Mapping[str, str]) -> tuple[Route, ...]:
+    """The routes with those of `paths` (where it is -> where it goes) at their new places.
+    CannotStart where something is there already."""
+    found = [replace(route, path=paths.get(route.path, route.path)) for route in routes]
+    seen: set[tuple[str, str]] = set()
+    for route in found:
+        places = {(method, route.path) for method in route.methods}
+        if places & seen:
+            raise CannotStart(
+                f"two paths cannot both be {route.path}: correct AIP_PREDICT_ROUTE and the "
+                "SGLANG_OLLAMA_..._ROUTE variables"
+            )
+        seen |= places
+    return tuple(found)
 
 
 def check_routes(routes: Iterable[Route]) -> None:

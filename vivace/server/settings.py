@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,15 @@ HEALTH_TIMEOUT = 20.0
 START_QUEUE_LIMIT = 1024
 STREAM_HIGH_WATER = 256 << 10
 STREAM_HOLD_LIMIT = 8 << 20
+MOVED = {
+    "SGLANG_OLLAMA_ROOT_ROUTE": "/",
+    "SGLANG_OLLAMA_CHAT_ROUTE": "/api/chat",
+    "SGLANG_OLLAMA_GENERATE_ROUTE": "/api/generate",
+    "SGLANG_OLLAMA_TAGS_ROUTE": "/api/tags",
+    "SGLANG_OLLAMA_SHOW_ROUTE": "/api/show",
+    "AIP_PREDICT_ROUTE": "/vertex_generate",
+}
+"""A variable -> the path that it moves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +72,12 @@ class ServerSettings:
     """Characters held back for one stream above which its client is given up."""
     stream_stall: float = 30.0
     """Seconds a client may take nothing at all before it is given up."""
+    stream_silence: float = 15.0
+    """Seconds without news before a stream of an API that has pings gets one."""
     max_batch: int = PROMPTS
     """Sequences (prompts times n) one HTTP request may ask for."""
+    moved_paths: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Path of the table of routes -> where it is answered instead."""
     public: dict[str, Any] = field(default_factory=dict)
 
 
@@ -94,8 +108,14 @@ def build_server_settings(config: Config) -> ServerSettings:
         start_queue_limit=START_QUEUE_LIMIT if queue is None else min(queue, START_QUEUE_LIMIT),
         health_timeout=float(config.environment.get("SGLANG_HEALTH_CHECK_TIMEOUT", HEALTH_TIMEOUT)),
         keepalive_timeout=float(config.environment.get("SGLANG_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE)),
+        moved_paths=moved_paths(config.environment),
         public=public(config),
     )
+
+
+def moved_paths(environment: Mapping[str, str]) -> dict[str, str]:
+    """Where variables put paths."""
+    return {path: place for name, path in MOVED.items() if (place := environment.get(name))}
 
 
 def allowed_hosts(config: Config) -> tuple[str, ...] | None:

@@ -38,12 +38,14 @@ class StreamForm:
 
     `convert` is given complete events, [DONE] behind the last one, and returns what the client gets
     (b"" while there is nothing to say); it never raises. `failure`: the end of a stream that an
-    error of ours ends.
+    error of ours ends. `ping`: what is said when there was nothing to say for a while, so that
+    nobody on the way takes the connection for dead.
     """
 
     headers: dict[str, str]
     convert: Callable[[bytes], bytes]
     failure: Callable[[], bytes]
+    ping: bytes = b""
 
 
 STREAM_FORM = web.RequestKey("stream_form", StreamForm)
@@ -71,11 +73,12 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """Bytes unsent, characters held, seconds without progress."""
+    """Bytes unsent, characters held, seconds without progress, seconds until a ping."""
 
     high_water: int
     hold_limit: int
     stall: float
+    silence: float = 15.0
 
 
 def chunk(data: bytes) -> bytes:
@@ -193,6 +196,9 @@ class EventStream:
         self._first: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._poll: asyncio.TimerHandle | None = None
+        self._ping: asyncio.TimerHandle | None = None
+        self._spoke = 0.0
+        """when something was written last, where the form has pings"""
         self._unsent = 0
         self._progress = 0.0
 
@@ -221,6 +227,8 @@ class EventStream:
             await response.prepare(request)
             self._transport = request.transport
             self._resume()
+            if self._form is not None and self._form.ping:
+                self._break_silence(self._form.ping)
             await self._flow()
             async with asyncio.timeout(self._limits.stall * 10):
                 await response.write_eof()
@@ -233,8 +241,9 @@ class EventStream:
     def close(self) -> None:
         """Nothing more is written, and nobody holds what was."""
         self.flowing = False
-        if self._poll is not None:
-            self._poll.cancel()
+        for timer in (self._poll, self._ping):
+            if timer is not None:
+                timer.cancel()
         for task in self._encoders:
             task.cancel()
         self._sinks.clear()  # they hold this
@@ -271,6 +280,7 @@ class EventStream:
             return
         if self._form is not None:
             parts = (self._form.convert(b"".join(parts)),)
+            self._spoke = asyncio.get_running_loop().time() if parts[0] else self._spoke
         if len(parts) == 1:
             if not parts[0]:
                 return
@@ -306,6 +316,18 @@ class EventStream:
             self._first.set_result(held)
         if len(held.text) > self._limits.hold_limit:
             self.fail(ConnectionResetError("the client reads too slowly"))
+
+    def _break_silence(self, ping: bytes) -> None:
+        """Say that there is nothing to say, whenever that was so for long enough."""
+        transport, loop = self._transport, asyncio.get_running_loop()
+        if transport is None or transport.is_closing() or self._over.done():
+            return
+        since = loop.time() - self._spoke
+        if since >= self._limits.silence and self.flowing:
+            transport.write(chunk(ping) if self._chunked else ping)
+            self._spoke, since = loop.time(), 0.0
+        wait = max(self._limits.silence - since, POLL)
+        self._ping = loop.call_later(wait, self._break_silence, ping)
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error; the handler then cancels what still runs."""

@@ -76,7 +76,7 @@ async def messages(context: Context, http: web.Request, body: Body) -> web.Strea
         thoughts = shows_thoughts(params)
         if request.stream:
             events = MessageEvents(thoughts)
-            form = StreamForm(headers={}, convert=events.convert, failure=failure)
+            form = StreamForm(headers={}, convert=events.convert, failure=failure, ping=ping())
             return await run(context, http, body, request, arrival, form)
         result = await complete(context, http, body, request, arrival)
     return json_response(whole_answer(result, thoughts))
@@ -172,6 +172,11 @@ def error_event(status: int, message: str) -> bytes:
     return event("error", anthropic_error(status, message))
 
 
+def ping() -> bytes:
+    """Says that the stream is alive."""
+    return event("ping", MessageEvent(type="ping"))
+
+
 def failure() -> bytes:
     """The end of a stream that an error of ours ends."""
     return error_event(500, "internal error")
@@ -229,7 +234,7 @@ class MessageEvents:
             usage=usage,
         )
         yield event("message_start", MessageEvent(type="message_start", message=message))
-        yield event("ping", MessageEvent(type="ping"))
+        yield ping()
 
     def _news(self, delta: ResultMessage) -> Iterator[bytes]:
         if delta.reasoning_content and self._thoughts:

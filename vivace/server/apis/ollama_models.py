@@ -71,11 +71,20 @@ async def show(context: Context, _http: web.Request, body: Body) -> web.Response
     answer = OllamaShowAnswer(
         details=details(context),
         model_info={"general.architecture": kind, f"{kind}.context_length": served.context},
-        capabilities=["completion" if isinstance(served.task, Generate) else "embedding"],
+        capabilities=list_capabilities(context),
         modified_at=started(context),
         parameters="\n".join(f"{name} {value}" for name, value in served.defaults.items()),
     )
     return json_response(answer)
+
+
+def list_capabilities(context: Context) -> list[str]:
+    """What clients may ask of the model: without "tools" here they offer it none."""
+    if not isinstance(context.served.task, Generate):
+        return ["embedding"]
+    syntax = context.syntax
+    more = {"tools": syntax.finds_calls, "thinking": syntax.finds_reasoning}
+    return ["completion", *(name for name, can in more.items() if can)]
 
 
 def model(context: Context) -> OllamaModel:
