@@ -146,5 +146,5 @@ def test_nodes_differ_in_what_was_asked_not_in_what_was_drawn() -> None:
     assert difference(1, other, first) == [
         '--dtype: "float32" on node 1, "bfloat16" on node 0',
         '--kv-cache-dtype: "float32" on node 1, "bfloat16" on node 0',
-        "--page-size: 32 on node 1, null on node 0",
+        "--page-size: 32 on node 1, unset on node 0",
     ]

@@ -211,7 +211,7 @@ def test_who_does_not_belong_is_refused_in_one_line(nodes: Nodes, tmp_path: Path
     assert "has another key" in wrong_key.text()
     other_flags = nodes.start(1, "--page-size", "32", "--dtype", "bfloat16")
     assert other_flags.wait(30) == 2
-    assert "--page-size: 32 on node 1, null on node 0" in other_flags.text()
+    assert "--page-size: 32 on node 1, unset on node 0" in other_flags.text()
     assert '--dtype: "bfloat16" on node 1' in other_flags.text()
     (tmp_path / "other").mkdir()
     other = write_toy_llama(tmp_path / "other", layers=3)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from typing import Any
+
 from vivace.config.config import Config, Options, ResolveContext, all_options
 from vivace.config.errors import ConfigError
 from vivace.config.exposure import loopback
@@ -142,7 +144,11 @@ def comparable(config: Config) -> dict[str, str]:
         for option in all_options()
         if option.slice_name not in OWN_SLICES and option.name not in OWN and not option.secret
     ]
-    return {name: json.dumps(shown[name], sort_keys=True) for name in compared if name in shown}
+    return {name: in_words(shown[name]) for name in compared if name in shown}
+
+
+def in_words(value: Any) -> str:
+    return "unset" if value is None else json.dumps(value, sort_keys=True)
 
 
 MUST_RUN_ALIKE = ("dtype", "kv_cache_dtype", "disable_cpu_kernels", "activation_dtype")
