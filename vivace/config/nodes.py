@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-
 from typing import Any
 
 from vivace.config.config import Config, Options, ResolveContext, all_options
