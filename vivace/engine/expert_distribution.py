@@ -52,7 +52,8 @@ class DistributionSettings:
     """between two rebalances; 0: none"""
     algorithm: str = "auto"
     chunk: int | None = None
-    """layers moved between two steps"""
+    """layers moved between two steps, at once; None: all, one after the other, so that ranks have
+    no more than the weights of one twice"""
     threshold: float = 1.0
     """mean utilization above which nothing moves"""
     report_steps: int = 0
@@ -107,8 +108,10 @@ class ExpertDistribution:
         self.due = False
         if not self._moves:
             self._choose()
-        if self._moves:
+        while self._moves:
             self._move(self._moves.popleft())
+            if self._settings.chunk is not None:
+                break
 
     def execute(self, command: RecordExperts) -> str:
         """What was done, or nothing where another engine keeps records. Raises ValueError where it
@@ -135,7 +138,7 @@ class ExpertDistribution:
             for layer, loads in zip(self._layers, window.tokens, strict=True)
         }
         changed = [layer for layer in self._layers if found[layer] != self._placed[layer]]
-        each = self._settings.chunk or len(changed) or 1
+        each = self._settings.chunk or 1
         for first in range(0, len(changed), each):
             self._moves.append({layer: found[layer] for layer in changed[first : first + each]})
         logger.info(

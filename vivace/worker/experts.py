@@ -41,8 +41,8 @@ def locate_experts(config: Config, group: Group) -> ExpertLocations:
 
 
 class ExpertLayers:
-    """`layers`: those of this rank's stage; `open_weights` opens the checkpoint again; `group`: all
-    ranks that compute together, of all stages."""
+    """`layers`: those of this rank's stage; `open_weights` opens the checkpoint again, once for all
+    moves; `group`: all ranks that compute together, of all stages."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class ExpertLayers:
     ) -> None:
         self._layers = {layer.layer: layer for layer in layers}
         self._open = open_weights
+        self._weights: Weights | None = None
         self._group = group
         slots = (layer.slots for layer in layers)
         self._counts = [one.counts for one in slots if one is not None and one.counts is not None]
@@ -69,7 +70,7 @@ class ExpertLayers:
         """Why no rank has moved anything; empty: all have. Weights come from the checkpoint."""
         refused, moves = "", list[Callable[[], None]]()
         try:
-            weights = self._open()
+            weights = self._weights = self._weights or self._open()
             for layer, placed in zip(command.layers, command.placed, strict=True):
                 if layer in self._layers:
                     moves.append(self._layers[layer].move(placed, weights))
