@@ -184,12 +184,15 @@ TOOLS = [ToolTag('{"f": ', NUMBER, "}"), ToolTag("<g>", TEXT, "</g>")]
         ),
         (
             required_json_calls([("f", NUMBER), ("g", {"type": "object"})]),
-            ['[{"name":"f","parameters":{"n":1}}]', '[{"name": "g", "parameters": {"x": []}}]'],
-            ["[]", '[{"name":"f","parameters":{}}]', '[{"name":"h","parameters":{}}]'],
+            [
+                '[{"name": "f", "parameters": {"n":1}}]',
+                '[{"name": "g", "parameters": {"x": []}}, {"name": "f", "parameters": {"n": 1}}]',
+            ],
+            ["[]", '[{"name": "f", "parameters": {}}]', '[{"name": "h", "parameters": {}}]'],
         ),
         (
             required_json_calls([("f", NUMBER)], arguments="arguments", parallel=False),
-            ['[{"name":"f","arguments":{"n":1}}]'],
+            ['[{"name": "f", "arguments": {"n":1}}]'],
             [json.dumps([{"name": "f", "arguments": {"n": 1}}] * 2)],
         ),
     ],

@@ -34,8 +34,9 @@ from vivace.requests.tool_constraints import ToolCalls, ToolSyntax
 from vivace.requests.tools import OfferedTools
 
 LOOK = {
+    "$defs": {"days": {"enum": [1, 2.5, None]}},
     "type": "object",
-    "properties": {"city": {"enum": ["Rome", 'a"<b']}, "days": {"enum": [1, 2.5, None]}},
+    "properties": {"city": {"enum": ["Rome", 'a"<b']}, "days": {"$ref": "#/$defs/days"}},
     "required": ["city"],
     "additionalProperties": False,
 }

@@ -86,20 +86,17 @@ def required_json_calls(
     field: str = "tools",
 ) -> Constraint:
     """The answer is a JSON list of `{"name": ..., arguments: ...}`: required calls of a model whose
-    own syntax is not known."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, arguments: schema},
-            "required": ["name", arguments],
-            "additionalProperties": False,
-        }
+    own syntax is not known. Each schema stands alone, since what it refers to is its own."""
+    tags = [
+        ToolTag(f'{{"name": {json.dumps(name)}, "{arguments}": ', schema, "}")
         for name, schema in names_and_schemas
     ]
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    if not parallel:
-        schema["maxItems"] = 1
-    return _constraint({"type": "json_schema", "json_schema": schema}, field)
+    listed = [constant("["), calls_format(tags, ", ", parallel=parallel), constant("]")]
+    return _constraint({"type": "sequence", "elements": listed}, field)
+
+
+def constant(text: str) -> TagFormat:
+    return {"type": "const_string", "value": text}
 
 
 def calls_format(tags: Sequence[ToolTag], separator: str, *, parallel: bool) -> TagFormat:
