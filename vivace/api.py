@@ -13,17 +13,21 @@ from typing import Any, Unpack, cast
 
 import msgspec
 
-from vivace.frontend.chat_template import RenderOptions
 from vivace.frontend.errors import BadRequest, EngineUnavailable, NotSupported
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.offline.build import report, resolve_arguments, start
+from vivace.offline.conversations import (
+    ChatOptions,
+    ChatPrompts,
+    configured_syntax,
+    read_chat,
+)
 from vivace.offline.driver import AsyncDriver
 from vivace.offline.job import Job, create_embedding_job, create_job
 from vivace.offline.keywords import check_keywords
 from vivace.offline.prompts import (
     GenerateOptions,
     read_call,
-    read_conversations,
     read_encode_call,
 )
 from vivace.offline.scores import (
@@ -73,6 +77,7 @@ class Engine:
         self.config = resolve_arguments(flags)
         self._frontend, self._driver = start(self.config, on_progress, needs_chat_template)
         self._async_driver = AsyncDriver(self._driver)
+        self._syntax = configured_syntax(self.config, self._frontend)
 
     # -- generation ------------------------------------------------------------------------------
 
@@ -109,44 +114,32 @@ class Engine:
         self,
         messages: Conversation | list[Conversation],
         sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        **options: Unpack[GenerateOptions],
+        **options: Unpack[ChatOptions],
     ) -> Answer | list[Answer] | Iterator[Answer]:
         """Answer a conversation, or each of a list of them, through the model's chat template.
 
-        `messages` are OpenAI's; the result is that of `generate`, and so are the further keywords.
-        As in /v1/chat/completions an answer may take the rest of the context when `max_new_tokens`
-        is absent. `continue_final_message`: the last message is the beginning of the answer.
+        `messages` are OpenAI's; the result is that of `generate`, and a whole answer has its
+        `message` besides. Further keywords: `ChatOptions`. As in /v1/chat/completions an answer may
+        take the rest of the context when `max_new_tokens` is absent.
         """
-        render_options = _render_options(
-            add_generation_prompt, continue_final_message, chat_template_kwargs
-        )
         self._driver.require_alive()
-        tokens = read_conversations(self._frontend, messages, render_options)
-        return self.generate(None, _open_ended(sampling_params), tokens, **options)
+        chat = read_chat(self._frontend, self._syntax, messages, sampling_params, options)
+        job = self._job(chat.call, None, chat.input_ids, chat)
+        return self._stream(job) if chat.call.stream else self._whole(job)
 
     async def async_chat(
         self,
         messages: Conversation | list[Conversation],
         sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        **options: Unpack[GenerateOptions],
+        **options: Unpack[ChatOptions],
     ) -> Answer | list[Answer] | AsyncIterator[Answer]:
         """`chat` for asyncio; templates are rendered beside the event loop."""
-        render_options = _render_options(
-            add_generation_prompt, continue_final_message, chat_template_kwargs
-        )
         self._driver.require_alive()
-        tokens = await asyncio.to_thread(
-            read_conversations, self._frontend, messages, render_options
+        chat = await asyncio.to_thread(
+            read_chat, *(self._frontend, self._syntax, messages, sampling_params, options)
         )
-        return await self.async_generate(None, _open_ended(sampling_params), tokens, **options)
+        job = self._job(chat.call, None, chat.input_ids, chat)
+        return self._async_stream(job) if chat.call.stream else await self._async_whole(job)
 
     def score(
         self,
@@ -318,10 +311,16 @@ class Engine:
             raise EngineUnavailable(reply.message or "the engine gave no state")
         return reply.state
 
-    def _job(self, call: GenerateRequest, prompt: Any, input_ids: Any) -> Job:
+    def _job(
+        self,
+        call: GenerateRequest,
+        prompt: Any,
+        input_ids: Any,
+        chat: ChatPrompts | None = None,
+    ) -> Job:
         self._driver.require_alive()
         disjoint = bool(self.config.runtime.stream_output)
-        return create_job(self._frontend, call, prompt, input_ids, disjoint=disjoint)
+        return create_job(self._frontend, call, prompt, input_ids, disjoint=disjoint, chat=chat)
 
     def _embedding_job(self, params: EncodeRequest, prompt: Any, input_ids: Any) -> Job:
         self._driver.require_alive()
@@ -372,26 +371,3 @@ class Engine:
                     await self._async_driver.next()
         finally:
             job.cancel()
-
-
-def _render_options(
-    add_generation_prompt: bool, continue_final_message: bool, variables: dict[str, Any] | None
-) -> RenderOptions:
-    return RenderOptions(
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        variables=variables,
-    )
-
-
-def _open_ended(settings: Any) -> Any:
-    """An absent `max_new_tokens` means the rest of the context, not generate's 128."""
-    if isinstance(settings, list):
-        return [_open_ended_one(one) for one in settings]
-    return _open_ended_one(settings)
-
-
-def _open_ended_one(settings: Any) -> Any:
-    if settings is None or isinstance(settings, dict):
-        return {"max_new_tokens": None, **(settings or {})}
-    return settings

@@ -57,7 +57,11 @@ class Parts:
     def __init__(self, *, disjoint: bool = False, step_seconds: float = 0.0) -> None:
         sizes: dict[str, int] = {"page_size": 4, "rows": 8, "context": CONTEXT}
         capacity = Capacity(pages=400, vocabulary=VOCABULARY, **sizes)  # type: ignore[arg-type]
-        self.config = SimpleNamespace(runtime=SimpleNamespace(stream_output=disjoint))
+        self.config = SimpleNamespace(
+            runtime=SimpleNamespace(stream_output=disjoint),
+            http=SimpleNamespace(tool_call_parser=None, reasoning_parser=None),
+            environment={},
+        )
         mailbox = LocalMailbox()
         served = ServedModel(name="toy", context=CONTEXT, vocabulary=VOCABULARY)
         self.frontend = Frontend(served, tokenizer(), [EngineView(mailbox.post)])

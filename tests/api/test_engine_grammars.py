@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
+import msgspec
+import pydantic
 import pytest
 from served_toy import write_toy_llama
 
@@ -165,3 +167,72 @@ def test_whitespace_is_as_the_server_says(model: str) -> None:
             "text"
         ]
         assert "~" in text and " " not in text
+
+
+# -- classes, tools --------------------------------------------------------------------------------
+
+
+class PydanticFruit(pydantic.BaseModel):
+    color: Literal["red", "green"]
+    ripe: bool
+
+
+class MsgspecFruit(msgspec.Struct):
+    color: Literal["red", "green"]
+    ripe: bool
+
+
+HI: Any = [{"role": "user", "content": "a"}]
+SAMPLING: Any = {"max_new_tokens": 200, "sampling_seed": 3}
+PAINT: Any = {"type": "function", "function": {"name": "paint", "parameters": SCHEMA}}
+
+
+@pytest.mark.parametrize("kind", [PydanticFruit, MsgspecFruit])
+def test_answers_are_what_a_class_says(engine: Engine, kind: Any) -> None:
+    answer: Any = engine.chat(HI, SAMPLING, response_format=kind)
+    assert isinstance(answer["parsed"], kind) and answer["parsed"].color in ("red", "green")
+    assert answer["message"]["content"] == answer["text"]
+    cut: Any = engine.chat(HI, {**SAMPLING, "max_new_tokens": 3}, response_format=kind)
+    assert cut["parsed"] is None
+    text = ask(engine, json_schema=kind)["text"]
+    assert json.loads(text).keys() == {"color", "ripe"}
+
+
+def test_a_class_without_a_schema_is_refused(engine: Engine) -> None:
+    with pytest.raises(BadRequest) as caught:
+        engine.chat(HI, SAMPLING, response_format=object)
+    assert caught.value.field == "response_format"
+    with pytest.raises(BadRequest) as caught:
+        ask(engine, json_schema=object)
+    assert caught.value.field == "sampling_params.json_schema"
+
+
+def test_conversations_call_tools(engine: Engine) -> None:
+    asked: Any = {"tools": [PAINT], "tool_choice": "required", "parallel_tool_calls": False}
+    answers: Any = engine.chat([HI, HI], [{**SAMPLING, "n": 2}] * 2, **asked)
+    assert len(answers) == 4
+    *_, last = engine.chat(HI, SAMPLING, stream=True, **asked)
+    for answer in [*answers, last]:
+        for call in answer["message"]["tool_calls"]:
+            jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
+    with pytest.raises(BadRequest) as caught:
+        engine.chat(HI, tools=[PAINT], tool_choice="look")
+    assert caught.value.field == "tool_choice"
+
+
+def test_thinking_stands_apart_and_has_a_limit(model: str) -> None:
+    flags = {**FLAGS, "reasoning_parser": "kimi", "tool_call_parser": "hermes"}
+    begun: Any = [*HI, {"role": "assistant", "content": "◁think▷a"}]
+    texts: list[str] = []
+    variants: list[Any] = [{}, {"speculative_algorithm": "NGRAM"}]
+    for drafts in variants:
+        with Engine(model_path=model, **flags, **drafts) as engine:
+            answer: Any = engine.chat(
+                *(begun, SAMPLING),
+                continue_final_message=True,
+                max_thinking_tokens=4,
+                response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+            )
+        jsonschema.validate(json.loads(answer["message"]["content"]), SCHEMA)
+        texts.append(answer["text"])
+    assert texts[0] == texts[1] and texts[0].count("◁/think▷") == 1

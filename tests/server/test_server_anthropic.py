@@ -47,6 +47,15 @@ def test_a_whole_answer(server: Running) -> None:
     assert usage["input_tokens"] == len(server.engine.requests[-1].tokens) - 3
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "look"}])
+def test_required_calls_are_demanded(server: Running, choice: Any) -> None:
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    prompt(server, tools=tools, tool_choice=choice)
+    constraint = server.engine.requests[-1].sampling.constraint
+    assert constraint is not None and "look" in constraint.text
+    assert constraint.field == "tool_choice"
+
+
 def test_reasons_to_stop() -> None:
     def script(request: Request) -> list[int]:
         return [*b"The end. More", 256]

@@ -304,19 +304,22 @@ def test_reasoning_may_come_in_one(hermes: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "reasoning", "content"),
-    [({}, "Hm.", "Yes."), ({"enable_thinking": False}, None, "Hm.</think>Yes.")],
+    ("body", "reasoning", "content"),
+    [
+        ({}, "Hm.", "Yes."),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, None, "Hm.</think>Yes."),
+        ({"reasoning_effort": "none"}, None, "Hm.</think>Yes."),
+        ({"reasoning_effort": "high"}, "Hm.", "Yes."),
+    ],
 )
 def test_the_prompt_says_whether_the_answer_begins_with_reasoning(
-    kwargs: dict[str, Any], reasoning: str | None, content: str
+    body: dict[str, Any], reasoning: str | None, content: str
 ) -> None:
     template = f"{TEMPLATE}{{{{ '<think>' if enable_thinking is not defined }}}}"
     with serving(None, "deepseek-v3", template=template) as (_, speaker, client):
         speaker.say("Hm.</think>Yes.")
         message: Any = (
-            client.chat.completions.create(
-                model=MODEL, messages=HI, extra_body={"chat_template_kwargs": kwargs}
-            )
+            client.chat.completions.create(model=MODEL, messages=HI, extra_body=body)
             .choices[0]
             .message
         )

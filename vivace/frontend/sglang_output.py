@@ -50,6 +50,11 @@ class SGLangOutput:
     def finish(self) -> Finish | None:
         return self._last.finish if self._last is not None else None
 
+    @property
+    def text(self) -> str:
+        """Of the answer so far."""
+        return "".join(self._texts)
+
     def extend(self, text: str, tokens: list[int]) -> None:
         """Text and tokens that came without an output."""
         self._texts.append(text)

@@ -39,6 +39,8 @@ SERVERS = frozenset({
     "bucket_inter_token_latency", "bucket_e2e_request_latency", "gc_warning_threshold_secs",
 })  # fmt: skip
 """options of the server's processes, besides those of HTTP"""
+PARSERS = frozenset({"tool_call_parser", "reasoning_parser"})
+"""options of HTTP that `chat` obeys, too"""
 WATCHED = "watchdog_timeout"
 """the option of who looks on at ranks"""
 
@@ -71,7 +73,9 @@ def idle_here(arguments: dict[str, Any], ranks: int) -> list[str]:
 
     names = SERVERS | ({WATCHED} if ranks == 1 else set())
     servers = [
-        option for option in all_options() if option.slice_name == "http" or option.name in names
+        option
+        for option in all_options()
+        if (option.slice_name == "http" or option.name in names) and option.name not in PARSERS
     ]
     idle = [
         name

@@ -12,6 +12,7 @@ from vivace.frontend.fairness import run_now
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.sglang_output import SGLangOutput
+from vivace.offline.conversations import ChatPrompts
 from vivace.offline.prompts import pythons_words, read_prompts, read_texts
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 from vivace.protocol.tasks import Embed, Generate
@@ -27,8 +28,10 @@ def create_job(
     input_ids: Any,
     *,
     disjoint: bool,
+    chat: ChatPrompts | None = None,
 ) -> Job:
-    """The job of one call, everything checked and nothing sent yet. Raises BadRequest."""
+    """The job of one call, everything checked and nothing sent yet; `chat`: of conversations.
+    Raises BadRequest."""
     if not isinstance(frontend.served.task, Generate):
         raise BadRequest("", "this engine has is_embedding=True: it generates no text; call encode")
     arrival = time.monotonic()
@@ -48,7 +51,15 @@ def create_job(
         )
         for index, request in enumerate(requests)
     ]
-    return Job(frontend, requests, answers, several=several)
+    if chat is None:
+        return Job(frontend, requests, answers, several=several)
+    samples = len(requests) // len(chat.rules)
+    return Job(
+        *(frontend, requests, answers),
+        several=several,
+        shown=chat.shown,
+        fields=lambda index, text: chat.fields(index // samples, text),
+    )
 
 
 def create_embedding_job(
@@ -86,20 +97,25 @@ class Job:
         *,
         several: bool,
         show: Callable[[SGLangOutput], dict[str, Any]] = SGLangOutput.body,
+        shown: frozenset[int] = frozenset(),
+        fields: Callable[[int, str], dict[str, Any]] = lambda index, text: {},
     ) -> None:
-        """`show`: makes the result of a whole answer."""
+        """`show`: makes the result of a whole answer, `fields` what is added to the index-th, from
+        its text; `shown`: as in `Frontend.start`."""
         self._frontend = frontend
         self._requests = requests
         self._answers = answers
         self._several = several
         self._show = show
+        self._shown = shown
+        self._fields = fields
         self._news: deque[tuple[int, RequestOutput]] = deque()
         self._open = len(requests)
 
     def start(self) -> None:
         try:
             for index, request in enumerate(self._requests):
-                self._frontend.start(request, JobSink(self._news, index))
+                self._frontend.start(request, JobSink(self._news, index), self._shown)
         except BaseException:
             self.cancel()
             raise
@@ -128,12 +144,17 @@ class Job:
         """The next streamed event; call only with `has_news`."""
         index, output = self._news.popleft()
         event = self._answers[index].event(output)
+        if output.finish is not None:
+            event |= self._fields(index, self._answers[index].text)
         self._close(output.finish)
         return event
 
     def result(self) -> dict[str, Any] | list[dict[str, Any]]:
         """The whole answers: a list for a batch and for n > 1."""
-        bodies = [self._show(answer) for answer in self._answers]
+        bodies = [
+            self._show(answer) | self._fields(index, answer.text)
+            for index, answer in enumerate(self._answers)
+        ]
         return bodies if self._several else bodies[0]
 
     def _close(self, finish: Finish | None) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import iscoroutinefunction, signature
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from vivace.errors import nearest
 from vivace.frontend.validation import OTHER_NAMES, SAMPLING_FIELDS
-from vivace.offline.prompts import OPTIONS, GenerateOptions
+from vivace.offline.prompts import OPTIONS
 
 ARGUMENTS = {
     "text": "prompt",
@@ -46,10 +46,10 @@ def check_keywords(kind: C) -> C:
 
 
 def method_keywords(method: FunctionType) -> list[str]:
-    """In the order of the signature; `**options` are those of `GenerateOptions`."""
+    """In the order of the signature; `**options` are those of a TypedDict."""
     names = [name for name in signature(method).parameters if name not in ("self", "options")]
-    options = "options" in signature(method).parameters
-    return [*names, *GenerateOptions.__annotations__] if options else names
+    found = get_type_hints(method).get("options")
+    return names if found is None else [*names, *get_args(found)[0].__annotations__]
 
 
 def checked(method: FunctionType, keywords: dict[str, list[str]]) -> Callable[..., Any]:

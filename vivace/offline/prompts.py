@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict, get_type_hints
 
 import msgspec
 
-from vivace.frontend.chat_template import RenderOptions
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fairness import run_now
 from vivace.frontend.fields import json_type, refuse_unsupported, validation_error
 from vivace.frontend.frontend import Frontend
+from vivace.offline.schemas import with_schemas
 from vivace.requests.embeddings import ENCODE_REFUSED, EncodeRequest, embedding_inputs
-from vivace.requests.prompts import PromptInput, prompt_inputs, template_messages
-from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest, Message
+from vivace.requests.prompts import PromptInput, prompt_inputs
+from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -72,7 +71,7 @@ def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
         if arguments[name]:
             raise BadRequest(name, UNAVAILABLE[name])
     fields = {name: value for name, value in arguments.items() if name not in UNAVAILABLE}
-    fields["sampling_params"] = settings
+    fields["sampling_params"] = with_schemas(settings)
     convert(fields, CALL, "sampling_params")
     call = GenerateRequest(**fields)
     refuse_unsupported(call, REFUSED, HARMLESS)
@@ -135,36 +134,6 @@ def _encode(frontend: Frontend, texts: list[Any], batch: bool) -> list[list[int]
     if frontend.tokenizer is None:
         raise BadRequest("prompt", "skip_tokenizer_init is set; give input_ids")
     return frontend.tokenizer.encode_batch(texts)
-
-
-def read_conversations(
-    frontend: Frontend, messages: Any, options: RenderOptions
-) -> list[int] | list[list[int]]:
-    """Token ids of one conversation, or of each of a list of them. Raises BadRequest."""
-    if not isinstance(messages, list) or not messages:
-        raise BadRequest("messages", "must be a list of messages, or a list of such lists")
-    if all(isinstance(entry, list) for entry in messages):
-        return [encode_messages(frontend, entry, options) for entry in messages]
-    return encode_messages(frontend, messages, options)
-
-
-def encode_messages(
-    frontend: Frontend, messages: Sequence[Any], options: RenderOptions
-) -> list[int]:
-    tokenizer = frontend.tokenizer
-    if tokenizer is None:
-        raise BadRequest("messages", "skip_tokenizer_init is set; give input_ids to generate")
-    if tokenizer.chat is None:
-        reason = "the model has no chat template; use generate, or the flag chat_template"
-        raise BadRequest("messages", reason)
-    if not messages:
-        raise BadRequest("messages", "must not be empty")
-    try:
-        typed: list[Message] = convert(list(messages), list[Message], "")
-    except BadRequest as problem:
-        raise BadRequest(f"messages{problem.field}", problem.reason) from None
-    text = tokenizer.chat.render(run_now(template_messages(typed)), **options)
-    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def convert(value: Any, kind: Any, field: str) -> Any:

@@ -12,8 +12,8 @@ from aiohttp.web_protocol import RequestHandler
 from vivace.config.config import Config
 from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
+from vivace.requests.answer_syntax import answer_syntax
 from vivace.server.access import Access, BrowserPolicy, Keys
-from vivace.server.answer_syntax import answer_syntax
 from vivace.server.context import CONTEXT, BodyBudget, Context, PendingRequests, StartQueue
 from vivace.server.http import (
     AccessLog,
@@ -88,7 +88,12 @@ def make_app(
         bodies=BodyBudget(max(settings.bodies_limit, settings.body_limit)),
         start_queue=StartQueue(frontend.engine, settings.start_queue_limit),
         pending=PendingRequests(frontend.engine),
-        syntax=answer_syntax(settings, frontend),
+        syntax=answer_syntax(
+            frontend,
+            settings.tool_call_parser,
+            settings.reasoning_parser,
+            forwards=settings.forward_unknown_tools,
+        ),
         document=document(routes, [access for access in Access if keys.needed_for(access)]),
     )
     prefixes = ("", settings.root_path) if settings.root_path else ("",)

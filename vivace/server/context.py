@@ -20,9 +20,9 @@ from vivace.frontend.served_model import ServedModel
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import EngineCommand, EngineState, GetState, Reply
 from vivace.protocol.tasks import Embed, Task
+from vivace.requests.answer_syntax import AnswerSyntax
 from vivace.requests.embeddings import NO_EMBEDDINGS, NO_GENERATION
 from vivace.server.access import BrowserPolicy, Keys
-from vivace.server.answer_syntax import AnswerSyntax
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.request_log import RequestLog
 from vivace.server.response_store import ResponseStore

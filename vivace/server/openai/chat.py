@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -12,18 +11,16 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import refuse_unsupported
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer_pool import text_named
-from vivace.parsers.parser import ParseOptions
 from vivace.protocol.constraints import Constraint
 from vivace.protocol.messages import Request
+from vivace.requests.answer_rules import answer_rules
 from vivace.requests.prompts import PromptInput, new_id, template_messages, wanted_rank
+from vivace.requests.response_format import body_constraint
 from vivace.requests.schema import Message
-from vivace.requests.thinking import behind_thinking, read_thinking_limit
-from vivace.requests.tool_constraints import ToolCalls, ToolSyntax
-from vivace.requests.tools import OfferedTools, ToolFields, offered_tools
+from vivace.requests.tools import ToolFields, offered_tools
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import prepare_requests
 from vivace.server.context import Context
-from vivace.server.openai.constraints import body_constraint
 from vivace.server.openai.logprobs import encoded_chat_logprobs
 from vivace.server.openai.params import (
     MAX_LOGPROBS,
@@ -46,6 +43,10 @@ from vivace.server.openai.schema import (
 )
 
 READER = BodyReader(ChatRequest)
+NO_EFFORT = "none"
+"""`reasoning_effort` of those who want no reasoning"""
+NO_THINKING = {"enable_thinking": False, "thinking": False}
+"""what templates call it: Qwen's, DeepSeek's"""
 
 
 async def chat_completions(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
@@ -62,15 +63,13 @@ async def answer_chat(
     tokenizer = context.tokenizer("messages")
     offered = offered_tools(params)
     text = await chat_text(context, params.messages, params)
-    options = parse_options(context, params, offered, text)
-    wanted = wanted_syntax(context, params, offered, options)
-    syntax = replace(context.syntax, form=wanted.form)
-    parsing = ChatParsing(syntax, options) if syntax.form.parses(options) else None
+    rules = answer_rules(context.syntax, params, offered, text, body_constraint(params))
+    parsing = ChatParsing(rules) if rules.parses else None
     with text_named("messages"):
         tokens = await context.frontend.encode(text, add_special_tokens=False)
     rid = request_id(params, 0, 1, new_id("chatcmpl"))
     with openai_names(limit_field(params)):
-        inputs, stream = [prompt_input(params, tokens, rid, wanted.constraint)], bool(params.stream)
+        inputs, stream = [prompt_input(params, tokens, rid, rules.constraint)], bool(params.stream)
         requests = await prepare_requests(
             context, http, body, params, inputs, stream=stream, arrival=arrival, text=text
         )
@@ -83,7 +82,7 @@ async def answer_chat(
         answer=ChatAnswer,
         service_tier=SERVED_TIER if params.service_tier else None,
         parse=parsing.parse if parsing is not None else None,
-        shown=parsing.shown if parsing is not None else frozenset(),
+        shown=rules.shown if parsing is not None else frozenset(),
     )
     return await answer(
         context, http, params, requests, form, rid=rid, samples=len(requests), tokenizer=tokenizer
@@ -138,45 +137,6 @@ def choice(params: ChatRequest, index: int, output: RequestOutput, request: Requ
     return result
 
 
-def parse_options(
-    context: Context, params: ChatRequest, offered: OfferedTools, prompt: str
-) -> ParseOptions:
-    """What the request says of how its answers are parsed."""
-    beginning = message_text(params.messages[-1]) if params.continue_final_message else ""
-    return ParseOptions(
-        tools=offered.schemas,
-        separate_reasoning=params.separate_reasoning,
-        stream_reasoning=params.stream_reasoning,
-        inside=context.syntax.form.inside(prompt, beginning),
-        forwarded=context.syntax.forwards_unknown,
-        most_calls=1 if offered.single or params.parallel_tool_calls is False else None,
-        first_call=sum(len(message.tool_calls or ()) for message in params.messages),
-    )
-
-
-def wanted_syntax(
-    context: Context, params: ChatRequest, offered: OfferedTools, options: ParseOptions
-) -> ToolSyntax:
-    """What the answers obey, and how they are parsed. BadRequest."""
-    calls = ToolCalls(
-        offered=offered,
-        form=context.syntax.form,
-        parallel=params.parallel_tool_calls is not False,
-    )
-    wanted = calls.syntax(body_constraint(params))
-    limit = read_thinking_limit(params)
-    frame = wanted.form.thinking
-    constraint = behind_thinking(wanted.constraint, frame, limit, inside=options.inside)
-    return replace(wanted, constraint=constraint)
-
-
-def message_text(message: Message) -> str:
-    """All text of a message."""
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(part.text or "" for part in message.content or ())
-
-
 class ChatFields(ToolFields, Protocol):
     """What /v1/chat/completions and /tokenize have in common."""
 
@@ -207,6 +167,8 @@ async def chat_text(
             raise BadRequest(f"chat_template_kwargs.{name}", "is set by the server")
     if params.reasoning_effort is not None:
         keywords.setdefault("reasoning_effort", params.reasoning_effort)
+    if params.reasoning_effort == NO_EFFORT:
+        keywords = {**NO_THINKING, **keywords}
     return await template.render_async(
         await context.slicer.run(template_messages(messages)),
         add_generation_prompt=add_generation_prompt,

@@ -17,10 +17,10 @@ from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import text_named
 from vivace.protocol.messages import Request
 from vivace.requests.prompts import PromptInput, entry_type, new_id, wanted_rank
+from vivace.requests.response_format import body_constraint
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import prepare_requests
 from vivace.server.context import Context
-from vivace.server.openai.constraints import body_constraint
 from vivace.server.openai.logprobs import encoded_completion_logprobs
 from vivace.server.openai.params import (
     MAX_LOGPROBS,

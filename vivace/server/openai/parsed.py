@@ -16,9 +16,9 @@ from vivace.parsers.events import (
     ContentText,
     ReasoningText,
 )
-from vivace.parsers.parser import AnswerParser, ParseOptions
+from vivace.parsers.parser import AnswerParser
 from vivace.protocol.messages import FINISH_STOP, Finish
-from vivace.server.answer_syntax import AnswerSyntax
+from vivace.requests.answer_rules import AnswerRules
 from vivace.server.openai.logprobs import encoded_chat_logprobs
 from vivace.server.openai.response import ChunkContext, ChunkEncoder
 from vivace.server.openai.schema import (
@@ -37,19 +37,14 @@ FINISH_TOOL_CALLS = "tool_calls"
 class ChatParsing:
     """How the answers to one request are parsed."""
 
-    syntax: AnswerSyntax
-    options: ParseOptions
-
-    @property
-    def shown(self) -> frozenset[int]:
-        """Special tokens that are in the text for the parser."""
-        return self.syntax.shown_for_tools if self.options.tools else self.syntax.shown
+    rules: AnswerRules
 
     def parser(self) -> AnswerParser:
-        return AnswerParser(self.syntax.form, self.options)
+        return AnswerParser(self.rules.syntax.form, self.rules.options)
 
     def counter(self) -> ReasoningCounter:
-        return ReasoningCounter(self.syntax.reasoning_ends, self.syntax.token_bytes)
+        syntax = self.rules.syntax
+        return ReasoningCounter(syntax.reasoning_ends, syntax.token_bytes)
 
     def chunks(self, context: ChunkContext, index: int) -> ParsedChunks:
         """Encodes the index-th choice of a stream."""

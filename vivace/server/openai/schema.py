@@ -9,6 +9,7 @@ import msgspec
 from vivace.frontend.validation import NO_PROCESSORS, NO_STOP_REGEX
 from vivace.requests import schema as native
 from vivace.requests.limits import Chosen, Entries, Ids, Members, Messages, PerPrompt, Prompts
+from vivace.requests.response_format import ResponseFormat
 from vivace.requests.schema import Message
 from vivace.requests.tools import NamedToolChoice, ToolDefinition
 
@@ -20,14 +21,6 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = False
     include_obfuscation: bool | None = False
     """Any value: it pads events on OpenAI's side of the network, and no text differs."""
-
-
-class ResponseFormat(msgspec.Struct, kw_only=True):
-    type: str
-    json_schema: Any = None
-    structures: Any = None
-    triggers: Any = None
-    format: Any = None
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):

@@ -1,14 +1,15 @@
-"""response_format, and SGLang's names beside it, of an OpenAI request -> what its answer obeys."""
+"""response_format, and SGLang's names beside it, of a request -> what its answer obeys."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from vivace.frontend.constraints import make_constraint
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import abbreviate, is_set, json_type, refuse_unsupported
 from vivace.protocol.constraints import CONSTRAINTS, JSON_SCHEMA, STRUCTURAL_TAG, Constraint
-from vivace.server.openai.schema import ResponseFormat, SamplingFields
 
 FORMAT = "response_format"
 PARTS = ("json_schema", "structures", "triggers", "format")
@@ -22,7 +23,27 @@ TYPES: dict[str, tuple[str, ...]] = {
 """Types, and the parts that go with each."""
 
 
-def body_constraint(request: SamplingFields) -> Constraint | None:
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    type: str
+    json_schema: Any = None
+    structures: Any = None
+    triggers: Any = None
+    format: Any = None
+
+
+class ConstraintFields(Protocol):
+    """Where requests say what their answers have to obey."""
+
+    @property
+    def response_format(self) -> ResponseFormat | None: ...
+
+    regex: Any
+    ebnf: Any
+    json_schema: Any
+    structural_tag: Any
+
+
+def body_constraint(request: ConstraintFields) -> Constraint | None:
     """What the answer has to obey. Raises BadRequest for what contradicts itself."""
     found: list[Constraint] = []
     for kind in CONSTRAINTS:

@@ -11,7 +11,6 @@ from vivace.frontend.tokenizer import Tokenizer
 from vivace.parsers.auto import choose_reasoning_parser, choose_tool_parser
 from vivace.parsers.names import AUTO
 from vivace.parsers.parser import ParserFormat, TextParserFormat, answer_format
-from vivace.server.settings import ServerSettings
 
 log = logging.getLogger("vivace.server")
 
@@ -32,16 +31,19 @@ class AnswerSyntax:
     forwards_unknown: bool = False
 
 
-def answer_syntax(settings: ServerSettings, frontend: Frontend) -> AnswerSyntax:
-    """What --tool-call-parser and --reasoning-parser ask for, for this model."""
+def answer_syntax(
+    frontend: Frontend, tool_parser: str | None, reasoning_parser: str | None, *, forwards: bool
+) -> AnswerSyntax:
+    """What --tool-call-parser and --reasoning-parser ask for, for this model. `forwards`: calls of
+    functions that are not offered are calls."""
     tokenizer = frontend.tokenizer
     chat = tokenizer.chat if tokenizer is not None else None
     template = "\n".join(chat.texts) if chat is not None else ""
     model_type = frontend.served.model_type
-    tools = choose_tool_parser(settings.tool_call_parser, template, model_type)
-    reasoning = choose_reasoning_parser(settings.reasoning_parser, template, model_type)
-    tell("--tool-call-parser", settings.tool_call_parser, tools)
-    tell("--reasoning-parser", settings.reasoning_parser, reasoning)
+    tools = choose_tool_parser(tool_parser, template, model_type)
+    reasoning = choose_reasoning_parser(reasoning_parser, template, model_type)
+    tell("--tool-call-parser", tool_parser, tools)
+    tell("--reasoning-parser", reasoning_parser, reasoning)
     if tokenizer is None or (tools is None and reasoning is None):
         return AnswerSyntax(form=TextParserFormat())
     form = answer_format(tools, reasoning)
@@ -53,7 +55,7 @@ def answer_syntax(settings: ServerSettings, frontend: Frontend) -> AnswerSyntax:
         shown_for_tools=special_tokens(tokenizer, form.literals(tools=True)),
         reasoning_ends=tuple(text.encode() for text in form.reasoning_ends),
         token_bytes=tokenizer.token_bytes,
-        forwards_unknown=settings.forward_unknown_tools,
+        forwards_unknown=forwards,
     )
 
 

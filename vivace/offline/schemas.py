@@ -1,0 +1,73 @@
+"""Classes as JSON schemas: pydantic's models, and whatever msgspec decodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_origin
+
+import msgspec
+
+from vivace.frontend.errors import BadRequest
+
+PYDANTIC = "model_json_schema"
+
+
+@dataclass(frozen=True)
+class AnswerType:
+    """A class that answers are made: one of pydantic, or a type that msgspec knows."""
+
+    kind: Any
+
+    def schema(self, field: str) -> dict[str, Any]:
+        """Raises BadRequest, of `field`, for a class that no JSON stands for."""
+        try:
+            if hasattr(self.kind, PYDANTIC):
+                return closed(self.kind.model_json_schema())
+            return closed(msgspec.json.schema(self.kind))
+        except Exception as error:  # whatever the class's own library raises
+            name = getattr(self.kind, "__name__", repr(self.kind))
+            raise BadRequest(field, f"{name:.60} has no JSON schema: {error}") from error
+
+    def response_format(self) -> dict[str, Any]:
+        schema = self.schema("response_format")
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+    def parse(self, text: str | None) -> Any:
+        """What a text says; None where it is not whole, or breaks a rule that no schema has."""
+        try:
+            if hasattr(self.kind, PYDANTIC):
+                return self.kind.model_validate_json(text or "")
+            return msgspec.json.decode(text or "", type=self.kind)
+        except ValueError:  # of both libraries
+            return None
+
+
+def closed(schema: Any) -> Any:
+    """The same without properties that the class does not have: they would be dropped."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: closed(value) for name, value in schema.items()}
+    return {"additionalProperties": False, **inner} if "properties" in inner else inner
+
+
+def answer_type(given: Any) -> AnswerType | None:
+    """None where `given` is no class, and none with parameters (`list[int]`)."""
+    if isinstance(given, type) or get_origin(given) is not None:
+        return AnswerType(given)
+    return None
+
+
+def with_schemas(settings: Any) -> Any:
+    """Sampling settings, in which `json_schema` may be a class. BadRequest."""
+    if isinstance(settings, list):
+        return [with_schema(one) for one in settings]
+    return with_schema(settings)
+
+
+def with_schema(settings: Any) -> Any:
+    kind = answer_type(settings.get("json_schema")) if isinstance(settings, dict) else None
+    if kind is None:
+        return settings
+    return {**settings, "json_schema": kind.schema("sampling_params.json_schema")}

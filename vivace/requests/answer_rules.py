@@ -1,0 +1,83 @@
+"""What one conversation says of its answers: what they obey, and how they are parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from vivace.parsers.parser import ParseOptions
+from vivace.protocol.constraints import Constraint
+from vivace.requests.answer_syntax import AnswerSyntax
+from vivace.requests.schema import Message
+from vivace.requests.thinking import ThinkingFields, behind_thinking, read_thinking_limit
+from vivace.requests.tool_constraints import ToolCalls
+from vivace.requests.tools import OfferedTools
+
+
+class AnswerFields(ThinkingFields, Protocol):
+    """What decides it besides tools."""
+
+    @property
+    def messages(self) -> Sequence[Message]: ...
+
+    parallel_tool_calls: bool | None
+    continue_final_message: bool
+    separate_reasoning: bool
+    stream_reasoning: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRules:
+    """`syntax`: of these answers."""
+
+    syntax: AnswerSyntax
+    options: ParseOptions
+    constraint: Constraint | None
+
+    @property
+    def parses(self) -> bool:
+        """There is something to find in the answers."""
+        return self.syntax.form.parses(self.options)
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """Special tokens that are in the text for the parser."""
+        return self.syntax.shown_for_tools if self.options.tools else self.syntax.shown
+
+
+def answer_rules(
+    syntax: AnswerSyntax,
+    params: AnswerFields,
+    offered: OfferedTools,
+    prompt: str,
+    asked: Constraint | None,
+) -> AnswerRules:
+    """`prompt`: the rendered text; `asked`: what the content of an answer has to obey. Raises
+    BadRequest."""
+    parallel = params.parallel_tool_calls is not False
+    beginning = message_text(params.messages[-1]) if params.continue_final_message else ""
+    inside = syntax.form.inside(prompt, beginning)
+    wanted = ToolCalls(offered=offered, form=syntax.form, parallel=parallel).syntax(asked)
+    limit = read_thinking_limit(params)
+    frame = wanted.form.thinking
+    return AnswerRules(
+        syntax=replace(syntax, form=wanted.form),
+        options=ParseOptions(
+            tools=offered.schemas,
+            separate_reasoning=params.separate_reasoning,
+            stream_reasoning=params.stream_reasoning,
+            inside=inside,
+            forwarded=syntax.forwards_unknown,
+            most_calls=1 if offered.single or not parallel else None,
+            first_call=sum(len(message.tool_calls or ()) for message in params.messages),
+        ),
+        constraint=behind_thinking(wanted.constraint, frame, limit, inside=inside),
+    )
+
+
+def message_text(message: Message) -> str:
+    """All text of a message."""
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(part.text or "" for part in message.content or ())
