@@ -226,6 +226,7 @@ class EventStream:
         try:
             await response.prepare(request)
             self._transport = request.transport
+            self._spoke = asyncio.get_running_loop().time()
             self._resume()
             if self._form is not None and self._form.ping:
                 self._break_silence(self._form.ping)

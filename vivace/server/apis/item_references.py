@@ -19,10 +19,28 @@ UNKNOWN = (
 )
 
 
+class StoredPart(msgspec.Struct, kw_only=True):
+    type: str
+    text: str
+
+
+class StoredItem(msgspec.Struct, kw_only=True):
+    """What is read of an item of a stored response: log-probabilities, which are most of it, are
+    passed over."""
+
+    id: str
+    type: str
+    role: str | None = None
+    content: list[StoredPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+
+
 class StoredOutput(msgspec.Struct):
     """What is read of a stored response."""
 
-    output: list[InputItem]
+    output: list[StoredItem]
 
 
 _RESPONSE = msgspec.json.Decoder(StoredOutput)
@@ -57,4 +75,5 @@ def resolve_references(
 
 def read_output(body: bytes) -> dict[str, InputItem]:
     """The items of a stored response, by their ids."""
-    return {item.id or "": item for item in _RESPONSE.decode(body).output}
+    items = _RESPONSE.decode(body).output
+    return {item.id: msgspec.convert(item, InputItem, from_attributes=True) for item in items}
