@@ -36,7 +36,9 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="module")
 def engine(toy: tuple[Path, Any]) -> Iterator[Engine]:
+    """As SGLang wants it for multi-item scoring; the prefix cache stays on."""
     flags: dict[str, Any] = {"dtype": "float32", "cpu_threads": 1, "max_total_tokens": 8192}
+    flags |= {"enable_mis": True, "disable_radix_cache": True}
     with Engine(toy[0], **flags) as engine:
         yield engine
 
