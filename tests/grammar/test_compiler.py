@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
 import pytest
 from grammar_kit import BACKEND
 
-from vivace.grammar import compiler as module
+from vivace.grammar import compiled as module
 from vivace.grammar.backend import GrammarError, GrammarMatcher
 from vivace.grammar.compiler import MAX_SECONDS, GrammarCompiler
-from vivace.protocol.constraints import REGEX, Constraint
+from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, Constraint
 from vivace.protocol.messages import Request, SamplingParams
 
 
@@ -123,6 +124,41 @@ def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend.compiled == ["d"]
 
 
+def test_what_living_requests_need_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are; and then as others are."""
+    backend = SlowBackend()
+    backend.go.set()
+    compiler = GrammarCompiler(lambda: backend)
+    monkeypatch.setattr(module, "KEPT", 2)
+    texts = [chr(97 + number) for number in range(9)]
+    living = [request(text) for text in [*texts, *texts]]
+    assert len([compiler.gate(one) for one in living]) == 2 * len(texts)
+    for text in texts:
+        compiler.matcher(Constraint(kind=REGEX, text=text))
+    assert sorted(backend.compiled) == texts
+    living.clear()
+    backend.compiled.clear()
+    for text in texts:
+        compiler.matcher(Constraint(kind=REGEX, text=text))
+    assert len(backend.compiled) >= len(texts) - 2
+
+
+def test_what_has_reached_a_limit_is_compiled_anew() -> None:
+    backend = SlowBackend()
+    backend.go.set()
+    compiler = GrammarCompiler(lambda: backend)
+    held, other = request("ab"), Constraint(kind=REGEX, text="b")
+    compiler.gate(held)
+    constraint = held.sampling.constraint
+    assert constraint is not None
+    for one in (constraint, constraint, other):
+        compiler.matcher(one)
+    compiler.forget(constraint)
+    for one in (constraint, constraint, other):
+        compiler.matcher(one)
+    assert sorted(backend.compiled) == ["ab", "ab", "b"]
+
+
 def test_answers_do_not_share_where_they_stand() -> None:
     compiler = GrammarCompiler(lambda: BACKEND)
     constraint = Constraint(kind=REGEX, text="ab")
@@ -139,3 +175,35 @@ def test_a_backend_that_cannot_be_made_is_an_error_of_each_request() -> None:
     gate = compiler.gate(request("ab"))
     assert bell.wait(20) and gate is not None and gate.is_open()
     assert gate.refusal is not None and gate.refusal.status == 500
+
+
+CHAIN = 3000
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (
+            JSON_SCHEMA,
+            json.dumps(
+                {
+                    "$ref": "#/$defs/0",
+                    "$defs": {
+                        str(at): {"items": {"$ref": f"#/$defs/{at + 1}"}} for at in range(CHAIN)
+                    }
+                    | {str(CHAIN): {}},
+                }
+            ),
+        ),
+        (
+            EBNF,
+            "start: r0\n"
+            + "\n".join(f'r{at}: r{at + 1} "a"' for at in range(CHAIN))
+            + f'\nr{CHAIN}: "b"',
+        ),
+    ],
+)
+def test_long_chains_of_references_fit_into_the_stack(kind: str, text: str) -> None:
+    compiler = GrammarCompiler(lambda: BACKEND)
+    matcher = compiler.matcher(Constraint(kind=kind, text=text))
+    assert matcher.accept([ord("[" if kind == JSON_SCHEMA else "b")]) == 1

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
 from vivace.grammar.backend import GrammarBackend, GrammarError, GrammarMatcher, PlacedMatcher
+from vivace.grammar.compiled import CompiledGrammars
 from vivace.protocol.constraints import Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
 log = logging.getLogger("vivace.grammar")
 THREADS = 2
-KEPT = 64
-"""compiled grammars that are kept for others to use"""
-KEPT_CHARACTERS = 16 << 20
-"""of the constraints of these together"""
+STACK = 256 << 20
+"""bytes of addresses: the library goes down a chain of thousands of references in one stack"""
+LESS_URGENT = 10
+"""how nice the threads that compile are to those that compute steps"""
 MAX_SECONDS = 10.0
 """in which a grammar is compiled, or its request refused"""
 ALARM_SLACK = 0.1
-
-Key = tuple[str, str]
 
 
 class GrammarCompiler:
@@ -42,10 +42,10 @@ class GrammarCompiler:
         self._backend: GrammarBackend | None = None
         self._lock = threading.Lock()
         """of the backend, while it is made"""
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
-        self._compiled: OrderedDict[Key, Future[GrammarMatcher]] = OrderedDict()
-        """the least recently used first"""
-        self._characters = 0
+        self._threads = ThreadPoolExecutor(
+            THREADS, thread_name_prefix="grammar", initializer=be_less_urgent
+        )
+        self._compiled = CompiledGrammars(self._begin)
         self._ring: Callable[[], None] = lambda: None
 
     def wake_with(self, ring: Callable[[], None]) -> None:
@@ -57,30 +57,32 @@ class GrammarCompiler:
         constraint = request.sampling.constraint
         if constraint is None:
             return None
-        gate = GrammarGate(constraint, request.resumed, self.prepare(constraint), self._clock)
+        compiled = self._compiled.hold(constraint)
+        gate = GrammarGate(constraint, request.resumed, compiled, self._clock)
         return None if gate.is_open() and gate.refusal is None else gate
 
     def matcher(self, constraint: Constraint) -> GrammarMatcher:
         """At the start of an answer; compiled here and now if it is not known. GrammarError."""
-        return self.prepare(constraint).result().copy()
+        return self._compiled.find(constraint).result().copy()
+
+    def forget(self, constraint: Constraint) -> None:
+        """It has reached a limit: what it found out about texts is not for the next ones."""
+        self._compiled.forget(constraint)
 
     def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
         """As `GrammarBackend.fill`."""
         assert self._backend is not None, "it made the matchers"
         self._backend.fill(matchers, masks)
 
-    def prepare(self, constraint: Constraint) -> Future[GrammarMatcher]:
-        """Compile it in a thread, unless that was done."""
-        key = constraint.kind, constraint.text
-        found = self._compiled.get(key)
-        if found is None:
-            found = self._threads.submit(self._compile, constraint)
-            self._compiled[key] = found
-            self._characters += len(constraint.text)
-            self._watch(found)
-            self._forget_oldest()
-        self._compiled.move_to_end(key)
-        return found
+    def _begin(self, constraint: Constraint) -> Future[GrammarMatcher]:
+        """In a thread."""
+        before = threading.stack_size(STACK)
+        try:
+            begun = self._threads.submit(self._compile, constraint)
+        finally:
+            threading.stack_size(before)
+        self._watch(begun)
+        return begun
 
     def _watch(self, compiled: Future[GrammarMatcher]) -> None:
         """Ring when it is there, and when it has taken too long: the engine may be asleep."""
@@ -94,16 +96,17 @@ class GrammarCompiler:
 
         compiled.add_done_callback(done)
 
-    def _forget_oldest(self) -> None:
-        while len(self._compiled) > KEPT or self._characters > KEPT_CHARACTERS:
-            (_, text), _ = self._compiled.popitem(last=False)
-            self._characters -= len(text)
-
     def _compile(self, constraint: Constraint) -> GrammarMatcher:
         with self._lock:
             if self._backend is None:
                 self._backend = self._create_backend()
         return self._backend.compile(constraint)
+
+
+def be_less_urgent() -> None:
+    """The thread that calls it."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LESS_URGENT)
 
 
 class GrammarGate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,10 +26,20 @@ MAX_GRAMMAR_SIZE = 200_000
 """symbols"""
 MAX_LEXER_STATES = 20_000
 """of one matcher, 1 to 2 KB each"""
-MAX_ROW_ITEMS = 2000
-"""ways to go on at one place; 600 optional properties have 2400"""
-MAX_ROW_ITEMS_OF_GRAMMARS = 500
-"""ambiguous ones have ever more, and a mask takes the square of that: 2000 half a second"""
+
+
+@dataclass(frozen=True)
+class AmbiguityLimits:
+    """How many ways to go on a matcher may see: at one place, and while it fills one mask."""
+
+    row: int
+    mask: int
+
+
+OF_SCHEMAS = AmbiguityLimits(row=2000, mask=50_000)
+"""500 optional properties have 2000"""
+OF_GRAMMARS = AmbiguityLimits(row=500, mask=10_000)
+"""Ambiguous ones have ever more, and a mask takes the square of that: with 2000 half a second."""
 
 
 class LLGuidanceBackend:
@@ -48,8 +59,8 @@ class LLGuidanceBackend:
 
     def compile(self, constraint: Constraint) -> LLGuidanceMatcher:
         source = translate(constraint, self._dialect)
-        items = MAX_ROW_ITEMS_OF_GRAMMARS if constraint.kind == EBNF else MAX_ROW_ITEMS
-        matcher = LLGuidanceMatcher(self._match(source.grammar, items), self._eos_ids)
+        limits = OF_GRAMMARS if constraint.kind == EBNF else OF_SCHEMAS
+        matcher = LLGuidanceMatcher(self._match(source.grammar, limits), self._eos_ids)
         mask = np.zeros(mask_words(len(self._vocabulary.tokens)), np.int32)
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
         if matcher.error:
@@ -70,12 +81,12 @@ class LLGuidanceBackend:
         for matcher, place in own:
             matcher.clear_if_stuck(masks[place])
 
-    def _match(self, grammar: str, row_items: int) -> LLMatcher:
+    def _match(self, grammar: str, limits: AmbiguityLimits) -> LLMatcher:
         from llguidance import LLMatcher
 
         if self._tokenizer is None:
             self._tokenizer = _tokenizer(self._vocabulary)
-        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits(row_items))
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits(limits))
 
 
 class LLGuidanceMatcher:
@@ -112,11 +123,12 @@ class LLGuidanceMatcher:
         return LLGuidanceMatcher(self.handle.deep_copy(), self._eos_ids)
 
 
-def _limits(row_items: int) -> LLParserLimits:
+def _limits(ambiguity: AmbiguityLimits) -> LLParserLimits:
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        max_items_in_row=row_items,
+        max_items_in_row=ambiguity.row,
+        step_max_items=ambiguity.mask,
         max_grammar_size=MAX_GRAMMAR_SIZE,
         max_lexer_states=MAX_LEXER_STATES,
         verbose_errors=False,

@@ -14,6 +14,7 @@ from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.next_masks import NextMasks
 from vivace.platforms.host import download, upload
 from vivace.platforms.ops.sampling import SamplingOps
+from vivace.protocol.constraints import Constraint
 from vivace.protocol.step import Join
 from vivace.sampling.processors import Entries, Histories
 
@@ -32,7 +33,7 @@ class GrammarLogitsProcessor:
         self._matchers: dict[int, GrammarMatcher] = {}
         self._known: dict[int, int] = {}
         """row -> tokens it knows, its prompt among them"""
-        self._fields: dict[int, str] = {}
+        self._constraints: dict[int, Constraint] = {}
         self._masks = NextMasks(compiler.fill)
 
     def joined(self, row: int, join: Join) -> bool:
@@ -46,7 +47,7 @@ class GrammarLogitsProcessor:
             raise StepRefused(f"{constraint.field or constraint.kind}: {error}") from error
         matcher.accept(join.tokens[join.prompt :])
         self._matchers[row], self._known[row] = matcher, len(join.tokens)
-        self._fields[row] = constraint.field or constraint.kind
+        self._constraints[row] = constraint
         return True
 
     def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
@@ -68,8 +69,11 @@ class GrammarLogitsProcessor:
         error = self._matchers[row].error
         if not error:
             return ""
+        constraint = self._constraints[row]
+        self._compiler.forget(constraint)
         reason = " ".join(error.split())[:MAX_REASON]
-        return f"{self._fields[row]}: cannot be obeyed any further ({reason}); make it simpler"
+        told = f"cannot be obeyed any further ({reason}); make it simpler"
+        return f"{constraint.field or constraint.kind}: {told}"
 
     def _fill_behind_drafts(self, entries: Entries, masks: np.ndarray) -> None:
         drafts = self._drafts(entries)

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from vivace.grammar.backend import GrammarError
 
-MAX_WORK = 1_000_000
+MAX_WORK = 200_000
 """values that are looked at"""
 OBJECT, ARRAY = "object", "array"
 
@@ -27,7 +27,9 @@ class _FiniteSearch:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._finite: set[str] = set()
-        self._asked: dict[str, None] = {}
+        self._asked: list[str] = []
+        self._known: set[str] = set()
+        """the same"""
         self._work = 0
 
     @property
@@ -37,7 +39,11 @@ class _FiniteSearch:
     def has_end(self, schema: Any) -> bool:
         while not self._ends(schema):
             before = len(self._finite), len(self._asked)
-            self._finite |= {ref for ref in list(self._asked) if self._reference_ends(ref)}
+            for ref in self._asked:  # which grows: whatever is referred to from there
+                self._reference_ends(ref)
+            for ref in reversed(self._asked[:]):
+                if self._reference_ends(ref):
+                    self._finite.add(ref)
             if before == (len(self._finite), len(self._asked)):
                 return False
         return True
@@ -66,7 +72,9 @@ class _FiniteSearch:
         if not isinstance(schema, dict):
             return True
         if isinstance(ref := schema.get("$ref"), str):
-            self._asked[ref] = None
+            if ref not in self._known:
+                self._known.add(ref)
+                self._asked.append(ref)
             if ref not in self._finite:
                 return False
         if not all(self._ends(one) for one in _schemas(schema.get("allOf"))):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vivace.grammar.backend import GrammarError, JsonFormat
+from vivace.grammar.endless_rules import has_no_finite_text
 from vivace.grammar.json_schema import explain_refusal, json_grammar, read_schema
 from vivace.grammar.structural_tag import NO_FORCING, read_structural_tag, tag_grammar
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
@@ -54,7 +55,13 @@ def _translate_regex(text: str, dialect: GrammarDialect) -> GrammarSource:
 def _translate_ebnf(text: str, dialect: GrammarDialect) -> GrammarSource:
     from llguidance import LLMatcher
 
-    return GrammarSource(LLMatcher.grammar_from_lark(to_lark(text)))
+    lark = to_lark(text)
+    if has_no_finite_text(lark):
+        raise GrammarError(
+            "never ends: every text of its first rule has another one in it; give a rule on the "
+            "way an alternative without"
+        )
+    return GrammarSource(LLMatcher.grammar_from_lark(lark))
 
 
 def to_lark(text: str) -> str:

@@ -1,0 +1,91 @@
+"""Compiled grammars by content: those of living requests, and the last ones of others."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from vivace.grammar.backend import GrammarMatcher
+from vivace.protocol.constraints import Constraint
+
+KEPT = 64
+"""that nobody uses and somebody may ask for again"""
+KEPT_CHARACTERS = 16 << 20
+"""of the constraints of these together"""
+
+Key = tuple[str, str]
+Compiled = Future[GrammarMatcher]
+
+
+@dataclass
+class HeldGrammar:
+    """Of requests that live, however many others there are: they join rows, and join again, where
+    nobody can wait for it."""
+
+    compiled: Compiled
+    requests: int = 0
+
+
+class CompiledGrammars:
+    """`begin`: to compile one. One thread calls everything."""
+
+    def __init__(self, begin: Callable[[Constraint], Compiled]) -> None:
+        self._begin = begin
+        self._held: dict[Key, HeldGrammar] = {}
+        self._kept: OrderedDict[Key, Compiled] = OrderedDict()
+        """the least recently used first"""
+        self._characters = 0
+        self._gone: deque[tuple[Key, HeldGrammar]] = deque()
+        """what requests held that have ended, in whatever thread that was"""
+
+    def find(self, constraint: Constraint) -> Compiled:
+        """What was compiled, or begins to be."""
+        self._let_go()
+        key = content_key(constraint)
+        if key in self._held:
+            return self._held[key].compiled
+        found = self._take(key) or self._begin(constraint)
+        self._keep(key, found)
+        return found
+
+    def hold(self, constraint: Constraint) -> Compiled:
+        """The same; it stays as long as this object does."""
+        found, key = self.find(constraint), content_key(constraint)
+        self._take(key)
+        held = self._held.setdefault(key, HeldGrammar(found))
+        held.requests += 1
+        weakref.finalize(constraint, self._gone.append, (key, held)).atexit = False
+        return found
+
+    def forget(self, constraint: Constraint) -> None:
+        """Who comes next has it compiled anew."""
+        key = content_key(constraint)
+        self._held.pop(key, None)
+        self._take(key)
+
+    def _let_go(self) -> None:
+        while self._gone:
+            key, held = self._gone.popleft()
+            held.requests -= 1
+            if not held.requests and self._held.get(key) is held:
+                del self._held[key]
+                self._keep(key, held.compiled)
+
+    def _keep(self, key: Key, compiled: Compiled) -> None:
+        self._kept[key] = compiled
+        self._characters += len(key[1])
+        while len(self._kept) > KEPT or self._characters > KEPT_CHARACTERS:
+            self._take(next(iter(self._kept)))
+
+    def _take(self, key: Key) -> Compiled | None:
+        found = self._kept.pop(key, None)
+        if found is not None:
+            self._characters -= len(key[1])
+        return found
+
+
+def content_key(constraint: Constraint) -> Key:
+    return constraint.kind, constraint.text

@@ -1,0 +1,147 @@
+"""Grammars that never end: each text of a rule would have to contain another one of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+MAX_WORK = 200_000
+"""items of rules that are looked at"""
+START = "start"
+_TOKEN = re.compile(
+    r"""(?P<space>[ \t\r]+|//[^\n]*|\#[^\n]*)
+    |(?P<line>\n)
+    |(?P<skipped>%(?:ignore|import|declare|override|extend)\b[^\n]*)
+    |(?P<options>%llguidance\s*)
+    |(?P<value>%(?:json|regex)\s*)
+    |(?P<text>"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[imslux]*|<[^>\n]*>|@[\w-]+)
+    |(?P<name>[?!]?[A-Za-z_][\w-]*)
+    |(?P<repeat>[*+?]|\{[\d\s,]*\}|~\s*\d+(?:\s*\.\.\s*\d+)?)
+    |(?P<mark>->|[()\[\]|:,=.&~-]|\d+)""",
+    re.VERBOSE,
+)
+_NOTHING_NEEDED = re.compile(r"[*?]|\{\s*(?:0\s*)?(?:,.*)?\}|~\s*0.*")
+"""repeats that may be none; of `{0,3}`, `{,3}`, not of `{3,}`"""
+_HEAD = re.compile(r"^[?!]?([a-z_][\w-]*)(?:\[[^\]\n]*\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
+
+
+class UnreadGrammar(Exception):
+    """Syntax that is not known here, or too much of it: the library judges."""
+
+
+@dataclass
+class ChoiceOfItems:
+    """`|` of sequences; a group of a rule, or all of it. An item is a rule's name or a group."""
+
+    sequences: list[list[str | ChoiceOfItems]] = field(
+        default_factory=lambda: [list[str | ChoiceOfItems]()]
+    )
+
+    def names(self) -> Iterator[str]:
+        for sequence in self.sequences:
+            for item in sequence:
+                yield from [item] if isinstance(item, str) else item.names()
+
+
+def has_no_finite_text(lark: str) -> bool:
+    """Of a grammar in Lark's syntax. Where that is not clear: False."""
+    try:
+        return START in _EndSearch(_read_rules(lark)).without_end()
+    except (UnreadGrammar, RecursionError):
+        return False
+
+
+class _EndSearch:
+    """Which rules have a finite text: the least set that follows from itself."""
+
+    def __init__(self, rules: dict[str, ChoiceOfItems]) -> None:
+        self._rules = rules
+        self._finite: set[str] = set()
+        self._work = 0
+
+    def without_end(self) -> set[str]:
+        users: dict[str, set[str]] = {}
+        for name, rule in self._rules.items():
+            for used in rule.names():
+                users.setdefault(used, set()).add(name)
+        asked = deque(self._rules)
+        while asked:
+            name = asked.popleft()
+            if name not in self._finite and self._ends(self._rules[name]):
+                self._finite.add(name)
+                asked += users.get(name, ())
+        return set(self._rules) - self._finite
+
+    def _ends(self, choice: ChoiceOfItems) -> bool:
+        return any(all(map(self._item_ends, sequence)) for sequence in choice.sequences)
+
+    def _item_ends(self, item: str | ChoiceOfItems) -> bool:
+        self._work += 1
+        if self._work > MAX_WORK:
+            raise UnreadGrammar
+        if isinstance(item, ChoiceOfItems):
+            return self._ends(item)
+        return item in self._finite or item not in self._rules
+
+
+def _read_rules(lark: str) -> dict[str, ChoiceOfItems]:
+    """Those in small letters: what they refer to. Words in capitals are expressions, which end."""
+    heads = list(_HEAD.finditer(lark))
+    ends = [*[head.start() for head in heads], len(lark)][1:]
+    rules: dict[str, ChoiceOfItems] = {}
+    for head, end in zip(heads, ends, strict=True):
+        if head[1] in rules:
+            raise UnreadGrammar
+        rules[head[1]] = _read_choice(lark, head.end(), end)
+    return rules
+
+
+def _read_choice(lark: str, place: int, end: int) -> ChoiceOfItems:
+    """The body of a rule; a line that is not continued by `|` ends it."""
+    whole = ChoiceOfItems()
+    open_groups = [(whole, "")]
+    for kind, text in _tokens(lark, place, end):
+        choice, closing = open_groups[-1]
+        sequence = choice.sequences[-1]
+        if kind == "name" and text[0].islower():
+            sequence.append(text)
+        elif kind == "repeat" and sequence and _NOTHING_NEEDED.fullmatch(text):
+            sequence[-1] = ChoiceOfItems([[]])
+        elif kind in ("text", "value", "name"):
+            sequence.append(ChoiceOfItems([[]]))
+        elif text == "|":
+            choice.sequences.append([])
+        elif text in ("(", "["):
+            group = ChoiceOfItems()
+            sequence.append(group)
+            open_groups.append((group, ")" if text == "(" else "]"))
+        elif text and text == closing:
+            open_groups.pop()
+            if text == "]":
+                open_groups[-1][0].sequences[-1][-1] = ChoiceOfItems([[]])
+        elif kind == "mark":
+            raise UnreadGrammar
+    if len(open_groups) > 1:
+        raise UnreadGrammar
+    return whole
+
+
+def _tokens(lark: str, place: int, end: int) -> Iterator[tuple[str, str]]:
+    while place < end:
+        found = _TOKEN.match(lark, place, end)
+        if found is None or found.lastgroup is None:
+            raise UnreadGrammar
+        place = found.end()
+        if found.lastgroup in ("options", "value"):
+            try:
+                _, place = json.JSONDecoder().raw_decode(lark, place)
+            except ValueError:
+                raise UnreadGrammar from None
+        rest = lark[place : place + 1]
+        if found.lastgroup == "name" and found[0].isupper() and rest == ":":
+            return  # expressions follow
+        if found.lastgroup not in ("space", "line", "skipped", "options"):
+            yield found.lastgroup, found[0]
