@@ -210,6 +210,14 @@ def test_constraints_that_say_two_things_are_refused() -> None:
     assert caught.value.field == "tool_choice"
 
 
+@pytest.mark.parametrize("large", [{"x" * 300_000: 1}, {"a": "x" * 300_000}, {"a": [1] * 60_000}])
+def test_tools_that_are_too_large_are_refused(large: Any) -> None:
+    offered = OfferedTools(schemas={"a": {"properties": large}}, required=("a",))
+    with pytest.raises(BadRequest) as caught:
+        ToolCalls(offered=offered, form=answer_format(None, None), parallel=True).syntax(None)
+    assert caught.value.field == "tools"
+
+
 def test_a_call_is_not_over_before_it_is_whole() -> None:
     created = matcher(syntax("hermes", required=("look",)), '<tool_call>\n{"name": "look"')
     assert not allowed(created)[EOS]

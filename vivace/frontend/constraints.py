@@ -54,7 +54,10 @@ def check_json(value: Any, field: str) -> None:
     while stack:
         one, depth = stack.pop()
         count += 1
-        characters += len(one) if isinstance(one, str) else 0
+        if isinstance(one, str):
+            characters += len(one)
+        elif isinstance(one, dict):
+            characters += sum(len(key) for key in one if isinstance(key, str))
         if count > MAX_VALUES or characters > MAX_CHARACTERS[STRUCTURAL_TAG]:
             raise BadRequest(field, f"is too large, over {MAX_VALUES} values or 256 KiB of texts")
         if depth > MAX_DEPTH:

@@ -46,11 +46,14 @@ class ToolCalls:
         """`asked`: what the content of an answer has to obey. Required calls are written as the
         model does, or as a JSON list where arguments are no JSON in its own syntax; others obey
         their schemas where they are `strict`. BadRequest."""
-        if self.offered.required:
+        offered = self.offered
+        if asked is None and not (offered.required or offered.strict):
+            return ToolSyntax(self.form, None)
+        check_json(list(offered.schemas.values()), TOOLS)  # before texts are made of them
+        if offered.required:
             return self._required(asked)
-        names = tuple(self.offered.schemas)
-        frames = self._frames(names)
-        if not frames or (asked is None and not self.offered.strict):
+        frames = self._frames(tuple(offered.schemas))
+        if not frames:
             return ToolSyntax(self.form, asked)
         if asked is None:
             return ToolSyntax(self.form, self._possible(frames))
@@ -111,9 +114,7 @@ class ToolCalls:
         ]
 
     def _schema(self, name: str) -> dict[str, Any]:
-        schema = self.offered.schemas[name]
-        check_json(schema, TOOLS)
-        return {**ANY_OBJECT, **schema}
+        return {**ANY_OBJECT, **self.offered.schemas[name]}
 
     def _parallel(self, frames: Mapping[str, CallFrame]) -> bool:
         last = any(frame.last for frame in frames.values())
