@@ -44,6 +44,7 @@ class ThinkingBackend:
             end=rule.end.encode(),
             budget=rule.budget,
             free=self._words.mask(rule.avoided, ends=rule.answer is None),
+            spaces=self._words.spaces,
         )
         return ThinkingMatcher(plan.start(answer, inside=rule.inside), answer)
 
@@ -117,13 +118,14 @@ def is_space(token: bytes) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ThinkingPlan:
-    """What one request says; `free`: the mask of its thinking."""
+    """What one request says; `free`: the mask of its thinking, `spaces`: of white space."""
 
     words: ThinkingVocabulary
     begin: bytes
     end: bytes
     budget: int | None
     free: np.ndarray
+    spaces: np.ndarray
 
     @cached_property
     def begin_ids(self) -> tuple[int, ...]:
@@ -239,8 +241,7 @@ class BehindThinking:
     def fill(self, mask: np.ndarray, answer: GrammarMatcher) -> None:
         answer.fill(mask)
         if self.spaces:
-            spaces = self.plan.words.spaces
-            mask[: len(spaces)] |= spaces
+            mask[: len(self.plan.spaces)] |= self.plan.spaces
 
     def follow(self, token: int, answer: GrammarMatcher) -> ThinkingPhase | AnswerStart | None:
         begun = answer.copy()
