@@ -278,6 +278,22 @@ def test_the_grammar_begins_behind_the_thinking() -> None:
     assert allowed(matcher(alone))[EOS]
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_where_it_stands_follows_from_its_tokens(inside: bool) -> None:
+    """An engine that replaces one that died goes on with the same masks."""
+    found = syntax("hermes", "kimi", required=("look",), limit=ThinkingLimit(5, "x"), inside=inside)
+    rng = np.random.default_rng(7)
+    drawn, tokens = matcher(found), encode("" if inside else "◁think▷")
+    assert drawn.accept(tokens) == len(tokens)
+    for _ in range(60):
+        again = matcher(found)
+        assert again.accept(tokens) == len(tokens)
+        mask = allowed(drawn)
+        assert (allowed(again) == mask).all()
+        tokens.append(int(rng.choice(np.flatnonzero(mask & ~SPECIAL))))
+        assert drawn.accept(tokens[-1:]) == 1
+
+
 def test_limits_that_cannot_be_kept_are_refused() -> None:
     with pytest.raises(BadRequest) as caught:
         syntax("hermes", limit=ThinkingLimit(9, "thinking_budget"))
