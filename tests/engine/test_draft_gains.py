@@ -46,13 +46,18 @@ def simulate(cost: float, steps: int = 1500) -> list[int]:
     """Widths of a lone row whose draft takes `cost` of a step, when all is learned."""
     costs = StepCosts(tokens=[1, 64], seconds=[1.0, 1.0 + 63 * cost], draft_seconds=[0.0, 0.0])
     chosen, draw = AdaptiveWidth(SHAPE, costs), random.Random(1)
-    row: Any = SimpleNamespace(draft_level=FIRST_LEVEL, ready_drafts=SHAPE.width)
+    row: Any = SimpleNamespace(
+        draft_level=FIRST_LEVEL,
+        ready_drafts=SHAPE.width,
+        tokens=[1],
+        drafted_len=1,
+    )
     widths = list[int]()
     for _ in range(steps):
         (count,) = chosen.choose([row])
         places = accept(count - 1, draw)
         counts = [int(place in places) for place in range(max(places, default=-1) + 1)]
-        chosen.observe([count], 1.0 + (count - 1) * cost, counts)
+        chosen.observe([count], 1.0 + (count - 1) * cost, [1 + len(places)], counts)
         if count > 1:
             row.draft_level = next_level(row.draft_level, count - 1, len(places), SHAPE.depth)
         widths.append(count - 1)

@@ -26,7 +26,7 @@ from vivace.engine.step_builder import (
 )
 from vivace.kv.prefix_tree import TOKEN_BYTES, shared_pages
 from vivace.protocol.messages import Finish
-from vivace.protocol.step import growth
+from vivace.protocol.step import StepResult, growth
 
 _SHORT_PROMPTS = 32
 """tokens: while all prompts together need no more, they share the decode steps of streams"""
@@ -87,10 +87,11 @@ class Batching:
         """decode steps before the next look at prompts; without --enable-mixed-chunk"""
         self._retraction = Retraction(settings, table, estimate, stats)
 
-    def observe(self, step: InFlightStep, seconds: float, accepted: list[int]) -> None:
-        """What a step took, so that the next ones are cut by it. `accepted`: as in StepResult"""
+    def observe(self, step: InFlightStep, seconds: float, result: StepResult) -> None:
+        """What a step took, so that the next ones are cut by it."""
         if not step.chunks and self._pages.drafts:
-            self._widths.observe(step.decode_counts, seconds, accepted)
+            advanced, accepted = result.advanced, result.accepted_drafts
+            self._widths.observe(step.decode_counts, seconds, advanced, accepted)
         self._dynamic_chunk.observe(sum(step.counts), sum(step.decode_counts), seconds)
         if step.pairs and not step.decodes:
             self._chunk_sizes.observe(sum(step.counts), step.pairs, seconds)

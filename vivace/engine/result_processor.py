@@ -152,6 +152,7 @@ class ResultProcessor:
             if plan > 1 and count:  # of its drafts so many were right; the others are taken back
                 sequence.num_drafts += plan - 1
                 sequence.num_accepted += count - 1
+                sequence.drafted_len = len(sequence.tokens)
                 if not apart:
                     sequence.scheduled_len -= plan - count
             if sequence.state is not running:

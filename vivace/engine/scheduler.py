@@ -291,7 +291,7 @@ class Scheduler:
             self._bisection.passed()
         else:  # a step begins when it is planned, or when the step before it is committed
             seconds = now - max(step.planned, self._last_commit)
-            self._batching.observe(step, seconds, result.accepted_drafts)
+            self._batching.observe(step, seconds, result)
         self._last_commit = now
 
     def fail(self, plan: StepPlan, error: Exception) -> None:

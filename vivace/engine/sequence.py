@@ -68,6 +68,7 @@ class Sequence:
         "computed_len",
         "delta_interval",
         "draft_level",
+        "drafted_len",
         "ending_ids",
         "first_token_time",
         "gates",
@@ -134,6 +135,7 @@ class Sequence:
         """that there are for its next span, as far as is known"""
         self.draft_level = FIRST_LEVEL
         """how likely they are accepted (drafts/levels.py)"""
+        self.drafted_len = self.num_prompt_tokens  # known when it last had some
         self.prompt_sent = False
         """the KV of its prompt went to another engine, or will with the next plan"""
         self.suspect = request.suspect

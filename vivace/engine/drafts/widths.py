@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from vivace.engine.drafts.balance import DraftBalance
 from vivace.engine.drafts.gains import DraftShape, choose_gains
 from vivace.engine.drafts.levels import LEVELS, OBSERVED, SPOILED, probability
 from vivace.engine.drafts.step_seconds import StepSeconds
@@ -61,9 +62,11 @@ class DraftWidths(Protocol):
         whatever there may be for them."""
         ...
 
-    def observe(self, counts: list[int], seconds: float, accepted: list[int]) -> None:
+    def observe(
+        self, counts: list[int], seconds: float, advanced: list[int], accepted: list[int]
+    ) -> None:
         """A step of nothing but decode spans, of so many tokens each, took so long; drafting
-        included. `accepted`: as in StepResult"""
+        included. `advanced`, `accepted`: as in StepResult"""
         ...
 
 
@@ -79,7 +82,9 @@ class FixedWidth:
     def undrafted(self, decoding: list[Sequence]) -> list[int]:
         return []
 
-    def observe(self, counts: list[int], seconds: float, accepted: list[int]) -> None:
+    def observe(
+        self, counts: list[int], seconds: float, advanced: list[int], accepted: list[int]
+    ) -> None:
         """It does not matter."""
 
 
@@ -102,6 +107,9 @@ class AdaptiveWidth:
         """of these, at the last look"""
         self._times = StepSeconds(costs)
         self._gains = choose_gains(shape)
+        self._balance = DraftBalance()
+        self._behind = 0
+        """groups of rows that had no drafts while the balance was spent"""
         self._steps = self._rows = 0
         self._plain_due = self._plain_period = _FIRST_PLAIN
         self._limits = [shape.width] * LEVELS + [0]
@@ -109,10 +117,17 @@ class AdaptiveWidth:
 
     def choose(self, decoding: list[Sequence]) -> list[int]:
         self._steps += 1
+        self._balance.step_chosen()
         if self._steps >= self._plain_due:
             self._plain_period = min(2 * self._plain_period, _LONGEST_PLAIN)
             self._plain_due += self._plain_period
             return [1] * len(decoding)
+        if self._balance.is_spent:
+            self._behind = self._depth
+            return [1] * len(decoding)
+        if self._behind:
+            self._behind -= 1
+            self._leave_behind(decoding)
         step = self._steps % _LIMIT_STEPS
         if self._told or not step or decoding != self._decoding:
             self._decoding = decoding
@@ -140,15 +155,32 @@ class AdaptiveWidth:
             sequence = decoding[index]
             if counts[index] > 1 or not sequence.ready_drafts or sequence.draft_level == SPOILED:
                 continue
-            if turn % min(longest, probe_period(sequence.draft_level, least)) == 0:
+            if turn % min(longest, probe_period(sequence.draft_level, least)):
+                continue
+            if self._balance.allows(price := self._price(sequence, rows)):
+                self._balance.pay(price)
                 counts[index], left = 2, left - 1
                 if not left:
                     break
         return counts
 
+    def _leave_behind(self, decoding: list[Sequence]) -> None:
+        """Rows of which the drafter missed too much while they had no drafts get no more."""
+        for sequence in decoding:
+            price = self._price(sequence, len(decoding))
+            if sequence.draft_level != SPOILED and not self._balance.allows(price):
+                sequence.draft_level = 0
+
+    def _price(self, sequence: Sequence, rows: int) -> float:
+        """Steps that it takes until a drafter knows all of a row."""
+        missed = len(sequence.tokens) - sequence.drafted_len
+        return self._times.draft(missed) / self._times.step(rows)
+
     def undrafted(self, decoding: list[Sequence]) -> list[int]:
         """Those below all limits. All are looked at where limits are found anew, by what there is,
         and rows get a draft to try."""
+        if self._told and self._balance.is_spent:
+            return [sequence.row for sequence in decoding]
         soon = -(self._steps + 1) % _LIMIT_STEPS < self._depth
         if soon or not self._told or len(decoding) <= _FEW_ROWS:
             return []
@@ -161,12 +193,18 @@ class AdaptiveWidth:
         cost = (probed / self._times.step(rows) - 1) / _LIMIT_STEPS
         return max(1, min(_LONGEST_PERIOD, ceil(cost / _PROBE_COST)))
 
-    def observe(self, counts: list[int], seconds: float, accepted: list[int]) -> None:
-        rows, passes, drafting = len(counts), max(counts, default=1) - 1, 0.0
-        if rows > _FEW_ROWS and self._steps % _LEARNED_STEPS:
-            return
+    def observe(
+        self, counts: list[int], seconds: float, advanced: list[int], accepted: list[int]
+    ) -> None:
+        rows, passes, drafting, stands_for = len(counts), max(counts, default=1) - 1, 0.0, 1
+        if rows > _FEW_ROWS:
+            if self._steps % _LEARNED_STEPS:
+                return
+            stands_for = _LEARNED_STEPS
         if passes:
             drafting = float(self._drafting(rows, np.array(passes)))
+            took = seconds / self._times.step(rows)
+            self._balance.observe(stands_for * sum(advanced) / rows, stands_for * took)
         self._times.observe(sum(counts), drafting, seconds)
         self._gains.observe(counts, accepted)
 
