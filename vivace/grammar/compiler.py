@@ -21,7 +21,7 @@ log = logging.getLogger("vivace.grammar")
 THREADS = 2
 STACK = 256 << 20
 """bytes of addresses: the library goes down a chain of thousands of references in one stack"""
-LESS_URGENT = 10
+LESS_URGENT = 15
 """how nice the threads that compile are to those that compute steps"""
 MAX_SECONDS = 10.0
 """in which a grammar is compiled, or its request refused"""
@@ -106,7 +106,9 @@ class GrammarCompiler:
 def be_less_urgent() -> None:
     """The thread that calls it."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LESS_URGENT)
+        thread = threading.get_native_id()
+        now = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, now + LESS_URGENT)  # the system stops at 19
 
 
 class GrammarGate:
