@@ -126,7 +126,7 @@ def test_passes_are_what_drafting_computes(tmp_path: Path) -> None:
 
 def fresh_requests(model: Path) -> list[Request]:
     """Prompts that no head was trained with"""
-    encode = Tokenizer.from_file(str(model / "tokenizer.json")).encode
+    encode = Tokenizer.from_str((model / "tokenizer.json").read_text("utf-8")).encode
     sampling = SamplingParams(max_new_tokens=40, temperature=0.0)
     texts = (f"user: {text}\nassistant:" for text in make_prompts(4, 2))
     return [Request(key=0, rid=text, tokens=encode(text).ids, sampling=sampling) for text in texts]
@@ -261,7 +261,7 @@ def test_texts_and_given_answers_are_learned_as_they_are(toy: Trained, tmp_path:
     lines = (tmp_path / "of text" / "training" / "sequences.jsonl").read_text().splitlines()
     assert sum(json.loads(line)["count"] for line in lines) == 24 * 60
     head = load_file(tmp_path / "of text" / "model.safetensors")
-    encode = Tokenizer.from_file(str(toy.folder / "Qwen3" / "tokenizer.json")).encode
+    encode = Tokenizer.from_str((toy.folder / "Qwen3" / "tokenizer.json").read_text("utf-8")).encode
     said = (head["d2t"] + torch.arange(11)).tolist()
     assert said == sorted({*encode("the catsonm.").ids})
     assert head["t2d"].nonzero().squeeze(1).tolist() == said

@@ -18,7 +18,7 @@ from vivace.frontend.tokenizer import Tokenizer
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("bytes")
     write_byte_tokenizer(folder)
-    return Tokenizer(Core.from_file(str(folder / "tokenizer.json")))
+    return Tokenizer(Core.from_str((folder / "tokenizer.json").read_text("utf-8")))
 
 
 def test_a_plain_file_is_one_document_and_each_line_of_jsonl_one(tmp_path: Path) -> None:

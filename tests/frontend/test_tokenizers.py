@@ -190,7 +190,7 @@ def word_level_folder(folder: Path, **config: Any) -> Source:
     core = Core(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "<s>": 3, "</s>": 4}, "<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(" "), "removed")
     core.enable_truncation(2)
-    core.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(core.to_str(), "utf-8")
     own = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, **config}
     (folder / "tokenizer_config.json").write_text(json.dumps(own))
     return Source(folder, {"eos_token_id": [4, 2]})

@@ -56,7 +56,7 @@ def write_tokenizer(folder: Path) -> None:
     core.post_processor = processors.TemplateProcessing(
         single="$A <end>", special_tokens=[("<end>", END)]
     )
-    core.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(core.to_str(), "utf-8")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 

@@ -77,7 +77,7 @@ def write_unigram(folder: Path) -> int:
 
 
 def save(core: Tokenizer, folder: Path, named: dict[str, str]) -> int:
-    core.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(core.to_str(), "utf-8")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return core.get_vocab_size()
@@ -85,7 +85,7 @@ def save(core: Tokenizer, folder: Path, named: dict[str, str]) -> int:
 
 def read_inputs(folder: Path, first: str, second: str | None = None) -> dict[str, torch.Tensor]:
     """What transformers' model is given for a text or a pair."""
-    core = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    core = Tokenizer.from_str((folder / "tokenizer.json").read_text("utf-8"))
     found = core.encode(first, second) if second is not None else core.encode(first)
     inputs = {"input_ids": found.ids, "token_type_ids": found.type_ids}
     inputs["attention_mask"] = found.attention_mask
