@@ -485,8 +485,10 @@ def test_summary_tells_what_differs_from_what_was_typed() -> None:
 
 def test_summary_names_no_draft_model_that_is_not_used() -> None:
     ngrams = "--speculative-algorithm", "NGRAM", "--speculative-draft-model-path", "unused"
-    rows = {line.split()[0]: line for line in summary_lines(*ngrams)}
-    assert "NGRAM," in rows["drafts"] and "--speculative-draft-model-path" in rows["note"]
+    lines = summary_lines(*ngrams)
+    (drafts,) = [line for line in lines if line.split()[0] == "drafts"]
+    assert "NGRAM," in drafts
+    assert any("note" in line and "--speculative-draft-model-path" in line for line in lines)
 
 
 def test_verbose_summary_tells_every_decision() -> None:
