@@ -359,6 +359,14 @@ CASES: dict[str, Case] = {
         },
         penalized,
     ),
+    "apply_token_bitmask": Case(
+        "apply_token_bitmask",
+        lambda: {
+            "x": torch.ones(T, N), "entries": ids(T),
+            "mask": torch.ones(T, N // 32, dtype=torch.int32),
+        },
+        lambda **a: SAMPLING.apply_token_bitmask(a["x"], a["entries"], a["mask"]),
+    ),
     "logsumexp": plain(
         "logsumexp", lambda **a: SAMPLING.logsumexp(a["x"], a["temperature"]),
         x=(T, N), temperature=(T,),

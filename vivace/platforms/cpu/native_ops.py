@@ -195,11 +195,11 @@ class NativeSampling:
         self._topk = kernels.operation("topk", "q" * 7)
         self._not_finite = kernels.operation("not_finite", "q" * 5)
         self._apply_penalties = kernels.operation("apply_penalties", "q" * 7)
+        self._apply_token_bitmask = kernels.operation("apply_token_bitmask", "q" * 6)
         self._settings = _Settings()
         reference = TorchSampling(reads=True)
         self.weights = reference.weights
         """by the reference: they are asked for with relaxed acceptance only"""
-        self.apply_token_bitmask = reference.apply_token_bitmask
 
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, width, *given = table("argmax", logits)
@@ -246,6 +246,15 @@ class NativeSampling:
         self._apply_penalties(
             rows, *given, width, tokens.data_ptr(), longest, self._settings.pointer
         )
+
+    def apply_token_bitmask(self, logits: Tensor, entries: Tensor, mask: Tensor) -> None:
+        count, width, *given = table("apply_token_bitmask", logits)
+        (rows,) = sizes("apply_token_bitmask", "entries", entries, 1)
+        chosen = places("apply_token_bitmask", "entries", entries, rows, count)
+        chosen = np.ascontiguousarray(chosen)
+        words = -(-width // 32)
+        bits = block("apply_token_bitmask", "mask", mask, rows, words, dtype=torch.int32)
+        self._apply_token_bitmask(rows, *given, width, chosen.ctypes.data, bits)
 
     def logsumexp(self, logits: Tensor, temperature: Tensor) -> Tensor:
         rows, width, *given = table("logsumexp", logits)

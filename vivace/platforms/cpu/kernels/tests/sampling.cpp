@@ -302,6 +302,44 @@ bool penalize(Suite& suite, Random& random, int64_t n) {
     return bytes_of(table.numbers) == bytes_of(before.numbers);
 }
 
+// One bit for each token; those behind the last one are of nobody.
+std::vector<uint32_t> masks(Random& random, int64_t rows, int64_t n) {
+    const int64_t words = (n + 31) / 32;
+    std::vector<uint32_t> list((size_t)(rows * words));
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t w = 0; w < words; ++w) {
+            const uint32_t any = (uint32_t)random.next(), kinds[] = {0, ~0u, any, any & any << 5 & any << 9};
+            list[r * words + w] = r == 0 ? 0 : r == 1 ? ~0u : kinds[random.below(4)];
+        }
+    return list;
+}
+
+bool mask(Suite& suite, Random& random, int64_t n) {
+    const int64_t rows = 6, words = (n + 31) / 32;
+    Table before(random, 2 * rows, n, 5, 0.3), table = before;
+    before.row(7)[random.below(n)] = NOTHING, before.fill(9, -ENDLESS);
+    const std::vector<int64_t> entries = {11, 1, 7, 9, 2, 3};
+    const std::vector<uint32_t> bits = masks(random, rows, n);
+    Words list;
+    list.add(rows).add(table.numbers).add(table.stride).add(n).add(entries).add(bits);
+    const auto reset = [&] {
+        std::copy(before.numbers.begin(), before.numbers.end(), table.numbers.begin());
+    };
+    if (!suite.run("apply_token_bitmask", list, reset, [&] { return bytes_of(table.numbers); })) return false;
+    for (int64_t r = 0; r < rows; ++r) {
+        float* x = before.row(entries[r]);
+        const auto allows = [&](int64_t i) { return bits[r * words + i / 32] >> (i % 32) & 1; };
+        bool some = false;
+        for (int64_t i = 0; i < n; ++i) {
+            if (!allows(i)) x[i] = -ENDLESS;
+            some = some || x[i] != -ENDLESS;
+        }
+        for (int64_t i = 0; i < n && !some; ++i)
+            if (allows(i)) x[i] = 0;
+    }
+    return bytes_of(table.numbers) == bytes_of(before.numbers);
+}
+
 }  // namespace
 
 void sampling(Suite& suite) {
@@ -350,6 +388,12 @@ void sampling(Suite& suite) {
         for (int64_t n : WIDTHS)
             for (int times = 0; times < 4; ++times)
                 if (!penalize(suite, random, n)) return false;
+        return true;
+    });
+    suite.op("apply_token_bitmask", [&](Random& random) {
+        for (int64_t n : WIDTHS)
+            for (int times = 0; times < 4; ++times)
+                if (!mask(suite, random, n)) return false;
         return true;
     });
 }
