@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.fields import ConfigFields
 from vivace.layers.module import Bindings
-from vivace.layers.rotary import RotaryTable
+from vivace.layers.rotary import RotaryTable, cosines_and_sines
 from vivace.models.causal_lm import rotary_table
 from vivace.models.rope import RotatedHead, read_rope
 from vivace.platforms.ops.table import reference_ops
@@ -177,3 +177,14 @@ def test_unknown_scaling_is_named() -> None:
 def test_a_table_too_large_to_build_is_refused() -> None:
     with pytest.raises(ValueError, match="--context-length"):
         loaded(build_table({"rope_theta": 100.0}, (1 << 31) - 1))
+
+
+def test_a_table_is_rounded_from_more_bits() -> None:
+    """Torch's cosines of large tensors are sometimes those of half as many bits."""
+    frequencies = torch.arange(1, HEAD // 2 + 1) / HEAD
+    angles = torch.outer(torch.arange(8192.0), frequencies)
+    found, half = cosines_and_sines(angles), HEAD // 2
+    assert found.dtype == torch.float32 and found.shape == (8192, HEAD)
+    precise = angles.double()
+    for part, exact in ((found[:, :half], precise.cos()), (found[:, half:], precise.sin())):
+        assert (part.double() - exact).abs().max() <= 2**-25

@@ -9,12 +9,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vivace.checkpoint.weights import Weights
 from vivace.errors import CannotStart
 from vivace.layers.module import Bindings, Module
+from vivace.platforms.host import HOST, download, upload
 
 Frequencies = tuple[Tensor, float]
 """inverse frequencies[rot / 2] in float32, and the factor on cosines and sines"""
@@ -64,8 +66,17 @@ class RotaryTable(Module):
             rows = table[start : start + ROWS_AT_ONCE]
             places = torch.arange(start, start + len(rows), dtype=torch.float32)
             angles = torch.outer(places, inverse)
-            torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1, out=rows)
+            torch.mul(cosines_and_sines(angles), factor, out=rows)
         self.cos_sin = table.to(self._device)
+
+
+def cosines_and_sines(angles: Tensor) -> Tensor:
+    """[..., n] -> [..., 2 n] float32, rounded from float64. Not by torch: of large tensors MKL
+    sometimes computes a thread's share with half of the bits, in one start of ten (seen with torch
+    2.13), and then the tokens are others than before."""
+    precise = download(angles).astype(np.float64)
+    both = np.concatenate((np.cos(precise), np.sin(precise)), axis=-1)
+    return upload(both.astype(np.float32), HOST)
 
 
 class PositionScales(Module):
@@ -85,9 +96,9 @@ class PositionScales(Module):
         self._rows = min(self.positions, env.longest or self.positions)
 
     def load(self, weights: Weights) -> None:
-        counts = torch.arange(1, self._rows + 1, dtype=torch.float32)
-        factors = torch.log1p(torch.floor(counts / self.floor)) * self.scale + 1
-        self.factors = factors.to(self._device)
+        counts = np.arange(1, self._rows + 1, dtype=np.float32)
+        factors = np.log1p(np.floor(counts / np.float32(self.floor)).astype(np.float64))
+        self.factors = upload((factors * self.scale + 1).astype(np.float32), self._device)
 
     def update(self, weights: Weights) -> None:
         """They are no weights."""

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from vivace.checkpoint.file_state import model_digest
 from vivace.errors import CannotStart, say
 from vivace.frontend.tokenizer import configured_tokenizer
-from vivace.layers.rotary import plain
+from vivace.layers.rotary import cosines_and_sines, plain
 from vivace.terminal import print_wrapped
 from vivace.train.collect import Collection
 from vivace.train.folder import HeadFolder
@@ -284,7 +284,6 @@ def build_trainer(
     )
     positions = torch.arange(asked.sequence_length + asked.steps, dtype=torch.float32)
     angles = torch.outer(positions, plain(sizes.head_dim, described["rope_theta"], 0, {})[0])
-    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
     settings = TrainingSettings(
         epochs=asked.epochs,
         learning_rate=asked.learning_rate,
@@ -296,7 +295,7 @@ def build_trainer(
         else max(1.0, 60 * asked.max_minutes - (time.monotonic() - began)),
     )
     fastest = DTYPES[config.platform.dtypes[0]]
-    passes = HeadPasses(sizes, parameters, cos_sin, fastest)
+    passes = HeadPasses(sizes, parameters, cosines_and_sines(angles), fastest)
     return HeadTrainer(settings, folder, files, target, vocabulary, passes, parameters, described)
 
 
