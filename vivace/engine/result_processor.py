@@ -151,9 +151,9 @@ class ResultProcessor:
             sequence.computed_len += count
             if plan > 1 and count:  # of its drafts so many were right; the others are taken back
                 sequence.num_drafts += plan - 1
-                sequence.num_accepted += count - 1
-                sequence.drafted_len = len(sequence.tokens)
-                if not apart:
+                if count > 1:
+                    sequence.num_accepted += count - 1
+                if plan > count and not apart:
                     sequence.scheduled_len -= plan - count
             if sequence.state is not running:
                 continue
@@ -187,6 +187,7 @@ class ResultProcessor:
             for sequence, count, done in zip(decodes, planned, advanced, strict=True):
                 if count > 1 and done:
                     sequence.draft_level = levels[sequence.draft_level][count - 1][done - 1]
+                    sequence.drafted_len = len(sequence.tokens)
         if clients.several:
             for sequence, done in zip(decodes, advanced, strict=True):
                 clients.charge(sequence.client, max(0, done - 1))

@@ -135,7 +135,7 @@ class Sequence:
         """that there are for its next span, as far as is known"""
         self.draft_level = FIRST_LEVEL
         """how likely they are accepted (drafts/levels.py)"""
-        self.drafted_len = self.num_prompt_tokens  # known when it last had some
+        self.drafted_len = self.num_prompt_tokens  # about when it last had some
         self.prompt_sent = False
         """the KV of its prompt went to another engine, or will with the next plan"""
         self.suspect = request.suspect
