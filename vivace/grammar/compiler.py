@@ -18,10 +18,11 @@ from vivace.protocol.constraints import Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
 log = logging.getLogger("vivace.grammar")
-THREADS = 2
+THREADS = 1
+"""that compile: two leave less of the cores, and of the interpreter, to steps"""
 STACK = 256 << 20
 """bytes of addresses: the library goes down a chain of thousands of references in one stack"""
-LESS_URGENT = 15
+LESS_URGENT = 19
 """how nice the threads that compile are to those that compute steps"""
 MAX_SECONDS = 10.0
 """in which a grammar is compiled, or its request refused"""
