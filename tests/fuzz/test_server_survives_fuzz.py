@@ -17,7 +17,7 @@ from hostile_requests import Hostile, hostile_requests
 from served_toy import ToyServer, serve_toy
 from worst_bodies import illegal_bodies, routes_with_bodies
 
-REQUESTS = 30_000 if os.environ.get("VIVACE_SLOW_TESTS") else 5_000
+REQUESTS = 30_000 if os.environ.get("VIVACE_SLOW_TESTS") else 10_000
 WORST_BYTES = 4 << 20
 AT_ONCE = 32
 ALLOWED = {200, 400, 401, 404, 405, 413, 415, 422, 431, 501, 503}
