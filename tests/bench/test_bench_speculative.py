@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from served_toy import write_toy_llama
 
+from vivace.bench.errors import BenchError
 from vivace.bench.scripted_drafts import (
     ALWAYS_WRONG,
     SCRIPTED,
@@ -55,6 +56,14 @@ class DraftingEngine:
         self.ended = True
 
 
+def plenty(arguments: dict[str, Any]) -> int:
+    return 1 << 20
+
+
+def no_engine(arguments: dict[str, Any]) -> DraftingEngine:
+    raise AssertionError("nothing is served")
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_ratios_of_each_set_of_prompts(
     wrong: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -68,7 +77,7 @@ def test_ratios_of_each_set_of_prompts(
     file = tmp_path / "figures.json"
     args, _ = parse([*FLAGS, "--output-file", str(file)])
     asked = {"cpu_threads": 1, "speculative_num_draft_tokens": 4}
-    code = measure(args, asked, make, lambda path: ChattingCodec())
+    code = measure(args, asked, make, lambda path: ChattingCodec(), plenty)
     assert code == int(wrong)
     plain, drafting = engines
     assert plain.arguments == {"cpu_threads": 1}
@@ -127,7 +136,7 @@ def test_the_share_of_what_steps_allow(
     words = "--scripted 0.6 --rounds 3 --output-len 9"
     args, _ = parse([*words.split(), "--output-file", str(file)])
     code = measure_scripted(
-        args, {"cpu_threads": 1}, make, lambda path: ChattingCodec(), make_steps
+        args, {"cpu_threads": 1}, make, lambda path: ChattingCodec(), plenty, make_steps
     )
     assert code == int(wrong)
     assert [engine.acceptance for engine in engines] == [None, "0.6"]
@@ -138,6 +147,33 @@ def test_the_share_of_what_steps_allow(
     assert len(rounds) == 3 and rounds[0]["expected"] == pytest.approx(2.176)
     allowed = 2.176 * 8 / 10
     assert f"may be {allowed:.2f}\nit is 3.00: {3 / allowed:.0%}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "context", "needed", "remedy"),
+    [
+        ("", 1320, 1323, "--output-len 6"),
+        ("", 1300, 1323, "--context-length"),
+        ("--streams 1", 1320, 1321, "--output-len 8"),
+        ("--random-input-len 1400 --streams 1", 1400, 1409, "--random-input-len"),
+        ("--scripted 0.5", 1320, 1325, "--output-len 4"),
+    ],
+)
+def test_a_short_context_is_told_before_anything_is_served(
+    words: str, context: int, needed: int, remedy: str
+) -> None:
+    """The longest chat has 1312 tokens; of many streams each has two in front of its own."""
+    args, _ = parse([*"--output-len 9".split(), *words.split()])
+
+    def run(context: int) -> int:
+        given = args, {}, no_engine, lambda path: ChattingCodec(), lambda arguments: context
+        return measure(*given) if args.scripted is None else measure_scripted(*given, open_steps)
+
+    with pytest.raises(BenchError) as caught:
+        run(context)
+    assert f" {needed} tokens" in str(caught.value) and remedy in str(caught.value)
+    with pytest.raises(AssertionError, match="served"):
+        run(needed)
 
 
 @pytest.mark.parametrize(

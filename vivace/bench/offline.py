@@ -203,3 +203,13 @@ def engine_arguments(words: Sequence[str], program: str) -> dict[str, Any]:
     options = parse(words, process_environment(), program=program)
     pairs = ((option, option_value(options, option)) for option in all_options())
     return {option.name: value for option, value in pairs if value != option.default}
+
+
+def context_tokens(arguments: dict[str, Any]) -> int:
+    """Those of prompt and answer together that an engine with these arguments takes; nothing is
+    loaded. Raises CannotStart."""
+    from vivace.config.parsing import from_arguments
+    from vivace.launch.configure import configure
+
+    config = configure(from_arguments(**arguments))
+    return config.model.context_length or config.facts.context

@@ -11,6 +11,9 @@ from vivace.bench.errors import BenchError
 from vivace.bench.offline import OfflineEngine
 
 Prompt = list[int]
+REPEATING, RANDOM = "repeating", "random"
+SHORTEST_ANSWER = 2
+"""tokens: the first one follows from the prompt, and no draft is verified there"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,24 @@ class PromptSet:
     name: str
     streams: int
     prompts: Sequence[Prompt]
+
+
+def check_context(sets: Sequence[PromptSet], context: int, output_len: int, spare: int = 0) -> None:
+    """Whether prompts, answers of `output_len` and `spare` tokens behind them fit into the model's
+    context. Raises BenchError."""
+    longest, name = max((max(map(len, one.prompts)), one.name) for one in sets)
+    room, needed = context - longest - spare, longest + spare + output_len
+    if room >= output_len:
+        return
+    remedy = "use a model with a longer context, or a larger --context-length"
+    if room >= SHORTEST_ANSWER:
+        remedy = f"give --output-len {room}, or {remedy}"
+    if name == RANDOM:
+        remedy = f"give a smaller --random-input-len, or {remedy}"
+    raise BenchError(
+        f"the {name} prompts have up to {longest} tokens, so with answers of {output_len} the "
+        f"context has to be {needed} tokens, and it is {context}; {remedy}"
+    )
 
 
 def run(

@@ -22,7 +22,14 @@ from typing import Any, Protocol
 from vivace.bench.environment import host_facts, instruction_set
 from vivace.bench.offline import OfflineEngine
 from vivace.bench.one_batch import Batches, BatchShape, step_tokens
-from vivace.bench.output_speed import PromptSet, accept_length, run, texts
+from vivace.bench.output_speed import (
+    REPEATING,
+    PromptSet,
+    accept_length,
+    check_context,
+    run,
+    texts,
+)
 from vivace.bench.record import write_figures
 from vivace.bench.repeating_prompts import repeating_prompts
 from vivace.bench.tokenizer import TokenCodec
@@ -75,11 +82,13 @@ def measure_scripted(
     arguments: dict[str, Any],
     make_engine: Callable[[dict[str, Any]], OfflineEngine],
     make_codec: Callable[[str | None], TokenCodec],
+    read_context: Callable[[dict[str, Any]], int],
     make_steps: Callable[[dict[str, Any]], TimedSteps],
 ) -> int:
     """Print each round and the medians; 1 where an answer differs."""
     codec = make_codec(arguments.get("tokenizer_path") or arguments.get("model_path"))
-    prompts = PromptSet(name="repeating", streams=1, prompts=repeating_prompts(codec))
+    prompts = PromptSet(name=REPEATING, streams=1, prompts=repeating_prompts(codec))
+    check_context([prompts], read_context(arguments), args.output_len, spare=1 + args.width)
     with contextlib.ExitStack() as stack:
         plain = make_engine(arguments)
         stack.callback(plain.shutdown)

@@ -21,8 +21,17 @@ from vivace.arguments import ArgumentParser, whole_number
 from vivace.bench.environment import host_facts, instruction_set
 from vivace.bench.errors import run_benchmark
 from vivace.bench.flags import refuse_misspelled, result_file, share
-from vivace.bench.offline import OfflineEngine, engine_arguments, open_engine
-from vivace.bench.output_speed import PromptSet, accept_length, run, texts
+from vivace.bench.offline import OfflineEngine, context_tokens, engine_arguments, open_engine
+from vivace.bench.output_speed import (
+    RANDOM,
+    REPEATING,
+    SHORTEST_ANSWER,
+    PromptSet,
+    accept_length,
+    check_context,
+    run,
+    texts,
+)
 from vivace.bench.record import write_figures
 from vivace.bench.repeating_prompts import repeating_prompts
 from vivace.bench.scripted_drafts import measure_scripted, open_steps
@@ -55,8 +64,10 @@ def main(argv: list[str]) -> int:
     def run_chosen() -> int:
         arguments = engine_arguments(words, PROGRAM)
         if args.scripted is None:
-            return measure(args, arguments, open_engine, LocalCodec)
-        return measure_scripted(args, arguments, open_engine, LocalCodec, open_steps)
+            return measure(args, arguments, open_engine, LocalCodec, context_tokens)
+        return measure_scripted(
+            args, arguments, open_engine, LocalCodec, context_tokens, open_steps
+        )
 
     return run_benchmark(PROGRAM, run_chosen)
 
@@ -66,18 +77,21 @@ def measure(
     arguments: dict[str, Any],
     make_engine: Callable[[dict[str, Any]], OfflineEngine],
     make_codec: Callable[[str | None], TokenCodec],
+    read_context: Callable[[dict[str, Any]], int],
 ) -> int:
     """Print a line for each set of prompts as it is measured; 1 where an answer differs."""
     codec = make_codec(arguments.get("tokenizer_path") or arguments.get("model_path"))
+    sets = prompt_sets(args, codec)
     plain = {name: v for name, v in arguments.items() if not name.startswith(DRAFT_FLAGS)}
     asked = {"speculative_algorithm": DEFAULT_ALGORITHM, **arguments}
+    check_context(sets, read_context(plain), args.output_len)
     engines = [make_engine(plain)]
     try:
         engines.append(make_engine(asked))
         print(f"computed by: {instruction_set(engines[0].get_server_info())}")
         print(HEADER)
         found = list[SpeedRatio]()
-        for one in prompt_sets(args, codec):
+        for one in sets:
             found.append(compare(one, engines, args))
             print(line(found[-1]), flush=True)
     finally:
@@ -100,7 +114,7 @@ def prompt_sets(args: argparse.Namespace, codec: TokenCodec) -> list[PromptSet]:
     chance, ordinary = random.Random(args.seed), ordinary_ids(codec)
     random_prompts = [chance.choices(ordinary, k=args.random_input_len) for _ in repeating]
     found: list[PromptSet] = []
-    for name, prompts in (("repeating", repeating), ("random", random_prompts)):
+    for name, prompts in ((REPEATING, repeating), (RANDOM, random_prompts)):
         many = [
             [*chance.choices(ordinary, k=2), *prompts[at % len(prompts)]]
             for at in range(args.streams)
@@ -187,8 +201,7 @@ def positive(text: str) -> int:
 
 
 def answer_length(text: str) -> int:
-    """The first token follows from the prompt: no draft is verified there."""
     value = whole_number(text)
-    if value < 2:
-        raise argparse.ArgumentTypeError(f"{text} is below 2")
+    if value < SHORTEST_ANSWER:
+        raise argparse.ArgumentTypeError(f"{text} is below {SHORTEST_ANSWER}")
     return value
