@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import os
@@ -33,9 +34,10 @@ from toy_models import make
 from vivace import cli
 from vivace.platforms.cpu.facts import has_kernels
 from vivace.protocol.messages import Request, SamplingParams
+from vivace.train.draft import find_chats
 from vivace.train.head import HeadPasses, HeadSizes
 from vivace.train.progress import TrainingProgress
-from vivace.train.prompts import cut_text, make_chats, read_chats
+from vivace.train.prompts import cut_text, make_chats, read_chats, read_lines
 from vivace.train.state_files import StateFiles
 
 SHAPE = {
@@ -287,6 +289,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no text": (["--text", "empty.txt"], "no text"),
     "a missing file": (["--text", "nowhere.txt"], "No such file"),
     "no UTF-8": (["--text", "latin.txt"], "UTF-8"),
+    "too many prompts": (["--prompts", "huge.jsonl"], "64 MiB"),
     "little text": (["--text", "short.txt"], "--batch"),
     "no JSON": (["--prompts", "wrong.jsonl"], "line 1"),
     "no prompt": (["--prompts", "other.jsonl"], "line 1"),
@@ -320,9 +323,11 @@ def test_what_cannot_be_trained_is_refused_first(
         "wrong.jsonl": b"{",
         "other.jsonl": b'{"text": 3}',
         "chats.jsonl": b'{"prompt": "a question"}',
+        "huge.jsonl": b"",
     }
     for name, content in files.items():
         Path(name).write_bytes(content)
+    os.truncate("huge.jsonl", (64 << 20) + 1)
     flags, said = REFUSED[case]
     assert run_refused(toy, Path("head"), *flags) == 2
     assert said in capsys.readouterr().err
@@ -416,11 +421,27 @@ def test_an_index_is_read_up_to_what_cannot_be_true(tmp_path: Path) -> None:
 
 def test_lines_end_where_files_say(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "one\u2028line"}\r\n"two\x85"\n')
-    assert [chat[0]["content"] for chat in read_chats(file, "generated")] == [
+    file.write_text('\n{"prompt": "one\u2028line"}\r\n"two\x85"\n')
+    lines = read_lines(file)
+    assert [*lines] == [2, 3]
+    assert [chat[0]["content"] for chat in read_chats(file, lines, "generated")] == [
         "one\u2028line",
         "two\x85",
     ]
+
+
+def test_no_more_prompts_are_read_than_are_learned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(map(str, range(1000))))
+    asked = {"prompts": file, "answers": "generated", "tokens": 200, "batch": 4}
+    found, again, others = (
+        find_chats(argparse.Namespace(**asked, seed=seed)) for seed in (0, 0, 1)
+    )
+    assert len(found) == 15 and found == again != others
+    assert "15 of 1,000" in capsys.readouterr().err
+    assert len(find_chats(argparse.Namespace(**asked | {"tokens": 20_000}, seed=0))) == 1000
 
 
 def test_no_more_of_a_text_becomes_tokens_than_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,12 +26,15 @@ from vivace.train.progress import TrainingProgress
 from vivace.train.prompts import (
     GENERATED,
     GIVEN,
+    Chat,
     TrainingPrompt,
     cut_text,
+    draw_lines,
     encode_chats,
     hold_out,
     make_chats,
     read_chats,
+    read_lines,
     read_text,
 )
 from vivace.train.recorder import StateRecorder
@@ -52,6 +55,8 @@ COLLECTING = 1 / 3
 """of --max-minutes at most"""
 USUAL_ANSWER = 100
 """tokens: so many prompts are made that answers half as long as usual fill --tokens"""
+SHORT_SEQUENCE = 20
+"""tokens of a prompt and its answer: of a file so many prompts are used that these fill --tokens"""
 TOKENS_PER_NUMBER = 8
 """of a hidden state, in the draft vocabulary"""
 SAVED_BYTES = 28
@@ -124,12 +129,7 @@ def find_prompts(config: Config, asked: argparse.Namespace) -> list[TrainingProm
             text = read_text(asked.text, "--text")
             found = cut_text(text, tokenizer, longest, asked.tokens, asked.seed)
         else:
-            count = 1 + asked.tokens // USUAL_ANSWER
-            chats = (
-                make_chats(count, asked.seed)
-                if asked.prompts is None
-                else read_chats(asked.prompts, asked.answers)
-            )
+            chats = find_chats(asked)
             found = encode_chats(chats, tokenizer, asked.answers, longest)
             if left := len(chats) - len(found):
                 print_wrapped(
@@ -148,6 +148,20 @@ def find_prompts(config: Config, asked: argparse.Namespace) -> list[TrainingProm
             "--batch, or a shorter --sequence-length"
         )
     return hold_out(found, answered=answered, seed=asked.seed)
+
+
+def find_chats(asked: argparse.Namespace) -> list[Chat]:
+    """Those of a file, or the package's. Raises CannotStart."""
+    if asked.prompts is None:
+        return make_chats(1 + asked.tokens // USUAL_ANSWER, asked.seed)
+    lines = read_lines(asked.prompts)
+    most = 1 + asked.batch + asked.tokens // SHORT_SEQUENCE
+    if len(lines) > most:
+        print_wrapped(
+            f"--prompts {asked.prompts}: {most:,} of {len(lines):,} prompts are used, drawn by "
+            f"--seed; --tokens {asked.tokens} needs no more"
+        )
+    return read_chats(asked.prompts, draw_lines(lines, most, asked.seed), asked.answers)
 
 
 def longest_outcome(prompt: TrainingPrompt, asked: argparse.Namespace) -> int:

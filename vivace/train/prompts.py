@@ -21,6 +21,7 @@ from vivace.requests.prompts import template_messages
 from vivace.requests.schema import Message
 
 MOST_BYTES = 1 << 30
+MOST_PROMPT_BYTES = 64 << 20
 PART = 1 << 20
 """characters of a text that become tokens at once"""
 SUFFIX = ".jsonl"
@@ -41,21 +42,34 @@ class TrainingPrompt:
     held_out: bool
 
 
-def read_chats(path: Path, answers: str) -> list[Chat]:
+def read_lines(path: Path) -> dict[int, str]:
+    """number -> line, of those in which there is something. Raises CannotStart."""
+    text = read_text(path, "--prompts", MOST_PROMPT_BYTES)
+    return {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip()}
+
+
+def draw_lines(lines: dict[int, str], most: int, seed: int) -> dict[int, str]:
+    """So many of them, in their order: each takes the template a millisecond."""
+    if len(lines) <= most:
+        return lines
+    return {number: lines[number] for number in sorted(random.Random(seed).sample([*lines], most))}
+
+
+def read_chats(path: Path, lines: dict[int, str], answers: str) -> list[Chat]:
     """Of a file of prompts: a line each, or JSON lines with a string, a `prompt` or `messages`.
     Raises CannotStart."""
-    lines = [line for line in read_text(path, "--prompts").split("\n") if line.strip()]
-    if path.suffix == SUFFIX:
-        chats = [read_json_line(path, number, line) for number, line in enumerate(lines, 1)]
-    else:
-        chats = [[{"role": "user", "content": line}] for line in lines]
     wanted = "assistant" if answers == GIVEN else "user"
-    for number, chat in enumerate(chats, 1):
+    chats = list[Chat]()
+    for number, line in lines.items():
+        chat = [{"role": "user", "content": line}]
+        if path.suffix == SUFFIX:
+            chat = read_json_line(path, number, line)
         if chat[-1].get("role") != wanted:
             raise CannotStart(
                 f"--prompts {path}: the last message of line {number} is not the {wanted}'s, as "
                 f"--answers {answers} needs it"
             )
+        chats.append(chat)
     return chats
 
 
@@ -76,10 +90,10 @@ def read_json_line(path: Path, number: int, line: str) -> Chat:
     )
 
 
-def read_text(path: Path, flag: str) -> str:
+def read_text(path: Path, flag: str, most: int = MOST_BYTES) -> str:
     """Raises CannotStart, also where nothing is in it."""
     try:
-        text = read_file(path, MOST_BYTES).decode()
+        text = read_file(path, most).decode()
     except OSError as error:
         raise CannotStart(f"{flag} {path}: {error.strerror}") from None
     except FileTooLarge as error:
