@@ -67,6 +67,11 @@ def test_every_cut_says_the_same(transcript: Transcript) -> None:
         assert parse(transcript.parser, list(cut(transcript.text, [place]))) == whole
 
 
+CODED = "<function=get_weather><parameter={}>{}</parameter></function>"
+STEP3 = (
+    "<｜tool_call_begin｜>function<｜tool_sep｜>{}"
+    '<steptml:invoke name="now"></steptml:invoke><｜tool_call_end｜>'
+)
 PIECES = sorted(
     {
         piece
@@ -88,6 +93,32 @@ def test_malformed_answers_are_cut_alike(name: str, pieces: list[str], places: l
     whole = parse(name, [text])
     assert parse(name, list(cut(text, places))) == whole
     assert parse(name, list(text)) == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("hermes", '<tool_call>{"name": "now"}, {"name": "now"}</tool_call>', [{}, {}]),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}', [{"a": 1}]),
+        ("hermes", '<tool_call>{"arguments": "{}", "name": "now"}</tool_call>', [{}]),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "soon"}</tool_call>', ["soon"]),
+        ("step3", '<｜tool_call_begin｜><steptml:invoke name="now"></steptml:invoke>', [{}]),
+        ("step3", STEP3.format("now\n"), [{}]),
+        ("pythonic", "[now(a={'b', 'c'}, d={}, e={1: {2}})]",
+         [{"a": ["b", "c"], "d": {}, "e": {"1": [2]}}]),
+        ("pythonic", "[now(a=07, b=-05, c=.5, d=1_000)]", [{"a": 7, "b": -5, "c": 0.5, "d": 1000}]),
+        ("lfm2", "<|tool_call_start|>[now(a='\\ud83d\\ude00', b='\\ud83d!')]<|tool_call_end|>",
+         [{"a": "😀", "b": "\ufffd!"}]),
+        ("qwen3_coder", CODED.format("places", "['a', \"b's\"]"), [{"places": ["a", "b's"]}]),
+        ("qwen3_coder", CODED.format("places", "{'a': 1}"), [{"places": "{'a': 1}"}]),
+        ("qwen3_coder", CODED.format("places", "['a'] or so"), [{"places": "['a'] or so"}]),
+        ("qwen3_coder", CODED.format("units", "['a']"), [{"units": "['a']"}]),
+    ],
+)  # fmt: skip
+def test_other_spellings_of_calls(name: str, text: str, arguments: list[Any]) -> None:
+    found = parse(name, [text])
+    assert [json.loads(each) for _, each in found.calls] == arguments and not found.content
+    assert parse(name, list(text)) == found
 
 
 def test_argument_deltas_come_while_the_model_writes() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vivace.parsers.events import EventWriter
-from vivace.parsers.json_values import MAX_NAME, copy_value, read_string
+from vivace.parsers.json_values import MAX_NAME, copy_value, object_text, read_string
 from vivace.parsers.reader import NotACall, Steps, TextReader
 
 NAME = re.compile(r"[\w.:/\-]*")
@@ -50,14 +50,13 @@ class CallReader:
         return properties.get(key) if isinstance(properties, dict) else None
 
     def copy_arguments(self, end: str) -> Steps[None]:
-        """The arguments as the model writes them: an object, {} where it writes null."""
-        if (yield from self.reader.peek()) != "n":
+        """The arguments as the model writes them; null and strings as `object_text` has them."""
+        if (yield from self.reader.peek()) not in ("n", '"'):
             yield from copy_value(self.reader, self.writer.arguments, end)
             return
         other: list[str] = []
         yield from copy_value(self.reader, other.append)
-        text = "".join(other)
-        self.writer.arguments("{}" if text == "null" else text)
+        self.writer.arguments(object_text("".join(other)))
 
 
 class CallBody(Protocol):
@@ -123,7 +122,7 @@ class JsonCalls:
             yield from reader.skip(",")
         if not begun:
             calls.begin(name)
-            calls.writer.arguments("".join(early) or "{}")
+            calls.writer.arguments(object_text("".join(early)))
 
 
 def skip_value(calls: CallReader, key: str) -> Steps[None]:

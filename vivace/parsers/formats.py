@@ -13,7 +13,7 @@ from vivace.parsers.tagged_calls import TaggedCall
 HERMES = ToolFormat(
     begin="<tool_call>",
     end="</tool_call>",
-    body=JsonCalls(),
+    body=JsonCalls(separator=","),
     frame=('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>"),
     separator="\n",
 )
@@ -114,7 +114,8 @@ STEP3 = ToolFormat(
     begin="<｜tool_call_begin｜>",
     end="<｜tool_call_end｜>",
     body=TaggedCall(
-        head='function<｜tool_sep｜><steptml:invoke name="',
+        kind="function<｜tool_sep｜>",
+        head='<steptml:invoke name="',
         after_name='">',
         key_open='<steptml:parameter name="',
         key_close='">',

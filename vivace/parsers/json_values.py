@@ -79,7 +79,7 @@ def read_string(reader: TextReader, limit: int = MAX_NAME) -> Steps[str]:
 
     yield from copy_string(reader, keep)
     try:
-        return str(parse("".join(parts)))
+        return whole_characters(str(parse("".join(parts))))
     except NotJson:
         raise NotACall from None
 
@@ -98,6 +98,26 @@ def parse(text: str) -> Any:
 
 def refuse(constant: str) -> NoReturn:
     raise NotJson(constant)
+
+
+def whole_characters(text: str) -> str:
+    """With the halves of characters that escapes have written put together; one that is alone
+    becomes a replacement character."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def object_text(text: str) -> str:
+    """Arguments as an object: {} for nothing or null, and what a string holds that some models
+    write, the JSON text of an object. Anything else stays as it is."""
+    if text in ("", "null"):
+        return "{}"
+    if text.startswith('"'):
+        try:
+            inner = whole_characters(str(parse(text)))
+            return inner if isinstance(parse(inner), dict) else text
+        except NotJson:
+            return text
+    return text
 
 
 def escape(text: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from vivace.parsers.calls import CallReader
-from vivace.parsers.json_values import MAX_NAME, NotJson, parse
+from vivace.parsers.json_values import MAX_NAME, NotJson, parse, whole_characters
 from vivace.parsers.reader import NotACall, Steps, TextReader
 
 IDENTIFIER = re.compile(r"[\w.]*")
@@ -20,6 +21,7 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v"
 HEX = re.compile(r"[0-9a-fA-F]*")
 DIGITS = {"x": 2, "u": 4, "U": 8}
 MAX_DEPTH = 64
+LAST = {"[": "]", "(": ")", "{": "}"}
 
 
 @dataclass(frozen=True)
@@ -67,47 +69,68 @@ def read_value(reader: TextReader, depth: int = 0) -> Steps[str]:
     match first:
         case "'" | '"':
             return json.dumps((yield from read_text(reader, first)), ensure_ascii=False)
-        case "[" | "(":
-            items = yield from read_items(reader, depth, {"[": "]", "(": ")"}[first])
-            return f"[{', '.join(items)}]"
-        case "{":
-            items = yield from read_items(reader, depth, "}")
-            return f"{{{', '.join(items)}}}"
+        case "[" | "(" | "{":
+            return (yield from read_items(reader, depth, LAST[first]))
         case _:
             return constant((yield from reader.run(NUMBER, MAX_NAME)))
 
 
-def read_items(reader: TextReader, depth: int, last: str) -> Steps[list[str]]:
-    """What stands in brackets, as JSON."""
+def read_items(reader: TextReader, depth: int, last: str) -> Steps[str]:
+    """The JSON of what stands in brackets: an object in braces with keys, of all others a list."""
     reader.take(reader.at + 1)
     items: list[str] = []
-    while True:
-        yield from reader.skip_space()
-        if (yield from reader.skip(last)):
-            return items
+    keyed = last == "}"
+    yield from reader.skip_space()
+    while not (yield from reader.skip(last)):
         item = yield from read_value(reader, depth + 1)
-        if last == "}":
-            if not item.startswith('"'):
-                item = json.dumps(item)
-            yield from reader.skip_space()
-            yield from reader.expect(":")
-            item = f"{item}: " + (yield from read_value(reader, depth + 1))
-        items.append(item)
         yield from reader.skip_space()
+        if keyed and not items:
+            keyed = yield from reader.is_next(":")
+        if keyed:
+            yield from reader.expect(":")
+            key = item if item.startswith('"') else json.dumps(item)
+            item = f"{key}: " + (yield from read_value(reader, depth + 1))
+            yield from reader.skip_space()
+        items.append(item)
         if not (yield from reader.skip(",")):
             yield from reader.expect(last)
-            return items
+            break
+        yield from reader.skip_space()
+    inside = ", ".join(items)
+    return f"{{{inside}}}" if keyed else f"[{inside}]"
 
 
 def constant(text: str) -> str:
-    """A number, or one of the words."""
+    """A number, or one of the words. Models write 07, too, which Python does not take."""
     if text in CONSTANTS:
         return CONSTANTS[text]
     try:
         parse(text)
     except NotJson:
-        raise NotACall from None
+        return number(text)
     return text
+
+
+def number(text: str) -> str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return json.dumps(kind(text), allow_nan=False)
+    raise NotACall
+
+
+def literal_json(text: str) -> str:
+    """The JSON of a text that is one literal. Raises NotACall for any other."""
+    reader = TextReader()
+    reader.feed(text)
+    reader.ended = True  # so it never waits
+    try:
+        next(reading := read_value(reader))
+    except StopIteration as done:
+        if reader.at == len(text):
+            return str(done.value)
+    else:
+        reading.close()
+    raise NotACall
 
 
 def read_text(reader: TextReader, quote: str) -> Steps[str]:
@@ -117,7 +140,7 @@ def read_text(reader: TextReader, quote: str) -> Steps[str]:
     while True:
         parts.append((yield from reader.run(CHARACTERS[quote])))
         if (yield from reader.skip(quote)):
-            return "".join(parts)
+            return whole_characters("".join(parts))
         if (yield from reader.skip("\\")):
             parts.append((yield from read_escape(reader)))
         else:

@@ -9,6 +9,7 @@ from typing import Any
 
 from vivace.parsers.calls import NAME, CallReader
 from vivace.parsers.json_values import MAX_NAME, NotJson, escape, parse
+from vivace.parsers.pythonic import literal_json
 from vivace.parsers.reader import NotACall, Steps, Write, marker_set
 
 KEY = re.compile(r'[^<>"\n]*')
@@ -29,7 +30,8 @@ JSON_KINDS = (
 class TaggedCall:
     """A name, then tags with a key and a value each.
 
-    head name after_name (key_open key key_close [value_open] value value_close)* close
+    [kind [name]] head name after_name (key_open key key_close [value_open] value value_close)*
+    close
 
     `value_ends`: literals before which a value ends, too, that nobody closed. `flagged`: a tag says
     whether its value is a string. `newlines`: one at each edge of a value is not part of it.
@@ -39,6 +41,7 @@ class TaggedCall:
     key_open: str
     key_close: str
     value_close: str
+    kind: str = ""
     head: str = ""
     after_name: str = ""
     value_open: str = ""
@@ -52,6 +55,9 @@ class TaggedCall:
     def read(self, calls: CallReader, end: str) -> Steps[None]:
         reader = calls.reader
         yield from reader.skip_space()
+        if self.kind and (yield from reader.skip(self.kind)):
+            yield from reader.run(NAME, MAX_NAME)
+            yield from reader.skip_space()
         yield from reader.expect(self.head)
         name = yield from reader.run(NAME, MAX_NAME)
         yield from reader.expect(self.after_name)
@@ -160,10 +166,22 @@ def converted(text: str, schema: Any) -> str:
     try:
         found = json_kinds(parse(value))
     except NotJson:
-        return f'"{escape(text)}"'
+        return python_json(value, allowed) or f'"{escape(text)}"'
     if "string" in allowed and not found & allowed:
         return f'"{escape(text)}"'
     return value
+
+
+def python_json(text: str, allowed: set[str]) -> str:
+    """The JSON of a list or dict in Python's syntax, as some models write them, where the schema
+    wants one; "" for anything else."""
+    if "string" in allowed or not allowed & {"object", "array"}:
+        return ""
+    try:
+        found = literal_json(text)
+        return found if json_kinds(parse(found)) & allowed else ""
+    except (NotACall, NotJson):
+        return ""
 
 
 def json_kinds(value: Any) -> set[str]:
