@@ -130,6 +130,25 @@ def test_what_does_not_fit_the_model_is_refused(
     assert word in found
 
 
+@pytest.mark.parametrize("layers", [4, 6])
+def test_there_are_no_usual_layers_of_a_small_model(
+    layers: int, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    small = write_toy_llama(tmp_path / "model", layers=layers)
+    rewrite(heads["EAGLE3"], tmp_path / "silent", eagle_config=None)
+    said = refused(asked(small, "EAGLE3", tmp_path / "silent"), TAPPED)
+    assert f"{layers} layers" in said and " -" not in said
+    rewrite(heads["EAGLE3"], tmp_path / "speaking", eagle_config={TAPPED: [-1, 1, layers - 1]})
+    draft = configure(from_arguments(**asked(small, "EAGLE3", tmp_path / "speaking"))).draft
+    assert draft is not None and draft.head is not None
+    assert draft.head.taps == (0, 2, layers)
+    rewrite(
+        heads["EAGLE3"], tmp_path / "wrong", **{"eagle_config": None, TAPPED: [1, 2, layers + 1]}
+    )
+    said = refused(asked(small, "EAGLE3", tmp_path / "wrong"), TAPPED)
+    assert f"[1, 2, {layers + 1}]" in said and f"from 0 to {layers}" in said
+
+
 def without(*ends: str) -> Callable[[str], str | None]:
     return lambda name: None if name.endswith(ends) else name
 
@@ -194,13 +213,15 @@ def test_a_head_of_the_library_speculators(
     assert (draft.head.taps, draft.head.vocabulary) == ((1, 4, 8), 120)
 
 
-def refused(asked_for: dict[str, Any], word: str) -> None:
+def refused(asked_for: dict[str, Any], word: str) -> str:
+    """What the start says, and a check."""
     options = from_arguments(**asked_for)
     with pytest.raises(CannotStart, match=word) as raised:
         configure(options)
     assert "override" not in str(raised.value)
     (found,) = why_model_refused(options, layout_known=True, steps_known=True)
-    assert word in found
+    assert word in found and str(raised.value).endswith(found)
+    return found
 
 
 @pytest.mark.parametrize("offsets", ["absolute", "negative", "far", "floats"])

@@ -38,6 +38,8 @@ LLAMA4, WIDTH = "llama4_text", "intermediate_size_mlp"
 UNKNOWN_NORMS = ("norm_before_fc", "fc_norm")
 """settings of heads with further norms"""
 MOST = 1 << 24
+FEWEST_LAYERS = 7
+"""of which the usual three that a head reads are three"""
 TAPPED = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -205,17 +207,27 @@ def read_taps(fields: ConfigFields, source: ModelSource, layers: int) -> tuple[i
     inner = fields.inner("eagle_config")
     if inner is not None and not inner.get("use_aux_hidden_state", Flag(), True):
         return ()
-    taps = 2, layers // 2, layers - 3
-    for given, shift in ((fields, 0), (inner, 1)):
+    for given, shift in ((inner, 1), (fields, 0)):
         if given is not None and (ids := given.get(TAPPED, ListOf(Integer(-1, MOST), 16), ())):
             taps = tuple(one + shift for one in ids)
-    if min(taps) < 0 or max(taps) > layers or sorted(set(taps)) != list(taps):
-        shown = ", ".join(str(tap - 1) for tap in taps)
+            if ascending(taps, layers):
+                return taps
+            raise SourceError(
+                f"{given.place(TAPPED)} is {list(ids)}: the model has {layers} layers, so numbers "
+                f"in rising order, from {-shift} to {layers - shift}, are meant; use a head that "
+                "was trained for it"
+            )
+    if not ascending(usual := (2, layers // 2, layers - 3), layers):
         raise SourceError(
-            f"{source.path}: it wants what layers {shown} hand on, in their order, and the model "
-            f"has {layers}; use a head that was trained for it"
+            f"{source.place('eagle_config')} has no {TAPPED}, and of the model's {layers} layers "
+            f"there are no usual three: that takes {FEWEST_LAYERS}; name there the layers that it "
+            "was trained with, or use NGRAM"
         )
-    return taps
+    return usual
+
+
+def ascending(taps: tuple[int, ...], layers: int) -> bool:
+    return sorted({*taps} & {*range(layers + 1)}) == [*taps]
 
 
 def check_family(algorithm: str | None, facts: ModelFacts) -> None:
