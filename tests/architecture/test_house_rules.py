@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,12 @@ DEVICES = frozenset({"cpu", "cuda", "npu"})
 
 def parsed(files: Iterable[Path] = FILES) -> Iterator[tuple[Path, ast.Module]]:
     for file in files:
-        yield file.relative_to(ROOT), ast.parse(file.read_text())
+        yield file.relative_to(ROOT), read_tree(file)
+
+
+@cache
+def read_tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
 
 
 def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from vivace.config import parallelism
 from vivace.config.parallelism import (
     Parallelism,
     ProcessGroups,
@@ -157,7 +158,9 @@ def made(**sizes: Any) -> ProcessGroups:
     return process_groups(Parallelism(Flags(**sizes)))
 
 
-def test_legal_combinations_of_64_ranks() -> None:
+def test_legal_combinations_of_64_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallelism, "ranks_along", cache(parallelism.ranks_along))
+    monkeypatch.setattr(parallelism, "neighbors", cache(parallelism.neighbors))
     count = 0
     for sizes in legal():
         groups, count = made(**sizes), count + 1
