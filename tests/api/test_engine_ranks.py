@@ -208,10 +208,12 @@ def test_shutdown_that_is_interrupted_ends_the_ranks(toy: Path) -> None:
 
 def test_a_rank_that_dies_while_it_starts_is_named(toy: Path) -> None:
     before = children()
+    killed: list[psutil.Process] = []
 
     def kill(stage: str, fraction: float) -> None:
-        if stage == "Loading weights":
-            for rank in ranks(before):
+        if stage == "Loading weights" and not killed:
+            killed.extend(ranks(before))
+            for rank in killed:
                 rank.kill()
 
     with pytest.raises(CannotStart, match="rank 1"):
