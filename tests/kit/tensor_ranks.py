@@ -1,4 +1,4 @@
-"""One rank of several that share models by tensors: `python tensor_ranks.py FOLDER RANK RANKS`.
+"""Several ranks that share models by tensors: `python tensor_ranks.py FOLDER RANKS`.
 
 For every case of FOLDER/cases.json and each size of a group that divides RANKS, the ranks of the
 first group compute the logits of a prompt in chunks; rank r writes CASE.tpN.r.safetensors there.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,28 @@ def compute(case: dict[str, Any], group: Group) -> dict[str, torch.Tensor]:
     }
 
 
-def main() -> None:
-    folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def main() -> int:
+    """The ranks are forked: torch is imported once."""
+    folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
+    rest = {started for rank in range(1, ranks) if (started := forked(folder, rank, ranks))}
+    compute_all(folder, 0, ranks)
+    return max((os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in rest), key=abs)
+
+
+def forked(folder: Path, rank: int, ranks: int) -> int:
+    if pid := os.fork():
+        return pid
+    failed = 1
+    try:
+        compute_all(folder, rank, ranks)
+        failed = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(failed)
+
+
+def compute_all(folder: Path, rank: int, ranks: int) -> None:
     everybody = TorchGroup(open_store(f"{folder}/meeting", ranks), rank, ranks)
     native = None
     with suppress(NoKernels):
@@ -72,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
