@@ -111,7 +111,7 @@ def test_a_rank_that_draws_other_tokens_ends_the_engine_with_its_name(
 ) -> None:
     told = {"VIVACE_COMPARE_RANKS": "1", "VIVACE_TEST_FAULT": "rank-differs@30"}
     flags = ("--model-path", str(folder), "--tp-size", "2", *FLAGS)
-    with RunningServer(*flags, environment=told, log=tmp_path / "log") as server:
+    with RunningServer(*flags, environment=told, log=tmp_path / "log", crashes=1) as server:
         server.wait_ready()
         with ThreadPoolExecutor(1) as pool:
             pool.submit(lambda: list(server.stream("/generate", body(1))))
