@@ -487,8 +487,18 @@ def test_summary_names_no_draft_model_that_is_not_used() -> None:
     ngrams = "--speculative-algorithm", "NGRAM", "--speculative-draft-model-path", "unused"
     lines = summary_lines(*ngrams)
     (drafts,) = [line for line in lines if line.split()[0] == "drafts"]
-    assert "NGRAM," in drafts
+    assert "NGRAM," in drafts and "each rank" not in drafts
     assert any("note" in line and "--speculative-draft-model-path" in line for line in lines)
+
+
+def test_summary_tells_of_a_draft_that_every_rank_has_whole() -> None:
+    capacity = structs.replace(CAPACITY, undivided_draft="3 heads")
+    (drafts,) = [
+        line
+        for line in summary_lines("--speculative-algorithm", "NGRAM", capacity=capacity)
+        if line.split()[0] == "drafts"
+    ]
+    assert "each rank" in drafts and drafts.endswith("3 heads")
 
 
 def test_verbose_summary_tells_every_decision() -> None:

@@ -9,6 +9,7 @@ import pytest
 from drafted_rows import KINDS, PROMPT, run_beside, run_row
 from toy_model import CONTEXT, VOCABULARY, Driver, toy_worker
 
+from vivace.errors import CannotStart
 from vivace.layers.layout import SINGLE, share_all_layers
 from vivace.platforms.groups import AbsentRank
 from vivace.protocol.messages import LogprobOptions
@@ -155,5 +156,17 @@ def test_no_rank_has_a_part_where_another_has_all():
             return [0 for _ in numbers]
 
     layouts = []
-    found = load_divided(share_all_layers(Together(0, 2)), lambda own: layouts.append(own) or own)
-    assert found is SINGLE and len(layouts) == 2
+    layout = share_all_layers(Together(0, 2))
+    found = load_divided(layout, lambda own: layouts.append(own) or own)
+    assert found.layers is SINGLE and len(layouts) == 2 and "another rank" in found.undivided
+
+
+def test_a_draft_that_ranks_cannot_divide_says_why():
+    def load(own):
+        if own.attention.size > 1:
+            raise CannotStart("3 heads")
+        return own
+
+    found = load_divided(share_all_layers(AbsentRank(0, 2)), load)
+    assert (found.layers, found.undivided) == (SINGLE, "3 heads")
+    assert not load_divided(SINGLE, load).undivided

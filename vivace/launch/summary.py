@@ -58,7 +58,7 @@ def build_summary(config: Config, capacity: Capacity, url: str) -> Summary:
         ("limits", limits_text(capacity, config.parallel.dp_size)),
         answer_row(config),
         ("device", device_text(config, capacity)),
-        *drafts(config),
+        *drafts(config, capacity),
         *processes(config),
     )
     return Summary(
@@ -84,7 +84,7 @@ def processes(config: Config) -> list[Row]:
     return [("processes", "; ".join(found))] if found else []
 
 
-def drafts(config: Config) -> list[Row]:
+def drafts(config: Config, capacity: Capacity) -> list[Row]:
     asked = config.speculative
     if not config.draft_width:
         return []
@@ -92,6 +92,8 @@ def drafts(config: Config) -> list[Row]:
     model = f" of {path}" if path else ""
     most = "always" if asked.speculative_fixed_width else "at most"
     text = f"{asked.speculative_algorithm}{model}, {most} {config.draft_width} tokens in a step"
+    if why := capacity.undivided_draft:
+        text += f"; each rank has all of it: {why}"
     return [("drafts", text)]
 
 

@@ -368,6 +368,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """known where drafts are to pay for themselves"""
     reports_ready: bool = False
     """results say how many drafts each row has; otherwise it has all that it may have"""
+    undivided_draft: str = ""
+    """why each rank has all of the model that drafts; empty: ranks divide it, or there is one"""
 
     @property
     def tokens(self) -> int:

@@ -298,6 +298,7 @@ def describe_capacity(
         rewrites=rewrites,
         instructions=platform.instructions,
         reports_ready=drafter.reports_ready,
+        undivided_draft=drafter.undivided,
     )
 
 

@@ -36,6 +36,8 @@ class Drafter(Protocol):
     """of the type of activations, that it keeps of each row from `attach` on"""
     nbytes: int
     """of captured passes and their buffers"""
+    undivided: str
+    """why each rank has all of it; empty: ranks divide it, or there is one"""
 
     def attach(self, place: DrafterPlace) -> None:
         """Rows and memory are there; before everything else."""
@@ -96,6 +98,7 @@ class NoDrafter:
     reads_tokens = False
     reports_ready = False
     trees = False
+    undivided = ""
 
     @property
     def text_bytes(self) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from vivace.config.config import Config, HeadShape
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 SCRIPTED = "VIVACE_TEST_DRAFTS"
 
 
@@ -66,6 +66,14 @@ def accept_thresholds(config: Config) -> AcceptThresholds:
     return AcceptThresholds(
         asked.speculative_accept_threshold_single, asked.speculative_accept_threshold_acc
     )
+
+
+@dataclass(frozen=True)
+class LoadedDraft(Generic[T_co]):
+    """`undivided`: as `Drafter.undivided`"""
+
+    layers: T_co
+    undivided: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,31 +126,38 @@ def choose_drafter(served: DraftTarget) -> Drafter:
     if config.draft.head is not None:
         return build_head_drafter(served, config.draft.head, first)
     draft = draft_config(config)
-    smaller = load_divided(served.layout, lambda own: served.load(draft, layout=own))
-    number_layers(cast(Module, smaller), first)
-    return ModelDrafter(
+    loaded = load_divided(served.layout, lambda own: served.load(draft, layout=own))
+    number_layers(cast(Module, loaded.layers), first)
+    drafter = ModelDrafter(
         config.draft_width,
-        smaller,
-        smaller.attention_layers,
+        loaded.layers,
+        loaded.layers.attention_layers,
         search=choose_search(config),
         vocabulary=config.facts.vocabulary,
         ids=draft.facts.vocabulary,
     )
+    drafter.undivided = loaded.undivided
+    return drafter
 
 
 def build_head_drafter(served: DraftTarget, shape: HeadShape, first: int) -> Drafter:
     """`first`: number of the head's first layer. Raises CannotStart."""
     config, packer = served.config, weight_packer(served.platform, served.dtype)
-    heads = load_divided(served.layout, lambda own: load_heads(config, packer, served.model, own))
+    loaded = load_divided(served.layout, lambda own: load_heads(config, packer, served.model, own))
+    heads = loaded.layers
     layers = list[list[CacheLayer]]()
     for head in heads:
         layers.append(number_layers(head, first + sum(map(len, layers))))
     if shape.taps:
         cast("DecoderForCausalLM", served.model).model.tap(shape.taps)
     features = [config.facts.hidden_size] * max(1, len(shape.taps))
-    if config.speculative.enable_multi_layer_eagle and shape.behind:
-        return LayeredDrafter(heads, layers, *features)
-    return HeadDrafter(config.draft_width, heads[0], layers[0], features, choose_search(config))
+    drafter = (
+        LayeredDrafter(heads, layers, *features)
+        if config.speculative.enable_multi_layer_eagle and shape.behind
+        else HeadDrafter(config.draft_width, heads[0], layers[0], features, choose_search(config))
+    )
+    drafter.undivided = loaded.undivided
+    return drafter
 
 
 def choose_search(config: Config) -> DraftSearch:
@@ -171,16 +186,21 @@ def load_drafter(config: Config) -> Drafter:
     return drafter
 
 
-def load_divided(layout: ParallelLayout, load: Callable[[ParallelLayout], T]) -> T:
+def load_divided(layout: ParallelLayout, load: Callable[[ParallelLayout], T]) -> LoadedDraft[T]:
     """The ranks of an engine divide a draft as they divide heads, and each has all of one that does
     not go into them, whichever of them finds that. Engines draft for themselves."""
     group, found = layout.attention, None
-    if group.size > 1:
-        with contextlib.suppress(CannotStart):  # a small one may have fewer heads than ranks
-            found = load(replace(share_all_layers(group), deterministic=layout.deterministic))
-        (all_have,) = group.minimum([int(found is not None)])
-        found = found if all_have else None
-    return load(SINGLE) if found is None else found
+    if group.size == 1:
+        return LoadedDraft(load(SINGLE))
+    undivided = "another rank cannot divide it"
+    try:
+        found = load(replace(share_all_layers(group), deterministic=layout.deterministic))
+    except CannotStart as error:  # a small one may have fewer heads than ranks
+        undivided = str(error)
+    (all_have,) = group.minimum([int(found is not None)])
+    if found is not None and all_have:
+        return LoadedDraft(found)
+    return LoadedDraft(load(SINGLE), undivided)
 
 
 def load_heads(

@@ -47,6 +47,7 @@ class GuardedDrafter:
         self.reads_tokens = drafter.reads_tokens
         self.layers, self._drafter, self._vocabulary = drafter.layers, drafter, vocabulary
         self.nbytes, self.row_numbers = drafter.nbytes, drafter.row_numbers
+        self.undivided = drafter.undivided
         self._failed, self._alone = False, alone
 
     @property
