@@ -29,8 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "grammar"
 
 from random_constraints import random_constraint
 
-from vivace.grammar.backend import GrammarError, GrammarMatcher, mask_words
+from vivace.grammar.backend import GrammarError, GrammarMatcher
 from vivace.grammar.compiler import GrammarCompiler
+from vivace.grammar.masks import mask_words
 from vivace.launch.grammars import grammar_compiler
 from vivace.offline.build import resolve_arguments
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
@@ -153,9 +154,9 @@ def walk(
     return "walked"
 
 
-def torture(seed: int, numbers: range, told: Connection) -> None:
+def torture(backend: str, seed: int, numbers: range, told: Connection) -> None:
     """In the child."""
-    config = resolve_arguments({})
+    config = resolve_arguments({"grammar_backend": backend})
     compiler = grammar_compiler(config)
     assert compiler is not None
     words = mask_words(config.facts.vocabulary)
@@ -186,11 +187,11 @@ def sums(outcomes: Counter[tuple[str, str]]) -> Counter[str]:
     return found
 
 
-def watch(seed: int, numbers: range) -> tuple[Findings, int, str]:
+def watch(backend: str, seed: int, numbers: range) -> tuple[Findings, int, str]:
     """(what came of a child, the number of the last constraint, why it ended too early)"""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    child = context.Process(target=torture, args=(seed, numbers, there))
+    child = context.Process(target=torture, args=(backend, seed, numbers, there))
     child.start()
     there.close()
     last = numbers.start - 1
@@ -214,6 +215,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20000)
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--backend", choices=["llguidance", "xgrammar"], default="llguidance")
     parser.add_argument("--show", type=int, help="print the constraint of this number, and end")
     args = parser.parse_args()
     if args.show is not None:
@@ -223,7 +225,7 @@ def main() -> int:
     findings, lost = Findings(), list[str]()
     first, end = args.first, args.first + args.count
     while first < end:
-        found, last, why = watch(args.seed, range(first, end))
+        found, last, why = watch(args.backend, args.seed, range(first, end))
         findings.add(found)
         if why:
             lost.append(f"number {last} {why}")

@@ -5,6 +5,9 @@ jsonschema`, unpack it, and give the folder `json/tests/draft2020-12` of it. Pri
 for docs/structured_output.md, and which invalid instances could be produced; exits with 1 when
 there are any.
 
+`--backend xgrammar` is the server's, in which llguidance obeys what xgrammar would not enforce;
+`xgrammar-alone` gives it every schema, as it says so itself.
+
 An instance is producible when some way of writing it (properties in any order, compact) is an
 answer that may end. Refused groups are those whose schema a request gets status 400 for.
 """
@@ -15,13 +18,15 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from vivace.grammar.backend import GrammarError, GrammarMatcher, JsonFormat, TokenVocabulary
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
+from vivace.grammar.xgrammar_backend import AnswerEnds, XGrammarBackend, XGrammarMatcher
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
 
 EOS = 256
@@ -37,6 +42,7 @@ class KeywordCount:
 
     groups: int = 0
     refused: int = 0
+    by_xgrammar: int = 0
     valid: int = 0
     valid_produced: int = 0
     invalid: int = 0
@@ -45,6 +51,7 @@ class KeywordCount:
     def add(self, other: KeywordCount) -> None:
         self.groups += other.groups
         self.refused += other.refused
+        self.by_xgrammar += other.by_xgrammar
         self.valid += other.valid
         self.valid_produced += other.valid_produced
         self.invalid += other.invalid
@@ -59,8 +66,10 @@ class KeywordCount:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("folder", type=Path)
-    files = sorted(parser.parse_args().folder.glob("*.json"))
-    backend, total = byte_backend(), KeywordCount()
+    parser.add_argument("--backend", choices=list(BACKENDS), default="llguidance")
+    args = parser.parse_args()
+    files = sorted(args.folder.glob("*.json"))
+    backend, total = BACKENDS[args.backend](), KeywordCount()
     print("| keyword | schemas | refused | valid producible | invalid producible |")
     print("|---|---|---|---|---|")
     for file in files:
@@ -68,23 +77,57 @@ def main() -> int:
         print(found.row(f"`{file.stem}`"))
         total.add(found)
     print(total.row("all"))
+    print(f"{total.by_xgrammar} of {total.groups - total.refused} by xgrammar", file=sys.stderr)
     print(*total.invalid_produced, sep="\n", file=sys.stderr)
     return 1 if total.invalid_produced else 0
 
 
+VOCABULARY = TokenVocabulary(
+    tokens=[*(bytes([byte]) for byte in range(256)), b"<eos>"],
+    special_ids=[EOS],
+    special_texts={},
+    eos_ids=(EOS,),
+    encode=lambda text: list(text.encode()),
+)
+"""Every byte is a token."""
+
+
+class Backend(Protocol):
+    def compile(self, constraint: Constraint) -> GrammarMatcher: ...
+
+
+class XGrammarAlone:
+    """Whatever it takes, as SGLang gives it to it."""
+
+    def __init__(self) -> None:
+        self._library: Any = import_module("xgrammar")
+        tokens = self._library.TokenizerInfo(VOCABULARY.tokens, stop_token_ids=[EOS])
+        self._compiler = self._library.GrammarCompiler(tokens, cache_enabled=False)
+
+    def compile(self, constraint: Constraint) -> GrammarMatcher:
+        try:
+            compiled = self._compiler.compile_json_schema(constraint.text)
+        except RuntimeError as error:
+            raise GrammarError(str(error)) from error
+        return XGrammarMatcher(self._library.GrammarMatcher(compiled), AnswerEnds(VOCABULARY))
+
+
 def byte_backend() -> LLGuidanceBackend:
-    """Every byte is a token."""
-    vocabulary = TokenVocabulary(
-        tokens=[*(bytes([byte]) for byte in range(256)), b"<eos>"],
-        special_ids=[EOS],
-        special_texts={},
-        eos_ids=(EOS,),
-        encode=lambda text: list(text.encode()),
-    )
-    return LLGuidanceBackend(vocabulary, JsonFormat())
+    return LLGuidanceBackend(VOCABULARY, JsonFormat())
 
 
-def count_file(groups: list[dict[str, Any]], backend: LLGuidanceBackend) -> KeywordCount:
+def xgrammar_backend() -> XGrammarBackend:
+    return XGrammarBackend(VOCABULARY, JsonFormat(), byte_backend())
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "llguidance": byte_backend,
+    "xgrammar": xgrammar_backend,
+    "xgrammar-alone": XGrammarAlone,
+}
+
+
+def count_file(groups: list[dict[str, Any]], backend: Backend) -> KeywordCount:
     found = KeywordCount(groups=len(groups))
     for group in groups:
         text = json.dumps(group["schema"], ensure_ascii=False)
@@ -93,6 +136,7 @@ def count_file(groups: list[dict[str, Any]], backend: LLGuidanceBackend) -> Keyw
         except GrammarError:
             found.refused += 1
             continue
+        found.by_xgrammar += isinstance(matcher, XGrammarMatcher)
         for test in group["tests"]:
             count_test(found, matcher, f"{group['description']}: {test['description']}", test)
     return found

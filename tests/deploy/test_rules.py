@@ -872,6 +872,13 @@ def test_no_flag_of_vivace_works_on_a_platform_that_it_lacks(hardware: str) -> N
     assert (finding.flag, finding.severity) == ("--device", "error")
 
 
+def test_a_value_that_needs_a_package_is_said() -> None:
+    made = mixed(flags={"device": "cpu", "grammar-backend": "xgrammar"})
+    said = {each.flag: each for each in found(made, "vivace-flag", "vivace")}
+    finding = said["--grammar-backend"]
+    assert finding.severity == "note" and contains(finding, "package xgrammar")
+
+
 def test_low_latency_dispatch_has_its_limits_on_cuda_too() -> None:
     flags = {"device": "cuda", "attention-backend": "fa3", "max-running-requests": 4096}
     made = mixed(flags=flags, hardware={"device": "h200", "cards": 16})

@@ -63,7 +63,7 @@ def streamed_arguments(server: RunningServer, body: dict[str, Any]) -> str:
 
 
 def test_every_api_obeys_and_refuses(toy: str, tmp_path: Path) -> None:
-    flags = ("--model-path", toy, *FLAGS, "--grammar-backend", "xgrammar")
+    flags = ("--model-path", toy, *FLAGS, "--grammar-backend", "outlines")
     with RunningServer(*flags, log=tmp_path / "log") as server:
         server.wait_ready()
         assert "llguidance" in server.text()

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from vivace.grammar.backend import GrammarMatcher, JsonFormat, TokenVocabulary, mask_words
+from vivace.grammar.backend import GrammarMatcher, JsonFormat, TokenVocabulary
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
+from vivace.grammar.masks import mask_words
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
 
 WORDS = [b'{"', b'":', b'": "', b'",', b'"}', b"]}", b"true", b"false", b"null", b"12", b" ", b"  "]

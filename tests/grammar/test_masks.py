@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from grammar_kit import (
     BACKEND,
-    EOS,
     SIZE,
     allowed,
     compiled,
@@ -20,7 +19,8 @@ from grammar_kit import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.grammar.backend import GrammarMatcher, mask_words
+from vivace.grammar.backend import GrammarMatcher
+from vivace.grammar.masks import mask_words
 from vivace.grammar.next_masks import NextMasks
 from vivace.grammar.processor import DraftBranches
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG
@@ -43,45 +43,6 @@ CONSTRAINTS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "what"), CONSTRAINTS)
-def test_a_token_is_allowed_exactly_when_the_matcher_takes_it(kind: str, what: object) -> None:
-    rng = np.random.default_rng(1)
-    matcher = compiled(kind, what)
-    for _ in range(25):
-        bits = allowed(matcher)
-        tried = [matcher.copy().accept([token]) == 1 for token in range(SIZE)]
-        assert bits.tolist() == tried
-        ids = np.flatnonzero(bits)
-        token = int(rng.choice(ids))
-        matcher.accept([token])
-        if token == EOS:
-            break
-
-
-@pytest.mark.parametrize(("kind", "what"), CONSTRAINTS)
-def test_copies_go_their_own_ways(kind: str, what: object) -> None:
-    rng = np.random.default_rng(2)
-    walked = walk_randomly(compiled(kind, what), rng, 30)
-    matcher, copies, masks = compiled(kind, what), [], []
-    for token in walked:
-        masks.append(allowed(matcher))
-        copies.append(matcher.copy())
-        assert matcher.accept([token]) == 1
-    for copy, mask in zip(copies, masks, strict=True):
-        assert (allowed(copy) == mask).all()
-
-
-def test_the_end_is_possible_exactly_where_the_answer_obeys() -> None:
-    matcher = compiled(REGEX, "ab?")
-    assert not allowed(matcher)[EOS]
-    matcher.accept([ord("a")])
-    assert set(np.flatnonzero(allowed(matcher))) == {EOS, ord("b")} and not matcher.ended
-    matcher.accept([ord("b")])
-    assert set(np.flatnonzero(allowed(matcher))) == {EOS} and matcher.ended
-    matcher.accept([EOS])
-    assert set(np.flatnonzero(allowed(matcher))) == {EOS} and matcher.ended
-
-
 def test_masks_behind_drafts() -> None:
     matcher = compiled(REGEX, "abc+")
     before, branches = allowed(matcher), DraftBranches(matcher)
@@ -92,22 +53,6 @@ def test_masks_behind_drafts() -> None:
         assert found is not None and (allowed(found) == allowed(alone)).all()
     assert branches.follow((97, 97)) is branches.follow((97, 97, 98)) is None
     assert (allowed(matcher) == before).all()
-
-
-def test_masks_of_many_at_once_are_those_of_each() -> None:
-    """Also of one that is beyond its limits; places in any order."""
-    rng = np.random.default_rng(5)
-    matchers = [compiled(kind, what) for kind, what in CONSTRAINTS for _ in range(3)]
-    for matcher in matchers:
-        walk_randomly(matcher, rng, int(rng.integers(0, 9)))
-    wanted = np.stack([allowed(matcher) for matcher in matchers])
-    places = rng.permutation(len(matchers) + 2)[: len(matchers)]
-    masks = np.full((len(matchers) + 2, mask_words(SIZE)), 7, np.int32)
-    BACKEND.fill(list(zip(matchers, places.tolist(), strict=True)), masks)
-    bits = np.unpackbits(masks.view(np.uint8), axis=1, count=SIZE, bitorder="little")
-    assert (bits[places] == wanted).all()
-    others = np.setdiff1d(np.arange(len(masks)), places)
-    assert (masks[others] == 7).all()
 
 
 def test_the_masks_of_rows_are_those_of_where_they_stand() -> None:

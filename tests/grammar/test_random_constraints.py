@@ -11,7 +11,8 @@ import pytest
 from grammar_kit import BACKEND, SIZE
 from random_constraints import random_constraint
 
-from vivace.grammar.backend import GrammarError, mask_words
+from vivace.grammar.backend import GrammarError
+from vivace.grammar.masks import mask_words
 
 SLOW = 2.0
 """seconds of this thread"""

@@ -61,3 +61,20 @@ def test_the_first_node_can_listen(folder: Path) -> None:
     port = free_port()
     for _ in range(2):
         check(folder, *several, f"127.0.0.1:{port}", **KEY)
+
+
+def test_a_grammar_backend_is_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking: set[str] = set()
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name in lacking else object()
+    )
+    check(folder, "--grammar-backend", "xgrammar")
+    lacking.add("xgrammar")
+    check(folder, "--grammar-backend", "outlines")
+    with pytest.raises(CannotStart, match="pip install xgrammar") as refused:
+        check(folder, "--grammar-backend", "xgrammar")
+    assert "llguidance or none" in str(refused.value)
+    lacking.add("llguidance")
+    with pytest.raises(CannotStart, match="pip install llguidance"):
+        check(folder, "--grammar-backend", "llguidance")
+    check(folder, "--grammar-backend", "none")

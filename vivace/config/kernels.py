@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vivace.config.option import no_effect, not_available, option
+from vivace.config.option import no_effect, not_available, option, works
 from vivace.config.unavailable import (
     EAGER,
     GPU_KERNELS,
@@ -123,9 +123,10 @@ class KernelOptions:
         help="Library for structured output; none: requests that ask for it are refused, as by "
         "default where llguidance is not installed.",
         choices=["xgrammar", "outlines", "llguidance", "none"],
-        values=dict.fromkeys(
-            ("xgrammar", "outlines"), no_effect("its grammars are obeyed by llguidance here")
-        ),
+        values={
+            "xgrammar": works("where the Python package xgrammar is installed: pip install it"),
+            "outlines": no_effect("its grammars are obeyed by llguidance here"),
+        },
     )
     nsa_prefill_backend: str = option(
         "flashmla_sparse",

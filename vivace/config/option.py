@@ -44,6 +44,10 @@ class FlagState:
 WORKS = FlagState(Support.WORKS)
 
 
+def works(where: str) -> FlagState:
+    return FlagState(Support.WORKS, where)
+
+
 def no_effect(why: str) -> FlagState:
     return FlagState(Support.NO_EFFECT, why)
 

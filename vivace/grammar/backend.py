@@ -10,16 +10,9 @@ import numpy as np
 
 from vivace.protocol.constraints import Constraint
 
-MASK_BITS = 32
-"""tokens in a word of a mask"""
-
 
 class GrammarError(ValueError):
     """A constraint that cannot be enforced; the text says where in it, why, and what to do."""
-
-
-def mask_words(vocabulary: int) -> int:
-    return -(-vocabulary // MASK_BITS)
 
 
 @dataclass(frozen=True, kw_only=True)

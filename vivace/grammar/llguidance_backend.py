@@ -14,8 +14,8 @@ from vivace.grammar.backend import (
     JsonFormat,
     PlacedMatcher,
     TokenVocabulary,
-    mask_words,
 )
+from vivace.grammar.masks import mask_words
 from vivace.grammar.source import GrammarDialect, translate
 from vivace.protocol.constraints import EBNF, Constraint
 

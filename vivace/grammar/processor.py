@@ -9,8 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from vivace.errors import StepRefused
-from vivace.grammar.backend import GrammarError, GrammarMatcher, PlacedMatcher, mask_words
+from vivace.grammar.backend import GrammarError, GrammarMatcher, PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
+from vivace.grammar.masks import mask_words
 from vivace.grammar.next_masks import NextMasks
 from vivace.platforms.host import download, upload
 from vivace.platforms.ops.sampling import SamplingOps

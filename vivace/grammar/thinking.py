@@ -10,13 +10,12 @@ from typing import Protocol
 import numpy as np
 
 from vivace.grammar.backend import (
-    MASK_BITS,
     GrammarBackend,
     GrammarMatcher,
     PlacedMatcher,
     TokenVocabulary,
-    mask_words,
 )
+from vivace.grammar.masks import has_bit, pack_mask, set_bit
 from vivace.grammar.thinking_rule import THINKING, read_thinking_rule
 from vivace.protocol.constraints import Constraint
 
@@ -85,7 +84,7 @@ class ThinkingVocabulary:
         bits = np.ones(len(self.tokens), np.bool_)
         bits[[ids[0] for ids in map(self.ids, avoided) if len(ids) == 1]] = False
         bits[list(self._vocabulary.eos_ids)] = ends
-        return packed(bits)
+        return pack_mask(bits)
 
     @cached_property
     def any_answer(self) -> GrammarMatcher:
@@ -94,22 +93,7 @@ class ThinkingVocabulary:
     @cached_property
     def spaces(self) -> np.ndarray:
         """Tokens of white space."""
-        return packed(np.array([is_space(token) for token in self.tokens]))
-
-
-def packed(bits: np.ndarray) -> np.ndarray:
-    """[words] int32 of bits[tokens]."""
-    padded = np.zeros(mask_words(len(bits)) * MASK_BITS, np.bool_)
-    padded[: len(bits)] = bits
-    return np.packbits(padded, bitorder="little").view(np.int32)
-
-
-def has_bit(mask: np.ndarray, token: int) -> bool:
-    return bool(mask[token // MASK_BITS] >> token % MASK_BITS & 1)
-
-
-def set_bit(mask: np.ndarray, token: int) -> None:
-    mask.view(np.uint32)[token // MASK_BITS] |= np.uint32(1 << token % MASK_BITS)
+        return pack_mask(np.array([is_space(token) for token in self.tokens]))
 
 
 def is_space(token: bytes) -> bool:

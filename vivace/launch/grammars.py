@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from vivace.config.parallelism import requested_sizes
-from vivace.grammar.availability import why_no_grammars
+from vivace.errors import CannotStart, cause
+from vivace.grammar.availability import XGRAMMAR, why_no_grammars
 from vivace.grammar.backend import GrammarBackend, JsonFormat
 from vivace.grammar.compiler import GrammarCompiler
 
@@ -18,6 +20,9 @@ def grammar_compiler(config: Config) -> GrammarCompiler | None:
     """None where there is no structured output."""
     if why_no_grammars(config):
         return None
+    by_xgrammar = config.kernels.grammar_backend == XGRAMMAR
+    if by_xgrammar:
+        load_xgrammar()
 
     def create() -> GrammarBackend:
         from vivace.frontend.tokenizer import load_encoder
@@ -31,10 +36,26 @@ def grammar_compiler(config: Config) -> GrammarCompiler | None:
         vocabulary = token_vocabulary(tokenizer, facts.eos_ids, facts.vocabulary)
         ranks = requested_sizes(config).node_devices
         threads = platform_settings(config, ranks, owns_process=False).threads
-        answers = LLGuidanceBackend(vocabulary, json_format(config), threads)
+        form = json_format(config)
+        answers = LLGuidanceBackend(vocabulary, form, threads)
+        if by_xgrammar:
+            from vivace.grammar.xgrammar_backend import XGrammarBackend
+
+            answers = XGrammarBackend(vocabulary, form, answers, threads)
         return ThinkingBackend(answers, vocabulary)
 
     return GrammarCompiler(create)
+
+
+def load_xgrammar() -> None:
+    """Seconds of imports, which are the start's and not the first answer's. Raises CannotStart."""
+    try:
+        import_module(XGRAMMAR)
+    except Exception as error:  # it loads native libraries, and transformers
+        raise CannotStart(
+            f"--grammar-backend {XGRAMMAR}: its package does not load: {cause(error)}; install it "
+            "again, or start with llguidance"
+        ) from error
 
 
 def json_format(config: Config) -> JsonFormat:

@@ -265,7 +265,14 @@ def vivace_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Every flag has a state on every device: works, no effect, not supported yet. `vivace flags`
     prints them."""
     from vivace.config.config import all_options
-    from vivace.config.option import ABSENT, DEFAULT_PLATFORM, PLATFORMS, Support, not_available
+    from vivace.config.option import (
+        ABSENT,
+        DEFAULT_PLATFORM,
+        PLATFORMS,
+        WORKS,
+        Support,
+        not_available,
+    )
 
     _, asked = server.given.get("device", ("", None))  # a node with accelerators has a CPU, too
     platform = (asked if asked in PLATFORMS else case.platform) or DEFAULT_PLATFORM
@@ -283,7 +290,7 @@ def vivace_flag(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if value == option.default or value in option.trivial:
             continue
         state = option.state(platform, value)
-        if state.kind is not Support.WORKS:
+        if state != WORKS:
             severity = "error" if state.kind is Support.NOT_AVAILABLE else "note"
             yield Issue("--" + flag, f"--{flag} on {platform}: {state.text()}", severity=severity)
 
