@@ -16,7 +16,6 @@ from vivace.platforms.ops.stored import FP8_GROUP, Fp8Groups
 from vivace.platforms.ops.table import Activation
 from vivace.quantization.description import Fp8Checkpoint
 from vivace.quantization.method import (
-    OTHER_TP,
     WEIGHT,
     ExpertMethod,
     LayerWeights,
@@ -80,7 +79,7 @@ def block_scales(weights: LayerWeights, part: LocalPart, block: tuple[int, int])
     start, stop, _ = weights.shape.columns.indices(width)
     if start % inputs or (stop % inputs and stop != width):
         reason = f"inputs {start} to {stop} are no whole blocks of {inputs}"
-        raise weights.fail(part, suffix, reason, OTHER_TP)
+        raise weights.fail(part, suffix, reason, weights.shape.cut_advice)
     ours = torch.arange(part.size)[part.rows] // rows
     first, last = int(ours[0]), int(ours[-1])
     taken = weights.take(

@@ -58,6 +58,8 @@ class LinearShape:
     """False where the ranks' results are added up and another rank's has the bias in it"""
     segments: Segments | None = None
     """of this rank's columns, where their sums are added in one order on any number of ranks"""
+    cut_advice: str = OTHER_TP
+    """where columns end within numbers that share a scale"""
 
 
 class LayerWeights:

@@ -15,7 +15,6 @@ from torch import Tensor
 from vivace.platforms.ops.stored import StoredBlocks
 from vivace.platforms.ops.table import Activation
 from vivace.quantization.method import (
-    OTHER_TP,
     WEIGHT,
     ExpertMethod,
     LayerWeights,
@@ -62,7 +61,7 @@ class Mxfp4Config:
         start, stop, _ = weights.shape.columns.indices(inputs)
         if start % BLOCK or stop % BLOCK:
             reason = f"inputs {start} to {stop} are no whole blocks of {BLOCK}"
-            raise weights.fail(part, BLOCKS, reason, OTHER_TP)
+            raise weights.fail(part, BLOCKS, reason, weights.shape.cut_advice)
         columns, count = slice(start // BLOCK, stop // BLOCK), inputs // BLOCK
         blocks = weights.take(
             part, BLOCKS, (part.size, count, BLOCK // 2), part.rows, columns, dtypes=UINT8

@@ -21,7 +21,6 @@ from vivace.platforms.ops.table import Activation
 from vivace.quantization.description import AwqCheckpoint, GptqCheckpoint
 from vivace.quantization.method import (
     BIAS,
-    OTHER_TP,
     WEIGHT,
     ExpertMethod,
     LayerWeights,
@@ -297,6 +296,5 @@ def divide_groups(columns: slice, inputs: int, group: int) -> slice | None:
 
 
 def misfit(weights: LayerWeights, part: LocalPart, units: str) -> CheckpointError:
-    return weights.fail(
-        part, QWEIGHT, f"this rank's share of it does not begin and end with {units}", OTHER_TP
-    )
+    reason = f"the part of it that is wanted does not begin and end with {units}"
+    return weights.fail(part, QWEIGHT, reason, weights.shape.cut_advice)

@@ -14,6 +14,8 @@ from vivace.layers.module import Bindings, Module, sibling
 from vivace.platforms.attention import AttendingStep
 from vivace.quantization.method import LayerWeights, LinearShape, LocalPart, claim_tensors
 
+FLOATS = "use a draft that is not quantized, or NGRAM"
+
 
 class JoinedLinear(Module):
     """inputs[T, width] each -> [T, sum of parts]: the layer's columns are cut where one input ends
@@ -48,6 +50,7 @@ class JoinedLinear(Module):
                 self.inputs * self.width,
                 columns=slice(place * self.width, (place + 1) * self.width),
                 adds_bias=place == 0,
+                cut_advice=FLOATS,
             )
             for place in range(self.inputs)
         ]
