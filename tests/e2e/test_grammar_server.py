@@ -85,6 +85,7 @@ def test_every_api_obeys_and_refuses(toy: str, tmp_path: Path) -> None:
         logprobs = {**CHAT, "logprobs": True, "top_logprobs": 5, "regex": "[ab]"}
         answer = server.json("/v1/chat/completions", logprobs)
         assert len(answer["choices"][0]["logprobs"]["content"]) >= 1
+        bad_tool = {"type": "function", "function": {"name": "look", "parameters": BAD}}
         refused = {"type": "json_schema", "json_schema": {"name": "a", "schema": BAD}}
         for route, body, field in (
             ("/generate", native(json_schema=BAD), "sampling_params.json_schema"),
@@ -92,9 +93,10 @@ def test_every_api_obeys_and_refuses(toy: str, tmp_path: Path) -> None:
             ("/v1/chat/completions", {**CHAT, "response_format": refused}, "response_format"),
             ("/v1/completions", {**completion, "response_format": refused}, "json_schema.schema"),
             ("/v1/completions", {**completion, "ebnf": "root ::= a"}, "ebnf"),
+            ("/v1/chat/completions", {**CALLED, "tools": [bad_tool]}, "tools[0].function.param"),
         ):
             status, told = server.call("POST", route, body)
-            assert status == 400 and field in told.decode(), told
+            assert status == 400 and field in told.decode() and b'"param":null' not in told, told
 
 
 def test_ranks_and_engines_that_follow_each_other_give_the_same(toy: str, tmp_path: Path) -> None:

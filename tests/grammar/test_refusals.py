@@ -10,7 +10,7 @@ import pytest
 from grammar_kit import BACKEND
 
 from vivace.grammar.backend import GrammarError
-from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, Constraint
+from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
 
 def refusal(kind: str, what: Any) -> str:
@@ -29,6 +29,10 @@ INFINITE = {
 }
 
 
+CHOICES = {"oneOf": [{"type": "string"}, {"type": "integer"}]}
+OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
+
+
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
@@ -38,12 +42,29 @@ INFINITE = {
         ({"items": {"type": "string", "format": "iri-reference"}}, "items.format"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 1}]}, "oneOf"),
         ({"type": "array", "contains": {}}, "contains"),
-        ({"$ref": "http://example.org/schema"}, "example.org"),
+        ({"properties": {"a": {"$ref": "http://example.org/schema"}}}, "properties.a.$ref: refers"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "properties.a.$ref: refers to nothing"),
+        ({"$schema": "http://json-schema.org/schema#"}, "$schema"),
+        ({"$schema": "http://json-schema.org/draft-03/schema#", "disallow": "null"}, "draft 3"),
+        ({"properties": {"a": {"$ref": "#/properties/a", "minLength": 1}}}, "properties.a.$ref: a"),
+        ({"properties": {"a": {}}, "minProperties": 1}, "minProperties: can"),
+        ({"patternProperties": {"^a": {}, "^ab": {}}}, "patternProperties: '^a' and '^ab'"),
+        ({"properties": {"u": CHOICES, "v": OVERLAPPING}}, "properties.v.oneOf"),
+        ({"$defs": {"b": OVERLAPPING, "c": OVERLAPPING}, "$ref": "#/$defs/c"}, "$defs.c.oneOf"),
+        (
+            {"properties": {"a": {"type": "Float"}}},
+            'properties.a.type: "Float" is no type; use num',
+        ),
+        ({"properties": {"a": {"type": "string", "required": True}}}, "properties.a.required"),
+        ({"properties": {"a": "string"}}, "properties.a: must"),
+        ({"items": {"enum": "a"}}, "items.enum"),
+        ({"name": "a", "schema": {"type": "object"}}, "schema: give"),
         ({"$ref": "#"}, "#: recurses"),
         ({**INFINITE, "$ref": "#/$defs/a"}, "#/$defs/a: recurses"),
         ({**INFINITE, "type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}, "recurses"),
         ({"type": "strin"}, "strin"),
-        ({"type": "string", "pattern": "("}, "regex"),
+        ({"type": "string", "pattern": "("}, "pattern: cannot be enforced: unclosed"),
+        ({"patternProperties": {"a": {}, "\\bb": {}}}, "patternProperties: cannot"),
         ({"type": "string", "pattern": "(?=a)b"}, "look"),
         ({"enum": []}, "anyOf"),
         (False, "false"),
@@ -55,6 +76,26 @@ INFINITE = {
 )
 def test_schemas(schema: Any, place: str) -> None:
     assert place in refusal(JSON_SCHEMA, schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "uniqueItems": False},
+        {"type": "object", "propertyNames": {"type": "string"}, "unevaluatedProperties": {}},
+        {"properties": {"a": {"type": "string", "format": "password"}}},
+        {"properties": {"uniqueItems": {"type": "boolean"}, "required": {}, "enum": {}}},
+    ],
+)
+def test_keywords_that_say_nothing_are_none(schema: Any) -> None:
+    BACKEND.compile(Constraint(kind=JSON_SCHEMA, text=json.dumps(schema)))
+
+
+def test_schemas_in_tags_are_named_as_the_client_wrote_them() -> None:
+    tag = {"structures": [{"begin": "<a>", "schema": OVERLAPPING, "end": ""}], "triggers": ["<a>"]}
+    assert refusal(STRUCTURAL_TAG, tag).startswith("structures.0.schema.oneOf: ")
+    form = {"type": "sequence", "elements": [{"type": "json_schema", "json_schema": {"if": {}}}]}
+    assert refusal(STRUCTURAL_TAG, {"format": form}).startswith("format.elements.0.json_schema.if:")
 
 
 def test_recursion_with_an_end_is_fine() -> None:

@@ -165,7 +165,7 @@ def test_refusals_of_tags(given: Any, place: str) -> None:
     assert place in str(caught.value)
 
 
-TOOLS = [ToolTag('{"f": ', NUMBER, "}"), ToolTag("<g>", TEXT, "</g>")]
+TOOLS = [ToolTag('{"f": ', NUMBER, "}", "tools[0]"), ToolTag("<g>", TEXT, "</g>", "tools[1]")]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ TOOLS = [ToolTag('{"f": ', NUMBER, "}"), ToolTag("<g>", TEXT, "</g>")]
             ["<g>", '{"f"', '<g>"x"</g>'],
         ),
         (
-            required_json_calls([("f", NUMBER), ("g", {"type": "object"})]),
+            required_json_calls([("f", NUMBER, "tools[0]"), ("g", {"type": "object"}, "tools[1]")]),
             [
                 '[{"name": "f", "parameters": {"n":1}}]',
                 '[{"name": "g", "parameters": {"x": []}}, {"name": "f", "parameters": {"n": 1}}]',
@@ -191,7 +191,7 @@ TOOLS = [ToolTag('{"f": ', NUMBER, "}"), ToolTag("<g>", TEXT, "</g>")]
             ["[]", '[{"name": "f", "parameters": {}}]', '[{"name": "h", "parameters": {}}]'],
         ),
         (
-            required_json_calls([("f", NUMBER)], arguments="arguments", parallel=False),
+            required_json_calls([("f", NUMBER, "tools[0]")], arguments="arguments", parallel=False),
             ['[{"name": "f", "arguments": {"n":1}}]'],
             [json.dumps([{"name": "f", "arguments": {"n": 1}}] * 2)],
         ),

@@ -636,6 +636,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
                 Refused("json", "json_object"),
             ],
             "json_schema": [Refused({"schema": {}}, "does not go with")],
+            "schema": [Refused({"type": "object"}, "does not go with")],
             "structures": [Refused([{}, {"begin": "<"}], "does not go with")],
             "triggers": [Refused(["<"], "does not go with")],
             "format": [Refused({"type": "sequence"}, "does not go with")],

@@ -210,6 +210,7 @@ def test_chat_extensions_reach_the_engine(client: openai.OpenAI, server: Running
         {"response_format": {"type": "json"}},
         {"response_format": {"type": "json_schema"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        {"response_format": {"type": "json_schema", "schema": {"type": "object"}}},
         {"response_format": {"type": "json_object"}, "regex": "a+"},
         {"regex": ["a+"]},
         {"top_logprobs": 3},

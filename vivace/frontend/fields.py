@@ -162,6 +162,9 @@ def abbreviate(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+MISSING = {"function": "is missing: the name and the parameters stand in it, as an object"}
+"""What is told of fields that many leave out."""
+
 _AT = re.compile(r"^(?P<reason>.*) - at `(?:\$|key in \$)\.?(?P<field>[^`]*)`$", re.DOTALL)
 
 
@@ -170,11 +173,12 @@ def validation_error(text: str) -> BadRequest:
     found = _AT.match(text)
     if found is None:
         missing = re.search(r"missing required field `([^`]+)`", text)
-        return BadRequest(missing.group(1) if missing else "body", text)
+        return BadRequest(missing.group(1), "is missing") if missing else BadRequest("body", text)
     field, reason = found["field"], found["reason"]
     missing = re.search(r"missing required field `([^`]+)`", reason)
     if missing is not None:
         field = f"{field}.{missing.group(1)}" if field else missing.group(1)
+        reason = MISSING.get(missing.group(1), "is missing")
     return BadRequest(field or "body", reason)
 
 

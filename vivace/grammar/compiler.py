@@ -151,4 +151,6 @@ class GrammarGate:
 
     def _refuse(self, reason: str, status: int = 400) -> None:
         field = self._constraint.field or self._constraint.kind
-        self.refusal = Finish(FINISH_ABORT, message=f"{field}: {reason}", status=status)
+        self.refusal = Finish(
+            FINISH_ABORT, message=f"{field}: {reason}", param=field, status=status
+        )

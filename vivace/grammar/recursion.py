@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote
 
 from vivace.grammar.backend import GrammarError
+from vivace.grammar.schema_keywords import pointed
 
 MAX_WORK = 200_000
 """values that are looked at"""
@@ -52,18 +52,8 @@ class _FiniteSearch:
         return ref in self._finite or self._ends(self._resolve(ref))
 
     def _resolve(self, ref: str) -> Any:
-        value = self._root
-        if not ref.startswith("#"):
-            return True
-        for part in ref[1:].split("/")[1:]:
-            key = unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(value, list) and key.isdigit() and int(key) < len(value):
-                value = value[int(key)]
-            elif isinstance(value, dict) and key in value:
-                value = value[key]
-            else:
-                return True
-        return value
+        found = pointed(self._root, ref)
+        return True if found is None else found[1]
 
     def _ends(self, schema: Any) -> bool:
         self._work += 1

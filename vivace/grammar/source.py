@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.endless_rules import has_no_finite_text
-from vivace.grammar.json_schema import explain_refusal, json_grammar, read_schema
-from vivace.grammar.structural_tag import NO_FORCING, read_structural_tag, tag_grammar
+from vivace.grammar.json_schema import json_grammar, read_schema
+from vivace.grammar.schema_refusals import explain_refusal
+from vivace.grammar.structural_tag import NO_FORCING, read_structural_tag, tag_grammar, tag_schemas
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
 MAX_REASON = 400
@@ -42,7 +43,7 @@ def translate(constraint: Constraint, dialect: GrammarDialect) -> GrammarSource:
 def _translate_schema(text: str, dialect: GrammarDialect) -> GrammarSource:
     schema = read_schema(text)
     return GrammarSource(
-        json_grammar(schema, dialect.form), lambda why: explain_refusal(schema, why)
+        json_grammar(schema, dialect.form), lambda why: explain_refusal([("", schema)], why)
     )
 
 
@@ -91,7 +92,7 @@ def _translate_tag(text: str, dialect: GrammarDialect) -> GrammarSource:
         to_regex=lambda pattern: regex_to_lark(pattern, ""),
         special_ids=dialect.special_ids,
     )
-    return GrammarSource(grammar, lambda why: explain_refusal(tag, why))
+    return GrammarSource(grammar, lambda why: explain_refusal(tag_schemas(tag), why))
 
 
 _TRANSLATIONS: dict[str, Callable[[str, GrammarDialect], GrammarSource]] = {

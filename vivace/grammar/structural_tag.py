@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from vivace.grammar.backend import GrammarError, JsonFormat
-from vivace.grammar.json_schema import check_schema, json_options
+from vivace.grammar.json_schema import check_schema, json_options, walk
 from vivace.grammar.limits import MAX_DEPTH
 
 MAX_PARTS = 2000
@@ -49,10 +49,14 @@ def _triggered_structures(given: dict[str, Any]) -> dict[str, Any]:
         {
             "type": "tag",
             "begin": structure.get("begin"),
-            "content": {"type": "json_schema", "json_schema": structure.get("schema")},
+            "content": {
+                "type": "json_schema",
+                "json_schema": structure.get("schema"),
+                "place": f"structures.{index}.schema",
+            },
             "end": structure.get("end"),
         }
-        for structure in structures
+        for index, structure in enumerate(structures)
         if isinstance(structure, dict)
     ]
     if len(tags) < len(structures):
@@ -130,10 +134,7 @@ class _TagRules:
         schema = node.get("json_schema", True)
         if node.get("style", "json") != "json":
             raise GrammarError(f"{place}.style: only json can be enforced")
-        try:
-            check_schema(schema)
-        except GrammarError as error:
-            raise GrammarError(f"{place}.json_schema: {error}") from None
+        check_schema(schema, _schema_place(node, place))
         whole = schema if isinstance(schema, dict) else {"allOf": [schema]}
         options = {key: value for key, value in self._options.items() if value is not None}
         return self._rule("%json " + json.dumps({**whole, "x-guidance": options}))
@@ -276,6 +277,20 @@ class _TagRules:
                 found.append(f"<[{self._special_ids[word]}]>")
             text = text[start + len(word) :]
         return found
+
+
+def tag_schemas(root: Any) -> list[tuple[str, Any]]:
+    """The JSON schemas in a format, each with its place in what the client has sent."""
+    return [
+        (_schema_place(node, ".".join(map(str, ("format", *path)))), node.get("json_schema", True))
+        for path, node in walk(root)
+        if _has_type(node, "json_schema")
+    ]
+
+
+def _schema_place(node: dict[str, Any], place: str) -> str:
+    """`place`: of the part, when it was written by the client itself."""
+    return str(node.get("place", f"{place}.json_schema"))
 
 
 def _text(node: dict[str, Any], key: str, place: str) -> str:

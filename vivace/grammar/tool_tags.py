@@ -27,9 +27,11 @@ class ToolTag:
     """JSON schema of the arguments: a dict, or True for any JSON"""
     end: str
     """the words behind them"""
+    place: str
+    """of the schema in the request, for errors"""
 
     def format(self) -> dict[str, Any]:
-        content = {"type": "json_schema", "json_schema": self.schema}
+        content = {"type": "json_schema", "json_schema": self.schema, "place": self.place}
         return {"type": "tag", "begin": self.begin, "content": content, "end": self.end}
 
 
@@ -79,17 +81,18 @@ def calls_or_json(
 
 
 def required_json_calls(
-    names_and_schemas: Sequence[tuple[str, Any]],
+    functions: Sequence[tuple[str, Any, str]],
     *,
     arguments: str = "parameters",
     parallel: bool = True,
     field: str = "tools",
 ) -> Constraint:
     """The answer is a JSON list of `{"name": ..., arguments: ...}`: required calls of a model whose
-    own syntax is not known. Each schema stands alone, since what it refers to is its own."""
+    own syntax is not known. `functions`: the name of each, its schema and the place of that. Each
+    schema stands alone, since what it refers to is its own."""
     tags = [
-        ToolTag(f'{{"name": {json.dumps(name)}, "{arguments}": ', schema, "}")
-        for name, schema in names_and_schemas
+        ToolTag(f'{{"name": {json.dumps(name)}, "{arguments}": ', schema, "}", place)
+        for name, schema, place in functions
     ]
     listed = [constant("["), calls_format(tags, ", ", parallel=parallel), constant("]")]
     return _constraint({"type": "sequence", "elements": listed}, field)

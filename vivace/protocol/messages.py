@@ -134,12 +134,14 @@ FINISH_ABORT = "abort"
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a request ended. `matched` is the stop id or string. `status` is HTTP's, for aborts."""
+    """Why a request ended. `matched` is the stop id or string. `status` is HTTP's, for aborts;
+    `param`: the field that is to blame."""
 
     type: str
     matched: int | str | None = None
     length: int | None = None
     message: str | None = None
+    param: str | None = None
     status: int | None = None
     retry_after: float | None = None
     """Seconds until it is worth trying again (503 only)."""

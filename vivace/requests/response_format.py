@@ -12,20 +12,22 @@ from vivace.frontend.fields import abbreviate, is_set, json_type, refuse_unsuppo
 from vivace.protocol.constraints import CONSTRAINTS, JSON_SCHEMA, STRUCTURAL_TAG, Constraint
 
 FORMAT = "response_format"
-PARTS = ("json_schema", "structures", "triggers", "format")
+PARTS = ("json_schema", "schema", "structures", "triggers", "format")
 """What a response_format may hold besides its type."""
 TYPES: dict[str, tuple[str, ...]] = {
     "text": (),
-    "json_object": (),
+    "json_object": ("schema",),
     "json_schema": ("json_schema",),
     "structural_tag": ("structures", "triggers", "format"),
 }
-"""Types, and the parts that go with each."""
+"""Types, and the parts that go with each. The schema of a json_object is llama.cpp's."""
+NAMED = 'an object: {"name": ..., "schema": ...}'
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
     type: str
     json_schema: Any = None
+    schema: Any = None
     structures: Any = None
     triggers: Any = None
     format: Any = None
@@ -62,11 +64,14 @@ def format_constraint(form: ResponseFormat) -> Constraint | None:
         known = ", ".join(TYPES)
         raise BadRequest(f"{FORMAT}.type", f"{abbreviate(form.type)!r} is unknown; use {known}")
     others = [part for part in PARTS if part not in TYPES[form.type]]
-    told = f"does not go with type {form.type!r}"
-    refuse_unsupported(form, dict.fromkeys(others, told), place=f"{FORMAT}.")
+    told = dict.fromkeys(others, f"does not go with type {form.type!r}")
+    if form.type == "json_schema" and form.json_schema is None:
+        told["schema"] = f"must stand in json_schema, {NAMED}"
+    refuse_unsupported(form, told, place=f"{FORMAT}.")
     match form.type:
         case "json_object":
-            return make_constraint(JSON_SCHEMA, {"type": "object"}, FORMAT)
+            schema = form.schema if is_set(form.schema) else {"type": "object"}
+            return make_constraint(JSON_SCHEMA, schema, FORMAT)
         case "json_schema":
             return _named_schema(form.json_schema)
         case "structural_tag":
@@ -81,7 +86,7 @@ def _named_schema(given: Any) -> Constraint:
     """{"name": ..., "schema": ..., "strict": ...}: it is obeyed, strict or not."""
     place = f"{FORMAT}.json_schema"
     if not isinstance(given, dict):
-        raise BadRequest(place, f"must be an object, not {json_type(given)}")
+        raise BadRequest(place, f"must be {NAMED}, not {json_type(given)}")
     fields: dict[str, Any] = given
     schema = fields.get("schema")
     if not isinstance(schema, dict | bool):

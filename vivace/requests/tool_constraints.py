@@ -22,6 +22,8 @@ from vivace.protocol.constraints import JSON_SCHEMA, Constraint
 from vivace.requests.tools import OfferedTools
 
 ANY_OBJECT = {"type": "object"}
+NO_ARGUMENTS = {**ANY_OBJECT, "additionalProperties": False}
+"""of a function without parameters"""
 TOOLS, CHOICE = "tools", "tool_choice"
 
 
@@ -77,8 +79,9 @@ class ToolCalls:
                 field=CHOICE,
             )
             return ToolSyntax(self.form, constraint)
-        pairs = [(name, self._schema(name)) for name in names]
-        constraint = required_json_calls(pairs, parallel=parallel, field=CHOICE)
+        places = self._places()
+        functions = [(name, self._schema(name), places[name]) for name in names]
+        constraint = required_json_calls(functions, parallel=parallel, field=CHOICE)
         return ToolSyntax(self.form.of_json_calls(), constraint)
 
     def _possible(self, frames: Mapping[str, CallFrame]) -> Constraint:
@@ -108,13 +111,25 @@ class ToolCalls:
     def _tags(
         self, frames: Mapping[str, CallFrame], strict: Sequence[str] | frozenset[str]
     ) -> list[ToolTag]:
+        places = self._places()
         return [
-            ToolTag(frame.begin, self._schema(name) if name in strict else ANY_OBJECT, frame.end)
+            ToolTag(
+                frame.begin,
+                self._schema(name) if name in strict else ANY_OBJECT,
+                frame.end,
+                places[name],
+            )
             for name, frame in frames.items()
         ]
 
     def _schema(self, name: str) -> dict[str, Any]:
-        return {**ANY_OBJECT, **self.offered.schemas[name]}
+        schema = self.offered.schemas[name]
+        return {**ANY_OBJECT, **schema} if schema else NO_ARGUMENTS
+
+    def _places(self) -> dict[str, str]:
+        """Of the functions' schemas in the request."""
+        names = enumerate(self.offered.schemas)
+        return {name: f"{TOOLS}[{index}].function.parameters" for index, name in names}
 
     def _parallel(self, frames: Mapping[str, CallFrame]) -> bool:
         last = any(frame.last for frame in frames.values())

@@ -111,7 +111,7 @@ def finish_error(finish: Finish | None) -> HTTPError | None:
     if finish is None or finish.type != FINISH_ABORT or finish.status is None:
         return None
     message = finish.message or "the request was aborted"
-    return HTTPError(finish.status, message, retry_after=finish.retry_after)
+    return HTTPError(finish.status, message, param=finish.param, retry_after=finish.retry_after)
 
 
 def error_event(finish: Finish | None) -> bytes | None:
@@ -119,7 +119,8 @@ def error_event(finish: Finish | None) -> bytes | None:
     http_error = finish_error(finish)
     if http_error is None:
         return None
-    body = error_body(http_error.status, http_error.message, code=http_error.code)
+    status, message = http_error.status, http_error.message
+    body = error_body(status, message, param=http_error.param, code=http_error.code)
     return event(msgspec.json.encode(body))
 
 

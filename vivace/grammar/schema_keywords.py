@@ -1,0 +1,136 @@
+"""The keywords of JSON schemas: which of them hold schemas, what they have to look like, and those
+that say nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, unquote
+
+from vivace.grammar.backend import GrammarError
+
+Path = tuple[str | int, ...]
+
+IN_ONE = (
+    *("additionalProperties", "items", "additionalItems", "not", "if", "then", "else"),
+    *("contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "contentSchema"),
+)
+IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+IN_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+DEFINITIONS = ("$defs", "definitions")
+TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+OTHER_NAMES = {kind: kind for kind in TYPES} | {
+    "bool": "boolean",
+    "dict": "object",
+    "double": "number",
+    "float": "number",
+    "int": "integer",
+    "list": "array",
+    "none": "null",
+    "str": "string",
+}
+"""what languages call types, in any case"""
+DESCRIBING = frozenset(
+    ("binary", "byte", "color", "directory-path", "file-path", "json-string", "password", "path")
+)
+"""formats of OpenAPI and pydantic that tell a reader what a text is, and assert nothing"""
+WRAPPING = {"name", "description", "schema", "strict"}
+"""of what response_format has a schema in"""
+IN_URIS = "#/%:?@!$&'()*+,;=~"
+ANYTHING = (True, {})
+
+
+def subschemas(
+    schema: Any, path: Path = (), *, defined: bool = True
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every schema that is an object, with its path, the outer ones first. `defined`: also those
+    that stand there to be referred to."""
+    maps = [key for key in IN_MAPS if defined or key not in DEFINITIONS]
+    stack: list[tuple[Path, Any]] = [(path, schema)]
+    while stack:
+        place, value = stack.pop()
+        if not isinstance(value, dict):
+            continue
+        yield place, value
+        inner = [((*place, key), value[key]) for key in IN_ONE if key in value]
+        for key in (*IN_LISTS, *maps):
+            held = value.get(key)
+            if isinstance(held, list) and key in IN_LISTS:
+                inner += [((*place, key, i), one) for i, one in enumerate(held)]
+            elif isinstance(held, dict) and key in maps:
+                inner += [((*place, key, name), one) for name, one in held.items()]
+        stack += reversed(inner)
+
+
+def pointed(root: Any, ref: str) -> tuple[Path, Any] | None:
+    """What a reference within the schema is to, with its path; None for other references."""
+    path, value = (), root
+    if not ref.startswith("#"):
+        return None
+    for part in ref[1:].split("/")[1:]:
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list) and key.isdigit() and int(key) < len(value):
+            path, value = (*path, int(key)), value[int(key)]
+        elif isinstance(value, dict) and key in value:
+            path, value = (*path, key), value[key]
+        else:
+            return None
+    return path, value
+
+
+def spelled(place: str, path: Path) -> str:
+    """A path as messages have it; `place`: of the schema."""
+    return ".".join([*([place] if place else []), *map(str, path)])
+
+
+def check_keywords(schema: Any, place: str) -> None:
+    """Raises GrammarError for a keyword whose value is none that it may have."""
+    if isinstance(schema, dict):
+        if "draft-03" in str(schema.get("$schema")):
+            at = spelled(place, ("$schema",))
+            raise GrammarError(f"{at}: draft 3 cannot be enforced; write the schema in a later one")
+        if schema.keys() <= WRAPPING and isinstance(schema.get("schema"), dict):
+            raise GrammarError(f"{spelled(place, ('schema',))}: give this schema alone")
+    for path, value in subschemas(schema):
+        for keyword, reason in _wrong(value):
+            raise GrammarError(f"{spelled(place, (*path, keyword))}: {reason}")
+
+
+def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(a keyword, what is wrong with its value)"""
+    kinds = schema.get("type", [])
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if kind not in TYPES:
+            meant = OTHER_NAMES.get(str(kind).lower())
+            told = f"use {meant}" if meant else f"use {', '.join(TYPES)}"
+            yield "type", f"{json.dumps(kind):.60} is no type; {told}"
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        yield "required", "must be a list of names of properties, beside properties"
+    if not isinstance(schema.get("enum", []), list):
+        yield "enum", "must be a list of values"
+    for keyword in IN_MAPS:
+        held = schema.get(keyword, {})
+        if not isinstance(held, dict):
+            yield keyword, "must be an object: names and their schemas"
+        elif not all(isinstance(one, dict | bool) for one in held.values()):
+            name = next(name for name, one in held.items() if not isinstance(one, dict | bool))
+            yield f"{keyword}.{name}", 'must be a schema, such as {"type": "string"}'
+
+
+def simplify(schema: Any) -> None:
+    """Take keywords off that hold for every instance, which the library might refuse, and write
+    references as URIs are written."""
+    for _, value in subschemas(schema):
+        if isinstance(ref := value.get("$ref"), str):
+            value["$ref"] = quote(ref, safe=IN_URIS)
+        if value.get("uniqueItems") is False:
+            del value["uniqueItems"]
+        for keyword in ("unevaluatedItems", "unevaluatedProperties"):
+            if value.get(keyword) in ANYTHING:
+                del value[keyword]
+        if value.get("propertyNames") in (*ANYTHING, {"type": "string"}):
+            del value["propertyNames"]
+        if value.get("format") in DESCRIBING:
+            del value["format"]

@@ -1,0 +1,165 @@
+"""Where in a schema it is that the library refuses, and in whose words a client is told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from vivace.grammar.backend import JsonFormat
+from vivace.grammar.json_schema import json_grammar
+from vivace.grammar.schema_keywords import Path, pointed, spelled, subschemas
+
+MAX_REASON = 400
+MOST_TRIALS = 20
+MOST_TRIED_BYTES = 512 << 10
+"""of all trials"""
+PATTERNS = "patternProperties"
+
+
+@dataclass(frozen=True)
+class RefusalRule:
+    """`said`: what the library says; `blames`: whether that is about a keyword with that value;
+    `told`: what a client is told, with the groups of `said` in it."""
+
+    said: re.Pattern[str]
+    blames: Callable[[re.Match[str], str, Any], bool]
+    told: str
+
+
+def _has_expression(said: re.Match[str], keyword: str, value: Any) -> bool:
+    written = list(value) if keyword == PATTERNS and isinstance(value, dict) else [value]
+    known = keyword in ("pattern", PATTERNS)
+    return known and any(" ".join(str(one).split()) in said[0] for one in written)
+
+
+def _refers(said: re.Match[str], keyword: str, value: Any) -> bool:
+    other = str(value).partition("#")[0]
+    return keyword == "$ref" and bool(other) and said[1].endswith(other)
+
+
+def _points(said: re.Match[str], keyword: str, value: Any) -> bool:
+    return keyword == "$ref" and str(value).partition("#")[2] == said[1]
+
+
+RULES = (
+    RefusalRule(
+        re.compile(r"Unimplemented keys: (\[.*?\])"),
+        lambda said, keyword, _: keyword in msgspec.json.decode(said[1]),
+        "this keyword cannot be enforced; leave it out",
+    ),
+    RefusalRule(
+        re.compile(r"Unknown format: ([^ ]*)"),
+        lambda said, keyword, value: keyword == "format" and str(value).startswith(said[1]),
+        "the format {0!r:.60} cannot be enforced; use a pattern",
+    ),
+    RefusalRule(
+        re.compile("oneOf constraints are not supported"),
+        lambda _, keyword, __: keyword == "oneOf",
+        "its choices overlap, which cannot be enforced; use anyOf, or choices that exclude each "
+        "other",
+    ),
+    RefusalRule(
+        re.compile(r"Resource '([^']*)' is not present"),
+        _refers,
+        "refers to another document, and none is fetched; put what it has under $defs",
+    ),
+    RefusalRule(
+        re.compile(r"Resource '([^']*)' is not present"),
+        lambda _, keyword, __: keyword == "$schema",
+        "this draft of JSON Schema is not known; leave it out",
+    ),
+    RefusalRule(re.compile(r"Pointer '([^']*)' does not exist"), _points, "refers to nothing"),
+    RefusalRule(
+        re.compile(r"circular references with sibling keys are not supported: [^ #]*#([^ ]*)"),
+        _points,
+        "a reference that comes back to itself cannot be enforced with other keywords beside it; "
+        "leave them out",
+    ),
+    RefusalRule(
+        re.compile("min/maxProperties only supported"),
+        lambda _, keyword, __: keyword in ("minProperties", "maxProperties"),
+        "can be enforced only where all properties are required; leave it out",
+    ),
+    RefusalRule(
+        re.compile("patternProperty regexes /(.*?)/ and /(.*?)/ are not disjoint"),
+        lambda said, keyword, value: keyword == PATTERNS and said[1] in value,
+        "{0!r:.60} and {1!r:.60} fit the same names, which cannot be enforced",
+    ),
+    RefusalRule(
+        re.compile(r"regex parse error: .*?error: ([^|]*?)(?: \d+ \||$)"),
+        _has_expression,
+        "cannot be enforced: {0:.200}",
+    ),
+    RefusalRule(
+        re.compile(r"(lookarounds) not supported yet; \w+ in regex /.*?/(?: \d+ \||$)"),
+        _has_expression,
+        "cannot be enforced: it has word boundaries, or anchors inside",
+    ),
+)
+
+
+def explain_refusal(schemas: Sequence[tuple[str, Any]], reason: str) -> str:
+    """What the library says, with the place it is about. `schemas`: those in question, each with
+    its own place."""
+    text = " ".join(reason.split())
+    found = [(rule, said) for rule in RULES if (said := rule.said.search(text))]
+    for rule, said in found:
+        if (place := _blamed(schemas, rule, said)) is not None:
+            told = rule.told.format(*(group.strip() for group in said.groups()))
+            return f"{place}: {told}"
+    return text[:MAX_REASON]
+
+
+def _blamed(
+    schemas: Sequence[tuple[str, Any]], rule: RefusalRule, said: re.Match[str]
+) -> str | None:
+    for place, schema in schemas:
+        found = [path for path, value in keywords(schema) if rule.blames(said, path[-1], value)]
+        if found:
+            return spelled(place, _guilty(schema, found, said))
+    return None
+
+
+def keywords(schema: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Paths and values, first of what the schema uses: the library reads nothing else."""
+    seen: set[Path] = set()
+    used: list[tuple[Path, Any]] = [((), schema)]
+    for start, value in used:  # which grows: whatever is referred to from there
+        for path, one in subschemas(value, start, defined=False):
+            if path in seen:
+                continue
+            seen.add(path)
+            yield from (((*path, keyword), held) for keyword, held in one.items())
+            if isinstance(ref := one.get("$ref"), str) and (target := pointed(schema, ref)):
+                used.append(target)
+    for path, one in subschemas(schema):
+        if path not in seen:
+            yield from (((*path, keyword), held) for keyword, held in one.items())
+
+
+def _guilty(schema: Any, found: Sequence[tuple[Any, ...]], said: re.Match[str]) -> tuple[Any, ...]:
+    """Of several choices that may be to blame, the first with which alone it is refused, too."""
+    size = len(msgspec.json.encode(schema))
+    if found[0][-1] != "oneOf" or len(found) * size > MOST_TRIED_BYTES:
+        return found[0]
+    for path in found[:MOST_TRIALS]:
+        if said.re.search(_said_without(schema, [other for other in found if other != path])):
+            return path
+    return found[0]
+
+
+def _said_without(schema: Any, paths: Sequence[tuple[Any, ...]]) -> str:
+    from llguidance import LLMatcher
+
+    copy: Any = msgspec.json.decode(msgspec.json.encode(schema))
+    for path in paths:
+        value = copy
+        for part in path[:-1]:
+            inside = isinstance(value, list) or part in value
+            value = value[part] if inside else {}  # what it stood in is taken off
+        value.pop(path[-1], None)
+    return LLMatcher.validate_grammar(json_grammar(copy, JsonFormat()), None)
