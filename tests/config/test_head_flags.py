@@ -26,9 +26,9 @@ from served_toy import write_byte_tokenizer, write_toy_llama
 from toy_models import make
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.source import ModelSource
+from vivace.checkpoint.source import ModelSource, locate
 from vivace.checkpoint.tensor_headers import StoredTensor
-from vivace.config.draft_heads import TAPPED
+from vivace.config.draft_heads import TAPPED, read_head
 from vivace.config.draft_models import draft_config
 from vivace.config.draft_tensors import read_ids
 from vivace.config.parsing import from_arguments
@@ -38,6 +38,7 @@ from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.launch.node_hello import differences, hello
 from vivace.launch.node_join import own_config
+from vivace.models.facts import read_facts
 
 SHAPE = {
     "vocab_size": VOCABULARY,
@@ -104,9 +105,10 @@ def test_a_head_says_which_layers_it_reads(
         ("EAGLE3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 9, 4]}}, "order"),
         ("EAGLE3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 8]}}, "layers"),
         ("EAGLE3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, "eagle_config"),
-        ("EAGLE3", {"architectures": ["LlamaForCausalLM"]}, "architectures"),
+        ("EAGLE3", {"architectures": ["LlamaForCausalLM"]}, "STANDALONE"),
         ("EAGLE3", {"architectures": None}, "architectures"),
-        ("EAGLE", {"architectures": ["LlamaForCausalLMEagle3"]}, "architectures"),
+        ("EAGLE", {"architectures": ["LlamaForCausalLMEagle3"]}, "algorithm EAGLE3"),
+        ("EAGLE", {"num_hidden_layers": 2}, "STANDALONE"),
         ("EAGLE", {"hidden_size": 128}, "hidden size"),
     ],
 )
@@ -405,6 +407,13 @@ def test_nodes_compare_the_files_of_drafts(
     (head / "model.safetensors").rename(head / "model-1.safetensors")
     other = hello(configure(from_arguments(**asked(target, "EAGLE", head))))
     assert any("model is another" in line for line in differences(1, other, drafting))
+
+
+def test_a_gguf_file_is_a_whole_model(target: Path) -> None:
+    facts = read_facts(locate(str(target)))
+    source = ModelSource(path=target, format="gguf", files=(), tokenizer_path=target)
+    with pytest.raises(SourceError, match="STANDALONE"):
+        read_head("EAGLE3", source, facts)
 
 
 def test_a_map_of_another_size_is_not_read(tmp_path: Path) -> None:

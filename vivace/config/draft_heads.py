@@ -29,6 +29,8 @@ CLASSES = {
     "EAGLE": (f"{LLAMA}Eagle", LLAMA),
 }
 """of `architectures` in the config.json of a head; EAGLE's own are called as the model is"""
+WHOLE_MODEL = "a whole model drafts with --speculative-algorithm STANDALONE"
+READ_FORMATS = ("safetensors", "dummy")
 EXPORTED = "NextN"
 """how the class of a model ends where only its layer for multi-token prediction was saved"""
 OTHER_RESIDUALS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
@@ -45,11 +47,18 @@ TAPPED = "eagle_aux_hidden_state_layer_ids"
 
 def read_head(algorithm: str | None, source: ModelSource, facts: ModelFacts) -> DraftModel:
     """`facts`: of the served model. Raises SourceError naming the bad key, or tensor."""
+    if source.format not in READ_FORMATS:
+        raise SourceError(
+            f"{source.path}: heads are read from safetensors files, this is a {source.format} "
+            f"model; give such a head, or {WHOLE_MODEL}"
+        )
     read = replace(source, config=head_config(algorithm, source))
     fields = ConfigFields(read.config, source.place, source.advice)
     own = read_facts(read)
     if own.layers != 1:
-        raise SourceError(f"{source.place('num_hidden_layers')} is {own.layers}: heads have 1")
+        raise SourceError(
+            f"{source.place('num_hidden_layers')} is {own.layers}: heads have 1; {WHOLE_MODEL}"
+        )
     tensors = read_head_tensors(read)
     if algorithm == EAGLE3:
         head = read_eagle3(fields, source, own, facts, tensors)
@@ -66,9 +75,11 @@ def head_config(algorithm: str | None, source: ModelSource) -> dict[str, Any]:
     classes = CLASSES.get(algorithm or "", ())
     first = read_class(source)
     if first not in classes:
+        others = [name for name, heads in CLASSES.items() if first in heads and first != LLAMA]
+        remedy = f"use --speculative-algorithm {others[0]}" if others else WHOLE_MODEL
         raise SourceError(
             f"{source.place('architectures')} is {first!r}: --speculative-algorithm {algorithm} "
-            f"takes heads of {' or '.join(classes)}"
+            f"takes heads of {' or '.join(classes)}; {remedy}"
         )
     config = {**source.config, "architectures": [LLAMA], "tie_word_embeddings": False}
     if first == SPECULATOR:
@@ -155,7 +166,7 @@ def head_behind(source: ModelSource, facts: ModelFacts, *, each: bool) -> DraftM
             f"{source.path} has no layers for drafts behind its last one "
             "(num_nextn_predict_layers); use EAGLE3 or STANDALONE with another path, or NGRAM"
         )
-    if source.format not in ("safetensors", "dummy"):
+    if source.format not in READ_FORMATS:
         raise ConfigError(
             f"{source.path}: layers for drafts are read from safetensors files, this is a "
             f"{source.format} model; use NGRAM or STANDALONE"
