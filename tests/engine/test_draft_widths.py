@@ -220,6 +220,17 @@ def test_a_drafter_that_has_to_catch_up_costs_little(rows: int, told: bool) -> N
     assert tried > 4, "what rows write may change"
 
 
+def test_prompts_are_read_as_long_as_drafts_may_pay() -> None:
+    rows = [sequence(20, 4, row) for row in range(3)]
+    chosen = AdaptiveWidth(DraftShape(4, 4), FLAT, catches_up=True)
+    assert chosen.unread(rows) == []
+    for _ in range(20):
+        chosen.choose(rows)
+        chosen.observe([5] * 3, 9.0, [1] * 3, [])
+    assert chosen.unread(rows) == [0, 1, 2] and rows[0].drafted_len == 0
+    assert AdaptiveWidth(DraftShape(4, 4), FLAT).unread(rows) == []
+
+
 def test_drafts_that_pay_survive_an_accident() -> None:
     chosen, rows = AdaptiveWidth(DraftShape(4, 4), FLAT), [sequence(25, 4)]
     for step in range(100):

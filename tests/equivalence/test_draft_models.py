@@ -36,6 +36,7 @@ from vivace.protocol.messages import Request
 from vivace.worker.drafters import draft_model
 from vivace.worker.drafters.draft_model import ModelDrafter
 from vivace.worker.drafters.passes import DraftPasses
+from vivace.worker.step_input import StepInput
 
 DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
     "itself": ("Llama", {}),
@@ -224,6 +225,37 @@ def test_a_cached_prefix_has_the_draft_s_keys_too(models: Path) -> None:
     for tokens in (stem, [*stem, 7, 9]):
         engine.run([Request(key=0, rid="", tokens=tokens, sampling=first.sampling)])
     assert engine.accept_rate() == 1.0
+
+
+def test_prompts_that_nobody_reads_are_read_when_drafts_are_wanted(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another request computed the prefix, which has none of the draft's keys then."""
+    paused, follow, read = [True], DraftPasses.follow, list[int]()
+
+    def unread(self: FixedWidth, chunks: list[Sequence]) -> list[int]:
+        return [sequence.row for sequence in chunks] if paused[0] else []
+
+    def choose(self: FixedWidth, decoding: list[Sequence]) -> list[int]:
+        return [1 if paused[0] else 1 + sequence.ready_drafts for sequence in decoding]
+
+    def watched(self: DraftPasses, step: StepInput, ids: torch.Tensor) -> torch.Tensor:
+        read.append(len(ids))
+        return follow(self, step, ids)
+
+    monkeypatch.setattr(FixedWidth, "unread", unread)
+    monkeypatch.setattr(FixedWidth, "choose", choose)
+    monkeypatch.setattr(DraftPasses, "follow", watched)
+    engine = build_engine(models / "itself", PLAIN, **flags(models, "itself", 3))
+    first, *_ = draft_requests(1, 40)
+    stem = list(range(3, 83))
+    engine.run([Request(key=0, rid="", tokens=stem, sampling=first.sampling)])
+    assert not read
+    paused[0] = False
+    for tail in (range(20, 40), range(20, 65)):
+        tokens = [*stem, *tail]
+        engine.run([Request(key=0, rid="", tokens=tokens, sampling=first.sampling)])
+    assert read and engine.accept_rate() == 1.0 and not engine.audit()
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,8 @@ class Batching:
                     self._add_chunks(step, now, admit)  # who decodes has planned its last token
             table.step_planned()
             if step:
+                if self._pages.drafts and step.chunks:
+                    step.undrafted = step.undrafted + self._widths.unread(step.chunks)
                 return step
             if not idle or not self._retraction.free_pages():
                 return None

@@ -35,6 +35,8 @@ class EngineSettings:
     None: drafts are chains"""
     reports_ready: bool = False
     """as in `Capacity`"""
+    drafts_catch_up: bool = False
+    """what the drafter has not read of a prompt it can read later"""
     fixed_draft_width: bool = False
     """every span carries as many as there are; otherwise as many as pay for what they cost"""
     eos_ids: tuple[int, ...] = ()
@@ -123,6 +125,7 @@ def engine_settings(config: Config, capacity: Capacity) -> EngineSettings:
         num_speculative_tokens=config.draft_width,
         draft_tree=config.draft_tree,
         reports_ready=capacity.reports_ready,
+        drafts_catch_up=config.draft is not None and config.draft.head is None,
         fixed_draft_width=config.speculative.speculative_fixed_width,
         eos_ids=tuple(config.facts.eos_ids),
         chunk=chunk if chunk is not None and chunk > 0 else None,

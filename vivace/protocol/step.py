@@ -137,7 +137,7 @@ class StepPlan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, ta
     drawn: list[DrawnTokens] = []
     """of steps whose results have come since the plan before this one; the executor's to fill"""
     undrafted: list[int] = []
-    """rows that get no drafts in the next step, whatever there may be: nobody looks for any"""
+    """rows that get no drafts in the next step: nobody looks for any, nor has to read prompts"""
     shares: list[EngineShare] = []
     """of every engine that takes this step, this one's among them; empty: it takes it alone"""
 

@@ -47,7 +47,11 @@ def choose_widths(settings: EngineSettings, costs: StepCosts) -> DraftWidths:
     if settings.fixed_draft_width or not costs.tokens:
         return FixedWidth()
     return AdaptiveWidth(
-        settings.draft_shape, costs, told=settings.reports_ready, depth=settings.depth
+        settings.draft_shape,
+        costs,
+        told=settings.reports_ready,
+        catches_up=settings.drafts_catch_up,
+        depth=settings.depth,
     )
 
 
@@ -60,6 +64,10 @@ class DraftWidths(Protocol):
     def undrafted(self, decoding: list[Sequence]) -> list[int]:
         """Rows of these that get no drafts in the step behind the one that was chosen last,
         whatever there may be for them."""
+        ...
+
+    def unread(self, chunks: list[Sequence]) -> list[int]:
+        """Rows of these whose prompts the drafter need not read in this step."""
         ...
 
     def observe(
@@ -82,6 +90,9 @@ class FixedWidth:
     def undrafted(self, decoding: list[Sequence]) -> list[int]:
         return []
 
+    def unread(self, chunks: list[Sequence]) -> list[int]:
+        return []
+
     def observe(
         self, counts: list[int], seconds: float, advanced: list[int], accepted: list[int]
     ) -> None:
@@ -96,12 +107,19 @@ class AdaptiveWidth:
     """
 
     def __init__(
-        self, shape: DraftShape, costs: StepCosts, *, told: bool = True, depth: int = 1
+        self,
+        shape: DraftShape,
+        costs: StepCosts,
+        *,
+        told: bool = True,
+        catches_up: bool = False,
+        depth: int = 1,
     ) -> None:
-        """`told`: after each step is known how many drafts a row has. `depth`: steps in flight"""
+        """`told`: after each step is known how many drafts a row has. `catches_up`: of a prompt it
+        can be given drafts later, if it is not read now. `depth`: steps in flight"""
         self._shape = shape
         self._depth = depth
-        self._told = told
+        self._told, self._catches_up = told, catches_up
         self._decoding: list[Sequence] = []
         self._counts: list[int] = []
         """of these, at the last look"""
@@ -186,6 +204,14 @@ class AdaptiveWidth:
             return []
         limits = self._limits
         return [sequence.row for sequence in decoding if not limits[sequence.draft_level]]
+
+    def unread(self, chunks: list[Sequence]) -> list[int]:
+        """All, while drafts have cost more than they saved: reading would cost more of it."""
+        if not (self._catches_up and self._balance.is_spent):
+            return []
+        for sequence in chunks:
+            sequence.drafted_len = 0
+        return [sequence.row for sequence in chunks]
 
     def _longest_period(self, rows: int) -> int:
         """With which probes take next to no time, or `_LONGEST_PERIOD`."""
