@@ -9,8 +9,18 @@ import pytest
 from server_kit import CONTEXT, Running, ask, documents, running_server
 
 from vivace.errors import CannotStart
-from vivace.server.apis.chat_run import renamed
+from vivace.server.apis.anthropic import call_block
+from vivace.server.apis.anthropic_schema import AnswerBlock
+from vivace.server.apis.chat_run import (
+    ResultCall,
+    ResultFunction,
+    call_arguments,
+    own_names,
+    renamed,
+)
+from vivace.server.apis.ollama import show_call
 from vivace.server.apis.responses_request import RENAMED_FIELDS
+from vivace.server.responses import HTTPError
 from vivace.server.route import move_routes
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings, moved_paths
@@ -109,3 +119,22 @@ def test_what_is_missing_for_sound_and_pictures_is_told(
 )
 def test_a_field_inside_another_is_named_as_the_body_has_it(name: str, own: str) -> None:
     assert renamed(name, RENAMED_FIELDS) == own
+
+
+def test_what_the_engine_refuses_is_named_as_the_body_has_it() -> None:
+    field = "response_format.json_schema.schema"
+    with (
+        pytest.raises(HTTPError) as caught,
+        own_names(lambda name: renamed(name, RENAMED_FIELDS)),
+    ):
+        raise HTTPError(400, f"{field}: properties.a.not: no", param=field)
+    assert caught.value.message == "text.format.schema: properties.a.not: no"
+    assert caught.value.param == "text.format.schema"
+
+
+@pytest.mark.parametrize("text", ['{"a": ', '{"a": ' + "[" * 5000 + "]" * 5000 + "}", "[]"])
+def test_arguments_that_are_no_whole_object_stay_text(text: str) -> None:
+    call = ResultCall(function=ResultFunction(arguments=text))
+    assert call_arguments(call) is None
+    assert call_block(call) == AnswerBlock(type="text", text=text)
+    assert show_call(call)["function"]["arguments"] == text

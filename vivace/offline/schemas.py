@@ -38,7 +38,7 @@ class AnswerType:
             if hasattr(self.kind, PYDANTIC):
                 return self.kind.model_validate_json(text or "")
             return msgspec.json.decode(text or "", type=self.kind)
-        except ValueError:  # of both libraries
+        except (ValueError, RecursionError):  # of both libraries
             return None
 
 

@@ -34,6 +34,7 @@ from vivace.server.apis.chat_run import (
     ResultChoice,
     ResultMessage,
     ResultUsage,
+    call_arguments,
     complete,
     own_names,
     read_events,
@@ -60,6 +61,7 @@ KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+NO_INPUT = msgspec.Raw(b"{}")
 TOO_LONG = "prompt is too long"
 """Anthropic's words, by which clients know that they have to shorten a conversation"""
 
@@ -121,14 +123,12 @@ def blocks(message: ResultMessage, thoughts: bool) -> Iterator[AnswerBlock]:
 
 
 def call_block(call: ResultCall) -> AnswerBlock:
-    """A call; arguments that a limit has cut off are no object, and come as text."""
-    arguments = call.function.arguments or "{}"
-    try:
-        values = msgspec.json.decode(arguments, type=dict[str, Any])
-    except msgspec.DecodeError:
-        return AnswerBlock(type="text", text=arguments)
+    """A call; arguments that are no whole object come as text."""
+    found = call_arguments(call)
+    if found is None:
+        return AnswerBlock(type="text", text=call.function.arguments)
     name = call.function.name or ""
-    return AnswerBlock(type="tool_use", id=call.id or new_call_id(), name=name, input=values)
+    return AnswerBlock(type="tool_use", id=call.id or new_call_id(), name=name, input=found)
 
 
 def new_call_id() -> str:
@@ -248,7 +248,7 @@ class MessageEvents:
             if self._kind != "tool_use" or number != self._call:
                 self._call = number
                 name, identity = call.function.name or "", call.id or new_call_id()
-                block = AnswerBlock(type="tool_use", id=identity, name=name, input={})
+                block = AnswerBlock(type="tool_use", id=identity, name=name, input=NO_INPUT)
                 yield from self._open(block, again=True)
             if call.function.arguments:
                 yield self._delta("input_json_delta", "partial_json", call.function.arguments)

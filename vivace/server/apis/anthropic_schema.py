@@ -150,7 +150,8 @@ class AnswerBlock(msgspec.Struct, kw_only=True, omit_defaults=True):
     signature: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: msgspec.Raw | None = None
+    """An object"""
 
 
 class MessageAnswer(msgspec.Struct, kw_only=True):

@@ -21,6 +21,7 @@ from vivace.server.context import Context
 from vivace.server.openai.chat import answer_chat
 from vivace.server.openai.completions import answer_completions
 from vivace.server.openai.schema import ChatRequest, CompletionRequest
+from vivace.server.responses import HTTPError
 from vivace.server.sse import STREAM_FORM, StreamForm
 
 
@@ -186,8 +187,26 @@ def renamed(name: str, table: Mapping[str, str]) -> str:
 
 @contextmanager
 def own_names(rename: Callable[[str], str]) -> Iterator[None]:
-    """Errors raised inside name the fields of the body that came, not those of the chat path."""
+    """Errors raised inside, also by the engine, name the fields of the body that came, not those
+    of the chat path."""
     try:
         yield
     except BadRequest as error:
         raise error.of_field(rename(error.field)) from None
+    except HTTPError as error:
+        if error.param is not None:
+            own = rename(error.param)
+            error.message = own + error.message.removeprefix(error.param)
+            error.param = own
+        raise
+
+
+def call_arguments(call: ResultCall) -> msgspec.Raw | None:
+    """The arguments of a call as an object; None when a limit has cut them off, or they nest too
+    deep to be read."""
+    text = call.function.arguments or "{}"
+    try:
+        msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return msgspec.Raw(text.encode())

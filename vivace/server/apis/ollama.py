@@ -18,6 +18,7 @@ from vivace.server.apis.chat_run import (
     ResultChoice,
     ResultMessage,
     ResultUsage,
+    call_arguments,
     complete,
     goes_on,
     own_names,
@@ -133,12 +134,9 @@ def show_response(message: ResultMessage, fields: dict[str, Any]) -> OllamaGener
 
 
 def show_call(call: ResultCall) -> dict[str, Any]:
-    """A call with its arguments as an object; those that a limit has cut off come as text."""
-    text = call.function.arguments or "{}"
-    try:
-        arguments: Any = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
-        arguments = text
+    """A call with its arguments as an object; those that are no whole one come as text."""
+    found = call_arguments(call)
+    arguments = call.function.arguments if found is None else found
     name = call.function.name or ""
     function = {"index": call.index or 0, "name": name, "arguments": arguments}
     return {"id": call.id, "function": function} if call.id else {"function": function}

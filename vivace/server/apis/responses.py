@@ -13,6 +13,7 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
+from vivace.frontend.fields import refuse_unsupported
 from vivace.requests.schema import FunctionCall, Message, ToolCall
 from vivace.server.access import CLIENT
 from vivace.server.apis.chat_run import complete, own_names, run
@@ -20,6 +21,7 @@ from vivace.server.apis.item_references import resolve_references
 from vivace.server.apis.responses_events import CALL, REASONING, ResponseEvents
 from vivace.server.apis.responses_request import begin_response, read_input, read_request
 from vivace.server.apis.responses_schema import (
+    RESPONSES_REFUSED,
     DeletedResponse,
     ResponseError,
     ResponseObject,
@@ -76,6 +78,7 @@ async def create(context: Context, http: web.Request, body: Body) -> web.StreamR
 
 def check(context: Context, params: ResponsesRequest) -> None:
     """Refuse what this server cannot do, and fields that contradict each other."""
+    refuse_unsupported(params, RESPONSES_REFUSED)
     several = context.settings.frontends > 1
     if several and params.previous_response_id:
         raise BadRequest("previous_response_id", SEVERAL)

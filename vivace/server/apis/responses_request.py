@@ -10,12 +10,11 @@ import msgspec
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
-from vivace.frontend.fields import NO_TEXT, abbreviate, refuse_unsupported
+from vivace.frontend.fields import NO_TEXT, abbreviate
 from vivace.requests.schema import ContentPart, FunctionCall, Message, ToolCall
 from vivace.server.apis.chat_messages import ChatMessages, needed
 from vivace.server.apis.chat_run import chat_request
 from vivace.server.apis.responses_schema import (
-    RESPONSES_REFUSED,
     InputItem,
     ItemPart,
     ReasoningParam,
@@ -135,7 +134,6 @@ def texts(parts: str | list[ItemPart] | None, place: str) -> list[str]:
 
 def read_request(params: ResponsesRequest, found: ChatMessages, rid: str) -> ChatRequest:
     """What /v1/responses asks of the chat path."""
-    refuse_unsupported(params, RESPONSES_REFUSED)
     if params.truncation not in (None, "disabled"):
         reason = "conversations are not cut; send what fits, with truncation disabled"
         raise BadRequest("truncation", reason)

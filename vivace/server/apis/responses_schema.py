@@ -124,6 +124,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
     # Refused with a reason when set (RESPONSES_REFUSED).
+    response_format: Any = None
+    messages: Any = None
+    max_tokens: Any = None
     session_id: Any = None
     conversation: Any = None
     prompt: Any = None
@@ -132,6 +135,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 
 RESPONSES_REFUSED: dict[str, str] = {
+    "response_format": "use text, with a format in it",
+    "messages": "use input, which takes messages, too",
+    "max_tokens": "use max_output_tokens",
     "session_id": NO_SESSIONS,
     "conversation": "use previous_response_id, or send all items as input",
     "prompt": "this server stores no prompts; send instructions and input",
