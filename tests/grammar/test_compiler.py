@@ -166,6 +166,23 @@ def test_answers_do_not_share_where_they_stand() -> None:
     assert one.accept([97, 98]) == 2 and one.ended and not other.ended
 
 
+def test_the_vocabulary_is_read_before_somebody_waits_for_it() -> None:
+    made = threading.Event()
+    backend = SlowBackend()
+    backend.go.set()
+
+    def create() -> SlowBackend:
+        assert not made.is_set()
+        made.set()
+        return backend
+
+    compiler = GrammarCompiler(create)
+    compiler.prepare()
+    assert made.wait(20)
+    assert len(compiler.matcher(Constraint(kind=REGEX, text="ab")).copy().error) == 0
+    assert len(backend.compiled) == 2, "one that nobody asked for, which tells nothing"
+
+
 def test_a_backend_that_cannot_be_made_is_an_error_of_each_request() -> None:
     def create() -> Any:
         raise OSError("no vocabulary")

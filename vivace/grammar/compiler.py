@@ -14,7 +14,7 @@ import numpy as np
 
 from vivace.grammar.backend import GrammarBackend, GrammarError, GrammarMatcher, PlacedMatcher
 from vivace.grammar.compiled import CompiledGrammars
-from vivace.protocol.constraints import Constraint
+from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
 log = logging.getLogger("vivace.grammar")
@@ -27,11 +27,12 @@ LESS_URGENT = 19
 MAX_SECONDS = 10.0
 """in which a grammar is compiled, or its request refused"""
 ALARM_SLACK = 0.1
+ANY_CONSTRAINT = Constraint(kind=REGEX, text="a")
 
 
 class GrammarCompiler:
-    """Matchers by content. `backend` is made in a thread, when the first constraint comes: it reads
-    the vocabulary."""
+    """Matchers by content. `backend` is made in a thread, when the first constraint comes, or
+    before (`prepare`): it reads the vocabulary."""
 
     def __init__(
         self,
@@ -52,6 +53,10 @@ class GrammarCompiler:
     def wake_with(self, ring: Callable[[], None]) -> None:
         """`ring` is called, from any thread, when a grammar is compiled."""
         self._ring = ring
+
+    def prepare(self) -> None:
+        """Begin to read the vocabulary, so that the first answer need not wait for it."""
+        self._in_thread(ANY_CONSTRAINT)
 
     def gate(self, request: Request) -> GrammarGate | None:
         """What a request waits for before its grammar can be obeyed. None: nothing."""
@@ -76,14 +81,16 @@ class GrammarCompiler:
         self._backend.fill(matchers, masks)
 
     def _begin(self, constraint: Constraint) -> Future[GrammarMatcher]:
-        """In a thread."""
-        before = threading.stack_size(STACK)
-        try:
-            begun = self._threads.submit(self._compile, constraint)
-        finally:
-            threading.stack_size(before)
+        begun = self._in_thread(constraint)
         self._watch(begun)
         return begun
+
+    def _in_thread(self, constraint: Constraint) -> Future[GrammarMatcher]:
+        before = threading.stack_size(STACK)
+        try:
+            return self._threads.submit(self._compile, constraint)
+        finally:
+            threading.stack_size(before)
 
     def _watch(self, compiled: Future[GrammarMatcher]) -> None:
         """Ring when it is there, and when it has taken too long: the engine may be asleep."""

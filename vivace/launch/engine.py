@@ -70,6 +70,8 @@ def engine_parts(
         again=again,
         processors=grammar_processors(grammars),
     )
+    if grammars is not None and owns_process:
+        grammars.prepare()
     settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(
         *(settings, executor.capacity, time.monotonic, stages.seconds()),

@@ -108,8 +108,11 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     met = sockets.meet(join.addresses, memory)
     rendezvous = meet_ranks(setup.rank, setup.ranks, setup.meeting, memory, met)
     report, told = report_to_engine(control.send), config.environment
-    processors = grammar_processors(grammar_compiler(config))
+    grammars = grammar_compiler(config)
+    processors = grammar_processors(grammars)
     built = build_worker(config, report, rendezvous, owns_process=True, processors=processors)
+    if grammars is not None:
+        grammars.prepare()
     runner = with_rank_fault(
         built,
         told.get("VIVACE_TEST_FAULT", ""),
