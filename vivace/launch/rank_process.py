@@ -113,11 +113,7 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     built = build_worker(config, report, rendezvous, owns_process=True, processors=processors)
     if grammars is not None:
         grammars.prepare()
-    runner = with_rank_fault(
-        built,
-        told.get("VIVACE_TEST_FAULT", ""),
-        setup.rank,
-    )
+    runner = with_rank_fault(built, told.get("VIVACE_TEST_FAULT", ""), setup.rank)
     sizes = requested_sizes(config)
     place = sizes.place_in_engine(setup.rank)
     worker = RankWorker(
