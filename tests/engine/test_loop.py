@@ -20,10 +20,12 @@ from vivace.protocol.messages import (
     FlushCache,
     GetState,
     LastRequest,
+    Reply,
     Request,
     SamplingParams,
 )
 from vivace.protocol.step import StepPlan, StepResult
+from vivace.protocol.workers import AddCorpus, CorpusRemoved, RemoveCorpus
 
 
 def rig_with(**options: object) -> Rig:
@@ -291,3 +293,19 @@ def test_a_loop_needs_a_depth() -> None:
     rig = rig_with()
     with pytest.raises(ValueError, match="depth"):
         Loop(rig.scheduler, rig.executor, rig.mailbox, depth=0, clock=rig.clock)
+
+
+def test_who_added_a_corpus_hears_of_its_removal() -> None:
+    """It would tell the next engine of it; nobody else does."""
+    rig, sent = rig_with(), list[tuple[int, object]]()
+    rig.mailbox.send = lambda frontend, message: sent.append((frontend, message))  # type: ignore[method-assign]
+    adding, removing = 1 << KEY_SHIFT, 2 << KEY_SHIFT
+    for ticket, body in (
+        (adding, AddCorpus("a", b"")),
+        (removing, RemoveCorpus("a")),
+        (removing, RemoveCorpus("of a flag")),
+    ):
+        rig.mailbox.post(Command(ticket, body))
+        rig.run()
+    replies = [(1, Reply(adding, True)), (2, Reply(removing, True)), (2, Reply(removing, True))]
+    assert sent == [replies[0], (1, CorpusRemoved("a")), *replies[1:]]

@@ -36,7 +36,7 @@ from vivace.protocol.messages import (
     Request,
     SamplingParams,
 )
-from vivace.protocol.workers import AddCorpus, RemoveCorpus
+from vivace.protocol.workers import AddCorpus, CorpusRemoved
 
 LENGTH = 12
 
@@ -314,11 +314,7 @@ def test_a_new_engine_is_told_of_the_corpora_that_the_others_have() -> None:
             server.kill(index)
             server.start(index)
             assert told(server.engines[index]) == ["a", "b"]
-        removing = asyncio.ensure_future(server.frontend.commands.run(RemoveCorpus("a")))
-        await asyncio.sleep(0)
-        for engine in server.engines:
-            server.frontend.feed(Reply(ticket=engine.said[-1].ticket, ok=True))
-        await removing
+        server.frontend.feed(CorpusRemoved("a"))  # another frontend was asked to
         server.engines[0].said.clear()
         server.kill(0)
         server.start(0)

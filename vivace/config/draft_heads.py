@@ -50,7 +50,7 @@ def read_head(algorithm: str | None, source: ModelSource, facts: ModelFacts) -> 
     if source.format not in READ_FORMATS:
         raise SourceError(
             f"{source.path}: heads are read from safetensors files, this is a {source.format} "
-            f"model; give such a head, or {WHOLE_MODEL}"
+            f"model; give such a head; {WHOLE_MODEL}"
         )
     read = replace(source, config=head_config(algorithm, source))
     fields = ConfigFields(read.config, source.place, source.advice)

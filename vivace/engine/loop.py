@@ -35,7 +35,7 @@ from vivace.protocol.messages import (
     ToFrontend,
 )
 from vivace.protocol.step import EngineShare, StepPlan
-from vivace.protocol.workers import AddCorpus, GetWorkerState, RemoveCorpus
+from vivace.protocol.workers import AddCorpus, CorpusRemoved, GetWorkerState, RemoveCorpus
 
 logger = logging.getLogger("vivace.engine")
 ReportLoad = Callable[[int, int], None]
@@ -154,6 +154,8 @@ class Loop:
         """ticket, what is asked, deadline"""
         self._silent: set[int] = set()
         """frontends that send no more requests"""
+        self._corpora: dict[str, int] = {}
+        """name -> the frontend that added it"""
         self._stopped = False
         self._lockstep = lockstep or NoLockstep()
         self._report_load = report_load
@@ -324,9 +326,7 @@ class Loop:
             if isinstance(command.body, RecordExperts):
                 return self._record_experts(command.ticket, command.body)
             if isinstance(command.body, AddCorpus | RemoveCorpus):
-                states = self._executor.control(command.body)
-                refused = next((state.refused for state in states if state.refused), "")
-                return Reply(command.ticket, not refused, refused)
+                return self._change_corpora(command.ticket, command.body)
             if isinstance(command.body, GetState):
                 return Reply(command.ticket, True, "", self.state())
         except ExecutorDied:
@@ -335,6 +335,18 @@ class Loop:
             logger.exception("command %s failed", type(command.body).__name__)
             return Reply(command.ticket, False, f"{type(error).__name__}: {error}")
         return Reply(command.ticket, False, f"unknown command {type(command.body).__name__}")
+
+    def _change_corpora(self, ticket: int, command: AddCorpus | RemoveCorpus) -> Reply:
+        """Who added one tells the next engine of it, so it hears of a removal, too."""
+        states = self._executor.control(command)
+        refused = next((state.refused for state in states if state.refused), "")
+        if refused:
+            return Reply(ticket, False, refused)
+        if isinstance(command, AddCorpus):
+            self._corpora[command.name] = ticket >> KEY_SHIFT
+        elif (owner := self._corpora.pop(command.name, None)) is not None:
+            self._mailbox.send(owner, CorpusRemoved(command.name))
+        return Reply(ticket, True)
 
     def _record_experts(self, ticket: int, command: RecordExperts) -> Reply:
         try:

@@ -24,7 +24,7 @@ from vivace.protocol.messages import (
     Request,
     ToEngine,
 )
-from vivace.protocol.workers import AddCorpus, RemoveCorpus
+from vivace.protocol.workers import AddCorpus, CorpusRemoved
 
 log = logging.getLogger(__name__)
 
@@ -282,15 +282,9 @@ class EngineCommands:
             raise EngineUnavailable(self._status.stall or late)
         refusal = Reply(ticket=0, ok=False, message=late)
         found = {index: one.result() if one.done() else refusal for index, one in answers.items()}
-        if all(reply.ok for reply in found.values()):
-            self._note_corpus(body)
-        return [found.get(engine.index) for engine in self._engines]
-
-    def _note_corpus(self, body: EngineCommand) -> None:
-        if isinstance(body, AddCorpus):
+        if isinstance(body, AddCorpus) and all(reply.ok for reply in found.values()):
             self._corpora.append(body)
-        if isinstance(body, RemoveCorpus):
-            self._corpora = [corpus for corpus in self._corpora if corpus.name != body.name]
+        return [found.get(engine.index) for engine in self._engines]
 
     def send(
         self,
@@ -309,9 +303,11 @@ class EngineCommands:
         for corpus in self._corpora:
             self.send(corpus, partial(_note_refusal, corpus.name), engine)
 
-    def answer(self, reply: Reply) -> None:
-        if found := self._pending.pop(reply.ticket, None):
-            found[1](reply)
+    def answer(self, message: Reply | CorpusRemoved) -> None:
+        if isinstance(message, CorpusRemoved):  # by whatever frontend
+            self._corpora = [corpus for corpus in self._corpora if corpus.name != message.name]
+        elif found := self._pending.pop(message.ticket, None):
+            found[1](message)
 
     def fail(self, engine: EngineView, reason: str) -> None:
         """There will be no answers of this one."""

@@ -49,6 +49,7 @@ from vivace.protocol.messages import (
     ToFrontend,
 )
 from vivace.protocol.tasks import GENERATE, Task
+from vivace.protocol.workers import CorpusRemoved
 
 log = logging.getLogger(__name__)
 
@@ -261,10 +262,9 @@ class Frontend:
     def feed(self, message: ToFrontend) -> None:
         """Take one message of an engine or the supervisor. Never raises."""
         if type(message) is Deltas:
-            engine = self.engine.epochs.get(message.epoch)
-            if engine is not None:
+            if (engine := self.engine.epochs.get(message.epoch)) is not None:
                 self._deliver(message.deltas, engine)
-        elif isinstance(message, Reply):
+        elif isinstance(message, Reply | CorpusRemoved):
             self.commands.answer(message)
         elif isinstance(message, Ready):
             self._engine_ready(message)

@@ -14,7 +14,7 @@ import msgspec
 from vivace.protocol.constraints import Constraint
 from vivace.protocol.metrics import Metrics, StepCosts
 from vivace.protocol.tasks import GENERATE, KVTransfer, Payload, Task
-from vivace.protocol.workers import AddCorpus, RemoveCorpus, WorkerState
+from vivace.protocol.workers import AddCorpus, CorpusRemoved, RemoveCorpus, WorkerState
 
 # -- requests: frontend -> engine ------------------------------------------------------------------
 
@@ -396,4 +396,4 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 ToEngine = Request | Cancel | LastRequest | Command
-ToFrontend = Deltas | Reply | Ready | EngineDown | Draining
+ToFrontend = Deltas | Reply | Ready | EngineDown | Draining | CorpusRemoved

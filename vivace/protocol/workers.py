@@ -1,4 +1,4 @@
-"""What an engine may ask its workers beside plans."""
+"""What an engine may ask its workers beside plans, and what comes of it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ class AddCorpus(msgspec.Struct, frozen=True, tag="add_corpus"):
 
 class RemoveCorpus(msgspec.Struct, frozen=True, tag="remove_corpus"):
     """Propose from it no more; refused where it is not there."""
+
+    name: str
+
+
+class CorpusRemoved(msgspec.Struct, frozen=True, tag="corpus_removed"):
+    """To the frontend that added it, whoever has removed it: the next engine is not told of it."""
 
     name: str
 
