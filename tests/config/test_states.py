@@ -19,7 +19,7 @@ DECIDED_HERE = (
     "all_to_all.py",
     "keys.py", "rules.py", "checks.py", "ranges.py", "resolution.py", "parallelism.py",
     "expert_location.py", "pipeline_parallel.py", "exposure.py", "sharded_state.py", "drafts.py",
-    "draft_models.py", "draft_heads.py", "token_map.py",
+    "draft_models.py", "draft_heads.py", "token_map.py", "tool_servers.py",
 )  # fmt: skip
 
 

@@ -182,6 +182,7 @@ def test_only_dp_attention_divides_running_requests(flags: str, rules: set[str])
         ("--mem-fraction-static 4", "error flag-value --mem-fraction-static"),
         ("--served-model-name a:b", "error flag-value --served-model-name"),
         ("--allowed-origins ui.example", "error flag-value --allowed-origins"),
+        ("--tool-server weather", "error flag-value --tool-server"),
         ("--enable-priority-scheduling --schedule-policy lpm",
          "error vivace-start --enable-priority-scheduling"),
     ],

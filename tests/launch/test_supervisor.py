@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +68,7 @@ class Server:
 
         signaler = threading.Thread(target=when_ready or str, daemon=True)
 
-        def show(capacity: Capacity) -> None:
+        def show(capacity: Capacity, _tools: Sequence[str]) -> None:
             self.ready.append(capacity)
             signaler.start()
 

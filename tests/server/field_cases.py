@@ -460,6 +460,7 @@ OLLAMA_CALLS = {
 }
 
 RESPONSE_TOOL = {"type": "function", "name": "f", "parameters": {}}
+SERVER: dict[str, Any] = {"type": "mcp", "server_label": "fake", "name": None}
 RESPONSE_TOOLS = {"tools": [RESPONSE_TOOL], "tool_choice": "none"}
 RESPONSES: dict[str, list[Case]] = {
     **{name: SAMPLING[name] for name in ("temperature", "top_p", "top_k", "min_p", "stop")},
@@ -497,7 +498,7 @@ RESPONSES: dict[str, list[Case]] = {
         Refused({"type": "mcp"}, "must be"),
     ],
     "parallel_tool_calls": [Effect(True, False)],
-    "max_tool_calls": [Effect(1, 2)],
+    "max_tool_calls": [Effect(1, 2), Refused(-1, "0 or more")],
     "reasoning": [Effect({"effort": "low"}, {"effort": "high"}, "engine")],
     "text": [
         Harmless(({"format": {"type": "text"}},), "answers are text"),
@@ -512,6 +513,8 @@ RESPONSES: dict[str, list[Case]] = {
     "prompt_cache_retention": [Logged("24h")],
     "chat_template_kwargs": [Effect({"shout": 1}, {"shout": 2}, "engine")],
 }
+SERVER_CALL = {"type": "mcp_call", "id": "1", "name": "f", "server_label": "a", "error": None}
+ANSWER = {"type": "mcp_approval_response", "approval_request_id": "ask", "approve": True}
 INPUT_ITEM: dict[str, list[Case]] = {
     "type": [
         Harmless(("message", None), "it is one"),
@@ -552,6 +555,15 @@ INPUT_ITEM: dict[str, list[Case]] = {
     "encrypted_content": [
         Harmless(("abc",), "it comes with content", {"type": "reasoning", "content": "hm"})
     ],
+    "server_label": [Harmless(("b",), "none of the tools is called so", SERVER_CALL)],
+    "error": [Effect("x", "y", "engine", SERVER_CALL)],
+    "approval_request_id": [
+        Refused("other", "no request", ANSWER),
+        Refused(None, "required", ANSWER),
+    ],
+    "approve": [Refused(None, "required", ANSWER)],
+    "reason": [Effect("x", "y", "engine", {**ANSWER, "approve": False})],
+    "tools": [Harmless(([],), "the label alone counts", {"type": "mcp_list_tools"})],
 }
 
 NO_FOLDERS = "start-up flags only"
@@ -901,11 +913,15 @@ BODIES: dict[type[msgspec.Struct], Body] = {
     responses.InputItem: Body(
         "/v1/responses",
         {
-            "input": [{"role": "user", "content": "a"}, {"role": "user", "content": "a"}],
+            "input": [
+                {"type": "mcp_approval_request", "id": "ask", "name": "f", "server_label": "a"},
+                {"role": "user", "content": "a"},
+                {"role": "user", "content": "a"},
+            ],
             "max_output_tokens": 24,
         },
         INPUT_ITEM,
-        place=("input", 1),
+        place=("input", 2),
     ),
     responses.ItemPart: Body(
         "/v1/responses",
@@ -930,8 +946,52 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "description": [Effect("a", "b")],
             "parameters": [Effect({}, {"type": "object"})],
             "strict": [Effect(True, False)],
+            "server_label": [
+                Refused("other", "named at the start", {"type": "mcp"}),
+                Refused(None, "required", {"type": "mcp"}),
+            ],
+            "allowed_tools": [
+                Effect(["look"], {"tool_names": ["fail"]}, around=SERVER),
+                Refused(["other"], "has no tool", SERVER),
+            ],
+            "require_approval": [
+                Effect("always", "never", around=SERVER),
+                Refused("perhaps", "must be", SERVER),
+            ],
+            "server_description": [Effect("a", "b", around=SERVER)],
+            "allowed_callers": [Effect(["direct"], ["programmatic"], around=SERVER)],
+            "defer_loading": [Effect(True, False, around=SERVER)],
+            **{name: [Refused("x", "at the start", SERVER)] for name in responses.PEERS},
         },
         place=("tools", 0),
+    ),
+    responses.ToolFilter: Body(
+        "/v1/responses",
+        {
+            "input": "ab",
+            "max_output_tokens": 24,
+            "tools": [{**SERVER, "allowed_tools": {}}],
+            "tool_choice": "none",
+        },
+        {
+            "tool_names": [Effect(["look"], ["fail"]), Effect(["look"], None)],
+            "read_only": [Effect(True, False)],
+        },
+        place=("tools", 0, "allowed_tools"),
+    ),
+    responses.ToolApproval: Body(
+        "/v1/responses",
+        {
+            "input": "ab",
+            "max_output_tokens": 24,
+            "tools": [{**SERVER, "require_approval": {}}],
+            "tool_choice": "none",
+        },
+        {
+            "always": [Effect({"read_only": True}, {"read_only": False})],
+            "never": [Effect({"read_only": True}, {"read_only": False})],
+        },
+        place=("tools", 0, "require_approval"),
     ),
     responses.ReasoningParam: Body(
         "/v1/responses",

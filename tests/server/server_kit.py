@@ -47,6 +47,7 @@ from vivace.protocol.tasks import EMBEDDING, GENERATE, HIDDEN, HIDDEN_STATES, Em
 from vivace.server.app import make_app, start_site, stop_site
 from vivace.server.context import CONTEXT as CONTEXT_KEY
 from vivace.server.settings import ServerSettings
+from vivace.tool_servers.servers import ToolServers
 
 EOS = 256
 BOS = 257
@@ -331,6 +332,7 @@ def running_server(
     ready: bool = True,
     tokenizer: Tokenizer | bool = True,
     every_task: bool = False,
+    tool_servers: ToolServers | None = None,
     **served: Any,
 ) -> Iterator[Running]:
     """Start a server on a free port; stop it at the end. With `every_task` no route is refused,
@@ -358,7 +360,7 @@ def running_server(
         tokenizer = make_tokenizer() if tokenizer else None  # type: ignore[assignment]
     frontend = Frontend(model, tokenizer, [EngineView(engine.send)])  # type: ignore[arg-type]
     engine.frontend = frontend
-    app = make_app(frontend, settings)
+    app = make_app(frontend, settings, tool_servers=tool_servers)
     if every_task:
         object.__setattr__(app[CONTEXT_KEY], "require_task", lambda task: None)
     sock = socket.create_server(("127.0.0.1", 0))

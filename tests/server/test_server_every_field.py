@@ -3,15 +3,18 @@ happens anyway. A field without a case in field_cases fails."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 import logging
 import re
+import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import fake_tools
 import msgspec
 import pytest
 from field_cases import (
@@ -39,6 +42,7 @@ from server_kit import (
 )
 from server_kit import running_server as start
 
+from vivace.config.http import ToolServerSpec
 from vivace.frontend import validation
 from vivace.protocol.messages import Cancel, Request
 from vivace.requests import schema as requests
@@ -46,6 +50,7 @@ from vivace.requests.schema import GenerateRequest
 from vivace.server.openai import schema as openai
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
+from vivace.tool_servers.servers import ToolServers
 
 TEMPLATE = (
     "{{ tools | tojson if tools }}"
@@ -90,8 +95,11 @@ def server() -> Iterator[Running]:
     tokenizer = make_tokenizer(TEMPLATE, begin=True)
     listening = Listening(script=thinking)
     options: Any = {"tokenizer": tokenizer, "every_task": True, "seeds": itertools.repeat(3)}
-    with start(settings, listening, **options) as running:
+    command = (sys.executable, fake_tools.__file__)
+    tools = ToolServers([ToolServerSpec(label="fake", transport="stdio", command=command)])
+    with start(settings, listening, tool_servers=tools, **options) as running:
         yield running
+        asyncio.run_coroutine_threadsafe(tools.close(), running.loop).result(10)
 
 
 @dataclass

@@ -200,10 +200,10 @@ def supervise(
         log.info("Ready %.1f s after the start of this process", boot_clock() - process_start())
         log.info(READY_LINE)
 
-    def show(capacity: Capacity) -> None:
+    def show(capacity: Capacity, tools: Sequence[str]) -> None:
         profile.add(SUPERVISOR, timeline.stages())
         write_profile(profile, config, screen)
-        screen.show(build_summary(config, capacity, url))
+        screen.show(build_summary(config, capacity, url, tools))
 
     def progress(stage: str, fraction: float) -> None:
         if stage == WARMING_UP:

@@ -32,6 +32,7 @@ from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
 from vivace.config.sharded_state import loader_settings, saved_state
 from vivace.config.tensor_parallel import crowded, one_device, replicas, tensor_parallel
+from vivace.config.tool_servers import tool_servers
 from vivace.config.values import size_text
 from vivace.models.facts import checkpoint_quantization
 from vivace.platforms.blocks import KEPT, PLAIN
@@ -48,6 +49,7 @@ NEEDED: dict[str, str] = {
     "log_requests_level": "log_requests",
     "log_requests_format": "log_requests",
     "log_requests_target": "log_requests",
+    "tool_server": "tool_call_parser",
     **dict.fromkeys(BUCKETS, "enable_metrics"),
 }
 """option -> the switch without which it has no effect"""
@@ -259,6 +261,7 @@ OPTION_CHECKS: list[Callable[[Options], list[str]]] = [
     names,
     origins,
     hosts,
+    tool_servers,
     loader_settings,
 ]
 """of single values, whatever the model and the machine"""

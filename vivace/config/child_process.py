@@ -58,6 +58,12 @@ def bare_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ}
 
 
+def environment_of_others() -> dict[str, str]:
+    """What a program gets that is not ours: where things are, whose they are, and no keys."""
+    kept = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+    return {name: os.environ[name] for name in kept if name in os.environ}
+
+
 def die_with(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies; also while it is stopped.
 

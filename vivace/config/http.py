@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from vivace.config.option import no_effect, not_available, option
 from vivace.config.secret import Secret
@@ -17,7 +18,34 @@ from vivace.parsers.names import (
 SERVER = "vivace"
 """The Server header: not which HTTP library runs here, nor its version."""
 UNKNOWN_FORMAT = not_available("this format is not supported yet", "use auto, or leave it out")
+NO_DEMO = not_available(
+    "SGLang's demo tools search the web and run Python that the model has written; this server "
+    "runs nothing of a model's",
+    "name servers of your own",
+)
 NO_TLS = not_available("TLS is not supported yet", "put a TLS proxy in front")
+
+
+ToolTransport = Literal["sse", "http", "stdio"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolServerSpec:
+    """One server of tools: where it answers, or the command that becomes it. `label`: what
+    requests call it."""
+
+    label: str
+    transport: ToolTransport
+    url: str = ""
+    headers: dict[str, Secret] = field(default_factory=dict[str, Secret])
+    command: tuple[str, ...] = ()
+    env: dict[str, Secret] = field(default_factory=dict[str, Secret])
+    """for the command, besides PATH and the like"""
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return self.url or self.command[0]
 
 
 @dataclass(frozen=True)
@@ -94,9 +122,12 @@ class HttpOptions:
         values=dict.fromkeys(UNKNOWN_REASONING_PARSERS, UNKNOWN_FORMAT),
     )
     tool_server: str | None = option(
-        help="`demo` or tool servers for the Responses API.",
-        cpu=not_available("the server calls no tools itself yet; its clients do"),
+        help="Servers of tools (MCP) that answers of /v1/responses may call: a comma list of "
+        "host:port (SSE), URLs and .json files with mcpServers; label= before a place names it.",
+        values={"demo": NO_DEMO},
     )
+    tool_servers: tuple[ToolServerSpec, ...] = ()
+    """what --tool-server names"""
     ssl_keyfile: str | None = option(help="File with the TLS key.", cpu=NO_TLS)
     ssl_certfile: str | None = option(help="File with the TLS certificate.", cpu=NO_TLS)
 

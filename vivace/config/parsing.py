@@ -19,6 +19,7 @@ from vivace.config.option import Option
 from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_environment
 from vivace.config.releases.tables import takers
 from vivace.config.sglang import RETIRED, renamed_flags, replace_retired, today_values
+from vivace.config.tool_servers import with_tool_servers
 from vivace.config.values import parse_value
 from vivace.errors import nearest
 from vivace.protocol.messages import Rewrite
@@ -100,7 +101,7 @@ def options_from(values: dict[str, Any], environ: Mapping[str, str], notes: Pars
     options = with_values(Options(), values)
     return dataclasses.replace(
         options,
-        http=with_keys(options.http, honored),
+        http=with_tool_servers(with_keys(options.http, honored)),
         parallel=with_cluster_key(options.parallel, honored),
         rewrites=(*notes.rewrites, *replaced),
         notices=(*notes.notices, *about_variables),

@@ -59,6 +59,7 @@ from vivace.supervisor.messages import (
     Warm,
     WarmUp,
 )
+from vivace.tool_servers.servers import ToolServers
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +77,9 @@ async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: 
     return_large_blocks()  # bodies, and answers with many log-probabilities
     timeline.begin("reading the configuration")
     config = decode(setup.config)
-    several = config.model.tokenizer_worker_num > 1
-    log_lines.setup(config.logging.log_level, f"frontend {setup.index}" if several else "frontend")
+    workers = max(1, config.model.tokenizer_worker_num)
+    role = f"frontend {setup.index}" if workers > 1 else "frontend"
+    log_lines.setup(config.logging.log_level, role)
     watch_gc(config.logging.gc_warning_threshold_secs)
     memory = attach(setup.memory, setup.count)
     heartbeat = FrontendHeartbeat(memory.heartbeat(setup.place))
@@ -101,22 +103,38 @@ async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: 
     asyncio.get_running_loop().add_reader(control.fileno(), child.on_message)
     child.on_message()  # what came together with the setup
     feeding = asyncio.create_task(child.run_until_stopped())
+    tools = ToolServers(config.http.tool_servers)
     timeline.begin("HTTP")
-    app = build_app(frontend, config, memory, setup.place)
+    app = build_app(frontend, config, memory, setup.place, tools)
     runner = await start_site(app, socket.socket(fileno=setup.listener))
     gc.collect()
     gc.freeze()
     gc.enable()
     return_freed_blocks()
     beats = asyncio.create_task(beat(heartbeat))
+    told = await connect_tools(tools, timeline, again=setup.index >= workers)
     control.send(StartupStages(timeline.stages()))
-    control.send(Serving())
+    control.send(Serving(told))
     await feeding
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(stop_site(runner), child.grace + 1)
+    await tools.close()
     beats.cancel()
     for mailbox in mailboxes:
         mailbox.close()
+
+
+async def connect_tools(tools: ToolServers, timeline: Timeline, *, again: bool) -> list[str]:
+    """What each tool server has. Raises CannotStart where one is not there; a frontend that follows
+    one that has died (`again`) asks them when it needs them."""
+    if again or not tools:
+        return []
+    timeline.begin("tool servers")
+    try:
+        return await tools.connect()
+    except BaseException:
+        await tools.close()
+        raise
 
 
 def open_engines(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -50,7 +50,10 @@ class Summary:
         return [*found, (TRY, " ".join(self.curl)), ("URL", self.url)]
 
 
-def build_summary(config: Config, capacity: Capacity, url: str) -> Summary:
+def build_summary(
+    config: Config, capacity: Capacity, url: str, tools: Sequence[str] = ()
+) -> Summary:
+    """`tools`: what each tool server has."""
     name = served_model(config, None).name
     rows = (
         ("model", ", ".join((name, *origin(config.source), *model_size(config)))),
@@ -60,6 +63,7 @@ def build_summary(config: Config, capacity: Capacity, url: str) -> Summary:
         ("device", device_text(config, capacity)),
         *drafts(config, capacity),
         *processes(config),
+        *(("tools", text) for text in tools),
     )
     return Summary(
         rows=(*rows, *details(config, capacity)) if config.logging.verbose else rows,

@@ -30,6 +30,7 @@ from vivace.server.request_log import RequestLog, add_targets
 from vivace.server.route import Route, check_routes, move_routes
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings, build_server_settings
+from vivace.tool_servers.servers import ToolServers
 
 MAX_LINE = 16 << 10
 MAX_FIELD = 16 << 10
@@ -41,7 +42,11 @@ BACKLOG = 1024
 
 
 def build_app(
-    frontend: Frontend, config: Config, memory: SharedMemory | None = None, place: int = 0
+    frontend: Frontend,
+    config: Config,
+    memory: SharedMemory | None = None,
+    place: int = 0,
+    tool_servers: ToolServers | None = None,
 ) -> web.Application:
     """The HTTP application of one frontend process; `memory` is shared with the other ones, and
     `place` is this one's there."""
@@ -53,6 +58,7 @@ def build_app(
         settings,
         http_metrics=HttpMetrics(memory, place),
         request_log=make_request_log(settings, memory.request_log if memory else None),
+        tool_servers=tool_servers,
     )
 
 
@@ -71,6 +77,7 @@ def make_app(
     routes: tuple[Route, ...] = ROUTES,
     http_metrics: HttpMetrics | None = None,
     request_log: RequestLog | None = None,
+    tool_servers: ToolServers | None = None,
 ) -> web.Application:
     """The application from plain settings; ValueError when the route table is incomplete,
     CannotStart when a path cannot be moved."""
@@ -88,6 +95,7 @@ def make_app(
         bodies=BodyBudget(max(settings.bodies_limit, settings.body_limit)),
         start_queue=StartQueue(frontend.engine, settings.start_queue_limit),
         pending=PendingRequests(frontend.engine),
+        tool_servers=tool_servers or ToolServers(),
         syntax=answer_syntax(
             frontend,
             settings.tool_call_parser,

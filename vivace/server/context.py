@@ -28,6 +28,7 @@ from vivace.server.request_log import RequestLog
 from vivace.server.response_store import ResponseStore
 from vivace.server.responses import HTTPError
 from vivace.server.settings import ServerSettings
+from vivace.tool_servers.servers import ToolServers
 
 FRESH = 1.0
 """seconds for which a token, or the outcome of a question, is news enough"""
@@ -254,6 +255,7 @@ class Context:
     """The OpenAPI document."""
     probe: Probe = field(default_factory=Probe)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    tool_servers: ToolServers = field(default_factory=ToolServers)
     started: float = field(default_factory=time.time)
     slicer: TimeSlicer = field(default_factory=TimeSlicer)
 

@@ -106,6 +106,7 @@ METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"}
 OTHER = "other"
 REQUESTS, RESPONSES, ACTIVE = "requests", "responses", "active"
 UNSERVED_MODEL, UNKNOWN_FIELD = "unserved_model", "unknown_field"
+TOOL_CALLS = "tool_calls"
 CPU_MILLISECONDS = "cpu_milliseconds"
 
 
@@ -140,6 +141,10 @@ class HttpMetrics:
     def note(self, kind: str) -> None:
         """Count a request that asked for UNSERVED_MODEL, or brought an UNKNOWN_FIELD."""
         self._counters.add((kind,))
+
+    def note_tool_call(self, label: str, *, failed: bool) -> None:
+        """Count a call that a tool server has made, or could not."""
+        self._counters.add((TOOL_CALLS, label, "failed" if failed else "completed"))
 
     def _note_cpu(self) -> None:
         spent = int(time.process_time() * 1000)
@@ -190,6 +195,11 @@ class HttpMetrics:
                 "vivace:unknown_field_requests",
                 "Requests with a field that this server does not know and ignored.",
                 labels=names,
+            ),
+            TOOL_CALLS: CounterMetricFamily(
+                "vivace:tool_calls",
+                "Calls of tools, by the server that made them and how they ended.",
+                labels=[*names, "tool_server", "outcome"],
             ),
             ACTIVE: GaugeMetricFamily(
                 "sglang:http_requests_active",

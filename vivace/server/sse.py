@@ -39,17 +39,22 @@ class StreamForm:
     `convert` is given complete events, [DONE] behind the last one, and returns what the client gets
     (b"" while there is nothing to say); it never raises. `failure`: the end of a stream that an
     error of ours ends. `ping`: what is said when there was nothing to say for a while, so that
-    nobody on the way takes the connection for dead.
+    nobody on the way takes the connection for dead. `goes_on`: whether the answer goes on behind a
+    stream that has ended, with another one.
     """
 
     headers: dict[str, str]
     convert: Callable[[bytes], bytes]
     failure: Callable[[], bytes]
     ping: bytes = b""
+    goes_on: Callable[[], bool] = lambda: False
 
 
 STREAM_FORM = web.RequestKey("stream_form", StreamForm)
 """Of the answer to a request, where it is not OpenAI's"""
+
+OPEN_ANSWER = web.RequestKey("open_answer", web.StreamResponse)
+"""Once it has begun: a further stream is part of it"""
 
 CRLF = b"\r\n"
 HEADS = tuple(b"%x\r\n" % size for size in range(1024))
@@ -96,6 +101,17 @@ def event(data: bytes) -> bytes:
 def failure() -> bytes:
     """The last events of a stream that an error of ours ends."""
     return event(msgspec.json.encode(error_body(500, "internal error"))) + DONE
+
+
+async def open_answer(request: web.Request, headers: dict[str, str]) -> None:
+    """Send the head of an answer that consists of events."""
+    response = web.StreamResponse(headers={**HEADERS, **headers})
+    if request.version >= HttpVersion11:
+        response.enable_chunked_encoding()
+    else:
+        response.force_close()
+    await response.prepare(request)
+    request[OPEN_ANSWER] = response
 
 
 class StreamSink:
@@ -215,29 +231,27 @@ class EventStream:
 
     async def run(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         """Send the headers, let the outputs flow, return when the last event is written."""
-        self._form = request.get(STREAM_FORM)
-        form_headers = self._form.headers if self._form else {}
-        response = web.StreamResponse(headers={**HEADERS, **form_headers, **headers})
+        form = self._form = request.get(STREAM_FORM)
         self._chunked = request.version >= HttpVersion11
-        if self._chunked:
-            response.enable_chunked_encoding()
-        else:
-            response.force_close()
         try:
-            await response.prepare(request)
+            if OPEN_ANSWER not in request:
+                await open_answer(request, {**(form.headers if form else {}), **headers})
+            response = request[OPEN_ANSWER]
             self._transport = request.transport
             self._spoke = asyncio.get_running_loop().time()
             self._resume()
-            if self._form is not None and self._form.ping:
-                self._break_silence(self._form.ping)
+            if form is not None and form.ping:
+                self._break_silence(form.ping)
             await self._flow()
+            if form is not None and form.goes_on():
+                return response
             async with asyncio.timeout(self._limits.stall * 10):
                 await response.write_eof()
         except TimeoutError:
             self.fail(ConnectionResetError("the client does not read the end of its answer"))
         finally:
             self.close()
-        return response
+        return request[OPEN_ANSWER]
 
     def close(self) -> None:
         """Nothing more is written, and nobody holds what was."""

@@ -113,7 +113,10 @@ class StartupStages(msgspec.Struct, frozen=True, tag="timed"):
 
 
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
-    """Frontend -> supervisor: it accepts connections."""
+    """Frontend -> supervisor: it accepts connections. `tools`: of each tool server what it has, in
+    words."""
+
+    tools: list[str] = []
 
 
 class Warm(msgspec.Struct, frozen=True, tag="warm"):

@@ -106,11 +106,11 @@ def tell_retry(role: Role, error: OSError) -> None:
 class Hooks:
     """What the user sees: the progress of a start, that it is complete and then what runs, whole
     lines that children print, what a child did while it started, and how nodes hear that there is
-    no server any more."""
+    no server any more. `show` gets what each tool server has, too."""
 
     progress: Callable[[str, float], None]
     ready: Callable[[], None]
-    show: Callable[[Capacity], None]
+    show: Callable[[Capacity, Sequence[str]], None]
     write: Callable[[str], object] = lambda text: None
     timed: Callable[[str, list[Stage]], None] = lambda process, stages: None
     farewell: Farewell = lambda nodes, cause, code: None

@@ -61,6 +61,8 @@ class Supervisor:
         self._engines = Engines(plan)
         self._frontends = Frontends(plan)
         self._warm_up_sent = False
+        self._tools: list[str] = []
+        """what tool servers have, in words"""
         self._selector = selectors.DefaultSelector()
         self._outputs = Outputs(self._selector, hooks.write)
         self._deadline: float | None = None
@@ -139,6 +141,7 @@ class Supervisor:
                     self._engine_is_ready(child, message)
                 case Serving():
                     self._frontends.on_serving(child)
+                    self._tools = self._tools or message.tools
                     if self._phase == "draining":
                         child.control.send(Draining())
                     self._finish_start_if_all_serve()
@@ -196,7 +199,7 @@ class Supervisor:
         self._phase = "serving"
         self._hooks.ready()
         self._frontends.broadcast(Started())
-        self._hooks.show(capacity)
+        self._hooks.show(capacity, self._tools)
 
     # -- deaths -----------------------------------------------------------------------------------
 

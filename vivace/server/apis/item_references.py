@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -35,6 +36,10 @@ class StoredItem(msgspec.Struct, kw_only=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    server_label: str | None = None
+    output: str | None = None
+    error: str | None = None
+    tools: Any = None
 
 
 class StoredOutput(msgspec.Struct):

@@ -14,11 +14,12 @@ from aiohttp import web
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import refuse_unsupported
-from vivace.requests.schema import FunctionCall, Message, ToolCall
+from vivace.requests.schema import Message
 from vivace.server.access import CLIENT
-from vivace.server.apis.chat_run import complete, own_names, run
+from vivace.server.apis.chat_run import own_names
 from vivace.server.apis.item_references import resolve_references
-from vivace.server.apis.responses_events import CALL, REASONING, ResponseEvents
+from vivace.server.apis.response_turns import ResponseTurns, SpokenMessages
+from vivace.server.apis.responses_events import ResponseEvents
 from vivace.server.apis.responses_request import begin_response, read_input, read_request
 from vivace.server.apis.responses_schema import (
     RESPONSES_REFUSED,
@@ -27,14 +28,14 @@ from vivace.server.apis.responses_schema import (
     ResponseObject,
     ResponsesRequest,
 )
+from vivace.server.apis.server_calls import ApprovedCall, ServerItems, read_server_items
+from vivace.server.apis.server_tools import ToolOffer, read_offer
 from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
 from vivace.server.http import accept
 from vivace.server.openai import chat
-from vivace.server.openai.schema import ChatRequest
 from vivace.server.response_store import MAX_RUNNING, StoredResponse
 from vivace.server.responses import HTTPError, json_response
-from vivace.server.sse import StreamForm
 
 log = logging.getLogger("vivace.server")
 
@@ -43,6 +44,8 @@ SEVERAL = (
     "is not supported yet with --tokenizer-worker-num above 1, where another process may be asked; "
     "send all items as input"
 )
+MOST_CALLS = 64
+"""Of tool servers in one response, when `max_tool_calls` does not say fewer"""
 encode = msgspec.json.encode
 _MESSAGE = msgspec.json.Decoder(Message)
 
@@ -54,26 +57,57 @@ async def create(context: Context, http: web.Request, body: Body) -> web.StreamR
     check(context, params)
     rid, store = f"resp_{secrets.token_hex(16)}", is_stored(context, params)
     earlier = find_earlier(context, http, params)
-    if not isinstance(params.input, str):
-        work = resolve_references(context.responses, http[CLIENT], params.input)
-        params.input = await context.slicer.run(work)
-    found = await context.slicer.run(read_input(params, await context.slicer.run(decoded(earlier))))
+    sent = await read_items(context, http, params)
+    offer = await read_offer(context.tool_servers, params.tools or (), sent.listed)
+    for call in sent.approved:
+        check_approved(offer, call)
+    before = await context.slicer.run(decoded(earlier))
+    found = await context.slicer.run(read_input(params, before, offer))
     with own_names(found.rename):
-        request = read_request(params, found, rid)
+        request = read_request(params, found, rid, offer)
         if params.background:  # nobody hears of it later
             chat.check(context, request)
     response = begin_response(params, rid, context.served.name, store=store)
     said = tuple(await context.slicer.run(encoded(found.messages, params))) if store else ()
-    keep = partial(put, context, http[CLIENT], said) if store else keep_nothing
-    events = ResponseEvents(response, keep)
+    talk = SpokenMessages(offer)
+    keep = partial(put, context, http[CLIENT], said, talk) if store else keep_nothing
+    events = ResponseEvents(response, keep, offer, most_calls(params))
+    turns = ResponseTurns(context, http, request, events, talk, sent.approved)
     if params.background:
-        return begin_background(context, http, request, events, said)
+        return begin_background(context, http, turns, response, said)
     with own_names(found.rename):
         if request.stream:
-            form = StreamForm(headers={}, convert=events.convert, failure=events.fail)
-            return await run(context, http, body, request, arrival, form)
-        events.complete(await complete(context, http, body, request, arrival))
+            return await turns.stream(body, arrival)
+        await turns.complete(body, arrival)
     return json_response(response)
+
+
+async def read_items(context: Context, http: web.Request, params: ResponsesRequest) -> ServerItems:
+    """What the input says of tool servers; its items are there themselves from then on."""
+    if isinstance(params.input, str):
+        return ServerItems([])
+    store, client = context.responses, http[CLIENT]
+    items = await context.slicer.run(resolve_references(store, client, params.input))
+    sent = await context.slicer.run(read_server_items(store, client, items))
+    params.input = sent.items
+    return sent
+
+
+def most_calls(params: ResponsesRequest) -> int:
+    """Of tool servers, in one response."""
+    asked = params.max_tool_calls
+    if asked is not None and asked < 0:
+        raise BadRequest("max_tool_calls", "must be 0 or more")
+    return MOST_CALLS if asked is None else min(asked, MOST_CALLS)
+
+
+def check_approved(offer: ToolOffer, call: ApprovedCall) -> None:
+    """BadRequest unless `tools` still offer what the client has approved."""
+    if offer.known_name(call.label, call.name) is None:
+        reason = (
+            f"need {call.name[:100]!r} of the tool server {call.label[:64]!r}, as it is approved"
+        )
+        raise BadRequest("tools", reason)
 
 
 def check(context: Context, params: ResponsesRequest) -> None:
@@ -140,31 +174,20 @@ def decoded(messages: tuple[bytes, ...]) -> Work[list[Message]]:
     return found
 
 
-def put(context: Context, client: int, said: tuple[bytes, ...], response: ResponseObject) -> None:
+def put(
+    context: Context,
+    client: int,
+    said: tuple[bytes, ...],
+    talk: SpokenMessages,
+    response: ResponseObject,
+) -> None:
     """Keep a response that is over; one that failed is no conversation to go on with."""
+    talk.take(response.output)
     answered = response.status in ("completed", "incomplete")
-    messages = (*said, encode(answer_message(response))) if answered else ()
+    messages = (*said, *map(encode, talk.messages)) if answered else ()
     body = encode(response, enc_hook=str)
     items = tuple(item.id for item in response.output)
     context.responses.put(client, response.id, StoredResponse(body, messages, items=items))
-
-
-def answer_message(response: ResponseObject) -> Message:
-    """What the assistant said, as the chat path takes it."""
-    message = Message(role="assistant")
-    for item in response.output:
-        if item.type == CALL:
-            call = FunctionCall(name=item.name or "", arguments=item.arguments)
-            one = ToolCall(function=call, id=item.call_id, type="function")
-            message.tool_calls = [*(message.tool_calls or ()), one]
-            continue
-        text = "".join(part.text for part in item.content or ())
-        if item.type == REASONING:
-            message.reasoning_content = (message.reasoning_content or "") + text
-        else:
-            before = message.content if isinstance(message.content, str) else ""
-            message.content = before + text
-    return message
 
 
 # -- in the background -----------------------------------------------------------------------------
@@ -173,26 +196,25 @@ def answer_message(response: ResponseObject) -> Message:
 def begin_background(
     context: Context,
     http: web.Request,
-    request: ChatRequest,
-    events: ResponseEvents,
+    turns: ResponseTurns,
+    response: ResponseObject,
     said: tuple[bytes, ...],
 ) -> web.Response:
     """The response as it stands now; it is made by a task, whoever listens."""
-    response = events.response
-    task = asyncio.create_task(make(context, http, request, events))
+    task = asyncio.create_task(make(context, http, turns, response))
     body = encode(response, enc_hook=str)
     context.responses.put(http[CLIENT], response.id, StoredResponse(body, said, task))
     return web.Response(body=body, content_type="application/json")
 
 
 async def make(
-    context: Context, http: web.Request, request: ChatRequest, events: ResponseEvents
+    context: Context, http: web.Request, turns: ResponseTurns, response: ResponseObject
 ) -> None:
     """Make a response, and keep it; what goes wrong stands in it."""
-    response, client = events.response, http[CLIENT]
+    client = http[CLIENT]
     accept(context.frontend)
     try:
-        events.complete(await complete(context, http, Body(), request, time.monotonic()))
+        await turns.complete(Body(), time.monotonic())
         return
     except asyncio.CancelledError:
         response.status = "cancelled"
@@ -202,7 +224,10 @@ async def make(
     except Exception:
         log.exception("response %s failed", response.id)
         end_failed(response, "server_error", "internal error; the server's log has the details")
-    put(context, client, (), response)
+    for item in response.output:
+        if item.status == "in_progress":  # a call that nobody makes any more
+            item.status = "incomplete"
+    put(context, client, (), SpokenMessages(), response)
 
 
 def end_failed(response: ResponseObject, code: str, message: str) -> None:

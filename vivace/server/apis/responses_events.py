@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,34 +30,66 @@ from vivace.server.apis.responses_schema import (
     ResponseObject,
     ResponseUsage,
 )
+from vivace.server.apis.server_calls import ApprovedCall
+from vivace.server.apis.server_tools import ToolOffer
 
 MESSAGE, REASONING, CALL = "message", "reasoning", "function_call"
-DELTAS = {MESSAGE: "response.output_text", REASONING: "response.reasoning_text"}
+SERVER_CALL, APPROVAL = "mcp_call", "mcp_approval_request"
+DELTAS = {
+    MESSAGE: "response.output_text",
+    REASONING: "response.reasoning_text",
+    CALL: "response.function_call_arguments",
+    SERVER_CALL: "response.mcp_call_arguments",
+}
 """What events of a kind of text are called."""
+PREFIXES = {CALL: "fc", SERVER_CALL: "mcp", APPROVAL: "mcpr"}
+
+
+@dataclass
+class ServerCall:
+    """A call that a tool server is to make: the item that tells of it, and where that stands."""
+
+    item: OutputItem
+    index: int
 
 
 class ResponseEvents:
     """Turns what the chat path says into events, and keeps `response` what they have said.
 
     A response has items, one after the other: `_item` is the open one, `_said` the parts of its
-    text, or of its arguments.
+    text, or of its arguments. It has several turns where tool servers are asked: after each there
+    are calls to make (`calls`), and their outcomes go to `settle`.
     """
 
     def __init__(
-        self, response: ResponseObject, on_end: Callable[[ResponseObject], object]
+        self,
+        response: ResponseObject,
+        on_end: Callable[[ResponseObject], object],
+        offer: ToolOffer | None = None,
+        most_calls: int = 0,
     ) -> None:
-        """`on_end` is called with the response once it is over."""
+        """`on_end` is called with the response once it is over. Of calls to tool servers those
+        beyond `most_calls` are ignored."""
         self.response = response
+        self.calls: list[ServerCall] = []
+        """to be made before the next turn"""
+        self.over = False
+        self.refused_calls = False
+        """the turn had calls that were ignored"""
+        self._asks_client = False
+        """for the output of a function, or whether a call may be made"""
         self._on_end = on_end
+        self._offer = offer or ToolOffer()
+        self._calls_left = most_calls
         self._number = 0
         self._begun = False
-        self._over = False
         self._item: OutputItem | None = None
         self._said: list[str] = []
         self._logprobs: list[Any] = []
         self._call: int | None = None
         self._choice = ResultChoice()
-        self._usage: ResultUsage | None = None
+        self._usage: list[ResultUsage] = []
+        """of the turns that are over"""
 
     def convert(self, data: bytes) -> bytes:
         """The events for complete ones of the chat path."""
@@ -64,34 +97,54 @@ class ResponseEvents:
             encode_event(event) for result in read_events(data) for event in self.take(result)
         )
 
-    def fail(self) -> bytes:
-        """The last events of a response that an error of ours ends."""
-        return b"".join(encode_event(event) for event in self._fail("internal error"))
+    def fail(self, message: str = "internal error") -> bytes:
+        """The last events of a response that an error ends."""
+        return encode_events(self._fail(message))
 
-    def complete(self, result: ChatResult) -> ResponseObject:
-        """The whole response from a whole answer."""
+    def complete(self, result: ChatResult) -> None:
+        """A whole turn from a whole answer, in which calls have no numbers."""
         for choice in result.choices:
-            choice.delta = choice.message
+            choice.delta = choice.message or ResultMessage()
+            for number, call in enumerate(choice.delta.tool_calls or ()):
+                call.index = number
         for one in (result, None):
             for _ in self.take(one):
                 pass
-        return self.response
+
+    @property
+    def goes_on(self) -> bool:
+        """Another turn follows, or calls that are to be made."""
+        return not self.over
+
+    def begin(self) -> Iterator[ResponseEvent]:
+        """What comes before the model says anything."""
+        if self._begun:
+            return
+        self._begun = True
+        yield self._event("response.created", response=self.response)
+        yield self._event("response.in_progress", response=self.response)
+        for one in self._offer.lists:
+            item = new_item("mcpl", "mcp_list_tools", server_label=one.label, tools=[])
+            item.status = None
+            yield from self._open(item)
+            yield self._event("response.mcp_list_tools.in_progress")
+            yield self._event("response.mcp_list_tools.completed")
+            item.tools = one.tools
+            yield from self._end_item(item)
 
     def take(self, result: ChatResult | None) -> Iterator[ResponseEvent]:
-        """The events of what comes next; None: that was all."""
-        if self._over:
+        """The events of what comes next; None: that was all of this turn."""
+        if self.over:
             return
         if result is None:
-            yield from self._end()
+            yield from self._end_turn()
             return
-        if not self._begun:
-            self._begun = True
-            yield self._event("response.created", response=self.response)
-            yield self._event("response.in_progress", response=self.response)
+        yield from self.begin()
         if result.error is not None:
             yield from self._fail(result.error.message)
             return
-        self._usage = result.usage or self._usage
+        if result.usage is not None:
+            self._usage[-1:] = [result.usage]
         for choice in result.choices:
             if choice.finish_reason is not None:
                 self._choice = choice
@@ -123,69 +176,173 @@ class ResponseEvents:
         yield from self._open(item)
         yield self._event("response.content_part.added", content_index=0, part=text_part(kind))
 
+    # -- calls ------------------------------------------------------------------------------------
+
     def _add_call(self, call: ResultCall) -> Iterator[ResponseEvent]:
         number = call.index or 0
-        if self._item is None or self._item.type != CALL or number != self._call:
+        if self._call != number:
             yield from self._close()
             self._call = number
+            yield from self._open_call(call)
+        text = call.function.arguments
+        if not text or self._item is None:
+            return
+        self._said.append(text)
+        if self._item.type != APPROVAL:
+            yield self._event(f"{DELTAS[self._item.type]}.delta", delta=text)
+
+    def _open_call(self, call: ResultCall) -> Iterator[ResponseEvent]:
+        name = call.function.name or ""
+        tool = self._offer.served.get(name)
+        if tool is None:
+            self._asks_client = True
             identity = call.id or f"call_{secrets.token_hex(12)}"
-            name = call.function.name or ""
-            yield from self._open(new_item("fc", CALL, call_id=identity, name=name, arguments=""))
-        if call.function.arguments:
-            self._said.append(call.function.arguments)
-            delta = call.function.arguments
-            yield self._event("response.function_call_arguments.delta", delta=delta)
+            yield from self._open(call_item(CALL, call_id=identity, name=name))
+        elif not self._calls_left:
+            self.refused_calls = True
+        elif tool.asks:
+            self._asks_client = True
+            self._calls_left -= 1
+            item = call_item(APPROVAL, call_id=call.id, name=tool.name, server_label=tool.label)
+            item.status = None
+            self._item, self._said = item, []  # it is told as a whole
+        else:
+            self._calls_left -= 1
+            item = call_item(SERVER_CALL, call_id=call.id, name=tool.name, server_label=tool.label)
+            yield from self._open_server_call(item)
+
+    def _open_server_call(self, item: OutputItem) -> Iterator[ResponseEvent]:
+        yield from self._open(item)
+        yield self._event("response.mcp_call.in_progress")
+
+    def approved(self, call: ApprovedCall) -> Iterator[ResponseEvent]:
+        """A call that the client has approved is to be made before the first turn."""
+        self._calls_left -= 1
+        item = call_item(
+            SERVER_CALL,
+            call_id=call.call_id,
+            name=call.name,
+            server_label=call.label,
+            approval_request_id=call.request,
+        )
+        yield from self._open_server_call(item)
+        self._said = [call.arguments]
+        yield self._event("response.mcp_call_arguments.delta", delta=call.arguments)
+        yield from self._close()
+
+    def settle(self, call: ServerCall, output: str | None, error: str | None) -> bytes:
+        """The events of a call that a tool server has made, or could not."""
+        item = call.item
+        item.output, item.error = output, error
+        item.status = "completed" if error is None else "failed"
+        at: dict[str, Any] = {"output_index": call.index}
+        return encode_events(
+            (
+                self._event(f"response.mcp_call.{item.status}", item_id=item.id, **at),
+                self._event("response.output_item.done", item=item, **at),
+            )
+        )
+
+    # -- beginnings and ends ----------------------------------------------------------------------
 
     def _open(self, item: OutputItem) -> Iterator[ResponseEvent]:
         self._item, self._said, self._logprobs = item, [], []
         yield self._event("response.output_item.added", item=item, item_id=None)
 
     def _close(self, status: str = "completed") -> Iterator[ResponseEvent]:
-        item = self._item
+        item, self._call = self._item, None
         if item is None:
             return
         said = "".join(self._said)
-        item.status = status
-        if item.type == CALL:
-            item.arguments = said
-            yield self._event(
-                "response.function_call_arguments.done", arguments=said, name=item.name
-            )
-        else:
-            part = text_part(item.type, said, self._logprobs)
-            shown = {"logprobs": self._logprobs} if item.type == MESSAGE else {}
-            yield self._event(f"{DELTAS[item.type]}.done", content_index=0, text=said, **shown)
-            yield self._event("response.content_part.done", content_index=0, part=part)
-            item.content = [part]
+        match item.type:
+            case "message" | "reasoning":
+                item.status = status
+                yield from self._close_text(item, said)
+            case "mcp_approval_request":
+                item.arguments = said
+                yield self._event("response.output_item.added", item=item, item_id=None)
+            case _:
+                item.arguments = said
+                named = {"name": item.name} if item.type == CALL else {}
+                yield self._event(f"{DELTAS[item.type]}.done", arguments=said, **named)
+                item.status = status
+        if item.type == SERVER_CALL and status == "completed":
+            item.status = "in_progress"
+            self.calls.append(ServerCall(item, len(self.response.output)))
+            self.response.output = [*self.response.output, item]
+            self._item = None
+            return
+        yield from self._end_item(item)
+
+    def _close_text(self, item: OutputItem, said: str) -> Iterator[ResponseEvent]:
+        part = text_part(item.type, said, self._logprobs)
+        shown = {"logprobs": self._logprobs} if item.type == MESSAGE else {}
+        yield self._event(f"{DELTAS[item.type]}.done", content_index=0, text=said, **shown)
+        yield self._event("response.content_part.done", content_index=0, part=part)
+        item.content = [part]
+
+    def _end_item(self, item: OutputItem) -> Iterator[ResponseEvent]:
         yield self._event("response.output_item.done", item=item, item_id=None)
         self.response.output = [*self.response.output, item]
         self._item = None
 
-    def _end(self) -> Iterator[ResponseEvent]:
+    def _end_turn(self) -> Iterator[ResponseEvent]:
         reason = self._choice.finish_reason
         if reason == "abort":
             yield from self._fail(ABORTED_ANSWER)
             return
         cut = reason == "length"
         yield from self._close("incomplete" if cut else "completed")
+        if cut:
+            yield from self.end(cut=True)
+        elif not self.calls and (self._asks_client or not self.refused_calls):
+            yield from self.end()
+
+    def next_turn(self) -> Iterator[ResponseEvent]:
+        """The calls were made: the end, where the client is asked for something, too; otherwise the
+        model goes on."""
+        self.calls, self.refused_calls, self._choice = [], False, ResultChoice()
+        if self._asks_client:
+            yield from self.end()
+        else:
+            self._usage.append(ResultUsage())
+
+    @property
+    def output_tokens(self) -> int:
+        """Of all turns."""
+        return sum(usage.output for usage in self._usage)
+
+    def end(self, *, cut: bool = False) -> Iterator[ResponseEvent]:
+        """`cut`: by a limit on tokens."""
         response = self.response
         response.status = "incomplete" if cut else "completed"
         if cut:
+            yield from self._leave_calls()
             response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
         response.usage = response_usage(self._usage)
         response.completed_at = None if cut else int(time.time())
         yield from self._finish()
 
     def _fail(self, message: str) -> Iterator[ResponseEvent]:
-        if self._over:
+        if self.over:
             return
         yield from self._close("incomplete")
+        yield from self._leave_calls()
         self.response.status = "failed"
         self.response.error = ResponseError(code="server_error", message=message)
         yield from self._finish()
 
+    def _leave_calls(self) -> Iterator[ResponseEvent]:
+        """Nobody makes them any more."""
+        for call in self.calls:
+            if call.item.status == "in_progress":
+                call.item.status = "incomplete"
+                at: dict[str, Any] = {"output_index": call.index}
+                yield self._event("response.output_item.done", item=call.item, **at)
+        self.calls = []
+
     def _finish(self) -> Iterator[ResponseEvent]:
-        self._over = True
+        self.over = True
         yield self._event(f"response.{self.response.status}", response=self.response)
         self._on_end(self.response)
 
@@ -194,8 +351,12 @@ class ResponseEvents:
         number, self._number = self._number, self._number + 1
         if self._item is not None and "response" not in fields:
             fields.setdefault("item_id", self._item.id)
-            fields["output_index"] = len(self.response.output)
+            fields.setdefault("output_index", len(self.response.output))
         return ResponseEvent(type=kind, sequence_number=number, **fields)
+
+
+def call_item(kind: str, **fields: Any) -> OutputItem:
+    return new_item(PREFIXES[kind], kind, arguments="", **fields)
 
 
 def new_item(prefix: str, kind: str, **fields: Any) -> OutputItem:
@@ -209,17 +370,26 @@ def text_part(kind: str, text: str = "", logprobs: list[Any] | None = None) -> O
     return OutputPart(type="output_text", text=text, annotations=[], logprobs=logprobs or [])
 
 
-def response_usage(usage: ResultUsage | None) -> ResponseUsage:
-    counts = usage or ResultUsage()
+def response_usage(turns: Sequence[ResultUsage]) -> ResponseUsage:
+    """Of all turns together, each of which has read the whole conversation."""
+    read, written = (
+        sum(turn.prompt_tokens for turn in turns),
+        sum(turn.output for turn in turns),
+    )
+    thoughts = sum(turn.reasoning_tokens or 0 for turn in turns)
     return ResponseUsage(
-        input_tokens=counts.prompt_tokens,
-        output_tokens=counts.output,
-        total_tokens=counts.prompt_tokens + counts.output,
-        input_tokens_details=CachedInput(cached_tokens=counts.cached),
-        output_tokens_details=ReasoningOutput(reasoning_tokens=counts.reasoning_tokens or 0),
+        input_tokens=read,
+        output_tokens=written,
+        total_tokens=read + written,
+        input_tokens_details=CachedInput(cached_tokens=sum(turn.cached for turn in turns)),
+        output_tokens_details=ReasoningOutput(reasoning_tokens=thoughts),
     )
 
 
 def encode_event(event: ResponseEvent) -> bytes:
     data = msgspec.json.encode(event, enc_hook=str)
     return b"event: %b\ndata: %b\n\n" % (event.type.encode(), data)
+
+
+def encode_events(events: Iterable[ResponseEvent]) -> bytes:
+    return b"".join(map(encode_event, events))

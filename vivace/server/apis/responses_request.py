@@ -20,10 +20,11 @@ from vivace.server.apis.responses_schema import (
     ReasoningParam,
     ResponseObject,
     ResponsesRequest,
-    ResponseTool,
     TextFormat,
     TextParam,
 )
+from vivace.server.apis.server_calls import call_messages, new_call_id
+from vivace.server.apis.server_tools import FUNCTION, MCP, ToolOffer
 from vivace.server.openai.schema import ChatRequest
 
 RENAMED_FIELDS = {
@@ -51,7 +52,9 @@ TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 # -- items -> messages -----------------------------------------------------------------------------
 
 
-def read_input(params: ResponsesRequest, earlier: list[Message]) -> Work[ChatMessages]:
+def read_input(
+    params: ResponsesRequest, earlier: list[Message], offer: ToolOffer
+) -> Work[ChatMessages]:
     """Instructions, then `earlier` messages, then those of the input."""
     found = ChatMessages(RENAMED_FIELDS)
     if params.instructions is not None:
@@ -64,12 +67,12 @@ def read_input(params: ResponsesRequest, earlier: list[Message]) -> Work[ChatMes
     if not params.input:
         raise BadRequest("input", "must not be empty")
     for number, item in enumerate(params.input):
-        add_item(found, item, f"input[{number}]")
+        add_item(found, item, f"input[{number}]", offer)
         yield
     return found
 
 
-def add_item(found: ChatMessages, item: InputItem, place: str) -> None:
+def add_item(found: ChatMessages, item: InputItem, place: str, offer: ToolOffer) -> None:
     """One item; what the assistant thought, said and called in a row is one message."""
     match item.type:
         case None | "message":
@@ -94,9 +97,24 @@ def add_item(found: ChatMessages, item: InputItem, place: str) -> None:
             if thought:
                 message = found.message("assistant", place)
                 message.reasoning_content = (message.reasoning_content or "") + thought
+        case "mcp_call":
+            add_server_call(found, item, place, offer)
+        case "mcp_list_tools" | "mcp_approval_request" | "mcp_approval_response":
+            pass  # `server_calls` reads them
         case _:
             kind = abbreviate(item.type)
             raise BadRequest(f"{place}.type", f"{kind!r}: this server knows no such items")
+
+
+def add_server_call(found: ChatMessages, item: InputItem, place: str, offer: ToolOffer) -> None:
+    """A call that a tool server has made, and what came of it."""
+    if isinstance(item.output, list):
+        raise BadRequest(f"{place}.output", "must be a text")
+    item.name = needed(item.name, f"{place}.name")
+    call, result = call_messages(item, item.call_id or item.id or new_call_id(), offer)
+    message = found.message("assistant", place)
+    message.tool_calls = [*(message.tool_calls or ()), call]
+    found.add(result, place)
 
 
 def add_said(found: ChatMessages, role: str, item: InputItem, place: str) -> None:
@@ -132,7 +150,9 @@ def texts(parts: str | list[ItemPart] | None, place: str) -> list[str]:
 # -- everything else -------------------------------------------------------------------------------
 
 
-def read_request(params: ResponsesRequest, found: ChatMessages, rid: str) -> ChatRequest:
+def read_request(
+    params: ResponsesRequest, found: ChatMessages, rid: str, offer: ToolOffer
+) -> ChatRequest:
     """What /v1/responses asks of the chat path."""
     if params.truncation not in (None, "disabled"):
         reason = "conversations are not cut; send what fits, with truncation disabled"
@@ -140,7 +160,6 @@ def read_request(params: ResponsesRequest, found: ChatMessages, rid: str) -> Cha
     text = params.text or TextParam()
     logprobs = bool(params.top_logprobs) or LOGPROBS in (params.include or ())
     stream = bool(params.stream)
-    tools = [read_tool(tool, index) for index, tool in enumerate(params.tools or ())]
     request = chat_request(
         {
             **{name: getattr(params, name) for name in SAME},
@@ -150,8 +169,8 @@ def read_request(params: ResponsesRequest, found: ChatMessages, rid: str) -> Cha
             "max_completion_tokens": params.max_output_tokens,
             "logprobs": logprobs or None,
             "top_logprobs": params.top_logprobs if logprobs else None,
-            "tools": tools or None,
-            "tool_choice": read_choice(params.tool_choice),
+            "tools": offer.functions or None,
+            "tool_choice": read_choice(params.tool_choice, offer),
             "reasoning_effort": (params.reasoning or ReasoningParam()).effort,
             "response_format": read_format(text.format),
             "verbosity": text.verbosity,
@@ -161,27 +180,21 @@ def read_request(params: ResponsesRequest, found: ChatMessages, rid: str) -> Cha
     return request
 
 
-def read_tool(tool: ResponseTool, index: int) -> dict[str, Any]:
-    place = f"tools[{index}]"
-    if tool.type != "function":
-        kind = abbreviate(tool.type)
-        raise BadRequest(f"{place}.type", f"{kind!r}: this server runs no tools of its own")
-    function: dict[str, Any] = {"name": needed(tool.name, f"{place}.name")}
-    for name in ("description", "parameters", "strict"):
-        if (value := getattr(tool, name)) is not None:
-            function[name] = value
-    return {"type": "function", "function": function}
-
-
-def read_choice(choice: Any) -> Any:
+def read_choice(choice: Any, offer: ToolOffer) -> Any:
     if choice is None or choice in CHOICES:
         return choice
     if isinstance(choice, dict):
         named: dict[str, Any] = choice
-        if named.get("type") == "function" and isinstance(named.get("name"), str):
-            return {"type": "function", "function": {"name": named["name"]}}
+        name = named.get("name")
+        if named.get("type") == MCP and isinstance(name, str):
+            name = offer.known_name(str(named.get("server_label")), name)
+            if name is None:
+                raise BadRequest("tool_choice", "names no tool of a server that tools have")
+        if named.get("type") in (FUNCTION, MCP) and isinstance(name, str):
+            return {"type": FUNCTION, "function": {"name": name}}
     wanted = ", ".join(CHOICES)
-    raise BadRequest("tool_choice", f"must be one of {wanted}, or a function by its name")
+    reason = f"must be one of {wanted}, or a function or a tool of a server (mcp) by its name"
+    raise BadRequest("tool_choice", reason)
 
 
 def read_format(form: TextFormat | None) -> dict[str, Any] | None:

@@ -23,8 +23,9 @@ class ItemPart(msgspec.Struct, kw_only=True):
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """A message (also without `type`), function_call, function_call_output or reasoning; those of
-    past answers as they came, or an item_reference with the `id` of one that is stored."""
+    """A message (also without `type`), function_call, function_call_output or reasoning; an
+    mcp_approval_response; those of past answers as they came, or an item_reference with the `id` of
+    one that is stored."""
 
     type: str | None = None
     role: str | None = None
@@ -41,16 +42,58 @@ class InputItem(msgspec.Struct, kw_only=True):
     """Any value: what has come is complete."""
     encrypted_content: Any = None
     """Any value: it comes with content or summary, or nobody here can read it."""
+    server_label: str | None = None
+    """Of a call that a tool server has made, or is to make."""
+    error: str | None = None
+    """Of such a call, in the place of `output`."""
+    approval_request_id: str | None = None
+    approve: bool | None = None
+    reason: str | None = None
+    """Why it is not approved: for the model."""
+    tools: Any = None
+    """Of mcp_list_tools: it says that the client knows them."""
+
+
+class ToolFilter(msgspec.Struct, kw_only=True):
+    """Tools by their names, or those that only read, as their server says; both: those that are
+    both. An empty one is none."""
+
+    tool_names: Entries[str] | None = None
+    read_only: bool | None = None
+
+
+class ToolApproval(msgspec.Struct, kw_only=True):
+    """Which calls the client is asked about: all but those of `never`."""
+
+    always: ToolFilter | None = None
+    """These are, whatever `never` says."""
+    never: ToolFilter | None = None
 
 
 class ResponseTool(msgspec.Struct, kw_only=True):
-    """A function that the model may ask to be called."""
+    """A function that the model may ask to be called; or `mcp`: those of a tool server that was
+    named at the start, by its `server_label`."""
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: Members[Any] | None = None
     strict: bool | None = None
+    server_label: str | None = None
+    allowed_tools: Entries[str] | ToolFilter | None = None
+    require_approval: str | ToolApproval | None = None
+    server_description: str | None = None
+    """Any value: the tools have descriptions of their own."""
+    allowed_callers: Any = None
+    """Any value: the model is the only caller."""
+    defer_loading: bool | None = None
+    """Any value: tools are always listed."""
+    # Refused with a reason when set (PEERS).
+    server_url: Any = None
+    connector_id: Any = None
+    tunnel_id: Any = None
+    authorization: Any = None
+    headers: Any = None
 
 
 class ReasoningParam(msgspec.Struct, kw_only=True):
@@ -94,12 +137,12 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_logprobs: int | None = None
     include: Entries[str] | None = None
-    """message.output_text.logprobs; others are about tools that this server does not run."""
+    """message.output_text.logprobs; others are about tools that this server has not."""
     tools: Entries[ResponseTool] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    """Any value: it limits tools that this server does not run."""
+    """Of tool servers; functions of the client are not counted."""
     reasoning: ReasoningParam | None = None
     text: TextParam | None = None
     truncation: str | None = None
@@ -134,6 +177,14 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     moderation: Any = None
 
 
+ONLY_NAMED = (
+    "only tool servers that were named at the start (--tool-server) are asked; name one by its "
+    "server_label"
+)
+PEERS: dict[str, str] = dict.fromkeys(
+    ("server_url", "connector_id", "tunnel_id", "authorization", "headers"), ONLY_NAMED
+)
+"""Fields of a tool that would choose whom this server speaks with, or as whom."""
 RESPONSES_REFUSED: dict[str, str] = {
     "response_format": "use text, with a format in it",
     "messages": "use input, which takes messages, too",
@@ -155,18 +206,33 @@ class OutputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprobs: list[Any] | None = None
 
 
+class ListedTool(msgspec.Struct, kw_only=True):
+    """A tool of a server."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    annotations: dict[str, Any] | None = None
+
+
 class OutputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A message, reasoning or function_call, each with its own fields."""
+    """A message, reasoning or function_call, each with its own fields; mcp_list_tools, mcp_call or
+    mcp_approval_request."""
 
     id: str
     type: str
-    status: str
+    status: str | None = None
     role: str | None = None
     content: list[OutputPart] | None = None
     summary: list[Any] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    server_label: str | None = None
+    tools: list[ListedTool] | None = None
+    approval_request_id: str | None = None
+    output: str | None = None
+    error: str | None = None
 
 
 class CachedInput(msgspec.Struct, kw_only=True):

@@ -1,0 +1,90 @@
+"""--tool-server: which places it names, what its files hold, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vivace.config.errors import ConfigError
+from vivace.config.http import ToolServerSpec
+from vivace.config.parsing import parse
+
+
+def named(value: str) -> tuple[ToolServerSpec, ...]:
+    return parse(["--tool-server", value], {}).http.tool_servers
+
+
+@pytest.mark.parametrize(
+    ("value", "label", "transport", "url"),
+    [
+        ("one.example:8001", "one.example:8001", "sse", "http://one.example:8001/sse"),
+        ("w=[::1]:80", "w", "sse", "http://[::1]:80/sse"),
+        ("https://x.example/a/sse?k=1", "x.example", "sse", "https://x.example/a/sse?k=1"),
+        ("w=http://x.example:9/mcp", "w", "http", "http://x.example:9/mcp"),
+    ],
+)
+def test_places(value: str, label: str, transport: str, url: str) -> None:
+    (spec,) = named(value)
+    assert (spec.label, spec.transport, spec.url) == (label, transport, url)
+
+
+@pytest.mark.parametrize("key", ["mcpServers", "servers"])
+def test_files(tmp_path: Path, key: str) -> None:
+    entries: Any = {
+        "files": {"command": "npx", "args": ["-y", "files"], "env": {"TOKEN": "secret"}},
+        "web": {"url": "https://x.example/mcp", "headers": {"Authorization": "secret"}},
+        "old": {"type": "sse", "url": "https://x.example/events"},
+        "off": {"command": "x", "disabled": True},
+    }
+    path = tmp_path / "tools.json"
+    path.write_text(json.dumps({key: entries, "theme": "dark"}))
+    files, web, old, other = named(f"{path}, one.example:1")
+    assert (files.transport, files.command) == ("stdio", ("npx", "-y", "files"))
+    assert files.env["TOKEN"].reveal() == web.headers["Authorization"].reveal() == "secret"
+    assert "secret" not in repr((files, web))
+    assert (web.transport, old.transport, other.label) == ("http", "sse", "one.example:1")
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        ("weather", "host:port"),
+        ("a:1,demo", "host:port"),
+        ("a:1,a:1", "two"),
+        ("ftp://x.example/", "http"),
+        ("http://u:p@x.example/", "http"),
+        ("a b=x:1", "host:port|label"),
+        ("/no/such/tools.json", "tools"),
+        ("a:1,", "host:port"),
+        ("a:99999", "Port"),
+    ],
+)
+def test_refusals(value: str, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        named(value)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ("{", "truncated"),
+        ("{}", "mcpServers"),
+        ('{"mcpServers": {"a": {}}}', "command"),
+        ('{"mcpServers": {"a": {"command": "x", "url": "http://x"}}}', "command"),
+        ('{"mcpServers": {"a": {"command": "x\\u0000"}}}', "NUL"),
+        ('{"mcpServers": {"a": {"command": "x", "shell": true}}}', "shell"),
+        ('{"mcpServers": {"a, b": {"command": "x"}}}', "label"),
+        ('{"mcpServers": {"a": {"url": "x"}}}', "url"),
+        ('{"mcpServers": {"a": {"type": "ws", "url": "http://x"}}}', "ws"),
+        ('{"x": ' + "[" * 100_000, "recursion"),
+    ],
+)
+def test_files_that_are_wrong(tmp_path: Path, content: str, word: str) -> None:
+    path = tmp_path / "tools.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=word) as caught:
+        named(str(path))
+    assert str(caught.value).startswith("--tool-server") and str(path) in str(caught.value)

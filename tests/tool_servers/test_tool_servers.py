@@ -1,0 +1,255 @@
+"""Servers of tools over each transport: what they have, what calls find, and how they go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import fake_tools
+import pytest
+import uvloop
+from fake_tool_sites import FakeSite, fake_site
+from fake_tools import FAULT, RESULT, TOOLS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vivace.config.http import ToolServerSpec
+from vivace.config.secret import Secret
+from vivace.errors import CannotStart
+from vivace.tool_servers.server import ToolServer
+from vivace.tool_servers.servers import ToolServers
+from vivace.tool_servers.stdio import LineBuffer
+from vivace.tool_servers.transport import ToolLimits, ToolServerError
+
+PROGRAM = (sys.executable, "-S", fake_tools.__file__)
+LIMITS = ToolLimits(connect=5, call=5, stop=0.2, retry=0)
+HASTY = ToolLimits(connect=0.3, call=0.3, stop=0.2, retry=0)
+
+
+def command(fault: str = "", words: tuple[str, ...] = PROGRAM) -> ToolServerSpec:
+    env = {FAULT: Secret(fault)}
+    return ToolServerSpec(label="fake", transport="stdio", command=words, env=env)
+
+
+@asynccontextmanager
+async def opened(
+    transport: str, fault: str = "", limits: ToolLimits = LIMITS
+) -> AsyncIterator[tuple[ToolServer, FakeSite | None]]:
+    """A client of the fake one, and the fake one where it is in this process."""
+    if transport == "stdio":
+        server = ToolServer(command(fault), limits)
+        try:
+            yield server, None
+        finally:
+            await server.close()
+        return
+    async with fake_site(fault) as site:
+        spec = (
+            ToolServerSpec(label="fake", transport="sse", url=f"{site.url}/sse")
+            if transport == "sse"
+            else ToolServerSpec(label="fake", transport="http", url=f"{site.url}/mcp")
+        )
+        server = ToolServer(spec, limits)
+        try:
+            yield server, site
+        finally:
+            await server.close()
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    async def bounded() -> Any:
+        async with asyncio.timeout(20):
+            return await work()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as frontends have it
+        return runner.run(bounded())
+
+
+EVERY = pytest.mark.parametrize("transport", ["stdio", "sse", "http"])
+
+
+@EVERY
+def test_tools_are_listed_and_called(transport: str) -> None:
+    async def work() -> None:
+        async with opened(transport) as (server, site):
+            tools = await server.tools()
+            assert list(tools) == [tool["name"] for tool in TOOLS]
+            assert tools["look"].read_only and not tools["fail"].read_only
+            found = await asyncio.gather(
+                *(server.call("look", {"city": str(number)}) for number in range(5))
+            )
+            assert [one.text for one in found] == [f"{RESULT} in {n}" for n in range(5)]
+            failed = await server.call("fail", {})
+            assert (failed.text, failed.failed) == ("no such city", True)
+        if site is not None and transport == "http":
+            assert site.methods()[-1] == "DELETE"
+
+    run(work)
+
+
+@EVERY
+def test_calls_that_go_wrong_say_so_and_the_next_one_works(transport: str) -> None:
+    """Too much, none at all, no JSON, and the end of the server."""
+
+    async def work() -> None:
+        async with opened(transport) as (server, _):
+            for name, word in (("huge", "MiB"), ("garbage", "JSON"), ("die", "died|ended")):
+                with pytest.raises(ToolServerError, match=word):
+                    await server.call(name, {})
+                found = await server.call("look", {"city": "Paris"})
+                assert found.text == f"{RESULT} in Paris"
+
+    run(work)
+
+
+@EVERY
+def test_a_call_that_takes_too_long_is_given_up(transport: str) -> None:
+    async def work() -> None:
+        async with opened(transport, limits=ToolLimits(call=0.3, stop=0.2)) as (server, site):
+            await server.tools()
+            with pytest.raises(ToolServerError, match="answer"):
+                await server.call("slow", {})
+            assert (await server.call("look", {})).text.startswith(RESULT)
+            while site is not None and "notifications/cancelled" not in site.methods():
+                await asyncio.sleep(0.01)
+
+    run(work)
+
+
+@pytest.mark.parametrize("transport", ["stdio", "sse"])
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [
+        ("many", "256"),
+        ("large", "MiB"),
+        ("wrong", "none"),
+        ("version", "1066"),
+        ("silent", "within"),
+    ],
+)
+def test_servers_that_lie_are_refused(transport: str, fault: str, word: str) -> None:
+    async def work() -> None:
+        limits = HASTY if fault == "silent" else LIMITS
+        async with opened(transport, fault, limits) as (server, _):
+            with pytest.raises(ToolServerError, match=word):
+                await server.tools()
+
+    run(work)
+
+
+@pytest.mark.parametrize(("fault", "word"), [("elsewhere", "elsewhere"), ("redirect", "302")])
+def test_a_server_sends_us_nowhere_else(fault: str, word: str) -> None:
+    async def work() -> None:
+        async with opened("sse", fault) as (server, _):
+            with pytest.raises(ToolServerError, match=word):
+                await server.tools()
+
+    run(work)
+
+
+def test_tools_that_cannot_be_offered_are_left_out() -> None:
+    async def work() -> None:
+        async with opened("sse", "deep") as (server, _):
+            assert list(await server.tools()) == ["look"]
+
+    run(work)
+
+
+def test_a_long_result_is_cut_and_says_so() -> None:
+    async def work() -> None:
+        limits = ToolLimits(output=2, stop=0.2)
+        async with opened("sse", limits=limits) as (server, _):
+            assert (await server.call("look", {"city": "Rome"})).text.startswith("su\n[... 9 more")
+
+    run(work)
+
+
+def test_a_server_that_starts_again_is_found_again() -> None:
+    async def work() -> None:
+        async with opened("sse") as (server, site):
+            assert site is not None
+            await server.tools()
+            await site.stop()
+            with pytest.raises(ToolServerError):
+                while True:
+                    await server.call("look", {})
+            await site.start()
+            assert (await server.call("look", {})).text.startswith(RESULT)
+
+    run(work)
+
+
+def test_a_command_is_started_without_our_secrets_and_ends_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VIVACE_API_KEY", "secret")
+    pids = tmp_path / "pids"
+    program = (
+        "import os, subprocess, sys, fake_tools as f\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpgid(0)}} {{child.pid}}')\n"
+        "assert 'VIVACE_API_KEY' not in os.environ\n"
+        "f.main()\n"
+        "import time; time.sleep(60)\n"
+    )
+    folder = str(Path(fake_tools.__file__).parent)
+    words = (sys.executable, "-c", f"import sys; sys.path.insert(0, {folder!r})\n{program}")
+
+    async def work() -> None:
+        server = ToolServer(command(words=words), LIMITS)
+        await server.tools()
+        group, child = map(int, pids.read_text().split())
+        assert group != os.getpgid(0)
+        await server.close()
+        while is_running(group) or is_running(child):
+            await asyncio.sleep(0.01)
+
+    run(work)
+
+
+def is_running(pid: int) -> bool:
+    """Whoever adopts it may not have asked for its end yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        (command(words=("/no/such/program",)), "program"),
+        (command(words=(sys.executable, "-c", "raise SystemExit('no key')")), "key"),
+        (ToolServerSpec(label="x", transport="sse", url="http://127.0.0.1:1/sse"), "refused"),
+        (ToolServerSpec(label="x", transport="http", url="http://127.0.0.1:1/mcp"), "refused"),
+    ],
+)
+def test_a_server_that_is_not_there_ends_the_start_with_a_line(
+    spec: ToolServerSpec, word: str
+) -> None:
+    async def work() -> None:
+        servers = ToolServers([spec], LIMITS)
+        try:
+            with pytest.raises(CannotStart, match=word) as caught:
+                await servers.connect()
+        finally:
+            await servers.close()
+        assert spec.label in str(caught.value) and "\n" not in str(caught.value)
+
+    run(work)
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=5))
+def test_lines_are_the_same_however_they_come(data: bytes, cuts: list[int]) -> None:
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    buffer = LineBuffer(limit=100)
+    parts = [data[a:b] for a, b in pairwise(places)]
+    found = [line for part in parts for line in buffer.push(part)]
+    assert found == [line.rstrip(b"\r") for line in data.split(b"\n")[:-1]]

@@ -1,0 +1,157 @@
+"""--tool-server: which servers of tools (MCP) answers may call. Nothing else names one."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from vivace.config.config import Options
+from vivace.config.errors import ConfigError
+from vivace.config.http import HttpOptions, ToolServerSpec, ToolTransport
+from vivace.config.secret import Secret
+from vivace.files import read_file
+
+FLAG = "--tool-server"
+DEMO = "demo"
+LABEL = re.compile(r"[\w.:/\[\]-]{1,64}")
+NAMED = re.compile(r"([\w.-]+)=(.+)")
+FILE = ".json"
+FORMS = f"must be host:port, an http(s) URL, or a {FILE} file with mcpServers"
+MOST_SERVERS = 32
+MOST_BYTES = 1 << 20
+SSE = "/sse"
+"""end of the paths of servers that speak the older of the two protocols over HTTP"""
+
+
+class ServerEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An entry of a file's `mcpServers` (Claude Desktop) or `servers` (VS Code)."""
+
+    command: str | None = None
+    args: list[str] = []
+    env: dict[str, str] = {}
+    url: str | None = None
+    headers: dict[str, str] = {}
+    type: Literal["sse", "http", "streamable-http", "stdio"] | None = None
+    disabled: bool = False
+
+
+class ServerFile(msgspec.Struct, kw_only=True, rename="camel"):
+    """Other members of the file are those of other programs."""
+
+    mcp_servers: dict[str, ServerEntry] = {}
+    servers: dict[str, ServerEntry] = {}
+
+
+def tool_servers(options: Options) -> list[str]:
+    """The value of the flag, without looking into files."""
+    list(named_servers(options.http.tool_server))
+    return []
+
+
+def with_tool_servers(http: HttpOptions) -> HttpOptions:
+    """The options with the servers that the flag names, those of files included. Raises
+    ConfigError."""
+    found: list[ToolServerSpec] = []
+    for one in named_servers(http.tool_server):
+        found += list(read_server_file(one)) if isinstance(one, str) else [one]
+    labels = [spec.label for spec in found]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"{FLAG}: two servers are called {label}; give one another name")
+    if len(found) > MOST_SERVERS:
+        raise ConfigError(f"{FLAG}: {len(found)} servers; at most {MOST_SERVERS} are possible")
+    return dataclasses.replace(http, tool_servers=tuple(found))
+
+
+def named_servers(value: str | None) -> Iterator[ToolServerSpec | str]:
+    """The servers that a value names, and the paths of its files. Raises ConfigError."""
+    if not value or value == DEMO:  # which is not available, and told so
+        return
+    for part in (part.strip() for part in value.split(",")):
+        yield part if part.endswith(FILE) else named_server(part)
+
+
+def named_server(text: str) -> ToolServerSpec:
+    """`host:port`, which answers at /sse as SGLang's do, or a URL; `label=` before either."""
+    named = NAMED.fullmatch(text)
+    label, place = named.groups() if named else ("", text)
+    where, url = f"{FLAG} {text}", place
+    if "://" not in place:
+        if not place.rpartition(":")[2].isdecimal():
+            raise ConfigError(f"{where}: {FORMS}")
+        url = f"http://{place}{SSE}"
+    checked = check_url(where, url)
+    return ToolServerSpec(
+        label=check_label(where, label or checked), transport=transport_by_path(url), url=url
+    )
+
+
+def transport_by_path(url: str) -> ToolTransport:
+    return "sse" if urlsplit(url).path.rstrip("/").endswith(SSE) else "http"
+
+
+def check_url(where: str, url: str) -> str:
+    """Its host and port. Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    usable = parts.scheme in ("http", "https") and parts.hostname and port != 0
+    if not usable or parts.username is not None or any(c.isspace() for c in url):
+        raise ConfigError(f"{where}: {FORMS}")
+    return parts.netloc
+
+
+def check_label(where: str, label: str) -> str:
+    if LABEL.fullmatch(label) is None:
+        wanted = "1 to 64 letters, digits and . : / _ -"
+        raise ConfigError(f"{where}: {label[:80]!r} is no label, which has {wanted}")
+    return label
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def read_server_file(path: str) -> Iterator[ToolServerSpec]:
+    """The servers of a file. Raises ConfigError."""
+    where = f"{FLAG} {path}"
+    try:
+        file = msgspec.json.decode(read_file(path, MOST_BYTES), type=ServerFile)
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+    entries = {**file.mcp_servers, **file.servers}
+    if not entries:
+        raise ConfigError(f"{where}: has no mcpServers")
+    for label, entry in entries.items():
+        if not entry.disabled:
+            yield read_entry(f"{where}: mcpServers.{label}", label, entry)
+
+
+def read_entry(where: str, label: str, entry: ServerEntry) -> ToolServerSpec:
+    check_label(where, label)
+    if (entry.command is None) == (entry.url is None):
+        raise ConfigError(f"{where}: needs either command or url")
+    if entry.command is not None:
+        words = (entry.command, *entry.args)
+        texts = (*words, *entry.env, *entry.env.values())
+        if not entry.command or any("\0" in text for text in texts):
+            raise ConfigError(f"{where}.command: is empty, or has a NUL character in it")
+        return ToolServerSpec(label=label, transport="stdio", command=words, env=secrets(entry.env))
+    url = entry.url or ""
+    check_url(f"{where}.url", url)
+    chosen = (
+        transport_by_path(url) if entry.type is None else "sse" if entry.type == "sse" else "http"
+    )
+    return ToolServerSpec(label=label, transport=chosen, url=url, headers=secrets(entry.headers))
+
+
+def secrets(values: dict[str, str]) -> dict[str, Secret]:
+    return {name: Secret(value) for name, value in values.items()}

@@ -1,0 +1,202 @@
+"""A response in turns: the model speaks, tool servers make the calls that it asks for, and it goes
+on with what they have found, until it asks for none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from vivace.frontend.errors import BadRequest
+from vivace.requests.schema import FunctionCall, Message, ToolCall
+from vivace.server.apis.chat_run import complete, run
+from vivace.server.apis.responses_events import (
+    CALL,
+    MESSAGE,
+    REASONING,
+    SERVER_CALL,
+    ResponseEvents,
+    ServerCall,
+    encode_events,
+)
+from vivace.server.apis.responses_schema import OutputItem
+from vivace.server.apis.server_calls import (
+    ApprovedCall,
+    call_messages,
+    new_call_id,
+    read_object,
+)
+from vivace.server.apis.server_tools import ToolOffer
+from vivace.server.body import Body
+from vivace.server.context import Context
+from vivace.server.openai import chat
+from vivace.server.openai.schema import ChatRequest
+from vivace.server.responses import HTTPError
+from vivace.server.sse import OPEN_ANSWER, StreamForm, open_answer
+from vivace.tool_servers.transport import ToolServerError
+
+log = logging.getLogger("vivace.server")
+
+NO_OBJECT = "the arguments are no JSON object"
+UNREAD = "the client does not read"
+
+
+@dataclass
+class SpokenMessages:
+    """What a response has said so far, as messages of the chat path."""
+
+    offer: ToolOffer = field(default_factory=ToolOffer)
+    messages: list[Message] = field(default_factory=list[Message])
+    _told: int = 0
+    """items that they tell of"""
+
+    def take(self, output: Sequence[OutputItem]) -> list[Message]:
+        """Those of the items that came since."""
+        found = turn_messages(output[self._told :], self.offer)
+        self._told = len(output)
+        self.messages += found
+        return found
+
+
+def turn_messages(items: Sequence[OutputItem], offer: ToolOffer) -> list[Message]:
+    """What the assistant said and called in one turn, and what tool servers found."""
+    said = Message(role="assistant")
+    results: list[Message] = []
+    for item in items:
+        text = "".join(part.text for part in item.content or ())
+        if item.type == CALL:
+            function = FunctionCall(name=item.name or "", arguments=item.arguments)
+            call = ToolCall(function=function, id=item.call_id, type="function")
+            said.tool_calls = [*(said.tool_calls or ()), call]
+        elif item.type == SERVER_CALL and item.status != "incomplete":
+            call, result = call_messages(item, item.call_id or new_call_id(), offer)
+            said.tool_calls = [*(said.tool_calls or ()), call]
+            results.append(result)
+        elif item.type == REASONING:
+            said.reasoning_content = (said.reasoning_content or "") + text
+        elif item.type == MESSAGE:
+            said.content = (said.content if isinstance(said.content, str) else "") + text
+    return [said, *results] if said != Message(role="assistant") else []
+
+
+class ResponseTurns:
+    """All turns of one response. `request` is that of the next one; `approved`: calls that are made
+    before the first."""
+
+    def __init__(
+        self,
+        context: Context,
+        http: web.Request,
+        request: ChatRequest,
+        events: ResponseEvents,
+        conversation: SpokenMessages,
+        approved: Sequence[ApprovedCall] = (),
+    ) -> None:
+        self._context = context
+        self._http = http
+        self._request = request
+        self._events = events
+        self._conversation = conversation
+        self._approved = approved
+        self._limit = request.max_completion_tokens
+
+    async def complete(self, body: Body, arrival: float) -> None:
+        """Make the whole response. Raises as the chat path does."""
+        events = self._events
+        if self._approved:
+            self._begin_approved()
+            await self._make_calls()
+        while not events.over:
+            events.complete(await complete(self._context, self._http, body, self._request, arrival))
+            if not events.over:
+                await self._make_calls()
+            body, arrival = Body(), time.monotonic()
+
+    async def stream(self, body: Body, arrival: float) -> web.StreamResponse:
+        """The response as events. What goes wrong before the first one is raised as by the chat
+        path; later it ends the stream."""
+        events = self._events
+        form = StreamForm(
+            headers={},
+            convert=events.convert,
+            failure=events.fail,
+            goes_on=lambda: not events.over,
+        )
+        try:
+            if self._approved:
+                chat.check(self._context, self._request)
+                await open_answer(self._http, form.headers)
+                await self._say(self._begin_approved())
+                await self._make_calls()
+            while not events.over:
+                await run(self._context, self._http, body, self._request, arrival, form)
+                if not events.over:
+                    await self._make_calls()
+                body, arrival = Body(), time.monotonic()
+        except (BadRequest, HTTPError) as error:
+            if self._http.get(OPEN_ANSWER) is None:
+                raise
+            message = error.message if isinstance(error, HTTPError) else str(error)
+            await self._say(events.fail(message))
+        except Exception as error:
+            if self._http.get(OPEN_ANSWER) is None or isinstance(error, ConnectionError):
+                raise
+            log.exception("a response failed between its turns")
+            await self._say(events.fail())
+        return self._http[OPEN_ANSWER]
+
+    def _begin_approved(self) -> bytes:
+        data = encode_events(self._events.begin())
+        return data + b"".join(
+            encode_events(self._events.approved(call)) for call in self._approved
+        )
+
+    async def _make_calls(self) -> None:
+        """Have all calls of a turn made at once; then the request is that of the next turn, or the
+        response is over."""
+        events, request = self._events, self._request
+        calls = [asyncio.create_task(self._make_call(call)) for call in events.calls]
+        try:
+            await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
+        request.tool_choice = "none" if events.refused_calls else None
+        await self._say(encode_events(events.next_turn()))
+        request.messages = [*request.messages, *self._conversation.take(events.response.output)]
+        if self._limit is not None and not events.over:
+            request.max_completion_tokens = self._limit - events.output_tokens
+            if request.max_completion_tokens < 1:
+                await self._say(encode_events(events.end(cut=True)))
+
+    async def _make_call(self, call: ServerCall) -> None:
+        item, output, error = call.item, None, None
+        label, name = item.server_label or "", item.name or ""
+        try:
+            arguments = read_object(item.arguments)
+            if arguments is None:
+                raise ToolServerError(NO_OBJECT)
+            found = await self._context.tool_servers[label].call(name, arguments)
+            output, error = (None, found.text) if found.failed else (found.text, None)
+        except ToolServerError as reason:
+            error = str(reason)
+            log.warning("tool server %s: a call of %s failed: %s", label, name, error)
+        self._context.http_metrics.note_tool_call(label, failed=error is not None)
+        await self._say(self._events.settle(call, output, error))
+
+    async def _say(self, data: bytes) -> None:
+        """More of the stream, between those of the chat path; nothing where there is none."""
+        answer = self._http.get(OPEN_ANSWER)
+        if answer is None or not data:
+            return
+        try:
+            async with asyncio.timeout(self._context.settings.stream_stall):
+                await answer.write(data)
+        except TimeoutError:
+            if self._http.transport is not None:
+                self._http.transport.abort()
+            raise ConnectionResetError(UNREAD) from None

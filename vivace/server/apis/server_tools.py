@@ -1,0 +1,177 @@
+"""What a request offers to the model: functions of the client's, and tools of servers that were
+named at the start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.fields import abbreviate
+from vivace.server.apis.chat_messages import needed
+from vivace.server.apis.responses_schema import (
+    PEERS,
+    ListedTool,
+    ResponseTool,
+    ToolApproval,
+    ToolFilter,
+)
+from vivace.server.responses import HTTPError
+from vivace.tool_servers.messages import ToolDescription
+from vivace.tool_servers.servers import ToolServers
+from vivace.tool_servers.transport import ToolServerError
+
+FUNCTION, MCP = "function", "mcp"
+ALWAYS, NEVER = "always", "never"
+EVERY = ToolFilter()
+"""of `never`, where nobody is asked"""
+UNKNOWN_SERVER = "no tool server of this name was named at the start (--tool-server); there is {}"
+NOT_THERE = 424
+"""HTTP's "failed dependency", as OpenAI answers"""
+
+
+@dataclass(frozen=True)
+class ServerTool:
+    """A tool of a server; `asks`: the client has to approve each call."""
+
+    label: str
+    name: str
+    asks: bool
+
+
+@dataclass(frozen=True)
+class ServerList:
+    """The tools of a server that a request may call."""
+
+    label: str
+    tools: list[ListedTool]
+
+
+@dataclass(frozen=True)
+class ToolOffer:
+    """`functions`: as the chat path takes them. `served`: those that servers have, by the names
+    that the model knows; `lists`: the same, for the client."""
+
+    functions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    served: Mapping[str, ServerTool] = field(default_factory=dict[str, ServerTool])
+    lists: Sequence[ServerList] = ()
+
+    def known_name(self, label: str, name: str) -> str | None:
+        """By which the model knows a tool of a server; None: it is not offered."""
+        found = (known for known, tool in self.served.items() if tool.label == label)
+        return next((known for known in found if self.served[known].name == name), None)
+
+
+async def read_offer(
+    servers: ToolServers, tools: Sequence[ResponseTool], listed: frozenset[str]
+) -> ToolOffer:
+    """`listed`: labels of servers whose tools the client knows. BadRequest; HTTPError 424 for a
+    server that is not there now."""
+    functions = [read_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools) if tool.type != MCP]
+    names = {function["function"]["name"] for function in functions}
+    served: dict[str, ServerTool] = {}
+    lists: list[ServerList] = []
+    for index, tool in enumerate(tools):
+        if tool.type != MCP:
+            continue
+        place = f"tools[{index}]"
+        label, found = await allowed_tools(servers, tool, place)
+        if label in (one.label for one in served.values()):
+            raise BadRequest(f"{place}.server_label", f"{abbreviate(label)!r} is there twice")
+        approval = read_approval(tool.require_approval, f"{place}.require_approval")
+        for one in found:
+            known = free_name(label, one.name, names)
+            names.add(known)
+            served[known] = ServerTool(label, one.name, asks(approval, one))
+            functions.append(as_function(known, one))
+        if label not in listed:
+            lists.append(ServerList(label, [as_listed(one) for one in found]))
+    return ToolOffer(functions, served, lists)
+
+
+def read_tool(tool: ResponseTool, place: str) -> dict[str, Any]:
+    """A function of the client, as the chat path takes it."""
+    if tool.type != FUNCTION:
+        kind = abbreviate(tool.type)
+        reason = f"{kind!r}: this server runs no tools of its own; it asks tool servers (type mcp)"
+        raise BadRequest(f"{place}.type", reason)
+    function: dict[str, Any] = {"name": needed(tool.name, f"{place}.name")}
+    for name in ("description", "parameters", "strict"):
+        if (value := getattr(tool, name)) is not None:
+            function[name] = value
+    return {"type": FUNCTION, "function": function}
+
+
+async def allowed_tools(
+    servers: ToolServers, tool: ResponseTool, place: str
+) -> tuple[str, list[ToolDescription]]:
+    """The label of a server, and those of its tools that may be called."""
+    for name, reason in PEERS.items():
+        if getattr(tool, name) is not None:
+            raise BadRequest(f"{place}.{name}", reason)
+    label = needed(tool.server_label, f"{place}.server_label")
+    server = servers.get(label)
+    if server is None:
+        there = ", ".join(servers) or "none"
+        raise BadRequest(f"{place}.server_label", UNKNOWN_SERVER.format(there))
+    try:
+        tools = await server.tools()
+    except ToolServerError as error:
+        message = f"tool server {label}: {error}"
+        raise HTTPError(NOT_THERE, message, param=f"{place}.server_label") from None
+    wanted = tool.allowed_tools
+    if wanted is None:
+        return label, list(tools.values())
+    names = wanted if isinstance(wanted, list) else wanted.tool_names or []
+    for name in names:
+        if name not in tools:
+            reason = f"the server has no tool {abbreviate(name)!r}"
+            raise BadRequest(f"{place}.allowed_tools", reason)
+    chosen = ToolFilter(tool_names=wanted) if isinstance(wanted, list) else wanted
+    return label, [one for one in tools.values() if matches(chosen, one)]
+
+
+def matches(wanted: ToolFilter | None, tool: ToolDescription) -> bool:
+    if wanted is None or (wanted.tool_names is None and wanted.read_only is None):
+        return False
+    named = wanted.tool_names is None or tool.name in wanted.tool_names
+    return named and wanted.read_only in (None, tool.read_only)
+
+
+def read_approval(value: str | ToolApproval | None, place: str) -> ToolApproval:
+    """Which calls the client is asked about; without a word: all, as with OpenAI. BadRequest."""
+    if isinstance(value, ToolApproval):
+        return value
+    if value not in (None, ALWAYS, NEVER):
+        raise BadRequest(place, f"must be {ALWAYS}, {NEVER} or an object with filters")
+    return ToolApproval(never=EVERY if value == NEVER else None)
+
+
+def asks(approval: ToolApproval, tool: ToolDescription) -> bool:
+    free = approval.never is EVERY or matches(approval.never, tool)
+    return not free or matches(approval.always, tool)
+
+
+def free_name(label: str, name: str, taken: Iterable[str]) -> str:
+    """What the model calls a tool: as its server does, unless another one is called so."""
+    if name not in taken:
+        return name
+    return re.sub(r"\W", "_", label) + "__" + name
+
+
+def as_function(name: str, tool: ToolDescription) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": FUNCTION, "function": function}
+
+
+def as_listed(tool: ToolDescription) -> ListedTool:
+    return ListedTool(
+        name=tool.name,
+        input_schema=tool.input_schema,
+        description=tool.description,
+        annotations=tool.annotations,
+    )
