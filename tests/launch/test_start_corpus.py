@@ -13,7 +13,7 @@ from vivace.config.speculative import SpeculativeOptions
 from vivace.errors import CannotStart
 from vivace.frontend import tokenizer
 from vivace.launch import engine
-from vivace.launch.corpora import add_corpus
+from vivace.launch.corpora import add_corpus, check_corpus
 from vivace.protocol.workers import AddCorpus, WorkerState
 
 
@@ -41,6 +41,31 @@ def test_all_ranks_are_told_what_one_read(
     else:
         add_corpus(config, executor, lambda stage, done: None)
     assert [array("i", one.tokens).tolist() for one in told] == [[97, 98, -1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("a.txt", b"caf\xe9", "UTF-8"),
+        ("a.jsonl", b'"a"\n{}', "line 2"),
+        ("a.jsonl", b'""\n\n', "text"),
+        ("gone.txt", None, "gone"),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_told_before_anything_is_loaded(
+    name: str, content: bytes | None, word: str, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    if content is not None:
+        file.write_bytes(content)
+    asked = SpeculativeOptions(
+        speculative_algorithm="NGRAM", speculative_ngram_external_corpus_path=str(file)
+    )
+    config: Any = SimpleNamespace(speculative=asked)
+    with pytest.raises(CannotStart, match=word):
+        check_corpus(config)
+    file.write_bytes(b'"text"')
+    check_corpus(config)
 
 
 def test_other_nodes_hear_why_a_start_ends_that_had_its_ranks(

@@ -11,6 +11,7 @@ from server_kit import Running, ask, running_server, some_state
 
 from vivace.protocol.workers import AddCorpus, RemoveCorpus, WorkerState
 from vivace.server import corpora
+from vivace.server.settings import ServerSettings
 
 PATH = "/add_external_corpus"
 
@@ -63,10 +64,10 @@ def test_what_is_no_corpus_is_refused(
 ) -> None:
     monkeypatch.setattr(corpora, "IDS", 20)
     engine: Any = server.engine
-    before = len(engine.commands)
+    before = engine.commands.copy()
     answer = ask(server, PATH, body)
     assert answer.status == 400 and field in answer.json["param"]
-    assert len(engine.commands) == before
+    assert not any(isinstance(one, AddCorpus) for one in engine.commands[len(before) :])
 
 
 def test_limits_are_those_of_corpora_and_not_of_prompts(server: Running) -> None:
@@ -87,3 +88,21 @@ def test_corpora_are_listed_and_removed(server: Running) -> None:
     engine.state.workers = [WorkerState(), WorkerState(rank=1, corpora={"b": 3})]
     answer = ask(server, "/list_external_corpora", method="GET")
     assert answer.json == {"success": True, "corpus_token_counts": {"b": 3}, "message": ""}
+
+
+def test_what_engines_would_refuse_is_refused_before_texts_are_encoded(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def encode(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(corpora, "encode_texts", encode)
+    engine: Any = server.engine
+    engine.state = some_state()
+    engine.state.workers = [WorkerState(), WorkerState(rank=1, corpora={"b": 3})]
+    answer = ask(server, PATH, {"corpus_id": "b", "documents": ["a"]})
+    assert answer.status == 400 and answer.json["param"] == "corpus_id"
+    assert ask(server, PATH, {"corpus_id": "c", "documents": ["a"]}).status == 500
+    with running_server(ServerSettings(takes_corpora=False)) as without:
+        answer = ask(without, PATH, {"documents": ["a"]})
+    assert answer.status == 400 and "NGRAM" in answer.json["message"]

@@ -15,9 +15,30 @@ if TYPE_CHECKING:
     from vivace.models.loading import ReportProgress
 
 FLAG = "--speculative-ngram-external-corpus-path"
+CHECKED = 64 << 20
+"""characters: to read so many takes less than a second"""
 
 
 log = logging.getLogger("vivace.engine")
+
+
+def check_corpus(config: Config) -> None:
+    """Before anything is loaded: whether there are texts, as far as `CHECKED` characters tell it.
+    Raises CannotStart."""
+    from vivace.frontend.corpora import CorpusError, read_documents
+
+    if (path := corpus_path(config)) is None:
+        return
+    read = 0
+    try:
+        for document in read_documents(path):
+            read += len(document)
+            if read > CHECKED:
+                break
+    except (OSError, CorpusError) as error:
+        raise CannotStart(f"{FLAG}: {error}") from None
+    if not read:
+        raise CannotStart(f"{FLAG} {path}: there is no text in it; name another file")
 
 
 def add_corpus(

@@ -15,17 +15,20 @@ from vivace.checkpoint.layouts import is_gguf_file
 from vivace.errors import CannotStart, cause
 from vivace.files import check_folder
 from vivace.grammar.availability import require_backend
+from vivace.launch.corpora import check_corpus
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
 
 
 def check_frontend(config: Config) -> None:
-    """Sampling defaults, chat template and the tokenizer's place. Raises CannotStart."""
+    """Sampling defaults, texts for drafts, chat template and the tokenizer's place. Raises
+    CannotStart."""
     from vivace.frontend.served_model import served_model
     from vivace.frontend.validation import check_defaults
 
     check_defaults(served_model(config, None))
+    check_corpus(config)
     if not config.model.skip_tokenizer_init:
         check_template(config.model.chat_template)
         check_tokenizer_place(config)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+NO_TEXTS = "drafts come from no texts here: start with --speculative-algorithm NGRAM"
+
 
 class GetWorkerState(msgspec.Struct, frozen=True, tag="get_worker_state"):
     """Answered by every rank with its `WorkerState`."""

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from vivace.frontend.corpora import BOUNDARY
 from vivace.frontend.errors import BadRequest
-from vivace.protocol.workers import AddCorpus, RemoveCorpus
+from vivace.protocol.messages import GetState
+from vivace.protocol.workers import NO_TEXTS, AddCorpus, RemoveCorpus
 from vivace.requests.limits import IDS
 from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
@@ -35,6 +36,7 @@ async def add_external_corpus(context: Context, _request: web.Request, body: Bod
     name = params.corpus_id or secrets.token_hex(8)
     if len(name) > NAME_CHARACTERS:
         raise BadRequest("corpus_id", f"has more than {NAME_CHARACTERS} characters")
+    await refuse_early(context, name)
     if params.documents is not None:
         tokens = await encode_texts(context, params.documents)
     else:
@@ -48,6 +50,18 @@ async def add_external_corpus(context: Context, _request: web.Request, body: Bod
     return json_response(
         {"success": True, "corpus_id": name, "message": "", "loaded_token_count": count}
     )
+
+
+async def refuse_early(context: Context, name: str) -> None:
+    """What engines would refuse, before a long text becomes tokens."""
+    if not context.settings.takes_corpora:
+        raise HTTPError(400, f"the corpus was not added: {NO_TEXTS}")
+    for reply in await context.command(GetState()):
+        workers = () if reply is None or reply.state is None else reply.state.workers
+        if any(name in worker.corpora for worker in workers):
+            raise BadRequest(
+                "corpus_id", f"{name} is there already; remove it first (/remove_external_corpus)"
+            )
 
 
 async def remove_external_corpus(

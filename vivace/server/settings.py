@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.config.config import Config
+from vivace.config.drafts import drafts_by_model
 from vivace.config.environment import switched_on
 from vivace.config.exposure import loopback
 from vivace.config.serialize import public
@@ -45,6 +46,8 @@ class ServerSettings:
     reasoning_parser: str | None = None
     """Names of formats, or auto; None: nothing is parsed."""
     forward_unknown_tools: bool = False
+    takes_corpora: bool = True
+    """Whether what proposes drafts may take texts."""
     stream_output: bool = False
     metrics: bool = False
     log_requests: bool = False
@@ -97,6 +100,7 @@ def build_server_settings(config: Config) -> ServerSettings:
         tool_call_parser=http.tool_call_parser,
         reasoning_parser=http.reasoning_parser,
         forward_unknown_tools=switched_on(config.environment, "SGLANG_FORWARD_UNKNOWN_TOOLS"),
+        takes_corpora=bool(config.draft_width) and not drafts_by_model(config),
         stream_output=config.runtime.stream_output,
         metrics=logging.enable_metrics,
         log_requests=logging.log_requests,

@@ -11,7 +11,7 @@ from torch import Tensor
 from vivace.platforms.cache import CacheLayer
 from vivace.platforms.rows import RowColumns, Spans
 from vivace.protocol.step import StepPlan
-from vivace.protocol.workers import AddCorpus, RemoveCorpus
+from vivace.protocol.workers import NO_TEXTS, AddCorpus, RemoveCorpus
 from vivace.worker.step_input import StepInput
 
 if TYPE_CHECKING:
@@ -88,9 +88,6 @@ class Drafter(Protocol):
     def corpora(self) -> dict[str, int]:
         """Those that were added, with their tokens."""
         ...
-
-
-NO_TEXTS = "drafts come from no texts here: start with --speculative-algorithm NGRAM"
 
 
 class NoDrafter:
