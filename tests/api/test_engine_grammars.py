@@ -15,6 +15,7 @@ from served_toy import write_toy_llama
 
 from vivace import Engine
 from vivace.frontend.errors import BadRequest
+from vivace.offline.schemas import AnswerType, closed
 
 COLORS = ["red", "green", "blue"]
 SCHEMA = {
@@ -236,3 +237,16 @@ def test_thinking_stands_apart_and_has_a_limit(model: str) -> None:
         jsonschema.validate(json.loads(answer["message"]["content"]), SCHEMA)
         texts.append(answer["text"])
     assert texts[0] == texts[1] and texts[0].count("◁/think▷") == 1
+
+
+def test_classes_are_closed_and_sets_are_lists() -> None:
+    schema = {"properties": {"properties": {"type": "array", "uniqueItems": True}}}
+    kept = {"properties": {}, "additionalProperties": True}
+    assert closed({**schema, "$defs": {"a": kept}}) == {
+        "properties": {"properties": {"type": "array"}},
+        "additionalProperties": False,
+        "$defs": {"a": kept},
+    }
+    with pytest.raises(BadRequest, match="RootModel") as caught:
+        AnswerType(list[object]).schema("a")
+    assert "\n" not in str(caught.value)

@@ -74,6 +74,11 @@ def test_no_completions_are_stored(method: str, path: str, server: Running) -> N
     assert ask(server, "/v1/chat/completions", method="PUT").status == 405
 
 
+def test_a_path_below_another_may_be_missing(server: Running) -> None:
+    counted = ask(server, "/v1/responses/input_tokens", {"input": "a"})
+    assert counted.status == 404 and "/tokenize" in counted.json["message"]
+
+
 @given(st.text(max_size=5000))
 def test_any_path_has_a_short_message(text: str) -> None:
     message = describe_unknown_path("/" + text, SERVED)

@@ -162,7 +162,10 @@ def abbreviate(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-MISSING = {"function": "is missing: the name and the parameters stand in it, as an object"}
+MISSING = {
+    "function": "is missing: a tool has its name and parameters in it, a tool_choice the name; "
+    "functions are the only kind"
+}
 """What is told of fields that many leave out."""
 
 _AT = re.compile(r"^(?P<reason>.*) - at `(?:\$|key in \$)\.?(?P<field>[^`]*)`$", re.DOTALL)

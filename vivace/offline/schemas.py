@@ -8,8 +8,10 @@ from typing import Any, get_origin
 import msgspec
 
 from vivace.frontend.errors import BadRequest
+from vivace.grammar.schema_keywords import subschemas
 
 PYDANTIC = "model_json_schema"
+USABLE = "use a class of pydantic (RootModel for lists of them), or a type that msgspec decodes"
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,9 @@ class AnswerType:
             return closed(msgspec.json.schema(self.kind))
         except Exception as error:  # whatever the class's own library raises
             name = getattr(self.kind, "__name__", repr(self.kind))
-            raise BadRequest(field, f"{name:.60} has no JSON schema: {error}") from error
+            detail = " ".join(str(error).split())
+            reason = f"{name:.60} has no JSON schema; {USABLE} ({detail:.200})"
+            raise BadRequest(field, reason) from error
 
     def response_format(self) -> dict[str, Any]:
         schema = self.schema("response_format")
@@ -42,14 +46,15 @@ class AnswerType:
             return None
 
 
-def closed(schema: Any) -> Any:
-    """The same without properties that the class does not have: they would be dropped."""
-    if isinstance(schema, list):
-        return [closed(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    inner = {name: closed(value) for name, value in schema.items()}
-    return {"additionalProperties": False, **inner} if "properties" in inner else inner
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same without properties that the class does not have: they would be dropped, and so are
+    doubles in a set."""
+    copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))
+    for _, one in subschemas(copy):
+        if "properties" in one:
+            one.setdefault("additionalProperties", False)
+        one.pop("uniqueItems", None)
+    return copy
 
 
 def answer_type(given: Any) -> AnswerType | None:

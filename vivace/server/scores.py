@@ -48,6 +48,10 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
     return_token_logprobs: Any = None
     return_pooled_hidden_states: Any = None
     score_extraction_token: Any = None
+    text_1: Any = None
+    text_2: Any = None
+    queries: Any = None
+    documents: Any = None
 
 
 NO_OVERRIDES = "embedding overrides are not supported yet; send token ids"
@@ -56,6 +60,10 @@ SCORE_REFUSED: dict[str, str] = {
     "item_embed_overrides": NO_OVERRIDES,
     "return_token_logprobs": "the logarithms of the scores are the log-probabilities",
     "return_pooled_hidden_states": "/generate gives hidden states (return_hidden_states)",
+    **dict.fromkeys(
+        ("text_1", "text_2", "queries", "documents"),
+        "scores of pairs are those of /v1/rerank; this path takes query, items, label_token_ids",
+    ),
     "score_extraction_token": "scores are those of the token behind the whole text",
 }
 

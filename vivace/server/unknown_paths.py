@@ -59,6 +59,12 @@ MISSING: dict[str, str] = {
     **dict.fromkeys(
         ("/v1/images/generations", "/v1/images/edits", "/v1/images/variations"), NO_PICTURES
     ),
+    **dict.fromkeys(
+        ("/v1/responses/input_tokens", "/v1/responses/compact"),
+        "/tokenize counts tokens, and conversations are not cut",
+    ),
+    "/v1/conversations": "use previous_response_id of /v1/responses",
+    "/v2/rerank": "/v1/rerank takes the same query and documents",
     "/generate_from_file": "SGLang has it no longer; send the prompts to /generate",
 }
 """paths without a counterpart here, and why"""
@@ -127,11 +133,12 @@ def aiohttp_error(context: Context, request: web.Request, error: web.HTTPExcepti
         return http_error
     path = request.path[:200]
     stored = request.method == "GET" and is_stored_completion(request.path)
-    if isinstance(error, web.HTTPMethodNotAllowed) and not stored:
+    known = stored or (request.method == "POST" and request.path in MISSING)
+    if isinstance(error, web.HTTPMethodNotAllowed) and not known:
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"Method {error.method} not allowed on {path} (allowed: {allowed})"
         return HTTPError(405, message, headers={"Allow": allowed})
-    if error.status == 404 or stored:
+    if error.status == 404 or known:
         paths = (found.canonical for found in request.app.router.resources())
         return HTTPError(404, describe_unknown_path(request.path, paths))
     return HTTPError(error.status, error.text or error.reason)
