@@ -70,12 +70,10 @@ def engine_parts(
         again=again,
         processors=grammar_processors(grammars),
     )
-    if grammars is not None and owns_process:
-        grammars.prepare()
     settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(
         *(settings, executor.capacity, time.monotonic, stages.seconds()),
-        grammar_gate=open_gates(grammars, mailbox),
+        grammar_gate=open_gates(grammars, mailbox, at_once=owns_process),
     )
     loop = Loop(
         scheduler,
@@ -92,13 +90,15 @@ def engine_parts(
 
 
 def open_gates(
-    grammars: GrammarCompiler | None, mailbox: Mailbox
+    grammars: GrammarCompiler | None, mailbox: Mailbox, *, at_once: bool
 ) -> Callable[[Request], SequenceGate | None]:
     """What a request waits for before its grammar can be obeyed; the loop wakes when one is
-    compiled."""
+    compiled. `at_once`: get ready for the first one now, beside the end of the start."""
     if grammars is None:
         return lambda request: None
     grammars.wake_with(mailbox.wake)
+    if at_once:
+        grammars.prepare()
     return grammars.gate
 
 
