@@ -107,6 +107,7 @@ def test_a_head_says_which_layers_it_reads(
         ("EAGLE3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, "eagle_config"),
         ("EAGLE3", {"architectures": ["LlamaForCausalLM"]}, "STANDALONE"),
         ("EAGLE3", {"architectures": None}, "architectures"),
+        ("EAGLE3", {"architectures": ["DFlashDraftModel"]}, "block diffusion"),
         ("EAGLE", {"architectures": ["LlamaForCausalLMEagle3"]}, "algorithm EAGLE3"),
         ("EAGLE", {"num_hidden_layers": 2}, "STANDALONE"),
         ("EAGLE", {"hidden_size": 128}, "hidden size"),
@@ -166,7 +167,7 @@ def without(*ends: str) -> Callable[[str], str | None]:
         (str, {"intermediate_size": 128}, "gate_proj"),
         (str, {"eagle_config": {TAPPED: [1, 3]}}, "fc"),
         (str, {"target_hidden_size": 128}, "target_hidden_size"),
-        (str, {"target_hidden_size": 64, "hidden_size": 32}, "narrower"),
+        (str, {"target_hidden_size": 64, "hidden_size": 32}, "shape"),
         (str, {"norm_before_fc": True}, "norm_before_fc"),
         (str, {"draft_vocab_size": 0}, "Correct"),
         (str, {"eagle_config": []}, "Correct"),
@@ -188,6 +189,29 @@ def test_what_files_of_a_head_say_is_read_before_weights(
     """By the start and by a check. No flag changes a head's configuration."""
     rewrite(heads["EAGLE3"], tmp_path / "head", named, **keys)
     refused(asked(target, "EAGLE3", tmp_path / "head"), word)
+
+
+@pytest.mark.parametrize(
+    ("named", "keys", "word"),
+    [
+        (without("embed_tokens.weight"), {}, "embed_tokens"),
+        (without("lm_head.weight", "d2t"), {"draft_vocab_size": None}, "lm_head"),
+        (str, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+        (str, {"target_hidden_size": None}, "hidden size"),
+    ],
+)
+def test_a_head_of_another_width_has_what_it_needs(
+    target: Path,
+    named: Callable[[str], str | None],
+    keys: dict[str, Any],
+    word: str,
+    tmp_path: Path,
+) -> None:
+    write_eagle3(tmp_path / "narrow", [1, 3, 4], hidden=48)
+    draft = configure(from_arguments(**asked(target, "EAGLE3", tmp_path / "narrow"))).draft
+    assert draft is not None and draft.head is not None and draft.head.own_embedding
+    rewrite(tmp_path / "narrow", tmp_path / "lacking", named, **keys)
+    refused(asked(target, "EAGLE3", tmp_path / "lacking"), word)
 
 
 def test_a_head_of_llama_4_is_a_llama(target: Path, heads: dict[str, Path], tmp_path: Path) -> None:

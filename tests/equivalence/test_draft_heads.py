@@ -21,6 +21,7 @@ from draft_head_toys import (
     ReferenceHead,
     export_layer,
     rewrite,
+    write_eagle3,
     write_toys,
 )
 from drafting_engines import (
@@ -172,6 +173,19 @@ def test_heads_are_computed_as_they_say(
     options = flags(toys, "EAGLE3", 3, speculative_draft_model_path=str(tmp_path / "head"))
     engine = build_engine(toys.model("EAGLE3"), PLAIN, **options)
     engine.run(draft_requests(3, 12))
+    assert len(proposals) > 6
+    for one in proposals:
+        assert one.drafts == reference.drafts(one.known, len(one.drafts)), len(one.known)
+
+
+@pytest.mark.parametrize("hidden", [48, 96])
+def test_a_head_of_another_width_has_an_embedding(
+    toys: HeadToys, hidden: int, tmp_path: Path, proposals: list[Proposal]
+) -> None:
+    weights = write_eagle3(tmp_path, AFTER, hidden)
+    reference = ReferenceHead(toys.heads["EAGLE3"].model, weights, AFTER)
+    options = flags(toys, "EAGLE3", 3, speculative_draft_model_path=str(tmp_path))
+    build_engine(toys.model("EAGLE3"), PLAIN, **options).run(draft_requests(3, 12))
     assert len(proposals) > 6
     for one in proposals:
         assert one.drafts == reference.drafts(one.known, len(one.drafts)), len(one.known)

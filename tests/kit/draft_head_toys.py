@@ -40,7 +40,9 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def layer_weights(prefix: str, inputs: int, random: torch.Generator) -> dict[str, Tensor]:
+def layer_weights(
+    prefix: str, inputs: int, random: torch.Generator, hidden: int = HIDDEN
+) -> dict[str, Tensor]:
     def matrix(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=random) * columns**-0.5
 
@@ -48,24 +50,25 @@ def layer_weights(prefix: str, inputs: int, random: torch.Generator) -> dict[str
         f"{prefix}.self_attn.q_proj.weight": matrix(HEADS * HEAD, inputs),
         f"{prefix}.self_attn.k_proj.weight": matrix(KV_HEADS * HEAD, inputs),
         f"{prefix}.self_attn.v_proj.weight": matrix(KV_HEADS * HEAD, inputs),
-        f"{prefix}.self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD),
-        f"{prefix}.mlp.gate_proj.weight": matrix(INNER, HIDDEN),
-        f"{prefix}.mlp.up_proj.weight": matrix(INNER, HIDDEN),
-        f"{prefix}.mlp.down_proj.weight": matrix(HIDDEN, INNER),
-        f"{prefix}.post_attention_layernorm.weight": 1 + 0.2 * matrix(1, HIDDEN)[0],
+        f"{prefix}.self_attn.o_proj.weight": matrix(hidden, HEADS * HEAD),
+        f"{prefix}.mlp.gate_proj.weight": matrix(INNER, hidden),
+        f"{prefix}.mlp.up_proj.weight": matrix(INNER, hidden),
+        f"{prefix}.mlp.down_proj.weight": matrix(hidden, INNER),
+        f"{prefix}.post_attention_layernorm.weight": 1 + 0.2 * matrix(1, hidden)[0],
     }
 
 
-def write_eagle3(folder: Path, after: list[int]) -> dict[str, Tensor]:
-    """A random EAGLE3 head that reads what the layers `after` hand on."""
+def write_eagle3(folder: Path, after: list[int], hidden: int = HIDDEN) -> dict[str, Tensor]:
+    """A random EAGLE3 head that reads what the layers `after` hand on. One that is not as wide as
+    the model has an embedding."""
     random = torch.Generator().manual_seed(7)
     norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "norm")
     ids = torch.randperm(VOCABULARY, generator=random)[:DRAFT_VOCABULARY].sort().values
     weights = {
-        **layer_weights("midlayer", 2 * HIDDEN, random),
-        **{f"{n}.weight": 1 + 0.2 * torch.randn(HIDDEN, generator=random) for n in norms},
-        "fc.weight": torch.randn(HIDDEN, 3 * HIDDEN, generator=random) * (3 * HIDDEN) ** -0.5,
-        "lm_head.weight": torch.randn(DRAFT_VOCABULARY, HIDDEN, generator=random),
+        **layer_weights("midlayer", 2 * hidden, random, hidden),
+        **{f"{n}.weight": 1 + 0.2 * torch.randn(hidden, generator=random) for n in norms},
+        "fc.weight": torch.randn(hidden, 3 * HIDDEN, generator=random) * (3 * HIDDEN) ** -0.5,
+        "lm_head.weight": torch.randn(DRAFT_VOCABULARY, hidden, generator=random),
         "d2t": ids - torch.arange(DRAFT_VOCABULARY),
         "t2d": torch.isin(torch.arange(VOCABULARY), ids),
     }
@@ -75,6 +78,9 @@ def write_eagle3(folder: Path, after: list[int]) -> dict[str, Tensor]:
         "draft_vocab_size": DRAFT_VOCABULARY,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": after},
     }
+    if hidden != HIDDEN:
+        config |= {"hidden_size": hidden, "target_hidden_size": HIDDEN}
+        weights["embed_tokens.weight"] = torch.randn(VOCABULARY, hidden, generator=random)
     return write(folder, config, weights)
 
 
@@ -177,8 +183,11 @@ class ReferenceHead:
 
     def compute(self, ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """(what logits are made of, the next states)"""
+        own = self._weights.get("embed_tokens.weight")
         with torch.inference_mode():
             embedded = self.model.get_input_embeddings()(ids)
+        if own is not None and own.shape[1] != HIDDEN:
+            embedded = own[ids]
         if self._after is None:
             joined = torch.cat((embedded, states), -1) @ self._weights["fc.weight"].T
             joined = joined + self._weights.get("fc.bias", torch.zeros(HIDDEN))

@@ -105,6 +105,8 @@ class HeadShape:
     """number of the first one of these in its files"""
     own_words: bool = False
     """it has a matrix that makes logits; else the model's makes them"""
+    own_embedding: bool = False
+    """it has an embedding of its own width; else the model's is its own"""
     norm_before_residual: bool = False
     """its layer adds to the normed state"""
     norm_output: bool = False

@@ -30,6 +30,8 @@ CLASSES = {
 }
 """of `architectures` in the config.json of a head; EAGLE's own are called as the model is"""
 WHOLE_MODEL = "a whole model drafts with --speculative-algorithm STANDALONE"
+DFLASH = "DFlash"
+"""how the class of a head of block diffusion begins"""
 READ_FORMATS = ("safetensors", "dummy")
 EXPORTED = "NextN"
 """how the class of a model ends where only its layer for multi-token prediction was saved"""
@@ -77,6 +79,8 @@ def head_config(algorithm: str | None, source: ModelSource) -> dict[str, Any]:
     if first not in classes:
         others = [name for name, heads in CLASSES.items() if first in heads and first != LLAMA]
         remedy = f"use --speculative-algorithm {others[0]}" if others else WHOLE_MODEL
+        if first.startswith(DFLASH):
+            remedy = "heads of block diffusion are not supported; use EAGLE3, STANDALONE or NGRAM"
         raise SourceError(
             f"{source.place('architectures')} is {first!r}: --speculative-algorithm {algorithm} "
             f"takes heads of {' or '.join(classes)}; {remedy}"
@@ -111,7 +115,7 @@ def read_eagle3(
                 f"{source.place(key)} is true: heads with that norm are not supported; use another "
                 "head, or NGRAM"
             )
-    check_features(fields, source, own, facts)
+    narrow = check_features(fields, source, own, facts)
     given = fields.find("draft_vocab_size", Integer(1, MOST))
     tied = ConfigFields(source.config, source.place, source.advice).get(
         "tie_word_embeddings", Flag(), False
@@ -125,16 +129,24 @@ def read_eagle3(
             "head is the embedding, and the model's head is another matrix; use another head"
         )
     vocabulary = own.vocabulary if given is None else given
+    taps = read_taps(fields, source, facts.layers)
+    if narrow and not (own_words and taps):
+        lacking = "no lm_head.weight" if taps else "use_aux_hidden_state false"
+        raise SourceError(
+            f"{source.path}: it has {lacking}, and its hidden size of {own.hidden_size} is not the "
+            f"model's {facts.hidden_size}; use another head, or NGRAM"
+        )
     if not own_words and vocabulary != own.vocabulary:
         raise SourceError(
             f"{source.path}: it has no lm_head.weight, and draft_vocab_size {vocabulary} of "
             f"{own.vocabulary} tokens, so the model's head is not its own; fetch it again"
         )
     return HeadShape(
-        taps=read_taps(fields, source, facts.layers),
+        taps=taps,
         vocabulary=vocabulary,
         ids=() if tensors is None else read_ids(source, tensors, vocabulary, own.vocabulary),
         own_words=own_words,
+        own_embedding=narrow,
         norm_before_residual=fields.get("norm_before_residual", Flag(), False),
         norm_output=fields.get("norm_output", Flag(), False),
     )
@@ -142,20 +154,16 @@ def read_eagle3(
 
 def check_features(
     fields: ConfigFields, source: ModelSource, own: ModelFacts, facts: ModelFacts
-) -> None:
-    """Whether the model's states are as wide as the head wants them. Raises SourceError."""
+) -> bool:
+    """Whether the head says that it has another hidden size than the model, and so an embedding of
+    its own. Raises SourceError where the model's states are not as wide as it wants them."""
     features = fields.get("target_hidden_size", Integer(1, MOST), facts.hidden_size)
     if features != facts.hidden_size:
         raise SourceError(
             f"{source.place('target_hidden_size')} is {features}, the model's hidden size is "
             f"{facts.hidden_size}; use a head that was trained for it"
         )
-    if fields.has("target_hidden_size") and own.hidden_size != features:
-        raise SourceError(
-            f"{source.place('hidden_size')} is {own.hidden_size}, target_hidden_size {features}: "
-            "heads that are narrower than their model have an embedding of their own, which is not "
-            "supported; use a head of the model's hidden size, or NGRAM"
-        )
+    return fields.has("target_hidden_size") and own.hidden_size != features
 
 
 def head_behind(source: ModelSource, facts: ModelFacts, *, each: bool) -> DraftModel:
@@ -255,11 +263,12 @@ def check_shapes(draft: DraftModel, facts: ModelFacts) -> None:
     """Of a head, against `facts` of the served model. Raises ConfigError."""
     own, head = draft.facts, draft.head
     where = f"{PATH} {draft.source.path}"
+    narrow = head is not None and head.own_embedding
     for what, ours, wanted in (
         ("hidden size", own.hidden_size, facts.hidden_size),
         ("vocabulary", own.vocabulary, facts.vocabulary),
     ):
-        if ours != wanted:
+        if ours != wanted and not (narrow and what == "hidden size"):
             raise ConfigError(
                 f"{where}: its {what} is {ours}, the model's {wanted}; use a head that was trained "
                 "for it, with its hidden size and vocabulary"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from vivace.checkpoint.source import ModelSource, SourceError
 from vivace.checkpoint.tensor_headers import (
+    STEM,
     StoredTensor,
     name_head_tensors,
     read_headers,
@@ -75,6 +76,8 @@ def check_head_tensors(
         wanted["fc.weight"] = hidden, len(head.taps) * features
     if head.own_words:
         wanted[OUTPUT] = head.vocabulary, hidden
+    if head.own_embedding:
+        wanted[EMBEDDING.removeprefix(STEM)] = draft.facts.vocabulary, hidden
     check_tensors(draft.source, tensors, wanted)
 
 

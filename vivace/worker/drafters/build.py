@@ -18,6 +18,7 @@ from vivace.config.plugins import load_installed
 from vivace.config.speculative import DRAFTERS
 from vivace.errors import CannotStart
 from vivace.layers.layout import SINGLE, ParallelLayout, share_all_layers
+from vivace.layers.linear import Embedding
 from vivace.layers.module import Bindings, Module
 from vivace.models.causal_lm import CausalLM
 from vivace.models.decoder import DecoderForCausalLM
@@ -258,7 +259,9 @@ def build_heads(config: Config, model: DecoderForCausalLM) -> list[DraftHead]:
         features, shape = config.facts.hidden_size, draft.head
         body = Eagle3Body(*shapes, positions, features=features, shape=shape)
         words = OwnWords(shape.vocabulary, hidden, shape.ids) if shape.own_words else None
-        return [DraftHead(model, hidden, body, body, fuse=body.fuse, words=words)]
+        embedding = Embedding(draft.facts.vocabulary, hidden) if shape.own_embedding else None
+        own = {"words": words, "embedding": embedding}
+        return [DraftHead(model, hidden, body, body, fuse=body.fuse, **own)]
     older = EagleBody(*shapes, positions)
     return [DraftHead(model, hidden, older, older)]
 

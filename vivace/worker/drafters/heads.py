@@ -119,10 +119,12 @@ class DraftHead(Module):
         *,
         fuse: FuseFeatures = take_last,
         words: OwnWords | None = None,
+        embedding: Embedding | None = None,
     ) -> None:
-        """`words`: the head's own; None: the model's"""
+        """`words`, `embedding`: the head's own; None: the model's"""
         self.hidden = hidden
-        self._embed: Embedding = served.model.embed_tokens
+        self._own_embedding = embedding
+        self._embed: Embedding = embedding or served.model.embed_tokens
         self._body = body
         self._compute = compute
         self.fuse = fuse
@@ -133,11 +135,13 @@ class DraftHead(Module):
         yield "", self._body
         if self._own_words is not None:
             yield "", self._own_words
+        if self._own_embedding is not None:
+            yield "embed_tokens", self._own_embedding
 
     def bind(self, name: str, env: Bindings) -> None:
         self.name = name
-        for _, child in self.children():
-            child.bind(name, env)
+        for own, child in self.children():
+            child.bind(own or name, env)
         self._given = self._fixed = torch.zeros(0, self.hidden, dtype=env.dtype, device=env.device)
 
     def reserve(self, tokens: int) -> None:
