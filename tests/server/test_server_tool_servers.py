@@ -366,3 +366,28 @@ def test_a_slow_call_fails_in_time_and_is_counted() -> None:
         assert "response.mcp_call.failed" in [event["type"] for event in found]
         totals = server.app[CONTEXT].http_metrics.totals()
         assert totals["tool_calls", "weather", "failed"] == 1
+
+
+def test_openais_client(server: Running) -> None:
+    openai: Any = pytest.importorskip("openai", reason="pip install openai")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0)
+    asked: dict[str, Any] = {"model": "toy", "tools": [FREE]}
+    with client.responses.stream(input="call look", **asked) as stream:
+        seen = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert {"response.mcp_list_tools.completed", "response.mcp_call.completed"} <= set(seen)
+    listed, call, _ = final.output
+    assert listed.tools[0].input_schema == TOOLS[0]["inputSchema"]
+    assert (call.type, call.output) == ("mcp_call", "sun in Paris")
+    assert final.output_text == "Found sun in Paris"
+    asked["tools"] = [ASKED]
+    waiting = client.responses.create(input="call look", **asked)
+    request = waiting.output[-1]
+    assert request.type == "mcp_approval_request" and json.loads(request.arguments)
+    yes = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+    items = [{"role": "user", "content": "call look"}, *waiting.output, yes]
+    for fields in ({"input": [yes], "previous_response_id": waiting.id}, {"input": items}):
+        assert client.responses.create(**fields, **asked).output_text == "Found sun in Paris"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(input="hi", tools=[{**FREE, "server_url": "http://x/"}], model="m")
+    assert caught.value.param == "tools[0].server_url"
