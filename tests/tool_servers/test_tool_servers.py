@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -211,6 +214,31 @@ def test_a_command_is_started_without_our_secrets_and_ends_with_all_it_started(
             await asyncio.sleep(0.01)
 
     run(work)
+
+
+def test_a_command_dies_with_the_process_that_has_started_it(tmp_path: Path) -> None:
+    """However that ends, and though the command ignores the end of its input."""
+    pid = tmp_path / "pid"
+    stubborn = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    program = (
+        "import asyncio, os, signal, sys, uvloop\n"
+        "from vivace.config.http import ToolServerSpec\n"
+        "from vivace.tool_servers.stdio import open_stdio\n"
+        "from vivace.tool_servers.transport import Listener, ToolLimits\n"
+        "async def work():\n"
+        "    command = (sys.executable, '-S', '-c', sys.argv[1])\n"
+        "    spec = ToolServerSpec(label='x', transport='stdio', command=command)\n"
+        "    await open_stdio(spec, Listener(receive=print, end=print), ToolLimits())\n"
+        "    while not os.path.exists(sys.argv[2]) or not open(sys.argv[2]).read():\n"
+        "        await asyncio.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "uvloop.run(work())\n"
+    )
+    words = [sys.executable, "-c", program, stubborn, str(pid)]
+    assert subprocess.run(words, timeout=30, check=False).returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while is_running(int(pid.read_text())):
+        assert time.monotonic() < deadline
 
 
 def is_running(pid: int) -> bool:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from vivace.config.process_environment import KEYS_OF_THE_SERVER
@@ -74,6 +74,21 @@ def die_with(parent: int) -> None:
         sys.exit(1)  # it died before we asked
     if failed:
         raise OSError(failed, "prctl(PR_SET_PDEATHSIG)")
+
+
+def begin_other_program() -> Callable[[], None]:
+    """What a forked process of ours does before it becomes a program that is not ours: it will die
+    with us, and signals are to it what they usually are. All that is slow is done here."""
+    library, parent = ctypes.CDLL(None), os.getpid()
+
+    def begin() -> None:
+        library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for number in STOPPING:
+            signal.signal(number, signal.SIG_DFL)
+        if os.getppid() != parent:
+            os._exit(1)  # it died before we asked
+
+    return begin
 
 
 def adopt_orphans() -> None:

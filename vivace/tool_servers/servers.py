@@ -32,7 +32,12 @@ class ToolServers(Mapping[str, ToolServer]):
     async def connect(self) -> list[str]:
         """Connect to all at once; of each a line that says what it has. CannotStart with the first
         one that is not there."""
-        return list(await asyncio.gather(*map(describe, self._servers.values())))
+        asked = [asyncio.create_task(describe(server)) for server in self._servers.values()]
+        try:
+            return list(await asyncio.gather(*asked))
+        finally:
+            for task in asked:
+                task.cancel()
 
     async def close(self) -> None:
         await asyncio.gather(*(server.close() for server in self._servers.values()))

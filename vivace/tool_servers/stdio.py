@@ -8,7 +8,7 @@ import os
 import signal
 from typing import cast
 
-from vivace.config.child_process import describe_exit, environment_of_others
+from vivace.config.child_process import begin_other_program, describe_exit, environment_of_others
 from vivace.config.http import ToolServerSpec
 from vivace.tool_servers.transport import Listener, ToolLimits, ToolServerError
 
@@ -153,6 +153,7 @@ async def open_stdio(
             *spec.command,
             env={**environment_of_others(), **given},
             start_new_session=True,
+            preexec_fn=begin_other_program(),
         )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
