@@ -154,7 +154,7 @@ class ScriptedEngine:
         if self.silent:
             return
         if self.refuse is not None:
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.pause)
             self._feed(Delta(key=request.key, index=0, tokens=[], finish=self.refuse))
             return
         if isinstance(request.task, Embed):

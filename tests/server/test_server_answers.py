@@ -31,6 +31,12 @@ def server() -> Iterator[Running]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def embedding() -> Iterator[Running]:
+    with running_server(every_task=True) as running:
+        yield running
+
+
 def strict(kind: Any) -> Any:
     """The same type, in which a field that it does not name is an error, at every level."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -119,6 +125,24 @@ def test_streams_of_other_apis_are_as_documented(
     assert len(found) >= 3
     for one in found:
         msgspec.convert(one, strict(ROUTE[path].streams or ROUTE[path].answers))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/embed", {"model": MODEL, "input": "ab"}),
+        ("/api/embed", {"model": MODEL, "input": ["a", "bc"], "dimensions": 2}),
+        ("/api/embeddings", {"model": MODEL, "prompt": "ab"}),
+        ("/v1/embeddings", {"model": MODEL, "input": ["a", "bc"]}),
+    ],
+)
+def test_vectors_are_as_documented(embedding: Running, path: str, body: dict[str, Any]) -> None:
+    answer = ask(embedding, path, body)
+    assert answer.status == 200, answer.text
+    found = msgspec.json.decode(answer.text, type=strict(ROUTE[path].answers))
+    if path == "/api/embed":
+        count = len(body["input"]) if isinstance(body["input"], list) else 1
+        assert len(found.embeddings) == count and found.prompt_eval_count > 0
 
 
 @pytest.mark.parametrize("path", ["/api/tags", "/api/ps", "/api/version"])

@@ -162,7 +162,17 @@ def test_silence_is_filled_with_pings(path: str) -> None:
         return
     kinds = [kind for kind, _ in named_events(text)]
     assert kinds.count("ping") > 2 and kinds[-1] == "message_stop"
+    assert kinds[0] == "ping" and "message_start" in kinds  # also before there is anything
     assert kinds.index("content_block_delta") < len(kinds) - 1 - kinds[::-1].index("ping")
+
+
+def test_what_fails_behind_a_ping_is_an_event() -> None:
+    refuse = Finish(type="abort", status=503, message="full")
+    settings = ServerSettings(stream_silence=0.01)
+    with running_server(settings, ScriptedEngine(refuse=refuse, pause=0.1)) as server:
+        answer = ask(server, "/v1/messages", {"messages": HI, "max_tokens": 2, "stream": True})
+    *_, (kind, told) = named_events(answer.text)
+    assert (answer.status, kind, told["error"]["message"]) == (200, "error", "full")
 
 
 def test_a_stream_says_what_the_whole_answer_says(server: Running) -> None:

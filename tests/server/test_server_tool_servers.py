@@ -66,7 +66,7 @@ def serving(call_seconds: float = 5) -> Iterator[Served]:
         ToolLimits(connect=5, call=call_seconds, stop=0.2, retry=0),
     )
     with running_server(
-        ServerSettings(tool_call_parser="hermes"),
+        ServerSettings(tool_call_parser="hermes", stream_silence=call_seconds / 4),
         ScriptedEngine(speak),
         tokenizer=TOKENIZER,
         tool_servers=servers,
@@ -105,7 +105,8 @@ def create(server: Running, text: Any, *tools: dict[str, Any], **fields: Any) ->
 
 def read_events(body: str) -> list[Any]:
     found = []
-    for number, block in enumerate(body.split("\n\n")[:-1]):
+    blocks = [block for block in body.split("\n\n")[:-1] if not block.startswith(":")]
+    for number, block in enumerate(blocks):
         name, data = block.split("\n")
         value = json.loads(data.removeprefix("data: "))
         assert name == f"event: {value['type']}" and value["sequence_number"] == number
@@ -361,7 +362,10 @@ def test_a_response_in_the_background_is_cancelled_in_a_call() -> None:
 
 def test_a_slow_call_fails_in_time_and_is_counted() -> None:
     with serving(call_seconds=0.2) as (server, _):
-        found = create(server, "call slow", stream=True)
+        body = {"input": "call slow", "tools": [FREE], "stream": True}
+        told = ask(server, PATH, body).text
+        assert "\n\n: " in told  # so that nobody takes the connection for dead
+        found = read_events(told)
         assert found[-1]["response"]["output"][1]["status"] == "failed"
         assert "response.mcp_call.failed" in [event["type"] for event in found]
         totals = server.app[CONTEXT].http_metrics.totals()

@@ -21,7 +21,7 @@ from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.request_log import RequestLog
 from vivace.server.responses import HTTPError, error_body
-from vivace.server.sse import Encoder, EventStream, StreamLimits, event
+from vivace.server.sse import STREAM_FORM, Encoder, EventStream, StreamLimits, event
 
 
 async def prepare_requests(
@@ -225,7 +225,8 @@ async def stream(
     """Answer with events, `encoders[i]` for `requests[i]`; a client that leaves cancels them all.
     `shown`: as in `start`.
 
-    Until the first output the answer can still become an error with its own status.
+    Until the first output the answer can still become an error with its own status, unless it is of
+    an API that has pings: then it begins when there was silence for long enough.
     """
     settings = context.settings
     limits = StreamLimits(
@@ -241,7 +242,10 @@ async def stream(
             for request, encode in zip(requests, encoders, strict=True)
         ]
         await context.slicer.run(start(context, requests, sinks, shown))
-        http_error = finish_error((await events.first()).finish)
+        form = http.get(STREAM_FORM)
+        pings = form is not None and form.ping
+        first = await (events.first_within(limits.silence) if pings else events.first())
+        http_error = finish_error(first.finish) if first is not None else None
         if http_error is not None:
             raise http_error
         response = await events.run(http, {})

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 import msgspec
@@ -229,6 +230,11 @@ class EventStream:
         """The first output of any sink: until then the answer can still become an error."""
         return await self._first
 
+    async def first_within(self, seconds: float) -> RequestOutput | None:
+        """The same; None when it has not come in time."""
+        await asyncio.wait([self._first], timeout=seconds)
+        return self._first.result() if self._first.done() else None
+
     async def run(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         """Send the headers, let the outputs flow, return when the last event is written."""
         form = self._form = request.get(STREAM_FORM)
@@ -238,7 +244,8 @@ class EventStream:
                 await open_answer(request, {**(form.headers if form else {}), **headers})
             response = request[OPEN_ANSWER]
             self._transport = request.transport
-            self._spoke = asyncio.get_running_loop().time()
+            silent = not self._first.done()  # for so long that the answer is begun without news
+            self._spoke = -inf if silent else asyncio.get_running_loop().time()
             self._resume()
             if form is not None and form.ping:
                 self._break_silence(form.ping)

@@ -42,6 +42,8 @@ from vivace.tool_servers.transport import ToolServerError
 log = logging.getLogger("vivace.server")
 
 NO_OBJECT = "the arguments are no JSON object"
+COMMENT = b": calls are being made\n\n"
+"""In a stream: nobody reads it, but who is on the way sees that the connection is alive."""
 UNREAD = "the client does not read"
 
 
@@ -160,11 +162,12 @@ class ResponseTurns:
         response is over."""
         events, request = self._events, self._request
         calls = [asyncio.create_task(self._make_call(call)) for call in events.calls]
+        silence = asyncio.create_task(self._break_silence())
         try:
             await asyncio.gather(*calls)
         finally:
-            for call in calls:
-                call.cancel()
+            for task in (*calls, silence):
+                task.cancel()
         request.tool_choice = "none" if events.refused_calls else None
         await self._say(encode_events(events.next_turn()))
         request.messages = [*request.messages, *self._conversation.take(events.response.output)]
@@ -187,6 +190,12 @@ class ResponseTurns:
             log.warning("tool server %s: a call of %s failed: %s", label, name, error)
         self._context.http_metrics.note_tool_call(label, failed=error is not None)
         await self._say(self._events.settle(call, output, error))
+
+    async def _break_silence(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._context.settings.stream_silence)
+            await self._say(COMMENT)
 
     async def _say(self, data: bytes) -> None:
         """More of the stream, between those of the chat path; nothing where there is none."""
