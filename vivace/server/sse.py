@@ -40,8 +40,7 @@ class StreamForm:
     `convert` is given complete events, [DONE] behind the last one, and returns what the client gets
     (b"" while there is nothing to say); it never raises. `failure`: the end of a stream that an
     error of ours ends. `ping`: what is said when there was nothing to say for a while, so that
-    nobody on the way takes the connection for dead. `goes_on`: whether the answer goes on behind a
-    stream that has ended, with another one.
+    nobody on the way takes the connection for dead. `goes_on`: another stream follows in the answer.
     """
 
     headers: dict[str, str]
@@ -90,8 +89,7 @@ class StreamLimits:
 def chunk(data: bytes) -> bytes:
     """One chunk of a chunked HTTP body."""
     size = len(data)
-    head = HEADS[size] if size < len(HEADS) else b"%x\r\n" % size
-    return b"".join((head, data, CRLF))
+    return b"".join((HEADS[size] if size < len(HEADS) else b"%x\r\n" % size, data, CRLF))
 
 
 def event(data: bytes) -> bytes:
@@ -215,7 +213,7 @@ class EventStream:
         self._poll: asyncio.TimerHandle | None = None
         self._ping: asyncio.TimerHandle | None = None
         self._spoke = 0.0
-        """when something was written last, where the form has pings"""
+        """when something was written last, where there are pings"""
         self._unsent = 0
         self._progress = 0.0
 
@@ -231,9 +229,9 @@ class EventStream:
         return await self._first
 
     async def first_within(self, seconds: float) -> RequestOutput | None:
-        """The same; None when it has not come in time."""
-        await asyncio.wait([self._first], timeout=seconds)
-        return self._first.result() if self._first.done() else None
+        """None when it has not come in time."""
+        done, _ = await asyncio.wait([self._first], timeout=seconds)
+        return self._first.result() if done else None
 
     async def run(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         """Send the headers, let the outputs flow, return when the last event is written."""
@@ -244,8 +242,7 @@ class EventStream:
                 await open_answer(request, {**(form.headers if form else {}), **headers})
             response = request[OPEN_ANSWER]
             self._transport = request.transport
-            silent = not self._first.done()  # for so long that the answer is begun without news
-            self._spoke = -inf if silent else asyncio.get_running_loop().time()
+            self._spoke = asyncio.get_running_loop().time() if self._first.done() else -inf
             self._resume()
             if form is not None and form.ping:
                 self._break_silence(form.ping)
