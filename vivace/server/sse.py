@@ -40,7 +40,7 @@ class StreamForm:
     `convert` is given complete events, [DONE] behind the last one, and returns what the client gets
     (b"" while there is nothing to say); it never raises. `failure`: the end of a stream that an
     error of ours ends. `ping`: what is said when there was nothing to say for a while, so that
-    nobody on the way takes the connection for dead. `goes_on`: another stream follows in the answer.
+    nobody on the way takes the connection for dead. `goes_on`: another one follows in the answer.
     """
 
     headers: dict[str, str]
