@@ -10,7 +10,7 @@ import pytest
 from grammar_kit import BACKEND
 
 from vivace.grammar import compiled as module
-from vivace.grammar.backend import GrammarError, GrammarMatcher
+from vivace.grammar.backend import GrammarError, GrammarMatcher, GrammarUnavailable
 from vivace.grammar.compiler import MAX_SECONDS, GrammarCompiler
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, Constraint
 from vivace.protocol.messages import Request, SamplingParams
@@ -20,11 +20,12 @@ class SlowBackend:
     """Compiles when it is let; counts."""
 
     def __init__(self, *, error: Exception | None = None) -> None:
-        self.go = threading.Event()
+        self.go, self.begun = threading.Event(), threading.Event()
         self.compiled: list[str] = []
         self._error = error
 
     def compile(self, constraint: Constraint) -> GrammarMatcher:
+        self.begun.set()
         assert self.go.wait(20)
         self.compiled.append(constraint.text)
         if self._error is not None:
@@ -41,10 +42,12 @@ class Time:
         return self.now
 
 
-def request(text: str, resumed: list[int] | None = None) -> Request:
+def request(text: str, resumed: list[int] | None = None, client: int = 0) -> Request:
     constraint = Constraint(kind=REGEX, text=text, field="sampling_params.regex")
     sampling = SamplingParams(constraint=constraint)
-    return Request(key=1, rid="r", tokens=[1], sampling=sampling, resumed=resumed or [])
+    return Request(
+        key=1, rid="r", tokens=[1], sampling=sampling, resumed=resumed or [], client=client
+    )
 
 
 def rung(compiler: GrammarCompiler) -> threading.Event:
@@ -71,6 +74,7 @@ def test_a_gate_opens_when_the_grammar_is_there() -> None:
     [
         (GrammarError("a.b: no"), 400, "sampling_params.regex: a.b: no"),
         (RuntimeError("boom"), 500, "RuntimeError"),
+        (GrammarUnavailable("no process"), 503, "no process"),
     ],
 )
 def test_a_gate_refuses_what_does_not_compile(error: Exception, status: int, told: str) -> None:
@@ -86,12 +90,30 @@ def test_a_gate_refuses_what_does_not_compile(error: Exception, status: int, tol
 def test_what_takes_too_long_is_refused() -> None:
     backend, clock = SlowBackend(), Time()
     compiler = GrammarCompiler(lambda: backend, clock)
-    gate = compiler.gate(request("ab"))
+    gate, behind = (compiler.gate(request(text)) for text in ("ab", "cd"))
+    assert backend.begun.wait(20) and behind is not None
     clock.now = MAX_SECONDS - 1
     assert gate is not None and not gate.is_open()
     clock.now = MAX_SECONDS + 1
     assert gate.is_open() and gate.refusal is not None and gate.refusal.status == 400
+    assert not behind.is_open()  # it waits for its turn
     backend.go.set()
+
+
+def test_clients_take_turns_and_who_has_left_costs_nothing() -> None:
+    backend = SlowBackend()
+    compiler = GrammarCompiler(lambda: backend)
+    crowd = [request(text, client=1) for text in ("a", "b", "c", "d")]
+    gates = [compiler.gate(one) for one in crowd]
+    other = request("z", client=2)
+    gates.append(compiler.gate(other))
+    assert backend.begun.wait(20)
+    del crowd[1:3], gates[1:3]  # b and c: their clients hang up
+    backend.go.set()
+    compiler.matcher(Constraint(kind=REGEX, text="now"))  # a step waits for it
+    while not all(gate is None or gate.is_open() for gate in gates):
+        pass
+    assert backend.compiled == ["a", "now", "z", "d"]
 
 
 def test_tokens_that_were_resumed_must_obey() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -200,3 +201,38 @@ TOOLS = [ToolTag('{"f": ', NUMBER, "}", "tools[0]"), ToolTag("<g>", TEXT, "</g>"
 def test_tool_calls(constraint: Constraint, good: list[str], bad: list[str]) -> None:
     assert [text for text in good if not fits(constraint, text)] == []
     assert [text for text in bad if fits(constraint, text)] == []
+
+
+ANY_TAG = {"type": "tag", "begin": "aa", "content": {"type": "any_text"}, "end": "b"}
+SCHEMA_TAG = {**ANY_TAG, "content": {"type": "json_schema", "json_schema": {"enum": ["x" * 9000]}}}
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ({"type": "const_string", "value": "a<|call|>" * 4000}, "texts"),
+        ({**ANY_TAG, "end": [f"b{number}" for number in range(9000)]}, "texts"),
+        (
+            {"type": "triggered_tags", "triggers": ["a", "aa"], "tags": [ANY_TAG] * 5000},
+            "texts",
+        ),
+        (
+            {"type": "triggered_tags", "triggers": ["a", "aa"], "tags": [SCHEMA_TAG] * 90},
+            "large",
+        ),
+    ],
+)
+def test_what_multiplies_is_refused_while_it_grows(form: dict[str, Any], told: str) -> None:
+    begun = time.thread_time()
+    with pytest.raises(GrammarError, match=told):
+        compiled(STRUCTURAL_TAG, {"format": form})
+    assert time.thread_time() - begun < 2.0
+
+
+def test_the_same_trigger_or_end_counts_once() -> None:
+    form = {
+        "type": "triggered_tags",
+        "triggers": ["a"] * 20_000,
+        "tags": [{**ANY_TAG, "end": ["b"] * 20_000}],
+    }
+    assert compiled(STRUCTURAL_TAG, {"format": form})

@@ -121,6 +121,21 @@ def test_other_spellings_of_calls(name: str, text: str, arguments: list[Any]) ->
     assert parse(name, list(text)) == found
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "interns1"])
+@pytest.mark.parametrize("key", ["a" * 300, '\\"' * 200, "\\u00e4" * 60, "a" * 256])
+def test_names_that_are_too_long_are_cut_alike(name: str, key: str) -> None:
+    begin, _, _ = next(each.text for each in TRANSCRIPTS if each.parser == name).partition("{")
+    call = f'{begin}{{"name": "search", "{ARGUMENTS[name]}": {{}}}}'
+    for text in (f'{begin}{{"{key}": 1, {call}', f'{begin}{{"name": "{key}{call}'):
+        whole = parse(name, [text])
+        assert parse(name, list(text)) == whole
+        assert parse(name, list(cut(text, list(range(0, len(text), 7))))) == whole
+
+
+ARGUMENTS = {"hermes": "arguments", "llama3": "parameters", "mistral": "arguments"}
+ARGUMENTS["interns1"] = "parameters"
+
+
 def test_argument_deltas_come_while_the_model_writes() -> None:
     parser = AnswerParser(answer_format("hermes", None), OFFERED)
     parser.push('<tool_call>\n{"name": "search", "arguments": {"query": "')

@@ -15,6 +15,10 @@ class GrammarError(ValueError):
     """A constraint that cannot be enforced; the text says where in it, why, and what to do."""
 
 
+class GrammarUnavailable(Exception):
+    """A constraint that cannot be compiled now, for no fault of its own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenVocabulary:
     """What the tokens of a model stand for."""

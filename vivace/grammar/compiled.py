@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -30,10 +30,10 @@ class HeldGrammar:
 
 
 class CompiledGrammars:
-    """`begin`: to compile one. One thread calls everything."""
+    """Futures: who finds one that is not done has it compiled. Any thread calls everything."""
 
-    def __init__(self, begin: Callable[[Constraint], Compiled]) -> None:
-        self._begin = begin
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
         self._held: dict[Key, HeldGrammar] = {}
         self._kept: OrderedDict[Key, Compiled] = OrderedDict()
         """the least recently used first"""
@@ -42,37 +42,43 @@ class CompiledGrammars:
         """what requests held that have ended, in whatever thread that was"""
 
     def find(self, constraint: Constraint) -> Compiled:
-        """What was compiled, or begins to be."""
-        self._let_go()
-        key = content_key(constraint)
-        if key in self._held:
-            return self._held[key].compiled
-        found = self._take(key) or self._begin(constraint)
-        self._keep(key, found)
-        return found
+        """What was compiled, or is to be."""
+        with self._lock:
+            self.let_go()
+            key = content_key(constraint)
+            if key in self._held:
+                return self._held[key].compiled
+            found = self._take(key) or Compiled()
+            self._keep(key, found)
+            return found
 
     def hold(self, constraint: Constraint) -> Compiled:
         """The same; it stays as long as this object does."""
-        found, key = self.find(constraint), content_key(constraint)
-        self._take(key)
-        held = self._held.setdefault(key, HeldGrammar(found))
-        held.requests += 1
+        with self._lock:
+            found, key = self.find(constraint), content_key(constraint)
+            self._take(key)
+            held = self._held.setdefault(key, HeldGrammar(found))
+            held.requests += 1
         weakref.finalize(constraint, self._gone.append, (key, held)).atexit = False
         return found
 
     def forget(self, constraint: Constraint) -> None:
         """Who comes next has it compiled anew."""
-        key = content_key(constraint)
-        self._held.pop(key, None)
-        self._take(key)
+        with self._lock:
+            key = content_key(constraint)
+            self._held.pop(key, None)
+            self._take(key)
 
-    def _let_go(self) -> None:
-        while self._gone:
-            key, held = self._gone.popleft()
-            held.requests -= 1
-            if not held.requests and self._held.get(key) is held:
-                del self._held[key]
-                self._keep(key, held.compiled)
+    def let_go(self) -> None:
+        """What nobody waits for any more need not be compiled."""
+        with self._lock:
+            while self._gone:
+                key, held = self._gone.popleft()
+                held.requests -= 1
+                if not held.requests and self._held.get(key) is held:
+                    del self._held[key]
+                    if not held.compiled.cancel():
+                        self._keep(key, held.compiled)
 
     def _keep(self, key: Key, compiled: Compiled) -> None:
         self._kept[key] = compiled

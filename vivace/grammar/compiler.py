@@ -8,12 +8,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from msgspec.structs import replace
 
-from vivace.grammar.backend import GrammarBackend, GrammarError, GrammarMatcher, PlacedMatcher
-from vivace.grammar.compiled import CompiledGrammars
+from vivace.grammar.backend import (
+    GrammarBackend,
+    GrammarError,
+    GrammarMatcher,
+    GrammarUnavailable,
+    PlacedMatcher,
+)
+from vivace.grammar.compile_queue import URGENT, CompileJob, CompileQueue
+from vivace.grammar.compiled import Compiled, CompiledGrammars
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
@@ -47,7 +55,10 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(
             THREADS, thread_name_prefix="grammar", initializer=be_less_urgent
         )
-        self._compiled = CompiledGrammars(self._begin)
+        self._queue = CompileQueue()
+        self._current: tuple[Compiled, float] | None = None
+        """what is being compiled, and since when"""
+        self._compiled = CompiledGrammars()
         self._ring: Callable[[], None] = lambda: None
 
     def wake_with(self, ring: Callable[[], None]) -> None:
@@ -56,7 +67,7 @@ class GrammarCompiler:
 
     def prepare(self) -> None:
         """Begin to read the vocabulary, so that the first answer need not wait for it."""
-        self._in_thread(ANY_CONSTRAINT)
+        self._submit(CompileJob(ANY_CONSTRAINT, Compiled()), URGENT)
 
     def gate(self, request: Request) -> GrammarGate | None:
         """What a request waits for before its grammar can be obeyed. None: nothing."""
@@ -64,12 +75,17 @@ class GrammarCompiler:
         if constraint is None:
             return None
         compiled = self._compiled.hold(constraint)
-        gate = GrammarGate(constraint, request.resumed, compiled, self._clock)
+        if not compiled.done():
+            self._submit(CompileJob(copied(constraint), compiled), request.client)
+        gate = GrammarGate(constraint, request.resumed, compiled, lambda: self._spent(compiled))
         return None if gate.is_open() and gate.refusal is None else gate
 
     def matcher(self, constraint: Constraint) -> GrammarMatcher:
         """At the start of an answer; compiled here and now if it is not known. GrammarError."""
-        return self._compiled.find(constraint).result().copy()
+        compiled = self._compiled.find(constraint)
+        if not compiled.done():
+            self._submit(CompileJob(copied(constraint), compiled), URGENT)
+        return compiled.result().copy()
 
     def forget(self, constraint: Constraint) -> None:
         """It has reached a limit: what it found out about texts is not for the next ones."""
@@ -80,35 +96,52 @@ class GrammarCompiler:
         assert self._backend is not None, "it made the matchers"
         self._backend.fill(matchers, masks)
 
-    def _begin(self, constraint: Constraint) -> Future[GrammarMatcher]:
-        begun = self._in_thread(constraint)
-        self._watch(begun)
-        return begun
-
-    def _in_thread(self, constraint: Constraint) -> Future[GrammarMatcher]:
+    def _submit(self, job: CompileJob, client: int | None) -> None:
+        """For a thread, when it is the client's turn."""
+        self._queue.put(job, client)
         before = threading.stack_size(STACK)
         try:
-            return self._threads.submit(self._compile, constraint)
+            self._threads.submit(self._work)
         finally:
             threading.stack_size(before)
 
-    def _watch(self, compiled: Future[GrammarMatcher]) -> None:
+    def _work(self) -> None:
+        """In a thread, until nobody waits."""
+        self._compiled.let_go()
+        while (job := self._queue.next()) is not None:
+            if job.compiled.set_running_or_notify_cancel():
+                self._finish(job)
+            self._compiled.let_go()
+
+    def _finish(self, job: CompileJob) -> None:
         """Ring when it is there, and when it has taken too long: the engine may be asleep."""
         alarm = threading.Timer(MAX_SECONDS + ALARM_SLACK, self._ring)
         alarm.daemon = True
-        alarm.start()
-
-        def done(_: Future[GrammarMatcher]) -> None:
+        self._current = job.compiled, self._clock()
+        try:
+            alarm.start()
+            job.compiled.set_result(self._compile(job.constraint))
+        except BaseException as error:
+            job.compiled.set_exception(error)
+        finally:
             alarm.cancel()
             self._ring()
 
-        compiled.add_done_callback(done)
+    def _spent(self, compiled: Compiled) -> float:
+        """Seconds; none before its turn: others may be before it."""
+        current = self._current
+        return self._clock() - current[1] if current and current[0] is compiled else 0.0
 
     def _compile(self, constraint: Constraint) -> GrammarMatcher:
         with self._lock:
             if self._backend is None:
                 self._backend = self._create_backend()
         return self._backend.compile(constraint)
+
+
+def copied(constraint: Constraint) -> Constraint:
+    """One that is not of a request, which lives only as long as somebody waits."""
+    return replace(constraint)
 
 
 def be_less_urgent() -> None:
@@ -126,19 +159,18 @@ class GrammarGate:
         self,
         constraint: Constraint,
         resumed: list[int],
-        compiled: Future[GrammarMatcher],
-        clock: Callable[[], float],
+        compiled: Compiled,
+        spent: Callable[[], float],
     ) -> None:
+        """`spent`: seconds of compiling."""
         self._constraint, self._resumed = constraint, resumed
-        self._compiled = compiled
-        self._clock = clock
-        self._deadline = clock() + MAX_SECONDS
+        self._compiled, self._spent = compiled, spent
         self.refusal: Finish | None = None
 
     def is_open(self) -> bool:
         if self._compiled.done():
             self._judge()
-        elif self._clock() > self._deadline:
+        elif self._spent() > MAX_SECONDS:
             self._refuse(f"takes longer than {MAX_SECONDS:g} s to compile; make it simpler")
         else:
             return False
@@ -148,6 +180,8 @@ class GrammarGate:
         error = self._compiled.exception()
         if isinstance(error, GrammarError):
             self._refuse(str(error))
+        elif isinstance(error, GrammarUnavailable):
+            self._refuse(str(error), status=503)
         elif error is not None:
             log.error("a %s cannot be compiled", self._constraint.kind, exc_info=error)
             self._refuse(f"cannot be compiled ({type(error).__name__})", status=500)

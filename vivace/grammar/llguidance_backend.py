@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from vivace.grammar.backend import (
     TokenVocabulary,
 )
 from vivace.grammar.masks import mask_words
-from vivace.grammar.source import GrammarDialect, translate
+from vivace.grammar.source import GrammarDialect, explain, translate
 from vivace.protocol.constraints import EBNF, Constraint
 
 if TYPE_CHECKING:
@@ -42,31 +42,55 @@ OF_GRAMMARS = AmbiguityLimits(row=500, mask=10_000)
 """Ambiguous ones have ever more, and a mask takes the square of that: with 2000 half a second."""
 
 
+class Translator(Protocol):
+    """Makes llguidance's language of constraints."""
+
+    def translate(self, constraint: Constraint) -> str:
+        """Raises GrammarError, GrammarUnavailable."""
+        ...
+
+
+class DirectTranslator:
+    """For constraints that are known to take little."""
+
+    def __init__(self, dialect: GrammarDialect) -> None:
+        self._dialect = dialect
+
+    def translate(self, constraint: Constraint) -> str:
+        return translate(constraint, self._dialect)
+
+
 class LLGuidanceBackend:
     """`LLMatcher`s of one vocabulary. What it knows of the vocabulary takes a tenth of a second or
     more to make, so it is made when the first grammar comes. `threads`: that fill
     masks; None: most of the cores."""
 
     def __init__(
-        self, vocabulary: TokenVocabulary, form: JsonFormat, threads: int | None = None
+        self,
+        vocabulary: TokenVocabulary,
+        form: JsonFormat,
+        threads: int | None = None,
+        translator: Callable[[GrammarDialect], Translator] = DirectTranslator,
     ) -> None:
         self._vocabulary = vocabulary
         self._threads = threads
         self._executor: LLExecutor | None = None
-        self._dialect = GrammarDialect(form, vocabulary.special_texts)
+        self._translator = translator(GrammarDialect(form, vocabulary.special_texts))
         self._eos_ids = frozenset(vocabulary.eos_ids)
         self._tokenizer: LLTokenizer | None = None
 
     def compile(self, constraint: Constraint) -> LLGuidanceMatcher:
-        source = translate(constraint, self._dialect)
-        limits = OF_GRAMMARS if constraint.kind == EBNF else OF_SCHEMAS
-        matcher = LLGuidanceMatcher(self._match(source.grammar, limits), self._eos_ids)
+        return self.build(constraint, self._translator.translate(constraint))
+
+    def build(self, constraint: Constraint, grammar: str) -> LLGuidanceMatcher:
+        """Of the constraint's translation. Raises GrammarError."""
+        matcher = LLGuidanceMatcher(self._match(grammar, constraint.kind), self._eos_ids)
         mask = np.zeros(mask_words(len(self._vocabulary.tokens)), np.int32)
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
         if matcher.error:
-            raise GrammarError(source.explain(matcher.error))
+            raise GrammarError(explain(constraint, matcher.error))
         if not mask.any():
-            raise GrammarError(source.explain("nothing can ever obey it"))
+            raise GrammarError("nothing can ever obey it")
         return matcher
 
     def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
@@ -81,12 +105,12 @@ class LLGuidanceBackend:
         for matcher, place in own:
             matcher.clear_if_stuck(masks[place])
 
-    def _match(self, grammar: str, limits: AmbiguityLimits) -> LLMatcher:
+    def _match(self, grammar: str, kind: str) -> LLMatcher:
         from llguidance import LLMatcher
 
         if self._tokenizer is None:
             self._tokenizer = _tokenizer(self._vocabulary)
-        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits(limits))
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits(kind))
 
 
 class LLGuidanceMatcher:
@@ -123,9 +147,11 @@ class LLGuidanceMatcher:
         return LLGuidanceMatcher(self.handle.deep_copy(), self._eos_ids)
 
 
-def _limits(ambiguity: AmbiguityLimits) -> LLParserLimits:
+def parser_limits(kind: str) -> LLParserLimits:
+    """Of a constraint."""
     from llguidance import LLParserLimits
 
+    ambiguity = OF_GRAMMARS if kind == EBNF else OF_SCHEMAS
     return LLParserLimits(
         max_items_in_row=ambiguity.row,
         step_max_items=ambiguity.mask,

@@ -15,15 +15,9 @@ from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG
 
 MAX_REASON = 400
 _OPTIONS = re.compile(r"^[ \t]*%llguidance\b.*$", re.MULTILINE)
+_LARK = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
+"""as llguidance tells it from GBNF; its own expression takes the square of blank lines"""
 _ESCAPED = re.compile(r"(?<!\\)\\u([0-9a-fA-F]{4})")
-
-
-@dataclass(frozen=True)
-class GrammarSource:
-    grammar: str
-    """in llguidance's language"""
-    explain: Callable[[str], str] = lambda reason: " ".join(reason.split())[:MAX_REASON]
-    """what the library says -> what the client is told"""
 
 
 @dataclass(frozen=True)
@@ -35,25 +29,33 @@ class GrammarDialect:
     """texts that are tokens of their own -> these"""
 
 
-def translate(constraint: Constraint, dialect: GrammarDialect) -> GrammarSource:
-    """Raises GrammarError for what is no grammar."""
+def translate(constraint: Constraint, dialect: GrammarDialect) -> str:
+    """In llguidance's language. Raises GrammarError for what is no grammar."""
     return _TRANSLATIONS[constraint.kind](constraint.text, dialect)
 
 
-def _translate_schema(text: str, dialect: GrammarDialect) -> GrammarSource:
-    schema = read_schema(text)
-    return GrammarSource(
-        json_grammar(schema, dialect.form), lambda why: explain_refusal([("", schema)], why)
-    )
+def explain(constraint: Constraint, reason: str) -> str:
+    """What the library says of its translation -> what the client is told."""
+    match constraint.kind:
+        case kind if kind == JSON_SCHEMA:
+            return explain_refusal([("", read_schema(constraint.text))], reason)
+        case kind if kind == STRUCTURAL_TAG:
+            return explain_refusal(tag_schemas(read_structural_tag(constraint.text)), reason)
+        case _:
+            return " ".join(reason.split())[:MAX_REASON]
 
 
-def _translate_regex(text: str, dialect: GrammarDialect) -> GrammarSource:
+def _translate_schema(text: str, dialect: GrammarDialect) -> str:
+    return json_grammar(read_schema(text), dialect.form)
+
+
+def _translate_regex(text: str, dialect: GrammarDialect) -> str:
     from llguidance import LLMatcher
 
-    return GrammarSource(LLMatcher.grammar_from_regex(text))
+    return LLMatcher.grammar_from_regex(text)
 
 
-def _translate_ebnf(text: str, dialect: GrammarDialect) -> GrammarSource:
+def _translate_ebnf(text: str, dialect: GrammarDialect) -> str:
     from llguidance import LLMatcher
 
     lark = to_lark(text)
@@ -62,15 +64,16 @@ def _translate_ebnf(text: str, dialect: GrammarDialect) -> GrammarSource:
             "never ends: every text of its first rule has another one in it; give a rule on the "
             "way an alternative without"
         )
-    return GrammarSource(LLMatcher.grammar_from_lark(lark))
+    return LLMatcher.grammar_from_lark(lark)
 
 
 def to_lark(text: str) -> str:
     """Of a grammar in GBNF, or in Lark's syntax already. Raises GrammarError."""
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
+    text = _ESCAPED.sub(_written_out, text)
     try:
-        lark = any_to_lark(_ESCAPED.sub(_written_out, text))
+        lark = text if _LARK.search(text) else gbnf_to_lark(text)
     except Exception as error:  # the converter raises plain ones
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise GrammarError(f"is no grammar in GBNF or Lark: {reason}") from error
@@ -83,19 +86,17 @@ def _written_out(escape: re.Match[str]) -> str:
     return character if character.isalnum() else escape[0]
 
 
-def _translate_tag(text: str, dialect: GrammarDialect) -> GrammarSource:
+def _translate_tag(text: str, dialect: GrammarDialect) -> str:
     from llguidance import regex_to_lark
 
-    tag = read_structural_tag(text)
-    grammar = tag_grammar(
-        *(tag, dialect.form, to_lark),
+    return tag_grammar(
+        *(read_structural_tag(text), dialect.form, to_lark),
         to_regex=lambda pattern: regex_to_lark(pattern, ""),
         special_ids=dialect.special_ids,
     )
-    return GrammarSource(grammar, lambda why: explain_refusal(tag_schemas(tag), why))
 
 
-_TRANSLATIONS: dict[str, Callable[[str, GrammarDialect], GrammarSource]] = {
+_TRANSLATIONS: dict[str, Callable[[str, GrammarDialect], str]] = {
     JSON_SCHEMA: _translate_schema,
     REGEX: _translate_regex,
     EBNF: _translate_ebnf,

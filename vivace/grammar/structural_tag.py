@@ -15,9 +15,15 @@ import msgspec
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.json_schema import check_schema, json_options, walk
 from vivace.grammar.limits import MAX_DEPTH
+from vivace.grammar.vocabulary import SpecialWords
 
 MAX_PARTS = 2000
 """of a tag: constants, schemas, sequences ..."""
+MAX_WORDS = 4000
+"""strings and special tokens in all of its texts"""
+MAX_RULES = 10_000
+MAX_RULE_CHARACTERS = 1 << 20
+"""A tag whose begin several triggers begin has its inside as often."""
 TEXT = "TEXT"
 """the rule of any text"""
 ANY_TEXT = "any_text"
@@ -92,13 +98,13 @@ class _TagRules:
     ) -> None:
         self._options = json_options(form)
         self._to_lark, self._to_regex = to_lark, to_regex
-        self._special_ids = special_ids
+        self._special = SpecialWords(special_ids)
         self.lines: list[str] = []
         self.grammars: list[dict[str, str]] = []
         """those that are referred to"""
         self.foreign = False
         """expressions or grammars of others are among them"""
-        self._parts = 0
+        self._parts = self._count = self._characters = 0
         self._kinds: dict[str, Callable[[dict[str, Any], str, bool], str]] = {
             "const_string": self._constant,
             "json_schema": self._schema,
@@ -192,6 +198,7 @@ class _TagRules:
         options: list[Any] = ends if isinstance(ends, list) else [ends]
         if not options or not all(isinstance(end, str) for end in options):
             raise GrammarError(f"{place}.end: must be a text, or a list of texts")
+        options = list(dict.fromkeys(options))
         content = node.get("content")
         if _has_type(content, ANY_TEXT) and "" not in options:
             return self._any([self._text_until(end) for end in options])
@@ -205,21 +212,21 @@ class _TagRules:
         needed = bool(node.get("at_least_one", False))
         if not last and not (once and needed):
             raise GrammarError(f"{place}: triggered_tags must end the answer")
-        first = [
-            self.part(tag, f"{place}.tags.{index}", last=False) for index, tag in enumerate(tags)
-        ]
-        if needed and once:
-            return self._any(first)
-        calls = [self._call(trigger, tags, place) for trigger in triggers]
+        first: list[str] = []
+        if needed:
+            first = [self.part(tag, f"{place}.tags.{i}", last=False) for i, tag in enumerate(tags)]
+            if once:
+                return self._any(first)
+        if not all(isinstance(trigger, str) and trigger for trigger in triggers):
+            raise GrammarError(f"{place}.triggers: must hold texts that are not empty")
+        calls = [self._call(trigger, tags, place) for trigger in dict.fromkeys(triggers)]
         if once:
             return self._rule(" | ".join([*calls, TEXT]))
         rest = f"({' | '.join(calls)})* {TEXT}"
         return self._rule(f"{self._any(first)} {rest}" if needed else rest)
 
-    def _call(self, trigger: Any, tags: list[Any], place: str) -> str:
+    def _call(self, trigger: str, tags: list[Any], place: str) -> str:
         """Any text up to a trigger, and the rest of the tags that begin with it."""
-        if not isinstance(trigger, str) or not trigger:
-            raise GrammarError(f"{place}.triggers: must hold texts that are not empty")
         inside: list[str] = []
         for index, tag in enumerate(tags):
             at = f"{place}.tags.{index}"
@@ -249,6 +256,9 @@ class _TagRules:
     def _add(self, attributes: str, body: str) -> str:
         name = f"part_{len(self.lines)}"
         self.lines.append(f"{name}{attributes}: {body}")
+        self._characters += len(body)
+        if len(self.lines) > MAX_RULES or self._characters > MAX_RULE_CHARACTERS:
+            raise GrammarError("becomes too large: give fewer triggers, tags or schemas")
         return name
 
     def _any(self, terms: Sequence[str]) -> str:
@@ -266,17 +276,14 @@ class _TagRules:
 
     def _words(self, text: str) -> list[str]:
         """A text that is not empty, as strings and special tokens."""
-        found: list[str] = []
-        while text:
-            hits = [(text.find(word), -len(word), word) for word in self._special_ids]
-            hits = [hit for hit in hits if hit[0] >= 0]
-            start, _, word = min(hits, default=(len(text), 0, ""))
-            if start:
-                found.append(json.dumps(text[:start], ensure_ascii=False))
-            if word:
-                found.append(f"<[{self._special_ids[word]}]>")
-            text = text[start + len(word) :]
-        return found
+        found = self._special.split(text)
+        self._count += len(found)
+        if self._count > MAX_WORDS:
+            raise GrammarError(f"has over {MAX_WORDS} texts and special tokens in them")
+        return [
+            f"<[{word}]>" if isinstance(word, int) else json.dumps(word, ensure_ascii=False)
+            for word in found
+        ]
 
 
 def tag_schemas(root: Any) -> list[tuple[str, Any]]:

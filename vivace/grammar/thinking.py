@@ -17,6 +17,7 @@ from vivace.grammar.backend import (
 )
 from vivace.grammar.masks import has_bit, pack_mask, set_bit
 from vivace.grammar.thinking_rule import THINKING, read_thinking_rule
+from vivace.grammar.vocabulary import SpecialWords
 from vivace.protocol.constraints import Constraint
 
 SPACES = 2
@@ -64,18 +65,14 @@ class ThinkingVocabulary:
 
     def __init__(self, vocabulary: TokenVocabulary) -> None:
         self._vocabulary = vocabulary
+        self._special = SpecialWords(vocabulary.special_texts)
         self.tokens = vocabulary.tokens
 
     def ids(self, text: str) -> list[int]:
         """The tokens of a text, special ones among them."""
-        special = self._vocabulary.special_texts
         found: list[int] = []
-        while text:
-            hits = [(text.find(word), -len(word), word) for word in special if word in text]
-            start, _, word = min(hits, default=(len(text), 0, ""))
-            found += self._vocabulary.encode(text[:start]) if start else []
-            found += [special[word]] if word else []
-            text = text[start + len(word) :]
+        for part in self._special.split(text):
+            found += [part] if isinstance(part, int) else self._vocabulary.encode(part)
         return found
 
     def mask(self, avoided: Sequence[str], *, ends: bool) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vivace.grammar.backend import TokenVocabulary
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 FRAME = "\n"
 """in front of a text: tokenizers put a space before what begins a prompt"""
+AHEAD = 512
+"""characters of a forced text whose tokens are looked for: behind each it is asked for again"""
 
 
 def token_vocabulary(tokenizer: Tokenizer, eos_ids: Sequence[int], size: int) -> TokenVocabulary:
@@ -41,6 +44,13 @@ class ExactEncoder:
         self._longest = 0
 
     def encode(self, text: str) -> list[int]:
+        """Of a long text the first tokens."""
+        if len(text) > AHEAD:
+            ids = self._encode(text[:AHEAD])
+            return ids[: len(ids) // 2]  # the cut changes only the last ones
+        return self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
         wanted = text.encode()
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         if self._is_exact(ids, wanted):
@@ -76,3 +86,33 @@ class ExactEncoder:
             found.append(self._ids[wanted[place : place + length]])
             place += length
         return found
+
+
+class SpecialWords:
+    """Texts that are tokens of their own, found in other texts: the first one, and of those that
+    begin there the longest."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self._ids = {word: token for word, token in ids.items() if word}
+        self._lengths: dict[str, list[int]] = {}
+        for length in sorted({len(word) for word in self._ids}, reverse=True):
+            for first in {word[0] for word in self._ids if len(word) == length}:
+                self._lengths.setdefault(first, []).append(length)
+        self._firsts = re.compile(f"[{re.escape(''.join(self._lengths))}]") if self._ids else None
+
+    def split(self, text: str) -> list[str | int]:
+        """The text between them, and their ids."""
+        found: list[str | int] = []
+        done = 0
+        for hit in self._firsts.finditer(text) if self._firsts else ():
+            place = hit.start()
+            word = self._word_at(text, place) if place >= done else ""
+            if word:
+                found += [text[done:place]] if place > done else []
+                found.append(self._ids[word])
+                done = place + len(word)
+        return [*found, text[done:]] if done < len(text) else found
+
+    def _word_at(self, text: str, place: int) -> str:
+        words = (text[place : place + length] for length in self._lengths[text[place]])
+        return next((word for word in words if word in self._ids), "")

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from vivace.sampling.processors import ProcessorFactory
 
 
-def grammar_compiler(config: Config) -> GrammarCompiler | None:
-    """None where there is no structured output."""
+def grammar_compiler(config: Config, *, checked: bool = False) -> GrammarCompiler | None:
+    """None where there is no structured output. `checked`: constraints come from an engine whose
+    own compiler has found that they take little."""
     if why_no_grammars(config):
         return None
     by_xgrammar = config.kernels.grammar_backend == XGRAMMAR
@@ -26,8 +27,9 @@ def grammar_compiler(config: Config) -> GrammarCompiler | None:
 
     def create() -> GrammarBackend:
         from vivace.frontend.tokenizer import load_encoder
-        from vivace.grammar.llguidance_backend import LLGuidanceBackend
+        from vivace.grammar.llguidance_backend import DirectTranslator, LLGuidanceBackend
         from vivace.grammar.thinking import ThinkingBackend
+        from vivace.grammar.translator import TranslatorProcess
         from vivace.grammar.vocabulary import token_vocabulary
         from vivace.worker.build import platform_settings
 
@@ -37,7 +39,8 @@ def grammar_compiler(config: Config) -> GrammarCompiler | None:
         ranks = requested_sizes(config).node_devices
         threads = platform_settings(config, ranks, owns_process=False).threads
         form = json_format(config)
-        answers = LLGuidanceBackend(vocabulary, form, threads)
+        translator = DirectTranslator if checked else TranslatorProcess
+        answers = LLGuidanceBackend(vocabulary, form, threads, translator)
         if by_xgrammar:
             from vivace.grammar.xgrammar_backend import XGrammarBackend
 

@@ -108,7 +108,7 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     met = sockets.meet(join.addresses, memory)
     rendezvous = meet_ranks(setup.rank, setup.ranks, setup.meeting, memory, met)
     report, told = report_to_engine(control.send), config.environment
-    grammars = grammar_compiler(config)
+    grammars = grammar_compiler(config, checked=True)
     processors = grammar_processors(grammars)
     built = build_worker(config, report, rendezvous, owns_process=True, processors=processors)
     if grammars is not None:

@@ -67,19 +67,21 @@ def copy_string(reader: TextReader, write: Write) -> Steps[bool]:
 
 
 def read_string(reader: TextReader, limit: int = MAX_NAME) -> Steps[str]:
-    """The value of a short string. Raises NotACall for anything else."""
-    if (yield from reader.peek()) != '"':
-        raise NotACall
-    parts: list[str] = []
-
-    def keep(text: str) -> None:
-        parts.append(text)
-        if sum(map(len, parts)) > limit:
+    """The value of a short string. Raises NotACall for anything else, behind `limit` characters of
+    it wherever it was cut."""
+    yield from reader.expect('"')
+    parts, left = ['"'], limit
+    while not (yield from reader.skip('"')):
+        part = yield from reader.run(STRING, left)
+        if not part and (yield from reader.skip("\\")):
+            part = "\\" + (yield from reader.peek())
+            reader.take(reader.at + len(part) - 1)
+        parts.append(part)
+        left -= len(part)
+        if not part or left <= 0:
             raise NotACall
-
-    yield from copy_string(reader, keep)
     try:
-        return whole_characters(str(parse("".join(parts))))
+        return whole_characters(str(parse("".join(parts) + '"')))
     except NotJson:
         raise NotACall from None
 

@@ -1,0 +1,77 @@
+"""Constraints that take exponential time or all memory end a process, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from grammar_kit import VOCABULARY, spell, walk_randomly
+
+from vivace.grammar.backend import GrammarError, JsonFormat
+from vivace.grammar.llguidance_backend import LLGuidanceBackend
+from vivace.grammar.source import GrammarDialect, translate
+from vivace.grammar.translator import TranslationLimits, TranslatorProcess
+from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
+
+DIALECT = GrammarDialect(JsonFormat(compact=True), VOCABULARY.special_texts)
+LIMITS = TranslationLimits(cpu_seconds=0.3, memory=256 << 20)
+PATTERNS = [{"type": "string", "pattern": f"(a|b)*a(a|b){{{count}}}"} for count in range(1, 40)]
+BOMBS = {
+    "doubles with each pattern": (JSON_SCHEMA, {"allOf": PATTERNS}),
+    "a state for each remainder": (JSON_SCHEMA, {"type": "integer", "multipleOf": 999983}),
+}
+PLAIN: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "y"]}},
+    "required": ["a"],
+}
+PLAIN["additionalProperties"] = False
+
+
+@pytest.fixture(scope="module")
+def translator() -> Iterator[TranslatorProcess]:
+    yield TranslatorProcess(DIALECT, LIMITS)
+
+
+def schema(given: object) -> Constraint:
+    return Constraint(kind=JSON_SCHEMA, text=json.dumps(given))
+
+
+def test_what_comes_out_is_what_a_thread_would_make(translator: TranslatorProcess) -> None:
+    tag = {
+        "format": {"type": "tag", "begin": "<|call|>", "content": {"type": "any_text"}, "end": "a"}
+    }
+    for constraint in (
+        schema(PLAIN),
+        Constraint(kind=REGEX, text="a+b"),
+        Constraint(kind=EBNF, text='root ::= "a" root | "b"'),
+        Constraint(kind=STRUCTURAL_TAG, text=json.dumps(tag)),
+    ):
+        assert translator.translate(constraint) == translate(constraint, DIALECT)
+    with pytest.raises(GrammarError, match="uniqueItems"):
+        translator.translate(schema({"properties": {"a": {"uniqueItems": True}}}))
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_and_others_go_on(translator: TranslatorProcess, name: str) -> None:
+    with pytest.raises(GrammarError, match="longer"):
+        translator.translate(schema(BOMBS[name][1]))
+    assert translator.translate(schema(PLAIN))
+
+
+def test_a_process_that_somebody_kills_is_replaced(translator: TranslatorProcess) -> None:
+    translator.translate(schema(PLAIN))
+    assert translator.pid is not None
+    os.kill(translator.pid, signal.SIGKILL)
+    assert translator.translate(schema(PLAIN))
+
+
+def test_a_backend_obeys_what_the_process_made(translator: TranslatorProcess) -> None:
+    backend = LLGuidanceBackend(VOCABULARY, DIALECT.form, translator=lambda _: translator)
+    text = spell(walk_randomly(backend.compile(schema(PLAIN)), np.random.default_rng(1), 60))
+    assert json.loads(text)["a"] in ("x", "y")
