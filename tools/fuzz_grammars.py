@@ -2,11 +2,13 @@
 
 Schemas, expressions, grammars and structural tags of tests/grammar/random_constraints.py go through
 the engine's compiler, with the embedded model's vocabulary; what compiles is walked along, a random
-token that may follow after the other. Beside it a canary, a thread that does what an engine does
-with a stream (accept, mask, pause), must go on as if it were alone. All that happens in a child, so
-that a crash or something that never comes back is found, told, and passed by. Prints counts, the
-slowest, the canary's gaps and the memory on the way; exits with 1 for a crash, a hang or a canary
-whose tokens differ.
+token that may follow after the other. With `--of tools` these are the constraints of random tools
+(tests/grammar/random_tools.py) with a random parser, which then reads what was walked along; with
+`--of answers` random answers are read, whole and in pieces. Beside it a canary, a thread that does
+what an engine does with a stream (accept, mask, pause), must go on as if it were alone. All that
+happens in a child, so that a crash or something that never comes back is found, told, and passed
+by. Prints counts, the slowest, the canary's gaps and the memory on the way; exits with 1 for a
+crash, a hang, an answer that is read differently in pieces, or a canary whose tokens differ.
 """
 
 from __future__ import annotations
@@ -18,23 +20,34 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 
+import msgspec
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "grammar"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "grammar"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "parsers"))
 
 from random_constraints import random_constraint
+from random_tools import random_answer, random_cuts, random_tools
+from transcripts import TOOLS, Parsed, gathered
 
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.tokenizer import load_encoder
 from vivace.grammar.backend import GrammarError, GrammarMatcher
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.masks import mask_words
 from vivace.launch.grammars import grammar_compiler
 from vivace.offline.build import resolve_arguments
+from vivace.parsers.names import REASONING_PARSERS, TOOL_CALL_PARSERS
+from vivace.parsers.parser import AnswerParser, ParseOptions, ParserFormat, answer_format
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
+from vivace.requests.tool_constraints import ToolCalls
+from vivace.requests.tools import NamedToolChoice, ToolDefinition, offered_tools
 
 HANG = 2.0
 """seconds"""
@@ -113,48 +126,122 @@ class Findings:
         self.differs |= other.differs
 
 
-def constraint(seed: int, number: int) -> tuple[Constraint, Random]:
-    chance = Random(f"{seed}/{number}")
-    return random_constraint(chance), chance
+@dataclass(frozen=True)
+class Bench:
+    """What everything is tried with."""
+
+    compiler: GrammarCompiler
+    words: int
+    token_bytes: Callable[[int], bytes]
+    findings: Findings
+
+    def compile(self, given: Constraint, number: int) -> GrammarMatcher | str:
+        """The matcher, or what came of it."""
+        begun = time.perf_counter()
+        try:
+            return self.compiler.matcher(given)
+        except GrammarError:
+            return "refused"
+        except Exception as error:
+            return f"failed ({type(error).__name__})"
+        finally:
+            self.findings.note(time.perf_counter() - begun, number, "to compile")
+
+    def walk(self, matcher: GrammarMatcher, chance: Random, number: int) -> tuple[str, bytes]:
+        """(what came of it, the text of the tokens)"""
+        mask, text = np.zeros(self.words, np.int32), b""
+        for _ in range(WALK):
+            begun = time.perf_counter()
+            matcher.fill(mask)
+            bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            if not len(bits):
+                return ("stuck at a limit" if matcher.error else "no token may follow"), text
+            token = int(bits[chance.randrange(len(bits))])
+            if matcher.accept([token]) != 1:
+                return ("stuck at a limit" if matcher.error else "refuses what it allowed"), text
+            self.findings.note(time.perf_counter() - begun, number, "for a mask")
+            text += self.token_bytes(token)
+            if matcher.ended:
+                return "ended", text
+        return "walked", text
 
 
-def try_one(
-    compiler: GrammarCompiler, seed: int, number: int, words: int, findings: Findings
-) -> None:
-    """Compile and walk."""
-    given, chance = constraint(seed, number)
+def try_constraint(bench: Bench, chance: Random, number: int) -> tuple[str, str]:
+    given = random_constraint(chance)
+    found = bench.compile(given, number)
+    return given.kind, found if isinstance(found, str) else bench.walk(found, chance, number)[0]
+
+
+class DefinedTools(msgspec.Struct):
+    tools: list[ToolDefinition]
+    tool_choice: str | NamedToolChoice | None = None
+
+
+def try_tools(bench: Bench, chance: Random, number: int) -> tuple[str, str]:
+    body, name = random_tools(chance), chance.choice([None, *TOOL_CALL_PARSERS])
+    parallel, kind = chance.random() < 0.7, name or "no parser"
+    try:
+        offered = offered_tools(msgspec.convert(body, DefinedTools))
+        calls = ToolCalls(offered=offered, form=answer_format(name, None), parallel=parallel)
+        syntax = calls.syntax(None)
+    except (msgspec.ValidationError, BadRequest):
+        return kind, "refused"
+    outcome, text = "free", random_answer(chance)
+    if syntax.constraint is not None:
+        found = bench.compile(syntax.constraint, number)
+        if isinstance(found, str):
+            return kind, found
+        outcome, walked = bench.walk(found, chance, number)
+        text = walked.decode(errors="ignore")
+    options = ParseOptions(tools=offered.schemas, most_calls=None if parallel else 1)
+    return kind, read_alike(bench, chance, number, syntax.form, options, text) or outcome
+
+
+def try_answer(bench: Bench, chance: Random, number: int) -> tuple[str, str]:
+    name = chance.choice([None, *TOOL_CALL_PARSERS])
+    form = answer_format(name, chance.choice([None, *REASONING_PARSERS]))
+    options = ParseOptions(
+        tools=TOOLS if chance.random() < 0.9 else {},
+        separate_reasoning=chance.random() < 0.9,
+        stream_reasoning=chance.random() < 0.8,
+        inside=chance.random() < 0.2,
+        forwarded=chance.random() < 0.2,
+        most_calls=chance.choice([None, None, 1]),
+    )
+    wrong = read_alike(bench, chance, number, form, options, random_answer(chance))
+    return name or "no parser", wrong or "read alike"
+
+
+def read_alike(
+    bench: Bench, chance: Random, number: int, form: ParserFormat, options: ParseOptions, text: str
+) -> str:
+    """What is wrong with how an answer is read, whole and in pieces."""
     begun = time.perf_counter()
     try:
-        matcher = compiler.matcher(given)
-    except GrammarError:
-        outcome = "refused"
+        whole = read_answer(form, options, [text])
+        cut = [random_cuts(chance, text) for _ in range(3)]
+        others = [read_answer(form, options, pieces) for pieces in (list(text), *cut)]
     except Exception as error:
-        outcome = f"failed ({type(error).__name__})"
-    else:
-        outcome = ""
-    findings.note(time.perf_counter() - begun, number, "to compile")
-    findings.outcomes[given.kind, outcome or walk(matcher, chance, words, findings, number)] += 1
+        return f"failed ({type(error).__name__})"
+    finally:
+        bench.findings.note(time.perf_counter() - begun, number, "to read five times")
+    if any(other != whole for other in others):
+        return "failed (cuts differ)"
+    unknown = {name for name, _ in whole.calls} - set(options.tools)
+    return "failed (unknown function)" if unknown and not options.forwarded else ""
 
 
-def walk(
-    matcher: GrammarMatcher, chance: Random, words: int, findings: Findings, number: int
-) -> str:
-    mask = np.zeros(words, np.int32)
-    for _ in range(WALK):
-        begun = time.perf_counter()
-        matcher.fill(mask)
-        bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        if not len(bits):
-            return "stuck at a limit" if matcher.error else "no token may follow"
-        if matcher.accept([int(bits[chance.randrange(len(bits))])]) != 1:
-            return "stuck at a limit" if matcher.error else "refuses what it allowed"
-        findings.note(time.perf_counter() - begun, number, "for a mask")
-        if matcher.ended:
-            return "ended"
-    return "walked"
+def read_answer(form: ParserFormat, options: ParseOptions, pieces: list[str]) -> Parsed:
+    parser = AnswerParser(form, options)
+    events = [event for piece in pieces for event in parser.push(piece)]
+    return gathered(events + parser.finish())
 
 
-def torture(backend: str, seed: int, numbers: range, told: Connection) -> None:
+MAKERS = {"constraints": random_constraint, "tools": random_tools, "answers": random_answer}
+TRIALS = {"constraints": try_constraint, "tools": try_tools, "answers": try_answer}
+
+
+def torture(kind: str, backend: str, seed: int, numbers: range, told: Connection) -> None:
     """In the child."""
     config = resolve_arguments({"grammar_backend": backend})
     compiler = grammar_compiler(config)
@@ -162,10 +249,14 @@ def torture(backend: str, seed: int, numbers: range, told: Connection) -> None:
     words = mask_words(config.facts.vocabulary)
     canary = Canary(compiler.matcher(Constraint(kind=JSON_SCHEMA, text=CANARY)), words)
     findings = Findings(idle=canary.idle(5.0))
+    bench = Bench(compiler, words, load_encoder(config.source).token_bytes, findings)
     canary.start()
     for number in numbers:
         told.send(number)
-        try_one(compiler, seed, number, words, findings)
+        outcome = TRIALS[kind](bench, Random(f"{seed}/{number}"), number)
+        findings.outcomes[outcome] += 1
+        if outcome[1].startswith(WRONG):
+            print(f"number {number}: {outcome}", flush=True)
         if number % REPORT == REPORT - 1:
             print(f"{number + 1}: {resident()} MiB, {dict(sums(findings.outcomes))}", flush=True)
     canary.stop()
@@ -187,11 +278,11 @@ def sums(outcomes: Counter[tuple[str, str]]) -> Counter[str]:
     return found
 
 
-def watch(backend: str, seed: int, numbers: range) -> tuple[Findings, int, str]:
+def watch(kind: str, backend: str, seed: int, numbers: range) -> tuple[Findings, int, str]:
     """(what came of a child, the number of the last constraint, why it ended too early)"""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    child = context.Process(target=torture, args=(backend, seed, numbers, there))
+    child = context.Process(target=torture, args=(kind, backend, seed, numbers, there))
     child.start()
     there.close()
     last = numbers.start - 1
@@ -216,16 +307,16 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--backend", choices=["llguidance", "xgrammar"], default="llguidance")
-    parser.add_argument("--show", type=int, help="print the constraint of this number, and end")
+    parser.add_argument("--of", choices=TRIALS, default="constraints")
+    parser.add_argument("--show", type=int, help="print what this number is made of, and end")
     args = parser.parse_args()
     if args.show is not None:
-        given, _ = constraint(args.seed, args.show)
-        print(given.kind, given.text)
+        print(MAKERS[args.of](Random(f"{args.seed}/{args.show}")))
         return 0
     findings, lost = Findings(), list[str]()
     first, end = args.first, args.first + args.count
     while first < end:
-        found, last, why = watch(args.backend, args.seed, range(first, end))
+        found, last, why = watch(args.of, args.backend, args.seed, range(first, end))
         findings.add(found)
         if why:
             lost.append(f"number {last} {why}")
