@@ -13,11 +13,17 @@ import fake_tools
 import pytest
 from fake_tool_sites import FakeSite
 from fake_tools import RESULT, TOOLS
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted_model import SPECIAL
 from server_kit import EOS, Running, ScriptedEngine, ask, make_tokenizer, running_server
 
 from vivace.config.http import ToolServerSpec
 from vivace.protocol.messages import Request
+from vivace.server.apis.responses_events import ResponseEvents, encode_events
+from vivace.server.apis.responses_request import begin_response
+from vivace.server.apis.responses_schema import ResponsesRequest
+from vivace.server.apis.server_tools import ServerList, ServerTool, ToolOffer
 from vivace.server.context import CONTEXT
 from vivace.server.settings import ServerSettings
 from vivace.tool_servers.servers import ToolServers
@@ -217,6 +223,69 @@ def test_functions_of_the_client_end_the_response(server: Running) -> None:
     )
     assert "[look][mine]\n<tool>sun in Paris\n<tool>42" in prompts(server, 1)[0]
     assert text(again) == "Found 42"
+
+
+NAMES = ("mine", "look", "ask")
+OFFER = ToolOffer(
+    served={
+        "look": ServerTool("weather", "look", asks=False),
+        "ask": ServerTool("weather", "ask", asks=True),
+    },
+    lists=[ServerList("weather", [])],
+)
+NEWS = st.one_of(
+    st.tuples(st.sampled_from(["content", "reasoning_content"]), st.text(min_size=1, max_size=5)),
+    st.tuples(st.sampled_from(NAMES), st.text(max_size=5)),
+)
+TURN = st.tuples(st.lists(NEWS, max_size=6), st.sampled_from(["stop", "length", "abort"]))
+
+
+@given(st.lists(TURN, min_size=1, max_size=4), st.integers(0, 3))
+def test_events_of_any_turns_make_the_response(turns: list[Any], most: int) -> None:
+    """Each item is told once, in its place, and as it stands in the response at the end."""
+    over: list[Any] = []
+    begun = begin_response(ResponsesRequest(input="hi"), "resp_1", "toy", store=False)
+    events = ResponseEvents(begun, over.append, OFFER, most)
+    told = b""
+    for news, reason in turns:
+        told += events.convert(b"".join(chunks(news, reason)))
+        if events.over:
+            break
+        told += b"".join(events.settle(call, "found", None) for call in events.calls)
+        told += encode_events(events.next_turn())
+    told += events.fail()
+    found = read_events(told.decode())
+    whole = found[-1]["response"]
+    assert len(over) == 1 and found[-1]["type"] == f"response.{whole['status']}"
+    for kind in ("added", "done"):
+        items = [e for e in found if e["type"] == f"response.output_item.{kind}"]
+        assert sorted(e["output_index"] for e in items) == list(range(len(whole["output"])))
+        if kind == "done":
+            output = {e["output_index"]: e["item"] for e in items}
+            assert [output[index] for index in sorted(output)] == whole["output"]
+    assert (
+        sum(item["type"] in ("mcp_call", "mcp_approval_request") for item in whole["output"])
+        <= most
+    )
+    assert not any(item.get("status") == "in_progress" for item in whole["output"])
+
+
+def chunks(news: list[tuple[str, str]], reason: str) -> Iterator[bytes]:
+    """What the chat path says of one turn."""
+    for number, (kind, text) in enumerate(news):
+        delta: Any = {kind: text}
+        if kind in NAMES:
+            call = {"index": number, "id": f"c{number}", "function": {"name": kind}}
+            yield chunk({"tool_calls": [call]})
+            delta = {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+        yield chunk(delta)
+    yield chunk({}, finish_reason=reason)
+    yield b"data: [DONE]\n\n"
+
+
+def chunk(delta: Any, **choice: Any) -> bytes:
+    value = {"choices": [{"index": 0, "delta": delta, **choice}]}
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
 # -- approvals -------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_a_call_that_takes_too_long_is_given_up(transport: str) -> None:
     ("fault", "word"),
     [
         ("many", "256"),
-        ("large", "MiB"),
+        ("large", "KiB"),
         ("wrong", "none"),
         ("version", "1066"),
         ("silent", "within"),

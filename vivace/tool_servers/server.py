@@ -143,7 +143,7 @@ class ToolServer:
             raise ToolServerError(f"it lists more than {limits.tools} tools")
         if size > limits.schemas:
             raise ToolServerError(
-                f"the schemas of its tools are larger than {limits.schemas >> 20} MiB"
+                f"the schemas of its tools are larger than {limits.schemas >> 10} KiB"
             )
 
     def _is_usable(self, tool: ToolDescription) -> bool:

@@ -30,7 +30,7 @@ class ToolLimits:
     output: int = 128 << 10
     """characters of what a call has found: the rest is cut off, which is said"""
     tools: int = 256
-    schemas: int = 1 << 20
+    schemas: int = 512 << 10
     """of all tools together, with their descriptions"""
     calls_at_once: int = 16
     retry: float = 1.0
