@@ -21,6 +21,9 @@ TEMPLATES = [
     ("<steptml:invoke", "step3", "step3", None),
     ("{{ tools }} <|start_header_id|>", "llama", "llama3", None),
     ("{{ tools }} <|header_start|>", "llama4", "pythonic", None),
+    ("<｜DSML｜tool_calls> </think>", "deepseek_v4", None, "qwen3"),
+    ("<seed:tool_call>\n<function=example>", "seed_oss", None, None),
+    ("<tool_calls>[]</tool_calls> <tool_call>", "llama", None, None),
     ("{{ messages }}", "llama", None, None),
     ("◁think▷", "kimi", None, "kimi"),
 ]

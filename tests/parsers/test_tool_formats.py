@@ -250,13 +250,26 @@ def test_messages_are_reasoning_text_and_calls() -> None:
         assert parse("gpt-oss", list(cut(HARMONY, [place])), "gpt-oss") == found
 
 
+def test_a_message_may_begin_with_its_recipient() -> None:
+    text = f' to=functions.search<|channel|>commentary json<|message|>{{"a": 1}}<|call|>{HARMONY}'
+    found = parse("gpt-oss", [text], "gpt-oss")
+    assert found.calls[0] == ("search", '{"a": 1}') and len(found.calls) == 3
+    assert parse("gpt-oss", list(text), "gpt-oss") == found
+
+
 def test_messages_without_a_reasoning_parser_are_all_content() -> None:
     assert parse("gpt-oss", [HARMONY]).content == "Need the weather.One moment."
 
 
 @pytest.mark.parametrize(
     "text",
-    ["plain", "<|channel|>", "<|channel|>commentary to=functions.unknown<|message|>{}", "a <|b|>"],
+    [
+        "plain",
+        " to=you",
+        "<|channel|>",
+        "<|channel|>commentary to=functions.unknown<|message|>{}",
+        "a <|b|>",
+    ],
 )
 def test_messages_that_are_none_are_text(text: str) -> None:
     assert parse("gpt-oss", [text], "gpt-oss") == Parsed("", text, [])

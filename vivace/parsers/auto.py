@@ -5,9 +5,11 @@ from __future__ import annotations
 from vivace.parsers.names import AUTO, HARMONY
 
 HARMONY_MARK = "<|channel|>"
+DSML_MARK, DSML_SECTION = "｜DSML｜", "function_calls"
+"""which V4 calls otherwise"""
 TOOL_MARKS = (
     (HARMONY_MARK, HARMONY),
-    ("｜DSML｜", "deepseekv32"),
+    (DSML_MARK, "deepseekv32"),
     ("<minimax:tool_call>", "minimax-m2"),
     ("<steptml:invoke", "step3"),
     ("<|tool_calls_section_begin|>", "kimi_k2"),
@@ -19,6 +21,8 @@ TOOL_MARKS = (
     ("[TOOL_CALLS]", "mistral"),
 )
 """what the template of a family has, and no template that stands further down"""
+OTHER_MARKS = ("<seed:tool_call>", "]<]minimax[>[", "<tool_calls>")
+"""of formats that are not known, and look like those that are"""
 DEEPSEEK_MARK, DEEPSEEK_V3_MARK = "<｜tool▁calls▁begin｜>", "```json"
 TOOLS_BY_MODEL = {"llama": "llama3", "mllama": "llama3", "llama4": "pythonic"}
 TOOLS_BY_MODEL["llama4_text"] = "pythonic"
@@ -36,6 +40,9 @@ def choose_tool_parser(name: str | None, template: str, model_type: str) -> str 
     """The parser that --tool-call-parser asks for; None when nobody knows the model's calls."""
     if name != AUTO:
         return name
+    newer = DSML_MARK in template and DSML_SECTION not in template
+    if newer or any(mark in template for mark in OTHER_MARKS):
+        return None
     for mark, parser in TOOL_MARKS:
         if mark in template:
             return parser

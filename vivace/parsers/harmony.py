@@ -10,6 +10,8 @@ from vivace.parsers.reader import NotACall, Steps, Write, marker_set
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 BEGINS = (START, CHANNEL)
 CALL = "<|call|>"
+CALLED = " to="
+"""An answer begins so that goes on with the role, which the prompt ends with."""
 ENDS = ("<|end|>", "<|return|>", CALL)
 MARKERS = (*BEGINS, *ENDS, CONSTRAIN, MESSAGE)
 WORDS = re.compile(r"[^<]*")
@@ -23,16 +25,24 @@ def read_messages(calls: CallReader, *, separate: bool) -> Steps[None]:
     reader, writer = calls.reader, calls.writer
     markers = marker_set(*BEGINS, *ENDS)
     write = writer.content
+    if (yield from reader.is_next(CALLED)):
+        write = yield from read_begin(calls, "", separate=separate)
     while marker := (yield from reader.copy_until(markers, write)):
         write = writer.content
-        if marker in ENDS:
-            continue
-        reader.record(marker)
-        try:
-            header = marker + (yield from read_header(calls))
-            write = yield from begin_message(calls, header, separate=separate)
-        except NotACall:
-            writer.content(reader.take_record())
+        if marker not in ENDS:
+            write = yield from read_begin(calls, marker, separate=separate)
+
+
+def read_begin(calls: CallReader, marker: str, *, separate: bool) -> Steps[Write]:
+    """Where the text of the message goes that begins with `marker`; what begins none is text."""
+    reader, writer = calls.reader, calls.writer
+    reader.record(marker)
+    try:
+        header = marker + (yield from read_header(calls))
+        return (yield from begin_message(calls, header, separate=separate))
+    except NotACall:
+        writer.content(reader.take_record())
+        return writer.content
 
 
 def read_header(calls: CallReader) -> Steps[str]:
