@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from toy_model import Driver, toy_worker
 
-from vivace.platforms.ngrams import NgramProposals, NgramSettings
+from vivace.platforms.ngrams import SPACE_BYTES, NgramProposals, NgramSettings
 from vivace.platforms.ops.ngrams import PythonNgramIndex
 from vivace.protocol.messages import SamplingParams
 from vivace.protocol.step import Join, StepPlan
@@ -215,3 +217,75 @@ def test_rows_that_get_no_drafts_are_not_looked_for() -> None:
         looked = [row for row in (0, 1, 2) if row not in undrafted]
         assert asked[-1] == looked
         assert all(not n for row, n in enumerate(result.ready_drafts) if row in undrafted)
+
+
+class PartIndex(PythonNgramIndex):
+    corpus_part = 8
+
+    def __init__(self, settings: NgramSettings) -> None:
+        super().__init__(settings)
+        self.changes: list[int] = []
+
+    def add_corpus(self, tokens: np.ndarray) -> None:
+        self.changes.append(len(tokens))
+        super().add_corpus(tokens)
+
+    def remove_corpus(self, place: int) -> None:
+        self.changes.append(0)
+        super().remove_corpus(place)
+
+
+def matches(index: PythonNgramIndex, texts: list[list[int]]) -> list[int]:
+    """Lengths of what is found for ends of four tokens; drafts are what stands behind those."""
+    found = list[int]()
+    documents = [each for text in texts for each in ",".join(map(str, text)).split("-1")]
+    for end in permutations(range(5), 4):  # the row's own text has none twice
+        index.join(1, bytes([*end] * (SPACE_BYTES // 4)), list(end), 0)
+        proposals = index.propose([1])
+        (drafts,), (length,) = proposals.drafts, proposals.lengths
+        index.leave(1)
+        said = ",".join(map(str, [*end[4 - length :], *drafts]))
+        assert not length or any(said in document for document in documents)
+        found.append(length)
+    return found
+
+
+@pytest.mark.parametrize("document", [15, 100])
+def test_a_long_corpus_comes_and_goes_in_parts_beside_requests(document: int) -> None:
+    """Nothing is lost where one part ends and the next one begins."""
+    settings, chance = NgramSettings(width=WIDTH, longest=4, capacity=1), random.Random(3)
+    overlap = settings.longest + settings.width
+    texts = [[chance.randrange(5) for _ in range(100)] for _ in range(2)]
+    for text in texts:
+        text[document - 1 :: document] = [-1] * (100 // document)
+    index = PartIndex(settings)
+    drafter = NgramDrafter(index, WIDTH, vocabulary=50, corpus_tokens=200, overlap=overlap)
+    drafter.update(joined(0, [40]))
+
+    def pass_steps() -> list[int]:
+        """Parts that were put in (their tokens) and taken out (0), one in each step"""
+        index.changes.clear()
+        for steps in range(1, 100):
+            drafter.update(StepPlan(number=1))
+            if len(index.changes) < steps:
+                break
+        return index.changes
+
+    for name, text in zip("ab", texts, strict=True):
+        assert drafter.add_corpus(AddCorpus(name, np.array(text, np.int32).tobytes())) == ""
+    assert [*drafter.corpora.values()] == [100 - text.count(-1) for text in texts]
+    put = pass_steps()
+    assert 14 <= len(put) <= 40 and max(put) <= 8 + overlap
+    assert matches(index, texts) == matches(whole(settings, texts), texts)
+    assert drafter.remove_corpus(RemoveCorpus("a")) == "" and [*drafter.corpora] == ["b"]
+    assert "room" in drafter.add_corpus(AddCorpus("c", np.zeros(10, np.int32).tobytes()))
+    assert set(pass_steps()) == {0}
+    assert matches(index, texts[1:]) == matches(whole(settings, texts[1:]), texts[1:])
+    assert drafter.add_corpus(AddCorpus("c", np.zeros(10, np.int32).tobytes())) == ""
+
+
+def whole(settings: NgramSettings, texts: list[list[int]]) -> PythonNgramIndex:
+    index = PythonNgramIndex(settings)
+    for text in texts:
+        index.add_corpus(np.array(text, np.int32))
+    return index

@@ -84,6 +84,11 @@ class NgramIndex(Protocol):
         frequent ones), `most` together at the root, one fewer at each depth, but `least`."""
         ...
 
+    @property
+    def corpus_part(self) -> int:
+        """tokens that it takes at once without a pause that anybody notices"""
+        ...
+
     def add_corpus(self, tokens: np.ndarray) -> None:
         """A text for all spaces: int32, documents apart by -1. Several are as one."""
         ...

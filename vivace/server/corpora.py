@@ -60,7 +60,9 @@ async def refuse_early(context: Context, name: str) -> None:
         workers = () if reply is None or reply.state is None else reply.state.workers
         if any(name in worker.corpora for worker in workers):
             raise BadRequest(
-                "corpus_id", f"{name} is there already; remove it first (/remove_external_corpus)"
+                "corpus_id",
+                f"{name} was not added: it is there already; remove it first "
+                "(/remove_external_corpus)",
             )
 
 

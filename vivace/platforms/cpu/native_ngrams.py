@@ -21,6 +21,9 @@ from vivace.platforms.ngrams import SPACE_BYTES, NgramProposals, NgramSettings
 MOST_SECRET = 1 << 30
 """twice this is what an id may be there; vocabularies have fewer"""
 
+CORPUS_PART = 1 << 14
+"""tokens: about 10 ms beside a million"""
+
 
 class NativeNgramIndex:
     def __init__(self, settings: NgramSettings) -> None:
@@ -112,6 +115,8 @@ class NativeNgramIndex:
 
     def _show(self, ids: np.ndarray) -> list[int]:
         return (ids - self._secret).tolist()
+
+    corpus_part = CORPUS_PART
 
     def add_corpus(self, tokens: np.ndarray) -> None:
         ids = np.where(tokens < 0, tokens, tokens + self._secret).astype(np.int32)

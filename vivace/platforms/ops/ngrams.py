@@ -102,6 +102,9 @@ class PythonNgramIndex:
                 return found
         return []
 
+    corpus_part = 1 << 30
+    """all that was there is sorted again, so parts would only cost more"""
+
     def add_corpus(self, tokens: np.ndarray) -> None:
         self._corpora.add(tokens.tolist())
 

@@ -118,6 +118,7 @@ def choose_drafter(served: DraftTarget) -> Drafter:
             certain=0 if config.speculative.speculative_fixed_width else settings.longest,
             vocabulary=config.facts.vocabulary,
             corpus_tokens=config.speculative.speculative_ngram_external_corpus_max_tokens,
+            overlap=settings.longest + settings.width,
             breadth=None if stages else ngram_breadth(config, settings),
             sends=stages,
         )

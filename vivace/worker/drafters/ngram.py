@@ -15,6 +15,7 @@ from vivace.protocol.step import Join, StepPlan
 from vivace.protocol.tasks import Generate
 from vivace.protocol.workers import AddCorpus, RemoveCorpus
 from vivace.worker.drafter import NoDrafter
+from vivace.worker.drafters.growing_corpora import GrowingCorpora
 from vivace.worker.drafters.place import DrafterPlace
 
 MOST_CORPORA = 64
@@ -51,14 +52,15 @@ class NgramDrafter(NoDrafter):
         certain: int = 0,
         vocabulary: int = 0,
         corpus_tokens: int = 0,
+        overlap: int = 0,
         breadth: Breadth | None = None,
         sends: bool = False,
     ) -> None:
         """`index`: of as many drafts. A suffix of fewer than `certain` tokens gets two for each of
         its tokens but one: what follows one token is right one time in five, what follows twelve
         nearly always (docs/speculative.md has what was measured). Corpora may have ids below
-        `vocabulary`, and so many tokens together. `breadth`: of trees; None: chains. `sends`: other
-        stages of a pipeline have to hear of drafts."""
+        `vocabulary`, and so many tokens together; `overlap`: of `GrowingCorpora`. `breadth`: of
+        trees; None: chains. `sends`: other stages of a pipeline have to hear of drafts."""
         self._sends = sends
         self.width = width
         self.trees = breadth is not None
@@ -66,12 +68,8 @@ class NgramDrafter(NoDrafter):
         self._index = index
         self._certain = certain
         self._vocabulary = vocabulary
-        self._free = corpus_tokens
-        """tokens that further corpora may have"""
-        self._sizes: dict[str, int] = {}
-        """tokens of each corpus in the index, in the order in which they came"""
-        self._corpora: dict[str, int] = {}
-        """the same without ends of documents"""
+        self._corpus_tokens = corpus_tokens
+        self._corpora = GrowingCorpora(index, overlap)
         self._known: dict[int, int] = {}
         """row -> its tokens"""
         self._learned: dict[int, list[int]] = {}
@@ -90,6 +88,7 @@ class NgramDrafter(NoDrafter):
 
     def update(self, plan: StepPlan) -> None:
         self._hand_over()
+        self._corpora.step()
         for row in plan.leaves:
             self._forget(row)
         for join in plan.joins:
@@ -129,39 +128,42 @@ class NgramDrafter(NoDrafter):
 
     def add_corpus(self, corpus: AddCorpus) -> str:
         tokens = np.frombuffer(corpus.tokens, np.int32)
-        if corpus.name in self._corpora:
+        if corpus.name in self.corpora:
             return f"{corpus.name} is there already; remove it first (/remove_external_corpus)"
-        if len(self._corpora) >= MOST_CORPORA:
+        if len(self.corpora) >= MOST_CORPORA:
             return (
                 f"there are {MOST_CORPORA} corpora, which is the most: remove one "
                 "(/remove_external_corpus), or send several texts as documents of one"
             )
-        known = int((tokens >= 0).sum())
-        if not known:
+        if not (tokens >= 0).any():
             return f"{corpus.name} has no tokens"
         if tokens.min() < -1 or tokens.max() >= self._vocabulary:
             return f"{corpus.name} has ids that the model has not"
-        if tokens.size > self._free:
+        room = self._corpus_tokens - self._corpora.tokens
+        if tokens.size > room:
             return (
                 f"{corpus.name} has {tokens.size} tokens with ends of documents, and there is room "
-                f"for {self._free} (see --speculative-ngram-external-corpus-max-tokens)"
+                f"for {room} (see --speculative-ngram-external-corpus-max-tokens)"
             )
-        self._index.add_corpus(tokens)
-        self._free -= tokens.size
-        self._sizes[corpus.name], self._corpora[corpus.name] = tokens.size, known
+        self._corpora.add(corpus.name, tokens)
+        self._settle()
         return ""
 
     def remove_corpus(self, corpus: RemoveCorpus) -> str:
-        if corpus.name not in self._corpora:
+        if corpus.name not in self.corpora:
             return f"there is no corpus {corpus.name}"
-        self._index.remove_corpus(list(self._sizes).index(corpus.name))
-        del self._corpora[corpus.name]
-        self._free += self._sizes.pop(corpus.name)
+        self._corpora.remove(corpus.name)
+        self._settle()
         return ""
+
+    def _settle(self) -> None:
+        """A part at once, and all where nobody waits for a step."""
+        while self._corpora.step() and not self._known:
+            pass
 
     @property
     def corpora(self) -> dict[str, int]:
-        return self._corpora
+        return self._corpora.names
 
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         places, tokens = list[int](), list[int]()
