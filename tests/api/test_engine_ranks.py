@@ -225,6 +225,7 @@ def test_one_batch_is_computed_by_all_ranks(
 ) -> None:
     monkeypatch.setattr(cpu, "keep_freed_blocks", lambda: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    command = f"--model-path {toy} --max-total-tokens 512 --cpu-threads 2 --skip-tokenizer-init"
-    assert one_batch([*command.split(), *"--correctness-test --tp-size 2 --pp-size 2".split()]) == 0
+    words = "--max-total-tokens 512 --cpu-threads 2 --skip-tokenizer-init --correctness-test"
+    command = ["--model-path", str(toy), *f"{words} --tp-size 2 --pp-size 2".split()]
+    assert one_batch(command) == 0
     assert capfd.readouterr().out.count(": equal") == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ ABOUT_BOTH = {
 
 
 def command(line: str, **overrides: Any) -> Case:
-    return build_case(open_command(line.split()), Overrides(**overrides))
+    return build_case(open_command(shlex.split(line)), Overrides(**overrides))
 
 
 def severities(found_in: Case, rule: str) -> list[str]:
@@ -294,7 +295,9 @@ def test_a_model_that_lies_here_is_looked_at(
 ) -> None:
     make("Llama", tmp_path, num_key_value_heads=2)
     change_config(tmp_path, **config)
-    findings = judge(command(f"vivace serve --model-path {tmp_path} {flags}")).findings
+    findings = judge(
+        command(f"vivace serve --model-path {shlex.quote(str(tmp_path))} {flags}")
+    ).findings
     said = [each.flag for each in findings if each.rule == "vivace-start"]
     assert " ".join(said) == flag
 
@@ -303,7 +306,9 @@ def test_a_model_that_is_not_here_is_not_looked_at(tmp_path: Path) -> None:
     """Nor is what is no file: a pipe would be waited for."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "none", tmp_path / "pipe"):
-        findings = judge(command(f"vivace serve --model-path {path} --tp-size 3")).findings
+        findings = judge(
+            command(f"vivace serve --model-path {shlex.quote(str(path))} --tp-size 3")
+        ).findings
         assert [each for each in findings if each.rule == "vivace-start"] == []
 
 

@@ -59,7 +59,13 @@ def worst(words: list[str]) -> list[Finding]:
 
 @pytest.mark.parametrize("line", TAKEN)
 def test_what_serves_is_no_error(line: str, toy: Path) -> None:
-    words = ["--model-path", str(toy), "--device", "cpu", *line.format(toy=toy).split()]
+    words = [
+        "--model-path",
+        str(toy),
+        "--device",
+        "cpu",
+        *(word.format(toy=toy) for word in line.split()),
+    ]
     configure(parse(words, {}))
     assert worst(words) == []
     assert not any("48" in each.text for each in findings(words))
@@ -67,7 +73,7 @@ def test_what_serves_is_no_error(line: str, toy: Path) -> None:
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_does_not_start_is_one(line: str, toy: Path) -> None:
-    words = ["--model-path", str(toy), *line.format(toy=toy).split()]
+    words = ["--model-path", str(toy), *(word.format(toy=toy) for word in line.split())]
     with pytest.raises(CannotStart):
         configure(parse(words, {}))
     elsewhere = [word.replace(str(toy), "org/model") for word in words]
@@ -76,7 +82,7 @@ def test_what_does_not_start_is_one(line: str, toy: Path) -> None:
 
 
 def test_a_refusal_is_about_the_flag_that_names_the_draft(toy: Path, tmp_path: Path) -> None:
-    words = ["--model-path", str(toy), *f"{DRAFT} {tmp_path}".split()]
+    words = ["--model-path", str(toy), *DRAFT.split(), str(tmp_path)]
     (found,) = worst(words)
     assert found.flag == "--speculative-draft-model-path"
 
@@ -103,14 +109,14 @@ def test_a_head_in_the_place_of_the_model_is_called_one(toy: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("line", [NGRAM, f"{DRAFT} {{toy}}", f"{DRAFT} {{toy}} {TREE}", ""])
 def test_as_many_tokens_are_counted_as_the_server_verifies(line: str, toy: Path) -> None:
-    words = ["--model-path", str(toy), *line.format(toy=toy).split()]
+    words = ["--model-path", str(toy), *(word.format(toy=toy) for word in line.split())]
     (server,) = build_case(open_command(["vivace", "serve", *words]), Overrides()).servers
     assert server.draft_tokens == 1 + configure(parse(words, {})).draft_width
 
 
 @pytest.mark.parametrize("line", IDLE)
 def test_flags_without_effect_are_notes(line: str, toy: Path) -> None:
-    words = ["--model-path", str(toy), *line.format(toy=toy).split()]
+    words = ["--model-path", str(toy), *(word.format(toy=toy) for word in line.split())]
     started = [each for each in configure(parse(words, {})).notices if "no effect" in each]
     told = {each.text: each.flag for each in findings(words) if each.severity == "note"}
     assert len(started) == 1 and started[0].startswith(told[started[0]])

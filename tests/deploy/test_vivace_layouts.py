@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ TAKEN = [
 
 
 def errors(line: str, model: str | None = None) -> list[Finding]:
-    words = ["vivace", "serve", "--device", "cpu", *line.split()]
+    words = ["vivace", "serve", "--device", "cpu", *shlex.split(line)]
     made = build_case(open_command(words), Overrides(target="vivace", model=model))
     return [each for each in judge(made).findings if each.severity == "error"]
 
@@ -169,7 +170,7 @@ def test_a_model_that_its_path_only_resembles_is_a_warning() -> None:
 )
 def test_a_size_that_only_the_machine_knows_is_not_guessed(line: str, tmp_path: Path) -> None:
     here = write(tmp_path / "m", "qwen3-30b-a3b")
-    for path in ("Qwen/Qwen3-30B-A3B", f"{here} --load-format dummy"):
+    for path in ("Qwen/Qwen3-30B-A3B", f"{shlex.quote(here)} --load-format dummy"):
         script = f"vivace serve --device cpu --model-path {path} {line}\n"
         findings = judge(case({"script": script}, "vivace")).findings
         assert [each for each in findings if each.rule in ("vivace-start", "vivace-layout")] == []
@@ -223,7 +224,7 @@ def test_a_step_has_no_more_tokens_than_ranks_send(line: str, limit: str, refuse
 
 def test_the_model_that_lies_here_counts(tmp_path: Path) -> None:
     here = write(tmp_path / "m", "qwen3-8b", num_attention_heads=24, num_key_value_heads=6)
-    line = f"--model-path {here} --load-format dummy"
+    line = f"--model-path {shlex.quote(here)} --load-format dummy"
     assert errors(f"{line} --tp 3", "qwen3-8b") == []
     assert [each.rule for each in errors(f"{line} --tp 16", "qwen3-8b")] == ["vivace-start"]
 
@@ -231,10 +232,11 @@ def test_the_model_that_lies_here_counts(tmp_path: Path) -> None:
 def test_a_folder_without_weights_is_judged_by_its_configuration(tmp_path: Path) -> None:
     """Nothing here needs weights; pickled ones are no weights, which is said."""
     here = write(tmp_path / "m", "qwen3-8b")
-    assert errors(f"--model-path {here} --tp 8") == []
-    assert [each.text for each in errors(f"--model-path {here} --tp 3")] == [start(here, "--tp 3")]
+    typed = f"--model-path {shlex.quote(here)}"
+    assert errors(f"{typed} --tp 8") == []
+    assert [each.text for each in errors(f"{typed} --tp 3")] == [start(here, "--tp 3")]
     (tmp_path / "m" / "pytorch_model.bin").touch()
-    (found,) = errors(f"--model-path {here} --tp 8")
+    (found,) = errors(f"{typed} --tp 8")
     assert "pickled" in found.text
 
 
@@ -248,7 +250,8 @@ def test_the_device_is_the_one_that_is_asked_for() -> None:
 
 
 def test_overridden_shapes_count() -> None:
-    more = '--json-model-override-args {"num_attention_heads":30,"num_key_value_heads":6}'
+    heads = json.dumps({"num_attention_heads": 30, "num_key_value_heads": 6})
+    more = f"--json-model-override-args {shlex.quote(heads)}"
     assert errors(f"--model-path m --tp 3 {more}", "qwen3-8b") == []
     assert len(errors(f"--model-path m --tp 8 {more}", "qwen3-8b")) == 1
 

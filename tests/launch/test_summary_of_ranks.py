@@ -47,6 +47,11 @@ def test_ranks_are_those_of_an_engine(folder: Path, flags: str, said: str) -> No
     ],
 )
 def test_drafts_are_told(folder: Path, flags: str, said: list[str]) -> None:
-    words = ["--model-path", str(folder), "--skip-tokenizer-init", *flags.format(folder).split()]
+    words = [
+        "--model-path",
+        str(folder),
+        "--skip-tokenizer-init",
+        *(word.format(folder) for word in flags.split()),
+    ]
     found = [text for _, text in drafts(configure(parse(words, {})))]
     assert found == [text.format(folder) for text in said]
