@@ -10,6 +10,9 @@ from served_toy import write_toy_llama
 from vivace.config.parsing import parse
 from vivace.launch.configure import configure
 from vivace.launch.summary import drafts, processes
+from vivace.protocol.messages import Capacity
+
+CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +50,7 @@ def test_ranks_are_those_of_an_engine(folder: Path, flags: str, said: str) -> No
     ],
 )
 def test_drafts_are_told(folder: Path, flags: str, said: list[str]) -> None:
-    words = [
-        "--model-path",
-        str(folder),
-        "--skip-tokenizer-init",
-        *(word.format(folder) for word in flags.split()),
-    ]
-    found = [text for _, text in drafts(configure(parse(words, {})))]
+    words = [word.format(folder) for word in f"--model-path {{}} {flags}".split()]
+    config = configure(parse([*words, "--skip-tokenizer-init"], {}))
+    found = [text for _, text in drafts(config, CAPACITY)]
     assert found == [text.format(folder) for text in said]
