@@ -126,6 +126,11 @@ NATIVE_SAMPLING: dict[str, list[Case]] = {
 WITH_LOGPROBS = {"return_logprob": True}
 
 GENERATE: dict[str, list[Case]] = {
+    "max_thinking_tokens": [
+        Effect(1, 2, "engine"),
+        Effect(1, None, "engine", {"sampling_params": {"regex": "a+"}}),
+        Refused(-1, "at least"),
+    ],
     **KEYS,
     "text": [Effect("ab", "abc")],
     "input_ids": [Effect([65], [65, 66], around={"text": None})],

@@ -197,3 +197,21 @@ def test_without_a_tokenizer_ids_work_and_text_is_refused() -> None:
         ]:
             answer = ask(server, path, body)
             assert (answer.status, answer.json["param"]) == (400, field)
+
+
+def test_thinking_is_limited_where_it_is_framed() -> None:
+    """Whichever way the prompt comes; what the answer obeys begins behind the thinking."""
+    body = {"max_thinking_tokens": 3, "sampling_params": {"max_new_tokens": 2, "regex": "a+"}}
+    with running_server(ServerSettings(reasoning_parser="qwen3")) as server:
+        for prompt, inside in (("hi", False), ("hi <think>\n", True)):
+            for fields in ({"text": prompt}, {"input_ids": [*prompt.encode()]}):
+                assert ask(server, "/generate", {**body, **fields}).status == 200
+                constraint = server.engine.requests[-1].sampling.constraint
+                assert constraint is not None and '"budget":3' in constraint.text
+                assert ('"inside":true' in constraint.text) == inside
+                assert "a+" in constraint.text
+        for ids in ([-1], [10**9], [True], ["x"], [[]]):
+            assert ask(server, "/generate", {**body, "input_ids": ids}).status == 400
+    with running_server() as server:
+        answer = ask(server, "/generate", {**body, "text": "hi"})
+        assert (answer.status, answer.json["param"]) == (400, "max_thinking_tokens")

@@ -44,7 +44,8 @@ UNAVAILABLE = {
     "kv_router_hint": "there is no KV store beside the engine's own",
 }
 """arguments of SGLang's Engine that no field of /generate stands for"""
-OPTIONS = frozenset((*GenerateOptions.__annotations__, *REFUSED, *UNAVAILABLE))
+REFUSED_HERE = {**REFUSED, "max_thinking_tokens": "a prompt is not parsed for thinking; use chat"}
+OPTIONS = frozenset((*GenerateOptions.__annotations__, *REFUSED_HERE, *UNAVAILABLE))
 """every keyword of `**options`, those that are refused with a reason included"""
 
 
@@ -74,7 +75,7 @@ def read_call(settings: Any, arguments: Mapping[str, Any]) -> GenerateRequest:
     fields["sampling_params"] = with_schemas(settings)
     convert(fields, CALL, "sampling_params")
     call = GenerateRequest(**fields)
-    refuse_unsupported(call, REFUSED, HARMLESS)
+    refuse_unsupported(call, REFUSED_HERE, HARMLESS)
     return call
 
 

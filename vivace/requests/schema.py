@@ -93,7 +93,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
     disagg_prefill_dp_rank: int | None = None
-    max_thinking_tokens: Any = None
+    max_thinking_tokens: int | None = None
     multi_item_delimiter_indices: Any = None
     token_indices_to_pool: Any = None
 
@@ -155,7 +155,6 @@ REFUSED: dict[str, str] = {
     "bootstrap_pair_key": NO_DISAGGREGATION,
     "decode_tp_size": NO_DISAGGREGATION,
     "disagg_prefill_dp_rank": NO_DISAGGREGATION,
-    "max_thinking_tokens": "a prompt is not parsed for thinking; use /v1/chat/completions",
     "multi_item_delimiter_indices": "items go to /v1/score as a list; remove the field",
     "token_indices_to_pool": "pooling is not supported for a generation model",
 }

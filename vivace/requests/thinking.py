@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from vivace.frontend.constraints import GIVEN, make_constraint
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import is_set
 from vivace.frontend.validation import NO_PROCESSORS
 from vivace.grammar.thinking_rule import ThinkingRule, thinking_constraint
 from vivace.parsers.answer import ThinkingFrame
-from vivace.protocol.constraints import Constraint
+from vivace.protocol.constraints import CONSTRAINTS, Constraint
+from vivace.requests.answer_syntax import AnswerSyntax
+from vivace.requests.prompts import PromptInput
 
 BUDGET = "thinking_budget"
 CUSTOM = "custom_params"
@@ -19,6 +22,10 @@ NO_FRAME = (
     "the server does not know where thinking ends: start it with --reasoning-parser, or leave the "
     "field out"
 )
+
+
+TAIL = 64
+"""Tokens at the end of a prompt in which it is seen whether the answer begins with thinking."""
 
 
 class ThinkingFields(Protocol):
@@ -56,6 +63,46 @@ def read_thinking_limit(params: ThinkingFields) -> ThinkingLimit | None:
         if limit.tokens != found[0].tokens:
             raise BadRequest(limit.field, f"is not what {found[0].field} says; give one of them")
     return found[0] if found else None
+
+
+def limit_thinking(
+    inputs: Iterable[PromptInput], tokens: int, syntax: AnswerSyntax
+) -> Iterator[PromptInput]:
+    """The same prompts, whose answers think no longer than that. What each has to obey begins
+    behind the thinking. BadRequest."""
+    limit = ThinkingLimit(tokens, "max_thinking_tokens")
+    if tokens < 0:
+        raise BadRequest(limit.field, "must be at least 0")
+    if syntax.form.thinking is None:
+        raise BadRequest(limit.field, NO_FRAME)
+    for prompt in inputs:
+        tail = b"".join(known_bytes(token, syntax) for token in prompt.tokens[-TAIL:])
+        answer, rest = take_constraint(prompt.sampling or {}, prompt.sampling_field)
+        inside = syntax.form.inside(tail.decode("utf-8", "replace"), "")
+        constraint = behind_thinking(answer, syntax.form.thinking, limit, inside=inside)
+        yield replace(prompt, sampling={**rest, GIVEN: constraint})
+
+
+def known_bytes(token: Any, syntax: AnswerSyntax) -> bytes:
+    """Those of a token; none of what is none, which is refused later."""
+    if type(token) is not int or token < 0:
+        return b""
+    try:
+        return syntax.token_bytes(token)
+    except IndexError:
+        return b""
+
+
+def take_constraint(
+    sampling: Mapping[str, Any], place: str
+) -> tuple[Constraint | None, dict[str, Any]]:
+    """(what the answer has to obey, the other settings). BadRequest."""
+    named = [kind for kind in CONSTRAINTS if is_set(sampling.get(kind))]
+    if len(named) > 1:
+        raise BadRequest(f"{place}.{named[1]}", f"does not go with {named[0]}; give one of them")
+    found = [make_constraint(kind, sampling[kind], f"{place}.{kind}") for kind in named]
+    rest = {name: value for name, value in sampling.items() if name not in named}
+    return found[0] if found else None, rest
 
 
 def read_custom_params(given: Any) -> int | None:

@@ -18,6 +18,7 @@ from vivace.protocol.messages import Request
 from vivace.protocol.tasks import HIDDEN
 from vivace.requests.prompts import PromptInput, entry_type, prompt_inputs
 from vivace.requests.schema import HARMLESS, REFUSED, GenerateRequest
+from vivace.requests.thinking import limit_thinking
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import complete, error_event, prepare_requests, stream
 from vivace.server.context import Context
@@ -184,7 +185,10 @@ async def read_inputs(
     """(the prompts with what is wanted of each, whether the prompts came as a list)."""
     refuse_unsupported(params, REFUSED, HARMLESS)
     prompts, batch, field = await read_prompts(context, params)
-    return prompt_inputs(params, prompts, batch, field), batch
+    inputs = prompt_inputs(params, prompts, batch, field)
+    if params.max_thinking_tokens is not None:
+        inputs = limit_thinking(inputs, params.max_thinking_tokens, context.syntax)
+    return inputs, batch
 
 
 class PromptFields(Protocol):
