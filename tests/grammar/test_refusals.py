@@ -29,6 +29,7 @@ INFINITE = {
 }
 
 
+PLAIN = {"type": "object"}
 CHOICES = {"oneOf": [{"type": "string"}, {"type": "integer"}]}
 OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
 
@@ -64,6 +65,11 @@ OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
         ({**INFINITE, "type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}, "recurses"),
         ({"type": "strin"}, "strin"),
         ({"type": "string", "pattern": "("}, "pattern: cannot be enforced: unclosed"),
+        ({"type": "string", "pattern": r"^(?!a)[\w]\d$"}, "pattern: cannot be enforced: look"),
+        (
+            {**PLAIN, "properties": {"a": {"enum": []}}, "required": ["a"]},
+            "required: no value of 'a'",
+        ),
         ({"patternProperties": {"a": {}, "\\bb": {}}}, "patternProperties: cannot"),
         ({"type": "string", "pattern": "(?=a)b"}, "look"),
         ({"enum": []}, "anyOf"),

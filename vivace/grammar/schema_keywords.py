@@ -103,7 +103,7 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind not in TYPES:
             meant = OTHER_NAMES.get(str(kind).lower())
-            told = f"use {meant}" if meant else f"use {', '.join(TYPES)}"
+            told = f'use "{meant}"' if meant else f"use {', '.join(TYPES)}"
             yield "type", f"{json.dumps(kind):.60} is no type; {told}"
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):

@@ -33,7 +33,13 @@ class RefusalRule:
 def _has_expression(said: re.Match[str], keyword: str, value: Any) -> bool:
     written = list(value) if keyword == PATTERNS and isinstance(value, dict) else [value]
     known = keyword in ("pattern", PATTERNS)
-    return known and any(" ".join(str(one).split()) in said[0] for one in written)
+    return known and any(_as_shown(str(one)) in said[0] for one in written)
+
+
+def _as_shown(pattern: str) -> str:
+    """By the library."""
+    plain = " ".join(pattern.split())
+    return plain.replace(r"\d", "[0-9]").replace(r"\w", "[0-9a-zA-Z_]")
 
 
 def _refers(said: re.Match[str], keyword: str, value: Any) -> bool:
@@ -98,6 +104,16 @@ RULES = (
         re.compile(r"(lookarounds) not supported yet; \w+ in regex /.*?/(?: \d+ \||$)"),
         _has_expression,
         "cannot be enforced: it has word boundaries, or anchors inside",
+    ),
+    RefusalRule(
+        re.compile(r"(Unable) to determine if regex is empty: .*"),
+        _has_expression,
+        "cannot be enforced with the lengths or the format beside it; leave these out",
+    ),
+    RefusalRule(
+        re.compile("required property '([^']*)' is unsatisfiable"),
+        lambda said, keyword, value: keyword == "required" and said[1] in value,
+        "no value of {0!r:.60} is possible: its keywords contradict each other",
     ),
 )
 
