@@ -54,7 +54,7 @@ OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
         ({"$defs": {"b": OVERLAPPING, "c": OVERLAPPING}, "$ref": "#/$defs/c"}, "$defs.c.oneOf"),
         (
             {"properties": {"a": {"type": "Float"}}},
-            'properties.a.type: "Float" is no type; use num',
+            'properties.a.type: "Float" is no type; use',
         ),
         ({"properties": {"a": {"type": "string", "required": True}}}, "properties.a.required"),
         ({"properties": {"a": "string"}}, "properties.a: must"),
