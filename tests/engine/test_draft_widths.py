@@ -33,6 +33,7 @@ from vivace.engine.settings import EngineSettings
 from vivace.protocol.metrics import StepCosts
 
 FLAT = StepCosts(tokens=[1, 64], seconds=[1.0, 1.0])
+DRAFT_OF_A_TENTH = StepCosts(tokens=[1, 100], seconds=[1.0, 1.0], draft_seconds=[0.1, 10.0])
 STEEP = StepCosts(tokens=[1, 64], seconds=[1.0, 64.0])
 
 
@@ -220,15 +221,29 @@ def test_a_drafter_that_has_to_catch_up_costs_little(rows: int, told: bool) -> N
     assert tried > 4, "what rows write may change"
 
 
-def test_prompts_are_read_as_long_as_drafts_may_pay() -> None:
+def test_prompts_are_read_while_drafts_pay_for_it() -> None:
+    rows = [sequence(20, 4, row) for row in range(3)]
+    chosen = AdaptiveWidth(DraftShape(4, 4), DRAFT_OF_A_TENTH, catches_up=True)
+    read = [chosen.unread(rows, 100) for _ in range(30)]
+    assert read[0] == [] and read[-1] == [0, 1, 2], "ten steps each, and nothing comes of it"
+    assert rows[0].drafted_len == 0
+    others = [sequence(20, 4, row) for row in range(3)]
+    for _ in range(200):  # who was read before has good drafts still
+        chosen.choose(others)
+        chosen.observe([5] * 3, 1.4, [5] * 3, [])
+    assert chosen.unread(rows, 100) == []
+    other = AdaptiveWidth(DraftShape(4, 4), DRAFT_OF_A_TENTH)
+    assert [other.unread(rows, 100) for _ in range(30)] == [[]] * 30
+
+
+def test_nothing_is_read_while_drafts_are_paused() -> None:
     rows = [sequence(20, 4, row) for row in range(3)]
     chosen = AdaptiveWidth(DraftShape(4, 4), FLAT, catches_up=True)
-    assert chosen.unread(rows) == []
+    assert chosen.unread(rows, 1) == []
     for _ in range(20):
         chosen.choose(rows)
         chosen.observe([5] * 3, 9.0, [1] * 3, [])
-    assert chosen.unread(rows) == [0, 1, 2] and rows[0].drafted_len == 0
-    assert AdaptiveWidth(DraftShape(4, 4), FLAT).unread(rows) == []
+    assert chosen.unread(rows, 1) == [0, 1, 2]
 
 
 def test_drafts_that_pay_survive_an_accident() -> None:

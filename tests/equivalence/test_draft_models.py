@@ -233,7 +233,7 @@ def test_prompts_that_nobody_reads_are_read_when_drafts_are_wanted(
     """Also where another request computed the prefix, which has none of the draft's keys then."""
     paused, follow, read = [True], DraftPasses.follow, list[int]()
 
-    def unread(self: FixedWidth, chunks: list[Sequence]) -> list[int]:
+    def unread(self: FixedWidth, chunks: list[Sequence], tokens: int) -> list[int]:
         return [sequence.row for sequence in chunks] if paused[0] else []
 
     def choose(self: FixedWidth, decoding: list[Sequence]) -> list[int]:

@@ -129,7 +129,7 @@ class Batching:
             table.step_planned()
             if step:
                 if self._pages.drafts and step.chunks:
-                    step.undrafted = step.undrafted + self._widths.unread(step.chunks)
+                    step.undrafted += self._widths.unread(step.chunks, sum(step.counts))
                 return step
             if not idle or not self._retraction.free_pages():
                 return None

@@ -120,7 +120,10 @@ class ResultProcessor:
                 self._transfers.send_prompt(sequence)
             if not sequence.first_token_time:
                 self._stats.record_first_token(sequence, now)
-                sequence.draft_level = self._stats.drafts.first_level
+                if sequence.drafted_len:
+                    sequence.draft_level = self._stats.drafts.first_level
+                else:  # its prompt was not read
+                    sequence.draft_level = 0
             self._accept(sequence, tokens, result, index)
         except Exception as error:
             self._outputs.fail(sequence, error)

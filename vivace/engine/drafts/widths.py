@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from vivace.engine.drafts.balance import DraftBalance
+from vivace.engine.drafts.balance import DRAFTING, READING, DraftBalance
 from vivace.engine.drafts.gains import DraftShape, choose_gains
 from vivace.engine.drafts.levels import LEVELS, OBSERVED, SPOILED, probability
 from vivace.engine.drafts.step_seconds import StepSeconds
@@ -66,8 +66,9 @@ class DraftWidths(Protocol):
         whatever there may be for them."""
         ...
 
-    def unread(self, chunks: list[Sequence]) -> list[int]:
-        """Rows of these whose prompts the drafter need not read in this step."""
+    def unread(self, chunks: list[Sequence], tokens: int) -> list[int]:
+        """Rows of these whose prompts, of which the step has so many tokens, the drafter need not
+        read."""
         ...
 
     def observe(
@@ -90,7 +91,7 @@ class FixedWidth:
     def undrafted(self, decoding: list[Sequence]) -> list[int]:
         return []
 
-    def unread(self, chunks: list[Sequence]) -> list[int]:
+    def unread(self, chunks: list[Sequence], tokens: int) -> list[int]:
         return []
 
     def observe(
@@ -125,7 +126,10 @@ class AdaptiveWidth:
         """of these, at the last look"""
         self._times = StepSeconds(costs)
         self._gains = choose_gains(shape)
-        self._balance = DraftBalance()
+        self._balance = DraftBalance(DRAFTING)
+        """in steps of the same rows"""
+        self._reading = DraftBalance(READING)
+        """in steps of one row, with what a drafter has read of prompts"""
         self._behind = 0
         """groups of rows that had no drafts while the balance was spent"""
         self._steps = self._rows = 0
@@ -136,6 +140,8 @@ class AdaptiveWidth:
     def choose(self, decoding: list[Sequence]) -> list[int]:
         self._steps += 1
         self._balance.step_chosen()
+        if self._catches_up:
+            self._reading.step_chosen(self._in_single_steps(len(decoding)))
         if self._steps >= self._plain_due:
             self._plain_period = min(2 * self._plain_period, _LONGEST_PLAIN)
             self._plain_due += self._plain_period
@@ -194,6 +200,10 @@ class AdaptiveWidth:
         missed = len(sequence.tokens) - sequence.drafted_len
         return self._times.draft(missed) / self._times.step(rows)
 
+    def _in_single_steps(self, rows: int) -> float:
+        """A step of so many rows"""
+        return self._times.step(rows) / self._times.step(1)
+
     def undrafted(self, decoding: list[Sequence]) -> list[int]:
         """Those below all limits. All are looked at where limits are found anew, by what there is,
         and rows get a draft to try."""
@@ -205,9 +215,12 @@ class AdaptiveWidth:
         limits = self._limits
         return [sequence.row for sequence in decoding if not limits[sequence.draft_level]]
 
-    def unread(self, chunks: list[Sequence]) -> list[int]:
-        """All, while drafts have cost more than they saved: reading would cost more of it."""
-        if not (self._catches_up and self._balance.is_spent):
+    def unread(self, chunks: list[Sequence], tokens: int) -> list[int]:
+        """All, while drafts do not pay for what is read."""
+        if not self._catches_up:
+            return []
+        if not (self._balance.is_spent or self._reading.is_spent):
+            self._reading.pay(self._times.draft(tokens) / self._times.step(1))
             return []
         for sequence in chunks:
             sequence.drafted_len = 0
@@ -229,8 +242,12 @@ class AdaptiveWidth:
             stands_for = _LEARNED_STEPS
         if passes:
             drafting = float(self._drafting(rows, np.array(passes)))
-            took = seconds / self._times.step(rows)
-            self._balance.observe(stands_for * sum(advanced) / rows, stands_for * took)
+            saved = stands_for * sum(advanced) / rows
+            took = stands_for * seconds / self._times.step(rows)
+            self._balance.observe(saved, took)
+            if self._catches_up:
+                of_one = self._in_single_steps(rows)
+                self._reading.observe(saved * of_one, took * of_one)
         self._times.observe(sum(counts), drafting, seconds)
         self._gains.observe(counts, accepted)
 
