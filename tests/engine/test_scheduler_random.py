@@ -87,7 +87,10 @@ def rigs(draw: st.DrawFn) -> Rig:
         context=draw(st.sampled_from([24, 60])),
         eos_rate=draw(st.sampled_from([0.0, 0.1])),
         late=draw(st.booleans()),
-        faults=Faults(shorten_rate=draw(st.sampled_from([0.0, 0.0, 0.3]))),
+        faults=Faults(
+            shorten_rate=draw(st.sampled_from([0.0, 0.0, 0.3])),
+            ahead_rate=draw(st.sampled_from([0.0, 0.0, 0.4])),
+        ),
         cache_share=draw(st.sampled_from([None, 0, 24 // page_size])),
     )
     transfers = oracle_worker(rig).transfers

@@ -15,12 +15,19 @@ from drafting_engines import SETTINGS, TREES
 from engine_under_test import Answer, Engine, Setting, build_config, skip_unbuilt, write_toy_llama
 
 from vivace.frontend.tokenizer import load_encoder
+from vivace.grammar.processor import GrammarLogitsProcessor
 from vivace.launch.grammars import grammar_compiler, grammar_processors
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 from vivace.protocol.messages import LogprobOptions, Request, SamplingParams
+from vivace.sampling.processors import ProcessorFactory
 from vivace.worker.build import build_worker
 
 EOS = 257
+
+
+def silent(stage: str, done: float) -> None: ...
+
+
 ALONE = Setting(batch=1, chunk=-1, radix="off", depth=1, page=16, operations="eager")
 NGRAM = {"speculative_algorithm": "NGRAM", "speculative_fixed_width": True}
 PERSON = {
@@ -86,14 +93,21 @@ def build(model: Path, setting: Setting, **flags: Any) -> Engine:
     """With what obeys grammars, as a server has it."""
     skip_unbuilt(setting.operations)
     config = build_config(model, setting, constrained_json_disable_any_whitespace=True, **flags)
-    processors = grammar_processors(grammar_compiler(config))
-    worker = build_worker(config, lambda stage, done: None, processors=processors)
-    return Engine(worker, config, setting)
+    processors = grammar_processors(config, grammar_compiler(config))
+    return Engine(build_worker(config, silent, processors=processors), config, setting)
 
 
 @cache
 def plain(model: Path) -> dict[str, Answer]:
-    return build(model, ALONE).run(requests())
+    """Every token is drawn."""
+    config = build_config(model, ALONE, constrained_json_disable_any_whitespace=True)
+    compiler = grammar_compiler(config)
+    assert compiler is not None
+    draws: list[ProcessorFactory] = [
+        lambda ops, history: GrammarLogitsProcessor(ops, history, compiler, forces=False)
+    ]
+    worker = build_worker(config, silent, processors=draws)
+    return Engine(worker, config, ALONE).run(requests())
 
 
 def tokens(answers: dict[str, Answer]) -> dict[str, list[int]]:
@@ -137,6 +151,21 @@ def test_the_same_answers_with_drafts(model: Path, flags: dict[str, Any]) -> Non
     found = engine.run(requests(), arrivals=random.Random(2))
     assert tokens(found) == tokens(plain(model))
     assert engine.accept_rate() is not None
+
+
+def test_forced_tokens_come_together(model: Path) -> None:
+    """Nothing of it where log-probabilities are wanted; a limit counts every token."""
+    engine, text = build(model, SETTINGS["captured"]), "property_with_a_long_name"
+    constraint = Constraint(kind=REGEX, text=f"[ab]{text}[ab]")
+    kinds: list[tuple[int, LogprobOptions | None]] = [(99, None), (9, None), (99, LogprobOptions())]
+    steps: list[int] = []
+    for most, logprobs in kinds:
+        sampling = SamplingParams(max_new_tokens=most, seed=1, constraint=constraint)
+        request = Request(key=0, rid="0", tokens=[5, 6], sampling=sampling, logprobs=logprobs)
+        steps.clear()
+        answer = engine.run([request], after_step=lambda: steps.append(1))["0"]
+        assert len(answer.tokens) == min(most, len(text) + 3)
+        assert (len(steps) >= len(answer.tokens)) == (logprobs is not None)
 
 
 def test_answers_that_have_ended_obey(model: Path) -> None:

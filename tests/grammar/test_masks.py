@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from grammar_kit import (
     BACKEND,
+    EOS,
     SIZE,
     allowed,
     compiled,
@@ -41,6 +42,27 @@ CONSTRAINTS = [
     (REGEX, "(ab|abc|ä)+-?[0-9]{1,3}"),
     (EBNF, 'root ::= "[" (root ("," root)*)? "]" | [0-9]+'),
 ]
+
+
+LONG = {"type": "object", "properties": {"abcab": {"const": "trueab"}}, "required": ["abcab"]}
+
+
+def test_what_is_forced_is_all_that_may_follow() -> None:
+    rng, found = np.random.default_rng(3), 0
+    for kind, what in [*CONSTRAINTS, (JSON_SCHEMA, LONG), (REGEX, "(ab|cd)(falsea|truec)")] * 3:
+        matcher = compiled(kind, what)
+        for _ in range(30):
+            ahead = matcher.copy()
+            for token in matcher.forced():
+                assert np.flatnonzero(allowed(ahead)).tolist() == [token] and token != EOS
+                assert ahead.accept([token]) == 1
+                found += 1
+            token = int(rng.choice(np.flatnonzero(allowed(matcher))))
+            matcher.accept([token])
+            if token == EOS:
+                break
+        assert not matcher.ended or not matcher.forced()
+    assert found > 30
 
 
 def test_masks_behind_drafts() -> None:

@@ -67,9 +67,10 @@ class Successors:
             logits[place] = -torch.inf
             logits[place, following] = kept
 
-    def landed(self, drawn):
+    def landed(self, drawn, *, at_once):
         for row, tokens in drawn.items():
             self.state[row] = [tokens[-1], self.state[row][1] + len(tokens)]
+        return {}
 
     def why_stuck(self, row):
         return ""

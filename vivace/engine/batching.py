@@ -92,8 +92,9 @@ class Batching:
         if not step.chunks and self._pages.drafts:
             advanced, accepted = result.advanced, result.accepted_drafts
             self._widths.observe(step.decode_counts, seconds, advanced, accepted)
-        self._dynamic_chunk.observe(sum(step.counts), sum(step.decode_counts), seconds)
-        if step.pairs and not step.decodes:
+        decodes = sum(step.decode_counts) + (ahead := sum(step.counts[: step.ahead]))
+        self._dynamic_chunk.observe(sum(step.counts) - ahead, decodes, seconds)
+        if step.pairs and not decodes:
             self._chunk_sizes.observe(sum(step.counts), step.pairs, seconds)
 
     def compose(
@@ -145,9 +146,9 @@ class Batching:
         False when pages are short: then nobody decodes before somebody has been retracted.
         """
         decoding = self._next_cohort(in_flight)
-        at_limit = [
-            sequence for sequence in decoding if sequence.scheduled_len >= sequence.page_limit
-        ]
+        if self._table.ahead:
+            decoding = step.add_ahead(decoding, self._table)
+        at_limit = [s for s in decoding if s.scheduled_len >= s.page_limit]
         if at_limit:
             growing = [s for s in at_limit if s.scheduled_len < s.max_len - 1]
             if not self._grow(step, growing):
@@ -159,9 +160,9 @@ class Batching:
             step.add_decodes(decoding, self._decode_counts(decoding, limited=limited))
             if self._pages.drafts:
                 step.undrafted = self._widths.undrafted(decoding)
-            if self._pages.leases.sparse:
-                for sequence in decoding:
-                    step.saves += self._pages.save_states(sequence)
+            for sequence in decoding if self._pages.leases.sparse else ():
+                step.saves += self._pages.save_states(sequence)
+        if step:
             self._estimate.decay()
             self._decodes_due -= 1
             self._retraction.decode_steps += 1
@@ -193,8 +194,7 @@ class Batching:
             return [1] * len(decoding)
         counts = self._widths.choose(decoding)
         if limited:
-            counts = counts.copy()
-            drafts = self._pages.drafts
+            counts, drafts = counts.copy(), self._pages.drafts
             for index, sequence in enumerate(decoding):
                 if sequence.scheduled_len >= sequence.page_limit:
                     left = sequence.page_limit + drafts - sequence.scheduled_len

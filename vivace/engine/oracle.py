@@ -20,7 +20,7 @@ from vivace.engine.oracle_memory import REFUSED, OracleMemory, OracleMismatch
 from vivace.engine.oracle_transfers import OracleTransfers
 from vivace.protocol.messages import Capacity, LogprobOptions, PromptLogprobs, TokenLogprob
 from vivace.protocol.step import ExecutorEvent, Join, StepPlan, StepResult
-from vivace.protocol.tasks import EMBEDDING, HIDDEN_STATES, LAST, Embed, Payload
+from vivace.protocol.tasks import EMBEDDING, GENERATE, HIDDEN_STATES, LAST, Embed, Payload
 from vivace.protocol.workers import WorkerCommand, WorkerState
 
 _MASK = (1 << 64) - 1
@@ -107,6 +107,8 @@ class Faults:
     """These do where they have drafts."""
     shorten_rate: float = 0.0
     """Share of the spans that come back with less than was planned, down to nothing."""
+    ahead_rate: float = 0.0
+    """Of those that draw, behind which up to five more tokens are known at once."""
 
 
 class _Row:
@@ -259,34 +261,27 @@ class OracleWorker:
                 raise InjectedFault(f"request {key} was told to fail")
 
     def _run_span(self, result: StepResult, index: int, row: _Row, count: int) -> None:
-        start, known = row.position, len(row.tokens)
-        end = min(start + count, known)
-        if count < 1 or end == start or (end < start + count and self._draft is None):
-            raise OracleMismatch(
-                f"request {row.join.key}: span {start}..{start + count} of {known} known tokens"
-            )
-        self.tokens_checked += self.memory.check_prefix(row.join.key, row.slots, row.chain, start)
+        start, known, key = row.position, len(row.tokens), row.join.key
+        span, end = f"request {key}: span {start}..{start + count}", min(start + count, known)
+        has_drafts = end < start + count
+        if count < 1 or end == start or (has_drafts and self._draft is None):
+            raise OracleMismatch(f"{span} of {known} known tokens")
+        self.tokens_checked += self.memory.check_prefix(key, row.slots, row.chain, start)
         granted = min(len(row.slots[group]) for group in self.memory.dense)
         if start + count > granted:
-            raise OracleMismatch(
-                f"request {row.join.key}: position {start + count - 1} has no slot "
-                f"({granted} granted)"
-            )
-        key, has_drafts = row.join.key, end < start + count
+            raise OracleMismatch(f"{span} has no slot from {granted} on")
         if key in self.faults.bad_keys or (has_drafts and key in self.faults.bad_drafts):
             result.bad[index] = "logits contain NaN"
             result.advanced.append(0)
             result.tokens.append([])
             return
         drafts = self._draft_tokens(row, start + count - end)
-        if self._is_short(row, result.number):
-            end -= splitmix64(result.number ^ row.join.key) % (end - start) + 1
+        if self._happens(self.faults.shorten_rate, row, result.number):
+            end -= splitmix64(result.number ^ key) % (end - start) + 1
             drafts = []
         self._write(row, start, end)
-        if row.join.logprobs is not None:
-            scored = self._prompt_logprobs(row, start, end)
-            if scored:
-                result.prompt_logprobs[index] = [scored]
+        if scored := self._prompt_logprobs(row, start, end):
+            result.prompt_logprobs[index] = [scored]
         task = row.join.task
         if isinstance(task, Embed):
             self._pool(result, index, row, task, start)
@@ -316,9 +311,8 @@ class OracleWorker:
             states = row.chain[max(start, wanted) : row.position]
             result.payloads[index] = pack_states(HIDDEN_STATES, states)
 
-    def _is_short(self, row: _Row, number: int) -> bool:
-        word = splitmix64(splitmix64(number) ^ row.join.key)
-        return word < self.faults.shorten_rate * 2.0**64
+    def _happens(self, rate: float, row: _Row, number: int) -> bool:
+        return splitmix64(splitmix64(number) ^ row.join.key) < rate * 2.0**64
 
     def _draft_tokens(self, row: _Row, count: int) -> list[int]:
         """What is proposed for the next `count` positions behind the known ones, before any of
@@ -336,6 +330,10 @@ class OracleWorker:
                 break
             self._write(row, row.position, row.position + 1)
             drawn += self._draw(result, index, row)
+        ahead = self._happens(self.faults.ahead_rate, row, ~result.number & _MASK)
+        if ahead and row.join.task == GENERATE:
+            for _ in range(1 + result.number % 5):
+                drawn += self._draw(result, index, row)
         return drawn
 
     def _write(self, row: _Row, start: int, end: int) -> None:

@@ -125,6 +125,9 @@ class ResultProcessor:
                 else:  # its prompt was not read
                     sequence.draft_level = 0
             self._accept(sequence, tokens, result, index)
+            ahead = len(sequence.tokens) - sequence.scheduled_len > 1
+            if ahead and sequence.state is State.RUNNING:
+                self._table.run_ahead(sequence)
         except Exception as error:
             self._outputs.fail(sequence, error)
 

@@ -59,7 +59,8 @@ class Sequence:
     with less than was planned (a draft was refused), and then the difference is taken back. Until
     `prefill_len` (all that was known when it got a row) spans are chunks; behind it a span is the
     last known token with its drafts, and draws at least the next one. So `scheduled_len + 1` is
-    also the most tokens that are known once every step in flight has run.
+    also the most tokens that are known once every step in flight has run; where more became known
+    at once, because nothing else could follow, they are a chunk (`prefill_len`) again.
     """
 
     __slots__ = (

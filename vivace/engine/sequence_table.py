@@ -50,6 +50,8 @@ class SequenceTable:
         self._last_returned = -1
         """number of the last step whose result is there: those behind it are in flight"""
         self._stale = False
+        self.ahead = False
+        """somebody who decodes may have several known tokens that no step computes"""
         """`prefilling` or `decoding` lists sequences that stopped running"""
 
     @property
@@ -125,6 +127,11 @@ class SequenceTable:
             return
         self.decoding += [s for s in self.prefilling if s.scheduled_len >= s.prefill_len]
         self.prefilling = [s for s in self.prefilling if s.scheduled_len < s.prefill_len]
+
+    def run_ahead(self, sequence: Sequence) -> None:
+        """More of its tokens became known than the one that follows what is planned."""
+        sequence.prefill_len = len(sequence.tokens)
+        self.ahead = True
 
     def prefill_done(self, sequence: Sequence) -> None:
         """All tokens that were known when the sequence got its row are computed."""

@@ -162,7 +162,8 @@ class Stats:
             self._idle = False
             self._decode_mark = self._prefill_mark = now
             self._generated = self._prefill_tokens = 0
-        if not step.chunks:
+        prompts = len(step.chunks) - step.ahead
+        if not prompts:
             return
         computed = step.chunk_tokens
         self._realtime["prefill_compute"] += computed
@@ -178,8 +179,8 @@ class Stats:
                 "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, "
                 "token usage: %.2f, #running-req: %d, #queue-req: %d, "
                 "input throughput (token/s): %.2f",
-                *(len(step.chunks), computed, step.num_cached_tokens, load.usage),
-                *(load.running - len(step.chunks), load.waiting, throughput),
+                *(prompts, computed, step.num_cached_tokens, load.usage),
+                *(load.running - prompts, load.waiting, throughput),
             )
 
     def record_first_token(self, sequence: Sequence, now: float) -> None:

@@ -53,6 +53,8 @@ class StepBuilder:
     joins: list[Join] = field(default_factory=list[Join])
     grants: list[Grant] = field(default_factory=list[Grant])
     saves: list[Save] = field(default_factory=list[Save])
+    ahead: int = 0
+    """of `chunks`, the first ones: who decodes, and had several tokens known at once"""
     admitted: int = 0
     """sequences that entered a row for this step"""
     num_cached_tokens: int = 0
@@ -69,7 +71,8 @@ class StepBuilder:
 
     @property
     def chunk_tokens(self) -> int:
-        return sum(self.counts)
+        """of prompts"""
+        return sum(self.counts[self.ahead :])
 
     @property
     def num_sequences(self) -> int:
@@ -101,6 +104,24 @@ class StepBuilder:
                 sequence.last_step = number
         self.decodes, self.decode_counts = sequences, counts
 
+    def add_ahead(self, decoding: list[Sequence], table: SequenceTable) -> list[Sequence]:
+        """Known tokens of those that have several which no step computes, as far as there are
+        pages. Returns the others."""
+        others: list[Sequence] = []
+        table.ahead = False
+        for sequence in decoding:
+            known = sequence.prefill_len - sequence.scheduled_len
+            count = self.pages.cut(sequence, self.pages.coverable(sequence, known)) * (known > 1)
+            if count > 1:
+                self.add_chunk(sequence, count, self.pages.cover(sequence, count))
+                self.saves += self.pages.save_states(sequence)
+                self.ahead += 1
+                table.clients.charge(sequence.client, count)
+            else:
+                others.append(sequence)
+            table.ahead |= sequence.prefill_len - sequence.scheduled_len > 1
+        return others
+
     def apart(self) -> list[StepBuilder]:
         """The same work in several steps: one for all who may share it, then one for each suspect.
         If the engine dies in one of those, the heartbeat shows who did it. Rows are filled for all
@@ -130,7 +151,7 @@ class StepBuilder:
     def in_flight(self, now: float) -> InFlightStep:
         return InFlightStep(
             *(self.number, self.chunks, self.counts, self.pairs, self.decodes, self.decode_counts),
-            *(self.on_trial, now),
+            *(self.ahead, self.on_trial, now),
         )
 
     def plan(
@@ -161,6 +182,7 @@ class InFlightStep:
     pairs: float
     decodes: list[Sequence]
     decode_counts: list[int]
+    ahead: int
     on_trial: bool
     planned: float
     """when, in seconds"""

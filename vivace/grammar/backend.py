@@ -63,6 +63,11 @@ class GrammarMatcher(Protocol):
         end may follow exactly where the answer obeys already."""
         ...
 
+    def forced(self) -> list[int]:
+        """Tokens that have to follow, each the only one that may behind those before it; not the
+        end. There may be more than it says."""
+        ...
+
     def accept(self, tokens: list[int]) -> int:
         """They follow; how many of them may, which is where it stands then."""
         ...

@@ -136,6 +136,12 @@ class LLGuidanceMatcher:
         if self.handle.is_error():
             mask[:] = 0
 
+    def forced(self) -> list[int]:
+        """As the mask has it, where the library knows what text follows: of its tokens the one that
+        begins as the tokenizer would divide it."""
+        tokens = self.handle.compute_ff_tokens()
+        return list(takewhile(lambda token: token not in self._eos_ids, tokens))
+
     def accept(self, tokens: list[int]) -> int:
         count = self.handle.try_consume_tokens(tokens)
         if count == len(tokens) or not self.ended or self.error:

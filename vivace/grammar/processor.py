@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import groupby
+from itertools import groupby, takewhile
 
 import numpy as np
 from torch import Tensor
@@ -15,30 +14,51 @@ from vivace.grammar.masks import mask_words
 from vivace.grammar.next_masks import NextMasks
 from vivace.platforms.host import download, upload
 from vivace.platforms.ops.sampling import SamplingOps
+from vivace.platforms.rows import TokensByRow
 from vivace.protocol.constraints import Constraint
 from vivace.protocol.step import Join
+from vivace.protocol.tasks import GENERATE
 from vivace.sampling.processors import Entries, Histories
 
 MAX_REASON = 200
+MOST_FORCED = 11
+"""tokens at once: with the one that was drawn a step of one row is still a replay of single tokens
+(`REPLAYED_TOKENS`)"""
 ANYTHING = -1
 """mask behind a draft that may not stand where it does: nothing there is ever kept"""
 
 
 class GrammarLogitsProcessor:
     """json_schema, regex, ebnf, structural_tag. What a row has drawn its matcher has accepted; a
-    copy goes on over drafts. A row that joins again is built from its tokens."""
+    copy goes on over drafts. A row that joins again is built from its tokens.
 
-    def __init__(self, ops: SamplingOps, history: Histories, compiler: GrammarCompiler) -> None:
+    Tokens that alone may follow a row knows without a draw: what it draws behind them is the same.
+    Not where more is wanted of each token than what it is.
+    """
+
+    def __init__(
+        self,
+        ops: SamplingOps,
+        history: Histories,
+        compiler: GrammarCompiler,
+        *,
+        forces: bool = True,
+    ) -> None:
+        """`forces`: whether it does so"""
         self.host_state = self
         self._ops, self._history, self._compiler = ops, history, compiler
         self._matchers: dict[int, GrammarMatcher] = {}
         self._known: dict[int, int] = {}
         """row -> tokens it knows, its prompt among them"""
         self._constraints: dict[int, Constraint] = {}
+        self._forces = forces
+        self._stops: dict[int, frozenset[int]] = {}
+        """of rows that know what is forced: what they draw nonetheless, since it may be masked"""
         self._masks = NextMasks(compiler.fill)
 
     def joined(self, row: int, join: Join) -> bool:
         self._masks.drop(row)
+        self._stops.pop(row, None)
         constraint = join.sampling.constraint
         if constraint is None:
             return False
@@ -49,6 +69,8 @@ class GrammarLogitsProcessor:
         matcher.accept(join.tokens[join.prompt :])
         self._matchers[row], self._known[row] = matcher, len(join.tokens)
         self._constraints[row] = constraint
+        if self._forces and join.logprobs is None and join.task == GENERATE:
+            self._stops[row] = frozenset(join.stop_ids)
         return True
 
     def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
@@ -58,12 +80,26 @@ class GrammarLogitsProcessor:
         self._fill_behind_drafts(picked, masks)
         self._ops.apply_token_bitmask(logits, index, upload(masks, logits.device))
 
-    def landed(self, drawn: Mapping[int, list[int]]) -> None:
+    def landed(self, drawn: TokensByRow, *, at_once: bool) -> TokensByRow:
         self._masks.wait()
+        forced: dict[int, list[int]] = {}
         for row, tokens in drawn.items():
-            self._matchers[row].accept(tokens)
-            self._known[row] += len(tokens)
+            self._go_on(row, tokens)
+            if at_once and row in self._stops and (found := self._find_forced(row)):
+                self._go_on(row, found)
+                forced[row] = found
         self._masks.begin({row: self._matchers[row] for row in drawn})
+        return forced
+
+    def _go_on(self, row: int, tokens: list[int]) -> None:
+        self._matchers[row].accept(tokens)
+        self._known[row] += len(tokens)
+
+    def _find_forced(self, row: int) -> list[int]:
+        """As many as the row has room for."""
+        room = self._history.tokens.shape[1] - 1 - self._history.drafts - self._known[row]
+        tokens, stops = self._matchers[row].forced(), self._stops[row]
+        return list(takewhile(lambda token: token not in stops, tokens))[: min(room, MOST_FORCED)]
 
     def why_stuck(self, row: int) -> str:
         self._masks.wait()

@@ -258,6 +258,11 @@ class ThinkingMatcher:
         else:
             self._phase.fill(mask, self._answer)
 
+    def forced(self) -> list[int]:
+        if self._phase is None:
+            return self._answer.forced()
+        return [*self._phase.tokens] if isinstance(self._phase, ThinkingEnd) else []
+
     def accept(self, tokens: list[int]) -> int:
         for count, token in enumerate(tokens):
             if self._phase is None:
@@ -286,6 +291,9 @@ class AnyAnswer:
     def fill(self, mask: np.ndarray) -> None:
         mask[:] = 0
         mask[: len(self._mask)] = self._mask
+
+    def forced(self) -> list[int]:
+        return []
 
     def accept(self, tokens: list[int]) -> int:
         return len(tokens)

@@ -160,6 +160,9 @@ class XGrammarMatcher:
             self.handle.fill_next_token_bitmask(mask)
             mask[len(self._ends.mask) - 1] &= self._ends.last_word
 
+    def forced(self) -> list[int]:
+        return []  # a text that has to follow may be divided in any way
+
     def accept(self, tokens: list[int]) -> int:
         for count, token in enumerate(tokens):
             if token in self._ends.never:  # it would say so, in the log

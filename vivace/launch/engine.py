@@ -68,7 +68,7 @@ def engine_parts(
     executor = build_executor(
         *(config, stages, wrap, owns_process, share, place, others),
         again=again,
-        processors=grammar_processors(grammars),
+        processors=grammar_processors(config, grammars),
     )
     settings = engine_settings(config, executor.capacity)
     scheduler = Scheduler(

@@ -69,10 +69,11 @@ def json_format(config: Config) -> JsonFormat:
     )
 
 
-def grammar_processors(compiler: GrammarCompiler | None) -> list[ProcessorFactory]:
+def grammar_processors(config: Config, compiler: GrammarCompiler | None) -> list[ProcessorFactory]:
     """Of a worker's sampling."""
     if compiler is None:
         return []
     from vivace.grammar.processor import GrammarLogitsProcessor
 
-    return [lambda ops, history: GrammarLogitsProcessor(ops, history, compiler)]
+    alone = requested_sizes(config).pp == 1  # other stages hear of what was drawn, one by one
+    return [lambda ops, history: GrammarLogitsProcessor(ops, history, compiler, forces=alone)]

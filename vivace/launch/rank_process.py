@@ -109,7 +109,7 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     rendezvous = meet_ranks(setup.rank, setup.ranks, setup.meeting, memory, met)
     report, told = report_to_engine(control.send), config.environment
     grammars = grammar_compiler(config, checked=True)
-    processors = grammar_processors(grammars)
+    processors = grammar_processors(config, grammars)
     built = build_worker(config, report, rendezvous, owns_process=True, processors=processors)
     if grammars is not None:
         grammars.prepare()

@@ -7,6 +7,7 @@ reads or writes the columns; the host keeps only upper bounds of what stands in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +17,9 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from vivace.platforms.trees import DraftTrees
+
+
+TokensByRow = Mapping[int, list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)

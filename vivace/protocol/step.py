@@ -151,8 +151,9 @@ class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result")
     """Columns parallel to the plan's spans.
 
     `advanced[i]`: positions whose KV is now valid. `tokens[i]`: ids drawn (empty when the span
-    did not reach the end of what is known). `bad`: span index -> message, for requests whose
-    numbers went wrong (NaN); their tokens are empty and the scheduler ends just those.
+    did not reach the end of what is known), and behind them such as nothing else could follow.
+    `bad`: span index -> message, for requests whose numbers went wrong (NaN); their tokens are
+    empty and the scheduler ends just those.
     """
 
     number: int

@@ -7,7 +7,7 @@ after a retraction, in any batch, and a row that is given up leaves nothing behi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vivace.platforms.host import upload
 from vivace.platforms.ops.sampling import Penalties, SamplingOps
-from vivace.platforms.rows import DraftPaths
+from vivace.platforms.rows import DraftPaths, TokensByRow
 from vivace.protocol.step import Join, StepPlan
 
 
@@ -67,8 +67,9 @@ class Histories:
 class HostState(Protocol):
     """What a processor knows of rows on the host, as of a grammar."""
 
-    def landed(self, drawn: Mapping[int, list[int]]) -> None:
-        """What some rows have drawn. What follows from it may be computed beside the next step."""
+    def landed(self, drawn: TokensByRow, *, at_once: bool) -> TokensByRow:
+        """What some rows have drawn. What follows from it may be computed beside the next step.
+        `at_once`: no other step has begun; these tokens follow then, since no others may."""
         ...
 
     def why_stuck(self, row: int) -> str: ...  # why its request is to blame; empty: it is not
@@ -144,10 +145,13 @@ class LogitsProcessors:
         """Whether the host must know every token of one of these rows."""
         return any(bool(wants[rows].any()) for one, wants in self._active if one.host_state)
 
-    def landed(self, drawn: Mapping[int, list[int]]) -> None:
+    def landed(self, drawn: TokensByRow, *, at_once: bool) -> TokensByRow:
+        found = dict[int, list[int]]()
         for processor, wants in self._active:
             if state := processor.host_state:
-                state.landed({row: tokens for row, tokens in drawn.items() if wants[row]})
+                own = {row: tokens for row, tokens in drawn.items() if wants[row]}
+                found |= state.landed(own, at_once=at_once)
+        return found
 
     def why_stuck(self, row: int) -> str:
         states = [state for one in self.rows.get(row, ()) if (state := one.host_state)]
@@ -181,12 +185,8 @@ class PenaltiesLogitsProcessor:
         """frequency, presence, repetition: numbers of float32"""
 
     def joined(self, row: int, join: Join) -> bool:
-        sampling = join.sampling
-        wanted = (
-            sampling.frequency_penalty,
-            sampling.presence_penalty,
-            sampling.repetition_penalty,
-        )
+        asked = join.sampling
+        wanted = asked.frequency_penalty, asked.presence_penalty, asked.repetition_penalty
         if wanted == (0.0, 0.0, 1.0):
             return False
         rounded = np.array(wanted, np.float32).astype(np.float64)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vivace.platforms.host import upload
 from vivace.platforms.ops.sampling import SamplingOps
-from vivace.platforms.rows import Spans
+from vivace.platforms.rows import Spans, TokensByRow
 from vivace.platforms.trees import accept_drafts
 from vivace.protocol.messages import LogprobOptions, PromptLogprobs, TokenLogprob
 from vivace.protocol.step import StepPlan
@@ -126,8 +126,8 @@ class Heads(Protocol):
         """Whether what these rows have drawn must be on the host before `read`."""
         ...
 
-    def landed(self, drawn: Mapping[int, list[int]]) -> None:
-        """What rows have drawn is on the host."""
+    def landed(self, drawn: TokensByRow, *, at_once: bool) -> TokensByRow:
+        """As of `HostState`"""
         ...
 
     def why_stuck(self, row: int) -> str:
@@ -155,8 +155,8 @@ class StepHeads:
         processors = self._sampling.processors
         return bool(processors.rows) and processors.needs_tokens(spans.rows)
 
-    def landed(self, drawn: Mapping[int, list[int]]) -> None:
-        self._sampling.processors.landed(drawn)
+    def landed(self, drawn: TokensByRow, *, at_once: bool) -> TokensByRow:
+        return self._sampling.processors.landed(drawn, at_once=at_once)
 
     def why_stuck(self, row: int) -> str:
         return self._sampling.processors.why_stuck(row)

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from vivace.errors import StepRefused
 from vivace.platforms.memory import zeroed_memory
-from vivace.platforms.rows import ColumnChange, RowColumns, RowOps, SampledTokens, Spans
+from vivace.platforms.rows import (
+    ColumnChange,
+    RowColumns,
+    RowOps,
+    SampledTokens,
+    Spans,
+    TokensByRow,
+)
 from vivace.protocol.messages import CacheGroup, LogprobOptions
 from vivace.protocol.step import Join, StepPlan
 from vivace.protocol.tasks import GENERATE, Embed, Task
@@ -146,6 +153,15 @@ class RowStates:
         self.known[drawing] += 1
         if spans.drafts is not None:
             self.known[spans.rows] += spans.drafts
+
+    def extend(self, tokens: TokensByRow) -> None:
+        """Rows, of which every step was read, know these, too."""
+        for row, some in tokens.items():
+            places = row * self.columns.tokens.shape[1] + self.known[row] + np.arange(len(some))
+            change = ColumnChange(self.columns.tokens, places, np.array(some))
+            self.known[row] += len(some)
+            known = ColumnChange(self.columns.known, np.array([row]), self.known[[row]])
+            self.ops.scatter([change, known])
 
     def settle(
         self, spans: Spans, joined: np.ndarray, advanced: np.ndarray, drawn: np.ndarray

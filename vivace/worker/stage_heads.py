@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from vivace.platforms.host import upload
 from vivace.platforms.ops.sampling import SamplingOps
-from vivace.platforms.rows import ColumnChange, Spans
+from vivace.platforms.rows import ColumnChange, Spans, TokensByRow
 from vivace.protocol.step import DrawnTokens, StepPlan
 from vivace.worker.heads import StepOutput, find_bad_spans
 from vivace.worker.rows import RowStates
@@ -82,8 +81,9 @@ class HeadsElsewhere:
     def needs_tokens(self, spans: Spans) -> bool:
         return False
 
-    def landed(self, drawn: Mapping[int, list[int]]) -> None:
+    def landed(self, drawn: TokensByRow, *, at_once: bool) -> TokensByRow:
         """Nobody here wants to hear it."""
+        return {}
 
     def why_stuck(self, row: int) -> str:
         return ""

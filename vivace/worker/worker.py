@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from vivace.platforms.attention import AttentionBackend
 from vivace.platforms.cache import CacheMemory
 from vivace.platforms.host import ReadBack, upload
 from vivace.platforms.platform import Platform
-from vivace.platforms.rows import Spans
+from vivace.platforms.rows import Spans, TokensByRow
 from vivace.protocol.messages import Capacity
 from vivace.protocol.step import ExecutorEvent, StepPlan, StepResult
 from vivace.protocol.workers import (
@@ -92,7 +93,7 @@ class Worker:
             hidden, output = self._compute(step, spans, needs_tokens)
             pending = self._follow(plan, step, spans, output, started)
             if needs_tokens:
-                pending.listeners.append(self._heads.landed)
+                pending.listeners.append(partial(self._heads.landed, at_once=pending.here))
             if self._drafter.reads_tokens:
                 pending.listeners.append(self._teach)
             if pending.here:  # whatever fails while it is read fails before it is recorded
@@ -106,6 +107,7 @@ class Worker:
             self._save_states(plan)
             hidden, *taps = straighten(output.order, [hidden, *self._runner.taps])
             self._drafter.follow(step, spans, hidden, taps)
+            self._rows.extend(pending.forced)
         return pending
 
     def draft(self, rows: int) -> None:
@@ -162,9 +164,10 @@ class Worker:
         counts = self._platform.read_back(self._experts.count())
         return EmptyStep(plan.number, counts, captured=self._runner.captured)
 
-    def _teach(self, drawn: Mapping[int, list[int]]) -> None:
+    def _teach(self, drawn: TokensByRow) -> TokensByRow:
         for row, tokens in drawn.items():
             self._drafter.learn(row, tokens)
+        return {}
 
     def _read_unread(self) -> None:
         for pending in self._unread:
@@ -187,15 +190,8 @@ class Worker:
     def _follow(
         self, plan: StepPlan, step: StepInput, spans: Spans, output: StepOutput, started: float
     ) -> WorkerStep:
-        arrival = self._platform.read_back(
-            [
-                output.tokens,
-                output.stays,
-                output.bad_spans,
-                output.bad_tokens,
-                *self._experts.count(),
-            ]
-        )
+        wanted = [output.tokens, output.stays, output.bad_spans, output.bad_tokens]
+        arrival = self._platform.read_back([*wanted, *self._experts.count()])
         slots = [pages.slot_mapping for pages in step.groups]
         if not arrival.here and spans.drafts is not None:
             # Before the next step: it computes these places again, and what it stores must stay.
@@ -267,8 +263,10 @@ class WorkerStep:
         self.here = arrival.here
         self._rows = rows
         self._joined = rows.joined[spans.rows]
-        self.listeners: list[Callable[[Mapping[int, list[int]]], None]] = []
-        """who want to hear what rows have drawn"""
+        self.listeners: list[Callable[[TokensByRow], TokensByRow]] = []
+        """who want to hear what rows have drawn, and may say what must follow there"""
+        self.forced: dict[int, list[int]] = {}
+        """what rows know besides, once the step was read"""
         self._drafter = drafter
         self._why_stuck = why_stuck
         self._zero = zero
@@ -298,7 +296,9 @@ class WorkerStep:
             rows = zip(spans.rows.tolist(), drawn, same, strict=True)
             landed = {row: some for row, some, stayed in rows if stayed and some}
             for listener in self.listeners:
-                listener(landed)
+                for row, tokens in listener(landed).items():
+                    self.forced[row] = tokens
+                    landed[row] += tokens
         return StepResult(
             number=self._number,
             advanced=advanced.tolist(),
