@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS: list[dict[str, Any]] = [
     {
         "name": "look",
@@ -16,11 +17,10 @@ TOOLS: list[dict[str, Any]] = [
         "inputSchema": CITY,
         "annotations": {"readOnlyHint": True},
     },
-    {"name": "fail", "inputSchema": {"type": "object"}},
-    {"name": "huge", "inputSchema": {"type": "object"}},
-    {"name": "slow", "inputSchema": {"type": "object"}},
-    {"name": "garbage", "inputSchema": {"type": "object"}},
-    {"name": "die", "inputSchema": {"type": "object"}},
+    *(
+        {"name": name, "inputSchema": NOTHING}
+        for name in ("fail", "huge", "slow", "garbage", "die")
+    ),
 ]
 RESULT = "sun"
 FAULT = "FAKE_TOOLS_FAULT"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -222,6 +223,7 @@ def test_functions_of_the_client_end_the_response(server: Running) -> None:
         server, [{**result, "output": "42"}], FREE, own, previous_response_id=found["id"]
     )
     assert "[look][mine]\n<tool>sun in Paris\n<tool>42" in prompts(server, 1)[0]
+    assert kinds(again) == ["message"]  # the conversation has the tools
     assert text(again) == "Found 42"
 
 
@@ -464,3 +466,20 @@ def test_openais_client(server: Running) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(input="hi", tools=[{**FREE, "server_url": "http://x/"}], model="m")
     assert caught.value.param == "tools[0].server_url"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_drain_ends_calls_with_a_word(stream: bool) -> None:
+    with serving() as (server, site), ThreadPoolExecutor() as pool:
+        body = {"input": "call slow", "tools": [FREE], "stream": stream}
+        asked = pool.submit(ask, server, PATH, body)
+        server.until(lambda: "tools/call" in site.methods())
+        server.call(server.frontend.drain)
+        answer = asked.result(5)
+        assert "shutting down" in answer.text
+        if stream:
+            last = read_events(answer.text)[-1]
+            assert last["type"] == "response.failed"
+            assert last["response"]["output"][-1]["status"] == "incomplete"
+        else:
+            assert answer.status == 503

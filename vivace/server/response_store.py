@@ -20,16 +20,17 @@ OVERHEAD = 1024
 class StoredResponse:
     """`body`: the response as JSON; `messages`: the conversation with it at the end, each as JSON.
     `task` makes a response in the background that has not ended; `items`: ids of what is in one
-    that has."""
+    that has; `listed`: tool servers whose tools the conversation has listed."""
 
     body: bytes
     messages: tuple[bytes, ...] = ()
     task: asyncio.Task[None] | None = None
     items: tuple[str, ...] = ()
+    listed: frozenset[str] = frozenset()
 
     @property
     def size(self) -> int:
-        texts = (*self.messages, *self.items)
+        texts = (*self.messages, *self.items, *self.listed)
         return OVERHEAD + len(self.body) + sum(map(len, texts))
 
 

@@ -49,9 +49,11 @@ UNREAD = "the client does not read"
 
 @dataclass
 class SpokenMessages:
-    """What a response has said so far, as messages of the chat path."""
+    """What a response has said so far, as messages of the chat path. `listed`: tool servers whose
+    tools the client knows."""
 
     offer: ToolOffer = field(default_factory=ToolOffer)
+    listed: frozenset[str] = frozenset()
     messages: list[Message] = field(default_factory=list[Message])
     _told: int = 0
     """items that they tell of"""
@@ -164,7 +166,8 @@ class ResponseTurns:
         calls = [asyncio.create_task(self._make_call(call)) for call in events.calls]
         silence = asyncio.create_task(self._break_silence())
         try:
-            await asyncio.gather(*calls)
+            async with self._context.pending.admit():  # no engine has anything of it now
+                await asyncio.gather(*calls)
         finally:
             for task in (*calls, silence):
                 task.cancel()

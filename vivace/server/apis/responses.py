@@ -58,10 +58,11 @@ async def create(context: Context, http: web.Request, body: Body) -> web.StreamR
     rid, store = f"resp_{secrets.token_hex(16)}", is_stored(context, params)
     earlier = find_earlier(context, http, params)
     sent = await read_items(context, http, params)
-    offer = await read_offer(context.tool_servers, params.tools or (), sent.listed)
+    listed = sent.listed | earlier.listed
+    offer = await read_offer(context.tool_servers, params.tools or (), listed)
     for call in sent.approved:
         check_approved(offer, call)
-    before = await context.slicer.run(decoded(earlier))
+    before = await context.slicer.run(decoded(earlier.messages))
     found = await context.slicer.run(read_input(params, before, offer))
     with own_names(found.rename):
         request = read_request(params, found, rid, offer)
@@ -69,7 +70,7 @@ async def create(context: Context, http: web.Request, body: Body) -> web.StreamR
             chat.check(context, request)
     response = begin_response(params, rid, context.served.name, store=store)
     said = tuple(await context.slicer.run(encoded(found.messages, params))) if store else ()
-    talk = SpokenMessages(offer)
+    talk = SpokenMessages(offer, listed.union(one.label for one in offer.lists))
     keep = partial(put, context, http[CLIENT], said, talk) if store else keep_nothing
     events = ResponseEvents(response, keep, offer, most_calls(params))
     turns = ResponseTurns(context, http, request, events, talk, sent.approved)
@@ -133,21 +134,19 @@ def is_stored(context: Context, params: ResponsesRequest) -> bool:
     return params.store is not False and context.settings.frontends == 1
 
 
-def find_earlier(
-    context: Context, http: web.Request, params: ResponsesRequest
-) -> tuple[bytes, ...]:
-    """The conversation that the request goes on with. BadRequest when the client has no response of
-    the id, or one that has not ended."""
+def find_earlier(context: Context, http: web.Request, params: ResponsesRequest) -> StoredResponse:
+    """What the request goes on with; one that is empty where that is nothing. BadRequest when the
+    client has no response of the id, or one that has not ended."""
     identity = params.previous_response_id
     if not identity:
-        return ()
+        return StoredResponse(b"")
     try:
         entry = context.responses.get(http[CLIENT], identity)
     except HTTPError as error:
         raise BadRequest("previous_response_id", error.message, 400) from None
     if not entry.messages or entry.task is not None:
         raise BadRequest("previous_response_id", "the response has no answer to go on with")
-    return entry.messages
+    return entry
 
 
 def keep_nothing(_response: ResponseObject) -> None:
@@ -187,7 +186,8 @@ def put(
     messages = (*said, *map(encode, talk.messages)) if answered else ()
     body = encode(response, enc_hook=str)
     items = tuple(item.id for item in response.output)
-    context.responses.put(client, response.id, StoredResponse(body, messages, items=items))
+    entry = StoredResponse(body, messages, items=items, listed=talk.listed)
+    context.responses.put(client, response.id, entry)
 
 
 # -- in the background -----------------------------------------------------------------------------
