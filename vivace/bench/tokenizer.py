@@ -49,7 +49,10 @@ class LocalCodec:
     def chat(self, messages: list[dict[str, Any]]) -> str:
         template = self._tokenizer.chat
         if template is None:
-            raise BenchError(f"{self.name} has no chat template; leave --apply-chat-template out")
+            raise BenchError(
+                f"{self.name} has no chat template; use a model that has one, or leave "
+                "--apply-chat-template out"
+            )
         return template.render(messages, add_generation_prompt=True)
 
 

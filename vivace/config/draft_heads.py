@@ -59,7 +59,8 @@ def read_head(algorithm: str | None, source: ModelSource, facts: ModelFacts) -> 
     own = read_facts(read)
     if own.layers != 1:
         raise SourceError(
-            f"{source.place('num_hidden_layers')} is {own.layers}: heads have 1; {WHOLE_MODEL}"
+            f"{source.place('num_hidden_layers')} is {own.layers}: heads have 1 here; use such "
+            f"a head, or NGRAM; {WHOLE_MODEL}"
         )
     tensors = read_head_tensors(read)
     if algorithm == EAGLE3:
