@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from grammar_kit import BACKEND
 
+from vivace.errors import CannotStart
 from vivace.grammar.backend import GrammarError
+from vivace.launch.grammars import check_whitespace
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
 
@@ -148,3 +150,9 @@ def test_what_explodes_is_refused_soon(kind: str, what: Any) -> None:
     begin = time.process_time()
     refusal(kind, what)
     assert time.process_time() - begin < 2
+
+
+def test_a_pattern_of_the_operator_is_tried_at_the_start() -> None:
+    check_whitespace(r"[ \n]?")
+    with pytest.raises(CannotStart, match="unclosed"):
+        check_whitespace("(")

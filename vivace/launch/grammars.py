@@ -21,6 +21,8 @@ def grammar_compiler(config: Config, *, checked: bool = False) -> GrammarCompile
     own compiler has found that they take little."""
     if why_no_grammars(config):
         return None
+    if (pattern := config.optimization.constrained_json_whitespace_pattern) is not None:
+        check_whitespace(pattern)
     by_xgrammar = config.kernels.grammar_backend == XGRAMMAR
     if by_xgrammar:
         load_xgrammar()
@@ -48,6 +50,17 @@ def grammar_compiler(config: Config, *, checked: bool = False) -> GrammarCompile
         return ThinkingBackend(answers, vocabulary)
 
     return GrammarCompiler(create)
+
+
+def check_whitespace(pattern: str) -> None:
+    """Raises CannotStart for what is no expression."""
+    from llguidance import LLMatcher
+
+    if reason := LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern), None):
+        told = " ".join(reason.split())
+        raise CannotStart(
+            f"--constrained-json-whitespace-pattern {pattern!r:.60} is no expression: {told:.200}"
+        )
 
 
 def load_xgrammar() -> None:
