@@ -291,6 +291,23 @@ LONG: dict[str, Any] = {
 }
 
 
+TAGS = {
+    "qwen3_coder": ("<function=now>", "<parameter=a>1</parameter>", "</function>"),
+    "glm45": ("<tool_call>now", "<arg_key>a</arg_key><arg_value>1</arg_value>", "</tool_call>"),
+    "minimax-m2": ('<invoke name="now">', '<parameter name="a">1</parameter>', "</invoke>"),
+}
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_long_schemas_are_looked_at_once(name: str) -> None:
+    begin, tag, end = TAGS[name]
+    schema = {"anyOf": [{"enum": list(range(50))} for _ in range(300)]}
+    offered = ParseOptions(tools={"now": {"properties": {"a": schema}}})
+    begun = time.process_time()
+    found = parse(name, [(begin + tag * 9 + end) * 100], options=offered)
+    assert len(found.calls) == 100 and time.process_time() - begun < 1.0
+
+
 @pytest.mark.parametrize("kind", LONG)
 def test_long_answers_take_time_in_proportion(kind: str) -> None:
     name, text = LONG[kind]

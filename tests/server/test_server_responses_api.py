@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_kit import CONTEXT, EOS, Running, ScriptedEngine, ask, running_server
 
+from vivace.frontend.errors import BadRequest
 from vivace.protocol.messages import Finish, Request
 from vivace.server.apis.responses_events import ResponseEvents
 from vivace.server.apis.responses_request import begin_response
 from vivace.server.apis.responses_schema import ResponsesRequest
-from vivace.server.response_store import OVERHEAD, ResponseStore, StoredResponse
+from vivace.server.response_store import MAX_RUNNING, OVERHEAD, ResponseStore, StoredResponse
 from vivace.server.responses import HTTPError
 from vivace.server.settings import ServerSettings
 
@@ -375,6 +377,24 @@ def test_room_is_made_by_who_has_most() -> None:
         store.put(2, str(number), StoredResponse(b"x"))
     assert store.get(1, "kept").body == b"x"
     assert [number for number in range(20) if is_there(store, str(number))] == [17, 18, 19]
+
+
+def test_what_runs_in_the_background_has_limits_too() -> None:
+    async def fill(bytes_of_each: int) -> int:
+        store = ResponseStore(max_bytes=20 * OVERHEAD)
+        for number in range(MAX_RUNNING):
+            entry = StoredResponse(b"x" * bytes_of_each, background=True)
+            try:
+                store.check_running(entry.size)
+            except BadRequest as refusal:
+                assert refusal.status == 503
+                return number
+            entry.task = asyncio.create_task(asyncio.sleep(0))
+            store.put(1, str(number), entry)
+        return MAX_RUNNING
+
+    assert asyncio.run(fill(4 * OVERHEAD)) == 4
+    assert asyncio.run(fill(99 * OVERHEAD)) == 1
 
 
 def is_there(store: ResponseStore, identity: str) -> bool:

@@ -34,6 +34,8 @@ class CallReader:
         self._tools = tools
         self._forwarded = forwarded
         self._most = most
+        self.types: dict[tuple[str, str], set[str]] = {}
+        """of parameters, by function and name, as far as somebody asked"""
 
     def begin(self, name: str) -> None:
         """From here on what is read is the call's. Raises NotACall when it is not to be made."""

@@ -16,14 +16,16 @@ KEY = re.compile(r'[^<>"\n]*')
 WORD = re.compile(r"[a-z]*")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 UNIONS = ("anyOf", "oneOf", "allOf")
-JSON_KINDS = (
-    (bool, "boolean"),
-    (int, "integer number"),
-    (float, "number"),
-    (dict, "object"),
-    (list, "array"),
-    (type(None), "null"),
-)
+STRING = frozenset({"string"})
+JSON_KINDS: Mapping[type, frozenset[str]] = {
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    dict: frozenset({"object"}),
+    list: frozenset({"array"}),
+    type(None): frozenset({"null"}),
+}
+"""what a schema may call the type of a value that JSON had"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +94,10 @@ class TaggedCall:
             reader.take_record()
             write(f'{before}"{escape(key)}": ')
             before = ", "
-            schema = calls.parameter(name, key)
+            allowed = parameter_types(calls, name, key)
             if is_string is None:
-                allowed = kinds(schema)
-                is_string = allowed == {"string"} or not (allowed or self.untyped)
-            yield from self._copy_value(calls, schema, is_string=is_string)
+                is_string = allowed == STRING or not (allowed or self.untyped)
+            yield from self._copy_value(calls, allowed, is_string=is_string)
         if (yield from reader.more()):  # else it was cut off, as a reader may see
             write("{}" if before == "{" else "}")
 
@@ -115,7 +116,7 @@ class TaggedCall:
             yield from reader.expect(self.value_open)
         return key, is_string
 
-    def _copy_value(self, calls: CallReader, schema: Any, *, is_string: bool) -> Steps[None]:
+    def _copy_value(self, calls: CallReader, allowed: set[str], *, is_string: bool) -> Steps[None]:
         reader, write = calls.reader, calls.writer.arguments
         markers = marker_set(self.value_close, *self.value_ends)
         if is_string:
@@ -129,7 +130,7 @@ class TaggedCall:
             text = "".join(parts)
             if self.newlines:
                 text = text.removeprefix("\n").removesuffix("\n")
-            write(converted(text, schema) if marker else text)
+            write(converted(text, allowed) if marker else text)
         if marker != self.value_close:
             reader.unread(marker)
 
@@ -157,10 +158,10 @@ class StringWriter:
         self._write(escape(text))
 
 
-def converted(text: str, schema: Any) -> str:
-    """The JSON of a value that need not be a string by its schema; a string where it is no JSON, or
-    where the schema allows strings and nothing else that it is."""
-    value, allowed = text.strip(), kinds(schema)
+def converted(text: str, allowed: set[str]) -> str:
+    """The JSON of a value that need not be a string by its schema, which allows these types; a
+    string where it is no JSON, or where strings are allowed and nothing else that it is."""
+    value = text.strip()
     if allowed:
         value = PYTHON_WORDS.get(value, value)
     try:
@@ -184,10 +185,17 @@ def python_json(text: str, allowed: set[str]) -> str:
         return ""
 
 
-def json_kinds(value: Any) -> set[str]:
+def json_kinds(value: Any) -> frozenset[str]:
     """What a schema may call the type of a value."""
-    names = next((name for kind, name in JSON_KINDS if isinstance(value, kind)), "string")
-    return set(names.split())
+    return JSON_KINDS.get(type(value), STRING)
+
+
+def parameter_types(calls: CallReader, name: str, key: str) -> set[str]:
+    """Looked up once: a schema may be long, and its key come often."""
+    types = calls.types
+    if (name, key) not in types:
+        types[name, key] = kinds(calls.parameter(name, key))
+    return types[name, key]
 
 
 def kinds(schema: Any) -> set[str]:

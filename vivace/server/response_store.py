@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vivace.frontend.errors import BadRequest
 from vivace.server.responses import HTTPError
 
 MAX_ENTRIES = 2048
@@ -19,14 +20,15 @@ OVERHEAD = 1024
 @dataclass
 class StoredResponse:
     """`body`: the response as JSON; `messages`: the conversation with it at the end, each as JSON.
-    `task` makes a response in the background that has not ended; `items`: ids of what is in one
-    that has; `listed`: tool servers whose tools the conversation has listed."""
+    `background`: it is made there; `task` makes one that has not ended; `items`: ids of what is in
+    one that has; `listed`: tool servers whose tools the conversation has listed."""
 
     body: bytes
     messages: tuple[bytes, ...] = ()
     task: asyncio.Task[None] | None = None
     items: tuple[str, ...] = ()
     listed: frozenset[str] = frozenset()
+    background: bool = False
 
     @property
     def size(self) -> int:
@@ -85,9 +87,14 @@ class ResponseStore:
         self.discard(client, identity)
         return entry
 
-    def running(self) -> int:
-        """How many are being made in the background."""
-        return sum(1 for entry in self._entries() if entry.task is not None)
+    def check_running(self, size: int = 0) -> None:
+        """BadRequest when as much is being made in the background as may be, with `size` bytes
+        more: none of that goes to make room."""
+        running = [entry.size for entry in self._entries() if entry.task is not None]
+        if len(running) < MAX_RUNNING and (not running or sum(running) + size <= self._max_bytes):
+            return
+        reason = f"{len(running)} responses are being made in the background already"
+        raise BadRequest("background", reason, 503, retry_after=1.0)
 
     def _entries(self) -> Iterator[StoredResponse]:
         for entries in self._clients.values():

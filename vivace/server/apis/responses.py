@@ -34,7 +34,7 @@ from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
 from vivace.server.http import accept
 from vivace.server.openai import chat
-from vivace.server.response_store import MAX_RUNNING, StoredResponse
+from vivace.server.response_store import StoredResponse
 from vivace.server.responses import HTTPError, json_response
 
 log = logging.getLogger("vivace.server")
@@ -125,9 +125,7 @@ def check(context: Context, params: ResponsesRequest) -> None:
         raise BadRequest("background", "streams are not made in the background; remove stream")
     if params.store is False:
         raise BadRequest("background", "needs store to be true: it is asked for by its id")
-    if context.responses.running() >= MAX_RUNNING:
-        reason = f"{MAX_RUNNING} responses are being made in the background already"
-        raise BadRequest("background", reason, 503, retry_after=1.0)
+    context.responses.check_running()
 
 
 def is_stored(context: Context, params: ResponsesRequest) -> bool:
@@ -186,7 +184,13 @@ def put(
     messages = (*said, *map(encode, talk.messages)) if answered else ()
     body = encode(response, enc_hook=str)
     items = tuple(item.id for item in response.output)
-    entry = StoredResponse(body, messages, items=items, listed=talk.listed)
+    entry = StoredResponse(
+        body,
+        messages,
+        items=items,
+        listed=talk.listed,
+        background=bool(response.background),
+    )
     context.responses.put(client, response.id, entry)
 
 
@@ -201,9 +205,11 @@ def begin_background(
     said: tuple[bytes, ...],
 ) -> web.Response:
     """The response as it stands now; it is made by a task, whoever listens."""
-    task = asyncio.create_task(make(context, http, turns, response))
     body = encode(response, enc_hook=str)
-    context.responses.put(http[CLIENT], response.id, StoredResponse(body, said, task))
+    entry = StoredResponse(body, said, background=True)
+    context.responses.check_running(entry.size)
+    entry.task = asyncio.create_task(make(context, http, turns, response))
+    context.responses.put(http[CLIENT], response.id, entry)
     return web.Response(body=body, content_type="application/json")
 
 
@@ -260,7 +266,7 @@ async def cancel(context: Context, http: web.Request, _body: Body) -> web.Respon
     """End a response in the background; one that is over stays as it is."""
     client, identity = http[CLIENT], http.match_info["response_id"]
     entry = context.responses.get(client, identity)
-    if not msgspec.json.decode(entry.body)["background"]:
+    if not entry.background:
         raise BadRequest("response_id", "only responses in the background can be cancelled")
     if entry.task is not None:
         await stop(entry.task)
