@@ -75,6 +75,8 @@ class FakeSite:
             self.sessions = {f"s{len(self.heard)}"}
         elif request.headers.get("Mcp-Session-Id") not in self.sessions:
             return web.Response(status=404, text="no such session")
+        elif "MCP-Protocol-Version" not in request.headers:
+            return web.Response(status=400, text="which version?")
         said = self._say(message)
         headers = {"Mcp-Session-Id": next(iter(self.sessions))} if first else {}
         if not said:

@@ -15,7 +15,7 @@ from vivace.tool_servers.transport import Listener, NotHeard, ToolLimits, ToolSe
 
 JSON = {"Content-Type": "application/json"}
 EVENTS = "text/event-stream"
-SESSION = "Mcp-Session-Id"
+SESSION, PROTOCOL = "Mcp-Session-Id", "MCP-Protocol-Version"
 FORGOTTEN = "it has forgotten us"
 """by its answer: it was started again"""
 REFUSAL = 1 << 10
@@ -44,6 +44,7 @@ class SSETransport:
     """One stream brings all messages; ours are posted to where its first event says."""
 
     def __init__(self, spec: ToolServerSpec, listener: Listener, limits: ToolLimits) -> None:
+        self.version = ""
         self._url = spec.url
         self._listener = listener
         self._limits = limits
@@ -112,6 +113,7 @@ class HTTPTransport:
     """Each message of ours is a request, whose answer brings what the server has to say to it."""
 
     def __init__(self, spec: ToolServerSpec, listener: Listener, limits: ToolLimits) -> None:
+        self.version = ""
         self._url = spec.url
         self._listener = listener
         self._limits = limits
@@ -156,6 +158,8 @@ class HTTPTransport:
 
     async def _post(self, data: bytes, begun: asyncio.Future[None]) -> None:
         headers = {**JSON, "Accept": f"application/json, {EVENTS}", **self._session}
+        if self.version:
+            headers[PROTOCOL] = self.version
         async with self._client.post(
             self._url, data=data, headers=headers, allow_redirects=False
         ) as response:

@@ -59,6 +59,7 @@ class ToolSession:
         if answer.protocol_version not in VERSIONS:
             spoken = answer.protocol_version[:40]
             raise ToolServerError(f"it speaks version {spoken!r} of MCP, not {', '.join(VERSIONS)}")
+        self._transport.version = answer.protocol_version
         await self._send({"method": "notifications/initialized"})
 
     async def close(self) -> None:

@@ -25,6 +25,7 @@ class StdioTransport(asyncio.SubprocessProtocol):
     what it starts is killed with it."""
 
     def __init__(self, listener: Listener, limits: ToolLimits) -> None:
+        self.version = ""
         self._listener = listener
         self._limits = limits
         self._buffer = LineBuffer(limits.message)

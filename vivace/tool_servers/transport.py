@@ -49,6 +49,9 @@ class Transport(Protocol):
     """A connection to one server of tools. Opened by a function that returns it when messages may
     be sent; what comes goes to a `Listener`."""
 
+    version: str
+    """Of MCP, once it was agreed on: over HTTP every message says it."""
+
     async def send(self, data: bytes) -> None:
         """One message, JSON without line breaks. Raises ToolServerError."""
         ...
