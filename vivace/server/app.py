@@ -23,6 +23,7 @@ from vivace.server.http import (
     end_connection,
     guard,
     name_server,
+    with_folders,
 )
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.openapi import document
@@ -106,7 +107,7 @@ def make_app(
     )
     prefixes = ("", settings.root_path) if settings.root_path else ("",)
     forms = {prefix + route.path: route.errors for prefix in prefixes for route in routes}
-    app = web.Application(middlewares=[guard(context, forms)], client_max_size=0)
+    app = web.Application(middlewares=[guard(context, with_folders(forms))], client_max_size=0)
     app[CONTEXT] = context
     for prefix in prefixes:
         for route in routes:

@@ -293,11 +293,20 @@ def accept(frontend: Frontend) -> None:
     task.add_done_callback(on_sent)
 
 
+def with_folders(forms: Mapping[str, ErrorForm]) -> dict[str, ErrorForm]:
+    """Forms of paths, and of the folders in which all paths have the same: a client that asks for
+    one that there is not reads the same errors."""
+    folders: dict[str, set[ErrorForm]] = {}
+    for path, form in forms.items():
+        folders.setdefault(path.rpartition("/")[0], set()).add(form)
+    return {name: found.pop() for name, found in folders.items() if len(found) == 1} | dict(forms)
+
+
 def guard(
     context: Context, forms: Mapping[str, ErrorForm]
 ) -> Callable[..., Awaitable[web.StreamResponse]]:
     """The middleware: every answer, also to an unknown path, leaves in one form and is counted.
-    `forms`: those of paths whose errors are not OpenAI's."""
+    `forms`: of paths, and of folders for what is unknown in them."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handle) -> web.StreamResponse:
@@ -309,7 +318,7 @@ def guard(
         label = context.http_metrics.begin(endpoint, request.method)
         status = CLIENT_LEFT
         try:
-            form = forms.get(endpoint or "", error_body)
+            form = forms.get(endpoint or request.path.rpartition("/")[0], error_body)
             response = await outcome(context, request, handler, form)
             status = response.status
             return response

@@ -79,9 +79,30 @@ OLLAMA = (
         local.OllamaShowAnswer,
         errors=ollama_error,
     ),
-    get("/api/tags", USER, ollama_models.tags, "The served model", local.OllamaModelList),
-    get("/api/ps", USER, ollama_models.running, "The loaded model", local.OllamaModelList),
-    get("/api/version", USER, ollama_models.version, "The version", local.OllamaVersion),
+    get(
+        "/api/tags",
+        USER,
+        ollama_models.tags,
+        "The served model",
+        local.OllamaModelList,
+        errors=ollama_error,
+    ),
+    get(
+        "/api/ps",
+        USER,
+        ollama_models.running,
+        "The loaded model",
+        local.OllamaModelList,
+        errors=ollama_error,
+    ),
+    get(
+        "/api/version",
+        USER,
+        ollama_models.version,
+        "The version",
+        local.OllamaVersion,
+        errors=ollama_error,
+    ),
 )
 
 STORED = "/v1/responses/{response_id}"
