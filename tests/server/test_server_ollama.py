@@ -126,11 +126,6 @@ def test_refusals_have_ollamas_form(server: Running, path: str, body: Any, field
     assert set(answer.json) == {"error"} and answer.json["error"].startswith(f"{field}: ")
 
 
-def test_paths_that_there_are_not_have_it_too(server: Running) -> None:
-    answer = ask(server, "/api/pull", {"model": "a"})
-    assert answer.status == 404 and "vivace pull" in answer.json["error"]
-
-
 def test_facts_are_the_models(server: Running) -> None:
     (tag,) = ask(server, "/api/tags", method="GET").json["models"]
     (loaded,) = ask(server, "/api/ps", method="GET").json["models"]

@@ -60,7 +60,9 @@ def test_what_is_not_supported_yet(path: str, server: Running) -> None:
 
 
 def test_commands_instead_of_paths(server: Running) -> None:
-    assert "vivace pull" in ask(server, "/api/pull", {"model": "x"}).json["message"]
+    """In the form that the API's clients read."""
+    answer = ask(server, "/api/pull", {"model": "x"})
+    assert answer.status == 404 and "vivace pull" in answer.json["error"]
 
 
 @pytest.mark.parametrize(
