@@ -331,6 +331,19 @@ def test_a_call_that_is_not_approved_is_not_made(served: Served) -> None:
     assert site.methods().count("tools/call") == made
 
 
+def test_what_goes_wrong_behind_a_call_names_the_field(server: Running) -> None:
+    request = {"type": "mcp_approval_request", "id": "a", "name": "look", "server_label": "weather"}
+    yes = {"type": "mcp_approval_response", "approval_request_id": "a", "approve": True}
+    items = [{"role": "user", "content": "x" * 4090}, request, yes]
+    body = {"input": items, "tools": [ASKED]}
+    answer = ask(server, PATH, body)
+    assert (answer.status, answer.json["param"]) == (400, "input")
+    last = read_events(ask(server, PATH, {**body, "stream": True}).text)[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"]["message"].startswith("input: ")
+    assert last["response"]["output"][-1]["output"] == "sun in None"
+
+
 def test_filters_say_what_is_asked_about(server: Running) -> None:
     reading = {**FREE, "require_approval": {"never": {"read_only": True}}}
     assert "mcp_call" in kinds(create(server, "call look", reading))

@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.requests.schema import FunctionCall, Message, ToolCall
-from vivace.server.apis.chat_run import complete, run
+from vivace.server.apis.chat_run import complete, own_names, run
 from vivace.server.apis.responses_events import (
     CALL,
     MESSAGE,
@@ -98,14 +98,17 @@ class ResponseTurns:
         request: ChatRequest,
         events: ResponseEvents,
         conversation: SpokenMessages,
-        approved: Sequence[ApprovedCall] = (),
+        approved: Sequence[ApprovedCall],
+        rename: Callable[[str], str],
     ) -> None:
+        """`rename`: what the body calls a field of the chat path."""
         self._context = context
         self._http = http
         self._request = request
         self._events = events
         self._conversation = conversation
         self._approved = approved
+        self._rename = rename
         self._limit = request.max_completion_tokens
 
     async def complete(self, body: Body, arrival: float) -> None:
@@ -115,7 +118,9 @@ class ResponseTurns:
             self._begin_approved()
             await self._make_calls()
         while not events.over:
-            events.complete(await complete(self._context, self._http, body, self._request, arrival))
+            with own_names(self._rename):
+                result = await complete(self._context, self._http, body, self._request, arrival)
+            events.complete(result)
             if not events.over:
                 await self._make_calls()
             body, arrival = Body(), time.monotonic()
@@ -137,7 +142,8 @@ class ResponseTurns:
                 await self._say(self._begin_approved())
                 await self._make_calls()
             while not events.over:
-                await run(self._context, self._http, body, self._request, arrival, form)
+                with own_names(self._rename):
+                    await run(self._context, self._http, body, self._request, arrival, form)
                 if not events.over:
                     await self._make_calls()
                 body, arrival = Body(), time.monotonic()

@@ -73,13 +73,12 @@ async def create(context: Context, http: web.Request, body: Body) -> web.StreamR
     talk = SpokenMessages(offer, listed.union(one.label for one in offer.lists))
     keep = partial(put, context, http[CLIENT], said, talk) if store else keep_nothing
     events = ResponseEvents(response, keep, offer, most_calls(params))
-    turns = ResponseTurns(context, http, request, events, talk, sent.approved)
+    turns = ResponseTurns(context, http, request, events, talk, sent.approved, found.rename)
     if params.background:
         return begin_background(context, http, turns, response, said)
-    with own_names(found.rename):
-        if request.stream:
-            return await turns.stream(body, arrival)
-        await turns.complete(body, arrival)
+    if request.stream:
+        return await turns.stream(body, arrival)
+    await turns.complete(body, arrival)
     return json_response(response)
 
 

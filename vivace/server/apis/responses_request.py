@@ -28,6 +28,7 @@ from vivace.server.apis.server_tools import FUNCTION, MCP, ToolOffer
 from vivace.server.openai.schema import ChatRequest
 
 RENAMED_FIELDS = {
+    "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format.json_schema.schema": "text.format.schema",
     "response_format.json_schema": "text.format",
