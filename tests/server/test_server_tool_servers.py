@@ -496,3 +496,24 @@ def test_a_drain_ends_calls_with_a_word(stream: bool) -> None:
             assert last["response"]["output"][-1]["status"] == "incomplete"
         else:
             assert answer.status == 503
+
+
+@pytest.mark.parametrize("tool", [FREE, ASKED], ids=["free", "asked"])
+def test_openais_agents(server: Running, tool: dict[str, Any]) -> None:
+    agents: Any = pytest.importorskip("agents", reason="pip install openai-agents")
+    openai: Any = pytest.importorskip("openai", reason="pip install openai")
+    agents.set_tracing_disabled(True)
+    approve = None if tool is FREE else lambda request: {"approve": True}
+
+    async def run() -> None:
+        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0)
+        hosted = agents.HostedMCPTool(tool_config=tool, on_approval_request=approve)
+        model = agents.OpenAIResponsesModel("toy", client)
+        agent = agents.Agent(name="a", model=model, tools=[hosted])
+        whole = await agents.Runner.run(agent, "call look")
+        streamed = agents.Runner.run_streamed(agent, "call look")
+        async for _ in streamed.stream_events():
+            pass
+        assert whole.final_output == streamed.final_output == "Found sun in Paris"
+
+    server.run(run())
