@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from grammar_kit import BACKEND
+from grammar_kit import BACKEND, VOCABULARY
 
 from vivace.errors import CannotStart
 from vivace.grammar.backend import GrammarError
+from vivace.grammar.thinking import ThinkingBackend
+from vivace.grammar.thinking_rule import ThinkingRule, thinking_constraint
 from vivace.launch.grammars import check_whitespace
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
@@ -156,3 +159,13 @@ def test_a_pattern_of_the_operator_is_tried_at_the_start() -> None:
     check_whitespace(r"[ \n]?")
     with pytest.raises(CannotStart, match="unclosed"):
         check_whitespace("(")
+
+
+def test_thinking_that_no_tokens_can_end_has_no_limit() -> None:
+    tokens = [b"" if token == b"<" else token for token in VOCABULARY.tokens]
+    lacking = replace(VOCABULARY, tokens=tokens)
+    rule = ThinkingRule(begin="<think>", end="</think>", inside=True, budget=2)
+    constraint = thinking_constraint(rule, "max_thinking_tokens")
+    assert ThinkingBackend(BACKEND, VOCABULARY).compile(constraint)
+    with pytest.raises(GrammarError, match="thinking"):
+        ThinkingBackend(BACKEND, lacking).compile(constraint)

@@ -11,6 +11,7 @@ import numpy as np
 
 from vivace.grammar.backend import (
     GrammarBackend,
+    GrammarError,
     GrammarMatcher,
     PlacedMatcher,
     TokenVocabulary,
@@ -35,6 +36,8 @@ class ThinkingBackend:
         if constraint.kind != THINKING:
             return self._backend.compile(constraint)
         rule = read_thinking_rule(constraint.text)
+        if rule.budget is not None and not self._words.can_end(rule.end):
+            raise GrammarError(f"no tokens of the model are {rule.end!r}, which ends thinking")
         answer = self._words.any_answer
         if rule.answer is not None:
             answer = self._backend.compile(rule.answer)
@@ -74,6 +77,14 @@ class ThinkingVocabulary:
         for part in self._special.split(text):
             found += [part] if isinstance(part, int) else self._vocabulary.encode(part)
         return found
+
+    def can_end(self, text: str) -> bool:
+        """Whether tokens say it, and whatever is left of it behind its beginning."""
+        rests = [text[place:] for place in range(len(text))]
+        return all(
+            b"".join(self.tokens[token] for token in self.ids(rest)) == rest.encode()
+            for rest in rests
+        )
 
     def mask(self, avoided: Sequence[str], *, ends: bool) -> np.ndarray:
         """Every token but those that are one of the texts `avoided`; `ends`: and those that end an

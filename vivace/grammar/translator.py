@@ -93,7 +93,8 @@ class TranslatorProcess:
         code = link.end()
         if isinstance(error, TimeoutError):
             seconds = self._limits.wall_seconds
-            raise GrammarUnavailable(f"got no processor time to be compiled in {seconds:g} s")
+            reason = f"was not compiled in {seconds:g} s: the machine is busy; try again later"
+            raise GrammarUnavailable(reason)
         if code == -signal.SIGPROF:
             limit = f"{self._limits.cpu_seconds:g} s"
             raise GrammarError(f"takes longer than {limit} to compile; make it simpler")
