@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -22,8 +21,6 @@ from vivace.tool_servers.messages import (
 )
 from vivace.tool_servers.stdio import open_stdio
 from vivace.tool_servers.transport import Listener, ToolLimits, ToolServerError, Transport
-
-log = logging.getLogger("vivace.tools")
 
 OPEN: dict[str, Callable[..., Coroutine[Any, Any, Transport]]] = {
     "sse": open_sse,
@@ -96,6 +93,7 @@ class ToolSession:
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(ToolServerError(self.over))
+                answer.exception()  # seen: what was asked may not have been sent yet
 
     async def _send(self, message: dict[str, Any]) -> None:
         if self._transport is None:

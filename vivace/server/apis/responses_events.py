@@ -111,11 +111,6 @@ class ResponseEvents:
             for _ in self.take(one):
                 pass
 
-    @property
-    def goes_on(self) -> bool:
-        """Another turn follows, or calls that are to be made."""
-        return not self.over
-
     def begin(self) -> Iterator[ResponseEvent]:
         """What comes before the model says anything."""
         if self._begun:
