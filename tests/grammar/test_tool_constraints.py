@@ -213,7 +213,13 @@ def test_constraints_that_say_two_things_are_refused() -> None:
     assert caught.value.field == "tool_choice"
 
 
-@pytest.mark.parametrize("large", [{"x" * 300_000: 1}, {"a": "x" * 300_000}, {"a": [1] * 60_000}])
+HUGE = {"a": [10**4000] * 20_000}
+"""to write it takes seconds"""
+
+
+@pytest.mark.parametrize(
+    "large", [{"x" * 300_000: 1}, {"a": "x" * 300_000}, {"a": [1] * 60_000}, HUGE]
+)
 def test_tools_that_are_too_large_are_refused(large: Any) -> None:
     offered = OfferedTools(schemas={"a": {"properties": large}}, required=("a",))
     with pytest.raises(BadRequest) as caught:

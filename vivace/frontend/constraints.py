@@ -56,6 +56,8 @@ def check_json(value: Any, field: str) -> None:
         count += 1
         if isinstance(one, str):
             characters += len(one)
+        elif isinstance(one, int):
+            characters += one.bit_length() // 3  # digits: of long ones to make takes the square
         elif isinstance(one, dict):
             characters += sum(len(key) for key in one if isinstance(key, str))
         if count > MAX_VALUES or characters > MAX_CHARACTERS[STRUCTURAL_TAG]:
