@@ -29,6 +29,8 @@ from vivace.deploy.rules.judge import judge
         ),
         ("-tp 8 -ep", "--tp-size 8 --ep-size 8"),
         ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8_e4m3"),
+        ("--tool-call-parser llama3_json", "--tool-call-parser llama3"),
+        ("--reasoning-parser deepseek_r1", "--reasoning-parser deepseek-r1"),
         ("--quantization ascend", "--quantization modelslim"),
         (
             "--master-addr a --master-port 9 -n 2 -r 1",

@@ -32,7 +32,18 @@ USUAL_NODE = 8
 """devices; Ray spreads more of them over machines by itself"""
 MACHINES = "<machines of Ray>"
 SHORT = TABLES["short"]
-VALUES = {("kv-cache-dtype", "fp8"): "fp8_e4m3", ("quantization", "ascend"): "modelslim"}
+PARSERS = {
+    "tool-call-parser": "llama3_json=llama3 llama4_pythonic=pythonic deepseek_v3=deepseekv3 "
+    "deepseek_v31=deepseekv31 deepseek_v32=deepseekv32 openai=gpt-oss minimax_m2=minimax-m2 "
+    "qwen3_xml=qwen3_coder",
+    "reasoning-parser": "deepseek_r1=deepseek-r1 deepseek_v3=deepseek-v3 openai_gptoss=gpt-oss "
+    "minimax_m2=minimax minimax_m2_append_think=minimax-append-think",
+}
+VALUES = {("kv-cache-dtype", "fp8"): "fp8_e4m3", ("quantization", "ascend"): "modelslim"} | {
+    (flag, theirs): ours
+    for flag, names in PARSERS.items()
+    for theirs, ours in (name.split("=") for name in names.split())
+}
 """(flag, value of vLLM or vllm-ascend) -> SGLang's name of it"""
 USUAL = frozenset(
     """enable-prefix-caching enable-chunked-prefill async-scheduling enable-auto-tool-choice
