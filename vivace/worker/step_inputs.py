@@ -25,8 +25,9 @@ class StepInputs:
     """Fixed buffers for steps of up to `tokens` tokens; longer steps enlarge them for good.
 
     Steps of up to `single_tokens[0]` tokens (or as many as are verified), and those of up to
-    `single_tokens[1]` that are nothing but tokens with their drafts, are laid out as decode steps:
-    every token is a span that ends with itself. So they can be replays.
+    `single_tokens[1]` that are nothing but tokens with their drafts, or up to `single_tokens[0]` of
+    each row's answer, are laid out as decode steps: every token is a span that ends with itself. So
+    they can be replays.
     """
 
     def __init__(
@@ -237,14 +238,15 @@ class StepInputs:
             entry_rows=upload(rows[final], self._device),
             positions=self._wanted.take(len(final))[0],
             drafts=drafts,
-            flat=decode or int(starts[-1]) <= self._most_flat(counts, drafts),
+            flat=decode or int(starts[-1]) <= self._most_flat(rows, counts, drafts),
         )
 
-    def _most_flat(self, counts: np.ndarray, drafts: np.ndarray | None) -> int:
+    def _most_flat(self, rows: np.ndarray, counts: np.ndarray, drafts: np.ndarray | None) -> int:
         """Tokens of such a step that are laid out each as a span."""
-        if drafts is not None and (counts == drafts + 1).all():
-            return max(self._single_tokens, self._verified_tokens)
-        return self._single_tokens
+        verified = drafts is not None and (counts == drafts + 1).all()
+        if not verified and int(counts.max()) <= self._single_tokens:  # not of prompts, either
+            verified = (self._states.known[rows] > self._states.prompt[rows]).all()
+        return max(self._single_tokens, self._verified_tokens * bool(verified))
 
     def _find_shape(self, spans: Spans) -> StepShape | None:
         """Of a step that a capture may serve: every row has as many tokens."""
