@@ -15,7 +15,7 @@ from vivace.grammar.schema_keywords import Path, pointed, spelled, subschemas
 
 MAX_REASON = 400
 MOST_TRIALS = 20
-MOST_TRIED_BYTES = 512 << 10
+MOST_TRIED_BYTES = 128 << 10
 """of all trials"""
 PATTERNS = "patternProperties"
 
