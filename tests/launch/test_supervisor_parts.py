@@ -538,6 +538,12 @@ def test_sizes_have_units_that_fit(nbytes: int, size: str, parameters: int, coun
     assert (size_text(nbytes), count_text(parameters)) == (size, count)
 
 
+def test_the_summary_has_the_tools_of_each_tool_server() -> None:
+    tools = ["weather: look", "files: no tools"]
+    rows = build_summary(config(), CAPACITY, "http://127.0.0.1:1", tools).rows
+    assert [row for row in rows if row[0] == "tools"] == [("tools", text) for text in tools]
+
+
 def test_summary_never_shows_the_key() -> None:
     summary = build_summary(config("--api-key", "sk-secret"), CAPACITY, "http://127.0.0.1:1")
     assert "<api key>" in " ".join(summary.curl) and "sk-secret" not in repr(summary)
