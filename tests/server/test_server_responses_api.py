@@ -329,6 +329,15 @@ def test_what_goes_wrong_in_the_background_stands_in_the_response(server: Runnin
     assert answer.status == 400
 
 
+def test_log_probabilities_are_those_of_the_chat(server: Running) -> None:
+    fields = {"max_tokens": 3, "logprobs": True, "top_logprobs": 2}
+    chat = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    wanted = ask(server, "/v1/chat/completions", chat).json["choices"][0]["logprobs"]["content"]
+    found = create(server, max_output_tokens=3, top_logprobs=2)
+    assert wanted and found["output"][0]["content"][0]["logprobs"] == wanted
+    assert ask(server, f"{PATH}/{found['id']}", method="GET").json == found
+
+
 @pytest.mark.parametrize("way", ["cancel", "delete"])
 def test_a_response_in_the_background_can_be_ended(way: str) -> None:
     with running_server(engine=ScriptedEngine(pause=0.01)) as server:

@@ -45,7 +45,8 @@ class ResultMessage(msgspec.Struct, kw_only=True):
 
 
 class ResultLogprobs(msgspec.Struct, kw_only=True):
-    content: list[Any] | None = None
+    content: list[msgspec.Raw] | None = None
+    """as they came: twenty objects for each token would take seconds to make"""
 
 
 class ResultChoice(msgspec.Struct, kw_only=True):

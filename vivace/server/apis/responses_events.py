@@ -85,7 +85,7 @@ class ResponseEvents:
         self._begun = False
         self._item: OutputItem | None = None
         self._said: list[str] = []
-        self._logprobs: list[Any] = []
+        self._logprobs: list[msgspec.Raw] = []
         self._call: int | None = None
         self._choice = ResultChoice()
         self._usage: list[ResultUsage] = []
@@ -154,7 +154,9 @@ class ResponseEvents:
         for call in delta.tool_calls or ():
             yield from self._add_call(call)
 
-    def _add_text(self, kind: str, text: str, logprobs: list[Any]) -> Iterator[ResponseEvent]:
+    def _add_text(
+        self, kind: str, text: str, logprobs: list[msgspec.Raw]
+    ) -> Iterator[ResponseEvent]:
         if self._item is None or self._item.type != kind:
             yield from self._close()
             yield from self._open_text(kind)
@@ -359,10 +361,10 @@ def new_item(prefix: str, kind: str, **fields: Any) -> OutputItem:
     return OutputItem(id=identity, type=kind, status="in_progress", **fields)
 
 
-def text_part(kind: str, text: str = "", logprobs: list[Any] | None = None) -> OutputPart:
+def text_part(kind: str, text: str = "", logprobs: Sequence[Any] = ()) -> OutputPart:
     if kind == REASONING:
         return OutputPart(type="reasoning_text", text=text)
-    return OutputPart(type="output_text", text=text, annotations=[], logprobs=logprobs or [])
+    return OutputPart(type="output_text", text=text, annotations=[], logprobs=list(logprobs))
 
 
 def response_usage(turns: Sequence[ResultUsage]) -> ResponseUsage:
