@@ -110,8 +110,9 @@ class StepBuilder:
         others: list[Sequence] = []
         table.ahead = False
         for sequence in decoding:
-            known = sequence.prefill_len - sequence.scheduled_len
-            count = self.pages.cut(sequence, self.pages.coverable(sequence, known)) * (known > 1)
+            known = count = sequence.prefill_len - sequence.scheduled_len
+            if known > 1:
+                count = self.pages.cut(sequence, self.pages.coverable(sequence, known))
             if count > 1:
                 self.add_chunk(sequence, count, self.pages.cover(sequence, count))
                 self.saves += self.pages.save_states(sequence)
@@ -119,7 +120,7 @@ class StepBuilder:
                 table.clients.charge(sequence.client, count)
             else:
                 others.append(sequence)
-            table.ahead |= sequence.prefill_len - sequence.scheduled_len > 1
+            table.ahead |= count < known
         return others
 
     def apart(self) -> list[StepBuilder]:
