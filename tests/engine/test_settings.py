@@ -40,6 +40,7 @@ def config(environment: dict[str, str] | None = None, **changes: Any) -> Any:
         depth=2,
         draft_width=0,
         draft_tree=None,
+        draft=None,
         environment=environment or {},
     )
 
