@@ -33,7 +33,7 @@ encode = msgspec.msgpack.Encoder().encode
 class TranslationLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of one constraint."""
 
-    cpu_seconds: float = 2.0
+    cpu_seconds: float = 1.5
     """of processor time: a busy machine makes no constraint slow"""
     wall_seconds: float = 9.0
     memory: int = 512 << 20

@@ -47,7 +47,7 @@ class ExactEncoder:
         """Of a long text the first tokens."""
         if len(text) > AHEAD:
             ids = self._encode(text[:AHEAD])
-            return ids[: len(ids) // 2]  # the cut changes only the last ones
+            return ids[: max(1, len(ids) // 2)]  # the cut changes only the last ones
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
