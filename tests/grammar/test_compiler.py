@@ -85,6 +85,10 @@ def test_a_gate_refuses_what_does_not_compile(error: Exception, status: int, tol
     backend.go.set()
     assert bell.wait(20) and gate is not None and gate.is_open() and gate.refusal is not None
     assert gate.refusal.status == status and told in str(gate.refusal.message)
+    with pytest.raises(type(error)):
+        compiler.matcher(Constraint(kind=REGEX, text="ab"))
+    again = ["ab"] * (status != 400)
+    assert backend.compiled == ["ab", *again], "what is not its own fault may not come again"
 
 
 def test_what_takes_too_long_is_refused() -> None:

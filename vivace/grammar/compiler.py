@@ -122,6 +122,8 @@ class GrammarCompiler:
             alarm.start()
             job.compiled.set_result(self._compile(job.constraint))
         except BaseException as error:
+            if not isinstance(error, GrammarError):  # the next one may have more luck
+                self._compiled.forget(job.constraint)
             job.compiled.set_exception(error)
         finally:
             alarm.cancel()
