@@ -62,7 +62,7 @@ class StdioTransport(asyncio.SubprocessProtocol):
 
     def _signal(self, number: int) -> None:
         assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it may be another user's
             os.killpg(self._process.get_pid(), number)
 
     async def _comes(self, event: asyncio.Event) -> bool:
