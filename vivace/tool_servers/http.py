@@ -124,9 +124,15 @@ class HTTPTransport:
     async def send(self, data: bytes) -> None:
         """Returns when the answer has begun: what it brings is read beside."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not begun.done():
+                begun.set_exception(ToolServerError("it was closed"))
+
         task = asyncio.create_task(self._exchange(data, begun))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
         try:
             await begun
         except asyncio.CancelledError:
@@ -145,16 +151,17 @@ class HTTPTransport:
         await self._client.close()
 
     async def _exchange(self, data: bytes, begun: asyncio.Future[None]) -> None:
+        given = asyncio.timeout(self._limits.call + self._limits.connect)
         try:
-            async with asyncio.timeout(self._limits.call + self._limits.connect):
+            async with given:
                 await self._post(data, begun)
         except (ToolServerError, aiohttp.ClientError, OSError) as error:
             known = error if isinstance(error, ToolServerError) else None
             known = known or ToolServerError(why_no_answer(error))
-            if begun.done():
-                self._listener.end(str(known))
-            else:
+            if not begun.done():
                 begun.set_exception(known)
+            elif not given.expired():  # then nobody waits for this one, but for others
+                self._listener.end(str(known))
 
     async def _post(self, data: bytes, begun: asyncio.Future[None]) -> None:
         headers = {**JSON, "Accept": f"application/json, {EVENTS}", **self._session}
