@@ -71,6 +71,9 @@ def call(identity: Any, name: str, arguments: dict[str, Any]) -> list[Any]:
             return [reply(identity, text("x" * (8 << 20)))]
         case "garbage":
             return ["{no JSON"]
+        case "change":
+            changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+            return [changed, reply(identity, text("done"))]
         case "die":
             raise SystemExit(3)
         case _:

@@ -17,6 +17,8 @@ from typing import Any
 import fake_tools
 import pytest
 import uvloop
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from fake_tool_sites import FakeSite, fake_site
 from fake_tools import FAULT, RESULT, TOOLS
 from hypothesis import given
@@ -25,10 +27,11 @@ from hypothesis import strategies as st
 from vivace.config.http import ToolServerSpec
 from vivace.config.secret import Secret
 from vivace.errors import CannotStart
+from vivace.tool_servers.http import open_http
 from vivace.tool_servers.server import ToolServer
 from vivace.tool_servers.servers import ToolServers
 from vivace.tool_servers.stdio import LineBuffer
-from vivace.tool_servers.transport import ToolLimits, ToolServerError
+from vivace.tool_servers.transport import Listener, ToolLimits, ToolServerError
 
 PROGRAM = (sys.executable, "-S", fake_tools.__file__)
 LIMITS = ToolLimits(connect=5, call=5, stop=0.2, retry=0)
@@ -169,6 +172,59 @@ def test_a_long_result_is_cut_and_says_so() -> None:
         limits = ToolLimits(output=2, stop=0.2)
         async with opened("sse", limits=limits) as (server, _):
             assert (await server.call("look", {"city": "Rome"})).text.startswith("su\n[... 9 more")
+
+    run(work)
+
+
+def test_a_list_that_has_changed_is_asked_for_until_it_comes() -> None:
+    async def work() -> None:
+        async with opened("sse") as (server, site):
+            assert site is not None
+            await server.call("change", {})
+            site.fault = "wrong"
+            with pytest.raises(ToolServerError):
+                await server.tools()
+            site.fault = "deep"
+            assert list(await server.tools()) == ["look"]
+
+    run(work)
+
+
+def test_an_answer_that_never_ends_is_no_end_of_the_others() -> None:
+    """Nor does anyone wait for one that does not begin once the connection is closed."""
+
+    async def work() -> None:
+        asked, left = asyncio.Event(), asyncio.Event()
+
+        async def hang(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            try:
+                if await request.text() == "begin":
+                    await response.prepare(request)
+                asked.set()
+                await asyncio.Event().wait()
+            finally:
+                left.set()
+            return response
+
+        app = web.Application()
+        app.router.add_post("/", hang)
+        async with TestServer(app, handler_cancellation=True) as site:
+            ends: list[str] = []
+            listener = Listener(receive=lambda data: None, end=ends.append)
+            spec = ToolServerSpec(label="fake", transport="http", url=str(site.make_url("/")))
+            transport = await open_http(spec, listener, ToolLimits(call=0.1, connect=0.1))
+            await transport.send(b"begin")
+            await left.wait()
+            await transport.close()
+            asked.clear()
+            transport = await open_http(spec, listener, LIMITS)
+            sending = asyncio.create_task(transport.send(b"never"))
+            await asked.wait()
+            await transport.close()
+            with pytest.raises(ToolServerError, match="closed"):
+                await sending
+            assert ends == []
 
     run(work)
 

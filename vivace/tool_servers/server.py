@@ -88,7 +88,7 @@ class ToolServer:
             if session is None or session.over:
                 session = await self._connect()
             elif session.stale:
-                await self._within(self._list(session))
+                await self._list_again(session)
             return session
 
     async def _connect(self) -> ToolSession:
@@ -109,6 +109,13 @@ class ToolServer:
             raise
         self._failed = ("", 0.0)
         return session
+
+    async def _list_again(self, session: ToolSession) -> None:
+        try:
+            await self._within(self._list(session))
+        except BaseException:  # also when who asked has left: the next one needs it
+            session.stale = True
+            raise
 
     async def _begin(self, session: ToolSession) -> None:
         await session.open()
