@@ -22,14 +22,13 @@ from vivace.grammar.backend import (
 )
 from vivace.grammar.compile_queue import URGENT, CompileJob, CompileQueue
 from vivace.grammar.compiled import Compiled, CompiledGrammars
+from vivace.grammar.limits import STACK
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
 log = logging.getLogger("vivace.grammar")
 THREADS = 1
 """that compile: two leave less of the cores, and of the interpreter, to steps"""
-STACK = 256 << 20
-"""bytes of addresses: the library goes down a chain of thousands of references in one stack"""
 LESS_URGENT = 19
 """how nice the threads that compile are to those that compute steps"""
 MAX_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""How large what an answer has to obey may be."""
+"""How large what an answer has to obey may be, and the stack that takes."""
 
 from vivace.grammar.thinking_rule import THINKING
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG
@@ -15,3 +15,6 @@ MAX_DEPTH = 100
 """objects and lists in each other"""
 MAX_VALUES = 50_000
 """strings, numbers, objects and lists"""
+STACK = 256 << 20
+"""bytes of addresses of a thread that compiles: the library goes down a chain of thousands of
+references in one stack. What fits where it is tried must fit in the engine."""

@@ -15,6 +15,7 @@ import msgspec
 
 from vivace.config.child_process import STOPPING, die_with
 from vivace.grammar.backend import GrammarError, TokenVocabulary
+from vivace.grammar.limits import STACK
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.source import GrammarDialect, translate
 from vivace.grammar.translator import (
@@ -27,8 +28,6 @@ from vivace.grammar.translator import (
 )
 from vivace.protocol.constraints import Constraint
 
-STACK = 256 << 20
-"""bytes of addresses: the library goes down a chain of thousands of references in one stack"""
 LESS_URGENT = 10
 """how nice it is to who computes steps"""
 
