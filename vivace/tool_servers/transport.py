@@ -9,7 +9,7 @@ from typing import Protocol
 
 class ToolServerError(Exception):
     """A server of tools is not there, does not answer, or says what is no answer. The text says
-    which one and why, for the client of a request."""
+    why, for the client of a request; which one it is stands elsewhere."""
 
 
 class NotHeard(ToolServerError):
