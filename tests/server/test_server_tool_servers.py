@@ -314,6 +314,19 @@ def test_a_call_waits_for_approval(server: Running) -> None:
         assert "<user>call look\n<assistant>[look]\n<tool>sun" in prompts(server, 1)[0]
 
 
+def test_behind_an_approved_call_the_model_may_be_kept_from_others(server: Running) -> None:
+    asked = create(server, "again", ASKED)
+    yes = {"type": "mcp_approval_response", "approval_request_id": asked["output"][1]["id"]}
+    found = create(
+        server,
+        [{**yes, "approve": True}],
+        ASKED,
+        previous_response_id=asked["id"],
+        tool_choice="none",
+    )
+    assert kinds(found) == ["mcp_call", "message"]
+
+
 def test_a_call_that_is_not_approved_is_not_made(served: Served) -> None:
     server, site = served
     asked = create(server, "call look", ASKED, store=False)

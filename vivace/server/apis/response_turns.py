@@ -4,6 +4,7 @@ on with what they have found, until it asks for none."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -177,7 +178,8 @@ class ResponseTurns:
         finally:
             for task in (*calls, silence):
                 task.cancel()
-        request.tool_choice = "none" if events.refused_calls else None
+        no_more = events.refused_calls or request.tool_choice == "none"
+        request.tool_choice = "none" if no_more else None
         await self._say(encode_events(events.next_turn()))
         request.messages = [*request.messages, *self._conversation.take(events.response.output)]
         if self._limit is not None and not events.over:
@@ -201,10 +203,11 @@ class ResponseTurns:
         await self._say(self._events.settle(call, output, error))
 
     async def _break_silence(self) -> None:
-        """Until it is cancelled."""
-        while True:
-            await asyncio.sleep(self._context.settings.stream_silence)
-            await self._say(COMMENT)
+        """Until it is cancelled, or nobody listens."""
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await asyncio.sleep(self._context.settings.stream_silence)
+                await self._say(COMMENT)
 
     async def _say(self, data: bytes) -> None:
         """More of the stream, between those of the chat path; nothing where there is none."""
