@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FRAME = "\n"
 """in front of a text: tokenizers put a space before what begins a prompt"""
-AHEAD = 512
+AHEAD = 128
 """characters of a forced text whose tokens are looked for: behind each it is asked for again"""
 
 
