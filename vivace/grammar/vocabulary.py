@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 FRAME = "\n"
 """in front of a text: tokenizers put a space before what begins a prompt"""
-AHEAD = 128
+AHEAD = (128, 1024, 8192)
 """characters of a forced text whose tokens are looked for: behind each it is asked for again"""
+ENOUGH = 16
+"""tokens: those at the end of a text the library takes back, since others may follow"""
 
 
 def token_vocabulary(tokenizer: Tokenizer, eos_ids: Sequence[int], size: int) -> TokenVocabulary:
@@ -45,9 +47,11 @@ class ExactEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Of a long text the first tokens."""
-        if len(text) > AHEAD:
-            ids = self._encode(text[:AHEAD])
-            return ids[: max(1, len(ids) // 2)]  # the cut changes only the last ones
+        for length in AHEAD:
+            if len(text) <= length:
+                break
+            if len(ids := self._encode(text[:length])) >= ENOUGH:
+                return ids[: len(ids) // 2]  # the cut changes only the last ones
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
