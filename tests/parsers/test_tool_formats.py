@@ -102,6 +102,7 @@ def test_malformed_answers_are_cut_alike(name: str, pieces: list[str], places: l
         ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}', [{"a": 1}]),
         ("hermes", '<tool_call>{"arguments": "{}", "name": "now"}</tool_call>', [{}]),
         ("hermes", '<tool_call>{"name": "now", "arguments": "soon"}</tool_call>', ["soon"]),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}, "why": [1]}</tool_call>', [{}]),
         ("step3", '<｜tool_call_begin｜><steptml:invoke name="now"></steptml:invoke>', [{}]),
         ("step3", STEP3.format("now\n"), [{}]),
         ("pythonic", "[now(a={'b', 'c'}, d={}, e={1: {2}})]",

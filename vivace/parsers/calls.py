@@ -113,7 +113,7 @@ class JsonCalls:
             if key == "name":
                 name = yield from read_string(reader)
             elif key not in ARGUMENTS:
-                yield from skip_value(calls, key)
+                yield from skip_value(calls, key, begun=begun)
             elif name and not begun:
                 calls.begin(name)
                 begun = True
@@ -127,9 +127,10 @@ class JsonCalls:
             calls.writer.arguments(object_text("".join(early)))
 
 
-def skip_value(calls: CallReader, key: str) -> Steps[None]:
-    """Of a key that says nothing about a call. Raises NotACall for one that no call has."""
-    if key not in OTHER_KEYS:
+def skip_value(calls: CallReader, key: str, *, begun: bool) -> Steps[None]:
+    """Of a key that says nothing about a call. Raises NotACall for one that no call has, unless the
+    call has `begun`: half of it would become text."""
+    if key not in OTHER_KEYS and not begun:
         raise NotACall
     yield from copy_value(calls.reader, lambda text: None)
 
