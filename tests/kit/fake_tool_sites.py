@@ -22,6 +22,8 @@ class FakeSite:
         self._address = self._socket.getsockname()
         self.url = f"http://127.0.0.1:{self._address[1]}"
         self.sessions = {"s1"}
+        self.held = 0
+        """answers that have begun and never end"""
         self._streams: list[web.StreamResponse] = []
         self._runner: web.AppRunner | None = None
 
@@ -68,7 +70,7 @@ class FakeSite:
             await self._streams[-1].write(f"event: message\ndata: {said}\n\n".encode())
         return web.Response(status=202, text="Accepted")
 
-    async def _exchange(self, request: web.Request) -> web.Response:
+    async def _exchange(self, request: web.Request) -> web.StreamResponse:
         message = await request.json()
         first = message.get("method") == "initialize"
         if first:
@@ -79,6 +81,8 @@ class FakeSite:
             return web.Response(status=400, text="which version?")
         said = self._say(message)
         headers = {"Mcp-Session-Id": next(iter(self.sessions))} if first else {}
+        if not said and message.get("method") == "tools/call":
+            return await self._hold(request)
         if not said:
             return web.Response(status=202, headers=headers)
         if message.get("method") == "tools/call":  # as events, the others as JSON
@@ -86,6 +90,16 @@ class FakeSite:
             headers["Content-Type"] = "text/event-stream"
             return web.Response(text=events, headers=headers)
         return web.Response(text=said[0], content_type="application/json", headers=headers)
+
+    async def _hold(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        self.held += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.held -= 1
+        return response
 
     async def _forget(self, _request: web.Request) -> web.Response:
         self.heard.append({"method": "DELETE"})

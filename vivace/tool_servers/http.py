@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
@@ -11,7 +12,13 @@ import aiohttp
 from vivace.config.http import ToolServerSpec
 from vivace.errors import why_no_answer
 from vivace.tool_servers.event_stream import read_events, read_whole
-from vivace.tool_servers.transport import Listener, NotHeard, ToolLimits, ToolServerError
+from vivace.tool_servers.transport import (
+    Listener,
+    NotHeard,
+    ToolLimits,
+    ToolServerError,
+    nothing_to_end,
+)
 
 JSON = {"Content-Type": "application/json"}
 EVENTS = "text/event-stream"
@@ -59,7 +66,7 @@ class SSETransport:
             raise ToolServerError("its stream ended at once")
         self._endpoint.result()
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> Callable[[], object]:
         try:
             async with self._client.post(
                 self._endpoint.result(), data=data, headers=JSON, allow_redirects=False
@@ -67,6 +74,7 @@ class SSETransport:
                 await refuse_others(response)
         except (aiohttp.ClientError, OSError) as error:
             raise ToolServerError(why_no_answer(error)) from None
+        return nothing_to_end
 
     async def close(self) -> None:
         self._reader.cancel()
@@ -121,7 +129,7 @@ class HTTPTransport:
         self._session: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> Callable[[], object]:
         """Returns when the answer has begun: what it brings is read beside."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -138,6 +146,7 @@ class HTTPTransport:
         except asyncio.CancelledError:
             task.cancel()
             raise
+        return task.cancel
 
     async def close(self) -> None:
         for task in self._tasks:

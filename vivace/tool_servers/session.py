@@ -20,7 +20,13 @@ from vivace.tool_servers.messages import (
     RpcMessage,
 )
 from vivace.tool_servers.stdio import open_stdio
-from vivace.tool_servers.transport import Listener, ToolLimits, ToolServerError, Transport
+from vivace.tool_servers.transport import (
+    Listener,
+    ToolLimits,
+    ToolServerError,
+    Transport,
+    nothing_to_end,
+)
 
 OPEN: dict[str, Callable[..., Coroutine[Any, Any, Transport]]] = {
     "sse": open_sse,
@@ -73,10 +79,12 @@ class ToolSession:
         self._number += 1
         number, answer = self._number, asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
+        give_up: Callable[[], object] = nothing_to_end
         try:
-            await self._send({"id": number, "method": method, "params": params})
+            give_up = await self._send({"id": number, "method": method, "params": params})
             result = await answer
         except asyncio.CancelledError:
+            give_up()
             about = {"requestId": number, "reason": "nobody waits for it any more"}
             self._tell({"method": "notifications/cancelled", "params": about})
             raise
@@ -95,10 +103,10 @@ class ToolSession:
                 answer.set_exception(ToolServerError(self.over))
                 answer.exception()  # seen: what was asked may not have been sent yet
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def _send(self, message: dict[str, Any]) -> Callable[[], object]:
         if self._transport is None:
             raise ToolServerError(self.over or "it is not connected")
-        await self._transport.send(msgspec.json.encode({"jsonrpc": "2.0", **message}))
+        return await self._transport.send(msgspec.json.encode({"jsonrpc": "2.0", **message}))
 
     def _tell(self, message: dict[str, Any]) -> None:
         """Send it beside; whether it arrives is nobody's concern."""

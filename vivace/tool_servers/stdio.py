@@ -6,11 +6,17 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from typing import cast
 
 from vivace.config.child_process import begin_other_program, describe_exit, environment_of_others
 from vivace.config.http import ToolServerSpec
-from vivace.tool_servers.transport import Listener, ToolLimits, ToolServerError
+from vivace.tool_servers.transport import (
+    Listener,
+    ToolLimits,
+    ToolServerError,
+    nothing_to_end,
+)
 
 TAIL = 1024
 """Bytes of its standard error that are kept, to say why it has ended."""
@@ -35,13 +41,14 @@ class StdioTransport(asyncio.SubprocessProtocol):
         self._exited = asyncio.Event()
         self._silent = asyncio.Event()
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> Callable[[], object]:
         pipe = self._pipe()
         if self._over or pipe is None or pipe.is_closing():
             raise ToolServerError(self._over or "it reads no more")
         if pipe.get_write_buffer_size() > self._limits.message:
             raise ToolServerError("it does not read what it is sent")
         pipe.write(data + b"\n")
+        return nothing_to_end
 
     async def close(self) -> None:
         """End it: by the end of its input, then SIGTERM, then SIGKILL to all of its group."""

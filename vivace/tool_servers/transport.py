@@ -45,6 +45,10 @@ class Listener:
     end: Callable[[str], None]
 
 
+def nothing_to_end() -> None:
+    """Of a message whose answer takes nothing of its own."""
+
+
 class Transport(Protocol):
     """A connection to one server of tools. Opened by a function that returns it when messages may
     be sent; what comes goes to a `Listener`."""
@@ -52,8 +56,9 @@ class Transport(Protocol):
     version: str
     """Of MCP, once it was agreed on: over HTTP every message says it."""
 
-    async def send(self, data: bytes) -> None:
-        """One message, JSON without line breaks. Raises ToolServerError."""
+    async def send(self, data: bytes) -> Callable[[], object]:
+        """One message, JSON without line breaks; what is returned is called if nobody waits for an
+        answer to it any more. Raises ToolServerError."""
         ...
 
     async def close(self) -> None:
