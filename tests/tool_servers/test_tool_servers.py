@@ -179,6 +179,16 @@ def test_a_long_result_is_cut_and_says_so() -> None:
     run(work)
 
 
+def test_nothing_is_started_again_once_it_is_closed() -> None:
+    async def work() -> None:
+        async with opened("stdio") as (server, _):
+            await server.tools()
+        with pytest.raises(ToolServerError, match="closed"):
+            await server.call("look", {})
+
+    run(work)
+
+
 def test_a_list_that_has_changed_is_asked_for_until_it_comes() -> None:
     async def work() -> None:
         async with opened("sse") as (server, site):

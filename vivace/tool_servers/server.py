@@ -48,6 +48,7 @@ class ToolServer:
         self._turn = asyncio.Semaphore(limits.calls_at_once)
         self._failed = ("", 0.0)
         """why the last connection failed, and when"""
+        self._closed = False
 
     async def tools(self) -> Mapping[str, ToolDescription]:
         """By name. Raises ToolServerError."""
@@ -69,6 +70,8 @@ class ToolServer:
         return CallText(text, outcome.is_error)
 
     async def close(self) -> None:
+        """For good: who comes later starts no command again."""
+        self._closed = True
         async with self._lock:
             if self._session is not None:
                 await self._session.close()
@@ -92,6 +95,8 @@ class ToolServer:
             return session
 
     async def _connect(self) -> ToolSession:
+        if self._closed:
+            raise ToolServerError("it was closed")
         reason, when = self._failed
         if reason and time.monotonic() - when < self._limits.retry:
             raise ToolServerError(reason)
