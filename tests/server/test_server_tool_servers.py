@@ -400,6 +400,10 @@ def test_requests_choose_nobody_to_speak_with(server: Running, tool: Any, param:
         ({"tools": [FREE, FREE]}, "tools[1].server_label"),
         ({"tool_choice": {"type": "mcp", "server_label": "weather", "name": "x"}}, "tool_choice"),
         ({"max_tool_calls": -1}, "max_tool_calls"),
+        ({"max_tool_calls": 0, "input": [
+            {"type": "mcp_approval_request", "id": "a", "name": "look", "server_label": "weather"},
+            {"type": "mcp_approval_response", "approval_request_id": "a", "approve": True}]},
+         "input"),
         ({"input": [{"type": "mcp_approval_response", "approve": True}]},
          "input[0].approval_request_id"),
         ({"input": [{"type": "mcp_approval_response", "approval_request_id": "mcpr_1",

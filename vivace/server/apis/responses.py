@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -60,8 +61,8 @@ async def create(context: Context, http: web.Request, body: Body) -> web.StreamR
     sent = await read_items(context, http, params)
     listed = sent.listed | earlier.listed
     offer = await read_offer(context.tool_servers, params.tools or (), listed)
-    for call in sent.approved:
-        check_approved(offer, call)
+    most = most_calls(params)
+    check_approved(offer, sent.approved, most)
     before = await context.slicer.run(decoded(earlier.messages))
     found = await context.slicer.run(read_input(params, before, offer))
     with own_names(found.rename):
@@ -72,7 +73,7 @@ async def create(context: Context, http: web.Request, body: Body) -> web.StreamR
     said = tuple(await context.slicer.run(encoded(found.messages, params))) if store else ()
     talk = SpokenMessages(offer, listed.union(one.label for one in offer.lists))
     keep = partial(put, context, http[CLIENT], said, talk) if store else keep_nothing
-    events = ResponseEvents(response, keep, offer, most_calls(params))
+    events = ResponseEvents(response, keep, offer, most)
     turns = ResponseTurns(context, http, request, events, talk, sent.approved, found.rename)
     if params.background:
         return begin_background(context, http, turns, response, said)
@@ -101,13 +102,16 @@ def most_calls(params: ResponsesRequest) -> int:
     return MOST_CALLS if asked is None else min(asked, MOST_CALLS)
 
 
-def check_approved(offer: ToolOffer, call: ApprovedCall) -> None:
-    """BadRequest unless `tools` still offer what the client has approved."""
-    if offer.known_name(call.label, call.name) is None:
-        reason = (
-            f"need {call.name[:100]!r} of the tool server {call.label[:64]!r}, as it is approved"
-        )
-        raise BadRequest("tools", reason)
+def check_approved(offer: ToolOffer, calls: Sequence[ApprovedCall], most: int) -> None:
+    """BadRequest unless `tools` still offer what the client has approved, `most` calls of it."""
+    if len(calls) > most:
+        reason = f"approves {len(calls)} calls; one response makes at most {most} (max_tool_calls)"
+        raise BadRequest("input", reason)
+    for call in calls:
+        if offer.known_name(call.label, call.name) is None:
+            name, label = call.name[:100], call.label[:64]
+            reason = f"need {name!r} of the tool server {label!r}, as it is approved"
+            raise BadRequest("tools", reason)
 
 
 def check(context: Context, params: ResponsesRequest) -> None:

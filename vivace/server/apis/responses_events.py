@@ -195,7 +195,7 @@ class ResponseEvents:
             self._asks_client = True
             identity = call.id or f"call_{secrets.token_hex(12)}"
             yield from self._open(call_item(CALL, call_id=identity, name=name))
-        elif not self._calls_left:
+        elif self._calls_left <= 0:
             self.refused_calls = True
         elif tool.asks:
             self._asks_client = True
