@@ -208,6 +208,12 @@ def test_calls_beyond_the_limit_are_ignored(server: Running, stream: bool) -> No
     assert create(server, "call look", max_tool_calls=0)["output"][-1]["type"] == "message"
 
 
+def test_tools_of_one_name_are_told_apart(server: Running) -> None:
+    own = [{"type": "function", "name": name} for name in ("look", "weather__look")]
+    found = create(server, "call weather__look_2", *own, FREE)
+    assert found["output"][1]["name"] == "look" and text(found) == "Found sun in Paris"
+
+
 def test_tokens_are_limited_over_all_turns(server: Running) -> None:
     length = len(TOKENIZER.encode('<tool_call>\n{"name": "look", "arguments": {"city": "Rome"}}'))
     found = create(server, "again", max_output_tokens=3 * length)
@@ -398,6 +404,7 @@ def test_requests_choose_nobody_to_speak_with(server: Running, tool: Any, param:
     ("fields", "param"),
     [
         ({"tools": [FREE, FREE]}, "tools[1].server_label"),
+        ({"tools": [{**FREE, "allowed_tools": []}] * 2}, "tools[1].server_label"),
         ({"tool_choice": {"type": "mcp", "server_label": "weather", "name": "x"}}, "tool_choice"),
         ({"max_tool_calls": -1}, "max_tool_calls"),
         ({"max_tool_calls": 0, "input": [

@@ -4,8 +4,9 @@ named at the start."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any
 
 from vivace.frontend.errors import BadRequest
@@ -73,13 +74,15 @@ async def read_offer(
     names = {function["function"]["name"] for function in functions}
     served: dict[str, ServerTool] = {}
     lists: list[ServerList] = []
+    labels: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.type != MCP:
             continue
         place = f"tools[{index}]"
         label, found = await allowed_tools(servers, tool, place)
-        if label in (one.label for one in served.values()):
+        if label in labels:
             raise BadRequest(f"{place}.server_label", f"{abbreviate(label)!r} is there twice")
+        labels.add(label)
         approval = read_approval(tool.require_approval, f"{place}.require_approval")
         for one in found:
             known = free_name(label, one.name, names)
@@ -154,11 +157,11 @@ def asks(approval: ToolApproval, tool: ToolDescription) -> bool:
     return not free or matches(approval.always, tool)
 
 
-def free_name(label: str, name: str, taken: Iterable[str]) -> str:
+def free_name(label: str, name: str, taken: Set[str]) -> str:
     """What the model calls a tool: as its server does, unless another one is called so."""
-    if name not in taken:
-        return name
-    return re.sub(r"\W", "_", label) + "__" + name
+    own = re.sub(r"\W", "_", label) + "__" + name
+    numbered = (f"{own}_{number}" for number in count(2))
+    return next(known for known in chain((name, own), numbered) if known not in taken)
 
 
 def as_function(name: str, tool: ToolDescription) -> dict[str, Any]:
