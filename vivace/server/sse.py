@@ -240,19 +240,20 @@ class EventStream:
         try:
             if OPEN_ANSWER not in request:
                 await open_answer(request, {**(form.headers if form else {}), **headers})
-            response = request[OPEN_ANSWER]
             self._transport = request.transport
             self._spoke = asyncio.get_running_loop().time() if self._first.done() else -inf
             self._resume()
             if form is not None and form.ping:
                 self._break_silence(form.ping)
             await self._flow()
-            if form is not None and form.goes_on():
-                return response
-            async with asyncio.timeout(self._limits.stall * 10):
-                await response.write_eof()
+            if form is None or not form.goes_on():
+                async with asyncio.timeout(self._limits.stall * 10):
+                    await request[OPEN_ANSWER].write_eof()
         except TimeoutError:
             self.fail(ConnectionResetError("the client does not read the end of its answer"))
+        except (ConnectionError, asyncio.CancelledError):
+            request.pop(OPEN_ANSWER, None)  # without its end it holds the request that holds it
+            raise
         finally:
             self.close()
         return request[OPEN_ANSWER]
@@ -324,8 +325,7 @@ class EventStream:
         if self._open:
             self.write(*parts)
             return
-        end = self._epilogue() + DONE
-        self.write(*parts[:-1], parts[-1] + end)
+        self.write(*parts[:-1], parts[-1] + self._epilogue() + DONE)
         if not self._over.done():
             self._over.set_result(None)
 
