@@ -184,17 +184,21 @@ class NodeGate:
         try:
             threading.Thread(target=self._receive, args=(guest,), daemon=True).start()
         except RuntimeError as error:
-            self._send_away(guest, error)
             self._seats.release()
+            self._send_away(guest, error)
 
     def _receive(self, guest: Guest) -> None:
-        """In that thread. Whatever goes wrong with this one, the next has its seat."""
+        """In that thread. Whatever goes wrong with this one, the next has its seat, which is free
+        before this one finds the end and calls again."""
+        failure: Exception | None = None
         try:
             self._hear(guest)
         except Exception as error:
-            self._send_away(guest, error)
+            failure = error
         finally:
             self._seats.release()
+        if failure is not None:
+            self._send_away(guest, failure)
 
     def _send_away(self, guest: Guest, error: Exception) -> None:
         log.error("Node %d (%s) is not heard: %s", guest.intent.number, guest.host, say(error))
