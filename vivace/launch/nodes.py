@@ -188,17 +188,14 @@ class NodeGate:
             self._send_away(guest, error)
 
     def _receive(self, guest: Guest) -> None:
-        """In that thread. Whatever goes wrong with this one, the next has its seat, which is free
-        before this one finds the end and calls again."""
-        failure: Exception | None = None
+        """In that thread. Its seat is free again before it can find the end, and call once more."""
         try:
             self._hear(guest)
         except Exception as error:
-            failure = error
-        finally:
             self._seats.release()
-        if failure is not None:
-            self._send_away(guest, failure)
+            self._send_away(guest, error)
+        else:
+            self._seats.release()
 
     def _send_away(self, guest: Guest, error: Exception) -> None:
         log.error("Node %d (%s) is not heard: %s", guest.intent.number, guest.host, say(error))
