@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import time
+import weakref
 from typing import Any
 
 import pytest
@@ -89,6 +92,36 @@ def test_a_gate_refuses_what_does_not_compile(error: Exception, status: int, tol
         compiler.matcher(Constraint(kind=REGEX, text="ab"))
     again = ["ab"] * (status != 400)
     assert backend.compiled == ["ab", *again], "what is not its own fault may not come again"
+
+
+def test_a_failure_leaves_no_garbage() -> None:
+    errors: list[weakref.ref[GrammarUnavailable]] = []
+
+    def busy() -> GrammarUnavailable:
+        error = GrammarUnavailable("busy")
+        errors.append(weakref.ref(error))
+        return error
+
+    class BusyBackend(SlowBackend):
+        def compile(self, constraint: Constraint) -> GrammarMatcher:
+            raise busy()
+
+    compiler = GrammarCompiler(BusyBackend)
+    bell = rung(compiler)
+    gc.collect()
+    gc.disable()
+    try:
+        gate = compiler.gate(request("ab"))
+        assert bell.wait(20) and gate is not None and gate.is_open()
+        del gate
+        compiler.gate(request("cd"))  # what nobody wants is let go of when the next one comes
+        for _ in range(300):
+            if errors[0]() is None:
+                break
+            time.sleep(0.01)
+        assert errors[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_what_takes_too_long_is_refused() -> None:

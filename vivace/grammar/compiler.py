@@ -126,6 +126,8 @@ class GrammarCompiler:
             job.compiled.set_exception(error)
         finally:
             alarm.cancel()
+            self._current = None
+            del job  # it has an error, whose frames would have it
             self._ring()
 
     def _spent(self, compiled: Compiled) -> float:
