@@ -257,8 +257,22 @@ def test_configurations_that_are_refused(
         start(tmp_path)
 
 
+def test_ranks_of_encoders_answer_as_one_process(tmp_path: Path, start: Start) -> None:
+    write_encoder(tmp_path, "BertForSequenceClassification", num_labels=3, num_attention_heads=4)
+    wanted: Any = start(tmp_path).encode(TEXTS)
+    flags = {"tp_size": 2, "pp_size": 2, "cpu_threads": 4, "enable_deterministic_inference": True}
+    found: Any = start(tmp_path, **flags).encode(TEXTS)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one["embedding"], other["embedding"], **EXACT)
+
+
 @pytest.mark.parametrize(
-    "flags", [{"tp_size": 2}, {"speculative_algorithm": "NGRAM"}, {"pp_size": 2}]
+    "flags",
+    [
+        {"tp_size": 2},
+        {"speculative_algorithm": "NGRAM"},
+        {"tp_size": 3, "dp_size": 3, "enable_dp_attention": True},
+    ],
 )
 def test_what_does_not_go_with_them(tmp_path: Path, start: Start, flags: dict[str, Any]) -> None:
     write_encoder(tmp_path, "BertModel")

@@ -14,7 +14,7 @@ from vivace.config.errors import ConfigError
 from vivace.config.parallelism import engine_rows
 from vivace.config.parsing import parse
 from vivace.config.resolution import resolve
-from vivace.models.facts import read_facts
+from vivace.models.pooling.facts import read_served_facts
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
@@ -30,7 +30,7 @@ DIVISIBLE = {
 def started(changes: dict[str, Any], *argv: str) -> Config:
     source = replace(SOURCE, config={**LLAMA, **changes})
     platform = replace(PLATFORM, features=PLATFORM.features | {"kernels"})
-    return resolve(parse(argv, {}), source, read_facts(source), platform)
+    return resolve(parse(argv, {}), source, read_served_facts(source), platform)
 
 
 def said(config: Config, text: str) -> bool:
@@ -68,6 +68,17 @@ def test_attention_groups_of_one_size_and_for_several_engines() -> None:
         started(DIVISIBLE, *together, "--dp-size", "3")
     apart = started(DIVISIBLE, "--dp-size", "4", "--tp-size", "4", "--enable-dp-attention")
     assert not said(apart, "16 workers") and not said(apart, "share")
+
+
+def test_an_encoder_is_divided_by_heads_and_layers_only() -> None:
+    """Not by requests: it keeps nothing that engines could divide."""
+    encoder = {**DIVISIBLE, "architectures": ["BertModel"], "model_type": "bert"}
+    config = started(encoder, "--tp-size", "4", "--pp-size", "2")
+    assert config.schedule.chunked_prefill_size == -1
+    with pytest.raises(ConfigError, match="heads"):
+        started(encoder, "--tp-size", "3")
+    with pytest.raises(ConfigError, match="--enable-dp-attention"):
+        started(encoder, "--tp-size", "4", "--dp-size", "2", "--enable-dp-attention")
 
 
 @pytest.mark.parametrize(

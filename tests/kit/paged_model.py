@@ -17,13 +17,14 @@ from vivace.config.kernels import INT8
 from vivace.layers.expert_location import ONE_COPY, ExpertLocations
 from vivace.layers.layout import WHOLE_MODEL, PipelineStage, share_all_layers
 from vivace.models.causal_lm import CausalLM
-from vivace.models.facts import ModelFacts, read_facts, undivided_inputs
+from vivace.models.facts import ModelFacts, undivided_inputs
 from vivace.models.loading import (
     ModelShare,
     RequestedQuantization,
     WeightReading,
     load_model,
 )
+from vivace.models.pooling.facts import read_served_facts
 from vivace.models.transformers_facts import facts_from, trace_request
 from vivace.models.transformers_impl import TransformersModel
 from vivace.models.transformers_trace import trace_result
@@ -74,7 +75,7 @@ def load(
     )
     if implementation == "transformers":
         return load_traced(found, traced(found), dtype=dtype)
-    facts = read_facts(found)
+    facts = read_served_facts(found)
     native = platform or PLATFORM
     return load_model(
         found,

@@ -19,11 +19,10 @@ def pooled_models(options: Options, context: ModelContext) -> list[str]:
             f"--speculative-algorithm with {facts.architecture}, which answers with numbers: "
             "nothing is drawn; leave it out"
         )
-    sizes = requested_sizes(options)
-    if facts.pooled.encoder is not None and max(sizes.tp, sizes.pp) > 1:
+    if facts.pooled.encoder is not None and requested_sizes(options).attention_dp > 1:
         raise ConfigError(
-            f"{facts.architecture} runs on one device: leave --tensor-parallel-size and "
-            "--pipeline-parallel-size out; --data-parallel-size has several engines"
+            f"--enable-dp-attention with {facts.architecture}, which keeps no KV for engines to "
+            "divide: leave it out; --data-parallel-size has several engines"
         )
     return []
 

@@ -9,7 +9,8 @@ DECODERS = """## Models that answer with numbers
 Vectors and scores of texts; [pooling.md](pooling.md) says which routes have them. Decoders of the
 table above with `--is-embedding`, and these, which need no flag. Weights are safetensors. Of a
 decoder, layers, kernels, quantization and ranks are those of its family; encoders keep no KV,
-compute each text in one step, on one device, and attend by torch's operations.
+compute each text in one step, and attend by torch's operations. Ranks divide their heads and
+MLPs (`--tp-size`), stages their layers (`--pp-size`).
 
 In the names of decoders' classes `ForCausalLM` is replaced by `ForSequenceClassification` (its
 `score` makes a number for each label of the last token's state) or `ForRewardModel` (two layers

@@ -140,11 +140,16 @@ def attend_texts(q: Tensor, k: Tensor, v: Tensor, host: HostStep) -> Tensor:
 
 
 class ResidualOutput(Module):
-    """A linear layer, added to what was before and normed."""
+    """A linear layer, added to what was before and normed. `unit`: inputs that stay together."""
 
-    def __init__(self, inputs: int, hidden: int, eps: float, group: str) -> None:
+    def __init__(self, inputs: int, hidden: int, eps: float, group: str, unit: int = 1) -> None:
         self.dense = Linear(
-            inputs, [Part("dense", hidden)], bias=True, shard=Shard.INPUTS, group=group
+            inputs,
+            [Part("dense", hidden)],
+            bias=True,
+            shard=Shard.INPUTS,
+            group=group,
+            input_unit=unit,
         )
         self.LayerNorm = LayerNorm(hidden, eps)
 
@@ -154,8 +159,9 @@ class ResidualOutput(Module):
 
 class EncoderAttention(Module):
     def __init__(self, facts: ModelFacts, eps: float) -> None:
+        hidden = facts.hidden_size
         self.self = SelfAttention(facts)
-        self.output = ResidualOutput(facts.hidden_size, facts.hidden_size, eps, "attention")
+        self.output = ResidualOutput(hidden, hidden, eps, "attention", facts.head_dim)
 
     def __call__(self, x: Tensor, step: ModelStep) -> Tensor:
         return self.output(self.self(x, step), x, step)
@@ -191,13 +197,14 @@ class EncoderStack(Module):
 
 
 class BidirectionalEncoder(Module):
-    """Embeddings and layers; a step has whole texts only."""
+    """Embeddings and layers; a step has whole texts only. Of the layers a stage of a pipeline
+    computes its own; what goes from one to the next is [T, hidden]."""
 
     attention_layers: Sequence[CacheLayer] = ()
     """none that keeps anything"""
 
     def __init__(self, facts: ModelFacts, encoder: EncoderFacts) -> None:
-        self._prefix = encoder.prefix
+        self._prefix, self._hidden = encoder.prefix, facts.hidden_size
         self._embeddings = EncoderEmbeddings(facts.hidden_size, encoder)
         self._stack = EncoderStack([EncoderLayer(facts, encoder) for _ in range(facts.layers)])
 
@@ -205,6 +212,15 @@ class BidirectionalEncoder(Module):
         dot = f"{self._prefix}." if self._prefix else ""
         yield f"{dot}embeddings", self._embeddings
         yield f"{dot}encoder", self._stack
+
+    def bind(self, name: str, env: Bindings) -> None:
+        super().bind(name, env)
+        stage, layers = env.layout.stage, self._stack.layer
+        self._stage, self._dtype = stage, env.dtype
+        self._held = [layers[index] for index in stage.layers or range(len(layers))]
+        for layer in layers:
+            layer.elsewhere = layer not in self._held
+        self._embeddings.elsewhere = stage.source is not None
 
     def claims(self) -> Iterator[str]:
         """With the layer behind the first token, which vectors of texts do not use."""
@@ -214,12 +230,19 @@ class BidirectionalEncoder(Module):
         yield f"{dot}pooler.dense.bias"
 
     def forward(self, step: ModelStep) -> Tensor:
-        """-> hidden[T, hidden]. Raises ValueError for a part of a text."""
+        """-> hidden[T, hidden]; in a stage before the last what it hands on. Raises ValueError for
+        a part of a text."""
         if not np.array_equal(step.host.context_lens, np.diff(step.host.starts)):
             raise ValueError("an encoder computes whole texts: a step has a part of one")
-        x = self._embeddings(step)
-        for layer in self._stack.layer:
+        source, target = self._stage.source, self._stage.target
+        if source is None:
+            x = self._embeddings(step)
+        else:
+            x = source.receive(step.input_ids.shape[0], self._hidden, self._dtype)
+        for layer in self._held:
             x = layer(x, step)
+        if target is not None:
+            target.send(x)
         return x
 
     def lm_head(self, hidden: Tensor) -> Tensor:
