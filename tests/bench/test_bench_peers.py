@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,10 @@ import pytest
 
 from vivace.bench.environment import CPUReading, cpu_reading, foreign_share
 from vivace.bench.errors import BenchError
+from vivace.bench.http_backends import RequestSettings, make_api_format
 from vivace.bench.metrics import calculate_metrics
 from vivace.bench.peers.compare import Comparison, Rules, Run, compare
+from vivace.bench.peers.constrained import CONSTRAINED
 from vivace.bench.peers.export import (
     bfloat16_bits,
     checkpoint_name,
@@ -30,9 +33,10 @@ from vivace.bench.peers.peer import run_server, run_shown
 from vivace.bench.peers.run import main, make_first_peer, make_peer, parse
 from vivace.bench.peers.scripted import ScriptedPeer
 from vivace.bench.peers.summary import build_rows, render
-from vivace.bench.peers.vllm_cpu import VllmCpuPeer
+from vivace.bench.peers.vllm_cpu import VLLM_PEERS, VllmCpuPeer
 from vivace.bench.peers.workloads import WORKLOADS, PeerWorkload, choose_workload, compared_figures
 from vivace.bench.tokenizer import SplitCodec
+from vivace.bench.workload import BenchRequest
 
 SMALL = PeerWorkload(
     name="small", title="small", requests=6, concurrency=3, shared=8, own=4, output=5
@@ -139,6 +143,33 @@ def test_chats_are_the_same_each_time_and_answers_are_not_remembered() -> None:
     assert not any(query.extra for query in known)
 
 
+@pytest.mark.parametrize("name", CONSTRAINED)
+def test_constrained_workloads_differ_in_their_schemas_alone(name: str) -> None:
+    chosen = choose_workload(name, SplitCodec())
+    first, second = chosen.queries([], "1"), chosen.queries([], "2")
+    assert len({tuple(query.prompt) for query in first}) == CONSTRAINED[name].requests
+    assert all(query.input_len <= chosen.input_len for query in first)
+    schemas = [json.dumps(query.json_schema, indent=2) for query in (*first, *second)]
+    several = {"first-schema": len(schemas)}
+    assert len(set(schemas)) == several.get(name, 1)
+    for schema in schemas if name == "first-schema" else []:
+        assert 200 <= len(schema.splitlines()) <= 300
+
+
+@pytest.mark.parametrize("name", ["native", "completions", "chat"])
+def test_each_protocol_has_its_place_for_a_schema(name: str) -> None:
+    free = BenchRequest(prompt="a", input_len=1, output_len=2)
+    bound = replace(free, json_schema={"type": "string"})
+    protocol, settings = make_api_format(name), RequestSettings()
+    with_schema = protocol.body(bound, settings)
+    if name == "native":
+        assert json.loads(with_schema["sampling_params"].pop("json_schema")) == bound.json_schema
+    else:
+        named = with_schema.pop("response_format")
+        assert named["json_schema"]["schema"] == bound.json_schema
+    assert with_schema == protocol.body(free, settings)
+
+
 def test_figures_fit_the_workload() -> None:
     from bench_records import three_requests
 
@@ -206,6 +237,18 @@ def test_names_say_who_drafts(tmp_path: Path) -> None:
         assert command[command.index("-m") + 1] == str(embedded_gguf())
     with pytest.raises(SystemExit):
         parse("--ours vivace-ngram --peer vivace-ngram".split())
+
+
+def test_names_say_which_library_and_which_checkpoint(tmp_path: Path) -> None:
+    args = parse("--ours vivace-bf16 --peer vivace vllm-cpu --peer-flags=--x".split())
+    for name, library in VLLM_PEERS.items():
+        command = make_peer(name, args).command(tmp_path, 9)
+        place = command.index("--structured-outputs-config.backend")
+        assert (command[place + 1], command[-1]) == (library, "--x")
+    ours = make_first_peer(args)
+    assert f"--setup vivace-bf16 --dir {tmp_path}" in ours.missing(tmp_path)
+    assert ours.command(tmp_path, 9)[-2:] == ["--model-path", str(tmp_path / "smollm2-hf")]
+    assert "--model-path" not in make_peer("vivace", args).command(tmp_path, 9)
 
 
 def test_compiling_llama_does_not_take_the_machine(tmp_path: Path) -> None:

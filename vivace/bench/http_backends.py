@@ -245,6 +245,9 @@ class Native:
             "stream": settings.stream,
         }
         body["text" if isinstance(query.prompt, str) else "input_ids"] = text_or_ids(query.prompt)
+        if query.json_schema is not None:
+            schema = msgspec.json.encode(query.json_schema).decode()
+            body["sampling_params"]["json_schema"] = schema
         if settings.return_logprob:
             body["return_logprob"] = True
             body["logprob_start_len"] = settings.logprob_start_len
@@ -311,6 +314,9 @@ def shared_fields(query: BenchRequest, settings: RequestSettings) -> dict[str, A
         body["return_cached_tokens_details"] = True
     if settings.stream:
         body["stream_options"] = {"include_usage": True}
+    if query.json_schema is not None:
+        schema = {"name": "answer", "strict": True, "schema": query.json_schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
     return body
 
 

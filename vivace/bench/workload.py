@@ -26,6 +26,8 @@ class BenchRequest:
     """Sent as the header X-SMG-Routing-Key, so that a router keeps a group together."""
     at: float | None = None
     """Arrival in seconds after the start, for traces."""
+    json_schema: dict[str, Any] | None = None
+    """What the answer must obey."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Merged into the request body."""
     followups: tuple[str, ...] = ()

@@ -11,6 +11,8 @@ import numpy as np
 
 from vivace.bench.errors import BenchError
 
+MODEL_FOLDER = "smollm2-hf"
+
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -27,6 +29,17 @@ TOP_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
+
+
+def has_export(directory: Path) -> bool:
+    return (directory / MODEL_FOLDER / "config.json").exists()
+
+
+def export_once(directory: Path) -> None:
+    """The embedded model in MODEL_FOLDER below, unless it is there."""
+    if not has_export(directory):
+        print(f"exporting the embedded model to {directory / MODEL_FOLDER}")
+        export_embedded(directory / MODEL_FOLDER)
 
 
 def export_embedded(target: Path) -> None:

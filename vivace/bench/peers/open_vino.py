@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from vivace.bench.environment import usable_cores
+from vivace.bench.peers.export import MODEL_FOLDER, export_once
 from vivace.bench.peers.peer import Run, command_output
-from vivace.bench.peers.vllm_cpu import MODEL_FOLDER
 
 Weights = Literal["fp16", "int8", "int4"]
 
@@ -54,11 +54,7 @@ class OpenVinoPeer:
         run([*pip, TORCH, *ENGINE])
         run([*pip, "--no-deps", *CONVERTER])
         run([*pip, TORCH, *CONVERTER_NEEDS])
-        if not (directory / MODEL_FOLDER / "config.json").exists():
-            from vivace.bench.peers.export import export_embedded
-
-            print(f"exporting the embedded model to {directory / MODEL_FOLDER}")
-            export_embedded(directory / MODEL_FOLDER)
+        export_once(directory)
         run(
             [
                 *(str(environment / "bin" / "optimum-cli"), "export", "openvino"),

