@@ -63,9 +63,11 @@ def random_tools(chance: Random) -> dict[str, Any]:
         names.append(chance.choice([*STRANGE_NAMES, *CALLED]))
     tools = [random_tool(chance, name) for name in names]
     named = {"type": "function", "function": {"name": chance.choice([*names, "nobody"])}}
+    allowed = {"tools": [named], "mode": chance.choice(["auto", "required"])}
+    narrowed = {"type": "allowed_tools", "allowed_tools": allowed}
     body: dict[str, Any] = {
         "tools": tools,
-        "tool_choice": chance.choice([*CHOICES, "required", named]),
+        "tool_choice": chance.choice([*CHOICES, "required", named, narrowed]),
     }
     if chance.random() < 0.02:
         body["tools"] = [random_tool(chance, f"tool_{number}") for number in range(300)]

@@ -66,7 +66,7 @@ def syntax(
     **offered: Any,
 ) -> ToolSyntax:
     calls = ToolCalls(
-        offered=OfferedTools(schemas=SCHEMAS, **offered),
+        offered=OfferedTools(schemas=SCHEMAS, places=dict.fromkeys(SCHEMAS, "here"), **offered),
         form=answer_format(tools, reasoning),
         parallel=parallel,
     )
@@ -221,7 +221,9 @@ HUGE = {"a": [10**4000] * 20_000}
     "large", [{"x" * 300_000: 1}, {"a": "x" * 300_000}, {"a": [1] * 60_000}, HUGE]
 )
 def test_tools_that_are_too_large_are_refused(large: Any) -> None:
-    offered = OfferedTools(schemas={"a": {"properties": large}}, required=("a",))
+    offered = OfferedTools(
+        schemas={"a": {"properties": large}}, places={"a": "here"}, required=("a",)
+    )
     with pytest.raises(BadRequest) as caught:
         ToolCalls(offered=offered, form=answer_format(None, None), parallel=True).syntax(None)
     assert caught.value.field == "tools"

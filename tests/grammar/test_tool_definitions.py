@@ -17,7 +17,7 @@ from vivace.parsers.events import AnswerEvent, CallArguments, CallStart
 from vivace.parsers.names import TOOL_CALL_PARSERS
 from vivace.parsers.parser import AnswerParser, ParseOptions, ParserFormat, answer_format
 from vivace.requests.tool_constraints import ToolCalls
-from vivace.requests.tools import NamedToolChoice, ToolDefinition, offered_tools
+from vivace.requests.tools import ToolChoice, ToolDefinition, offered_tools
 
 BACKEND = ThinkingBackend(backend(JsonFormat(compact=True)), VOCABULARY)
 TYPES = ("string", "integer", "number", "object", "array", "boolean", "null", "any", "")
@@ -70,7 +70,7 @@ CHOICES = st.sampled_from(
 
 class DefinedTools(msgspec.Struct):
     tools: list[ToolDefinition]
-    tool_choice: str | NamedToolChoice | None = None
+    tool_choice: str | ToolChoice | None = None
 
 
 def read(

@@ -75,7 +75,9 @@ THOUGHT = "<think>hm</think>The quick brown fox"
 """What the model says: reasoning, and then text."""
 TWO_CALLS = '<tool_call>{"name": "f"}</tool_call>' * 2
 """What it says next."""
+OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
 NAMED = {"type": "function", "function": {"name": "f"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
 
 KEYS: dict[str, list[Case]] = {
     "rid": [Effect("a", "b", "engine")],
@@ -466,6 +468,7 @@ OLLAMA_CALLS = {
 
 RESPONSE_TOOL = {"type": "function", "name": "f", "parameters": {}}
 SERVER: dict[str, Any] = {"type": "mcp", "server_label": "fake", "name": None}
+RESPONSE_CHOICE = {"type": "function", "name": "f"}
 RESPONSE_TOOLS = {"tools": [RESPONSE_TOOL], "tool_choice": "none"}
 RESPONSES: dict[str, list[Case]] = {
     **{name: SAMPLING[name] for name in ("temperature", "top_p", "top_k", "min_p", "stop")},
@@ -500,7 +503,15 @@ RESPONSES: dict[str, list[Case]] = {
     "tool_choice": [
         Effect("required", "auto", "engine", {"tools": [RESPONSE_TOOL]}),
         Refused("required", "needs tools"),
+        Effect(
+            {"type": "allowed_tools", "mode": "required", "tools": [RESPONSE_CHOICE]},
+            {"type": "allowed_tools", "tools": [RESPONSE_CHOICE]},
+            "engine",
+            {"tools": [RESPONSE_TOOL]},
+        ),
         Refused({"type": "mcp"}, "must be"),
+        Refused({"type": "allowed_tools", "tools": [{"name": "f"}]}, "must be"),
+        Refused({"type": "allowed_tools", "tools": 1}, "list"),
     ],
     "parallel_tool_calls": [Effect(True, False)],
     "max_tool_calls": [Effect(1, 2), Refused(-1, "0 or more")],
@@ -1090,14 +1101,43 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         },
         place=("tools", 0, "function"),
     ),
-    tools.NamedToolChoice: Body(
+    tools.ToolChoice: Body(
         "/v1/chat/completions",
         {**CHAT_BASE, "tools": [TOOL], "tool_choice": NAMED},
+        {
+            "function": [Refused({"name": "g"}, "none of tools"), Refused(None, "missing")],
+            "type": [Refused("custom", "must be function"), Refused("allowed_tools", "must name")],
+            "allowed_tools": [
+                Effect(
+                    ALLOWED["allowed_tools"],
+                    {"tools": [NAMED]},
+                    "engine",
+                    {"type": "allowed_tools"},
+                )
+            ],
+        },
+        place=("tool_choice",),
+    ),
+    tools.AllowedTools: Body(
+        "/v1/chat/completions",
+        {**CHAT_BASE, "tools": [TOOL, OTHER_TOOL], "tool_choice": ALLOWED},
+        {
+            "mode": [Effect("auto", "required", "engine"), Refused("always", "must be auto")],
+            "tools": [
+                Effect([NAMED], [NAMED, {"function": {"name": "g"}}], "engine"),
+                Refused([], "must name"),
+            ],
+        },
+        place=("tool_choice", "allowed_tools"),
+    ),
+    tools.NamedTool: Body(
+        "/v1/chat/completions",
+        {**CHAT_BASE, "tools": [TOOL], "tool_choice": ALLOWED},
         {
             "function": [Refused({"name": "g"}, "none of tools")],
             "type": [Refused("custom", "of type function")],
         },
-        place=("tool_choice",),
+        place=("tool_choice", "allowed_tools", "tools", 0),
     ),
     tools.FunctionName: Body(
         "/v1/chat/completions",

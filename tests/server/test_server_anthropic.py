@@ -31,6 +31,9 @@ def prompt(server: Running, **fields: Any) -> str:
     return bytes(server.engine.requests[-1].tokens).decode()
 
 
+RESPONSE_TOOLS = [{"type": "function", "name": name} for name in "fg"]
+
+
 def text(value: str) -> dict[str, str]:
     return {"type": "text", "text": value}
 
@@ -54,6 +57,18 @@ def test_required_calls_are_demanded(server: Running, choice: Any) -> None:
     constraint = server.engine.requests[-1].sampling.constraint
     assert constraint is not None and "look" in constraint.text
     assert constraint.field == "tool_choice"
+
+
+def test_the_engine_refuses_in_own_words_too() -> None:
+    told = "tools: tools[1].function.parameters.properties.a.format: is not known"
+    refuse = Finish(type="abort", status=400, message=told, param="tools")
+    with running_server(engine=ScriptedEngine(refuse=refuse)) as server:
+        answer = ask(server, "/v1/messages", {"messages": HI, "max_tokens": 1})
+        said = answer.json["error"]["message"]
+        assert said == "tools: tools[1].input_schema.properties.a.format: is not known"
+        answer = ask(server, "/v1/responses", {"input": "hi", "tools": RESPONSE_TOOLS})
+        said = answer.json["error"]["message"]
+        assert said == "tools: tools[1].parameters.properties.a.format: is not known"
 
 
 def test_reasons_to_stop() -> None:
@@ -98,6 +113,10 @@ def test_a_last_turn_of_the_assistant_is_gone_on_with(server: Running) -> None:
         ({"messages": [*HI, {"role": "user", "content": [{"type": "document"}]}],
           "max_tokens": 1}, "messages[1].content[0]"),
         ({"messages": HI, "max_tokens": 1, "mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"messages": HI, "max_tokens": 1, "tools": [{"name": "a b", "input_schema": {}}]},
+         "tools[0].name"),
+        ({"messages": HI, "max_tokens": 1, "tools": [{"name": "a", "input_schema": {}}],
+          "tool_choice": {"type": "tool", "name": "b"}}, "tool_choice.name"),
     ],
 )  # fmt: skip
 def test_refusals_have_anthropics_form(server: Running, body: Any, field: str) -> None:

@@ -86,6 +86,9 @@ def test_items_become_messages(server: Running) -> None:
     assert said.endswith("<tool>42\n<assistant>")
 
 
+F = {"type": "function", "name": "f"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -104,6 +107,10 @@ def test_items_become_messages(server: Running) -> None:
         ({"top_logprobs": 99}, "top_logprobs"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"tools": [F, {**F, "name": "a b"}]}, "tools[1].name"),
+        ({"tools": [F], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [F], "tool_choice": {"type": "allowed_tools", "mode": "x", "tools": [F]}},
+         "tool_choice.mode"),
         ({"truncation": "auto"}, "truncation"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"conversation": "conv_1"}, "conversation"),

@@ -431,6 +431,19 @@ def test_a_choice_of_one_tool_is_for_the_first_turn(server: Running) -> None:
     assert found["tool_choice"] == choice
 
 
+def test_tools_of_a_server_may_be_all_that_are_allowed(server: Running) -> None:
+    choice = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "mcp", "server_label": "weather"}],
+    }
+    own = {"type": "function", "name": "own"}
+    create(server, "call look", tool_choice=choice, tools=[FREE, own])
+    first, second = (request.sampling.constraint for request in server.engine.requests[-2:])
+    assert first is not None and "look" in first.text and "own" not in first.text
+    assert second is not None and "own" not in second.text and second.field == "tools"
+
+
 def test_a_server_that_is_not_there_fails_its_requests_only(server: Running) -> None:
     answer = ask(server, PATH, {"input": "hi", "tools": [{**FREE, "server_label": "gone"}]})
     assert answer.status == 424 and "gone" in answer.json["error"]["message"]

@@ -25,7 +25,7 @@ from vivace.requests.answer_syntax import AnswerSyntax, answer_syntax
 from vivace.requests.prompts import template_messages
 from vivace.requests.response_format import ResponseFormat, body_constraint
 from vivace.requests.schema import GenerateRequest, Message
-from vivace.requests.tools import NamedToolChoice, OfferedTools, ToolDefinition, offered_tools
+from vivace.requests.tools import OfferedTools, ToolChoice, ToolDefinition, offered_tools
 
 
 class ChatOptions(GenerateOptions, total=False):
@@ -56,7 +56,7 @@ class ChatCall(msgspec.Struct, kw_only=True):
 
     messages: list[Message] = []
     tools: list[ToolDefinition] | None = None
-    tool_choice: str | NamedToolChoice | None = None
+    tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     max_thinking_tokens: int | None = None

@@ -25,6 +25,9 @@ ANY_OBJECT = {"type": "object"}
 NO_ARGUMENTS = {**ANY_OBJECT, "additionalProperties": False}
 """of a function without parameters"""
 TOOLS, CHOICE = "tools", "tool_choice"
+NOT_NARROWED = (
+    "allowed_tools can be enforced only with --tool-call-parser; leave the other tools out of tools"
+)
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,14 @@ class ToolCalls:
         model does, or as a JSON list where arguments are no JSON in its own syntax; others obey
         their schemas where they are `strict`. BadRequest."""
         offered = self.offered
-        if asked is None and not (offered.required or offered.strict):
+        if asked is None and not (offered.required or offered.strict or offered.narrowed):
             return ToolSyntax(self.form, None)
         check_json(list(offered.schemas.values()), TOOLS)  # before texts are made of them
         if offered.required:
             return self._required(asked)
         frames = self._frames(tuple(offered.schemas))
+        if not frames and offered.narrowed:
+            raise BadRequest(CHOICE, NOT_NARROWED)
         if not frames:
             return ToolSyntax(self.form, asked)
         if asked is None:
@@ -79,7 +84,7 @@ class ToolCalls:
                 field=CHOICE,
             )
             return ToolSyntax(self.form, constraint)
-        places = self._places()
+        places = self.offered.places
         functions = [(name, self._schema(name), places[name]) for name in names]
         constraint = required_json_calls(functions, parallel=parallel, field=CHOICE)
         return ToolSyntax(self.form.of_json_calls(), constraint)
@@ -111,7 +116,7 @@ class ToolCalls:
     def _tags(
         self, frames: Mapping[str, CallFrame], strict: Sequence[str] | frozenset[str]
     ) -> list[ToolTag]:
-        places = self._places()
+        places = self.offered.places
         return [
             ToolTag(
                 frame.begin,
@@ -125,11 +130,6 @@ class ToolCalls:
     def _schema(self, name: str) -> dict[str, Any]:
         schema = self.offered.schemas[name]
         return {**ANY_OBJECT, **schema} if schema else NO_ARGUMENTS
-
-    def _places(self) -> dict[str, str]:
-        """Of the functions' schemas in the request."""
-        names = enumerate(self.offered.schemas)
-        return {name: f"{TOOLS}[{index}].function.parameters" for index, name in names}
 
     def _parallel(self, frames: Mapping[str, CallFrame]) -> bool:
         last = any(frame.last for frame in frames.values())

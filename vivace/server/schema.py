@@ -9,7 +9,7 @@ import msgspec
 
 from vivace.requests.limits import Entries, Ids, Members, Messages, PerPrompt, Prompts
 from vivace.requests.schema import Message
-from vivace.requests.tools import NamedToolChoice, ToolDefinition
+from vivace.requests.tools import ToolChoice, ToolDefinition
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
@@ -54,7 +54,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     prompt: str | PerPrompt[str] | None = None
     messages: Messages[Message] | None = None
     tools: Entries[ToolDefinition] | None = None
-    tool_choice: str | NamedToolChoice | None = None
+    tool_choice: str | ToolChoice | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False

@@ -15,6 +15,7 @@ from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import text_named
 from vivace.requests.limits import PROMPTS
 from vivace.requests.prompts import entry_type
+from vivace.requests.tools import offered_tools
 from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
 from vivace.server.openai.chat import chat_text
@@ -74,6 +75,7 @@ async def chat_ids(context: Context, params: TokenizeRequest) -> list[int]:
         context,
         params.messages or [],
         params,
+        offered_tools(params),
         add_generation_prompt=True if opens is None else opens,
     )
     with text_named("messages"):

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from vivace.frontend.tokenizer_pool import text_named
+from vivace.requests.tools import offered_tools
 from vivace.server.apis.anthropic_request import (
     read_request,
     read_turns,
@@ -91,7 +92,8 @@ async def count_tokens(context: Context, _http: web.Request, body: Body) -> web.
     with own_names(found.rename):
         request = with_shared_fields(params, found)
         chat.check(context, request)
-        text = await chat.chat_text(context, request.messages, request)
+        offered = offered_tools(request)
+        text = await chat.chat_text(context, request.messages, request, offered)
         with text_named("messages"):
             tokens = await context.frontend.encode(text, add_special_tokens=False)
     return json_response(TokenCount(input_tokens=len(tokens)))

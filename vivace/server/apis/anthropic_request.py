@@ -33,7 +33,8 @@ RENAMED_FIELDS = {
     "reasoning_effort": "output_config.effort",
     "chat_template_kwargs": "thinking",
     "max_thinking_tokens": "thinking.budget_tokens",
-    "parallel_tool_calls": "tool_choice",
+    "tool_choice.function.name": "tool_choice.name",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 """The chat path's name -> Anthropic's."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -42,7 +43,7 @@ THOUGHTS = {"enabled": True, "adaptive": True, "disabled": False}
 
 def read_turns(params: CountTokensRequest) -> Work[ChatMessages]:
     """The messages of a body; BadRequest for parts that the served model cannot take."""
-    found = ChatMessages(RENAMED_FIELDS)
+    found = ChatMessages(RENAMED_FIELDS, tool_fields={".parameters": ".input_schema"})
     add_system(found, params.system)
     for number, turn in enumerate(params.messages):
         yield from add_turn(found, turn, f"messages[{number}]")

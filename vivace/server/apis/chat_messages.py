@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vivace.frontend.errors import BadRequest
@@ -11,14 +11,18 @@ from vivace.requests.schema import ContentPart, Message
 from vivace.server.apis.chat_run import renamed
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
+_TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?")
 
 
 @dataclass
 class ChatMessages:
     """`places` says where in the body each message has begun, `renamed` how the body calls other
-    fields of the chat path."""
+    fields of the chat path. `tool_places`: of tools, where they stand elsewhere; `tool_fields`: how
+    the body calls fields of a function."""
 
     renamed: Mapping[str, str]
+    tool_places: Sequence[str] = ()
+    tool_fields: Mapping[str, str] = field(default_factory=dict[str, str])
     messages: list[Message] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
 
@@ -47,6 +51,10 @@ class ChatMessages:
         found = _MESSAGE.match(name)
         if found is not None and int(found[1]) < len(self.places):
             return self.places[int(found[1])] + name[found.end() :]
+        if (found := _TOOL.match(name)) is not None:
+            index, places = int(found[1]), self.tool_places
+            place = places[index] if index < len(places) else f"tools[{index}]"
+            return place + renamed(name[found.end() :], self.tool_fields)
         return renamed(name, self.renamed)
 
 

@@ -6,6 +6,7 @@ whatever the chat path learns to say (tool calls, reasoning) it can say too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -165,6 +166,8 @@ def goes_on(messages: Sequence[Message]) -> bool:
     return said and bool(last and last.content)
 
 
+_TOOL_PLACE = re.compile(r"\btools\[\d+\](?:\.\w+)*")
+
 P = TypeVar("P", ChatRequest, CompletionRequest)
 
 
@@ -189,15 +192,19 @@ def renamed(name: str, table: Mapping[str, str]) -> str:
 @contextmanager
 def own_names(rename: Callable[[str], str]) -> Iterator[None]:
     """Errors raised inside, also by the engine, name the fields of the body that came, not those
-    of the chat path."""
+    of the chat path; so do the places of tools in what they say."""
+
+    def own_places(text: str) -> str:
+        return _TOOL_PLACE.sub(lambda place: rename(place[0]), text)
+
     try:
         yield
     except BadRequest as error:
-        raise error.of_field(rename(error.field)) from None
+        raise error.of_field(rename(error.field), own_places(error.reason)) from None
     except HTTPError as error:
         if error.param is not None:
             own = rename(error.param)
-            error.message = own + error.message.removeprefix(error.param)
+            error.message = own + own_places(error.message.removeprefix(error.param))
             error.param = own
         raise
 

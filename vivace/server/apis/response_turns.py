@@ -14,6 +14,7 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.requests.schema import FunctionCall, Message, ToolCall
+from vivace.requests.tools import ALLOWED, AllowedTools, ToolChoice
 from vivace.server.apis.chat_run import complete, own_names, run
 from vivace.server.apis.responses_events import (
     CALL,
@@ -86,6 +87,14 @@ def turn_messages(items: Sequence[OutputItem], offer: ToolOffer) -> list[Message
         elif item.type == MESSAGE:
             said.content = (said.content if isinstance(said.content, str) else "") + text
     return [said, *results] if said != Message(role="assistant") else []
+
+
+def later_choice(choice: str | ToolChoice | None) -> ToolChoice | None:
+    """Behind the first turn nothing is forced; tools that were not allowed are not then either."""
+    allowed = choice.allowed_tools if isinstance(choice, ToolChoice) else None
+    if allowed is None:
+        return None
+    return ToolChoice(type=ALLOWED, allowed_tools=AllowedTools(tools=allowed.tools))
 
 
 class ResponseTurns:
@@ -179,7 +188,7 @@ class ResponseTurns:
             for task in (*calls, silence):
                 task.cancel()
         no_more = events.refused_calls or request.tool_choice == "none"
-        request.tool_choice = "none" if no_more else None
+        request.tool_choice = "none" if no_more else later_choice(request.tool_choice)
         await self._say(encode_events(events.next_turn()))
         request.messages = [*request.messages, *self._conversation.take(events.response.output)]
         if self._limit is not None and not events.over:

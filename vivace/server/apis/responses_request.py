@@ -11,7 +11,9 @@ import msgspec
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import NO_TEXT, abbreviate
+from vivace.requests.limits import ENTRIES
 from vivace.requests.schema import ContentPart, FunctionCall, Message, ToolCall
+from vivace.requests.tools import ALLOWED
 from vivace.server.apis.chat_messages import ChatMessages, needed
 from vivace.server.apis.chat_run import chat_request
 from vivace.server.apis.responses_schema import (
@@ -34,6 +36,8 @@ RENAMED_FIELDS = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "tool_choice.function.name": "tool_choice.name",
+    "tool_choice.allowed_tools": "tool_choice",
     "logprobs": "top_logprobs",
 }
 """The chat path's name -> the name here."""
@@ -46,6 +50,10 @@ SAME = (
 """Fields that the chat path has by the same name."""
 LOGPROBS = "message.output_text.logprobs"
 CHOICES = ("auto", "none", "required")
+NO_CHOICE = (
+    f"must be one of {', '.join(CHOICES)}, a function or a tool of a server (mcp) by its name, or "
+    f"{ALLOWED}"
+)
 ROLES = ("system", "developer", "user", "assistant")
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -57,7 +65,7 @@ def read_input(
     params: ResponsesRequest, earlier: list[Message], offer: ToolOffer
 ) -> Work[ChatMessages]:
     """Instructions, then `earlier` messages, then those of the input."""
-    found = ChatMessages(RENAMED_FIELDS)
+    found = ChatMessages(RENAMED_FIELDS, tool_places=offer.places)
     if params.instructions is not None:
         found.add(Message(role="system", content=params.instructions), "instructions")
     for message in earlier:
@@ -182,20 +190,40 @@ def read_request(
 
 
 def read_choice(choice: Any, offer: ToolOffer) -> Any:
+    if isinstance(choice, dict):
+        return read_choice_object(choice, offer)
     if choice is None or choice in CHOICES:
         return choice
-    if isinstance(choice, dict):
-        named: dict[str, Any] = choice
-        name = named.get("name")
-        if named.get("type") == MCP and isinstance(name, str):
-            name = offer.known_name(str(named.get("server_label")), name)
-            if name is None:
-                raise BadRequest("tool_choice", "names no tool of a server that tools have")
-        if named.get("type") in (FUNCTION, MCP) and isinstance(name, str):
-            return {"type": FUNCTION, "function": {"name": name}}
-    wanted = ", ".join(CHOICES)
-    reason = f"must be one of {wanted}, or a function or a tool of a server (mcp) by its name"
-    raise BadRequest("tool_choice", reason)
+    raise BadRequest("tool_choice", NO_CHOICE)
+
+
+def read_choice_object(choice: dict[str, Any], offer: ToolOffer) -> dict[str, Any]:
+    """One tool, or those that are allowed."""
+    if choice.get("type") != ALLOWED:
+        (name,) = chosen_names(choice, offer, "tool_choice", one=True)
+        return {"type": FUNCTION, "function": {"name": name}}
+    tools = choice.get("tools")
+    if not isinstance(tools, list) or len(tools) > ENTRIES:
+        raise BadRequest("tool_choice.tools", f"must be a list of at most {ENTRIES} tools")
+    found: list[str] = []
+    for index, tool in enumerate(tools):
+        found += chosen_names(tool, offer, f"tool_choice.tools[{index}]", one=False)
+    named = [{"type": FUNCTION, "function": {"name": name}} for name in found]
+    return {"type": ALLOWED, ALLOWED: {"mode": choice.get("mode", "auto"), "tools": named}}
+
+
+def chosen_names(tool: Any, offer: ToolOffer, place: str, *, one: bool) -> list[str]:
+    """By which names the model knows a tool, or all of a server unless it is `one`. BadRequest."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    name = tool.get("name") if kind in (FUNCTION, MCP) else None
+    if kind == FUNCTION and isinstance(name, str):
+        return [name]
+    if kind == MCP and (isinstance(name, str) or (name is None and not one)):
+        names = offer.known_names(str(tool.get("server_label")), name)
+        if not names:
+            raise BadRequest(place, "names no tool of a server that tools have")
+        return names
+    raise BadRequest(place, NO_CHOICE)
 
 
 def read_format(form: TextFormat | None) -> dict[str, Any] | None:

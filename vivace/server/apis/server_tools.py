@@ -53,16 +53,25 @@ class ServerList:
 @dataclass(frozen=True)
 class ToolOffer:
     """`functions`: as the chat path takes them. `served`: those that servers have, by the names
-    that the model knows; `lists`: the same, for the client."""
+    that the model knows; `lists`: the same, for the client. `places`: of the functions in the
+    body."""
 
     functions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     served: Mapping[str, ServerTool] = field(default_factory=dict[str, ServerTool])
     lists: Sequence[ServerList] = ()
+    places: Sequence[str] = ()
 
     def known_name(self, label: str, name: str) -> str | None:
         """By which the model knows a tool of a server; None: it is not offered."""
-        found = (known for known, tool in self.served.items() if tool.label == label)
-        return next((known for known in found if self.served[known].name == name), None)
+        return next(iter(self.known_names(label, name)), None)
+
+    def known_names(self, label: str, name: str | None) -> list[str]:
+        """By which the model knows that tool of a server, or all that are offered."""
+        return [
+            known
+            for known, tool in self.served.items()
+            if tool.label == label and name in (None, tool.name)
+        ]
 
 
 async def read_offer(
@@ -70,7 +79,8 @@ async def read_offer(
 ) -> ToolOffer:
     """`listed`: labels of servers whose tools the client knows. BadRequest; HTTPError 424 for a
     server that is not there now."""
-    functions = [read_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools) if tool.type != MCP]
+    own = {f"tools[{i}]": tool for i, tool in enumerate(tools) if tool.type != MCP}
+    functions, places = [read_tool(tool, place) for place, tool in own.items()], list(own)
     names = {function["function"]["name"] for function in functions}
     served: dict[str, ServerTool] = {}
     lists: list[ServerList] = []
@@ -89,9 +99,10 @@ async def read_offer(
             names.add(known)
             served[known] = ServerTool(label, one.name, asks(approval, one))
             functions.append(as_function(known, one))
+            places.append(place)
         if label not in listed:
             lists.append(ServerList(label, [as_listed(one) for one in found]))
-    return ToolOffer(functions, served, lists)
+    return ToolOffer(functions, served, lists, places)
 
 
 def read_tool(tool: ResponseTool, place: str) -> dict[str, Any]:

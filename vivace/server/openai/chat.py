@@ -17,7 +17,7 @@ from vivace.requests.answer_rules import answer_rules
 from vivace.requests.prompts import PromptInput, new_id, template_messages, wanted_rank
 from vivace.requests.response_format import body_constraint
 from vivace.requests.schema import Message
-from vivace.requests.tools import ToolFields, offered_tools
+from vivace.requests.tools import OfferedTools, offered_tools
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import prepare_requests
 from vivace.server.context import Context
@@ -62,7 +62,7 @@ async def answer_chat(
     check(context, params)
     tokenizer = context.tokenizer("messages")
     offered = offered_tools(params)
-    text = await chat_text(context, params.messages, params)
+    text = await chat_text(context, params.messages, params, offered)
     rules = answer_rules(context.syntax, params, offered, text, body_constraint(params))
     parsing = ChatParsing(rules) if rules.parses else None
     with text_named("messages"):
@@ -137,7 +137,7 @@ def choice(params: ChatRequest, index: int, output: RequestOutput, request: Requ
     return result
 
 
-class ChatFields(ToolFields, Protocol):
+class ChatFields(Protocol):
     """What /v1/chat/completions and /tokenize have in common."""
 
     continue_final_message: bool
@@ -149,10 +149,12 @@ async def chat_text(
     context: Context,
     messages: list[Message],
     params: ChatFields,
+    offered: OfferedTools,
     *,
     add_generation_prompt: bool = True,
 ) -> str:
-    """Render messages with the model's chat template; BadRequest on what it cannot take."""
+    """Render messages, and the tools that are `offered`, with the model's chat template; BadRequest
+    on what it cannot take."""
     template = context.tokenizer("messages").chat
     if template is None:
         raise BadRequest(
@@ -174,5 +176,5 @@ async def chat_text(
         add_generation_prompt=add_generation_prompt,
         continue_final_message=params.continue_final_message,
         variables=keywords,
-        tools=offered_tools(params).described,
+        tools=offered.described,
     )

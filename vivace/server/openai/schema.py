@@ -11,7 +11,7 @@ from vivace.requests import schema as native
 from vivace.requests.limits import Chosen, Entries, Ids, Members, Messages, PerPrompt, Prompts
 from vivace.requests.response_format import ResponseFormat
 from vivace.requests.schema import Message
-from vivace.requests.tools import NamedToolChoice, ToolDefinition
+from vivace.requests.tools import ToolChoice, ToolDefinition
 
 DEFAULT_MODEL = "default"
 
@@ -130,7 +130,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     thinking_budget: int | None = None
     """The same by Qwen's name."""
     tools: Entries[ToolDefinition] | None = None
-    tool_choice: str | NamedToolChoice | None = None
+    tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = True
     """False: calls behind the first one are text."""
     separate_reasoning: bool = True
