@@ -103,7 +103,8 @@ class TextReader:
     def is_next(self, literal: str) -> Steps[bool]:
         """Whether it comes next; it stays."""
         while not self.text.startswith(literal, self.at):
-            if self.ended or not literal.startswith(self.text[self.at :]):
+            rest = self.text[self.at : self.at + len(literal)]  # no more: a long text may follow
+            if self.ended or not literal.startswith(rest):
                 return False
             yield
         return True
