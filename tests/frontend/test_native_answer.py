@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from frontend_fakes import byte_tokenizer
 
-from vivace.frontend.request_output import RequestOutput, merge
+from vivace.frontend.request_output import RequestOutput, join_outputs
 from vivace.frontend.sglang_output import SGLangOutput, finish_reason
 from vivace.protocol.messages import Finish, LogprobOptions, Request, SamplingParams, TokenLogprob
 
@@ -76,10 +76,9 @@ def test_nothing_to_show_yet() -> None:
 
 def test_merged_pieces_lose_nothing() -> None:
     entry = TokenLogprob(98, -0.5)
-    both = merge(
-        piece("a", logprobs=[entry], prompt_logprobs=[entry], timings={"queue": 1.0}),
-        piece("b", logprobs=[entry], completion_tokens=2, finish=Finish("length")),
-    )
+    first = piece("a", logprobs=[entry], prompt_logprobs=[entry], timings={"queue": 1.0})
+    last = piece("b", logprobs=[entry], completion_tokens=2, finish=Finish("length"))
+    both = join_outputs([first, last])
     assert (both.text, both.tokens, both.completion_tokens) == ("ab", [97, 98], 2)
     assert both.logprobs == [entry, entry] and both.prompt_logprobs == [entry]
     assert both.finish == Finish("length") and both.timings == {"queue": 1.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -63,34 +63,70 @@ class TextSink(Sink, Protocol):
         ...
 
 
-def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Two outputs in a row as one, for readers that are slower than the model."""
-    return RequestOutput(
-        text=first.text + second.text,
-        tokens=first.tokens + second.tokens,
-        finish=second.finish,
-        prompt_tokens=second.prompt_tokens,
-        completion_tokens=second.completion_tokens,
-        cached_tokens=second.cached_tokens,
-        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
-        logprobs=concat(first.logprobs, second.logprobs),
-        embedding=second.embedding,
-        hidden_states=concat(first.hidden_states, second.hidden_states),
-        retractions=second.retractions,
-        dp_rank=second.dp_rank,
-        drafts=second.drafts,
-        accepted_drafts=second.accepted_drafts,
-        timings=second.timings or first.timings,
-    )
-
-
 T = TypeVar("T")
 
 
-def concat(first: list[T] | None, second: list[T] | None) -> list[T] | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return first + second
+class HeldOutput:
+    """Outputs in a row that are shown as one. What comes is appended: a reader that is slower than
+    the model may leave a hundred thousand of them here."""
+
+    __slots__ = ("_logprobs", "_output", "_states", "_texts", "_tokens", "characters")
+
+    def __init__(self, first: RequestOutput) -> None:
+        self._output = first
+        self._texts = [first.text]
+        self._tokens = list(first.tokens)
+        self._logprobs = appended(None, first.logprobs)
+        self._states = appended(None, first.hidden_states)
+        self.characters = len(first.text)
+
+    def add(self, output: RequestOutput) -> None:
+        before, self._output = self._output, output
+        output.prompt_logprobs = before.prompt_logprobs or output.prompt_logprobs
+        output.timings = output.timings or before.timings
+        self._texts.append(output.text)
+        self._tokens += output.tokens
+        self._logprobs = appended(self._logprobs, output.logprobs)
+        self._states = appended(self._states, output.hidden_states)
+        self.characters += len(output.text)
+
+    def whole(self) -> RequestOutput:
+        """All of them; totals are those of the last one."""
+        return msgspec.structs.replace(
+            self._output,
+            text="".join(self._texts),
+            tokens=self._tokens,
+            logprobs=self._logprobs,
+            hidden_states=self._states,
+        )
+
+
+def appended(entries: list[T] | None, more: list[T] | None) -> list[T] | None:
+    """`entries`, which nobody else has, with `more` behind them; None where there are none."""
+    if more is None:
+        return entries
+    if entries is None:
+        return list(more)
+    entries += more
+    return entries
+
+
+def hold(held: HeldOutput | None, output: RequestOutput) -> HeldOutput:
+    """The output behind those that are held, if there are any."""
+    if held is None:
+        return HeldOutput(output)
+    held.add(output)
+    return held
+
+
+def join_outputs(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """All of them, at least one, as one."""
+    if len(outputs) == 1:
+        return outputs[0]
+    held = HeldOutput(outputs[0])
+    for output in outputs[1:]:
+        held.add(output)
+    return held.whole()
 
 
 class QueueSink:
@@ -99,11 +135,11 @@ class QueueSink:
     __slots__ = ("_output", "_waiter")
 
     def __init__(self) -> None:
-        self._output: RequestOutput | None = None
+        self._output: HeldOutput | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def push(self, output: RequestOutput) -> None:
-        self._output = output if self._output is None else merge(self._output, output)
+        self._output = hold(self._output, output)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -113,4 +149,4 @@ class QueueSink:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         output, self._output = self._output, None
-        return output
+        return output.whole()

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
-from vivace.frontend.request_output import RequestOutput, Sink
+from vivace.frontend.request_output import RequestOutput, Sink, join_outputs
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 from vivace.protocol.tasks import HIDDEN
 from vivace.requests.limits import HIDDEN_STATES, LOGPROBS
@@ -159,25 +159,6 @@ class CollectorSink:
         self._collector.take(self._index, output)
 
 
-def join(outputs: list[RequestOutput]) -> RequestOutput:
-    """All outputs of a request as one."""
-    if len(outputs) == 1:
-        return outputs[0]
-    return msgspec.structs.replace(
-        outputs[-1],
-        text="".join(output.text for output in outputs),
-        tokens=[token for output in outputs for token in output.tokens],
-        logprobs=_chain([output.logprobs for output in outputs]),
-        prompt_logprobs=outputs[0].prompt_logprobs,
-        hidden_states=_chain([output.hidden_states for output in outputs]),
-    )
-
-
-def _chain(lists: list[list | None]) -> list | None:
-    present = [items for items in lists if items is not None]
-    return [item for items in present for item in items] if present else None
-
-
 async def complete(
     context: Context,
     requests: list[Request],
@@ -205,7 +186,7 @@ def gather_outputs(
     now = time.monotonic()
     answers: list[RequestOutput] = []
     for request, outputs in zip(requests, parts, strict=True):
-        answers.append(join(outputs))
+        answers.append(join_outputs(outputs))
         if not quiet:
             context.request_log.log_finished(request, answers[-1], now - request.arrival)
         yield

@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from vivace.frontend.fairness import TimeSlicer, Work
-from vivace.frontend.request_output import RequestOutput, merge
+from vivace.frontend.request_output import HeldOutput, RequestOutput, hold
 from vivace.server.responses import error_body
 
 log = logging.getLogger("vivace.server")
@@ -124,7 +124,7 @@ class StreamSink:
         self._encoding = False
         """a long output is on its way: what comes behind it is held"""
         self._encode_text = encode.encode_text
-        self.held: RequestOutput | None = None
+        self.held: HeldOutput | None = None
 
     def offer(self, text: str, tokens: list[int], count: int) -> bool:
         """Write mere text when nothing is in its way; never blocks, never raises."""
@@ -147,8 +147,8 @@ class StreamSink:
             if stream.flowing and not self._encoding:
                 self._show(output)
             else:
-                self.held = output if self.held is None else merge(self.held, output)
-                stream.note_held(self.held)
+                self.held = hold(self.held, output)
+                stream.note_held(output, self.held.characters)
         except Exception as error:
             stream.fail(error)
 
@@ -180,9 +180,9 @@ class StreamSink:
 
     def release(self) -> None:
         """Write what was held."""
-        output, self.held = self.held, None
-        if output is not None:
-            self.push(output)
+        held, self.held = self.held, None
+        if held is not None:
+            self.push(held.whole())
 
 
 class EventStream:
@@ -329,11 +329,11 @@ class EventStream:
         if not self._over.done():
             self._over.set_result(None)
 
-    def note_held(self, held: RequestOutput) -> None:
-        """A sink holds an output: the first wakes the handler, too much gives the client up."""
+    def note_held(self, output: RequestOutput, characters: int) -> None:
+        """A sink holds one more: the first wakes the handler, too much gives the client up."""
         if not self._first.done():
-            self._first.set_result(held)
-        if len(held.text) > self._limits.hold_limit:
+            self._first.set_result(output)
+        if characters > self._limits.hold_limit:
             self.fail(ConnectionResetError("the client reads too slowly"))
 
     def _break_silence(self, ping: bytes) -> None:
