@@ -204,6 +204,8 @@ class OllamaLines:
         self._usage: ResultUsage | None = None
         self._call: ResultCall | None = None
         """the one whose arguments are coming"""
+        self._arguments: list[str] = []
+        """what has come of them"""
 
     def convert(self, data: bytes) -> bytes:
         """The lines of complete events."""
@@ -241,18 +243,16 @@ class OllamaLines:
 
     def _add(self, part: ResultCall) -> Iterator[bytes]:
         """A call begins, or says more of its arguments."""
-        call = self._call
-        if call is not None and call.index == part.index:
-            call.function.arguments = (call.function.arguments or "") + (
-                part.function.arguments or ""
-            )
-            return
-        yield from self._whole_call()
-        self._call = part
+        if self._call is None or self._call.index != part.index:
+            yield from self._whole_call()
+            self._call = part
+        self._arguments.append(part.function.arguments or "")
 
     def _whole_call(self) -> Iterator[bytes]:
         call, self._call = self._call, None
         if call is not None:
+            call.function.arguments = "".join(self._arguments)
+            self._arguments = []
             yield self._line(ResultMessage(tool_calls=[call]), {})
 
     def _line(self, message: ResultMessage, fields: dict[str, Any]) -> bytes:

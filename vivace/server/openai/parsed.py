@@ -16,7 +16,7 @@ from vivace.parsers.events import (
     ContentText,
     ReasoningText,
 )
-from vivace.parsers.parser import AnswerParser
+from vivace.parsers.parser import SLICE, AnswerParser
 from vivace.protocol.messages import FINISH_STOP, Finish
 from vivace.requests.answer_rules import AnswerRules
 from vivace.server.openai.logprobs import encoded_chat_logprobs
@@ -31,6 +31,8 @@ from vivace.server.openai.schema import (
 
 encode = msgspec.json.encode
 FINISH_TOOL_CALLS = "tool_calls"
+SLICE_TOKENS = 1 << 10
+"""that are looked at without a pause"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class ChatParsing:
         assert isinstance(choice, ChatChoice)
         parser = self.parser()
         events = yield from parser.push_slices(output.text)
-        reasoning = self.counter().count(output.tokens, thinking=parser.thinking)
+        reasoning = yield from self.counter().count_slices(output.tokens, thinking=parser.thinking)
         message = choice.message
         message.content, message.reasoning_content, message.tool_calls = gathered(
             events + parser.finish()
@@ -91,6 +93,13 @@ class ReasoningCounter:
             return self._reasoning
         return self._seen if thinking else 0
 
+    def count_slices(self, tokens: list[int], *, thinking: bool) -> Work[int | None]:
+        """`count` of a long answer."""
+        for start in range(0, len(tokens) if self._ends else 0, SLICE_TOKENS):
+            self.count(tokens[start : start + SLICE_TOKENS], thinking=thinking)
+            yield
+        return self.count([], thinking=thinking)
+
     def _look_at(self, token: int) -> None:
         text = self._tail + self._token_bytes(token)
         found = next((end for end in self._ends if end in text), None)
@@ -120,6 +129,26 @@ class ParsedChunks(ChunkEncoder):
         deltas = self._parse(text, tokens)
         return b"".join([self._event(delta) for delta in deltas])
 
+    def parts(self, output: RequestOutput) -> Work[list[bytes]] | None:
+        return self._in_slices(output) if len(output.text) > SLICE else super().parts(output)
+
+    def _in_slices(self, output: RequestOutput) -> Work[list[bytes]]:
+        """Of a reader that was slow, and gets much at once."""
+        self._context.usage.update(self._index, output)
+        events = [] if self._begun else [self._begin()]
+        last = (len(output.text) - 1) // SLICE * SLICE
+        for start in range(0, last, SLICE):
+            deltas = self._parse(output.text[start : start + SLICE], [])
+            events += [self._event(delta) for delta in deltas]
+            yield
+        rest = msgspec.structs.replace(output, text=output.text[last:])
+        events += yield from self._in_parts(rest)
+        return [b"".join(events)]
+
+    def _begin(self) -> bytes:
+        self._begun = True
+        return self._event(b'{"role":"assistant","content":""}')
+
     def _parse(self, text: str, tokens: list[int]) -> list[bytes]:
         """The deltas that new text makes."""
         events = self._parser.push(text)
@@ -128,8 +157,7 @@ class ParsedChunks(ChunkEncoder):
         return [encode_delta(event) for event in events]
 
     def _events(self, output: RequestOutput, logprobs: bytes) -> bytes:
-        data = b"" if self._begun else self._event(b'{"role":"assistant","content":""}')
-        self._begun = True
+        data = b"" if self._begun else self._begin()
         deltas = self._parse(output.text, output.tokens)
         if output.finish is not None:
             deltas += [encode_delta(event) for event in self._parser.finish()]
@@ -185,6 +213,7 @@ def gathered(
     only beside something else."""
     content, reasoning = list[str](), list[str]()
     calls: list[AnswerCall] = []
+    arguments: list[list[str]] = []
     for event in events:
         match event:
             case ReasoningText(text):
@@ -194,7 +223,10 @@ def gathered(
             case CallStart(_, call_id, name):
                 function = AnswerFunction(name=name, arguments="")
                 calls.append(AnswerCall(id=call_id, type="function", function=function))
+                arguments.append([])
             case CallArguments(_, text):
-                calls[-1].function.arguments += text
+                arguments[-1].append(text)
+    for call, parts in zip(calls, arguments, strict=True):
+        call.function.arguments = "".join(parts)
     text = "".join(content)
     return text if text or not calls else None, "".join(reasoning) or None, calls or None

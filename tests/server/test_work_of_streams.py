@@ -1,0 +1,126 @@
+"""What is done for an answer, counted: linear in its length, and in bits that let others in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from server_kit import Wire, make_tokenizer
+
+from vivace.frontend.fairness import run_now
+from vivace.frontend.request_output import RequestOutput
+from vivace.parsers.parser import SLICE, AnswerParser, ParseOptions, answer_format
+from vivace.server.apis.ollama import OllamaLines, show_message
+from vivace.server.openai.parsed import SLICE_TOKENS, ParsedChunks, ReasoningCounter
+from vivace.server.openai.response import ChatChunks, ChunkContext
+from vivace.server.openai.usage import UsageCounter
+from vivace.server.sse import EventStream, StreamLimits, event
+
+TOKENIZER = make_tokenizer()
+CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+
+
+def context() -> ChunkContext:
+    return ChunkContext(
+        rid="r", kind="k", created=1, model="m", tokenizer=TOKENIZER, usage=UsageCounter(1, False)
+    )
+
+
+def output(text: str, count: int = 1) -> RequestOutput:
+    return RequestOutput(text=text, tokens=[97], completion_tokens=count)
+
+
+def parsed_chunks() -> ParsedChunks:
+    parser = AnswerParser(answer_format("hermes", None), ParseOptions(tools={"look": {}}))
+    return ParsedChunks(context(), 0, parser, ReasoningCounter((), TOKENIZER.token_bytes))
+
+
+def said(data: bytes) -> tuple[str, int]:
+    """(content, calls) of events."""
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in data.split(b"\n\n") if line]
+    calls = [call for delta in deltas for call in delta.get("tool_calls") or () if call.get("id")]
+    return "".join(delta.get("content") or "" for delta in deltas), len(calls)
+
+
+def test_what_a_slow_reader_waits_for_is_put_together_once() -> None:
+    async def run() -> bytes:
+        stream = EventStream(StreamLimits(1 << 20, 1 << 20, 30.0))
+        stream._transport = wire = Wire()  # type: ignore[assignment]
+        sink = stream.add_sink(ChatChunks(context(), 0))
+        sink.push(output("a"))
+        held = sink.held
+        for count in range(2, 1001):
+            sink.push(output("a", count))
+            assert sink.held is held  # it grows
+        stream._resume()
+        return wire.data
+
+    assert asyncio.run(run()).count(b'"' + b"a" * 1000 + b'"') == 1
+
+
+def test_much_text_at_once_is_parsed_in_slices() -> None:
+    text = "Well. " + CALL * 2000
+    whole, chunks = parsed_chunks(), parsed_chunks()
+    assert whole.parts(output("Well.")) is None
+    work = chunks.parts(output(text))
+    assert work is not None
+    longest, read = 0, 0
+    reader = chunks._parser._reader
+    feed = reader.feed
+
+    def counted(piece: str) -> None:
+        nonlocal read
+        read += len(piece)
+        feed(piece)
+
+    reader.feed = counted  # type: ignore[method-assign]
+    try:
+        while True:
+            before = read
+            next(work)
+            longest = max(longest, read - before)
+    except StopIteration as end:
+        assert said(b"".join(end.value)) == said(whole(output(text))) == ("Well.", 2000)
+    assert longest <= SLICE < read == len(text)
+
+
+def test_reasoning_of_a_long_answer_is_counted_in_slices() -> None:
+    seen, longest = 0, 0
+
+    def token_bytes(_: int) -> bytes:
+        nonlocal seen
+        seen += 1
+        return b"a"
+
+    counter = ReasoningCounter((b"</think>",), token_bytes)
+    work = counter.count_slices([1] * (10 * SLICE_TOKENS), thinking=True)
+    try:
+        while True:
+            before = seen
+            next(work)
+            longest = max(longest, seen - before)
+    except StopIteration as end:
+        assert end.value == seen == 10 * SLICE_TOKENS
+    assert longest <= SLICE_TOKENS
+    ended = ReasoningCounter((b"</think>",), lambda token: b"</think>" if token else b"a")
+    assert run_now(ended.count_slices([0, 0, 1, 0], thinking=False)) == 3
+
+
+def test_arguments_of_a_call_are_joined_once() -> None:
+    lines = OllamaLines(show_message, 0.0)
+
+    def say(arguments: str, **more: Any) -> bytes:
+        call = {"index": 0, "function": {"arguments": arguments, **more}}
+        body = {"model": "m", "choices": [{"delta": {"tool_calls": [call]}}]}
+        return lines.convert(event(json.dumps(body).encode()))
+
+    assert say('{"a": "', name="look") == b""
+    begun = lines._call
+    assert begun is not None
+    for _ in range(1000):
+        say("b")
+        assert lines._call is begun and begun.function.arguments == '{"a": "'
+    say('"}')
+    told = json.loads(lines.convert(b"data: [DONE]\n\n").splitlines()[0])
+    assert told["message"]["tool_calls"][0]["function"]["arguments"] == {"a": "b" * 1000}
