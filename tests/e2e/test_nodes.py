@@ -57,8 +57,8 @@ def test_two_nodes_draw_the_tokens_of_one(
     state = first.json("/server_info")["internal_states"][0]
     assert [worker.get("rank", 0) for worker in state["workers"]] == [0, 1]
     assert state["workers"][1]["pid"] == find_rank(second)
-    assert "Node 0 of 2 has ranks 0; it waits at 127.0.0.2" in first.text()
-    assert "Node 1 of 2 has ranks 1; it joins node 0 at 127.0.0.2" in second.text()
+    assert "Node 0 (of 2 nodes) has rank 0; it waits at 127.0.0.2" in first.text()
+    assert "Node 1 (of 2 nodes) has rank 1; it joins node 0 at 127.0.0.2" in second.text()
     assert "All ranks are ready" in second.text()
 
 
@@ -151,8 +151,8 @@ def test_engines_of_two_nodes_share_experts(tmp_path: Path) -> None:
     with contextlib.closing(Nodes(folder, tmp_path / "logs", ENGINES)) as nodes:
         first, second = nodes.start(0), nodes.start(1)
         first.wait_ready()
-        assert "Node 0 of 2 has ranks 0, 1;" in first.text()
-        assert "Node 1 of 2 has ranks 2, 3;" in second.text()
+        assert "Node 0 (of 2 nodes) has ranks 0, 1;" in first.text()
+        assert "Node 1 (of 2 nodes) has ranks 2, 3;" in second.text()
         for engine in (0, 1):  # also while the other one has nothing to do
             assert stream_tokens(first, 1, routed_dp_rank=engine) == wanted[1]
         workers = first.json("/server_info")["internal_states"][1]["workers"]

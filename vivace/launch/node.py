@@ -20,7 +20,7 @@ import msgspec
 from vivace.checkpoint.file_state import ModelFiles
 from vivace.config.parallelism import requested_sizes
 from vivace.errors import CannotStart, RankLost, say
-from vivace.launch.node_hello import node_ranks, socket_setup
+from vivace.launch.node_hello import describe_share, node_ranks, socket_setup
 from vivace.launch.node_join import (
     NOT_UNDERSTOOD,
     Joined,
@@ -79,14 +79,7 @@ def run_node(config: Config) -> int:
     protect_standard_streams()
     node, where = config.parallel.node_rank, config.parallel.dist_init_addr
     log_lines.setup(config.logging.log_level, f"node {node}")
-    ranks = node_ranks(config)[node]
-    log.info(
-        "Node %d of %d has ranks %s; it joins node 0 at %s",
-        node,
-        config.parallel.nnodes,
-        ", ".join(map(str, ranks)),
-        where,
-    )
+    log.info("%s; it joins node 0 at %s", describe_share(node_ranks(config), node), where)
     try:
         return follow_engines(config)
     except ServerHasEnded as ended:

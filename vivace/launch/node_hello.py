@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 def node_ranks(config: Config) -> list[list[int]]:
     """Of each node."""
     return [list(ranks) for ranks in process_groups(requested_sizes(config)).nodes]
+
+
+def describe_share(nodes: Sequence[Sequence[int]], node: int) -> str:
+    """`nodes`: as `node_ranks`."""
+    return f"Node {node} (of {len(nodes)} nodes) has {numbered('rank', nodes[node])}"
+
+
+def numbered(what: str, numbers: Sequence[int]) -> str:
+    """`node 1`; `ranks 2, 3`"""
+    return f"{what}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def cluster_key(config: Config) -> bytes:

@@ -22,9 +22,11 @@ from vivace.launch.engine_place import AddressBook, find_entrance
 from vivace.launch.handshake import Door, Guest, notice_silence, send_at_once
 from vivace.launch.node_hello import (
     cluster_key,
+    describe_share,
     differences,
     hello,
     node_ranks,
+    numbered,
     socket_setup,
     without_keys,
 )
@@ -135,11 +137,10 @@ class NodeGate:
         deadline = time.monotonic() + timeout
         log.log(
             self._level,
-            "Node 0 of %d has ranks %s; it waits at %s for %s",
-            len(self._nodes),
-            join(self._nodes[0]),
+            "%s; it waits at %s for %s",
+            describe_share(self._nodes, 0),
             self._config.parallel.dist_init_addr,
-            describe(list(others)),
+            numbered("node", others),
         )
         while True:
             with self._changed:
@@ -147,7 +148,9 @@ class NodeGate:
                 missing = [node for node in others if node not in self._links]
                 if not missing:
                     return [self._links[node] for node in others]
-                report(f"Waiting for {describe(missing)}", len(self._links) / len(self._nodes))
+                report(
+                    f"Waiting for {numbered('node', missing)}", len(self._links) / len(self._nodes)
+                )
                 self._changed.wait(min(1.0, max(0.0, deadline - time.monotonic())))
             if time.monotonic() >= deadline:
                 raise NotJoined(self._why_missing(missing, timeout))
@@ -166,7 +169,7 @@ class NodeGate:
         tried = [f"node {node}: {why}" for node, why in refused if node in missing]
         tried += [f"{host} {why}" for host, why in strangers]
         return (
-            f"{describe(missing)} did not join within {timeout:g} s (--dist-timeout); "
+            f"{numbered('node', missing)} did not join within {timeout:g} s (--dist-timeout); "
             f"{'; '.join(tried) or 'nobody has called'}. Start them with this server's command and "
             "their own --node-rank, and see that they reach --dist-init-addr"
         )
@@ -298,11 +301,3 @@ def why_no_listening(error: OSError, port: int) -> str:
 def tell_stranger(host: str, why: str) -> None:
     how = f"; {COPY_THE_KEY}" if "key" in why else ""
     log.warning("Somebody at %s, who wants to join, %s%s", host, why, how)
-
-
-def describe(nodes: Sequence[int]) -> str:
-    return f"node{'s' if len(nodes) > 1 else ''} {join(nodes)}"
-
-
-def join(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
