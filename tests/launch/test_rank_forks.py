@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 from msgspec.msgpack import Decoder
 
+from vivace.config.child_process import adopt_orphans
 from vivace.engine.process_group import find_cause
 from vivace.errors import CANNOT_START, CannotStart, RankLost
 from vivace.launch import ranks
 from vivace.launch.forked_processes import AdoptedProcess
 from vivace.launch.ranks import RankBroadcast, RankProcess
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
-from vivace.protocol.ranks import FromRank, RankFailure, RankHere, ToRank
+from vivace.protocol.ranks import FromRank, RankFailure, RankForked, ToRank
 
 BUSY = "Address already in use"
 FORKING = """
@@ -46,14 +47,19 @@ child.end(child.main(sys.argv[1:]))
 """
 
 
+def no_broadcast(readers: int) -> RankBroadcast:
+    plans = os.memfd_create("plans")
+    broadcast = RankBroadcast(plans, readers)
+    os.close(plans)
+    return broadcast
+
+
 class Forked:
     """Ranks whose template has done its work, played by the test."""
 
     def __init__(self, count: int, code: int = 0) -> None:
         self.template = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
-        plans = os.memfd_create("plans")
-        broadcast = RankBroadcast(plans, count)
-        os.close(plans)
+        broadcast = no_broadcast(count)
         pairs = [socket.socketpair() for _ in range(count)]
         self.links = [
             RankProcess(f"rank {1 + reader}", self.template, ours, broadcast, reader)
@@ -76,7 +82,7 @@ def forked() -> Iterator[Forked]:
 
 def test_who_waits_for_the_others_is_not_blamed(forked: Forked) -> None:
     """One cannot listen; the process that forked all has ended, as it should."""
-    forked.ranks[1].send(RankHere(os.getpid(), ("", 0)))
+    forked.ranks[1].send(RankForked(os.getpid()))
     forked.ranks[0].send(RankFailure(BUSY))
     forked.ranks[0].close()
     with pytest.raises(RankLost, match="use"):
@@ -84,7 +90,7 @@ def test_who_waits_for_the_others_is_not_blamed(forked: Forked) -> None:
     cause = find_cause(forked.links)
     assert "rank 1" in cause and cause.endswith(BUSY)
     assert forked.links[1].death() is None
-    assert forked.links[1].expect(RankHere).pid == os.getpid()
+    assert forked.links[1].expect(RankForked).pid == os.getpid()
 
 
 def test_one_that_never_came_is_named(forked: Forked) -> None:
@@ -110,7 +116,7 @@ def test_a_template_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) 
     found = Forked(1)
     with subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE) as template:
         found.links[0]._template = template
-        found.ranks[0].send(RankHere(os.getpid(), ("", 0)))
+        found.ranks[0].send(RankForked(os.getpid()))
         with pytest.raises(RankLost, match=str(template.pid)):
             found.links[0].arrive()
     found.ranks[0].close()
@@ -148,6 +154,31 @@ def test_a_fork_that_fails_says_why(fork: int, lost: int) -> None:
             control.wait(5.0)
     for ours, _ in pairs:
         ours.close()
+
+
+def test_ranks_that_die_right_behind_their_fork_are_reaped() -> None:
+    """By whoever started them, which may live on: asked for, only looked at, or given up."""
+    adopt_orphans()
+    pairs = [socket.socketpair() for _ in range(3)]
+    theirs = [end.fileno() for _, end in pairs]
+    words = ["rank", "--parent", str(os.getpid()), "--control", *map(str, theirs)]
+    dying = FORKING.replace("child.end", "child.run = lambda *_: os._exit(3)\nchild.end")
+    template = subprocess.Popen([sys.executable, "-c", dying, "99", *words], pass_fds=theirs)
+    broadcast = no_broadcast(3)
+    links = [
+        RankProcess(f"rank {reader}", template, ours, broadcast, reader)
+        for reader, (ours, _) in enumerate(pairs)
+    ]
+    for _, end in pairs:
+        end.close()
+    with pytest.raises(RankLost, match="code"):
+        links[0].arrive()
+    death = links[1].death(5.0)
+    assert death is not None and "exit code 3" in death.text
+    for link in links:
+        link.close()
+    assert len({link.pid for link in links} | {template.pid}) == 4
+    assert not any(Path(f"/proc/{link.pid}").exists() for link in links)
 
 
 def spawn(code: int) -> int:

@@ -28,6 +28,7 @@ from vivace.protocol.message_socket import MessageSocket
 from vivace.protocol.ranks import (
     ON_SOCKET,
     JoinRanks,
+    RankForked,
     RankHere,
     RankReady,
     RankSetup,
@@ -51,7 +52,7 @@ def fork_ranks(sockets: list[socket.socket], engine: int) -> None:
     CannotStart where the system has no room for one; the sockets that are left have no rank."""
     gc.freeze()  # a collection would write to all that is shared
     while sockets:
-        if fork_orphan():
+        if fork_orphan(sockets[0]):
             for other in sockets[1:]:  # an open end would hide that its process is gone
                 other.close()
             del sockets[1:]
@@ -61,8 +62,8 @@ def fork_ranks(sockets: list[socket.socket], engine: int) -> None:
     os._exit(0)
 
 
-def fork_orphan() -> bool:
-    """True in a child of a child that has ended. Raises CannotStart."""
+def fork_orphan(sock: socket.socket) -> bool:
+    """True in a child of a child that has ended; which one says `sock`. Raises CannotStart."""
     try:
         if between := os.fork():
             if failed := os.waitstatus_to_exitcode(os.waitpid(between, 0)[1]):
@@ -71,7 +72,8 @@ def fork_orphan() -> bool:
     except OSError as error:
         raise no_process("a rank", error) from error
     try:
-        if os.fork():
+        if pid := os.fork():
+            rank_end(sock).send(RankForked(pid))
             os._exit(0)
     except OSError as error:
         os._exit(error.errno or FAILED)
@@ -100,7 +102,7 @@ def run_rank(control: MessageSocket[ToRank]) -> None:
     log_lines.setup(config.logging.log_level, f"rank {setup.rank}")
     name_process(f"rank {setup.rank}")
     sockets = open_sockets(setup.sockets, setup.rank)
-    control.send(RankHere(os.getpid(), sockets.address))
+    control.send(RankHere(sockets.address))
     join = control.wait()
     if not isinstance(join, JoinRanks):
         raise TypeError("a message before the ranks have met")

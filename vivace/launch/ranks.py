@@ -38,6 +38,7 @@ from vivace.protocol.ranks import (
     NodeSocketSetup,
     RankAnswer,
     RankFailure,
+    RankForked,
     RankHere,
     RankProgress,
     RankReady,
@@ -52,7 +53,7 @@ from vivace.protocol.workers import WorkerCommand, WorkerState
 if TYPE_CHECKING:
     from vivace.config.config import Config
 
-T = TypeVar("T", RankHere, RankReady)
+T = TypeVar("T", RankForked, RankHere, RankReady)
 EXIT_SECONDS = 5.0
 ANSWER_SECONDS = 0.1
 """after which we look whether who does not answer has died"""
@@ -182,7 +183,7 @@ class RankProcess:
 
     def arrive(self) -> None:
         """Wait until it is there. Raises RankLost."""
-        message = self.expect(RankHere, COMING_SECONDS)
+        forked = self.expect(RankForked, COMING_SECONDS)
         try:
             self._template.wait(COMING_SECONDS)  # it may have others to fork
         except subprocess.TimeoutExpired:
@@ -190,8 +191,9 @@ class RankProcess:
                 f"process {self._template.pid}, which forks the ranks, has not ended in "
                 f"{COMING_SECONDS:g} s"
             ) from None
-        self._process, self.address = AdoptedProcess(message.pid), message.address
-        self.name = f"{self._rank} (process {message.pid})"
+        self._process = AdoptedProcess(forked.pid)
+        self.name = f"{self._rank} (process {forked.pid})"
+        self.address = self.expect(RankHere, COMING_SECONDS).address
 
     def begin(self, addresses: Sequence[Address]) -> None:
         self.control.send(JoinRanks(list(addresses)))
@@ -252,10 +254,12 @@ class RankProcess:
         if self._watchers and not (self._gone.is_set() or (wait and self._gone.wait(wait))):
             return None
         try:
+            self._process.wait(wait)
+            self._read_rest()
             code = self._process.wait(wait)
         except subprocess.TimeoutExpired:
             return None
-        failure = self._failure = self._failure or self._last_failure()
+        failure = self._failure
         if failure is None:
             return RankDeath(self.name, self._process.describe(code), reported=False)
         return RankDeath(
@@ -267,12 +271,16 @@ class RankProcess:
             trace=failure.trace,
         )
 
-    def _last_failure(self) -> RankFailure | None:
-        """Of one that has ended: whatever else it has sent is of no use any more."""
-        try:
-            return find_failure(self._incoming.receive())
-        except SocketClosed:
-            return None
+    def _read_rest(self) -> None:
+        """Of one that has ended: its last words and, where nobody has asked, which process this one
+        has to reap. Raises subprocess.TimeoutExpired."""
+        with contextlib.suppress(SocketClosed):
+            for message in self._incoming.receive():
+                if isinstance(message, RankFailure):
+                    self._failure = self._failure or message
+                elif isinstance(message, RankForked):
+                    self._template.wait(EXIT_SECONDS)
+                    self._process = AdoptedProcess(message.pid)
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         def watch() -> None:
@@ -288,24 +296,12 @@ class RankProcess:
         """Whatever it does."""
         self._process.kill()
 
-    def _adopt(self) -> None:
-        """Where it has come and nobody has asked, it is still this process's to reap."""
-        try:
-            messages = self.control.receive()
-        except SocketClosed:
-            return
-        for message in messages:
-            if isinstance(message, RankHere):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._template.wait(EXIT_SECONDS)
-                self._process = AdoptedProcess(message.pid)
-
     def close(self) -> None:
         """It ends when its socket does."""
         self.control.shutdown()
-        if isinstance(self._process, TemplateProcess):
-            self._adopt()
         try:
+            if isinstance(self._process, TemplateProcess):
+                self._read_rest()
             self._process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             log.warning("%s is killed: it did not end in %g s", self.name, EXIT_SECONDS)

@@ -55,10 +55,15 @@ class JoinRanks(msgspec.Struct, frozen=True, tag="join_ranks"):
     """of every rank, where there are several nodes"""
 
 
-class RankHere(msgspec.Struct, frozen=True, tag="rank_here"):
-    """Rank -> engine: what it needs is imported, and this is its process."""
+class RankForked(msgspec.Struct, frozen=True, tag="rank_forked"):
+    """The process between -> engine, before anything of the rank itself: this is its process."""
 
     pid: int
+
+
+class RankHere(msgspec.Struct, frozen=True, tag="rank_here"):
+    """Rank -> engine: what it needs is imported."""
+
     address: tuple[str, int] = ("", 0)
     """where it expects ranks of other nodes"""
 
@@ -138,4 +143,4 @@ ON_SOCKET = -(1 << 63)
 """where a rank answers a broadcast with the number of the step that it has run: its answer is
 another one, and comes as a message"""
 ToRank = RankSetup | JoinRanks
-FromRank = RankHere | RankProgress | RankReady | RankAnswer | RankFailure
+FromRank = RankForked | RankHere | RankProgress | RankReady | RankAnswer | RankFailure
