@@ -35,11 +35,13 @@ from vivace.launch.faults import InjectedDeath, with_fault, with_frontend_fault
 from vivace.launch.listen import PortInUse, bind, local_url
 from vivace.launch.screen import PlainScreen
 from vivace.launch.summary import build_summary, count_text, plain_lines
+from vivace.observability.awaited_processes import list_processes
 from vivace.observability.watchdog import PAUSE_SECONDS, Watchdog
 from vivace.protocol.heartbeat import Span
 from vivace.protocol.message_socket import SocketClosed
 from vivace.protocol.messages import Capacity, Command, Drain, Ready, Rewrite
-from vivace.supervisor.child import Child, describe_exit, process_command, spawn
+from vivace.supervisor.child import Child, describe_exit, kill_all, process_command, spawn
+from vivace.supervisor.engines import AwaitedInquiry
 from vivace.supervisor.ipc import child_end, supervisor_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
 from vivace.supervisor.restart_policy import Backoff, CrashAttribution, CrashBudget, RestartDecision
@@ -87,19 +89,47 @@ def parent_command(role: str, control: int) -> list[str]:
     return [sys.executable, "-Sc", PARENT]
 
 
-def test_what_a_killed_child_has_started_ends_with_it() -> None:
-    """Also what was stopped before it could ask to die with its parent."""
-    child = spawn("engine", parent_command, piped=True)
-    assert child.output is not None
-    with os.fdopen(child.output, "rb") as said:
-        started = os.pidfd_open(int(said.readline()))
-        signal.pidfd_send_signal(started, signal.SIGSTOP)
-        child.kill("it is to end")
-        assert is_readable(started, 10)
-        assert said.read() == b""
-    os.close(started)
-    assert child.cause() == "it is to end"
-    child.close()
+def test_what_killed_children_have_started_ends_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what was stopped before it could ask to die with its parent; of all of them together
+    the system is asked once."""
+    looks: list[int] = []
+
+    def look() -> list[tuple[int, str, str, int]]:
+        looks.append(1)
+        return list_processes()
+
+    monkeypatch.setattr("vivace.supervisor.child.list_processes", look)
+    children = [spawn("engine", parent_command, piped=True) for _ in range(3)]
+    said = [os.fdopen(child.output, "rb") for child in children if child.output is not None]
+    started = [os.pidfd_open(int(one.readline())) for one in said]
+    signal.pidfd_send_signal(started[0], signal.SIGSTOP)
+    kill_all(children, "it is to end")
+    for child, output, descriptor in zip(children, said, started, strict=True):
+        assert is_readable(descriptor, 10)
+        assert output.read() == b""
+        output.close()
+        os.close(descriptor)
+        assert child.cause() == "it is to end"
+        child.close()
+    assert len(looks) == 1
+
+
+def test_engines_that_are_checked_together_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[str] = []
+
+    def look(parents: object, children: str = "rank") -> dict[int, str]:
+        looks.append(children)
+        return {}
+
+    monkeypatch.setattr("vivace.supervisor.engines.find_members", look)
+    engines: Any = SimpleNamespace(children=[])
+    inquiry = AwaitedInquiry(engines)
+    for _ in range(2):
+        inquiry.look_anew()
+        assert [inquiry.stopped() or inquiry.result() for _ in range(64)] == [""] * 64
+    assert looks == ["", "rank"] * 2
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EMFILE])

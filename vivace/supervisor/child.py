@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -95,16 +95,8 @@ class Child:
         self.control.send(setup)
 
     def kill(self, reason: str = "") -> None:
-        """And what it has started: who was stopped before it could ask the kernel to die with its
-        parent would stay for ever."""
-        self.killed_because = self.killed_because or reason
-        if self.process.poll() is None:
-            started = open_children(self.process.pid)
-            self.process.kill()
-            for descriptor in started:
-                with contextlib.suppress(OSError):
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                os.close(descriptor)
+        """As `kill_all`."""
+        kill_all([self], reason)
 
     def signal(self, number: int) -> None:
         if self.process.poll() is None:
@@ -187,15 +179,35 @@ def spawn(role: Role, command: Command, *inherited: int, piped: bool = False) ->
     )
 
 
-def open_children(pid: int) -> list[int]:
-    """Descriptors of its children (pidfd_open(2)), which mean them whoever has their numbers later.
-    None where the system has no such thing or no room: then they end only if they asked for it."""
+def kill_all(children: Iterable[Child], reason: str = "") -> None:
+    """And what they have started: who was stopped before it could ask the kernel to die with its
+    parent would stay for ever. The list of all processes is read once."""
+    live: list[subprocess.Popen[bytes]] = []
+    for child in children:
+        child.killed_because = child.killed_because or reason
+        if child.process.poll() is None:
+            live.append(child.process)
+    started = open_children({process.pid for process in live}) if live else []
+    for process in live:
+        process.kill()
+    for descriptor in started:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        os.close(descriptor)
+
+
+def open_children(parents: Collection[int]) -> list[int]:
+    """Descriptors of their children (pidfd_open(2)), which mean them whoever has their numbers
+    later. None where the system has no such thing or no room: then they end only if they asked for
+    it."""
     found: list[int] = []
     with contextlib.suppress(OSError):
-        for child in [one for one, _, _, parent in list_processes() if parent == pid]:
+        for child, _, _, parent in list_processes():
+            if parent not in parents:
+                continue
             with contextlib.suppress(ProcessLookupError):
                 found.append(os.pidfd_open(child))
-                if find_parent(child) != pid:  # it has ended, and its number is another one's
+                if find_parent(child) != parent:  # it has ended, and its number is another one's
                     os.close(found.pop())
     return found
 

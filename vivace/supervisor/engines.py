@@ -19,7 +19,7 @@ from vivace.protocol.channel import SUPERVISOR
 from vivace.protocol.heartbeat import EngineHeartbeat, EngineProgress
 from vivace.protocol.messages import KEY_SHIFT, Command, Drain, EngineDown, Ready
 from vivace.protocol.ranks import RankStates
-from vivace.supervisor.child import Child
+from vivace.supervisor.child import Child, kill_all
 from vivace.supervisor.messages import AskNodes, FrontendGone, Setup
 from vivace.supervisor.plan import SPAWN_RETRY_SECONDS, Plan
 from vivace.supervisor.restart_policy import CrashAttribution, CrashBudget, RestartDecision
@@ -126,10 +126,12 @@ class Engines:
 
     def end_companions(self, slot: EngineSlot) -> None:
         """Those that share layers with one that has died compute nothing any more."""
+        ended: list[Child] = []
         for other in self.slots if self.plan.link is not None else ():
             if other.child is not None and not other.follows:
                 other.follows = self.title(slot)
-                other.child.kill(f"it shares layers with {self.title(slot)}, which has died")
+                ended.append(other.child)
+        kill_all(ended, f"it shares layers with {self.title(slot)}, which has died")
 
     def startable(self, slot: EngineSlot) -> list[EngineSlot]:
         """Who is started in the place of one that has died: of engines that share layers all
@@ -198,6 +200,7 @@ class Engines:
 
     def check(self, now: float, *, draining: bool) -> None:
         """To be called often: who is stuck is ended."""
+        self._inquiry.look_anew()
         for slot in self.slots:
             if slot.child is None:
                 continue
@@ -211,12 +214,19 @@ class Engines:
 
 
 class AwaitedInquiry:
-    """Whom ranks, and engines that share layers, wait for. Those of this machine can be seen; those
-    of other nodes are asked for through the engines."""
+    """Whom ranks, and engines that share layers, wait for. Those of this machine can be seen, once
+    for all engines that are checked together; those of other nodes are asked for through the
+    engines."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self._elsewhere: list[RankStates] = []
+        self.look_anew()
+
+    def look_anew(self) -> None:
+        """What was seen until now is past."""
+        self._stopped: list[str] | None = None
+        self._seen: RankStates | None = None
 
     def begin(self) -> None:
         self._elsewhere.clear()
@@ -227,13 +237,16 @@ class AwaitedInquiry:
         self._elsewhere.append(states)
 
     def stopped(self) -> str:
-        found = find_stopped(find_members(self._parents(), ""))
-        found += [name for one in self._elsewhere for name in one.stopped]
+        if self._stopped is None:
+            self._stopped = find_stopped(find_members(self._parents(), ""))
+        elsewhere = [name for one in self._elsewhere for name in one.stopped]
+        found = [*self._stopped, *elsewhere]
         return describe_stopped(found) if found else ""
 
     def result(self) -> str:
-        here = look_at(find_members(self._parents()))
-        return self.stopped() or describe_awaited([here, *self._elsewhere])
+        if self._seen is None:
+            self._seen = look_at(find_members(self._parents()))
+        return self.stopped() or describe_awaited([self._seen, *self._elsewhere])
 
     def _parents(self) -> list[int]:
         return [child.process.pid for child in self._engines.children]

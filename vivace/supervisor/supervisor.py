@@ -17,7 +17,7 @@ from vivace.protocol.message_socket import SocketClosed
 from vivace.protocol.messages import Draining, EngineDown, Ready, Reply
 from vivace.protocol.ranks import NodePresence, RankStates
 from vivace.supervisor import signals
-from vivace.supervisor.child import FAILED, Child
+from vivace.supervisor.child import FAILED, Child, kill_all
 from vivace.supervisor.engines import Engines, EngineSlot
 from vivace.supervisor.frontends import Frontends
 from vivace.supervisor.joined_nodes import JoinedNodes
@@ -365,9 +365,7 @@ class Supervisor:
         self._plan.listener.close()  # who comes when the last frontend has closed it is refused
         self._frontends.broadcast(Stop(grace=grace))
         self._deadline = time.monotonic() + grace + 2
-        for child in self._children():
-            if not child.serving:
-                child.kill()
+        kill_all(child for child in self._children() if not child.serving)
 
     def _stop_engines(self, now: float) -> None:
         for slot in self._engines.slots:
@@ -380,8 +378,7 @@ class Supervisor:
         return [*self._frontends.children, *self._engines.children]
 
     def _kill_everything(self) -> None:
-        for child in self._children():
-            child.kill("the supervisor ended it")
+        kill_all(self._children(), "the supervisor ended it")
         for child in self._children():
             child.process.wait()
             self._outputs.finish(child)
