@@ -15,6 +15,7 @@ from drafting_engines import SETTINGS, TREES
 from engine_under_test import Answer, Engine, Setting, build_config, skip_unbuilt, write_toy_llama
 
 from vivace.frontend.tokenizer import load_encoder
+from vivace.grammar import processor
 from vivace.grammar.processor import GrammarLogitsProcessor
 from vivace.launch.grammars import grammar_compiler, grammar_processors
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
@@ -115,7 +116,11 @@ def tokens(answers: dict[str, Answer]) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_same_answers_in_any_engine(model: Path, name: str) -> None:
+def test_the_same_answers_in_any_engine(
+    model: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little of an answer that goes on is accepted at once."""
+    monkeypatch.setattr(processor, "SLICE", 2)
     engine = build(model, SETTINGS[name])
     found = engine.run(requests(), arrivals=random.Random(1))
     assert tokens(found) == tokens(plain(model))

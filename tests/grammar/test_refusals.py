@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from grammar_kit import BACKEND, VOCABULARY
+from grammar_kit import BACKEND, SIZE, VOCABULARY
 
 from vivace.errors import CannotStart
 from vivace.grammar.backend import GrammarError
+from vivace.grammar.masks import mask_words
 from vivace.grammar.thinking import ThinkingBackend
 from vivace.grammar.thinking_rule import ThinkingRule, thinking_constraint
 from vivace.launch.grammars import check_whitespace
@@ -169,3 +172,37 @@ def test_thinking_that_no_tokens_can_end_has_no_limit() -> None:
     assert ThinkingBackend(BACKEND, VOCABULARY).compile(constraint)
     with pytest.raises(GrammarError, match="thinking"):
         ThinkingBackend(BACKEND, lacking).compile(constraint)
+
+
+class SpentMatcher:
+    """An answer that reaches a limit with its first token."""
+
+    ended = False
+
+    def __init__(self, error: str = "") -> None:
+        self.error = error
+
+    def fill(self, mask: np.ndarray) -> None:
+        mask[:] = 0 if self.error else -1
+
+    def accept(self, tokens: list[int]) -> int:
+        self.error = "too many states"
+        return 0
+
+    def copy(self) -> SpentMatcher:
+        return SpentMatcher(self.error)
+
+
+@pytest.mark.parametrize("said", ["a", "<think>b</think>a"])
+def test_an_answer_that_reaches_a_limit_around_thinking_says_so(said: str) -> None:
+    """Its first token belongs to a trial of it."""
+    answers: Any = SimpleNamespace(compile=lambda _: SpentMatcher())
+    answer = Constraint(kind=REGEX, text="a")
+    rule = ThinkingRule(begin="<think>", end="</think>", answer=answer)
+    constraint = thinking_constraint(rule, "regex")
+    matcher = ThinkingBackend(answers, VOCABULARY).compile(constraint)
+    assert not matcher.error
+    matcher.accept(list(said.encode()))
+    mask = np.full(mask_words(SIZE), -1, np.int32)
+    matcher.fill(mask)
+    assert "states" in matcher.error and not mask.any()

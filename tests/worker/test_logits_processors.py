@@ -75,6 +75,9 @@ class Successors:
     def why_stuck(self, row):
         return ""
 
+    def left(self, row):
+        del self.state[row]
+
 
 SCRIPT = np.random.default_rng(3).integers(0, VOCABULARY, NEW).tolist()
 KINDS = {

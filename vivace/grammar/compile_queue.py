@@ -1,14 +1,14 @@
-"""Constraints that wait to be compiled: clients take turns, so nobody is behind a crowd."""
+"""What waits for the thread that compiles: clients take turns, so nobody is behind a crowd."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from vivace.grammar.backend import GrammarMatcher
-from vivace.protocol.constraints import Constraint
 
 URGENT = None
 """instead of a client: a step waits for it"""
@@ -16,13 +16,13 @@ URGENT = None
 
 @dataclass(frozen=True)
 class CompileJob:
-    constraint: Constraint
-    compiled: Future[GrammarMatcher]
+    make: Callable[[], GrammarMatcher]
+    made: Future[GrammarMatcher]
 
     @property
     def waits(self) -> bool:
         """Nobody has begun it, and somebody wants it."""
-        return not (self.compiled.running() or self.compiled.done())
+        return not (self.made.running() or self.made.done())
 
 
 class CompileQueue:

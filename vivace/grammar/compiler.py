@@ -7,8 +7,11 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 from msgspec.structs import replace
@@ -22,19 +25,36 @@ from vivace.grammar.backend import (
 )
 from vivace.grammar.compile_queue import URGENT, CompileJob, CompileQueue
 from vivace.grammar.compiled import Compiled, CompiledGrammars
-from vivace.grammar.limits import STACK
+from vivace.grammar.limits import LESS_URGENT, STACK
+from vivace.grammar.replay import resume
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
 log = logging.getLogger("vivace.grammar")
 THREADS = 1
 """that compile: two leave less of the cores, and of the interpreter, to steps"""
-LESS_URGENT = 19
-"""how nice the threads that compile are to those that compute steps"""
+MAX_CPU_SECONDS = 5.0
+"""of the thread's own processor time for one grammar, behind a trial with its own limit"""
 MAX_SECONDS = 10.0
-"""in which a grammar is compiled, or its request refused"""
+"""by the clock: behind these the machine is to blame, and the request may come again"""
+RETRY_SECONDS = 5.0
 ALARM_SLACK = 0.1
 ANY_CONSTRAINT = Constraint(kind=REGEX, text="a")
+
+
+@dataclass(frozen=True)
+class SpentTime:
+    """Seconds of processor time, and by the clock."""
+
+    cpu: float
+    wall: float
+
+
+def watch_thread() -> Callable[[], SpentTime]:
+    """What the thread that calls it spends from now on, which any thread may ask while it lives."""
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    cpu, wall = time.clock_gettime(clock), time.monotonic()
+    return lambda: SpentTime(cpu=time.clock_gettime(clock) - cpu, wall=time.monotonic() - wall)
 
 
 class GrammarCompiler:
@@ -44,19 +64,16 @@ class GrammarCompiler:
     def __init__(
         self,
         create_backend: Callable[[], GrammarBackend],
-        clock: Callable[[], float] = time.monotonic,
+        watch: Callable[[], Callable[[], SpentTime]] = watch_thread,
     ) -> None:
         self._create_backend = create_backend
-        self._clock = clock
+        self._watch = watch
         self._backend: GrammarBackend | None = None
         self._lock = threading.Lock()
         """of the backend, while it is made"""
-        self._threads = ThreadPoolExecutor(
-            THREADS, thread_name_prefix="grammar", initializer=be_less_urgent
-        )
         self._queue = CompileQueue()
-        self._current: tuple[Compiled, float] | None = None
-        """what is being compiled, and since when"""
+        self._current: tuple[Compiled, Callable[[], SpentTime]] | None = None
+        """what is being made, and what that has taken"""
         self._compiled = CompiledGrammars()
         self._ring: Callable[[], None] = lambda: None
 
@@ -66,24 +83,28 @@ class GrammarCompiler:
 
     def prepare(self) -> None:
         """Begin to read the vocabulary, so that the first answer need not wait for it."""
-        self._submit(CompileJob(ANY_CONSTRAINT, Compiled()), URGENT)
+        self._submit(partial(self._compile, ANY_CONSTRAINT), Compiled(), URGENT)
 
     def gate(self, request: Request) -> GrammarGate | None:
         """What a request waits for before its grammar can be obeyed. None: nothing."""
         constraint = request.sampling.constraint
         if constraint is None:
             return None
-        compiled = self._compiled.hold(constraint)
+        made = compiled = self._compiled.hold(constraint)
         if not compiled.done():
-            self._submit(CompileJob(copied(constraint), compiled), request.client)
-        gate = GrammarGate(constraint, request.resumed, compiled, lambda: self._spent(compiled))
+            self._submit(partial(self._compile, copied(constraint)), compiled, request.client)
+        if request.resumed:
+            made = Compiled()
+            weakref.finalize(constraint, made.cancel).atexit = False  # nobody waits any more
+            self._submit(partial(resume, compiled, request.resumed), made, request.client)
+        gate = GrammarGate(constraint, made, lambda: self._spent(made))
         return None if gate.is_open() and gate.refusal is None else gate
 
     def matcher(self, constraint: Constraint) -> GrammarMatcher:
         """At the start of an answer; compiled here and now if it is not known. GrammarError."""
         compiled = self._compiled.find(constraint)
         if not compiled.done():
-            self._submit(CompileJob(copied(constraint), compiled), URGENT)
+            self._submit(partial(self._compile, copied(constraint)), compiled, URGENT)
         return compiled.result().copy()
 
     def forget(self, constraint: Constraint) -> None:
@@ -95,20 +116,30 @@ class GrammarCompiler:
         assert self._backend is not None, "it made the matchers"
         self._backend.fill(matchers, masks)
 
-    def _submit(self, job: CompileJob, client: int | None) -> None:
-        """For a thread, when it is the client's turn."""
-        self._queue.put(job, client)
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        """Begun with the first constraint. How much stack the next thread gets is the process's to
+        say, so it is said while this one begins."""
+        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
         before = threading.stack_size(STACK)
         try:
-            self._threads.submit(self._work)
+            threads.submit(be_less_urgent)
         finally:
             threading.stack_size(before)
+        return threads
+
+    def _submit(
+        self, make: Callable[[], GrammarMatcher], made: Compiled, client: int | None
+    ) -> None:
+        """For a thread, when it is the client's turn."""
+        self._queue.put(CompileJob(make, made), client)
+        self._threads.submit(self._work)
 
     def _work(self) -> None:
         """In a thread, until nobody waits."""
         self._compiled.let_go()
         while (job := self._queue.next()) is not None:
-            if job.compiled.set_running_or_notify_cancel():
+            if job.made.set_running_or_notify_cancel():
                 self._finish(job)
             self._compiled.let_go()
 
@@ -116,30 +147,34 @@ class GrammarCompiler:
         """Ring when it is there, and when it has taken too long: the engine may be asleep."""
         alarm = threading.Timer(MAX_SECONDS + ALARM_SLACK, self._ring)
         alarm.daemon = True
-        self._current = job.compiled, self._clock()
         try:
+            self._current = job.made, self._watch()
             alarm.start()
-            job.compiled.set_result(self._compile(job.constraint))
+            job.made.set_result(job.make())
         except BaseException as error:
-            if not isinstance(error, GrammarError):  # the next one may have more luck
-                self._compiled.forget(job.constraint)
-            job.compiled.set_exception(error)
+            job.made.set_exception(error)
         finally:
             alarm.cancel()
             self._current = None
             del job  # it has an error, whose frames would have it
             self._ring()
 
-    def _spent(self, compiled: Compiled) -> float:
-        """Seconds; none before its turn: others may be before it."""
+    def _spent(self, made: Compiled) -> SpentTime:
+        """Nothing before its turn: others may be before it."""
         current = self._current
-        return self._clock() - current[1] if current and current[0] is compiled else 0.0
+        return current[1]() if current and current[0] is made else SpentTime(cpu=0.0, wall=0.0)
 
     def _compile(self, constraint: Constraint) -> GrammarMatcher:
-        with self._lock:
-            if self._backend is None:
-                self._backend = self._create_backend()
-        return self._backend.compile(constraint)
+        try:
+            with self._lock:
+                if self._backend is None:
+                    self._backend = self._create_backend()
+            return self._backend.compile(constraint)
+        except GrammarError:
+            raise
+        except BaseException:  # the next one may have more luck
+            self._compiled.forget(constraint)
+            raise
 
 
 def copied(constraint: Constraint) -> Constraint:
@@ -156,31 +191,29 @@ def be_less_urgent() -> None:
 
 
 class GrammarGate:
-    """Opens when the grammar is compiled, or will never be."""
+    """Opens when the grammar is compiled, and the answer's first tokens are accepted; or never."""
 
     def __init__(
-        self,
-        constraint: Constraint,
-        resumed: list[int],
-        compiled: Compiled,
-        spent: Callable[[], float],
+        self, constraint: Constraint, made: Compiled, spent: Callable[[], SpentTime]
     ) -> None:
-        """`spent`: seconds of compiling."""
-        self._constraint, self._resumed = constraint, resumed
-        self._compiled, self._spent = compiled, spent
+        """`spent`: on making it."""
+        self._constraint, self._made, self._spent = constraint, made, spent
         self.refusal: Finish | None = None
 
     def is_open(self) -> bool:
-        if self._compiled.done():
+        if self._made.done():
             self._judge()
-        elif self._spent() > MAX_SECONDS:
-            self._refuse(f"takes longer than {MAX_SECONDS:g} s to compile; make it simpler")
-        else:
-            return False
-        return True
+            return True
+        spent = self._spent()
+        if spent.cpu > MAX_CPU_SECONDS:
+            self._refuse(f"takes longer than {MAX_CPU_SECONDS:g} s to compile; make it simpler")
+        elif spent.wall > MAX_SECONDS:
+            reason = f"was not compiled in {MAX_SECONDS:g} s: the machine is busy; try again later"
+            self._refuse(reason, status=503)
+        return self.refusal is not None
 
     def _judge(self) -> None:
-        error = self._compiled.exception()
+        error = self._made.exception()
         if isinstance(error, GrammarError):
             self._refuse(str(error))
         elif isinstance(error, GrammarUnavailable):
@@ -188,13 +221,13 @@ class GrammarGate:
         elif error is not None:
             log.error("a %s cannot be compiled", self._constraint.kind, exc_info=error)
             self._refuse(f"cannot be compiled ({type(error).__name__})", status=500)
-        elif self._resumed:
-            known = len(self._resumed)
-            if self._compiled.result().copy().accept(self._resumed) < known:
-                self._refuse("is not obeyed by the tokens in resumed")
 
     def _refuse(self, reason: str, status: int = 400) -> None:
         field = self._constraint.field or self._constraint.kind
         self.refusal = Finish(
-            FINISH_ABORT, message=f"{field}: {reason}", param=field, status=status
+            FINISH_ABORT,
+            message=f"{field}: {reason}",
+            param=field,
+            status=status,
+            retry_after=RETRY_SECONDS if status == 503 else None,
         )

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 MAX_GRAMMAR_SIZE = 200_000
 """symbols"""
+INITIAL_LEXER_FUEL = 200_000
+"""work on an expression before the first token: with the library's million `😀{100000}` takes a
+second here, and another one where it is tried"""
 MAX_LEXER_STATES = 20_000
 """of one matcher, 1 to 2 KB each"""
 
@@ -162,6 +165,7 @@ def parser_limits(kind: str) -> LLParserLimits:
         max_items_in_row=ambiguity.row,
         step_max_items=ambiguity.mask,
         max_grammar_size=MAX_GRAMMAR_SIZE,
+        initial_lexer_fuel=INITIAL_LEXER_FUEL,
         max_lexer_states=MAX_LEXER_STATES,
         verbose_errors=False,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import groupby, takewhile
 
 import numpy as np
@@ -12,6 +14,7 @@ from vivace.grammar.backend import GrammarError, GrammarMatcher, PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.masks import mask_words
 from vivace.grammar.next_masks import NextMasks
+from vivace.grammar.replay import SLICE, replay
 from vivace.platforms.host import download, upload
 from vivace.platforms.ops.sampling import SamplingOps
 from vivace.platforms.rows import TokensByRow
@@ -28,9 +31,31 @@ ANYTHING = -1
 """mask behind a draft that may not stand where it does: nothing there is ever kept"""
 
 
+@dataclass
+class ConstrainedRow:
+    """Where the answer of a row stands, and what it obeys."""
+
+    constraint: Constraint
+    standing: Future[GrammarMatcher]
+    known: int
+    """tokens of the row, its prompt among them"""
+    stops: frozenset[int] | None
+    """what it draws even where nothing else may follow, since it may be masked; None: it draws all
+    of its tokens"""
+
+    @property
+    def matcher(self) -> GrammarMatcher:
+        return self.standing.result()
+
+    def go_on(self, tokens: list[int]) -> None:
+        self.matcher.accept(tokens)
+        self.known += len(tokens)
+
+
 class GrammarLogitsProcessor:
     """json_schema, regex, ebnf, structural_tag. What a row has drawn its matcher has accepted; a
-    copy goes on over drafts. A row that joins again is built from its tokens.
+    copy goes on over drafts. A row that joins again is built from its tokens, beside the steps that
+    do not draw for it yet.
 
     Tokens that alone may follow a row knows without a draw: what it draws behind them is the same.
     Not where more is wanted of each token than what it is.
@@ -47,36 +72,48 @@ class GrammarLogitsProcessor:
         """`forces`: whether it does so"""
         self.host_state = self
         self._ops, self._history, self._compiler = ops, history, compiler
-        self._matchers: dict[int, GrammarMatcher] = {}
-        self._known: dict[int, int] = {}
-        """row -> tokens it knows, its prompt among them"""
-        self._constraints: dict[int, Constraint] = {}
         self._forces = forces
-        self._stops: dict[int, frozenset[int]] = {}
-        """of rows that know what is forced: what they draw nonetheless, since it may be masked"""
+        self._rows: dict[int, ConstrainedRow] = {}
         self._masks = NextMasks(compiler.fill)
+        self._replays = ThreadPoolExecutor(1, thread_name_prefix="replays")
 
     def joined(self, row: int, join: Join) -> bool:
         self._masks.drop(row)
-        self._stops.pop(row, None)
         constraint = join.sampling.constraint
         if constraint is None:
             return False
         try:
-            matcher = self._compiler.matcher(constraint)
+            start = self._compiler.matcher(constraint)
         except GrammarError as error:
             raise StepRefused(f"{constraint.field or constraint.kind}: {error}") from error
-        matcher.accept(join.tokens[join.prompt :])
-        self._matchers[row], self._known[row] = matcher, len(join.tokens)
-        self._constraints[row] = constraint
-        if self._forces and join.logprobs is None and join.task == GENERATE:
-            self._stops[row] = frozenset(join.stop_ids)
+        forces = self._forces and join.logprobs is None and join.task == GENERATE
+        self._rows[row] = ConstrainedRow(
+            constraint=constraint,
+            standing=self._stand(start, join.tokens[join.prompt :]),
+            known=len(join.tokens),
+            stops=frozenset(join.stop_ids) if forces else None,
+        )
         return True
+
+    def _stand(self, matcher: GrammarMatcher, tokens: list[int]) -> Future[GrammarMatcher]:
+        def follow() -> GrammarMatcher:
+            replay(matcher, tokens)
+            return matcher
+
+        if len(tokens) > SLICE:
+            return self._replays.submit(follow)
+        found: Future[GrammarMatcher] = Future()
+        found.set_result(follow())
+        return found
+
+    def left(self, row: int) -> None:
+        del self._rows[row]
 
     def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
         index = upload(places, logits.device)
         picked = entries.select(places, index)
-        masks = self._masks.take(self._matchers, picked.host_rows, mask_words(logits.shape[1]))
+        matchers = {row: self._rows[row].matcher for row in picked.host_rows.tolist()}
+        masks = self._masks.take(matchers, picked.host_rows, mask_words(logits.shape[1]))
         self._fill_behind_drafts(picked, masks)
         self._ops.apply_token_bitmask(logits, index, upload(masks, logits.device))
 
@@ -84,29 +121,29 @@ class GrammarLogitsProcessor:
         self._masks.wait()
         forced: dict[int, list[int]] = {}
         for row, tokens in drawn.items():
-            self._go_on(row, tokens)
-            if at_once and row in self._stops and (found := self._find_forced(row)):
-                self._go_on(row, found)
+            state = self._rows[row]
+            state.go_on(tokens)
+            if at_once and (found := self._find_forced(state)):
+                state.go_on(found)
                 forced[row] = found
-        self._masks.begin({row: self._matchers[row] for row in drawn})
+        self._masks.begin({row: self._rows[row].matcher for row in drawn})
         return forced
 
-    def _go_on(self, row: int, tokens: list[int]) -> None:
-        self._matchers[row].accept(tokens)
-        self._known[row] += len(tokens)
-
-    def _find_forced(self, row: int) -> list[int]:
+    def _find_forced(self, row: ConstrainedRow) -> list[int]:
         """As many as the row has room for."""
-        room = self._history.tokens.shape[1] - 1 - self._history.drafts - self._known[row]
-        tokens, stops = self._matchers[row].forced(), self._stops[row]
-        return list(takewhile(lambda token: token not in stops, tokens))[: min(room, MOST_FORCED)]
+        if (stops := row.stops) is None:
+            return []
+        room = self._history.tokens.shape[1] - 1 - self._history.drafts - row.known
+        tokens = takewhile(lambda token: token not in stops, row.matcher.forced())
+        return list(tokens)[: min(room, MOST_FORCED)]
 
     def why_stuck(self, row: int) -> str:
         self._masks.wait()
-        error = self._matchers[row].error
+        state = self._rows[row]
+        error = state.matcher.error
         if not error:
             return ""
-        constraint = self._constraints[row]
+        constraint = state.constraint
         self._compiler.forget(constraint)
         reason = " ".join(error.split())[:MAX_REASON]
         told = f"cannot be obeyed any further ({reason}); make it simpler"
@@ -119,7 +156,7 @@ class GrammarLogitsProcessor:
         behind: list[PlacedMatcher] = []
         rows = entries.host_rows.tolist()
         for row, lines in groupby(enumerate(drafts), lambda line: rows[line[0]]):
-            branches = DraftBranches(self._matchers[row])
+            branches = DraftBranches(self._rows[row].matcher)
             for place, line in lines:
                 if not line:
                     continue
@@ -135,7 +172,7 @@ class GrammarLogitsProcessor:
         if not self._history.drafts:
             return [[]] * len(entries)
         positions = download(entries.positions)
-        known = np.array([self._known[row] for row in entries.host_rows.tolist()])
+        known = np.array([self._rows[row].known for row in entries.host_rows.tolist()])
         if not (positions > known).any():
             return [[]] * len(entries)
         tokens, rows = self._history.tokens, entries.rows

@@ -18,6 +18,7 @@ MOST_TRIALS = 20
 MOST_TRIED_BYTES = 128 << 10
 """of all trials"""
 PATTERNS = "patternProperties"
+NO_RESOURCE = re.compile(r"Resource '([^']*)' is not present")
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,12 @@ RULES = (
         "other",
     ),
     RefusalRule(
-        re.compile(r"Resource '([^']*)' is not present"),
+        NO_RESOURCE,
         _refers,
         "refers to another document, and none is fetched; put what it has under $defs",
     ),
     RefusalRule(
-        re.compile(r"Resource '([^']*)' is not present"),
+        NO_RESOURCE,
         lambda _, keyword, __: keyword == "$schema",
         "this draft of JSON Schema is not known; leave it out",
     ),
@@ -142,19 +143,22 @@ def _blamed(
 
 def keywords(schema: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Paths and values, first of what the schema uses: the library reads nothing else."""
+    for path, one in _used_first(schema):
+        yield from (((*path, keyword), held) for keyword, held in one.items())
+
+
+def _used_first(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
     seen: set[Path] = set()
-    used: list[tuple[Path, Any]] = [((), schema)]
-    for start, value in used:  # which grows: whatever is referred to from there
-        for path, one in subschemas(value, start, defined=False):
-            if path in seen:
-                continue
-            seen.add(path)
-            yield from (((*path, keyword), held) for keyword, held in one.items())
-            if isinstance(ref := one.get("$ref"), str) and (target := pointed(schema, ref)):
-                used.append(target)
-    for path, one in subschemas(schema):
-        if path not in seen:
-            yield from (((*path, keyword), held) for keyword, held in one.items())
+    used: dict[Path, Any] = {(): schema}
+    while used:  # which grows: whatever is referred to from there
+        start = next(iter(used))
+        for path, one in subschemas(used.pop(start), start, defined=False):
+            if path not in seen:
+                seen.add(path)
+                yield path, one
+                target = pointed(schema, str(one.get("$ref")))
+                used |= [target] if target and target[0] not in seen else []
+    yield from ((path, one) for path, one in subschemas(schema) if path not in seen)
 
 
 def _guilty(schema: Any, found: Sequence[tuple[Any, ...]], said: re.Match[str]) -> tuple[Any, ...]:

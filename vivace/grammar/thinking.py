@@ -175,7 +175,7 @@ class BeforeThinking:
     def follow(self, token: int, answer: GrammarMatcher) -> ThinkingPhase | AnswerStart | None:
         said = self.said + self.plan.words.tokens[token]
         trial = self.trial and self.trial.copy()
-        if trial is not None and not trial.accept([token]):
+        if trial is not None and not (trial.accept([token]) or trial.error):
             trial = None
         if said.lstrip().startswith(self.plan.begin):
             return self.plan.think(0, b"")
@@ -237,7 +237,7 @@ class BehindThinking:
 
     def follow(self, token: int, answer: GrammarMatcher) -> ThinkingPhase | AnswerStart | None:
         begun = answer.copy()
-        if begun.accept([token]):
+        if begun.accept([token]) or begun.error:  # which it says then
             return AnswerStart(begun)
         if self.spaces and is_space(self.plan.words.tokens[token]):
             return BehindThinking(self.plan, self.spaces - 1)
@@ -261,7 +261,8 @@ class ThinkingMatcher:
 
     @property
     def error(self) -> str:
-        return self._answer.error
+        trial = self._phase.trial if isinstance(self._phase, BeforeThinking) else None
+        return self._answer.error or (trial.error if trial else "")
 
     def fill(self, mask: np.ndarray) -> None:
         if self._phase is None:

@@ -15,7 +15,7 @@ import msgspec
 
 from vivace.config.child_process import STOPPING, die_with
 from vivace.grammar.backend import GrammarError, TokenVocabulary
-from vivace.grammar.limits import STACK
+from vivace.grammar.limits import LESS_URGENT, STACK
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.source import GrammarDialect, translate
 from vivace.grammar.translator import (
@@ -27,9 +27,6 @@ from vivace.grammar.translator import (
     receive,
 )
 from vivace.protocol.constraints import Constraint
-
-LESS_URGENT = 10
-"""how nice it is to who computes steps"""
 
 
 def main() -> None:

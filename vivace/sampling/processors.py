@@ -73,6 +73,7 @@ class HostState(Protocol):
         ...
 
     def why_stuck(self, row: int) -> str: ...  # why its request is to blame; empty: it is not
+    def left(self, row: int) -> None: ...  # the row is nobody's
 
 
 class LogitsProcessor(Protocol):
@@ -125,9 +126,10 @@ class LogitsProcessors:
         self._active = [(processor, wants) for processor, wants in self._all if wants.any()]
 
     def _leave(self, row: int) -> None:
-        if self.rows.pop(row, None) is not None:
-            for _, wants in self._all:
-                wants[row] = False
+        for processor, wants in self._all if self.rows.pop(row, None) else ():
+            if wants[row] and (state := processor.host_state):
+                state.left(row)
+            wants[row] = False
 
     def apply(self, logits: Tensor, entries: Entries) -> None:
         """Change, in place, logits[n, V] float32 of n entries."""
@@ -234,8 +236,8 @@ class MinTokensLogitsProcessor:
 
     def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
         picked = entries.select(places, upload(places, logits.device))
-        drawn = picked.positions - self._history.prompt.index_select(0, picked.rows)
-        early = drawn < self._minimum.index_select(0, picked.rows)
+        first = self._history.prompt.index_select(0, picked.rows)
+        early = picked.positions - first < self._minimum.index_select(0, picked.rows)
         stops = [self._stop_ids[row] for row in picked.host_rows.tolist()]
         place, ids, which = _flatten(stops, places, logits)
         masked = torch.where(early.index_select(0, which), -torch.inf, logits[place, ids])
@@ -262,9 +264,8 @@ class LogitBiasLogitsProcessor:
     def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
         pairs = [self._bias[row] for row in entries.host_rows[places].tolist()]
         place, ids, _ = _flatten([ids for ids, _ in pairs], places, logits)
-        inside = [values[ids < logits.shape[1]] for ids, values in pairs]
-        changed = logits[place, ids] + upload(np.concatenate(inside), logits.device)
-        logits.index_put_((place, ids), changed)
+        bias = np.concatenate([values[ids < logits.shape[1]] for ids, values in pairs])
+        logits.index_put_((place, ids), logits[place, ids] + upload(bias, logits.device))
 
 
 def _flatten(
@@ -273,6 +274,5 @@ def _flatten(
     """(entry, id, index in `places`), int64 each, of all ids of the vocabulary in ids[m]."""
     inside = [some[some < logits.shape[1]] for some in ids]
     which = np.repeat(np.arange(len(ids)), [len(some) for some in inside])
-    flat = (places[which], np.concatenate(inside), which)
-    place, columns, which = (upload(array, logits.device) for array in flat)
-    return place, columns, which
+    device, columns = logits.device, np.concatenate(inside)
+    return upload(places[which], device), upload(columns, device), upload(which, device)

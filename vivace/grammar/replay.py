@@ -1,0 +1,38 @@
+"""An answer that goes on: its grammar accepts what is there, and others have the interpreter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from vivace.grammar.backend import GrammarError, GrammarMatcher
+
+SLICE = 256
+"""tokens that are accepted at once: a third of a millisecond, in which libraries keep the
+interpreter for themselves"""
+PAUSE = 0.0002
+"""seconds behind each slice: less, and nobody else wakes in time to take the interpreter"""
+
+
+def replay(matcher: GrammarMatcher, tokens: Sequence[int]) -> int:
+    """As `accept`, beside threads that must not notice."""
+    done = 0
+    while done < len(tokens):
+        part = list(tokens[done : done + SLICE])
+        count = matcher.accept(part)
+        done += count
+        if count < len(part):
+            break
+        if done < len(tokens):
+            time.sleep(PAUSE)
+    return done
+
+
+def resume(start: Future[GrammarMatcher], tokens: Sequence[int]) -> GrammarMatcher:
+    """Behind an answer's first tokens. Raises GrammarError where they do not obey, and what `start`
+    failed with."""
+    matcher = start.result().copy()
+    if replay(matcher, tokens) < len(tokens):
+        raise GrammarError("is not obeyed by the tokens in resumed")
+    return matcher
