@@ -255,7 +255,8 @@ def test_a_token_is_the_same_decoded_alone_in_a_batch_in_a_prompt_and_by_any_thr
     layer = shaped(heads=9, kv_heads=3, head_dim=64, **limits)
     sequences = Sequences(layer, [1000, 129, 128, 1, 513], 16, dtype)
     prompt = native(sequences, isa)
-    wanted = [sequences.run(prompt, [(r, 0, n)])[-1] for r, n in enumerate(sequences.lengths)]
+    whole = [sequences.run(prompt, [(r, 0, n)]) for r, n in enumerate(sequences.lengths)]
+    wanted = [row[-1] for row in whole]
     for threads in (1, 2, 3):
         backend = native(sequences, isa, threads, prompt._memory)
         last = [(row, length - 1, length) for row, length in enumerate(sequences.lengths)]
@@ -263,6 +264,11 @@ def test_a_token_is_the_same_decoded_alone_in_a_batch_in_a_prompt_and_by_any_thr
         assert torch.equal(sequences.run(backend, last * 7), torch.stack(wanted * 7))
         for row, span in enumerate(last):
             assert torch.equal(sequences.run(backend, [span])[0], wanted[row])
+        for count in (2, 7, 8, 13):  # their tiles are shared by threads, too
+            some = (0, 4, 1)[: 1 + count % 3]
+            spans = [(row, sequences.lengths[row] - count, sequences.lengths[row]) for row in some]
+            expected = torch.cat([whole[row][-count:] for row in some])
+            assert torch.equal(sequences.run(backend, spans), expected)
 
 
 def test_what_lies_before_the_window_is_not_read():

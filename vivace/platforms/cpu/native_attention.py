@@ -42,7 +42,8 @@ from vivace.platforms.ops.sequential import SequentialLayers
 TILE = 128
 """keys; as in attention_tile.inc"""
 CHUNKS_PER_THREAD = 6
-"""as in attention.inc"""
+LEAST_QUERIES = 8
+"""of a block of a longer span; both as in attention.inc"""
 LARGEST_HEAD = 256
 LARGEST_PARTIAL = 256 << 20
 """bytes of tiles' results (committed when touched); fewer rows are shared by threads beyond it"""
@@ -307,13 +308,13 @@ def native_backend(step: AttendingStep) -> NativeAttention:
 
 
 class PartialResults:
-    """Where threads that share a row leave what they found, tile by tile."""
+    """Where threads that share a block of rows leave what they found, tile by tile."""
 
     def __init__(self, layers: Sequence[AttentionLayer], threads: int, max_length: int) -> None:
         tiles = -(-max_length // TILE) + 1
         row = max((layer.kv_heads * tiles * _partial_size(layer) for layer in layers), default=1)
         fewest = min((layer.kv_heads for layer in layers), default=1)
-        wanted = -(-CHUNKS_PER_THREAD * threads // fewest) - 1 if threads > 1 else 0
+        wanted = LEAST_QUERIES * -(-CHUNKS_PER_THREAD * threads // fewest) if threads > 1 else 0
         rows = min(wanted, LARGEST_PARTIAL // (4 * row))
         self._results = torch.zeros(rows * row)
         most = max((layer.kv_heads for layer in layers), default=1)
