@@ -21,7 +21,7 @@ from vivace.engine.drafts.levels import (
     next_level,
     probability,
 )
-from vivace.engine.drafts.stats import DraftStats
+from vivace.engine.drafts.stats import DraftStats, tally
 from vivace.engine.drafts.widths import (
     AdaptiveWidth,
     DraftWidths,
@@ -323,6 +323,11 @@ def test_new_rows_start_at_the_level_that_others_reached() -> None:
     for _ in range(40):
         stats.end(LEVELS - 1, drafted=True)
     assert FIRST_LEVEL < stats.first_level < LEVELS
+
+
+@given(st.lists(st.integers(0, 6)) | st.lists(st.integers(0, 300)))
+def test_numbers_are_tallied(numbers):
+    assert tally(numbers) == Counter(numbers)
 
 
 def test_stats_tell_lengths_and_rates() -> None:

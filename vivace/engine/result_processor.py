@@ -4,11 +4,11 @@ request is rejected."""
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from math import inf
 
 from vivace.engine.drafts.levels import SPOILED
+from vivace.engine.drafts.stats import tally
 from vivace.engine.sequence import Sequence, State, first_hidden_state, first_logprob
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
@@ -144,7 +144,7 @@ class ResultProcessor:
         """The hot path. What came at once is booked at once, where it is nothing but tokens."""
         first, planned = len(step.chunks), step.decode_counts
         advanced, tokens = result.advanced[first:], result.tokens[first:]
-        apart = 0 in advanced or self._table.pages.leases.sparse
+        apart = not all(advanced) or self._table.pages.leases.sparse
         if apart or not self._table.pages.drafts:
             self._table.take_back(step.decodes, planned, advanced)
         if self._table.pages.drafts:
@@ -155,12 +155,12 @@ class ResultProcessor:
         spans = zip(indices, step.decodes, planned, advanced, tokens, strict=True)
         for index, sequence, plan, count, ids in spans:
             sequence.computed_len += count
-            if plan > 1 and count:  # of its drafts so many were right; the others are taken back
+            if plan > 1 and count:
                 sequence.num_drafts += plan - 1
-                if count > 1:
-                    sequence.num_accepted += count - 1
-                if plan > count and not apart:
-                    sequence.scheduled_len -= plan - count
+                if plan > count:
+                    sequence.num_wrong += plan - count
+                    if not apart:
+                        sequence.scheduled_len -= plan - count
             if sequence.state is not running:
                 continue
             if count != len(ids) or not count or not sequence.steady:
@@ -197,8 +197,8 @@ class ResultProcessor:
         if clients.several:
             for sequence, done in zip(decodes, advanced, strict=True):
                 clients.charge(sequence.client, max(0, done - 1))
-        accepted = sum(advanced) - len(advanced) + advanced.count(0)
-        self._stats.drafts.record(Counter(planned), accepted)
+        accepted = sum(advanced) - len(advanced) + (0 if all(advanced) else advanced.count(0))
+        self._stats.drafts.record(tally(planned), accepted)
 
     def _accept(self, sequence: Sequence, drawn: list[int], result: StepResult, index: int) -> None:
         """Append what was drawn; send a delta when it is time, or the end."""

@@ -112,12 +112,12 @@ class Pages:
         leases, total = self.leases, sum(counts)
         grants: list[Grant] = []
         for group in leases.dense:
-            supply = leases.take(total, group)
+            supply, start = leases.take(total, group), 0
             for sequence, count in zip(sequences, counts, strict=True):
                 if count:
                     assert sequence.lease is not None
-                    pages = supply[-count:]
-                    del supply[-count:]
+                    pages = supply[start : start + count]
+                    start += count
                     leases.append(sequence.lease, pages, group)
                     grants.append(Grant(sequence.row, pages, group))
         for sequence in sequences:
@@ -131,8 +131,8 @@ class Pages:
 
     def update_limit(self, sequence: Sequence) -> None:
         assert sequence.lease is not None
-        room = len(sequence.lease.pages) * self.page_size
-        sequence.page_limit = min(room, sequence.max_len - 1) - self.drafts
+        room, most = len(sequence.lease.pages) * self.page_size, sequence.max_len - 1
+        sequence.page_limit = (room if room < most else most) - self.drafts
 
     def room(self, sequence: Sequence) -> int:
         """Positions that its pages have a place for."""
@@ -145,9 +145,11 @@ class Pages:
         page_size, counts = self.page_size, list[int]()
         for sequence in sequences:
             assert sequence.lease is not None
-            last = sequence.scheduled_len + drafts
-            goal = min(last // stride * stride + stride, sequence.max_len)
-            counts.append(max(0, -(-goal // page_size) - len(sequence.lease.pages)))
+            goal = (sequence.scheduled_len + drafts) // stride * stride + stride
+            if goal > sequence.max_len:
+                goal = sequence.max_len
+            lacking = -(-goal // page_size) - len(sequence.lease.pages)
+            counts.append(lacking if lacking > 0 else 0)
         return counts
 
     # --- groups of states -------------------------------------------------------------------

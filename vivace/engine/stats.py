@@ -11,7 +11,7 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from vivace.engine.drafts.stats import DraftStats
+from vivace.engine.drafts.stats import DraftStats, tally
 from vivace.engine.sequence import Sequence
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
@@ -103,7 +103,7 @@ class StepTokens:
         """Of several sequences when each drew its last token, and how many each has drawn now."""
         self.total += sum(tokens)
         if moments and moments.count(moments[0]) == len(moments):  # the usual case is quicker
-            pairs = ((moments[0], count, each) for count, each in Counter(tokens).items())
+            pairs = ((moments[0], count, each) for count, each in tally(tokens).items())
         else:
             found = Counter(zip(moments, tokens, strict=True))
             pairs = ((before, count, each) for (before, count), each in found.items())

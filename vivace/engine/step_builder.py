@@ -93,10 +93,10 @@ class StepBuilder:
 
     def add_decodes(self, sequences: list[Sequence], counts: list[int]) -> None:
         """A token and its drafts for each sequence; the lists are kept."""
-        number = self.number
-        if counts.count(1) == len(counts):  # so it is without drafts, and this is the hot path
+        number, same = self.number, counts[0]
+        if counts.count(same) == len(counts):  # so it is without drafts, and this is the hot path
             for sequence in sequences:
-                sequence.scheduled_len += 1
+                sequence.scheduled_len += same
                 sequence.last_step = number
         else:
             for sequence, count in zip(sequences, counts, strict=True):

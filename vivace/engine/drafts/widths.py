@@ -235,11 +235,12 @@ class AdaptiveWidth:
     def observe(
         self, counts: list[int], seconds: float, advanced: list[int], accepted: list[int]
     ) -> None:
-        rows, passes, drafting, stands_for = len(counts), max(counts, default=1) - 1, 0.0, 1
+        rows, drafting, stands_for = len(counts), 0.0, 1
         if rows > _FEW_ROWS:
             if self._steps % _LEARNED_STEPS:
                 return
             stands_for = _LEARNED_STEPS
+        passes = max(counts, default=1) - 1
         if passes:
             drafting = float(self._drafting(rows, np.array(passes)))
             saved = stands_for * sum(advanced) / rows
