@@ -164,3 +164,54 @@ def begin(server: RunningServer, rid: str) -> HTTPConnection:
     while server.call("GET", "/health")[0] == 200:
         time.sleep(0.01)
     return connection
+
+
+def connect(server: RunningServer, pid: int) -> HTTPConnection:
+    """A connection that this frontend has accepted."""
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    assert only(server, pid, lambda: say(connection, "GET", "/v1/models"))[0] == 200
+    return connection
+
+
+def say(connection: HTTPConnection, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body)
+    connection.request(method, path, data, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def test_any_frontend_knows_the_responses_of_all(tmp_path: Path) -> None:
+    environment = {"VIVACE_EXECUTOR": "oracle:0.001"}
+    path = "/v1/responses"
+    short = {"input": "hi", "max_output_tokens": 4, "ignore_eos": True}
+    long: dict[str, Any] = {"input": "hi", "background": True}
+    with RunningServer(*FLAGS, environment=environment, log=tmp_path / "log") as server:
+        server.wait_ready()
+        pids = frontends(server)
+        keeper, other = [connect(server, pid) for pid in pids]
+        for maker, asker in ((keeper, other), (other, keeper)):
+            made = say(maker, "POST", path, short)[1]
+            place = f"{path}/{made['id']}"
+            assert say(asker, "GET", place) == (200, made)
+            following = {**short, "previous_response_id": made["id"]}
+            assert say(asker, "POST", path, following)[0] == 200
+            running = say(maker, "POST", path, long)[1]
+            ended = say(asker, "POST", f"{path}/{running['id']}/cancel")[1]
+            assert ended["status"] == "cancelled"
+            assert say(maker, "GET", f"{path}/{running['id']}")[1] == ended
+            assert say(asker, "DELETE", place)[0] == 200
+            assert say(maker, "GET", place)[0] == 404
+        kept = say(keeper, "POST", path, short)[1]
+        running = say(other, "POST", path, long)[1]
+        os.kill(pids[0], signal.SIGKILL)
+        assert say(other, "GET", f"{path}/{kept['id']}")[0] in (404, 503)
+        wait_for_another(server, set(pids))
+        assert say(other, "GET", f"{path}/{kept['id']}")[0] == 404
+        ended = say(other, "POST", f"{path}/{running['id']}/cancel")[1]
+        assert ended["status"] == "cancelled"
+        (successor,) = set(frontends(server)) - set(pids)
+        keeper, running = connect(server, successor), say(other, "POST", path, long)[1]
+        os.kill(pids[1], signal.SIGKILL)
+        while (lost := say(keeper, "GET", f"{path}/{running['id']}")[1])["status"] != "failed":
+            time.sleep(0.01)
+        assert lost["error"]["code"] == "server_error"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,13 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_kit import CONTEXT, EOS, Running, ScriptedEngine, ask, running_server
 
-from vivace.frontend.errors import BadRequest
 from vivace.protocol.messages import Finish, Request
 from vivace.server.apis.responses_events import ResponseEvents
 from vivace.server.apis.responses_request import begin_response
 from vivace.server.apis.responses_schema import ResponsesRequest
-from vivace.server.response_store import MAX_RUNNING, OVERHEAD, ResponseStore, StoredResponse
-from vivace.server.responses import HTTPError
 from vivace.server.settings import ServerSettings
 
 PATH = "/v1/responses"
@@ -201,13 +197,12 @@ def test_items_of_any_stream_are_whole_and_in_order(
     data = [chunk(delta) for delta in sent]
     data += [chunk({}, finish_reason="stop"), b"data: [DONE]\n\n"]
     params = ResponsesRequest(input="hi")
-    over: list[Any] = []
-    begun = begin_response(params, "resp_1", "toy", store=False)
-    converter = ResponseEvents(begun, over.append)
+    converter = ResponseEvents(begin_response(params, "resp_1", "toy", store=False))
     parts = data if apart else [b"".join(data)]
-    found = named_events(b"".join(converter.convert(part) for part in parts).decode())
+    told = b"".join(converter.convert(part) for part in parts)
+    assert converter.over
+    found = named_events((told + converter.end_event()).decode())
     output = found[-1]["response"]["output"]
-    assert over == [begun]
     assert [event["item"] for event in found if event["type"].endswith("item.done")] == output
     said: dict[int, str] = {}
     for event in found:
@@ -296,17 +291,6 @@ def test_another_keys_responses_are_not_there() -> None:
         assert ask_as("one", place, method="GET").json == found
 
 
-def test_several_frontends_keep_nothing() -> None:
-    """Another process may be asked."""
-    with running_server(ServerSettings(frontends=2), ScriptedEngine(word)) as server:
-        found = create(server)
-        assert found["store"] is False
-        assert ask(server, f"{PATH}/{found['id']}", method="GET").status == 404
-        for fields in ({"background": True}, {"previous_response_id": found["id"]}):
-            answer = ask(server, PATH, {"input": "hi", **fields})
-            assert answer.status == 400 and "tokenizer-worker-num" in answer.text
-
-
 # -- in the background -----------------------------------------------------------------------------
 
 
@@ -362,60 +346,3 @@ def test_a_response_in_the_background_can_be_ended(way: str) -> None:
         server.until(lambda: server.frontend.live == 0)
         server.until(lambda: server.frontend.accepted == 0)
         assert len(server.engine.cancelled) == 1
-
-
-# -- the store -------------------------------------------------------------------------------------
-
-PUTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 3000)), max_size=40)
-
-
-@given(PUTS, st.integers(1, 8), st.integers(OVERHEAD, 9 * OVERHEAD))
-def test_a_store_stays_within_its_limits(
-    puts: list[tuple[int, int, int]], entries: int, size: int
-) -> None:
-    store = ResponseStore(entries, size)
-    for client, number, length in puts:
-        store.put(client, str(number), StoredResponse(b"x" * length))
-        assert len(store) <= entries and store.size <= size
-    kept: dict[tuple[int, str], int] = {}
-    for client, number, _ in puts:
-        try:
-            kept[client, str(number)] = store.get(client, str(number)).size
-        except HTTPError as error:
-            assert error.status == 404
-    assert len(kept) == len(store) and sum(kept.values()) == store.size
-
-
-def test_room_is_made_by_who_has_most() -> None:
-    store = ResponseStore(4)
-    store.put(1, "kept", StoredResponse(b"x"))
-    for number in range(20):
-        store.put(2, str(number), StoredResponse(b"x"))
-    assert store.get(1, "kept").body == b"x"
-    assert [number for number in range(20) if is_there(store, str(number))] == [17, 18, 19]
-
-
-def test_what_runs_in_the_background_has_limits_too() -> None:
-    async def fill(bytes_of_each: int) -> int:
-        store = ResponseStore(max_bytes=20 * OVERHEAD)
-        for number in range(MAX_RUNNING):
-            entry = StoredResponse(b"x" * bytes_of_each, background=True)
-            try:
-                store.check_running(entry.size)
-            except BadRequest as refusal:
-                assert refusal.status == 503
-                return number
-            entry.task = asyncio.create_task(asyncio.sleep(0))
-            store.put(1, str(number), entry)
-        return MAX_RUNNING
-
-    assert asyncio.run(fill(4 * OVERHEAD)) == 4
-    assert asyncio.run(fill(99 * OVERHEAD)) == 1
-
-
-def is_there(store: ResponseStore, identity: str) -> bool:
-    try:
-        store.get(2, identity)
-    except HTTPError:
-        return False
-    return True

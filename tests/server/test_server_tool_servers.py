@@ -251,9 +251,8 @@ TURN = st.tuples(st.lists(NEWS, max_size=6), st.sampled_from(["stop", "length", 
 @given(st.lists(TURN, min_size=1, max_size=4), st.integers(0, 3))
 def test_events_of_any_turns_make_the_response(turns: list[Any], most: int) -> None:
     """Each item is told once, in its place, and as it stands in the response at the end."""
-    over: list[Any] = []
     begun = begin_response(ResponsesRequest(input="hi"), "resp_1", "toy", store=False)
-    events = ResponseEvents(begun, over.append, OFFER, most)
+    events = ResponseEvents(begun, OFFER, most)
     told = b""
     for news, reason in turns:
         told += events.convert(b"".join(chunks(news, reason)))
@@ -261,10 +260,10 @@ def test_events_of_any_turns_make_the_response(turns: list[Any], most: int) -> N
             break
         told += b"".join(events.settle(call, "found", None) for call in events.calls)
         told += encode_events(events.next_turn())
-    told += events.fail()
+    told += events.fail() + events.end_event()
     found = read_events(told.decode())
     whole = found[-1]["response"]
-    assert len(over) == 1 and found[-1]["type"] == f"response.{whole['status']}"
+    assert events.over and found[-1]["type"] == f"response.{whole['status']}"
     for kind in ("added", "done"):
         items = [e for e in found if e["type"] == f"response.output_item.{kind}"]
         assert sorted(e["output_index"] for e in items) == list(range(len(whole["output"])))
@@ -350,14 +349,38 @@ def test_a_call_that_is_not_approved_is_not_made(served: Served) -> None:
     assert site.methods().count("tools/call") == made
 
 
-def test_what_goes_wrong_behind_a_call_names_the_field(server: Running) -> None:
-    request = {"type": "mcp_approval_request", "id": "a", "name": "look", "server_label": "weather"}
-    yes = {"type": "mcp_approval_response", "approval_request_id": "a", "approve": True}
-    items = [{"role": "user", "content": "x" * 4090}, request, yes]
-    body = {"input": items, "tools": [ASKED]}
-    answer = ask(server, PATH, body)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_approved_call_is_made_once(served: Served, stream: bool) -> None:
+    """Also when the whole conversation is sent again, with the call that was made."""
+    server, site = served
+    asked = create(server, "call look", ASKED)
+    request = asked["output"][1]
+    made = site.methods().count("tools/call")
+    yes = {"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": True}
+    again = {"input": [yes], "previous_response_id": asked["id"], "tools": [ASKED]}
+    found = ask(server, PATH, again).json
+    answer = ask(server, PATH, {**again, "stream": stream})
     assert (answer.status, answer.json["param"]) == (400, "input")
-    last = read_events(ask(server, PATH, {**body, "stream": True}).text)[-1]
+    before = [{"role": "user", "content": "call look"}, *asked["output"], yes]
+    items = [*before, *found["output"], {"role": "user", "content": "and?"}]
+    for sent in (items, [{"type": "item_reference", "id": one["id"]} if "id" in one else one
+                         for one in items]):  # fmt: skip
+        assert kinds(create(server, sent, ASKED)) == ["message"]
+    said = "<user>call look\n<assistant>[look]\n<tool>sun in Paris\n<assistant>Found sun in Paris\n"
+    assert prompts(server, 1) == [f"{said}<user>and?\n<assistant>"]
+    assert site.methods().count("tools/call") == made + 1
+
+
+def test_what_goes_wrong_behind_a_call_names_the_field(server: Running) -> None:
+    def approve(identity: str) -> Any:
+        request = {"type": "mcp_approval_request", "name": "look", "server_label": "weather"}
+        yes = {"type": "mcp_approval_response", "approval_request_id": identity, "approve": True}
+        items = [{"role": "user", "content": "x" * 4090}, {**request, "id": identity}, yes]
+        return {"input": items, "tools": [ASKED]}
+
+    answer = ask(server, PATH, approve("a"))
+    assert (answer.status, answer.json["param"]) == (400, "input")
+    last = read_events(ask(server, PATH, {**approve("b"), "stream": True}).text)[-1]
     assert last["type"] == "response.failed"
     assert last["response"]["error"]["message"].startswith("input: ")
     assert last["response"]["output"][-1]["output"] == "sun in None"
@@ -506,12 +529,14 @@ def test_openais_client(server: Running) -> None:
     assert (call.type, call.output) == ("mcp_call", "sun in Paris")
     assert final.output_text == "Found sun in Paris"
     asked["tools"] = [ASKED]
-    waiting = client.responses.create(input="call look", **asked)
-    request = waiting.output[-1]
-    assert request.type == "mcp_approval_request" and json.loads(request.arguments)
-    yes = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
-    items = [{"role": "user", "content": "call look"}, *waiting.output, yes]
-    for fields in ({"input": [yes], "previous_response_id": waiting.id}, {"input": items}):
+    for way in ("stored", "sent"):
+        waiting = client.responses.create(input="call look", **asked)
+        request = waiting.output[-1]
+        assert request.type == "mcp_approval_request" and json.loads(request.arguments)
+        yes = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+        fields: Any = {"input": [{"role": "user", "content": "call look"}, *waiting.output, yes]}
+        if way == "stored":
+            fields = {"input": [yes], "previous_response_id": waiting.id}
         assert client.responses.create(**fields, **asked).output_text == "Found sun in Paris"
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(input="hi", tools=[{**FREE, "server_url": "http://x/"}], model="m")

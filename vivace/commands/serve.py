@@ -248,6 +248,7 @@ def build_plan(config: Config, listener: socket.socket, shared: Descriptors) -> 
         listener=listener,
         # The first engine may have been spawned ahead, with its socket.
         engines=[listen(shared.engine), *(listen(new_socket()) for _ in range(1, engines))],
+        responses=listen(new_socket()) if frontends > 1 else None,
         memory=shared_memory(shared.memory, frontends, engines),
         warm_up=not config.http.skip_server_warmup,
         watchdog=config.runtime.watchdog_timeout,

@@ -105,7 +105,7 @@ async def run_frontend(control: MessageSocket[ToChild], setup: Setup, timeline: 
     feeding = asyncio.create_task(child.run_until_stopped())
     tools = ToolServers(config.http.tool_servers)
     timeline.begin("HTTP")
-    app = build_app(frontend, config, memory, setup.place, tools)
+    app = build_app(frontend, config, memory, setup.place, tools, setup.responses)
     runner = await start_site(app, socket.socket(fileno=setup.listener))
     gc.collect()
     gc.freeze()

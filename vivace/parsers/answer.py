@@ -13,8 +13,13 @@ from vivace.parsers.reader import MarkerSet, NotACall, Steps, TextReader, marker
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
-def random_id(_name: str, _place: int) -> str:
+def new_call_id() -> str:
+    """As OpenAI's clients know them."""
     return f"call_{secrets.token_hex(12)}"
+
+
+def random_id(_name: str, _place: int) -> str:
+    return new_call_id()
 
 
 def short_id(_name: str, _place: int) -> str:

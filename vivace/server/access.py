@@ -42,6 +42,11 @@ class Keys:
         self._users = [_digest(key) for key in api_keys]
         self._admins = [_digest(key) for key in admin_api_keys]
 
+    @property
+    def clients(self) -> int:
+        """How many are told apart."""
+        return len(self._users) + len(self._admins) if self._users else 1
+
     def needed_for(self, access: Access) -> bool:
         """Must a request for such a route carry a key?"""
         return bool(self._required_keys(access)[1])

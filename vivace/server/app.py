@@ -28,6 +28,8 @@ from vivace.server.http import (
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.openapi import document
 from vivace.server.request_log import RequestLog, add_targets
+from vivace.server.response_link import join_responses
+from vivace.server.response_store import Responses, ResponseStore
 from vivace.server.route import Route, check_routes, move_routes
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings, build_server_settings
@@ -48,19 +50,31 @@ def build_app(
     memory: SharedMemory | None = None,
     place: int = 0,
     tool_servers: ToolServers | None = None,
+    responses: int = -1,
 ) -> web.Application:
     """The HTTP application of one frontend process; `memory` is shared with the other ones, and
-    `place` is this one's there."""
+    `place` is this one's there. `responses`: descriptor of the socket by which the first place
+    keeps the responses of all; -1: there is no other one."""
     settings = build_server_settings(config)
     if settings.log_requests_targets:
         add_targets(settings.log_requests_targets)
-    return make_app(
+    kept, link = join_responses(new_store(settings), responses, place)
+    app = make_app(
         frontend,
         settings,
         http_metrics=HttpMetrics(memory, place),
         request_log=make_request_log(settings, memory.request_log if memory else None),
         tool_servers=tool_servers,
+        responses=kept,
     )
+    if link is not None:
+        app.on_startup.append(link.open)
+        app.on_cleanup.append(link.close)
+    return app
+
+
+def new_store(settings: ServerSettings) -> ResponseStore:
+    return ResponseStore(shared=Keys(settings.api_keys, settings.admin_api_keys).clients > 1)
 
 
 def make_request_log(settings: ServerSettings, memory: memoryview | None = None) -> RequestLog:
@@ -79,6 +93,7 @@ def make_app(
     http_metrics: HttpMetrics | None = None,
     request_log: RequestLog | None = None,
     tool_servers: ToolServers | None = None,
+    responses: Responses | None = None,
 ) -> web.Application:
     """The application from plain settings; ValueError when the route table is incomplete,
     CannotStart when a path cannot be moved."""
@@ -96,6 +111,7 @@ def make_app(
         bodies=BodyBudget(max(settings.bodies_limit, settings.body_limit)),
         start_queue=StartQueue(frontend.engine, settings.start_queue_limit),
         pending=PendingRequests(frontend.engine),
+        responses=new_store(settings) if responses is None else responses,
         tool_servers=tool_servers or ToolServers(),
         syntax=answer_syntax(
             frontend,

@@ -19,9 +19,10 @@ from vivace.requests.prompts import PromptInput, expand
 from vivace.server.access import CLIENT
 from vivace.server.body import Body
 from vivace.server.context import Context
+from vivace.server.event_bytes import event
 from vivace.server.request_log import RequestLog
 from vivace.server.responses import HTTPError, error_body
-from vivace.server.sse import STREAM_FORM, Encoder, EventStream, StreamLimits, event
+from vivace.server.sse import STREAM_FORM, Encoder, EventStream, StreamLimits
 
 
 async def prepare_requests(

@@ -25,7 +25,7 @@ from vivace.requests.embeddings import NO_EMBEDDINGS, NO_GENERATION
 from vivace.server.access import BrowserPolicy, Keys
 from vivace.server.http_metrics import HttpMetrics
 from vivace.server.request_log import RequestLog
-from vivace.server.response_store import ResponseStore
+from vivace.server.response_store import Responses, ResponseStore
 from vivace.server.responses import HTTPError
 from vivace.server.settings import ServerSettings
 from vivace.tool_servers.servers import ToolServers
@@ -254,7 +254,9 @@ class Context:
     document: bytes = b""
     """The OpenAPI document."""
     probe: Probe = field(default_factory=Probe)
-    responses: ResponseStore = field(default_factory=ResponseStore)
+    responses: Responses = field(default_factory=ResponseStore)
+    background: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    """what makes responses that nobody waits for"""
     tool_servers: ToolServers = field(default_factory=ToolServers)
     started: float = field(default_factory=time.time)
     slicer: TimeSlicer = field(default_factory=TimeSlicer)

@@ -22,8 +22,8 @@ from vivace.requests.thinking import limit_thinking
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import complete, error_event, prepare_requests, stream
 from vivace.server.context import Context
+from vivace.server.event_bytes import event
 from vivace.server.responses import EncodedList, batches, json_parts
-from vivace.server.sse import event
 
 encode = msgspec.json.encode
 

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Protocol
 
-from vivace.frontend.errors import BadRequest
+import msgspec
+
 from vivace.server.responses import HTTPError
 
 MAX_ENTRIES = 2048
 MAX_BYTES = 64 << 20
 MAX_RUNNING = 256
 """Responses in the background that have not ended."""
+MAX_APPROVALS = 4096
+"""of each client, that are remembered; 16 bytes of each"""
 OVERHEAD = 1024
 """Bytes of an entry beside its texts, about."""
+STOP_SECONDS = 10.0
+"""until who makes a response has ended it"""
 
 
-@dataclass
-class StoredResponse:
+class StoredResponse(msgspec.Struct, frozen=True, tag=True):
     """`body`: the response as JSON; `messages`: the conversation with it at the end, each as JSON.
-    `background`: it is made there; `task` makes one that has not ended; `items`: ids of what is in
-    one that has; `listed`: tool servers whose tools the conversation has listed."""
+    `items`: ids of what is in one that has ended; `listed`: tool servers whose tools the
+    conversation has listed; `background`: it is made there; `running`: it has not ended."""
 
     body: bytes
     messages: tuple[bytes, ...] = ()
-    task: asyncio.Task[None] | None = None
     items: tuple[str, ...] = ()
     listed: frozenset[str] = frozenset()
     background: bool = False
+    running: bool = False
 
     @property
     def size(self) -> int:
@@ -36,18 +43,87 @@ class StoredResponse:
         return OVERHEAD + len(self.body) + sum(map(len, texts))
 
 
-class ResponseStore:
-    """Of every client (an API key) its own: nobody finds another one's. At most `max_entries` and
-    `max_bytes` of all together; when there is no room the oldest ones go, of the client that has
-    most. Those that are still being made stay."""
+class FoundItems(msgspec.Struct, frozen=True, tag=True):
+    """Items of stored responses: the response that has each, and these as JSON."""
 
-    def __init__(self, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
+    places: dict[str, str]
+    bodies: dict[str, bytes]
+
+
+class Responses(Protocol):
+    """Of every client (an API key) its own: nobody finds another one's. All of it raises HTTPError:
+    404 for what the client has not, 503 where who keeps them is not there."""
+
+    async def put(self, client: int, identity: str, entry: StoredResponse) -> bool:
+        """Keep it, in the place of an earlier one of this id. False: it is too large."""
+        ...
+
+    async def get(self, client: int, identity: str) -> StoredResponse: ...
+
+    async def find(self, client: int, items: Sequence[str]) -> FoundItems:
+        """Those of the items that a response of the client has."""
+        ...
+
+    async def use_approvals(self, client: int, requests: Sequence[str]) -> None:
+        """What they asked for is done now: HTTPError 400 for one of which that was said before."""
+        ...
+
+    async def remove(self, client: int, identity: str) -> None:
+        """Forget it; one in the background is not made any further."""
+        ...
+
+    async def begin(
+        self, client: int, identity: str, entry: StoredResponse, lost: bytes = b""
+    ) -> None:
+        """Keep one that is made in the background from now on, until it is put again. `lost`: what
+        it is when the process that makes it ends. HTTPError 503 when there is no place."""
+        ...
+
+    async def wait_stop(self, client: int, identity: str) -> None:
+        """Until somebody wants it to end, or it has ended: for who makes it."""
+        ...
+
+    async def stop(self, client: int, identity: str) -> StoredResponse:
+        """Have it end, and wait for it. One that is over stays as it is."""
+        ...
+
+
+@dataclass(eq=False)
+class KeptResponse:
+    entry: StoredResponse
+    size: int
+    lost: bytes = b""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self) -> None:
+        """Nobody waits for it any more, neither its maker."""
+        self.stopping.set()
+        self.over.set()
+
+
+class ResponseStore:
+    """`Responses` in this process. At most `max_entries` and `max_bytes` of all clients together;
+    when there is no room the oldest ones go, of the client that has most. Those that are still
+    being made stay. `shared`: by several clients, each of which is given as many places in the
+    background as it leaves to others."""
+
+    def __init__(
+        self,
+        max_entries: int = MAX_ENTRIES,
+        max_bytes: int = MAX_BYTES,
+        *,
+        shared: bool = False,
+    ) -> None:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
-        self._clients: dict[int, dict[str, StoredResponse]] = {}
+        self._shared = shared
+        self._clients: dict[int, dict[str, KeptResponse]] = {}
+        self._running: dict[tuple[int, str], KeptResponse] = {}
         self._items: dict[tuple[int, str], str] = {}
         """(client, item) -> the response that has it"""
         self._bytes: dict[int, int] = {}
+        self._approvals: dict[int, dict[bytes, None]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._clients.values()))
@@ -56,18 +132,110 @@ class ResponseStore:
     def size(self) -> int:
         return sum(self._bytes.values())
 
-    def put(self, client: int, identity: str, entry: StoredResponse) -> None:
-        """Keep it, in the place of an earlier one of this id."""
-        self.discard(client, identity)
-        self._clients.setdefault(client, {})[identity] = entry
-        self._items |= {(client, item): identity for item in entry.items}
-        self._bytes[client] = self._bytes.get(client, 0) + entry.size
-        self._make_room()
+    async def put(self, client: int, identity: str, entry: StoredResponse) -> bool:
+        """As `Responses` says."""
+        earlier = self._clients.get(client, {}).get(identity)
+        size = entry.size
+        self._discard(client, identity)
+        if size <= self._max_bytes:
+            self._keep(client, identity, KeptResponse(entry, size))
+        if earlier is not None:
+            earlier.end()
+        return size <= self._max_bytes
 
-    def get(self, client: int, identity: str) -> StoredResponse:
+    async def get(self, client: int, identity: str) -> StoredResponse:
+        return self._find(client, identity).entry
+
+    async def find(self, client: int, items: Sequence[str]) -> FoundItems:
+        """As `Responses` says."""
+        known = self._items
+        places = {item: known[client, item] for item in items if (client, item) in known}
+        kept = self._clients.get(client, {})
+        return FoundItems(places, {one: kept[one].entry.body for one in places.values()})
+
+    async def use_approvals(self, client: int, requests: Sequence[str]) -> None:
+        """As `Responses` says."""
+        used = self._approvals.setdefault(client, {})
+        marks = [blake2b(one.encode(), digest_size=16).digest() for one in requests]
+        for request, mark in zip(requests, marks, strict=True):
+            if mark in used:
+                raise HTTPError(
+                    400,
+                    f"the call that {request[:100]!r} asked for was made already; go on with the "
+                    "response that made it, or send its mcp_call item, too",
+                    param="input",
+                )
+        used |= dict.fromkeys(marks)
+        while len(used) > MAX_APPROVALS:
+            del used[next(iter(used))]
+
+    async def remove(self, client: int, identity: str) -> None:
+        """As `Responses` says."""
+        await self.stop(client, identity)
+        self._discard(client, identity)
+
+    # -- in the background -------------------------------------------------------------------------
+
+    async def begin(
+        self, client: int, identity: str, entry: StoredResponse, lost: bytes = b""
+    ) -> None:
+        """As `Responses` says."""
+        kept = KeptResponse(entry, entry.size + len(lost), lost)
+        self._discard(client, identity)
+        self._check_running(client, kept.size)
+        self._running[client, identity] = kept
+        self._keep(client, identity, kept)
+
+    async def wait_stop(self, client: int, identity: str) -> None:
+        """As `Responses` says."""
+        if (kept := self._running.get((client, identity))) is not None:
+            await kept.stopping.wait()
+
+    async def stop(self, client: int, identity: str) -> StoredResponse:
+        """As `Responses` says."""
+        kept = self._find(client, identity)
+        if not kept.entry.running:
+            return kept.entry
+        kept.stopping.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(kept.over.wait(), STOP_SECONDS)
+        if not kept.over.is_set():
+            message = "the process that makes the response does not end it; try again"
+            raise HTTPError(503, message, retry_after=1.0)
+        return self._find(client, identity).entry
+
+    def lose(self, client: int, identity: str) -> None:
+        """The process that made it has ended, as far as it was running."""
+        kept = self._running.get((client, identity))
+        if kept is None:
+            return
+        self._discard(client, identity)
+        entry = StoredResponse(kept.lost, background=True)
+        self._keep(client, identity, KeptResponse(entry, entry.size))
+        kept.end()
+
+    def _check_running(self, client: int, size: int) -> None:
+        """HTTPError 503 when as much is being made in the background as may be, with `size` bytes
+        more: none of that goes to make room."""
+        places, room = MAX_RUNNING - len(self._running), self._max_bytes
+        room -= sum(kept.size for kept in self._running.values())
+        own = [kept.size for (one, _), kept in self._running.items() if one == client]
+        if self._shared:  # what is left is for who has less
+            places, room = places - len(own), room - sum(own)
+        if places > 0 and size <= room:
+            return
+        message = (
+            f"{len(self._running)} responses are being made in the background already, "
+            f"{len(own)} of them yours; try again when one has ended"
+        )
+        raise HTTPError(503, message, param="background", retry_after=1.0)
+
+    # -- entries -----------------------------------------------------------------------------------
+
+    def _find(self, client: int, identity: str) -> KeptResponse:
         """HTTPError 404 when the client has none of this id (any more)."""
-        entry = self._clients.get(client, {}).get(identity)
-        if entry is None:
+        kept = self._clients.get(client, {}).get(identity)
+        if kept is None:
             raise HTTPError(
                 404,
                 f"Response with id {identity[:100]!r} not found: it was not stored here, or has "
@@ -75,49 +243,38 @@ class ResponseStore:
                 param="response_id",
                 code="not_found",
             )
-        return entry
+        return kept
 
-    def find_response(self, client: int, item: str) -> str | None:
-        """The id of the client's response that has an item."""
-        return self._items.get((client, item))
+    def _keep(self, client: int, identity: str, kept: KeptResponse) -> None:
+        self._clients.setdefault(client, {})[identity] = kept
+        self._items |= {(client, item): identity for item in kept.entry.items}
+        self._bytes[client] = self._bytes.get(client, 0) + kept.size
+        while len(self) > self._max_entries or self.size > self._max_bytes:
+            if not self._make_room():
+                return
 
-    def remove(self, client: int, identity: str) -> StoredResponse:
-        """HTTPError 404 as of `get`."""
-        entry = self.get(client, identity)
-        self.discard(client, identity)
-        return entry
-
-    def check_running(self, size: int = 0) -> None:
-        """BadRequest when as much is being made in the background as may be, with `size` bytes
-        more: none of that goes to make room."""
-        running = [entry.size for entry in self._entries() if entry.task is not None]
-        if len(running) < MAX_RUNNING and (not running or sum(running) + size <= self._max_bytes):
-            return
-        reason = f"{len(running)} responses are being made in the background already"
-        raise BadRequest("background", reason, 503, retry_after=1.0)
-
-    def _entries(self) -> Iterator[StoredResponse]:
-        for entries in self._clients.values():
-            yield from entries.values()
-
-    def discard(self, client: int, identity: str) -> None:
+    def _discard(self, client: int, identity: str) -> None:
         """Forget it, if it is there."""
         entries = self._clients.get(client, {})
-        entry = entries.pop(identity, None)
-        if entry is None:
+        kept = entries.pop(identity, None)
+        if kept is None:
             return
-        for item in entry.items:
+        self._running.pop((client, identity), None)
+        for item in kept.entry.items:
             del self._items[client, item]
-        self._bytes[client] -= entry.size
+        self._bytes[client] -= kept.size
         if not entries:
             del self._clients[client], self._bytes[client]
 
-    def _make_room(self) -> None:
-        while len(self) > self._max_entries or self.size > self._max_bytes:
-            for client in sorted(self._bytes, key=lambda one: -self._bytes[one]):
-                over = (i for i, one in self._clients[client].items() if one.task is None)
-                if (oldest := next(over, None)) is not None:
-                    self.discard(client, oldest)
-                    break
-            else:
-                return
+    def _make_room(self) -> bool:
+        """Forget the oldest one of the client that has most; False: there is none."""
+        for client in sorted(self._bytes, key=lambda one: -self._bytes[one]):
+            if (oldest := next(self._ended(client), None)) is not None:
+                self._discard(client, oldest)
+                return True
+        return False
+
+    def _ended(self, client: int) -> Iterator[str]:
+        for identity, kept in self._clients[client].items():
+            if not kept.entry.running:
+                yield identity

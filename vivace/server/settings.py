@@ -57,8 +57,6 @@ class ServerSettings:
     access_log_level: str = "info"
     access_log_excluded: tuple[str, ...] = ()
     """Beginnings of paths that get no line."""
-    frontends: int = 1
-    """Processes that answer on this port; the next request of a client may come to another one."""
     body_limit: int = DEFAULT_BODY_LIMIT
     bodies_limit: int = 8 * DEFAULT_BODY_LIMIT
     """Of all bodies that arrive or are being decoded; see `BodyBudget`."""
@@ -93,7 +91,6 @@ def build_server_settings(config: Config) -> ServerSettings:
         admin_api_keys=tuple(key.reveal() for key in http.admin_keys),
         allowed_origins=http.allowed_origins or (),
         allowed_hosts=allowed_hosts(config),
-        frontends=config.model.tokenizer_worker_num,
         root_path=(http.fastapi_root_path or "").rstrip("/"),
         cache_report=http.enable_cache_report,
         strict_model_name=http.strict_model_name,

@@ -20,11 +20,11 @@ from aiohttp import HttpVersion11, web
 
 from vivace.frontend.fairness import TimeSlicer, Work
 from vivace.frontend.request_output import HeldOutput, RequestOutput, hold
+from vivace.server.event_bytes import CRLF, DONE, chunk, event
 from vivace.server.responses import error_body
 
 log = logging.getLogger("vivace.server")
 
-DONE = b"data: [DONE]\n\n"
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -56,10 +56,6 @@ STREAM_FORM = web.RequestKey("stream_form", StreamForm)
 OPEN_ANSWER = web.RequestKey("open_answer", web.StreamResponse)
 """Once it has begun: a further stream is part of it"""
 
-CRLF = b"\r\n"
-HEADS = tuple(b"%x\r\n" % size for size in range(1024))
-"""Heads of the chunks of most events."""
-
 
 class Encoder(Protocol):
     """What one sequence says, as complete events (b"" for nothing to say)."""
@@ -84,17 +80,6 @@ class StreamLimits:
     hold_limit: int
     stall: float
     silence: float = 15.0
-
-
-def chunk(data: bytes) -> bytes:
-    """One chunk of a chunked HTTP body."""
-    size = len(data)
-    return b"".join((HEADS[size] if size < len(HEADS) else b"%x\r\n" % size, data, CRLF))
-
-
-def event(data: bytes) -> bytes:
-    """Frame one JSON document (which holds no raw newline) as an event."""
-    return b"data: " + data + b"\n\n"
 
 
 def failure() -> bytes:

@@ -33,6 +33,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     free now is less where other engines live on; 0: this is the first"""
     place: int = 0
     """of this frontend in the shared memory; its successor gets it too"""
+    responses: int = -1
+    """file descriptor of the socket where frontends meet the one that keeps responses: the first
+    place listens, the others connect by it; -1: there is one frontend"""
     link: EngineLink | None = None
     """of an engine that shares layers with all others"""
 
@@ -43,7 +46,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
 
     def descriptors(self) -> list[int]:
         """Those that the child inherits."""
-        own = [number for number in (*self.engines, self.listener, self.memory) if number >= 0]
+        numbers = (*self.engines, self.listener, self.memory, self.responses)
+        own = [number for number in numbers if number >= 0]
         return own if self.link is None else [*own, *self.link.descriptors()]
 
 

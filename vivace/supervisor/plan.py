@@ -46,6 +46,8 @@ class Plan:
     changed_files: Callable[[], str] = lambda: ""
     """why nothing may be started again that reads the model's files; empty: it may"""
     tick: float = 0.5
+    responses: EngineSocket | None = None
+    """of the first place, for the frontends in the others; None: there is one place"""
     link: LinkFiles | None = None
     """where engines share layers, so that all end when one does"""
     piped: bool = False
@@ -94,7 +96,13 @@ class Plan:
             memory=self.memory.descriptor,
             place=place,
             count=len(self.engines),
+            responses=self._responses_at(place),
         )
+
+    def _responses_at(self, place: int) -> int:
+        if self.responses is None:
+            return -1
+        return self.responses.listening if place == 0 else self.responses.file
 
 
 def tell_retry(role: Role, error: OSError) -> None:

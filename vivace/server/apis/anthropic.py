@@ -43,6 +43,7 @@ from vivace.server.apis.chat_run import (
 )
 from vivace.server.body import Body, BodyReader
 from vivace.server.context import Context
+from vivace.server.event_bytes import named_event
 from vivace.server.openai import chat
 from vivace.server.responses import json_response, message_text
 from vivace.server.sse import StreamForm
@@ -167,7 +168,7 @@ def anthropic_error(
 
 
 def event(kind: str, data: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
+    return named_event(kind, msgspec.json.encode(data))
 
 
 def error_event(status: int, message: str) -> bytes:

@@ -10,13 +10,13 @@ import msgspec
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import abbreviate
+from vivace.server.apis.response_items import Item
 from vivace.server.apis.responses_schema import InputItem
-from vivace.server.response_store import ResponseStore
+from vivace.server.response_store import FoundItems
 
-REFERENCE = "item_reference"
 UNKNOWN = (
     "no stored response has an item {!r}: send the item itself, as it came (nothing is stored with "
-    "store false, and with several frontends)"
+    "store false)"
 )
 
 
@@ -39,6 +39,7 @@ class StoredItem(msgspec.Struct, kw_only=True):
     server_label: str | None = None
     output: str | None = None
     error: str | None = None
+    approval_request_id: str | None = None
     tools: Any = None
 
 
@@ -51,9 +52,14 @@ class StoredOutput(msgspec.Struct):
 _RESPONSE = msgspec.json.Decoder(StoredOutput)
 
 
-def resolve_references(
-    store: ResponseStore, client: int, items: Sequence[InputItem]
-) -> Work[list[InputItem]]:
+def named_items(items: Sequence[InputItem]) -> list[str]:
+    """Ids of items of stored responses, as far as the input may mean some."""
+    references = (item.id for item in items if item.type == Item.REFERENCE)
+    answers = (item.approval_request_id for item in items if item.type == Item.APPROVAL_RESPONSE)
+    return [identity for identity in (*references, *answers) if identity]
+
+
+def resolve_references(stored: FoundItems, items: Sequence[InputItem]) -> Work[list[InputItem]]:
     """The items of an input, with those of the client's stored responses in the places of
     references. BadRequest for one that is not there, or comes twice: an input would be larger than
     the store."""
@@ -62,17 +68,17 @@ def resolve_references(
     outputs: dict[str, dict[str, InputItem]] = {}
     for number, item in enumerate(items):
         found.append(item)
-        if item.type != REFERENCE:
+        if item.type != Item.REFERENCE:
             continue
         identity, field = item.id or "", f"input[{number}].id"
         if identity in seen:
             raise BadRequest(field, "the item is referred to already")
         seen.add(identity)
-        response = store.find_response(client, identity)
+        response = stored.places.get(identity)
         if response is None:
             raise BadRequest(field, UNKNOWN.format(abbreviate(identity)))
         if response not in outputs:
-            outputs[response] = read_output(store.get(client, response).body)
+            outputs[response] = read_output(stored.bodies[response])
             yield
         found[-1] = outputs[response][identity]
     return found

@@ -7,31 +7,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
+from vivace.parsers.answer import new_call_id
 from vivace.requests.schema import FunctionCall, Message, ToolCall
 from vivace.requests.tools import ALLOWED, AllowedTools, ToolChoice
+from vivace.server.access import CLIENT
 from vivace.server.apis.chat_run import complete, own_names, run
-from vivace.server.apis.responses_events import (
-    CALL,
-    MESSAGE,
-    REASONING,
-    SERVER_CALL,
-    ResponseEvents,
-    ServerCall,
-    encode_events,
-)
-from vivace.server.apis.responses_schema import OutputItem
-from vivace.server.apis.server_calls import (
-    ApprovedCall,
-    call_messages,
-    new_call_id,
-    read_object,
-)
+from vivace.server.apis.response_items import Item
+from vivace.server.apis.responses_events import ResponseEvents, ServerCall, encode_events
+from vivace.server.apis.responses_schema import OutputItem, ResponseObject
+from vivace.server.apis.server_calls import ApprovedCall, call_messages, read_object
 from vivace.server.apis.server_tools import ToolOffer
 from vivace.server.body import Body
 from vivace.server.context import Context
@@ -74,17 +64,17 @@ def turn_messages(items: Sequence[OutputItem], offer: ToolOffer) -> list[Message
     results: list[Message] = []
     for item in items:
         text = "".join(part.text for part in item.content or ())
-        if item.type == CALL:
+        if item.type == Item.CALL:
             function = FunctionCall(name=item.name or "", arguments=item.arguments)
             call = ToolCall(function=function, id=item.call_id, type="function")
             said.tool_calls = [*(said.tool_calls or ()), call]
-        elif item.type == SERVER_CALL and item.status != "incomplete":
+        elif item.type == Item.SERVER_CALL and item.status != "incomplete":
             call, result = call_messages(item, item.call_id or new_call_id(), offer)
             said.tool_calls = [*(said.tool_calls or ()), call]
             results.append(result)
-        elif item.type == REASONING:
+        elif item.type == Item.REASONING:
             said.reasoning_content = (said.reasoning_content or "") + text
-        elif item.type == MESSAGE:
+        elif item.type == Item.MESSAGE:
             said.content = (said.content if isinstance(said.content, str) else "") + text
     return [said, *results] if said != Message(role="assistant") else []
 
@@ -97,9 +87,13 @@ def later_choice(choice: str | ToolChoice | None) -> ToolChoice | None:
     return ToolChoice(type=ALLOWED, allowed_tools=AllowedTools(tools=allowed.tools))
 
 
+Keep = Callable[[ResponseObject], Awaitable[None]]
+
+
 class ResponseTurns:
     """All turns of one response. `request` is that of the next one; `approved`: calls that are made
-    before the first."""
+    before the first. What has become of it is kept before the client hears that it is over, so that
+    whatever it asks next finds it."""
 
     def __init__(
         self,
@@ -110,6 +104,7 @@ class ResponseTurns:
         conversation: SpokenMessages,
         approved: Sequence[ApprovedCall],
         rename: Callable[[str], str],
+        keep: Keep,
     ) -> None:
         """`rename`: what the body calls a field of the chat path."""
         self._context = context
@@ -119,12 +114,14 @@ class ResponseTurns:
         self._conversation = conversation
         self._approved = approved
         self._rename = rename
+        self._keep = keep
         self._limit = request.max_completion_tokens
 
     async def complete(self, body: Body, arrival: float) -> None:
         """Make the whole response. Raises as the chat path does."""
         events = self._events
         if self._approved:
+            await self._check_approved()
             self._begin_approved()
             await self._make_calls()
         while not events.over:
@@ -134,20 +131,28 @@ class ResponseTurns:
             if not events.over:
                 await self._make_calls()
             body, arrival = Body(), time.monotonic()
+        await self._keep(events.response)
 
     async def stream(self, body: Body, arrival: float) -> web.StreamResponse:
         """The response as events. What goes wrong before the first one is raised as by the chat
         path; later it ends the stream."""
+        try:
+            await self._stream_turns(body, arrival)
+            await self._keep(self._events.response)
+            await self._say(self._events.end_event())
+            return self._http[OPEN_ANSWER]
+        except (ConnectionError, asyncio.CancelledError):
+            self._http.pop(OPEN_ANSWER, None)  # without its end it holds the request that holds it
+            raise
+
+    async def _stream_turns(self, body: Body, arrival: float) -> None:
         events = self._events
         form = StreamForm(
-            headers={},
-            convert=events.convert,
-            failure=events.fail,
-            goes_on=lambda: not events.over,
+            headers={}, convert=events.convert, failure=events.fail, goes_on=lambda: True
         )
         try:
             if self._approved:
-                chat.check(self._context, self._request)
+                await self._check_approved()
                 await open_answer(self._http, form.headers)
                 await self._say(self._begin_approved())
                 await self._make_calls()
@@ -167,7 +172,13 @@ class ResponseTurns:
                 raise
             log.exception("a response failed between its turns")
             await self._say(events.fail())
-        return self._http[OPEN_ANSWER]
+
+    async def _check_approved(self) -> None:
+        """BadRequest or HTTPError before any call is made; from then on nobody makes them again."""
+        with own_names(self._rename):
+            chat.check(self._context, self._request)
+        requests = [call.request for call in self._approved]
+        await self._context.responses.use_approvals(self._http[CLIENT], requests)
 
     def _begin_approved(self) -> bytes:
         data = encode_events(self._events.begin())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from vivace.parsers.answer import new_call_id
 from vivace.server.apis.chat_run import (
     ABORTED_ANSWER,
     ChatResult,
@@ -19,11 +19,11 @@ from vivace.server.apis.chat_run import (
     ResultUsage,
     read_events,
 )
+from vivace.server.apis.response_items import TEXT_EVENTS, Item, call_item, new_item, text_part
 from vivace.server.apis.responses_schema import (
     CachedInput,
     IncompleteDetails,
     OutputItem,
-    OutputPart,
     ReasoningOutput,
     ResponseError,
     ResponseEvent,
@@ -32,17 +32,7 @@ from vivace.server.apis.responses_schema import (
 )
 from vivace.server.apis.server_calls import ApprovedCall
 from vivace.server.apis.server_tools import ToolOffer
-
-MESSAGE, REASONING, CALL = "message", "reasoning", "function_call"
-SERVER_CALL, APPROVAL = "mcp_call", "mcp_approval_request"
-DELTAS = {
-    MESSAGE: "response.output_text",
-    REASONING: "response.reasoning_text",
-    CALL: "response.function_call_arguments",
-    SERVER_CALL: "response.mcp_call_arguments",
-}
-"""What events of a kind of text are called."""
-PREFIXES = {CALL: "fc", SERVER_CALL: "mcp", APPROVAL: "mcpr"}
+from vivace.server.event_bytes import named_event
 
 
 @dataclass
@@ -64,12 +54,10 @@ class ResponseEvents:
     def __init__(
         self,
         response: ResponseObject,
-        on_end: Callable[[ResponseObject], object],
         offer: ToolOffer | None = None,
         most_calls: int = 0,
     ) -> None:
-        """`on_end` is called with the response once it is over. Of calls to tool servers those
-        beyond `most_calls` are ignored."""
+        """Of calls to tool servers those beyond `most_calls` are ignored."""
         self.response = response
         self.calls: list[ServerCall] = []
         """to be made before the next turn"""
@@ -78,7 +66,6 @@ class ResponseEvents:
         """the turn had calls that were ignored"""
         self._asks_client = False
         """for the output of a function, or whether a call may be made"""
-        self._on_end = on_end
         self._offer = offer or ToolOffer()
         self._calls_left = most_calls
         self._number = 0
@@ -98,7 +85,7 @@ class ResponseEvents:
         )
 
     def fail(self, message: str = "internal error") -> bytes:
-        """The last events of a response that an error ends."""
+        """The events of a response that an error ends, but for the last one."""
         return encode_events(self._fail(message))
 
     def complete(self, result: ChatResult) -> None:
@@ -119,7 +106,7 @@ class ResponseEvents:
         yield self._event("response.created", response=self.response)
         yield self._event("response.in_progress", response=self.response)
         for one in self._offer.lists:
-            item = new_item("mcpl", "mcp_list_tools", server_label=one.label, tools=[])
+            item = new_item(Item.SERVER_TOOLS, server_label=one.label, tools=[])
             item.status = None
             yield from self._open(item)
             yield self._event("response.mcp_list_tools.in_progress")
@@ -147,29 +134,29 @@ class ResponseEvents:
 
     def _news(self, choice: ResultChoice, delta: ResultMessage) -> Iterator[ResponseEvent]:
         if delta.reasoning_content:
-            yield from self._add_text(REASONING, delta.reasoning_content, [])
+            yield from self._add_text(Item.REASONING, delta.reasoning_content, [])
         if delta.content:
             logprobs = choice.logprobs.content if choice.logprobs else None
-            yield from self._add_text(MESSAGE, delta.content, logprobs or [])
+            yield from self._add_text(Item.MESSAGE, delta.content, logprobs or [])
         for call in delta.tool_calls or ():
             yield from self._add_call(call)
 
     def _add_text(
-        self, kind: str, text: str, logprobs: list[msgspec.Raw]
+        self, kind: Item, text: str, logprobs: list[msgspec.Raw]
     ) -> Iterator[ResponseEvent]:
         if self._item is None or self._item.type != kind:
             yield from self._close()
             yield from self._open_text(kind)
         self._said.append(text)
         self._logprobs += logprobs
-        shown = {"logprobs": logprobs} if kind == MESSAGE else {}
-        yield self._event(f"{DELTAS[kind]}.delta", content_index=0, delta=text, **shown)
+        shown = {"logprobs": logprobs} if kind == Item.MESSAGE else {}
+        yield self._event(f"{TEXT_EVENTS[kind]}.delta", content_index=0, delta=text, **shown)
 
-    def _open_text(self, kind: str) -> Iterator[ResponseEvent]:
-        if kind == MESSAGE:
-            item = new_item("msg", kind, role="assistant", content=[])
+    def _open_text(self, kind: Item) -> Iterator[ResponseEvent]:
+        if kind == Item.MESSAGE:
+            item = new_item(Item.MESSAGE, role="assistant", content=[])
         else:
-            item = new_item("rs", kind, summary=[], content=[])
+            item = new_item(Item.REASONING, summary=[], content=[])
         yield from self._open(item)
         yield self._event("response.content_part.added", content_index=0, part=text_part(kind))
 
@@ -185,27 +172,31 @@ class ResponseEvents:
         if not text or self._item is None:
             return
         self._said.append(text)
-        if self._item.type != APPROVAL:
-            yield self._event(f"{DELTAS[self._item.type]}.delta", delta=text)
+        if self._item.type != Item.APPROVAL_REQUEST:
+            yield self._event(f"{TEXT_EVENTS[Item(self._item.type)]}.delta", delta=text)
 
     def _open_call(self, call: ResultCall) -> Iterator[ResponseEvent]:
         name = call.function.name or ""
         tool = self._offer.served.get(name)
         if tool is None:
             self._asks_client = True
-            identity = call.id or f"call_{secrets.token_hex(12)}"
-            yield from self._open(call_item(CALL, call_id=identity, name=name))
+            identity = call.id or new_call_id()
+            yield from self._open(call_item(Item.CALL, call_id=identity, name=name))
         elif self._calls_left <= 0:
             self.refused_calls = True
         elif tool.asks:
             self._asks_client = True
             self._calls_left -= 1
-            item = call_item(APPROVAL, call_id=call.id, name=tool.name, server_label=tool.label)
+            item = call_item(
+                Item.APPROVAL_REQUEST, call_id=call.id, name=tool.name, server_label=tool.label
+            )
             item.status = None
             self._item, self._said = item, []  # it is told as a whole
         else:
             self._calls_left -= 1
-            item = call_item(SERVER_CALL, call_id=call.id, name=tool.name, server_label=tool.label)
+            item = call_item(
+                Item.SERVER_CALL, call_id=call.id, name=tool.name, server_label=tool.label
+            )
             yield from self._open_server_call(item)
 
     def _open_server_call(self, item: OutputItem) -> Iterator[ResponseEvent]:
@@ -216,7 +207,7 @@ class ResponseEvents:
         """A call that the client has approved is to be made before the first turn."""
         self._calls_left -= 1
         item = call_item(
-            SERVER_CALL,
+            Item.SERVER_CALL,
             call_id=call.call_id,
             name=call.name,
             server_label=call.label,
@@ -252,18 +243,18 @@ class ResponseEvents:
             return
         said = "".join(self._said)
         match item.type:
-            case "message" | "reasoning":
+            case Item.MESSAGE | Item.REASONING:
                 item.status = status
                 yield from self._close_text(item, said)
-            case "mcp_approval_request":
+            case Item.APPROVAL_REQUEST:
                 item.arguments = said
                 yield self._event("response.output_item.added", item=item, item_id=None)
             case _:
                 item.arguments = said
-                named = {"name": item.name} if item.type == CALL else {}
-                yield self._event(f"{DELTAS[item.type]}.done", arguments=said, **named)
+                named = {"name": item.name} if item.type == Item.CALL else {}
+                yield self._event(f"{TEXT_EVENTS[Item(item.type)]}.done", arguments=said, **named)
                 item.status = status
-        if item.type == SERVER_CALL and status == "completed":
+        if item.type == Item.SERVER_CALL and status == "completed":
             item.status = "in_progress"
             self.calls.append(ServerCall(item, len(self.response.output)))
             self.response.output = [*self.response.output, item]
@@ -273,8 +264,10 @@ class ResponseEvents:
 
     def _close_text(self, item: OutputItem, said: str) -> Iterator[ResponseEvent]:
         part = text_part(item.type, said, self._logprobs)
-        shown = {"logprobs": self._logprobs} if item.type == MESSAGE else {}
-        yield self._event(f"{DELTAS[item.type]}.done", content_index=0, text=said, **shown)
+        shown = {"logprobs": self._logprobs} if item.type == Item.MESSAGE else {}
+        yield self._event(
+            f"{TEXT_EVENTS[Item(item.type)]}.done", content_index=0, text=said, **shown
+        )
         yield self._event("response.content_part.done", content_index=0, part=part)
         item.content = [part]
 
@@ -318,7 +311,7 @@ class ResponseEvents:
             response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
         response.usage = response_usage(self._usage)
         response.completed_at = None if cut else int(time.time())
-        yield from self._finish()
+        self.over = True
 
     def _fail(self, message: str) -> Iterator[ResponseEvent]:
         if self.over:
@@ -327,7 +320,7 @@ class ResponseEvents:
         yield from self._leave_calls()
         self.response.status = "failed"
         self.response.error = ResponseError(code="server_error", message=message)
-        yield from self._finish()
+        self.over = True
 
     def _leave_calls(self) -> Iterator[ResponseEvent]:
         """Nobody makes them any more."""
@@ -338,10 +331,9 @@ class ResponseEvents:
                 yield self._event("response.output_item.done", item=call.item, **at)
         self.calls = []
 
-    def _finish(self) -> Iterator[ResponseEvent]:
-        self.over = True
-        yield self._event(f"response.{self.response.status}", response=self.response)
-        self._on_end(self.response)
+    def end_event(self) -> bytes:
+        """The last event of a response that is over: it says how the response stands then."""
+        return encode_event(self._event(f"response.{self.response.status}", response=self.response))
 
     def _event(self, kind: str, **fields: Any) -> ResponseEvent:
         """The next event; of an item it says which."""
@@ -350,21 +342,6 @@ class ResponseEvents:
             fields.setdefault("item_id", self._item.id)
             fields.setdefault("output_index", len(self.response.output))
         return ResponseEvent(type=kind, sequence_number=number, **fields)
-
-
-def call_item(kind: str, **fields: Any) -> OutputItem:
-    return new_item(PREFIXES[kind], kind, arguments="", **fields)
-
-
-def new_item(prefix: str, kind: str, **fields: Any) -> OutputItem:
-    identity = f"{prefix}_{secrets.token_hex(12)}"
-    return OutputItem(id=identity, type=kind, status="in_progress", **fields)
-
-
-def text_part(kind: str, text: str = "", logprobs: Sequence[Any] = ()) -> OutputPart:
-    if kind == REASONING:
-        return OutputPart(type="reasoning_text", text=text)
-    return OutputPart(type="output_text", text=text, annotations=[], logprobs=list(logprobs))
 
 
 def response_usage(turns: Sequence[ResultUsage]) -> ResponseUsage:
@@ -384,8 +361,7 @@ def response_usage(turns: Sequence[ResultUsage]) -> ResponseUsage:
 
 
 def encode_event(event: ResponseEvent) -> bytes:
-    data = msgspec.json.encode(event, enc_hook=str)
-    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), data)
+    return named_event(event.type, msgspec.json.encode(event, enc_hook=str))
 
 
 def encode_events(events: Iterable[ResponseEvent]) -> bytes:

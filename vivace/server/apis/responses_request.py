@@ -11,11 +11,13 @@ import msgspec
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import NO_TEXT, abbreviate
+from vivace.parsers.answer import new_call_id
 from vivace.requests.limits import ENTRIES
 from vivace.requests.schema import ContentPart, FunctionCall, Message, ToolCall
 from vivace.requests.tools import ALLOWED
 from vivace.server.apis.chat_messages import ChatMessages, needed
 from vivace.server.apis.chat_run import chat_request
+from vivace.server.apis.response_items import Item
 from vivace.server.apis.responses_schema import (
     InputItem,
     ItemPart,
@@ -25,7 +27,7 @@ from vivace.server.apis.responses_schema import (
     TextFormat,
     TextParam,
 )
-from vivace.server.apis.server_calls import call_messages, new_call_id
+from vivace.server.apis.server_calls import call_messages
 from vivace.server.apis.server_tools import FUNCTION, MCP, ToolOffer
 from vivace.server.openai.schema import ChatRequest
 
@@ -84,12 +86,12 @@ def read_input(
 def add_item(found: ChatMessages, item: InputItem, place: str, offer: ToolOffer) -> None:
     """One item; what the assistant thought, said and called in a row is one message."""
     match item.type:
-        case None | "message":
+        case None | Item.MESSAGE:
             role = needed(item.role, f"{place}.role")
             if role not in ROLES:
                 raise BadRequest(f"{place}.role", f"must be one of {', '.join(ROLES)}")
             add_said(found, role, item, place)
-        case "function_call":
+        case Item.CALL:
             name = needed(item.name, f"{place}.name")
             call = FunctionCall(name=name, arguments=item.arguments)
             one = ToolCall(
@@ -97,18 +99,18 @@ def add_item(found: ChatMessages, item: InputItem, place: str, offer: ToolOffer)
             )
             message = found.message("assistant", place)
             message.tool_calls = [*(message.tool_calls or ()), one]
-        case "function_call_output":
+        case Item.CALL_OUTPUT:
             identity = needed(item.call_id, f"{place}.call_id")
             output = "\n".join(texts(item.output, f"{place}.output"))
             found.add(Message(role="tool", content=output, tool_call_id=identity), place)
-        case "reasoning":
+        case Item.REASONING:
             thought = "\n".join(texts(item.content or item.summary or "", f"{place}.content"))
             if thought:
                 message = found.message("assistant", place)
                 message.reasoning_content = (message.reasoning_content or "") + thought
-        case "mcp_call":
+        case Item.SERVER_CALL:
             add_server_call(found, item, place, offer)
-        case "mcp_list_tools" | "mcp_approval_request" | "mcp_approval_response":
+        case Item.SERVER_TOOLS | Item.APPROVAL_REQUEST | Item.APPROVAL_RESPONSE:
             pass  # `server_calls` reads them
         case _:
             kind = abbreviate(item.type)

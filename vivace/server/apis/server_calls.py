@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,16 +11,17 @@ import msgspec
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import abbreviate
+from vivace.parsers.answer import new_call_id
 from vivace.requests.schema import FunctionCall, Message, ToolCall
 from vivace.server.apis.chat_messages import needed
 from vivace.server.apis.item_references import read_output
+from vivace.server.apis.response_items import Item
 from vivace.server.apis.responses_schema import InputItem
 from vivace.server.apis.server_tools import ToolOffer
-from vivace.server.response_store import ResponseStore
+from vivace.server.response_store import FoundItems
 
 NOT_APPROVED = "The user did not approve this call."
 FAILED = "The call failed: "
-LISTED, REQUEST, RESPONSE = "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"
 
 
 class CallItem(Protocol):
@@ -56,10 +56,6 @@ class ServerItems:
     approved: list[ApprovedCall] = field(default_factory=list[ApprovedCall])
 
 
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
 def call_messages(item: CallItem, identity: str, offer: ToolOffer) -> tuple[ToolCall, Message]:
     """The call by the name that the model knows, and the message that says what came of it.
     Arguments that are no JSON object were never sent: templates could not show them."""
@@ -81,40 +77,39 @@ def read_object(text: str | None) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def read_server_items(
-    store: ResponseStore, client: int, items: Sequence[InputItem]
-) -> Work[ServerItems]:
+def read_server_items(stored: FoundItems, items: Sequence[InputItem]) -> Work[ServerItems]:
     """The items of an input, with calls that were not approved in the places of the words that say
-    so. BadRequest for an approval of nothing."""
+    so; what was made of those that were stands in the input already, or is to be made. BadRequest
+    for an approval of nothing."""
     found = ServerItems(list(items))
     known: dict[str, InputItem] = {}
     answered: set[str] = set()
+    made = {item.approval_request_id for item in items if item.type == Item.SERVER_CALL}
     for number, item in enumerate(items):
         place = f"input[{number}]"
-        if item.type == LISTED and item.server_label:
+        if item.type == Item.SERVER_TOOLS and item.server_label:
             found.listed |= {item.server_label}
-        elif item.type == REQUEST and item.id:
+        elif item.type == Item.APPROVAL_REQUEST and item.id:
             known[item.id] = item
-        elif item.type == RESPONSE:
+        elif item.type == Item.APPROVAL_RESPONSE:
             identity = needed(item.approval_request_id, f"{place}.approval_request_id")
             if item.approve is None:
                 raise BadRequest(f"{place}.approve", "is required")
             if identity in answered:
                 raise BadRequest(f"{place}.approval_request_id", "it is answered already")
             answered.add(identity)
-            asked = known.get(identity) or stored_request(store, client, identity, place)
-            add_answer(found, number, asked, item)
+            asked = known.get(identity) or stored_request(stored, identity, place)
+            if identity not in made:
+                add_answer(found, number, asked, item)
             yield
     return found
 
 
-def stored_request(store: ResponseStore, client: int, identity: str, place: str) -> InputItem:
+def stored_request(stored: FoundItems, identity: str, place: str) -> InputItem:
     """The request for approval, of a stored response. BadRequest."""
-    response = store.find_response(client, identity)
-    found = None
-    if response is not None:
-        found = read_output(store.get(client, response).body)[identity]
-    if found is None or found.type != REQUEST:
+    response = stored.places.get(identity)
+    found = None if response is None else read_output(stored.bodies[response])[identity]
+    if found is None or found.type != Item.APPROVAL_REQUEST:
         reason = f"no request {abbreviate(identity)!r} is in the input or in a stored response"
         raise BadRequest(f"{place}.approval_request_id", reason)
     return found
@@ -131,7 +126,7 @@ def add_answer(found: ServerItems, number: int, asked: InputItem, answer: InputI
         return
     refusal = NOT_APPROVED + (f" {answer.reason}" if answer.reason else "")
     found.items[number] = InputItem(
-        type="mcp_call",
+        type=Item.SERVER_CALL,
         name=name,
         arguments=asked.arguments,
         call_id=identity,

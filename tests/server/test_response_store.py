@@ -1,0 +1,212 @@
+"""Responses that are kept, in one process and for several."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vivace.protocol.engine_socket import listen, new_socket
+from vivace.server.response_link import ResponseClient, ResponseServer, join_responses
+from vivace.server.response_store import MAX_RUNNING, OVERHEAD, ResponseStore, StoredResponse
+from vivace.server.responses import HTTPError
+
+APP = web.Application()
+PUTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 3000)), max_size=40)
+RUNNING = StoredResponse(b"begun", background=True, running=True)
+
+
+async def refusal(work: Awaitable[Any]) -> int:
+    """The status of what is refused; 0 where it is not."""
+    try:
+        await work
+    except HTTPError as error:
+        return error.status
+    return 0
+
+
+@given(PUTS, st.integers(1, 8), st.integers(OVERHEAD, 9 * OVERHEAD))
+def test_a_store_stays_within_its_limits(
+    puts: list[tuple[int, int, int]], entries: int, size: int
+) -> None:
+    async def fill() -> None:
+        store = ResponseStore(entries, size)
+        for client, number, length in puts:
+            entry = StoredResponse(b"x" * length)
+            assert await store.put(client, str(number), entry) == (entry.size <= size)
+            assert len(store) <= entries and store.size <= size
+        kept: dict[tuple[int, str], int] = {}
+        for client, number, _ in puts:
+            try:
+                kept[client, str(number)] = (await store.get(client, str(number))).size
+            except HTTPError as error:
+                assert error.status == 404
+        assert len(kept) == len(store) and sum(kept.values()) == store.size
+
+    asyncio.run(fill())
+
+
+def test_room_is_made_by_who_has_most() -> None:
+    async def fill() -> list[int]:
+        store = ResponseStore(4)
+        await store.put(1, "kept", StoredResponse(b"x"))
+        for number in range(20):
+            await store.put(2, str(number), StoredResponse(b"x"))
+        assert (await store.get(1, "kept")).body == b"x"
+        return [number for number in range(20) if not await refusal(store.get(2, str(number)))]
+
+    assert asyncio.run(fill()) == [17, 18, 19]
+
+
+@pytest.mark.parametrize(("length", "places"), [(4, 4), (99, 0)])
+def test_what_runs_in_the_background_has_limits_too(length: int, places: int) -> None:
+    async def fill() -> int:
+        store = ResponseStore(max_bytes=20 * OVERHEAD)
+        entry = StoredResponse(b"x" * length * OVERHEAD, background=True, running=True)
+        for number in range(MAX_RUNNING):
+            if status := await refusal(store.begin(1, str(number), entry)):
+                assert status == 503
+                return number
+        return MAX_RUNNING
+
+    assert asyncio.run(fill()) == places
+
+
+@given(st.lists(st.integers(1, 4), max_size=MAX_RUNNING * 2))
+def test_who_has_less_in_the_background_finds_a_place(asked: list[int]) -> None:
+    """Whatever others have begun: a client's first one always, and more as long as it leaves others
+    as much as it has itself."""
+
+    async def fill() -> None:
+        store = ResponseStore(shared=True)
+        had = dict.fromkeys(range(1, 6), 0)
+        for number, client in enumerate([1] * MAX_RUNNING + asked):
+            free = MAX_RUNNING - sum(had.values())
+            refused = await refusal(store.begin(client, str(number), RUNNING)) != 0
+            assert refused == (had[client] >= free)
+            had[client] += not refused
+        assert await refusal(store.begin(5, "first", RUNNING)) == 0
+
+    asyncio.run(fill())
+
+
+# -- of several processes --------------------------------------------------------------------------
+
+Store = ResponseStore | ResponseClient
+
+
+@contextlib.asynccontextmanager
+async def linked() -> AsyncIterator[tuple[ResponseStore, ResponseServer, ResponseClient]]:
+    """The store of the first place, and what another place has of it."""
+    made = listen(new_socket())
+    store, server = join_responses(ResponseStore(), made.listening, 0)
+    _, client = join_responses(ResponseStore(), made.file, 1)
+    assert isinstance(store, ResponseStore) and isinstance(server, ResponseServer)
+    assert isinstance(client, ResponseClient)
+    await server.open(APP)
+    try:
+        async with asyncio.timeout(20):
+            yield store, server, client
+    finally:
+        await client.close(APP)
+        await server.close(APP)
+        os.close(made.listening)
+        os.close(made.file)
+
+
+def test_what_one_process_keeps_another_one_finds() -> None:
+    async def talk() -> None:
+        async with linked() as (here, _, there):
+            for put, ask, identity in ((here, there, "a"), (there, here, "b")):
+                entry = StoredResponse(
+                    b"{}" * (1 << 20), (b"hi", b""), (f"msg_{identity}",), frozenset({"s"})
+                )
+                assert await put.put(7, identity, entry) is True
+                assert await ask.get(7, identity) == entry
+                found = await ask.find(7, [f"msg_{identity}", "msg_other"])
+                assert found.places == {f"msg_{identity}": identity}
+                assert found.bodies == {identity: entry.body}
+                assert (await ask.find(8, [f"msg_{identity}"])).places == {}
+                assert await refusal(ask.get(8, identity)) == 404
+                await ask.remove(7, identity)
+                assert await refusal(put.get(7, identity)) == 404
+            await here.use_approvals(7, ["one", "two"])
+            assert await refusal(there.use_approvals(7, ["three", "one"])) == 400
+            assert await refusal(there.use_approvals(8, ["one"])) == 0
+
+    asyncio.run(talk())
+
+
+async def make_until_stopped(store: Store, identity: str) -> None:
+    await store.wait_stop(7, identity)
+    await store.put(7, identity, StoredResponse(b"stopped", background=True))
+
+
+@pytest.mark.parametrize("way", ["stop", "remove"])
+def test_what_one_process_makes_another_one_ends(way: str) -> None:
+    async def talk() -> None:
+        async with linked() as (here, _, there):
+            for maker, ask in ((here, there), (there, here)):
+                await maker.begin(7, "a", RUNNING, b"lost")
+                making = asyncio.create_task(make_until_stopped(maker, "a"))
+                assert (await ask.get(7, "a")).running
+                if way == "stop":
+                    assert (await ask.stop(7, "a")).body == b"stopped"
+                    assert await ask.stop(7, "a") == await maker.get(7, "a")
+                else:
+                    await ask.remove(7, "a")
+                    assert await refusal(maker.get(7, "a")) == 404
+                await making
+
+    asyncio.run(talk())
+
+
+def test_what_a_process_made_that_has_ended_is_lost() -> None:
+    async def talk() -> None:
+        async with linked() as (here, _, there):
+            await there.begin(7, "a", RUNNING, b"lost")
+            await there.begin(7, "b", RUNNING, b"lost")
+            await there.put(7, "b", StoredResponse(b"whole", background=True))
+            stopping = asyncio.create_task(here.stop(7, "a"))
+            await there.close(APP)
+            assert (await stopping).body == b"lost"
+            assert (await here.get(7, "b")).body == b"whole"
+
+    asyncio.run(talk())
+
+
+def test_another_process_may_come_to_keep_them() -> None:
+    """What is made elsewhere meanwhile is made on, and can be ended there."""
+
+    async def talk() -> None:
+        async with linked() as (_, server, there):
+            await there.put(7, "old", StoredResponse(b"old"))
+            await there.begin(7, "a", RUNNING, b"lost")
+            making = asyncio.create_task(make_until_stopped(there, "a"))
+            await server.close(APP)
+            asked = asyncio.create_task(refusal(there.get(7, "old")))  # waits for who comes
+            successor = ResponseStore()
+            following = ResponseServer(successor, server.descriptor)
+            await following.open(APP)
+            try:
+                assert await asked == 404
+                await until(lambda: len(successor) == 1)
+                assert (await successor.stop(7, "a")).body == b"stopped"
+                await making
+            finally:
+                await there.close(APP)
+                await following.close(APP)
+
+    asyncio.run(talk())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)

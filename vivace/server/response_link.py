@@ -1,0 +1,372 @@
+"""The responses of all frontends are kept by one of them; the others ask it over a unix socket.
+
+A message is its length and msgpack. Who asks gives each question a number, and may have many open
+at once. When the connection ends, what the one who asked was making in the background is lost, and
+what was asked is answered with 503: nobody waits for an answer that does not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from vivace.protocol.engine_socket import path
+from vivace.server.response_store import FoundItems, Responses, ResponseStore, StoredResponse
+from vivace.server.responses import HTTPError
+
+log = logging.getLogger("vivace.server")
+
+LENGTH = struct.Struct("<Q")
+LARGEST = 1 << 30
+"""Bytes of a message: twice what is kept would be an error of ours."""
+ANSWER_SECONDS = 15.0
+"""longer than it takes to end what does not end (`STOP_SECONDS`), or to start a frontend"""
+AGAIN_SECONDS = 0.2
+
+
+class Put(msgspec.Struct, frozen=True, tag=True):
+    client: int
+    identity: str
+    entry: StoredResponse
+
+
+class Get(msgspec.Struct, frozen=True, tag=True):
+    client: int
+    identity: str
+
+
+class Find(msgspec.Struct, frozen=True, tag=True):
+    client: int
+    items: Sequence[str]
+
+
+class UseApprovals(msgspec.Struct, frozen=True, tag=True):
+    client: int
+    requests: Sequence[str]
+
+
+class Remove(msgspec.Struct, frozen=True, tag=True):
+    client: int
+    identity: str
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    client: int
+    identity: str
+    entry: StoredResponse
+    lost: bytes
+
+
+class WaitStop(msgspec.Struct, frozen=True, tag=True):
+    client: int
+    identity: str
+
+
+class StopResponse(msgspec.Struct, frozen=True, tag=True):
+    client: int
+    identity: str
+
+
+class StoreError(msgspec.Struct, frozen=True, tag=True):
+    """An `HTTPError`."""
+
+    status: int
+    message: str
+    param: str | None
+    code: str | None
+    retry_after: float | None
+
+
+Ask = Put | Get | Find | UseApprovals | Remove | Begin | WaitStop | StopResponse
+REPEATED = (Put, Get, Find, StopResponse)
+"""Asked twice they do what they do once."""
+Found = StoredResponse | FoundItems | StoreError | bool | None
+
+
+class StoreRequest(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    ask: Ask
+
+
+class StoreReply(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+    found: Found
+
+
+_REQUEST = msgspec.msgpack.Decoder(StoreRequest)
+_REPLY = msgspec.msgpack.Decoder(StoreReply)
+encode = msgspec.msgpack.encode
+T = TypeVar("T", StoredResponse, FoundItems, bool, None)
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """EOFError or OSError when there is none any more."""
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    if length > LARGEST:
+        raise ConnectionResetError(f"a message of {length} bytes")
+    return await reader.readexactly(length)
+
+
+def write_frame(writer: asyncio.StreamWriter, message: StoreRequest | StoreReply) -> None:
+    data = encode(message)
+    writer.write(LENGTH.pack(len(data)))
+    writer.write(data)
+
+
+# -- the one that keeps them -----------------------------------------------------------------------
+
+
+class ResponseServer:
+    """Answers the other frontends from a store, while the application runs. `descriptor`: of a unix
+    socket that listens; it stays the caller's."""
+
+    def __init__(self, store: ResponseStore, descriptor: int) -> None:
+        self._store = store
+        self.descriptor = descriptor
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def open(self, _app: web.Application) -> None:
+        sock = socket.socket(fileno=os.dup(self.descriptor))
+        self._server = await asyncio.start_unix_server(self._serve, sock=sock)
+
+    async def close(self, _app: web.Application) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        asked: set[asyncio.Task[None]] = set()
+        begun: set[tuple[int, str]] = set()
+        try:
+            while True:
+                question = _REQUEST.decode(await read_frame(reader))
+                if isinstance(ask := question.ask, Begin):
+                    begun.add((ask.client, ask.identity))
+                elif isinstance(ask, Put):
+                    begun.discard((ask.client, ask.identity))
+                one = asyncio.create_task(self._answer(writer, question))
+                asked.add(one)
+                one.add_done_callback(asked.discard)
+        except (EOFError, OSError, asyncio.CancelledError):
+            pass  # the other one has ended, or this one does
+        except msgspec.DecodeError as error:
+            log.error("a frontend asked for a response in what is no message: %s", error)
+        finally:
+            for one in asked:
+                one.cancel()
+            for client, identity in begun:
+                self._store.lose(client, identity)
+            writer.close()
+            self._connections.discard(task)
+
+    async def _answer(self, writer: asyncio.StreamWriter, question: StoreRequest) -> None:
+        try:
+            found = await find(self._store, question.ask)
+        except HTTPError as error:
+            found = StoreError(
+                error.status, error.message, error.param, error.code, error.retry_after
+            )
+        with suppress(OSError):
+            write_frame(writer, StoreReply(question.number, found))
+            await writer.drain()
+
+
+async def find(store: Responses, ask: Ask) -> Found:
+    """Raises HTTPError."""
+    match ask:
+        case Put():
+            return await store.put(ask.client, ask.identity, ask.entry)
+        case Get():
+            return await store.get(ask.client, ask.identity)
+        case Find():
+            return await store.find(ask.client, ask.items)
+        case UseApprovals():
+            return await store.use_approvals(ask.client, ask.requests)
+        case Remove():
+            return await store.remove(ask.client, ask.identity)
+        case Begin():
+            return await store.begin(ask.client, ask.identity, ask.entry, ask.lost)
+        case WaitStop():
+            return await store.wait_stop(ask.client, ask.identity)
+        case StopResponse():
+            return await store.stop(ask.client, ask.identity)
+
+
+# -- the others ------------------------------------------------------------------------------------
+
+
+class ResponseConnection:
+    """Over once it has ended; whoever waits for an answer hears of it by ConnectionError."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._waiting: dict[int, asyncio.Future[Found]] = {}
+        self._number = 0
+        self._broken = False
+        self._reading = asyncio.create_task(self._read(reader))
+
+    @property
+    def over(self) -> bool:
+        return self._broken or self._reading.done()
+
+    async def ask(self, ask: Ask) -> Found:
+        if self.over:
+            raise ConnectionResetError
+        self._number += 1
+        number, answer = self._number, asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            write_frame(self._writer, StoreRequest(number, ask))
+            await self._writer.drain()
+            return await answer
+        except ConnectionError:
+            self._broken = True
+            raise
+        finally:
+            del self._waiting[number]
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                answer = _REPLY.decode(await read_frame(reader))
+                waiting = self._waiting.get(answer.number)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer.found)
+        except (EOFError, OSError):
+            pass
+        except msgspec.DecodeError as error:
+            log.error("who keeps responses answers in what is no message: %s", error)
+        finally:
+            self._writer.close()
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(ConnectionResetError())
+                    waiting.exception()  # seen here: it may still be sent
+
+
+class ResponseClient:
+    """`Responses` that another process keeps, which is found at `path`. Connected when something is
+    asked, and again when that process was replaced: what it kept is gone then."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection: ResponseConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._making: dict[tuple[int, str], tuple[Begin, ResponseConnection]] = {}
+        """and to whom that was said"""
+
+    async def put(self, client: int, identity: str, entry: StoredResponse) -> bool:
+        self._making.pop((client, identity), None)
+        return await self._ask(Put(client, identity, entry), bool)
+
+    async def get(self, client: int, identity: str) -> StoredResponse:
+        return await self._ask(Get(client, identity), StoredResponse)
+
+    async def find(self, client: int, items: Sequence[str]) -> FoundItems:
+        return await self._ask(Find(client, items), FoundItems)
+
+    async def use_approvals(self, client: int, requests: Sequence[str]) -> None:
+        await self._ask(UseApprovals(client, requests), type(None))
+
+    async def remove(self, client: int, identity: str) -> None:
+        await self._ask(Remove(client, identity), type(None))
+
+    async def begin(
+        self, client: int, identity: str, entry: StoredResponse, lost: bytes = b""
+    ) -> None:
+        begin = Begin(client, identity, entry, lost)
+        await self._ask(begin, type(None))
+        assert self._connection is not None
+        self._making[client, identity] = (begin, self._connection)
+
+    async def wait_stop(self, client: int, identity: str) -> None:
+        """A process that has replaced the one that kept them is told what is made here."""
+        while (made := self._making.get((client, identity))) is not None:
+            begin, told = made
+            try:
+                connection = await self._connected()
+                if connection is not told:
+                    await connection.ask(begin)
+                    self._making[client, identity] = (begin, connection)
+                await connection.ask(WaitStop(client, identity))
+                return
+            except OSError:
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    async def stop(self, client: int, identity: str) -> StoredResponse:
+        return await self._ask(StopResponse(client, identity), StoredResponse)
+
+    async def open(self, _app: web.Application) -> None:
+        """Nothing is connected yet."""
+
+    async def close(self, _app: web.Application) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _ask(self, ask: Ask, kind: type[T]) -> T:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                found = await self._hear(ask)
+        except OSError as error:  # a timeout is one
+            reason = str(error) or "it does not answer"
+            message = f"the process that keeps responses is not there ({reason}); try again"
+            raise HTTPError(503, message, retry_after=1.0) from None
+        if isinstance(found, StoreError):
+            raise HTTPError(
+                found.status,
+                found.message,
+                param=found.param,
+                code=found.code,
+                retry_after=found.retry_after,
+            )
+        assert isinstance(found, kind)
+        return found
+
+    async def _hear(self, ask: Ask) -> Found:
+        """Asked again where the connection ends on the way, and that changes nothing."""
+        try:
+            return await (await self._connected()).ask(ask)
+        except ConnectionError:
+            if not isinstance(ask, REPEATED):
+                raise
+            return await (await self._connected()).ask(ask)
+
+    async def _connected(self) -> ResponseConnection:
+        async with self._connecting:
+            if self._connection is None or self._connection.over:
+                streams = await asyncio.open_unix_connection(self._path)
+                self._connection = ResponseConnection(*streams)
+            return self._connection
+
+
+def join_responses(
+    store: ResponseStore, descriptor: int, place: int
+) -> tuple[Responses, ResponseServer | ResponseClient | None]:
+    """The responses of a frontend, and what is open as long as its application: the first place
+    keeps `store` for all, and listens on the `descriptor`; others connect by it. -1: no others."""
+    if descriptor < 0:
+        return store, None
+    if place == 0:
+        return store, ResponseServer(store, descriptor)
+    client = ResponseClient(path(descriptor))
+    return client, client
