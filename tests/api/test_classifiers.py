@@ -13,6 +13,7 @@ import torch
 from embedding_toys import write_modules, write_tokenizer
 from encoder_toys import read_inputs, write_encoder, write_judge
 from safetensors.torch import load_file, save_file
+from toy_models import make
 
 import vivace
 from vivace.api import Engine
@@ -89,9 +90,7 @@ def test_a_reward_model_has_two_layers(tmp_path: Path, start: Start) -> None:
     weights = {name: one for name, one in load_file(file).items() if name != "score.weight"}
     weights |= {"score.0.weight": first[0], "score.0.bias": first[1]}
     save_file({**weights, "score.2.weight": second[0], "score.2.bias": second[1]}, file)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["architectures"] = ["Qwen2ForRewardModel"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    rename_class(tmp_path, "Qwen2ForRewardModel")
     answers: Any = start(tmp_path, skip_tokenizer_init=True).encode(input_ids=IDS)
     for ids, answer in zip(IDS, answers, strict=True):
         with torch.inference_mode():
@@ -99,6 +98,26 @@ def test_a_reward_model_has_two_layers(tmp_path: Path, start: Start) -> None:
             inner = torch.relu(torch.nn.functional.linear(states[0, -1], *first))
             expected = torch.nn.functional.linear(inner, *second)
         np.testing.assert_allclose(answer["embedding"], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_internlm2_makes_a_reward_of_the_last_token(tmp_path: Path, start: Start) -> None:
+    """InternLM2ForRewardModel: as `v_head` in the place of the output layer."""
+    model = make("InternLM2", tmp_path, vocab_size=260)
+    file = tmp_path / "model.safetensors"
+    head = torch.randn(1, 96, generator=torch.Generator().manual_seed(1))
+    weights = {name: one for name, one in load_file(file).items() if name != "output.weight"}
+    save_file({**weights, "v_head.weight": head}, file)
+    rename_class(tmp_path, "InternLM2ForRewardModel")
+    answers: Any = start(tmp_path, skip_tokenizer_init=True).encode(input_ids=IDS)
+    for ids, answer in zip(IDS, answers, strict=True):
+        with torch.inference_mode():
+            expected = model.model(torch.tensor([ids]))[0, -1] @ head[0]
+        assert answer["embedding"] == pytest.approx([float(expected)], abs=1e-4)
+
+
+def rename_class(folder: Path, name: str, **more: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [name], **more}))
 
 
 def test_a_decoder_may_rank_pairs(tmp_path: Path, start: Start) -> None:

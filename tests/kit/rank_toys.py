@@ -47,6 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4},
     "Qwen2": {},
     "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 128},
+    "InternLM2": {},
     "Qwen3": {},
     "Qwen3Moe": {**EXPERTS, "mlp_only_layers": [0]},
     "DeepseekV2": {**GROUPED, **LATENT, "topk_method": "group_limited_greedy"},

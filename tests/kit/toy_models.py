@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from internlm2_reference import InternLM2Config
 from torch import Tensor
 
 VOCABULARY = 96
@@ -40,10 +41,15 @@ DEEPSEEK = {
 """settings of "DeepseekV3": latents, groups of experts, a shared one, a dense layer"""
 
 
+def config_class(kind: str) -> Any:
+    """Of transformers, or of a model that it lacks."""
+    return InternLM2Config if kind == "InternLM2" else getattr(transformers, f"{kind}Config")
+
+
 def make(kind: str, folder: Path, **settings: Any) -> Any:
     """Save a random model of transformers' class family `kind` ("Llama"); returns it, in eval."""
     torch.manual_seed(len(kind))
-    config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **settings})
+    config = config_class(kind)(**{**SHAPE, **settings})
     config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     scramble(model)

@@ -46,6 +46,8 @@ def settings(family: str, shape: Shape) -> dict[str, Any]:
     found |= {key: width for key in WIDTHS if key in found or key == "intermediate_size"}
     if "kv_lora_rank" in found:
         found["num_key_value_heads"] = found["num_attention_heads"]
+    if family == "InternLM2":  # its heads have no size of their own
+        found["hidden_size"] = 16 * found["num_attention_heads"]
     return found
 
 

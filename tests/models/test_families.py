@@ -14,7 +14,7 @@ import torch
 import transformers
 from paged_model import ONCE, PagedModel, load
 from safetensors.torch import load_file
-from toy_models import make, reference, tokens
+from toy_models import config_class, make, reference, tokens
 
 from vivace.checkpoint.source import SourceError, locate
 from vivace.models.facts import read_facts
@@ -63,6 +63,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-full": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {}),
     "qwen2-sliding": ("Qwen2", {**SLIDING, "use_sliding_window": True, "max_window_layers": 1}),
+    "internlm2": ("InternLM2", {}),
+    "internlm2-plain": ("InternLM2", {"bias": False, "num_key_value_heads": 6}),
+    "internlm2-tied": ("InternLM2", {"tie_word_embeddings": True, "num_key_value_heads": 3}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, **SLIDING}),
@@ -209,7 +212,7 @@ def test_facts_describe_the_model(name: str, toys: Callable[[str], Toy]) -> None
 
 def test_every_architecture_is_compared() -> None:
     """Each that Vivace has written has a row above."""
-    configs = [getattr(transformers, f"{kind}Config") for kind, _ in FAMILIES.values()]
+    configs = [config_class(kind) for kind, _ in FAMILIES.values()]
     models = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     assert {models[config].__name__ for config in configs} == set(ARCHITECTURES)  # type: ignore[attr-defined]
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from paged_model import PagedModel, load
-from toy_models import make, reference, tokens
+from toy_models import config_class, make, reference, tokens
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from vivace.checkpoint.errors import SourceError
@@ -26,6 +25,7 @@ KINDS = {
     "LlamaForCausalLM": "Llama",
     "MistralForCausalLM": "Mistral",
     "Qwen2ForCausalLM": "Qwen2",
+    "InternLM2ForCausalLM": "InternLM2",
     "Qwen3ForCausalLM": "Qwen3",
     "MixtralForCausalLM": "Mixtral",
     "Qwen2MoeForCausalLM": "Qwen2Moe",
@@ -76,7 +76,7 @@ def operations() -> None:
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_the_table_has_the_defaults_of_transformers_classes(architecture: str) -> None:
-    theirs = getattr(transformers, f"{KINDS[architecture]}Config")
+    theirs = config_class(KINDS[architecture])
     known = {one.name: one.default for one in fields(theirs)}
     wanted = {
         key: known[key]
@@ -161,6 +161,7 @@ CHANGES: dict[str, Any] = {
     "hidden_activation": "gelu",
     "attention_bias": True,
     "mlp_bias": True,
+    "bias": True,
     "query_pre_attn_scalar": 3,
     "attn_logit_softcapping": 0.5,
     "final_logit_softcapping": 0.5,
@@ -316,7 +317,8 @@ def test_the_length_before_stretching_counts_where_transformers_reads_it(
 ) -> None:
     kind = KINDS[architecture]
     sizes = {key: value for key, value in BASES.get(kind, {}).items() if "window" not in key}
-    make(kind, tmp_path, **{"head_dim": 16, **sizes})
+    heads = {} if kind == "InternLM2" else {"head_dim": 16}
+    make(kind, tmp_path, **{**heads, **sizes})
     scaling = {**YARN, **({ORIGINAL: 40} if place != "outer" else {})}
     notices = compare(
         tmp_path,

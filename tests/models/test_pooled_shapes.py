@@ -41,7 +41,7 @@ def test_judges_have_the_sizes_of_their_family(tmp_path: Path, family: str) -> N
     assert shape.kv_elements(1) == facts.kv_elements > 0
 
 
-@pytest.mark.parametrize("name", ["T5ForSequenceClassification", "InternLM2ForRewardModel"])
+@pytest.mark.parametrize("name", ["T5ForSequenceClassification", "InternLM2ForTokenClassification"])
 def test_others_are_refused(tmp_path: Path, name: str) -> None:
     write_judge(tmp_path, "Llama")
     source: Any = locate(str(tmp_path), overrides={"architectures": [name]})

@@ -10,6 +10,7 @@ from vivace.checkpoint.dummy import DummyWeights
 from vivace.checkpoint.fields import ADVICE
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 from vivace.checkpoint.gguf_weights import GGUFWeights, StoredLayout
+from vivace.checkpoint.grouped_projections import GroupedProjections, spell_internlm2
 from vivace.checkpoint.safetensors_files import SafetensorsFiles, SpellNames
 from vivace.checkpoint.sharded_weights import RankFiles
 from vivace.checkpoint.source import ModelSource
@@ -24,6 +25,7 @@ from vivace.checkpoint.weights import (
 )
 
 TIED = "tie_word_embeddings"
+INTERNLM2 = "internlm2"
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +53,11 @@ def open_weights(
         own = RankFiles(source.files, rank, source.pattern)
         return TrackedWeights(own, tied=own.state.tied, progress=progress)
     if source.format == "safetensors":
-        reader = SafetensorsFiles(source.files, spell)
+        grouped = facts.model_type == INTERNLM2
+        reader = SafetensorsFiles(source.files, spell_internlm2 if grouped else spell)
         tied = tied and not has_own_output(source, reader)
+        if grouped:
+            reader = GroupedProjections(reader, facts.heads, facts.kv_heads)
     else:
         try:
             reader = GGUFWeights(GGUFFile(source.path), facts, dtype)

@@ -111,8 +111,9 @@ def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "
     """With what a family leaves unsaid, as it is served. Raises SourceError naming the key that is
     missing or cannot be."""
     inner = Shapes(config, title).inner("text_config")
-    values = Shapes({**config, **inner.values} if inner else config, title)
-    meant = partial(find_family(config).missing, values.values)
+    family = find_family(config)
+    values = Shapes(family.known({**config, **inner.values} if inner else config), title)
+    meant = partial(family.missing, values.values)
     layers = values.size("num_hidden_layers")
     experts = parse_experts(values, meant)
     dense, dense_width = parse_dense(values, meant, layers, experts)

@@ -52,6 +52,7 @@ TABLE: dict[str, FieldKind[Any]] = {
     "model_type": Text(),
     "tie_word_embeddings": Flag(),
     "attention_bias": Flag(),
+    "bias": Flag(),
     "mlp_bias": Flag(),
     "rms_norm_eps": Number(1e-12, 0.1),
     "hidden_act": OneOf(ACTIVATIONS),

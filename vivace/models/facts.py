@@ -294,7 +294,7 @@ def read_decoder_facts(
     return DecoderFacts(
         norm_eps=config.get_known("rms_norm_eps"),
         activation=config.get_known(config.family.activation),
-        attention_bias=bool(config.get_known("attention_bias")),
+        attention_bias=bool(config.get_known("attention_bias") or config.get_known("bias")),
         mlp_bias=bool(config.get_known("mlp_bias")),
         rope=rope,
         local_rope=local_rope,

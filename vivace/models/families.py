@@ -46,6 +46,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     def reads(self, key: str) -> bool:
         return key in self.defaults
 
+    def known(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Without what only other families read, where this one is known."""
+        unread = OPTIONAL - self.defaults.keys() if self.defaults else ()
+        return {key: value for key, value in values.items() if key not in unread}
+
     def missing(self, values: Mapping[str, Any], key: str) -> Any:
         """What is meant where `values` have nothing for a key."""
         return None if key in NULL_SAYS_NONE and key in values else self.defaults.get(key)
@@ -140,6 +145,19 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "Qwen2ForCausalLM": Family(model_types=("qwen2",), defaults=_QWEN2),
+    "InternLM2ForCausalLM": Family(
+        model_types=("internlm2",),
+        defaults={
+            "num_key_value_heads": None,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "rope_theta": 10000.0,
+            "hidden_act": "silu",
+            "eos_token_id": 2,
+            "bias": True,
+        },
+    ),
     "Qwen3ForCausalLM": Family(
         model_types=("qwen3",), defaults={**_QWEN2, "head_dim": 128, "attention_bias": False}
     ),

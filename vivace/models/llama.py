@@ -1,6 +1,6 @@
-"""Llama 2 and 3, Mistral and Mixtral: pre-norm decoder with grouped-query attention.
+"""Llama 2 and 3, Mistral, Mixtral and InternLM2: pre-norm decoder with grouped-query attention.
 
-Sources: Touvron et al. 2023; Dubey et al. 2024; Jiang et al. 2023 and 2024.
+Sources: Touvron et al. 2023; Dubey et al. 2024; Jiang et al. 2023 and 2024; Cai et al. 2024.
 """
 
 from __future__ import annotations
@@ -18,15 +18,22 @@ from vivace.models.facts import DecoderFacts, ModelFacts
 
 class LlamaDecoderLayer(Module):
     def __init__(
-        self, facts: ModelFacts, decoder: DecoderFacts, index: int, rotary: RotaryTable
+        self,
+        facts: ModelFacts,
+        decoder: DecoderFacts,
+        index: int,
+        rotary: RotaryTable,
+        *,
+        qkv_bias: bool | None = None,
     ) -> None:
+        """`qkv_bias`: None: as that of the attention's output"""
         hidden, eps = facts.hidden_size, decoder.norm_eps
         self.input_layernorm = RMSNorm(hidden, eps)
         self.self_attn = Attention(
             attention_shape(facts, decoder, index),
             hidden,
             rotary,
-            qkv_bias=decoder.attention_bias,
+            qkv_bias=decoder.attention_bias if qkv_bias is None else qkv_bias,
             output_bias=decoder.attention_bias,
         )
         self.post_attention_layernorm = RMSNorm(hidden, eps)

@@ -16,6 +16,7 @@ ARCHITECTURES: Registry[Callable[[ModelFacts, DecoderFacts, int], object]] = Reg
         "LlamaForCausalLM": "vivace.models.llama:LlamaForCausalLM",
         "MistralForCausalLM": "vivace.models.llama:MistralForCausalLM",
         "Qwen2ForCausalLM": "vivace.models.qwen2:Qwen2ForCausalLM",
+        "InternLM2ForCausalLM": "vivace.models.llama:LlamaForCausalLM",
         "Qwen3ForCausalLM": "vivace.models.qwen3:Qwen3ForCausalLM",
         "MixtralForCausalLM": "vivace.models.llama:MixtralForCausalLM",
         "Qwen2MoeForCausalLM": "vivace.models.qwen2:Qwen2MoeForCausalLM",

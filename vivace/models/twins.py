@@ -127,7 +127,7 @@ def unread_notices(config: ModelFields, windows: tuple[int | None, ...]) -> Iter
 def says_the_same(config: ModelFields, key: str, value: Any, slides: bool) -> bool:
     """Whether the model would be the same if a key that is not read were. `slides`: some layer has
     a window; a length of one that no layer has is told elsewhere."""
-    if key in ("attention_bias", "mlp_bias"):
+    if key in ("attention_bias", "mlp_bias", "bias"):
         return not value
     if key == "norm_topk_prob" and config.family.reads("topk_method"):
         return not value

@@ -14,7 +14,8 @@ MLPs (`--tp-size`), stages their layers (`--pp-size`).
 
 In the names of decoders' classes `ForCausalLM` is replaced by `ForSequenceClassification` (its
 `score` makes a number for each label of the last token's state) or `ForRewardModel` (two layers
-make one number of it): LlamaForSequenceClassification, Qwen2ForRewardModel ...
+make one number of it, of InternLM2 one): LlamaForSequenceClassification, Qwen2ForRewardModel,
+InternLM2ForRewardModel ...
 
 | encoder | answers with |
 |---|---|

@@ -12,7 +12,7 @@ from vivace.checkpoint.source import ModelSource
 from vivace.models.class_name import read_class_name
 from vivace.models.config_fields import TABLE, ModelFields
 from vivace.models.facts import ModelFacts, checkpoint_quantization, read_dtype, read_facts
-from vivace.models.pooling.kinds import BERT, CLASSIFIERS, ENCODERS, MLP, ROBERTA
+from vivace.models.pooling.kinds import BERT, ENCODERS, JUDGES, ROBERTA
 from vivace.models.registry import check_architecture
 
 LAST, CLS = "last", "cls"
@@ -34,11 +34,11 @@ def read_served_facts(source: ModelSource) -> ModelFacts:
     check_architecture(source)
     facts = read_facts(source)
     named = source.config["architectures"][0]
-    head = next((kind for ending, kind in CLASSIFIERS.items() if named.endswith(ending)), None)
-    if head is None:
+    judge = next((kind for ending, kind in JUDGES.items() if named.endswith(ending)), None)
+    if judge is None:
         return facts
-    classifier = read_classifier(source, 1 if head == MLP else None)
-    return replace(facts, pooled=PooledFacts(head=head, classifier=classifier))
+    classifier = read_classifier(source, judge.labels)
+    return replace(facts, pooled=PooledFacts(head=judge.head, classifier=classifier))
 
 
 def read_pooler(source: ModelSource, facts: ModelFacts) -> PoolerConfig:

@@ -6,8 +6,22 @@ from dataclasses import dataclass
 
 LINEAR, MLP, BERT, ROBERTA = "linear", "mlp", "bert", "roberta"
 """heads: `score` alone, two layers of it with a ReLU between them, and those of encoders"""
-CLASSIFIERS = {"ForSequenceClassification": LINEAR, "ForRewardModel": MLP}
-"""ending of a decoder's class -> its head"""
+
+
+@dataclass(frozen=True)
+class JudgeKind:
+    """`labels`: how many numbers the head has; None: config.json says it."""
+
+    head: str
+    labels: int | None = 1
+
+
+JUDGES = {
+    "ForSequenceClassification": JudgeKind(LINEAR, None),
+    "InternLM2ForRewardModel": JudgeKind(LINEAR),
+    "ForRewardModel": JudgeKind(MLP),
+}
+"""ending of a decoder's class, the longest first -> its head"""
 
 
 @dataclass(frozen=True)
