@@ -72,8 +72,8 @@ class ConstrainedLoad:
 
 
 def _many(what: str, schema: SchemaOf) -> ConstrainedLoad:
-    title = f"32 requests, all at once, 128 out, {what}"
-    return ConstrainedLoad(title=title, requests=32, concurrency=32, output=128, schema=schema)
+    title = f"32 requests, all at once, 96 out, {what}"
+    return ConstrainedLoad(title=title, requests=32, concurrency=32, output=96, schema=schema)
 
 
 def _first(what: str, schema: SchemaOf) -> ConstrainedLoad:
