@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from vivace.frontend.engine_status import EngineView
 from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import run_now
 from vivace.frontend.frontend import Frontend
-from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
-from vivace.protocol.messages import LogprobOptions, SamplingParams
+from vivace.frontend.validation import (
+    CheckedSampling,
+    build_logprobs,
+    build_sampling,
+    check_prompt,
+    samples,
+)
+from vivace.protocol.messages import Capacity, LogprobOptions, Ready, SamplingParams
+from vivace.requests.prompts import PromptInput, expand
 
 
 def build(prompt: int = 10, **raw: Any) -> SamplingParams:
@@ -199,3 +207,32 @@ def test_anything_else_is_refused_or_in_range(raw: dict[str, Any]) -> None:
     assert 0 <= sampling.min_new_tokens <= sampling.max_new_tokens <= 990
     assert math.isfinite(sampling.temperature) and 0 < sampling.top_p <= 1
     assert 0 <= sampling.seed < 1 << 63
+
+
+def test_settings_of_many_prompts_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[object] = []
+    check = CheckedSampling.__init__
+
+    def counted(self: CheckedSampling, raw: object, *more: Any) -> None:
+        checked.append(raw)
+        check(self, raw, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CheckedSampling, "__init__", counted)
+    frontend = Frontend(served(), None, [EngineView(lambda _: None)])
+    capacity = Capacity(pages=64, page_size=16, rows=8, context=4096, vocabulary=100)
+    frontend.feed(Ready(epoch=1, capacity=capacity))
+    checked.clear()  # the server's defaults
+
+    def built(settings: list[dict[str, Any]]) -> list[SamplingParams]:
+        prompts = [PromptInput(tokens=[1] * n, sampling=each) for n, each in enumerate(settings, 1)]
+        requests = run_now(expand(frontend, prompts, limit=999, stream=False, arrival=0.0))
+        return [request.sampling for request in requests]
+
+    same = {"temperature": 0.5, "max_new_tokens": None}
+    found = built([same] * 50)
+    assert checked == [same]
+    room = frontend.served.context
+    assert [each.max_new_tokens for each in found] == [room - n for n in range(1, 51)]
+    assert len({each.seed for each in found}) == 50
+    own = built([{"temperature": each / 10} for each in range(3)])
+    assert [each.temperature for each in own] == [0.0, 0.1, 0.2] and len(checked) == 4

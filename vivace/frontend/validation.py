@@ -68,38 +68,97 @@ def build_sampling(
     *,
     field_prefix: str = "sampling_params",
 ) -> tuple[SamplingParams, int]:
-    """(settings of the first sample, n) from SGLang's field names; see `samples` for the others.
+    """(settings of the first sample, n) of one prompt: see `CheckedSampling`."""
+    settings = CheckedSampling(raw, served, field_prefix)
+    return settings.behind(prompt_tokens), settings.n
+
+
+class CheckedSampling:
+    """SGLang's field names, checked once for however many prompts.
 
     A field that is absent takes the server's default. `max_new_tokens` is cut to the room left in
-    the context; an explicit None asks for all of it. Raises BadRequest with the field's name.
+    the context; an explicit None asks for all of it.
     """
-    raw = _checked_mapping(raw, field_prefix)
-    fields = Fields({**served.defaults, **_without_none(raw)}, field_prefix)
-    _refuse_unavailable(fields)
-    longest, shortest = _lengths(raw, fields, served, prompt_tokens)
-    temperature = fields.number("temperature", 1.0, 0.0, 1e4)
-    sampling = SamplingParams(
-        max_new_tokens=longest,
-        min_new_tokens=shortest,
-        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
-        top_p=fields.number("top_p", 1.0, 0.0, 1.0, open_low=True),
-        top_k=_top_k(fields, served.vocabulary),
-        min_p=fields.number("min_p", 0.0, 0.0, 1.0),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
-        presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, _SMALLEST_REPETITION, 2.0),
-        stop=fields.strings("stop", served.max_stop_strings, served.max_stop_characters),
-        stop_token_ids=fields.token_ids("stop_token_ids", served.max_stop_ids, served.vocabulary),
-        ignore_eos=fields.flag("ignore_eos", False),
-        skip_special_tokens=fields.flag("skip_special_tokens", True),
-        spaces_between_special_tokens=fields.flag("spaces_between_special_tokens", True),
-        no_stop_trim=fields.flag("no_stop_trim", False),
-        logit_bias=_logit_bias(fields, served),
-        seed=_seed(fields, served),
-        constraint=read_constraint(fields, served),
-        stream_interval=fields.integer("stream_interval", 0, 1, _MOST_TOKENS),
-    )
-    return sampling, fields.integer("n", 1, 1, served.max_samples)
+
+    def __init__(
+        self,
+        raw: Mapping[str, Any] | None,
+        served: ServedModel,
+        field_prefix: str = "sampling_params",
+    ) -> None:
+        """Raises BadRequest with the field's name."""
+        raw = _checked_mapping(raw, field_prefix)
+        self._served = served
+        self._fields = fields = Fields({**served.defaults, **_without_none(raw)}, field_prefix)
+        _refuse_unavailable(fields)
+        self._everything = "max_new_tokens" in raw and raw["max_new_tokens"] is None
+        self._seeded = fields.get("sampling_seed") is not None
+        temperature = fields.number("temperature", 1.0, 0.0, 1e4)
+        self._sampling = SamplingParams(
+            max_new_tokens=fields.integer("max_new_tokens", 128, 0, _MOST_TOKENS),
+            min_new_tokens=fields.integer("min_new_tokens", 0, 0, _MOST_TOKENS),
+            temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+            top_p=fields.number("top_p", 1.0, 0.0, 1.0, open_low=True),
+            top_k=_top_k(fields, served.vocabulary),
+            min_p=fields.number("min_p", 0.0, 0.0, 1.0),
+            frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
+            presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
+            repetition_penalty=fields.number("repetition_penalty", 1.0, _SMALLEST_REPETITION, 2.0),
+            stop=fields.strings("stop", served.max_stop_strings, served.max_stop_characters),
+            stop_token_ids=fields.token_ids(
+                "stop_token_ids", served.max_stop_ids, served.vocabulary
+            ),
+            ignore_eos=fields.flag("ignore_eos", False),
+            skip_special_tokens=fields.flag("skip_special_tokens", True),
+            spaces_between_special_tokens=fields.flag("spaces_between_special_tokens", True),
+            no_stop_trim=fields.flag("no_stop_trim", False),
+            logit_bias=_logit_bias(fields, served),
+            seed=_seed(fields),
+            constraint=read_constraint(fields, served),
+            stream_interval=fields.integer("stream_interval", 0, 1, _MOST_TOKENS),
+        )
+        self.n = fields.integer("n", 1, 1, served.max_samples)
+
+    def behind(self, prompt_tokens: int) -> SamplingParams:
+        """Of the first sample behind a prompt of so many tokens; see `samples` for the others. A
+        seed that nobody gave is another one each time. Raises BadRequest where there is no room."""
+        longest, shortest = self._lengths(prompt_tokens)
+        seed = self._sampling.seed if self._seeded else mix(next(self._served.seeds))
+        return msgspec.structs.replace(
+            self._sampling, max_new_tokens=longest, min_new_tokens=shortest, seed=seed
+        )
+
+    def _lengths(self, prompt_tokens: int) -> tuple[int, int]:
+        """(max_new_tokens, min_new_tokens) that fit behind the prompt."""
+        served, shortest = self._served, self._sampling.min_new_tokens
+        if served.allow_auto_truncate:
+            prompt_tokens = min(prompt_tokens, served.context - 1)
+        room = served.context - prompt_tokens
+        longest = max(room, 0) if self._everything else self._sampling.max_new_tokens
+        if shortest > longest:
+            raise self._fields.refuse(
+                "min_new_tokens", f"{shortest} is more than max_new_tokens, which is {longest}"
+            )
+        if room < 0 or (room == 0 and longest > 0):
+            raise too_long("prompt", prompt_tokens, served)
+        return min(longest, room), min(shortest, room)
+
+
+class SamplingChecks:
+    """Of many prompts, most of which have the same settings as the one before."""
+
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
+        self._given: tuple[Mapping[str, Any] | None, str] | None = None
+        self._checked: CheckedSampling | None = None
+
+    def check(self, raw: Mapping[str, Any] | None, field_prefix: str) -> CheckedSampling:
+        """Raises BadRequest."""
+        given, checked = self._given, self._checked
+        if checked is None or given is None or given[0] is not raw or given[1] != field_prefix:
+            checked = CheckedSampling(raw, self._served, field_prefix)
+            self._given, self._checked = (raw, field_prefix), checked
+        return checked
 
 
 def check_defaults(served: ServedModel) -> None:
@@ -232,29 +291,6 @@ def _refuse_unavailable(fields: Fields) -> None:
             raise fields.refuse(key, reason)
 
 
-def _lengths(
-    raw: Mapping[str, Any], fields: Fields, served: ServedModel, prompt_tokens: int
-) -> tuple[int, int]:
-    """(max_new_tokens, min_new_tokens) that fit behind the prompt."""
-    if served.allow_auto_truncate:
-        prompt_tokens = min(prompt_tokens, served.context - 1)
-    room = served.context - prompt_tokens
-    everything = "max_new_tokens" in raw and raw["max_new_tokens"] is None
-    default = max(room, 0) if everything else 128
-    if everything:
-        longest = default
-    else:
-        longest = fields.integer("max_new_tokens", default, 0, _MOST_TOKENS)
-    shortest = fields.integer("min_new_tokens", 0, 0, _MOST_TOKENS)
-    if shortest > longest:
-        raise fields.refuse(
-            "min_new_tokens", f"{shortest} is more than max_new_tokens, which is {longest}"
-        )
-    if room < 0 or (room == 0 and longest > 0):
-        raise too_long("prompt", prompt_tokens, served)
-    return min(longest, room), min(shortest, room)
-
-
 def _top_k(fields: Fields, vocabulary: int) -> int:
     """0 = the whole vocabulary (SGLang: -1)."""
     value = fields.integer("top_k", -1, -1, _MOST_TOKENS)
@@ -263,9 +299,7 @@ def _top_k(fields: Fields, vocabulary: int) -> int:
     return 0 if value == -1 or value >= vocabulary else value
 
 
-def _seed(fields: Fields, served: ServedModel) -> int:
-    if fields.get("sampling_seed") is None:
-        return mix(next(served.seeds))
+def _seed(fields: Fields) -> int:
     return fields.integer("sampling_seed", 0, -_SEED_LIMIT, 2 * _SEED_LIMIT - 1) % _SEED_LIMIT
 
 

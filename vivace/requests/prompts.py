@@ -17,7 +17,7 @@ from vivace.frontend.fairness import Work
 from vivace.frontend.fields import NO_TEXT, abbreviate, json_type, refuse_unsupported
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
-from vivace.frontend.validation import build_logprobs, build_sampling, check_prompt, samples
+from vivace.frontend.validation import SamplingChecks, build_logprobs, check_prompt, samples
 from vivace.protocol.messages import LogprobOptions, Request, SamplingParams
 from vivace.protocol.tasks import GENERATE, HIDDEN, Task
 from vivace.requests.json_scan import PART_BYTES, Scan
@@ -76,8 +76,11 @@ def expand(
 ) -> Work[list[Request]]:
     """n requests per prompt, prompt by prompt; BadRequest when they are more than `limit`."""
     requests: list[Request] = []
+    checks = SamplingChecks(frontend.served)
     for prompt in inputs:
-        found = build_requests(frontend, prompt, stream=stream, arrival=arrival, client=client)
+        found = build_requests(
+            frontend, prompt, checks, stream=stream, arrival=arrival, client=client
+        )
         for request in found:
             requests.append(request)
             if len(requests) > limit:
@@ -89,7 +92,13 @@ def expand(
 
 
 def build_requests(
-    frontend: Frontend, prompt: PromptInput, *, stream: bool, arrival: float, client: int = 0
+    frontend: Frontend,
+    prompt: PromptInput,
+    checks: SamplingChecks,
+    *,
+    stream: bool,
+    arrival: float,
+    client: int = 0,
 ) -> Iterator[Request]:
     """The n requests of one prompt."""
     served = frontend.served
@@ -99,10 +108,9 @@ def build_requests(
         raise BadRequest("return_hidden_states", NO_HIDDEN_STATES)
     room = 0 if (prompt.sampling or {}).get("max_new_tokens", 1) == 0 else 1
     tokens = check_prompt(prompt.tokens, served, field=prompt.prompt_field, room=room)
-    sampling, n = build_sampling(
-        prompt.sampling, served, len(tokens), field_prefix=prompt.sampling_field
-    )
-    logprobs = build_logprobs(served, len(tokens), **prompt.logprobs)
+    settings = checks.check(prompt.sampling, prompt.sampling_field)
+    sampling, n = settings.behind(len(tokens)), settings.n
+    logprobs = build_logprobs(served, len(tokens), **prompt.logprobs) if prompt.logprobs else None
     if prompt.resumed:
         check_resumed(prompt, sampling, n, served, logprobs)
     for index, one in enumerate(samples(sampling, n)):
