@@ -17,6 +17,7 @@ from vivace.config.option import Option
 from vivace.config.parsing import from_arguments, parse
 from vivace.config.sglang import RETIRED
 from vivace.config.values import parse_value
+from vivace.launch.configure import configure
 
 BY_FLAG = {flag: option for option in all_options() for flag in option.flags}
 
@@ -42,6 +43,24 @@ def test_every_spelling_parses(spelling: str) -> None:
     option = BY_FLAG[flag]
     options = parse([flag, *sample(option)], {})
     assert option_value(options, option) != option.default or option.choices
+
+
+def test_of_several_names_the_given_one_is_told(tmp_path: Path) -> None:
+    """In what stops a start and in what it shows; the last one, of a file's and the command's."""
+    file = tmp_path / "flags.yaml"
+    file.write_text("tp: 7\n")
+    for options, name in (
+        (parse(["--tp", "7"], {}), "--tp"),
+        (parse(["--tp", "7", "--tp-size=7"], {}), "--tp-size"),
+        (parse(["--config", str(file)], {}), "--tp"),
+        (parse(["--config", str(file), "--tensor-parallel-size", "7"], {}), "--tensor"),
+        (from_arguments(tp_size=7), "--tp-size"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{name}") as raised:
+            configure(options)
+        assert "devices" in str(raised.value)
+    notices = resolved("--pp", "2").notices
+    assert any(line.startswith("--pp 2:") for line in notices)
 
 
 def test_the_list_is_the_size_of_the_promise() -> None:

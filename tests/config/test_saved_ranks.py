@@ -63,7 +63,7 @@ def test_a_node_has_the_files_of_its_ranks(saved: list[Path], tmp_path: Path) ->
 
 def test_what_nobody_typed_is_not_named(saved: list[Path]) -> None:
     """A model without experts has no layers that --moe-dense-tp-size is about."""
-    with pytest.raises(ConfigError, match="--tensor-parallel-size") as raised:
+    with pytest.raises(ConfigError, match="--tp-size") as raised:
         settings(saved[0], load_format="sharded_state", tp_size=1)
     assert "dense" not in str(raised.value)
 

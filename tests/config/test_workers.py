@@ -50,7 +50,7 @@ def said(config: Config, text: str) -> bool:
 def test_more_workers_than_cores_are_said(argv: list[str], crowded: bool) -> None:
     config = started(DIVISIBLE, *argv)
     assert said(config, f"share {PLATFORM.cores} cores") is crowded
-    assert said(config, "--tensor-parallel-size 2") is ("--tp-size" in argv and argv[1] == "2")
+    assert said(config, "--tp-size 2") is ("--tp-size" in argv and argv[1] == "2")
 
 
 def test_one_engine_needs_no_balance() -> None:

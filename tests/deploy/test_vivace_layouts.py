@@ -11,19 +11,17 @@ import pytest
 from deployments import case
 
 from vivace.checkpoint.errors import SourceError
-from vivace.checkpoint.source import locate
 from vivace.config.config import Options
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import parse
-from vivace.config.resolution import resolve
 from vivace.deploy.catalogue.models import describe_known, find_model, models
 from vivace.deploy.load_case import Overrides, build_case, open_command
 from vivace.deploy.own_checks import describe_source
 from vivace.deploy.rules.judge import Finding, judge
 from vivace.deploy.rules.parallelism import PARTITION
+from vivace.launch.configure import configure
 from vivace.models.facts import read_facts
 from vivace.models.registry import ARCHITECTURES, check_architecture
-from vivace.platforms.platform import detect
 
 LOW_LATENCY = "--moe-a2a-backend deepep --deepep-mode low_latency"
 REFUSED = [
@@ -84,12 +82,8 @@ def write(folder: Path, name: str, **more: Any) -> str:
 def start(folder: str, line: str) -> str:
     """What the server says before it loads; empty where it would load."""
     words = ["--model-path", folder, "--load-format", "dummy", "--device", "cpu", *line.split()]
-    options = parse(words, {})
-    assert isinstance(options, Options)
-    source = locate(folder, load_format="dummy")
     try:
-        check_architecture(source)
-        resolve(options, source, read_facts(source), detect(None))
+        configure(parse(words, {}))
     except (ConfigError, SourceError) as error:
         return str(error)
     return ""
@@ -135,7 +129,7 @@ def test_how_weights_are_stored_is_not_guessed(path: str, refused: bool) -> None
 
 def test_a_size_that_no_number_of_devices_fits_is_named() -> None:
     (found,) = errors("--tp 5 --ep 5", "qwen1.5-moe-a2.7b")
-    assert "no number of them with --expert-parallel-size 5" in found.text
+    assert "no number of them with --ep 5" in found.text
 
 
 def test_blocks_that_are_too_few_for_ranks_are_named() -> None:

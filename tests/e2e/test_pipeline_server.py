@@ -190,5 +190,5 @@ def test_more_stages_than_layers_end_the_start(folder: Path, tmp_path: Path) -> 
     flags = ("--model-path", str(folder), "--pp-size", "4", *FLAGS)
     with RunningServer(*flags, log=tmp_path / "log") as server:
         assert server.process.wait(60) == 2
-        assert "--pipeline-parallel-size 4" in server.text()
+        assert "--pp-size 4" in server.text()
         assert "3 or less" in server.text()

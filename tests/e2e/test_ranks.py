@@ -123,4 +123,4 @@ def test_heads_that_ranks_cannot_divide_end_the_start(folder: Path, tmp_path: Pa
     flags = ("--model-path", str(folder), "--tp-size", "3", *FLAGS)
     with RunningServer(*flags, log=tmp_path / "log") as server:
         assert server.process.wait(60) == 2
-        assert "--tensor-parallel-size 3" in server.text()
+        assert "--tp-size 3" in server.text()

@@ -167,7 +167,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("flags", "named"),
     [
         ({"tp_size": 4}, "missing"),
-        ({"tp_size": 1}, "--tensor-parallel-size 2 .here 1."),
+        ({"tp_size": 1}, "--tp-size 2 .here 1."),
         ({"tp_size": 2, "quantization": "w8a16"}, "--quantization not given .here w8a16."),
         ({"tp_size": 2, "is_embedding": True}, "--is-embedding"),
         ({"tp_size": 2, "json_model_override_args": {"num_hidden_layers": 1}}, "layers 2"),

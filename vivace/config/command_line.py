@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from vivace.config.config import all_options, options_by_name
@@ -77,7 +77,7 @@ def refuse_unknown(words: Sequence[str]) -> None:
         raise ConfigError("; ".join(unknown_text(flag) for flag in dict.fromkeys(wrong)))
 
 
-def flags_among(words: Sequence[str]) -> list[str]:
+def flags_among(words: Iterable[str]) -> list[str]:
     """The words that argparse would take for flags, without `=value`."""
     flags = [word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1]
     return [flag for flag in flags if " " not in flag and not NUMBER.match(flag)]
@@ -117,6 +117,12 @@ def whole_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
             word = f"{whole}{equals}{value}"
         result.append(word)
     return result, notices
+
+
+def given_names(words: Iterable[str]) -> dict[str, str]:
+    """Flag -> the last of its names among these words."""
+    names = {flag: option.flag for option in all_options() for flag in option.flags}
+    return {names[flag]: flag for flag in flags_among(words) if flag in names}
 
 
 def given_twice(words: Sequence[str]) -> list[str]:

@@ -58,12 +58,14 @@ class Slices:
 @dataclass(frozen=True, kw_only=True)
 class Options(Slices):
     """What was asked. `rewrites`: what reading already replaced (retired spellings); `notices`:
-    lines to show; `environment`: the honored variables; `given`: options somebody has set."""
+    lines to show; `environment`: the honored variables; `given`: options somebody has set; `names`:
+    flag -> which of its names they gave."""
 
     rewrites: tuple[Rewrite, ...] = ()
     notices: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict[str, str])
     given: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vivace.config.command_line import given_twice, parse_values, unknown_text, whole_flags
+from vivace.config.command_line import (
+    given_names,
+    given_twice,
+    parse_values,
+    unknown_text,
+    whole_flags,
+)
 from vivace.config.config import Options, all_options, options_by_name, with_values
 from vivace.config.config_file import read_flags, without_config
 from vivace.config.environment import read_environment
@@ -33,9 +39,11 @@ def parse(
     typed, short = whole_flags(typed)
     from_file, notes = file_values(path, program)
     words, rewrites = replace_retired(typed)
-    notices = [*notes.notices, *short, *renamed_flags(typed), *given_twice(words)]
+    notices = (*notes.notices, *short, *renamed_flags(typed), *given_twice(words))
     values = {**from_file, **parse_values(words, program)}
-    return options_from(values, environ, ParseNotes((*notes.rewrites, *rewrites), tuple(notices)))
+    names = {**notes.names, **given_names(words)}
+    notes = ParseNotes((*notes.rewrites, *rewrites), notices, names)
+    return options_from(values, environ, notes)
 
 
 def from_arguments(**arguments: Any) -> Options:
@@ -54,7 +62,8 @@ def from_arguments(**arguments: Any) -> Options:
             if (other := typed.setdefault(option.name, name)) != name:
                 raise ConfigError(f"{other} and {name} are the same option; give one of them")
             values[option.name] = parse_value(option, value)
-    return options_from(values, process_environment(), ParseNotes())
+    names = given_names("--" + name.replace("_", "-") for name in typed.values())
+    return options_from(values, process_environment(), ParseNotes(names=names))
 
 
 @cache
@@ -78,10 +87,11 @@ def unknown_argument(name: str, known: Iterable[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ParseNotes:
-    """What reading replaced, and lines to show."""
+    """What reading replaced, lines to show, and `Options.names`."""
 
     rewrites: tuple[Rewrite, ...] = ()
     notices: tuple[str, ...] = ()
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
 def file_values(path: Path | None, program: str) -> tuple[dict[str, Any], ParseNotes]:
@@ -90,7 +100,7 @@ def file_values(path: Path | None, program: str) -> tuple[dict[str, Any], ParseN
         return {}, ParseNotes()
     words, rewrites = replace_retired(read_flags(path))
     try:
-        return parse_values(words, program), ParseNotes(tuple(rewrites))
+        return parse_values(words, program), ParseNotes(tuple(rewrites), (), given_names(words))
     except ConfigError as error:
         raise ConfigError(f"--config {path}: {error}") from None
 
@@ -106,5 +116,6 @@ def options_from(values: dict[str, Any], environ: Mapping[str, str], notes: Pars
         rewrites=(*notes.rewrites, *replaced),
         notices=(*notes.notices, *about_variables),
         given=tuple(values),
+        names=notes.names,
         environment={name: honored[name] for name in honored if name not in KEYS_OF_THE_SERVER},
     )

@@ -21,6 +21,7 @@ from vivace.config.config import (
     with_values,
 )
 from vivace.config.drafts import draft_tree, draft_width
+from vivace.config.errors import as_typed
 from vivace.config.pipeline_parallel import plans_in_flight
 from vivace.config.rules import RULES, Change, page_size, rows
 from vivace.models.facts import ModelFacts
@@ -43,7 +44,7 @@ def resolve(
 ) -> Config:
     """Settle every setting. Raises ConfigError with what is wrong and what to do."""
     context = ResolveContext(source=source, facts=facts, platform=platform, draft=draft)
-    notices = list(options.notices)
+    notices = list[str]()
     for check in OPTION_CHECKS + PAIR_CHECKS:
         notices += check(options)
     for check in CHECKS:
@@ -61,7 +62,7 @@ def resolve(
         facts=dataclasses.replace(facts, context=options.model.context_length),
         platform=platform,
         rewrites=tuple(rewrites),
-        notices=tuple(notices),
+        notices=(*options.notices, *(as_typed(notice, options.names) for notice in notices)),
         environment=options.environment,
         depth=plans_in_flight(options),
         draft_width=draft_width(options),

@@ -113,6 +113,12 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
                 found.setdefault(name, (flag, meant))
         return found
 
+    @property
+    def names(self) -> dict[str, str]:
+        """As `Options.names`."""
+        options = ((flag, find_option(flag)) for flag in self.role.flags)
+        return {option.flag: f"--{flag}" for flag, option in options if option is not None}
+
     def value(self, name: str) -> Any:
         """What was given, or the option's default. Raises UnknownValue."""
         if name in self.given:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vivace.config.errors import tell_as_typed
+
 if TYPE_CHECKING:
     from vivace.config.config import Config, Options
 
 
+@tell_as_typed
 def configure(options: Options) -> Config:
     """Raises ConfigError, SourceError or PlatformError, before anything heavy is loaded."""
     from vivace.checkpoint.source import locate

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from vivace.config.errors import as_typed
 from vivace.config.known_flags import whose_flag
 from vivace.config.releases.tables import definitions, is_taken, latest, row_at, status, takers
 from vivace.config.sglang import RETIRED, VALUES
@@ -194,7 +195,8 @@ def flag_value(server: ServerPlan, case: Case) -> Iterator[Issue]:
         if not reason and case.target == Target("sglang"):
             reason, severity = why_refused("--" + flag, value, latest()), "warning"
         if reason:
-            yield Issue("--" + flag, reason, "use a value that the flag accepts", severity)
+            text = as_typed(reason, server.names)
+            yield Issue("--" + flag, text, "use a value that the flag accepts", severity)
 
 
 @server_rule("retired-value", "warning", source=INVENTORY)
@@ -309,7 +311,7 @@ def vivace_start(server: ServerPlan, case: Case) -> Iterator[Issue]:
     for text, refused in said_together(server, named=named):
         outside = "--cluster-key-file" in text or ("--api-key" in text and case.launches)
         severity = ("warning" if outside else None) if refused else "note"
-        yield Issue(flag_in(text, server), text, SAID, severity)
+        yield Issue(flag_in(text, server), as_typed(text, server.names), SAID, severity)
 
 
 @server_rule(
@@ -324,7 +326,7 @@ def vivace_layout(server: ServerPlan, case: Case) -> Iterator[Issue]:
     from vivace.deploy.own_checks import why_layout_refused
 
     if case.described and (reason := why_layout_refused(server, case, case.described)):
-        yield Issue(flag_in(reason, server), reason, SAID)
+        yield Issue(flag_in(reason, server), as_typed(reason, server.names), SAID)
 
 
 def flag_in(reason: str, server: ServerPlan) -> str:
