@@ -94,8 +94,12 @@ def encoded(said: Any) -> str:
 
 def main() -> None:
     print("a line that is no message", flush=True)
+    fault = os.environ.get(FAULT, "")
     for line in sys.stdin:
-        for said in answer(json.loads(line), os.environ.get(FAULT, "")):
+        if fault == "mute" and '"tools/call"' in line:
+            os.close(sys.stdout.fileno())  # it lives on, and says nothing any more
+            continue
+        for said in answer(json.loads(line), fault):
             print(encoded(said), flush=True)
     sys.stderr.write("bye\n")
 

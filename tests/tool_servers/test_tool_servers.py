@@ -189,6 +189,30 @@ def test_nothing_is_started_again_once_it_is_closed() -> None:
     run(work)
 
 
+def test_a_server_that_is_being_connected_is_closed_at_once() -> None:
+    async def work() -> None:
+        async with opened("stdio", "silent") as (server, _):
+            asking = asyncio.create_task(server.tools())
+            await asyncio.sleep(0)
+            async with asyncio.timeout(LIMITS.connect / 2):
+                await server.close()
+            with pytest.raises(ToolServerError, match="closed"):
+                await asking
+
+    run(work)
+
+
+def test_a_command_that_closes_its_output_fails_its_calls_at_once() -> None:
+    async def work() -> None:
+        async with opened("stdio", "mute") as (server, _):
+            async with asyncio.timeout(LIMITS.call / 2):
+                with pytest.raises(ToolServerError, match="output"):
+                    await server.call("look", {})
+            assert "look" in await server.tools()  # of one that was started anew
+
+    run(work)
+
+
 def test_a_list_that_has_changed_is_asked_for_until_it_comes() -> None:
     async def work() -> None:
         async with opened("sse") as (server, site):

@@ -17,6 +17,8 @@ from vivace.errors import CannotStart
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Terminals and systemd send them to every process of the group; only the first one decides."""
+CLOSE_RANGE, CLOSE_RANGE_CLOEXEC = 436, 4
+"""close_range(2), from Linux 5.11 on: the number is the same for all processors"""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 SOURCES = Path(__file__).resolve().parents[2]
@@ -78,13 +80,16 @@ def die_with(parent: int) -> None:
 
 def begin_other_program() -> Callable[[], None]:
     """What a forked process of ours does before it becomes a program that is not ours: it will die
-    with us, and signals are to it what they usually are. All that is slow is done here."""
+    with us, signals are to it what they usually are, and it has nothing open but its standard
+    streams, of which uvloop leaves it second copies: closing one would close nothing. All that is
+    slow is done here."""
     library, parent = ctypes.CDLL(None), os.getpid()
 
     def begin() -> None:
         library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         for number in STOPPING:
             signal.signal(number, signal.SIG_DFL)
+        library.syscall(CLOSE_RANGE, 3, ctypes.c_uint(0xFFFFFFFF), CLOSE_RANGE_CLOEXEC)
         if os.getppid() != parent:
             os._exit(1)  # it died before we asked
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
@@ -29,12 +30,23 @@ REFUSAL = 1 << 10
 """Bytes of an answer with an error that are looked at."""
 
 
-def open_client(spec: ToolServerSpec, limits: ToolLimits) -> aiohttp.ClientSession:
+@dataclass(frozen=True)
+class ToolSite:
+    """Where a server answers, and who hears of it."""
+
+    url: str
+    client: aiohttp.ClientSession
+    listener: Listener
+    limits: ToolLimits
+
+
+def open_site(spec: ToolServerSpec, listener: Listener, limits: ToolLimits) -> ToolSite:
     """Without proxies and cookies of other programs; answers last as long as they like."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.connect)
     headers = {name: value.reveal() for name, value in spec.headers.items()}
     jar = aiohttp.DummyCookieJar()
-    return aiohttp.ClientSession(timeout=timeout, headers=headers, cookie_jar=jar)
+    client = aiohttp.ClientSession(timeout=timeout, headers=headers, cookie_jar=jar)
+    return ToolSite(spec.url, client, listener, limits)
 
 
 async def refuse_others(response: aiohttp.ClientResponse) -> None:
@@ -50,12 +62,9 @@ async def refuse_others(response: aiohttp.ClientResponse) -> None:
 class SSETransport:
     """One stream brings all messages; ours are posted to where its first event says."""
 
-    def __init__(self, spec: ToolServerSpec, listener: Listener, limits: ToolLimits) -> None:
+    def __init__(self, site: ToolSite) -> None:
         self.version = ""
-        self._url = spec.url
-        self._listener = listener
-        self._limits = limits
-        self._client = open_client(spec, limits)
+        self._site = site
         self._endpoint: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read())
 
@@ -68,7 +77,7 @@ class SSETransport:
 
     async def send(self, data: bytes) -> Callable[[], object]:
         try:
-            async with self._client.post(
+            async with self._site.client.post(
                 self._endpoint.result(), data=data, headers=JSON, allow_redirects=False
             ) as response:
                 await refuse_others(response)
@@ -79,7 +88,7 @@ class SSETransport:
     async def close(self) -> None:
         self._reader.cancel()
         await asyncio.wait([self._reader])
-        await self._client.close()
+        await self._site.client.close()
 
     async def _read(self) -> None:
         try:
@@ -91,22 +100,22 @@ class SSETransport:
             self._end(why_no_answer(error))
 
     async def _follow(self) -> None:
-        async with self._client.get(
-            self._url, headers={"Accept": EVENTS}, allow_redirects=False
+        async with self._site.client.get(
+            self._site.url, headers={"Accept": EVENTS}, allow_redirects=False
         ) as response:
             await refuse_others(response)
             if response.content_type != EVENTS:
                 raise ToolServerError(f"it answers {response.content_type}, which is no stream")
-            async for name, data in read_events(response, self._limits.message):
+            async for name, data in read_events(response, self._site.limits.message):
                 if name == "endpoint" and not self._endpoint.done():
                     self._endpoint.set_result(self._own(data.decode("utf-8", "replace")))
                 elif name == "message":
-                    self._listener.receive(data)
+                    self._site.listener.receive(data)
 
     def _own(self, place: str) -> str:
         """ToolServerError for an endpoint on another server."""
-        url = urljoin(self._url, place.strip())
-        if urlsplit(url)[:2] != urlsplit(self._url)[:2]:
+        url = urljoin(self._site.url, place.strip())
+        if urlsplit(url)[:2] != urlsplit(self._site.url)[:2]:
             raise ToolServerError(f"it sends messages elsewhere ({url[:100]}), which is refused")
         return url
 
@@ -114,18 +123,15 @@ class SSETransport:
         if not self._endpoint.done():
             self._endpoint.set_exception(ToolServerError(reason))
             self._endpoint.exception()  # seen: whoever opens it may have left
-        self._listener.end(reason)
+        self._site.listener.end(reason)
 
 
 class HTTPTransport:
     """Each message of ours is a request, whose answer brings what the server has to say to it."""
 
-    def __init__(self, spec: ToolServerSpec, listener: Listener, limits: ToolLimits) -> None:
+    def __init__(self, site: ToolSite) -> None:
         self.version = ""
-        self._url = spec.url
-        self._listener = listener
-        self._limits = limits
-        self._client = open_client(spec, limits)
+        self._site = site
         self._session: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -155,12 +161,12 @@ class HTTPTransport:
             await asyncio.wait(self._tasks)
         if self._session:
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                async with asyncio.timeout(self._limits.stop):
-                    await self._client.delete(self._url, headers=self._session)
-        await self._client.close()
+                async with asyncio.timeout(self._site.limits.stop):
+                    await self._site.client.delete(self._site.url, headers=self._session)
+        await self._site.client.close()
 
     async def _exchange(self, data: bytes, begun: asyncio.Future[None]) -> None:
-        given = asyncio.timeout(self._limits.call + self._limits.connect)
+        given = asyncio.timeout(self._site.limits.call + self._site.limits.connect)
         try:
             async with given:
                 await self._post(data, begun)
@@ -170,17 +176,17 @@ class HTTPTransport:
             if not begun.done():
                 begun.set_exception(known)
             elif not given.expired():  # then nobody waits for this one, but for others
-                self._listener.end(str(known))
+                self._site.listener.end(str(known))
 
     async def _post(self, data: bytes, begun: asyncio.Future[None]) -> None:
         headers = {**JSON, "Accept": f"application/json, {EVENTS}", **self._session}
         if self.version:
             headers[PROTOCOL] = self.version
-        async with self._client.post(
-            self._url, data=data, headers=headers, allow_redirects=False
+        async with self._site.client.post(
+            self._site.url, data=data, headers=headers, allow_redirects=False
         ) as response:
             if response.status == 404 and self._session:
-                self._listener.end(FORGOTTEN)
+                self._site.listener.end(FORGOTTEN)
                 raise NotHeard(FORGOTTEN)
             await refuse_others(response)
             if identity := response.headers.get(SESSION):
@@ -188,16 +194,16 @@ class HTTPTransport:
             if not begun.done():
                 begun.set_result(None)
             if response.content_type == EVENTS:
-                async for name, event in read_events(response, self._limits.message):
+                async for name, event in read_events(response, self._site.limits.message):
                     if name == "message":
-                        self._listener.receive(event)
-            elif answer := await read_whole(response, self._limits.message):
-                self._listener.receive(answer)
+                        self._site.listener.receive(event)
+            elif answer := await read_whole(response, self._site.limits.message):
+                self._site.listener.receive(answer)
 
 
 async def open_sse(spec: ToolServerSpec, listener: Listener, limits: ToolLimits) -> SSETransport:
     """Raises ToolServerError."""
-    transport = SSETransport(spec, listener, limits)
+    transport = SSETransport(open_site(spec, listener, limits))
     try:
         await transport.opened()
     except BaseException:
@@ -208,4 +214,4 @@ async def open_sse(spec: ToolServerSpec, listener: Listener, limits: ToolLimits)
 
 async def open_http(spec: ToolServerSpec, listener: Listener, limits: ToolLimits) -> HTTPTransport:
     """Nothing is sent yet, so nothing is raised."""
-    return HTTPTransport(spec, listener, limits)
+    return HTTPTransport(open_site(spec, listener, limits))

@@ -22,6 +22,7 @@ log = logging.getLogger("vivace.tools")
 TOOL_NAME = re.compile(r"[\w.:/\-]{1,128}")
 DEPTH = 64
 """of a schema, as of a request"""
+CLOSED = "it was closed"
 LATE = "it did not answer within {:g} s"
 CUT = "\n[... {} more characters were left out]"
 
@@ -49,6 +50,8 @@ class ToolServer:
         self._failed = ("", 0.0)
         """why the last connection failed, and when"""
         self._closed = False
+        self._deadline: asyncio.Timeout | None = None
+        """of a connection, or a list, that is waited for"""
 
     async def tools(self) -> Mapping[str, ToolDescription]:
         """By name. Raises ToolServerError."""
@@ -72,6 +75,8 @@ class ToolServer:
     async def close(self) -> None:
         """For good: who comes later starts no command again."""
         self._closed = True
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(0.0)
         async with self._lock:
             if self._session is not None:
                 await self._session.close()
@@ -96,7 +101,7 @@ class ToolServer:
 
     async def _connect(self) -> ToolSession:
         if self._closed:
-            raise ToolServerError("it was closed")
+            raise ToolServerError(CLOSED)
         reason, when = self._failed
         if reason and time.monotonic() - when < self._limits.retry:
             raise ToolServerError(reason)
@@ -128,10 +133,13 @@ class ToolServer:
 
     async def _within(self, work: Awaitable[None]) -> None:
         try:
-            async with asyncio.timeout(self._limits.connect):
+            async with asyncio.timeout(self._limits.connect) as self._deadline:
                 await work
         except TimeoutError:
-            raise ToolServerError(LATE.format(self._limits.connect)) from None
+            late = LATE.format(self._limits.connect)
+            raise ToolServerError(CLOSED if self._closed else late) from None
+        finally:
+            self._deadline = None
 
     async def _list(self, session: ToolSession) -> None:
         session.stale = False

@@ -20,10 +20,11 @@ from vivace.tool_servers.transport import (
 
 TAIL = 1024
 """Bytes of its standard error that are kept, to say why it has ended."""
-ERRORS = 2
-"""its standard error"""
+OUTPUT, ERRORS = 1, 2
+"""its standard streams"""
 LAST_WORDS = 0.2
-"""Seconds in which they may come behind its end, which something it has started may hold open."""
+"""Seconds in which they may come behind its end, which something it has started may hold open; and
+in which its end may come behind that of its output."""
 
 
 class StdioTransport(asyncio.SubprocessProtocol):
@@ -99,6 +100,12 @@ class StdioTransport(asyncio.SubprocessProtocol):
         if fd == ERRORS:
             self._silent.set()
             self._settle()
+        elif fd == OUTPUT:  # as a rule its end, which then is told
+            asyncio.get_running_loop().call_later(LAST_WORDS, self._note_mute)
+
+    def _note_mute(self) -> None:
+        if not self._exited.is_set():
+            self._end("it has closed its output")
 
     def process_exited(self) -> None:
         self._exited.set()
