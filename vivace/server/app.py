@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import cache, partial
 from typing import Any
 
 from aiohttp import web
@@ -119,7 +120,7 @@ def make_app(
             settings.reasoning_parser,
             forwards=settings.forward_unknown_tools,
         ),
-        document=document(routes, [access for access in Access if keys.needed_for(access)]),
+        document=cache(partial(document, routes, list(filter(keys.needed_for, Access)))),
     )
     prefixes = ("", settings.root_path) if settings.root_path else ("",)
     forms = {prefix + route.path: route.errors for prefix in prefixes for route in routes}

@@ -251,8 +251,8 @@ class Context:
     pending: PendingRequests
     syntax: AnswerSyntax
     """How answers are parsed."""
-    document: bytes = b""
-    """The OpenAPI document."""
+    document: Callable[[], bytes] = bytes
+    """The OpenAPI document, made when it is asked for first."""
     probe: Probe = field(default_factory=Probe)
     responses: Responses = field(default_factory=ResponseStore)
     background: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])

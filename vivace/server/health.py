@@ -102,4 +102,5 @@ async def root(_context: Context, _request: web.Request, _body: Body) -> web.Res
 
 async def openapi(context: Context, _request: web.Request, _body: Body) -> web.Response:
     """The OpenAPI document of this server."""
-    return web.Response(body=context.document, content_type="application/json")
+    body = await asyncio.to_thread(context.document)
+    return web.Response(body=body, content_type="application/json")
