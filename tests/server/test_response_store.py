@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -63,6 +64,33 @@ def test_room_is_made_by_who_has_most() -> None:
         return [number for number in range(20) if not await refusal(store.get(2, str(number)))]
 
     assert asyncio.run(fill()) == [17, 18, 19]
+
+
+def test_a_conversation_is_kept_once_however_many_turns_it_has() -> None:
+    async def talk(turns: int) -> tuple[int, ResponseStore]:
+        store, said = ResponseStore(), list[bytes]()
+        for turn in range(turns):
+            said += [b"%d" % turn + b"x" * 1000, b"%d" % turn + b"y" * 1000]
+            copies = tuple(bytes(bytearray(one)) for one in said)  # as they are decoded
+            await store.put(1, str(turn), StoredResponse(b"{}", copies))
+        assert (await store.get(1, str(turns - 1))).messages == tuple(said)
+        return store.size, store
+
+    async def fill() -> None:
+        few, _ = await talk(10)
+        many, store = await talk(40)
+        assert many < 5 * few  # 4 times as many turns
+        last = (await store.get(1, "39")).messages
+        for turn in range(39):
+            before = await store.get(1, str(turn))
+            assert all(map(operator.is_, before.messages, last))
+            await store.remove(1, str(turn))
+        alone = await store.get(1, "39")
+        assert alone.messages == last and store.size == alone.size
+        await store.remove(1, "39")
+        assert store.size == 0
+
+    asyncio.run(fill())
 
 
 @pytest.mark.parametrize(("length", "places"), [(4, 4), (99, 0)])

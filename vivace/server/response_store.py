@@ -21,6 +21,8 @@ MAX_APPROVALS = 4096
 """of each client, that are remembered; 16 bytes of each"""
 OVERHEAD = 1024
 """Bytes of an entry beside its texts, about."""
+POINTER = 8
+"""Bytes"""
 STOP_SECONDS = 10.0
 """until who makes a response has ended it"""
 
@@ -40,7 +42,8 @@ class StoredResponse(msgspec.Struct, frozen=True, tag=True):
     @property
     def size(self) -> int:
         texts = (*self.messages, *self.items, *self.listed)
-        return OVERHEAD + len(self.body) + sum(map(len, texts))
+        places = POINTER * len(self.messages)
+        return OVERHEAD + len(self.body) + places + sum(map(len, texts))
 
 
 class FoundItems(msgspec.Struct, frozen=True, tag=True):
@@ -96,10 +99,43 @@ class KeptResponse:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def own_size(self) -> int:
+        """Without its messages, which others may have, too."""
+        return self.size - sum(map(len, self.entry.messages))
+
     def end(self) -> None:
         """Nobody waits for it any more, neither its maker."""
         self.stopping.set()
         self.over.set()
+
+
+class SharedMessages:
+    """Messages of one client's responses: what several conversations have, since each goes on with
+    another one, is there once."""
+
+    def __init__(self) -> None:
+        self._counts: dict[bytes, int] = {}
+        self._known: dict[bytes, bytes] = {}
+
+    def hold(self, messages: Sequence[bytes]) -> tuple[tuple[bytes, ...], int]:
+        """(the same ones, bytes that they add)"""
+        added = 0
+        for message in messages:
+            count = self._counts.get(message, 0)
+            self._counts[self._known.setdefault(message, message)] = count + 1
+            added += 0 if count else len(message)
+        return tuple(self._known[message] for message in messages), added
+
+    def drop(self, messages: Sequence[bytes]) -> int:
+        """How many bytes that frees."""
+        freed = 0
+        for message in messages:
+            self._counts[message] -= 1
+            if not self._counts[message]:
+                del self._counts[message], self._known[message]
+                freed += len(message)
+        return freed
 
 
 class ResponseStore:
@@ -122,6 +158,7 @@ class ResponseStore:
         self._running: dict[tuple[int, str], KeptResponse] = {}
         self._items: dict[tuple[int, str], str] = {}
         """(client, item) -> the response that has it"""
+        self._messages: dict[int, SharedMessages] = {}
         self._bytes: dict[int, int] = {}
         self._approvals: dict[int, dict[bytes, None]] = {}
 
@@ -248,7 +285,10 @@ class ResponseStore:
     def _keep(self, client: int, identity: str, kept: KeptResponse) -> None:
         self._clients.setdefault(client, {})[identity] = kept
         self._items |= {(client, item): identity for item in kept.entry.items}
-        self._bytes[client] = self._bytes.get(client, 0) + kept.size
+        shared, entry = self._messages.setdefault(client, SharedMessages()), kept.entry
+        messages, added = shared.hold(entry.messages)
+        kept.entry = msgspec.structs.replace(entry, messages=messages)
+        self._bytes[client] = self._bytes.get(client, 0) + kept.own_size + added
         while len(self) > self._max_entries or self.size > self._max_bytes:
             if not self._make_room():
                 return
@@ -262,9 +302,9 @@ class ResponseStore:
         self._running.pop((client, identity), None)
         for item in kept.entry.items:
             del self._items[client, item]
-        self._bytes[client] -= kept.size
+        self._bytes[client] -= kept.own_size + self._messages[client].drop(kept.entry.messages)
         if not entries:
-            del self._clients[client], self._bytes[client]
+            del self._clients[client], self._bytes[client], self._messages[client]
 
     def _make_room(self) -> bool:
         """Forget the oldest one of the client that has most; False: there is none."""
