@@ -6,14 +6,22 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 from server_kit import Wire, make_tokenizer
 
 from vivace.frontend.fairness import run_now
 from vivace.frontend.request_output import RequestOutput
+from vivace.parsers.events import CallArguments, ContentText, ReasoningText
 from vivace.parsers.parser import SLICE, AnswerParser, ParseOptions, answer_format
 from vivace.server.apis.ollama import OllamaLines, show_message
-from vivace.server.openai.parsed import SLICE_TOKENS, ParsedChunks, ReasoningCounter
+from vivace.server.openai.parsed import (
+    SLICE_TOKENS,
+    ParsedChunks,
+    ReasoningCounter,
+    encode_delta,
+)
 from vivace.server.openai.response import ChatChunks, ChunkContext
+from vivace.server.openai.schema import ChunkDelta
 from vivace.server.openai.usage import UsageCounter
 from vivace.server.sse import EventStream, StreamLimits, event
 
@@ -34,6 +42,10 @@ def output(text: str, count: int = 1) -> RequestOutput:
 def parsed_chunks() -> ParsedChunks:
     parser = AnswerParser(answer_format("hermes", None), ParseOptions(tools={"look": {}}))
     return ParsedChunks(context(), 0, parser, ReasoningCounter((), TOKENIZER.token_bytes))
+
+
+def thinker() -> AnswerParser:
+    return AnswerParser(answer_format(None, "qwen3"), ParseOptions())
 
 
 def said(data: bytes) -> tuple[str, int]:
@@ -93,8 +105,9 @@ def test_reasoning_of_a_long_answer_is_counted_in_slices() -> None:
         seen += 1
         return b"a"
 
-    counter = ReasoningCounter((b"</think>",), token_bytes)
-    work = counter.count_slices([1] * (10 * SLICE_TOKENS), thinking=True)
+    counter, parser = ReasoningCounter((b"</think>",), token_bytes), thinker()
+    parser.push("<think>a")
+    work = counter.count_slices([1] * (10 * SLICE_TOKENS), parser)
     try:
         while True:
             before = seen
@@ -103,8 +116,24 @@ def test_reasoning_of_a_long_answer_is_counted_in_slices() -> None:
     except StopIteration as end:
         assert end.value == seen == 10 * SLICE_TOKENS
     assert longest <= SLICE_TOKENS
+    parser.push("</think>b")
     ended = ReasoningCounter((b"</think>",), lambda token: b"</think>" if token else b"a")
-    assert run_now(ended.count_slices([0, 0, 1, 0], thinking=False)) == 3
+    assert run_now(ended.count_slices([0, 0, 1, 0], parser)) == 3
+
+
+def test_no_reasoning_is_looked_for_where_none_can_come() -> None:
+    looked: list[int] = []
+    counter = ReasoningCounter((b"</think>",), lambda token: looked.append(token) or b"</think>")
+    parser = thinker()
+    parser.push("Well, </think> is a tag.")
+    assert counter.count([1, 2, 3], parser) == 0 and not looked
+
+
+def test_deltas_are_those_of_the_schema() -> None:
+    text = 'a"\\\n\u2028ä😀'
+    for one in (ReasoningText(text), ContentText(text), CallArguments(3, text)):
+        data = encode_delta(one)
+        assert msgspec.json.encode(msgspec.json.decode(data, type=ChunkDelta)) == data
 
 
 def test_arguments_of_a_call_are_joined_once() -> None:

@@ -119,7 +119,7 @@ def read_reasoning(
         writer.content(reader.take_record())
         return
     reader.take_record()
-    writer.thinking = True
+    writer.begin_reasoning()
     ends = marker_set(form.end, *form.interrupts)
     marker = yield from reader.copy_until(ends, writer.reasoning)
     if marker != form.end:

@@ -85,6 +85,9 @@ class EventWriter:
         self.calls = 0
         self.thinking = False
         """the last text was reasoning"""
+        self.plain = False
+        """there was something else, and no reasoning before"""
+        self._thought = False
         self._new_id = new_id
         self._stream_reasoning = stream_reasoning
         self._events: list[AnswerEvent] = []
@@ -93,14 +96,22 @@ class EventWriter:
         self._content_space = EdgeSpace(trim=False)
         self._reasoning_space = EdgeSpace(trim=True)
 
+    def begin_reasoning(self) -> None:
+        self.thinking = self._thought = True
+
     def reasoning(self, text: str) -> None:
-        self.thinking = True
+        self.begin_reasoning()
         self._add(ReasoningText, self._reasoning_space.push(text))
 
     def content(self, text: str) -> None:
-        if text and self.thinking:
-            self.end_reasoning()
+        if text:
+            self._begin_other()
         self._add(ContentText, self._content_space.push(text))
+
+    def _begin_other(self) -> None:
+        self.plain = not self._thought
+        if self.thinking:
+            self.end_reasoning()
 
     def end_reasoning(self) -> None:
         """What comes next is something else."""
@@ -109,8 +120,7 @@ class EventWriter:
         self._content_space.begin()
 
     def start_call(self, name: str) -> None:
-        if self.thinking:
-            self.end_reasoning()
+        self._begin_other()
         self._content_space.begin()
         self._flush()
         self._events.append(CallStart(self.calls, self._new_id(name, self.calls), name))

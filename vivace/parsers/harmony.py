@@ -71,6 +71,6 @@ def begin_message(calls: CallReader, header: str, *, separate: bool) -> Steps[Wr
     reader.take_record()
     channel = CHANNEL_NAME.search(header)
     if separate and channel is not None and channel[1] == "analysis":
-        writer.thinking = True
+        writer.begin_reasoning()
         return writer.reasoning
     return writer.content

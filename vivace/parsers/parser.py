@@ -210,6 +210,7 @@ class AnswerParser:
             most=options.most_calls,
         )
         self._steps = form.read(calls, options)
+        self._separate = options.separate_reasoning
 
     @property
     def calls(self) -> int:
@@ -220,6 +221,11 @@ class AnswerParser:
     def thinking(self) -> bool:
         """The last text was reasoning, or will be."""
         return self._writer.thinking
+
+    @property
+    def plain(self) -> bool:
+        """It has begun without reasoning."""
+        return self._separate and self._writer.plain
 
     def push(self, text: str) -> list[AnswerEvent]:
         """The next piece of text."""

@@ -138,7 +138,7 @@ class TextReader:
 
     def copy_until(self, markers: MarkerSet, write: Write) -> Steps[str]:
         """Hand on the text before the first marker and read that; "" when the text ends first."""
-        while (yield from self.more()):
+        while self.at < len(self.text) or (yield from self.more()):  # mostly it is there
             found = markers.pattern.search(self.text, self.at)
             if found is not None:
                 write(self.take(found.start()))

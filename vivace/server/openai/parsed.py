@@ -59,7 +59,7 @@ class ChatParsing:
         assert isinstance(choice, ChatChoice)
         parser = self.parser()
         events = yield from parser.push_slices(output.text)
-        reasoning = yield from self.counter().count_slices(output.tokens, thinking=parser.thinking)
+        reasoning = yield from self.counter().count_slices(output.tokens, parser)
         message = choice.message
         message.content, message.reasoning_content, message.tool_calls = gathered(
             events + parser.finish()
@@ -81,24 +81,26 @@ class ReasoningCounter:
         self._reasoning: int | None = None
         """tokens, once it is over"""
 
-    def count(self, tokens: list[int], *, thinking: bool) -> int | None:
-        """Tokens of reasoning so far, with `tokens`, which are new; `thinking`: it goes on."""
+    def count(self, tokens: list[int], parser: AnswerParser) -> int | None:
+        """Tokens of reasoning so far, with `tokens`, which are new to `parser`, too."""
         if not self._ends:
             return None
+        if parser.plain:
+            return 0
         for token in tokens if self._reasoning is None else ():
             self._look_at(token)
             if self._reasoning is not None:
                 break
         if self._reasoning is not None:
             return self._reasoning
-        return self._seen if thinking else 0
+        return self._seen if parser.thinking else 0
 
-    def count_slices(self, tokens: list[int], *, thinking: bool) -> Work[int | None]:
+    def count_slices(self, tokens: list[int], parser: AnswerParser) -> Work[int | None]:
         """`count` of a long answer."""
         for start in range(0, len(tokens) if self._ends else 0, SLICE_TOKENS):
-            self.count(tokens[start : start + SLICE_TOKENS], thinking=thinking)
+            self.count(tokens[start : start + SLICE_TOKENS], parser)
             yield
-        return self.count([], thinking=thinking)
+        return self.count([], parser)
 
     def _look_at(self, token: int) -> None:
         text = self._tail + self._token_bytes(token)
@@ -127,7 +129,7 @@ class ParsedChunks(ChunkEncoder):
         if not self._text_only:
             return None
         deltas = self._parse(text, tokens)
-        return b"".join([self._event(delta) for delta in deltas])
+        return b"".join([b"".join((self._choice, delta, self._suffix)) for delta in deltas])
 
     def parts(self, output: RequestOutput) -> Work[list[bytes]] | None:
         return self._in_slices(output) if len(output.text) > SLICE else super().parts(output)
@@ -152,7 +154,7 @@ class ParsedChunks(ChunkEncoder):
     def _parse(self, text: str, tokens: list[int]) -> list[bytes]:
         """The deltas that new text makes."""
         events = self._parser.push(text)
-        reasoning = self._counter.count(tokens, thinking=self._parser.thinking)
+        reasoning = self._counter.count(tokens, self._parser)
         self._context.usage.note_reasoning(self._index, reasoning)
         return [encode_delta(event) for event in events]
 
@@ -193,17 +195,16 @@ def encode_delta(event: AnswerEvent) -> bytes:
     """The `delta` that tells of an event."""
     match event:
         case ReasoningText(text):
-            delta = ChunkDelta(reasoning_content=text)
+            return b'{"reasoning_content":%b}' % encode(text)
         case ContentText(text):
-            delta = ChunkDelta(content=text)
+            return b'{"content":%b}' % encode(text)
         case CallStart(index, call_id, name):
             function = AnswerFunction(name=name, arguments="")
             call = AnswerCall(index=index, id=call_id, type="function", function=function)
-            delta = ChunkDelta(tool_calls=[call])
+            return encode(ChunkDelta(tool_calls=[call]))
         case CallArguments(index, text):
-            call = AnswerCall(index=index, function=AnswerFunction(arguments=text))
-            delta = ChunkDelta(tool_calls=[call])
-    return encode(delta)
+            arguments = encode(text)
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, arguments)
 
 
 def gathered(
