@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 import time
 import weakref
@@ -16,6 +14,7 @@ from functools import cached_property, partial
 import numpy as np
 from msgspec.structs import replace
 
+from vivace.config.time_slices import be_less_urgent
 from vivace.grammar.backend import (
     GrammarBackend,
     GrammarError,
@@ -25,7 +24,7 @@ from vivace.grammar.backend import (
 )
 from vivace.grammar.compile_queue import URGENT, CompileJob, CompileQueue
 from vivace.grammar.compiled import Compiled, CompiledGrammars
-from vivace.grammar.limits import LESS_URGENT, STACK
+from vivace.grammar.limits import STACK
 from vivace.grammar.replay import resume
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
@@ -180,14 +179,6 @@ class GrammarCompiler:
 def copied(constraint: Constraint) -> Constraint:
     """One that is not of a request, which lives only as long as somebody waits."""
     return replace(constraint)
-
-
-def be_less_urgent() -> None:
-    """The thread that calls it."""
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        now = os.getpriority(os.PRIO_PROCESS, thread)
-        os.setpriority(os.PRIO_PROCESS, thread, now + LESS_URGENT)  # the system stops at 19
 
 
 class GrammarGate:

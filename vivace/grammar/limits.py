@@ -18,6 +18,3 @@ MAX_VALUES = 50_000
 STACK = 256 << 20
 """bytes of addresses of a thread that compiles: the library goes down a chain of thousands of
 references in one stack. What fits where it is tried must fit in the engine."""
-LESS_URGENT = 19
-"""how nice the thread that compiles, and the process that tries, are to those that compute steps:
-the process would inherit it from the thread in any case"""

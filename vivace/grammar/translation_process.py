@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import signal
 import socket
@@ -14,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 from vivace.config.child_process import STOPPING, die_with
+from vivace.config.time_slices import be_less_urgent
 from vivace.grammar.backend import GrammarError, TokenVocabulary
-from vivace.grammar.limits import LESS_URGENT, STACK
+from vivace.grammar.limits import STACK
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.source import GrammarDialect, translate
 from vivace.grammar.translator import (
@@ -49,7 +49,7 @@ def obey_the_engine_only() -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    os.nice(LESS_URGENT)
+    be_less_urgent()
 
 
 def limit_resources(limits: TranslationLimits) -> None:

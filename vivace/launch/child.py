@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from vivace.config.child_process import die_with, leave_signals_to_the_supervisor
+from vivace.config.time_slices import ask_for_short_slices
 from vivace.errors import (
     CANNOT_START,
     CannotStart,
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         log.warning("%s", error)
     leave_signals_to_the_supervisor()
+    if arguments.role in ("engine", "frontend"):  # ranks may outnumber cores
+        ask_for_short_slices()
     gc.disable()  # nothing that is imported and loaded is garbage; the roles enable it when ready
     log_lines.setup("info", arguments.role)
     sockets = [control_socket(number) for number in arguments.control]

@@ -1,0 +1,55 @@
+"""How soon threads run that become ready while others have the cores."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from vivace.config.time_slices import LONGEST, SHORTEST, ask_for_short_slices, be_less_urgent
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has slices and niceness")
+
+
+def priority() -> tuple[int, int | None]:
+    """(niceness, slice in nanoseconds or None where the system does not tell) of this thread"""
+    nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    try:
+        told = Path("/proc/thread-self/sched").read_text()
+    except OSError:
+        return nice, None
+    found = re.search(r"^se\.slice\s*:\s*(\d+)", told, re.MULTILINE)
+    return nice, int(found[1]) if found else None
+
+
+def test_what_compiles_gets_what_time_streams_leave():
+    before = priority()
+
+    def become_both() -> list[tuple[int, int | None]]:
+        ask_for_short_slices()
+        urgent = priority()
+        be_less_urgent()
+        return [urgent, priority()]
+
+    with ThreadPoolExecutor(1) as thread:
+        urgent, less = thread.submit(become_both).result()
+    assert urgent[0] == before[0] and less[0] == 19
+    if before[1] is not None:
+        assert urgent[1] in (SHORTEST, before[1])  # before Linux 6.12 nobody may choose
+        assert less[1] in (LONGEST, before[1])
+    assert priority() == before, "it is the thread's own"
+
+
+def test_a_policy_that_somebody_chose_stays():
+    def choose() -> int:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        ask_for_short_slices()
+        return os.sched_getscheduler(0)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(choose).result() == os.SCHED_BATCH
