@@ -115,6 +115,55 @@ def test_internlm2_makes_a_reward_of_the_last_token(tmp_path: Path, start: Start
         assert answer["embedding"] == pytest.approx([float(expected)], abs=1e-4)
 
 
+STEP = 7
+
+
+def judge_steps(folder: Path, **settings: Any) -> Any:
+    """A random Qwen2ForProcessRewardModel, which transformers does not have; returns the function
+    from ids to its logits[steps, 2] by the published rule."""
+    model = write_judge(folder, "Qwen2", num_labels=7, **settings)
+    file = folder / "model.safetensors"
+    weights = {name: one for name, one in load_file(file).items() if name != "score.weight"}
+    torch.manual_seed(1)
+    layers = torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.ReLU(), torch.nn.Linear(96, 2))
+    head = {f"score.{name}": one for name, one in layers.state_dict().items()}
+    save_file(weights | head, file)
+    rename_class(folder, "Qwen2ForProcessRewardModel", step_tag_id=STEP)
+
+    def compute(ids: list[int]) -> np.ndarray:
+        with torch.inference_mode():
+            states = model.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state
+            return layers(states[0])[torch.tensor(ids) == STEP].numpy()
+
+    return compute
+
+
+@pytest.mark.parametrize("flags", [{}, {"disable_cpu_kernels": True}, {"chunked_prefill_size": 16}])
+def test_a_process_reward_model_judges_each_step(
+    tmp_path: Path, start: Start, flags: dict[str, Any]
+) -> None:
+    compute = judge_steps(tmp_path)
+    engine = start(tmp_path, skip_tokenizer_init=True, **flags)
+    prompts = [[STEP], [5, STEP, 6, STEP], [*range(3, 90), STEP, *[8, STEP] * 12, 9], [9, STEP]]
+    for _ in range(2):  # a cached prefix would hide steps
+        answers: Any = engine.encode(input_ids=prompts)
+        for ids, answer in zip(prompts, answers, strict=True):
+            expected = compute(ids)
+            assert len(expected) == ids.count(STEP)
+            np.testing.assert_allclose(answer["embedding"], expected, **EXACT)
+            assert answer["meta_info"]["cached_tokens"] == 0
+    with pytest.raises(vivace.BadRequest, match="7") as caught:
+        engine.encode(input_ids=[[STEP], [5, 6]])
+    assert caught.value.field == "input_ids[1]"
+
+
+def test_the_token_that_ends_a_step_is_in_the_vocabulary(tmp_path: Path, start: Start) -> None:
+    judge_steps(tmp_path)
+    rename_class(tmp_path, "Qwen2ForProcessRewardModel", step_tag_id=None)
+    with pytest.raises(vivace.CannotStart, match="step_tag_id"):
+        start(tmp_path)
+
+
 def rename_class(folder: Path, name: str, **more: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": [name], **more}))

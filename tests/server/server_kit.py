@@ -43,7 +43,15 @@ from vivace.protocol.messages import (
     TokenLogprob,
 )
 from vivace.protocol.metrics import Histogram, Metrics
-from vivace.protocol.tasks import EMBEDDING, GENERATE, HIDDEN, HIDDEN_STATES, Embed, Payload
+from vivace.protocol.tasks import (
+    EMBEDDING,
+    GENERATE,
+    HIDDEN,
+    HIDDEN_STATES,
+    STEPS,
+    Embed,
+    Payload,
+)
 from vivace.server.app import make_app, start_site, stop_site
 from vivace.server.context import CONTEXT as CONTEXT_KEY
 from vivace.server.settings import ServerSettings
@@ -233,7 +241,8 @@ def make_vector(tokens: list[int]) -> list[float]:
 
 def embedding_delta(request: Request, task: Embed) -> Delta:
     numbers = make_vector(request.tokens)[: task.dimensions or HIDDEN_SIZE]
-    payload = Payload(EMBEDDING, "float32", (len(numbers),), array("f", numbers).tobytes())
+    shape = (len(numbers),) if task.pooling != STEPS else (2, 2)
+    payload = Payload(EMBEDDING, "float32", shape, array("f", numbers).tobytes())
     finish = Finish(type="length", length=0)
     return Delta(
         key=request.key, index=0, tokens=[], finish=finish, payload=payload, cached_tokens=3

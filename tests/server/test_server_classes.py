@@ -11,7 +11,7 @@ import pytest
 from server_kit import CONTEXT, MODEL, Running, ask, make_vector, running_server
 
 from vivace.checkpoint.classifier import IDENTITY, SIGMOID, Classifier
-from vivace.protocol.tasks import GENERATE, Embed
+from vivace.protocol.tasks import GENERATE, STEPS, Embed
 
 LABELS = ("sad", "glad", "mad", "bad")
 PAIRS = {"query": "ab", "documents": ["c", "defg", "hi"]}
@@ -58,6 +58,23 @@ def test_labels_of_their_own() -> None:
     with running_server(**judge(LABELS, independent=True)) as server:
         (entry,) = ask(server, "/v1/classify", {"input": "a"}).json["data"]
         assert entry["probs"] == pytest.approx([1 / (1 + math.exp(-x)) for x in vector("a")])
+
+
+def test_steps_are_judged_one_by_one() -> None:
+    """The scripted model makes two steps of a text's four numbers."""
+    judge = Classifier(labels=("wrong", "right"), independent=False, activation=IDENTITY)
+    task = Embed(pooling=STEPS, normalize=False)
+    with running_server(classifier=judge, task=task, step_token=97) as server:
+        numbers = vector("ab")
+        answer = ask(server, "/classify", {"text": "ab"}).json
+        assert answer["embedding"] == [numbers[:2], numbers[2:]]
+        entries = ask(server, "/v1/classify", {"input": ["a", "ab"]}).json["data"]
+        assert [(one["index"], one["step"]) for one in entries] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        assert [one["label"] for one in entries] == ["right", "wrong"] * 2
+        assert entries[3]["probs"][1] == pytest.approx(1 / (1 + math.exp(0.5 + 1.25)))
+        refused = ask(server, "/v1/classify", {"input": ["a", "b"]})
+        assert (refused.status, refused.json["param"]) == (400, "input[1]")
+        assert ask(server, "/v1/embeddings", {"input": "a", "model": MODEL}).status == 400
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])

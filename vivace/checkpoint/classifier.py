@@ -62,11 +62,12 @@ class EncoderFacts:
 @dataclass(frozen=True, kw_only=True)
 class PooledFacts:
     """`head`: LINEAR or MLP of a decoder, that of an encoder's family; "": vectors are the
-    answer."""
+    answer. `step_token`: ends a step of reasoning, where the head judges each."""
 
     head: str = ""
     classifier: Classifier | None = None
     encoder: EncoderFacts | None = None
+    step_token: int | None = None
 
 
 def read_classifier(source: ModelSource, count: int | None = None) -> Classifier:

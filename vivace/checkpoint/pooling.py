@@ -39,7 +39,8 @@ SUPPORTED = (
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerConfig:
-    """`mode`: "last", "mean" or "cls", the token or tokens whose hidden states make the vector;
+    """`mode`: "last", "mean" or "cls", the token or tokens whose hidden states make the vector, or
+    "steps", each of those that end a step;
     `normalize`: to length 1; `stated`: by the model's files; `dimensions`: sizes to which vectors
     may be cut (Matryoshka), None: any."""
 

@@ -108,6 +108,8 @@ class ServedModel:
     """sizes to which vectors may be cut; None: any"""
     classifier: Classifier | None = None
     """What the numbers mean that come in the place of a vector; None: it is one."""
+    step_token: int | None = None
+    """What ends a step of reasoning, where the model judges each."""
     pair_step: int = 0
     """What is added to the ids of the second text of a pair."""
     returns_hidden_states: bool = False
@@ -150,6 +152,7 @@ def served_model(config: Config, tokenizer: Tokenizer | None) -> ServedModel:
         task=served_task(config.pooling),
         dimensions=None if config.pooling is None else config.pooling.dimensions,
         classifier=None if pooled is None else pooled.classifier,
+        step_token=None if pooled is None else pooled.step_token,
         pair_step=pooled.encoder.pair_step if pooled and pooled.encoder else 0,
         returns_hidden_states=config.optimization.enable_return_hidden_states,
         no_grammars=why_no_grammars(config),

@@ -98,11 +98,13 @@ class SGLangOutput:
         return body
 
     def embedding(self) -> dict[str, Any]:
-        """The answer to a request for a vector."""
+        """The answer to a request for a vector, or for numbers of each step."""
         vector = self._last.embedding if self._last is not None else None
         if vector is None:
             raise ValueError("no embedding has come")
-        return {"embedding": vector.numbers(), "meta_info": self._meta()}
+        rows = len(vector.shape) > 1
+        shown = [*number_rows([vector])] if rows else vector.numbers()
+        return {"embedding": shown, "meta_info": self._meta()}
 
     def _body(self, text: str, tokens: list[int]) -> dict[str, Any]:
         body: dict[str, Any] = {"text": text, "output_ids": tokens, "meta_info": self._meta()}

@@ -112,7 +112,12 @@ def answer_row(config: Config) -> Row:
     return "embeddings", text if pooling.stated else f"{text} (the default; its files do not say)"
 
 
-POOLED = {"last": "the last token", "mean": "the mean of all tokens", "cls": "the first token"}
+POOLED = {
+    "last": "the last token",
+    "mean": "the mean of all tokens",
+    "cls": "the first token",
+    "steps": "each token that ends a step",
+}
 
 
 def count_labels(config: Config) -> int | None:

@@ -35,7 +35,9 @@ def read_class_name(source: ModelSource) -> str:
 
 def causal_name(named: str) -> str:
     """Of a body without its head, or with one that judges texts, the class that generates text."""
-    whole = re.sub("(ForSequenceClassification|ForRewardModel|Model)$", "ForCausalLM", named)
+    whole = re.sub(
+        "(ForSequenceClassification|For(Process)?RewardModel|Model)$", "ForCausalLM", named
+    )
     return whole if whole in FAMILIES else named
 
 

@@ -6,7 +6,7 @@ from array import array
 
 import msgspec
 
-LAST, MEAN, CLS = "last", "mean", "cls"
+LAST, MEAN, CLS, STEPS = "last", "mean", "cls", "steps"
 POOLINGS = (LAST, MEAN, CLS)
 """how hidden states of a prompt become one vector: that of the last token, their mean, the first"""
 
@@ -22,7 +22,7 @@ class Embed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag="
     """One vector of the prompt. The request ends when that is computed; no token is drawn."""
 
     pooling: str = LAST
-    """of POOLINGS"""
+    """of POOLINGS, or STEPS: no vector, but what a head makes of each token that ends a step"""
     normalize: bool = True
     """to length 1, behind the cut"""
     dimensions: int = 0
@@ -58,7 +58,7 @@ class Payload(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     dtype: str
     """numpy's name: "float32" """
     shape: tuple[int, ...]
-    """(dimensions,) of an embedding, (positions, hidden size) of hidden states"""
+    """(dimensions,) of an embedding, (steps, labels), (positions, hidden size) of hidden states"""
     data: bytes
     start: int = 0
     """position of the first hidden state; between scheduler and frontend"""

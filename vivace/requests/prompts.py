@@ -25,6 +25,10 @@ from vivace.requests.limits import DEPTH, VALUES
 from vivace.requests.long_texts import decode_document
 from vivace.requests.schema import MESSAGE_REFUSED, GenerateRequest, Message, ToolCall
 
+NO_STEPS = (
+    "there is no token {}, behind which the served model judges a step; put it behind each step "
+    '("<extra_0>" in texts for Qwen2.5-Math-PRM)'
+)
 NO_HIDDEN_STATES = (
     "this server was started without --enable-return-hidden-states; start it with that flag, or "
     "leave the field out"
@@ -108,6 +112,8 @@ def build_requests(
         raise BadRequest("return_hidden_states", NO_HIDDEN_STATES)
     room = 0 if (prompt.sampling or {}).get("max_new_tokens", 1) == 0 else 1
     tokens = check_prompt(prompt.tokens, served, field=prompt.prompt_field, room=room)
+    if served.step_token is not None and served.step_token not in tokens:
+        raise BadRequest(prompt.prompt_field, NO_STEPS.format(served.step_token))
     settings = checks.check(prompt.sampling, prompt.sampling_field)
     sampling, n = settings.behind(len(tokens)), settings.n
     logprobs = build_logprobs(served, len(tokens), **prompt.logprobs) if prompt.logprobs else None

@@ -12,6 +12,7 @@ from aiohttp import web
 from vivace.frontend.fairness import Work
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.served_model import ServedModel
+from vivace.frontend.sglang_output import number_rows
 from vivace.frontend.tokenizer_pool import text_named
 from vivace.requests.classes import label_probabilities, need_classifier
 from vivace.requests.embeddings import NOTHING_DRAWN
@@ -39,9 +40,11 @@ class ClassifyRequest(msgspec.Struct, kw_only=True):
 
 
 class ClassifyEntry(msgspec.Struct, kw_only=True):
-    """`label`: the most probable one."""
+    """`index`: of the text, `step`: where a model judges each of those; `label`: the most probable
+    one."""
 
     index: int
+    step: int | msgspec.UnsetType = msgspec.UNSET
     label: str
     probs: list[float]
     num_classes: int
@@ -112,12 +115,19 @@ def encode_entries(served: ServedModel, outputs: list[RequestOutput]) -> Work[li
     classifier = need_classifier(served)
     parts: list[bytes] = []
     for index, output in enumerate(outputs):
-        probs = label_probabilities(classifier, read_vector(output).numbers())
-        best = max(range(len(probs)), key=probs.__getitem__)
-        entry = ClassifyEntry(
-            index=index, label=classifier.labels[best], probs=probs, num_classes=len(probs)
-        )
-        parts += [b","] if index else []
-        parts.append(msgspec.json.encode(entry))
+        judged = read_vector(output)
+        steps = number_rows([judged]) if served.step_token is not None else [judged.numbers()]
+        for step, numbers in enumerate(steps):
+            probs = label_probabilities(classifier, numbers)
+            best = max(range(len(probs)), key=probs.__getitem__)
+            entry = ClassifyEntry(
+                index=index,
+                step=msgspec.UNSET if served.step_token is None else step,
+                label=classifier.labels[best],
+                probs=probs,
+                num_classes=len(probs),
+            )
+            parts += [b","] if parts else []
+            parts.append(msgspec.json.encode(entry))
         yield
     return parts

@@ -30,7 +30,8 @@ READER = BodyReader(EncodeRequest)
 class EncodeAnswer(msgspec.Struct, kw_only=True):
     """Answer of /encode: one object, or a list for a batch."""
 
-    embedding: list[float]
+    embedding: list[float | list[float]]
+    """A vector, or a list for each step of a text."""
     meta_info: GenerateMeta
 
 

@@ -44,9 +44,10 @@ from vivace.worker.drafters.place import DrafterPlace
 from vivace.worker.drafters.step_costs import time_steps
 from vivace.worker.experts import NO_EXPERTS, ExpertLayers, locate_experts, movable_experts
 from vivace.worker.heads import SamplingHead, SamplingSettings, StepHeads
+from vivace.worker.hidden_states import HiddenStatesHead
 from vivace.worker.layout import join_ranks
 from vivace.worker.model_runner import ModelRunner, RunnableModel
-from vivace.worker.pooling import HiddenStatesHead, PoolingHead
+from vivace.worker.pooling.steps import pooling_head
 from vivace.worker.rank_sizes import size_together, windows_of_all
 from vivace.worker.rows import RowStates
 from vivace.worker.sizing import (
@@ -310,7 +311,7 @@ def build_heads(
     sampling: SamplingSettings,
 ) -> StepHeads:
     head = SamplingHead(model, platform.sampling(), rows, vocabulary, sampling)
-    return StepHeads(head, [PoolingHead(rows, model), HiddenStatesHead(rows)])
+    return StepHeads(head, [pooling_head(rows, model), HiddenStatesHead(rows)])
 
 
 def build_rows(

@@ -21,10 +21,12 @@ class PooledModel(Module):
     """A model whose hidden states are pooled, and the head that makes numbers of them, if any.
     Their tensors have names of their own, so neither adds to these."""
 
-    def __init__(self, body: Any, head: LabelHead | None) -> None:
-        """`body`: a CausalLM, or an encoder, as far as it is called here"""
+    def __init__(self, body: Any, head: LabelHead | None, step_token: int | None) -> None:
+        """`body`: a CausalLM, or an encoder, as far as it is called here; `step_token`: behind
+        which the head judges, None: it judges texts"""
         self._body = body
         self._head = head
+        self.step_token = step_token
 
     def children(self) -> Iterator[tuple[str, Module]]:
         yield "", self._body
@@ -41,9 +43,9 @@ class PooledModel(Module):
     def lm_head(self, hidden: Tensor) -> Tensor:
         return self._body.lm_head(hidden)
 
-    def classify(self, pooled: Tensor) -> Tensor:
-        """pooled[hidden] float32 -> [labels] float32; without a head what came"""
-        return pooled if self._head is None else self._head(pooled)
+    def classify(self, states: Tensor) -> Tensor:
+        """states[..., hidden] float32 -> [..., labels] float32; without a head what came"""
+        return states if self._head is None else self._head(states)
 
 
 def build_pooled(facts: ModelFacts, build_decoder: Callable[[ModelFacts], CausalLM]) -> CausalLM:
@@ -56,7 +58,7 @@ def build_pooled(facts: ModelFacts, build_decoder: Callable[[ModelFacts], Causal
         from vivace.models.pooling.encoder import BidirectionalEncoder
 
         body = BidirectionalEncoder(facts, pooled.encoder)
-    return PooledModel(body, build_head(facts) if pooled.head else None)
+    return PooledModel(body, build_head(facts) if pooled.head else None, pooled.step_token)
 
 
 def without_head(source: ModelSource, facts: ModelFacts) -> tuple[ModelSource, ModelFacts]:

@@ -15,7 +15,8 @@ MLPs (`--tp-size`), stages their layers (`--pp-size`).
 In the names of decoders' classes `ForCausalLM` is replaced by `ForSequenceClassification` (its
 `score` makes a number for each label of the last token's state) or `ForRewardModel` (two layers
 make one number of it, of InternLM2 one): LlamaForSequenceClassification, Qwen2ForRewardModel,
-InternLM2ForRewardModel ...
+InternLM2ForRewardModel ... `Qwen2ForProcessRewardModel` (Qwen2.5-Math-PRM) has two numbers for each
+step of a text, of the state of the token behind it.
 
 | encoder | answers with |
 |---|---|

@@ -12,10 +12,11 @@ from vivace.checkpoint.source import ModelSource
 from vivace.models.class_name import read_class_name
 from vivace.models.config_fields import TABLE, ModelFields
 from vivace.models.facts import ModelFacts, checkpoint_quantization, read_dtype, read_facts
-from vivace.models.pooling.kinds import BERT, ENCODERS, JUDGES, ROBERTA
+from vivace.models.pooling.kinds import BERT, ENCODERS, JUDGES, ROBERTA, STEP_TOKEN
 from vivace.models.registry import check_architecture
 
-LAST, CLS = "last", "cls"
+LAST, CLS, STEPS = "last", "cls", "steps"
+STEP_KEY = "step_tag_id"
 ENCODER_ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -38,7 +39,18 @@ def read_served_facts(source: ModelSource) -> ModelFacts:
     if judge is None:
         return facts
     classifier = read_classifier(source, judge.labels)
-    return replace(facts, pooled=PooledFacts(head=judge.head, classifier=classifier))
+    step = read_step_token(source, facts) if judge.steps else None
+    pooled = PooledFacts(head=judge.head, classifier=classifier, step_token=step)
+    return replace(facts, pooled=pooled)
+
+
+def read_step_token(source: ModelSource, facts: ModelFacts) -> int:
+    """What ends a step of reasoning. Raises SourceError where the vocabulary has no such token."""
+    fields = ConfigFields(source.config, source.place, source.advice)
+    kind = Integer(0, facts.vocabulary - 1)
+    if facts.vocabulary > STEP_TOKEN:
+        return fields.get(STEP_KEY, kind, STEP_TOKEN)
+    return fields.need(STEP_KEY, kind)
 
 
 def read_pooler(source: ModelSource, facts: ModelFacts) -> PoolerConfig:
@@ -49,7 +61,8 @@ def read_pooler(source: ModelSource, facts: ModelFacts) -> PoolerConfig:
         return read_pooling(source, facts.hidden_size)
     first = CLS if pooled.encoder is not None else LAST
     if pooled.classifier is not None:
-        return PoolerConfig(mode=first, normalize=False, dimensions=())
+        mode = first if pooled.step_token is None else STEPS
+        return PoolerConfig(mode=mode, normalize=False, dimensions=())
     found = read_pooling(source, facts.hidden_size)
     return found if found.stated else replace(found, mode=first)
 

@@ -62,7 +62,7 @@ class LabelHead(Module):
         yield from self._layers.items()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x[hidden] float32 -> [labels] float32"""
+        """x[..., hidden] float32 -> [..., labels] float32"""
         first, *others = self._layers.values()
         x = first(x)
         for layer in others:

@@ -10,18 +10,25 @@ LINEAR, MLP, BERT, ROBERTA = "linear", "mlp", "bert", "roberta"
 
 @dataclass(frozen=True)
 class JudgeKind:
-    """`labels`: how many numbers the head has; None: config.json says it."""
+    """`labels`: how many numbers the head has; None: config.json says it. `steps`: it judges each
+    step of reasoning."""
 
     head: str
     labels: int | None = 1
+    steps: bool = False
 
 
 JUDGES = {
     "ForSequenceClassification": JudgeKind(LINEAR, None),
     "InternLM2ForRewardModel": JudgeKind(LINEAR),
+    "ForProcessRewardModel": JudgeKind(MLP, 2, steps=True),
     "ForRewardModel": JudgeKind(MLP),
 }
 """ending of a decoder's class, the longest first -> its head"""
+
+
+STEP_TOKEN = 151651
+"""`<extra_0>` of Qwen2.5-Math-PRM, whose config.json does not name it"""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from vivace.server.openai.usage import UsageCounter
 from vivace.server.responses import json_parts
 
 FLOAT, BASE64 = "float", "base64"
+NO_VECTORS = "the served model judges steps, it makes no vectors; ask /classify or /v1/classify"
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
@@ -108,6 +109,8 @@ async def embeddings(context: Context, http: web.Request, body: Body) -> web.Str
 def prompt_inputs(
     context: Context, params: EmbeddingRequest, prompts: list[Prompt]
 ) -> Iterator[PromptInput]:
+    if context.served.step_token is not None:
+        raise BadRequest("", NO_VECTORS)
     task, answer_id = embed_task(context.served, params.dimensions), new_id("embd")
     if params.normalize not in (None, task.normalize):
         raise BadRequest("normalize", BY_FILES)

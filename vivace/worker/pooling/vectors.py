@@ -1,4 +1,4 @@
-"""Heads of rows that want a vector of their prompt, or hidden states beside tokens."""
+"""The head of rows that want a vector of their prompt."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from torch import Tensor
 
 from vivace.platforms.host import download
 from vivace.platforms.rows import Spans
-from vivace.protocol.tasks import CLS, EMBEDDING, HIDDEN_STATES, LAST, MEAN, Embed, Payload
+from vivace.protocol.tasks import CLS, EMBEDDING, LAST, MEAN, Embed, Payload
 from vivace.worker.rows import RowStates
 
 
 @runtime_checkable
 class ClassifyingModel(Protocol):
-    """A model that makes something else of what was pooled."""
+    """A model that makes something else of hidden states than vectors or tokens."""
 
-    def classify(self, pooled: Tensor) -> Tensor:
-        """pooled[hidden] float32 -> [labels] float32"""
+    @property
+    def step_token(self) -> int | None:
+        """What ends a step of reasoning, where the model judges each; None: it judges a text."""
+        ...
+
+    def classify(self, states: Tensor) -> Tensor:
+        """states[..., hidden] float32 -> [..., labels] float32"""
         ...
 
 
@@ -34,8 +39,8 @@ class PoolingHead:
     it has, as computed positions do; one that starts from the beginning starts anew.
     """
 
-    def __init__(self, states: RowStates, model: object = None) -> None:
-        self._model = model if isinstance(model, ClassifyingModel) else None
+    def __init__(self, states: RowStates, model: ClassifyingModel | None = None) -> None:
+        self._model = model
         self.rows = states.embeds
         self._known = states.known
         self._kept: Tensor | None = None
@@ -116,40 +121,3 @@ def finish_vector(pooled: Tensor, tokens: int, task: Embed) -> Tensor:
     if task.normalize:
         vector = torch.nn.functional.normalize(vector, dim=0)
     return vector.float()
-
-
-class HiddenStatesHead:
-    """The hidden states of the positions that a row asked for."""
-
-    def __init__(self, states: RowStates) -> None:
-        self.rows = states.hidden_state_starts
-
-    def read(self, spans: Spans, hidden: Tensor) -> Iterator[HiddenStatesSpan]:
-        for span, row in enumerate(spans.rows.tolist()):
-            start = self.rows.get(row)
-            if start is None:
-                continue
-            unwanted = max(0, start - int(spans.before[span]))
-            begin, end = int(spans.starts[span]) + unwanted, int(spans.starts[span + 1])
-            if begin < end:  # a copy: the next step writes into the same memory
-                states = hidden[begin:end].to(torch.float32, copy=True)
-                yield HiddenStatesSpan(span, unwanted, states)
-
-
-@dataclass(frozen=True, slots=True)
-class HiddenStatesSpan:
-    """Those of a span behind its first `unwanted` positions: [n, hidden] float32."""
-
-    span: int
-    unwanted: int
-    states: Tensor
-
-    def record(self) -> None:
-        """A row keeps none."""
-
-    def read(self, advanced: int) -> Payload | None:
-        count = advanced - self.unwanted
-        if count <= 0:
-            return None
-        data = download(self.states[:count]).tobytes()
-        return Payload(HIDDEN_STATES, "float32", (count, self.states.shape[1]), data)
