@@ -30,6 +30,12 @@ NAMES = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 GGUF_KEY = "pooling_type"
 GGUF_MODES = {1: "mean", 2: "cls", 3: "last"}
 """llama.cpp's numbers"""
+POOLED = {
+    "last": "the last token",
+    "mean": "the mean of all tokens",
+    "cls": "the first token",
+    "steps": "each token that ends a step",
+}
 FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 SUPPORTED = (
     "of Transformer, Pooling and Normalize, in this order, only Normalize may be left out; use a "

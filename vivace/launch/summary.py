@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from vivace.checkpoint.pooling import POOLED
 from vivace.config.draft_sizes import NGRAM
 from vivace.config.parallelism import requested_sizes
 from vivace.config.values import size_text
@@ -110,14 +111,6 @@ def answer_row(config: Config) -> Row:
         return "answers", f"{count} number{'s' if count > 1 else ''} of {POOLED[pooling.mode]}"
     text = f"{POOLED[pooling.mode]}, {'' if pooling.normalize else 'not '}normalized"
     return "embeddings", text if pooling.stated else f"{text} (the default; its files do not say)"
-
-
-POOLED = {
-    "last": "the last token",
-    "mean": "the mean of all tokens",
-    "cls": "the first token",
-    "steps": "each token that ends a step",
-}
 
 
 def count_labels(config: Config) -> int | None:
