@@ -88,9 +88,9 @@ def main() -> None:
     if act == "wrong-input":
         control.send(Failure("toy.gguf: truncated"))
         sys.exit(CANNOT_START)
-    memory = attach(setup.memory)
+    memory = attach(setup.memory, setup.count)
     if engine:
-        heartbeat = EngineHeartbeat(memory.engine())
+        heartbeat = EngineHeartbeat(memory.engine(setup.index))
         heartbeat.begin()
         control.send(Progress("Loading", 0.5))
         if act == "no-memory":
@@ -101,9 +101,9 @@ def main() -> None:
             heartbeat.schedule()
         if act == "at-work":
             threading.Thread(target=work_for_ever, args=(heartbeat,), daemon=True).start()
-        control.send(Ready(epoch=number, capacity=CAPACITY))
-        if act == "exit-while-warming":
-            while "WarmUp" not in events.read_text():
+        control.send(Ready(epoch=number, capacity=CAPACITY, engine=setup.index))
+        if awaited := {"exit-while-warming": "WarmUp", "exit-when-started": "Started"}.get(act):
+            while awaited not in events.read_text():
                 time.sleep(0.02)
             os._exit(7)
         if act.startswith("die-with"):
@@ -143,7 +143,7 @@ def main() -> None:
                 case Command():
                     if act not in ("busy", "at-work"):
                         control.send(Reply(ticket=message.ticket, ok=True))
-                case Stop():
+                case Stop() if act != "deaf":
                     return
     except SocketClosed:
         os._exit(1)

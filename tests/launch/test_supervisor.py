@@ -26,8 +26,9 @@ from vivace.protocol.engine_socket import listen, new_socket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import new_descriptor, reserve
 from vivace.supervisor.child import FAILED, Child, OutOfMemory, Role, spawn
+from vivace.supervisor.shared_layers import LinkFiles
 from vivace.supervisor.signals import SAME_SIGNAL_SECONDS
-from vivace.supervisor.supervisor import Hooks, Plan, Supervisor
+from vivace.supervisor.supervisor import STOP_GRACE_SECONDS, Hooks, Plan, Supervisor
 
 FAKE = Path(__file__).with_name("fake_child.py")
 
@@ -38,7 +39,8 @@ def fake_command(role: Role, control: int) -> list[str]:
 
 @dataclass
 class Server:
-    """Runs a supervisor in this (main) thread; `when_ready` runs in another."""
+    """Runs a supervisor in this (main) thread; `when_ready` runs in another. Several engines share
+    layers."""
 
     folder: Path
     listener: socket.socket
@@ -51,6 +53,7 @@ class Server:
         script: dict,
         *,
         frontends: int = 1,
+        engines: int = 1,
         when_ready: Callable[[], None] | None = None,
         **options: object,
     ) -> int:
@@ -59,8 +62,9 @@ class Server:
             config=json.dumps({**script, "folder": str(self.folder)}).encode(),
             frontends=frontends,
             listener=self.listener,
-            engines=[listen(new_socket())],
-            memory=reserve(new_descriptor(), frontends),
+            engines=[listen(new_socket()) for _ in range(engines)],
+            memory=reserve(new_descriptor(), frontends, engines),
+            link=LinkFiles(engines) if engines > 1 else None,
             command=fake_command,
             tick=0.05,
             **settings,
@@ -606,7 +610,7 @@ def test_a_stop_while_an_engine_starts_again(server: Server, waits: bool) -> Non
         stop()
 
     script = {
-        "engine": {"0": "exit", "1": "start-when-drained" if waits else "never-start"},
+        "engine": {"0": "exit-when-started", "1": "start-when-drained" if waits else "never-start"},
         "frontend": {"1": "waiting"} if waits else {},
     }
     assert server.run(script, frontends=2, when_ready=stop_then) == 0
@@ -617,6 +621,22 @@ def test_a_stop_while_an_engine_starts_again(server: Server, waits: bool) -> Non
         *(["Ready 1"] if waits else []),
         "Stop",
     ]
+
+
+def test_an_engine_whose_last_step_waits_for_one_that_has_stopped_is_ended(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share layers, and do not hear at the same moment that they are to stop."""
+    monkeypatch.setattr("vivace.supervisor.supervisor.LAST_STEP_SECONDS", 0.1)
+    ended: list[float] = []
+
+    def stop_now() -> None:
+        ended.append(time.monotonic())
+        stop()
+
+    assert server.run({"engine": {"1": "deaf"}}, engines=2, when_ready=stop_now) == 0
+    assert server.told("engine 1")[-1] == "Stop"
+    assert time.monotonic() < ended[0] + STOP_GRACE_SECONDS
 
 
 SUPERVISE = """

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 Phase = Literal["starting", "serving", "draining", "stopping"]
 STOP_GRACE_SECONDS = 5.0
 DRAIN_REPLY_SECONDS = 1.0  # for the engine to say that it has ended what did not end in time
+LAST_STEP_SECONDS = 1.0  # for engines whose last step may wait for one that has stopped before it
 SHUTDOWN_NOTICE_SECONDS = 1.0  # for the frontends to tell their clients that the server stops
 
 
@@ -221,6 +222,8 @@ class Supervisor:
 
     def _engine_died(self, slot: EngineSlot, engine: Child, cause: str) -> None:
         if self._phase == "stopping":
+            if self._plan.link is not None and self._deadline is not None:
+                self._deadline = min(self._deadline, time.monotonic() + LAST_STEP_SECONDS)
             return
         name, follows = engine.name, slot.follows
         slot.follows = ""
