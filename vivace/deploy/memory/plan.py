@@ -13,7 +13,7 @@ from vivace.deploy.catalogue.hardware import GIB, Device
 from vivace.deploy.memory import buffers
 from vivace.deploy.memory.buffers import MIB
 from vivace.deploy.memory.defaults import USUAL_CHUNK, chunk_size, graph_default
-from vivace.deploy.memory.drafts import describe_draft, draft_weights, feature_bytes
+from vivace.deploy.memory.draft_weights import describe_draft, draft_weights, feature_bytes
 from vivace.deploy.memory.stages import StagePlan, list_stages
 from vivace.deploy.memory.weights import (
     PRECISIONS,
