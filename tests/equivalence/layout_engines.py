@@ -3,7 +3,6 @@ of its own, and they meet in shared memory as the ranks of a server do."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from descriptors import rank_memories
 from engine_under_test import Answer, Engine, Setting
 
 from vivace.config.config import Config
@@ -20,7 +20,7 @@ from vivace.engine.lockstep import SharedLockstep
 from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, RankWorker
 from vivace.launch.expert_settings import expert_distribution
 from vivace.platforms.cpu.facts import has_kernels
-from vivace.platforms.rendezvous import RankMemory, Rendezvous
+from vivace.platforms.rendezvous import Rendezvous
 from vivace.protocol.bells import new_bells
 from vivace.protocol.messages import Request
 from vivace.protocol.ranks import RankAnswer
@@ -182,14 +182,13 @@ def build_ranks(config: Config, size: int) -> list[StepWorker]:
     """Workers of `size` ranks that compute together, in their order."""
     if size > 1 and not has_kernels():
         pytest.skip("ranks that are threads need the native kernels")
-    memory, pool = os.memfd_create("ranks"), ThreadPoolExecutor(size)
+    memories, pool = rank_memories(size), ThreadPoolExecutor(size)
 
     def build(rank: int) -> StepWorker:
-        place = Rendezvous(rank=rank, size=size, meeting="", memory=RankMemory(memory))
+        place = Rendezvous(rank=rank, size=size, meeting="", memory=memories[rank])
         return build_worker(config, lambda stage, done: None, place if size > 1 else None)
 
     try:
         return list(pool.map(build, range(size), timeout=SECONDS))
     finally:
         pool.shutdown(wait=False)
-        os.close(memory)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import paged_model
 import pytest
 import rank_toys
 import torch
+from descriptors import rank_memories
 from engine_under_test import Answer, Setting, build_config, toy_requests
 from fp8_toys import make_fp8
 from gguf import GGMLQuantizationType as Kind
@@ -46,7 +46,6 @@ from vivace.platforms.cpu.platform import NativePlatform
 from vivace.platforms.cpu.shared_group import SharedMemoryGroup
 from vivace.platforms.groups import SINGLE_RANK, Group
 from vivace.platforms.platform import detect
-from vivace.platforms.rendezvous import RankMemory
 
 SIZES: dict[str, Any] = {
     **rank_toys.SIZES,
@@ -156,27 +155,19 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compute(size: int, path: Path, **how: Any) -> Tensor:
     """[prompt, vocabulary]"""
-    with joined(size, path, **how) as ranks:
-        return ranks.feed(IDS, CHUNKS)
+    return joined(size, path, **how).feed(IDS, CHUNKS)
 
 
-@contextmanager
-def joined(
-    size: int, path: Path, *, deterministic: bool = True, **how: Any
-) -> Iterator[ThreadRanks]:
+def joined(size: int, path: Path, *, deterministic: bool = True, **how: Any) -> ThreadRanks:
     """Ranks that exchange over shared memory"""
-    descriptor = os.memfd_create("ranks")
-    memories = [RankMemory(descriptor) for _ in range(size)]
+    memories = rank_memories(size)
 
     def join(kernels: Kernels, rank: int) -> Group:
         if size == 1:
             return SINGLE_RANK
         return SharedMemoryGroup(kernels, memories[rank], rank, size)
 
-    try:
-        yield ThreadRanks(path, size, make_group=join, deterministic=deterministic, **how)
-    finally:
-        os.close(descriptor)
+    return ThreadRanks(path, size, make_group=join, deterministic=deterministic, **how)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -202,17 +193,17 @@ def test_experts_on_any_ranks(name: str, tmp_path: Path) -> None:
 def test_experts_that_move_and_prompts_that_are_cut_otherwise(tmp_path: Path) -> None:
     how, count = MODELS["Qwen3Moe"](tmp_path), EXPERTS["num_experts"]
     wanted, source = compute(1, **how), locate(str(how["path"]))
-    with joined(4, ep=2, experts=ExpertLocations(redundant=4, counted=True), **how) as ranks:
-        found = [ranks.feed(IDS[:3], [3])]
-        for seed in range(3):
-            placed = [*range(count), *random.Random(seed).choices(range(count), k=4)]
-            random.Random(seed).shuffle(placed)
-            for rank, layer in itertools.product(range(4), range(2)):
-                weights = open_weights(source, read_facts(source), seed=0, progress=lambda *_: None)
-                with torch.inference_mode():
-                    ranks.experts(rank)[layer].move(placed, weights)()
-            found.append(ranks.feed(IDS[3 + 6 * seed : 9 + 6 * seed], [1, 5]))
-        assert torch.equal(torch.cat(found), wanted)
+    ranks = joined(4, ep=2, experts=ExpertLocations(redundant=4, counted=True), **how)
+    found = [ranks.feed(IDS[:3], [3])]
+    for seed in range(3):
+        placed = [*range(count), *random.Random(seed).choices(range(count), k=4)]
+        random.Random(seed).shuffle(placed)
+        for rank, layer in itertools.product(range(4), range(2)):
+            weights = open_weights(source, read_facts(source), seed=0, progress=lambda *_: None)
+            with torch.inference_mode():
+                ranks.experts(rank)[layer].move(placed, weights)()
+        found.append(ranks.feed(IDS[3 + 6 * seed : 9 + 6 * seed], [1, 5]))
+    assert torch.equal(torch.cat(found), wanted)
 
 
 @pytest.mark.parametrize("name", ["Llama", "DeepseekV3", "GptOss"])

@@ -191,7 +191,7 @@ def test_a_trained_head_is_served(
     drafted, rate = answer(model, requests, head)
     assert drafted == plain
     assert rate == pytest.approx((last["length"] - 1) / 3, abs=0.08)
-    assert rate > 0.2
+    assert rate is not None and rate > 0.2
 
 
 @pytest.mark.skipif(not has_kernels(), reason="torch's products depend on what runs beside them")

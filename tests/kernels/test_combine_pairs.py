@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
+from descriptors import rank_memories
 from every_isa import FLOATS, needs_kernels
 from torch import Tensor
 
@@ -17,7 +17,6 @@ from vivace.platforms.cpu.native import Arena, Kernels
 from vivace.platforms.cpu.shared_group import SharedMemoryGroup
 from vivace.platforms.ops.moe import moe_combine, moe_routes
 from vivace.platforms.partial_sums import SharedPairs, combine_gathered, spread_pairs
-from vivace.platforms.rendezvous import RankMemory
 
 pytestmark = needs_kernels
 EXPERTS, TOP, WIDE = 12, 3, 21
@@ -51,10 +50,9 @@ class Mixture:
 
 
 def make_groups(size: int, isa: str | None = None) -> list[SharedMemoryGroup]:
-    descriptor = os.memfd_create("ranks")
     return [
-        SharedMemoryGroup(Kernels(1 + rank % 2, isa=isa), RankMemory(descriptor), rank, size)
-        for rank in range(size)
+        SharedMemoryGroup(Kernels(1 + rank % 2, isa=isa), memory, rank, size)
+        for rank, memory in enumerate(rank_memories(size))
     ]
 
 

@@ -3,13 +3,13 @@ first rank is connected to those of the others."""
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from descriptors import rank_memories
 from every_isa import needs_kernels
 from expert_spreads import make_spread, travel_captured
 from hypothesis import given, settings
@@ -73,8 +73,7 @@ class Cluster:
         self.memories: list[RankMemory] = []
         self.kernels: list[Kernels] = []
         for ranks in self.nodes:
-            descriptor = os.memfd_create("node")
-            self.memories += [RankMemory(descriptor) for _ in ranks]
+            self.memories += rank_memories(len(ranks))
             self.kernels += [Kernels(1 + rank % 2) for rank in ranks]
 
     def on_all(self, run: Callable[[SharedMemoryGroup], Tensor]) -> list[Tensor]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from descriptors import rank_memories
 from every_isa import FLOATS, needs_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,8 +30,7 @@ Ends = tuple[SharedMemoryGroup, Pipe]
 
 def make_ends(isa: str | None = None) -> tuple[RankMemory, Ends, Ends]:
     """(memory, sender's group and pipe, receiver's): ranks 0 and 2 of three."""
-    descriptor = os.memfd_create("ranks")
-    memories = [RankMemory(descriptor) for _ in range(3)]
+    memories = rank_memories(3)
     groups = [
         SharedMemoryGroup(Kernels(1 + rank % 2, isa=isa), memories[rank], rank, 3)
         for rank in range(3)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
 import torch
+from descriptors import rank_memories
 from every_isa import FLOATS, needs_kernels
 from expert_spreads import make_spread, travel_captured
 from hypothesis import given, settings
@@ -28,8 +28,7 @@ pytestmark = needs_kernels
 
 
 def make_groups(size: int, isa: str | None = None) -> tuple[RankMemory, list[SharedMemoryGroup]]:
-    descriptor = os.memfd_create("ranks")
-    memories = [RankMemory(descriptor) for _ in range(size)]
+    memories = rank_memories(size)
     groups = [
         SharedMemoryGroup(Kernels(1 + rank % 2, isa=isa), memories[rank], rank, size)
         for rank in range(size)

@@ -1,8 +1,13 @@
-"""Waiting for descriptors, however high their numbers are: select(2) knows those below 1,024."""
+"""Descriptors: of memory for ranks in one process, and waiting for some, however high their numbers
+are (select(2) knows those below 1,024)."""
 
 from __future__ import annotations
 
+import os
 import select
+import weakref
+
+from vivace.platforms.rendezvous import RankMemory
 
 
 def is_readable(descriptor: int, seconds: float) -> bool:
@@ -10,3 +15,15 @@ def is_readable(descriptor: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
+
+
+def rank_memories(count: int) -> list[RankMemory]:
+    """Of so many ranks of one machine. The file is closed when nobody has any of them any more."""
+    file = os.memfd_create("ranks")
+    memories: list[RankMemory] = []
+    for _ in range(count):
+        own = os.dup(file)
+        memories.append(RankMemory(own))
+        weakref.finalize(memories[-1], os.close, own)
+    os.close(file)
+    return memories

@@ -31,11 +31,12 @@ class ToyServer:
 
     def settled_state(self) -> dict[str, Any]:
         """The state once idle, at most 20 s later."""
+        state = self.state()
         for _ in range(100):
-            state = self.state()
             if not state["running"] and not state["waiting"]:
                 break
             time.sleep(0.2)
+            state = self.state()
         return state
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import paged_model
 import pytest
 import torch
+from descriptors import rank_memories
 from paged_model import PagedModel, load
 from rank_toys import CLASSES, FAMILIES, SIZES
 from torch import Tensor
@@ -25,7 +25,7 @@ from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.platform import NativePlatform
 from vivace.platforms.groups import Pipe
 from vivace.platforms.platform import Platform, detect
-from vivace.platforms.rendezvous import RankMemory, Rendezvous
+from vivace.platforms.rendezvous import Rendezvous
 
 IDS = tokens(21)
 CHUNKS = [9, 1, 11]
@@ -53,11 +53,10 @@ def connect(stages: int) -> list[tuple[Platform | None, dict[tuple[int, int], Pi
     if paged_model.PLATFORM is None:
         queued: dict[tuple[int, int], Pipe] = {pair: QueuedPipe() for pair in pairs}
         return [(None, queued)] * stages
-    descriptor = os.memfd_create("ranks")
     platforms = [NativePlatform(detect("cpu"), Kernels(1)) for _ in range(stages)]
     places = [
-        Rendezvous(rank=rank, size=stages, meeting="", memory=RankMemory(descriptor))
-        for rank in range(stages)
+        Rendezvous(rank=rank, size=stages, meeting="", memory=memory)
+        for rank, memory in enumerate(rank_memories(stages))
     ]
     return [
         (platform, platform.join(place).connect(pairs))

@@ -39,7 +39,12 @@ from vivace.models.registry import ARCHITECTURES
 from vivace.platforms.groups import SingleRank
 
 RANKS = 4
-FP8 = {"head_dim": 64, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 512}
+FP8: dict[str, Any] = {
+    "head_dim": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 512,
+}
 """four ranks have whole blocks"""
 PROGRAM = Path(__file__).parents[1] / "kit" / "tensor_ranks.py"
 

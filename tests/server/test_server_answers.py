@@ -53,7 +53,8 @@ def strict(kind: Any) -> Any:
         return kind
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return typing.Union[parts]  # noqa: UP007
-    return typing.get_origin(kind)[parts]
+    generic: Any = typing.get_origin(kind)
+    return generic[parts]
 
 
 ROUTE = {route.path: route for route in ROUTES}
