@@ -100,12 +100,14 @@ def build(model: Path, setting: Setting, **flags: Any) -> Engine:
 
 @cache
 def plain(model: Path) -> dict[str, Answer]:
-    """Every token is drawn."""
+    """Every token is drawn, from what its mask leaves."""
     config = build_config(model, ALONE, constrained_json_disable_any_whitespace=True)
     compiler = grammar_compiler(config)
     assert compiler is not None
     draws: list[ProcessorFactory] = [
-        lambda ops, history: GrammarLogitsProcessor(ops, history, compiler, forces=False)
+        lambda ops, history: GrammarLogitsProcessor(
+            ops, history, compiler, forces=False, tries=False
+        )
     ]
     worker = build_worker(config, silent, processors=draws)
     return Engine(worker, config, ALONE).run(requests())

@@ -88,7 +88,7 @@ def test_a_token_is_allowed_exactly_when_the_matcher_takes_it(
     for _ in range(25):
         bits = allowed(matcher)
         tried = [matcher.copy().accept([token]) == 1 for token in range(SIZE)]
-        assert bits.tolist() == tried
+        assert bits.tolist() == tried == [matcher.allows(token) for token in range(SIZE)]
         token = int(rng.choice(np.flatnonzero(bits)))
         matcher.accept([token])
         if token == EOS:

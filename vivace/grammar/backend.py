@@ -63,6 +63,10 @@ class GrammarMatcher(Protocol):
         end may follow exactly where the answer obeys already."""
         ...
 
+    def allows(self, token: int) -> bool:
+        """Whether the mask has its bit."""
+        ...
+
     def forced(self) -> list[int]:
         """Tokens that have to follow, each the only one that may behind those before it; not the
         end. There may be more than it says."""

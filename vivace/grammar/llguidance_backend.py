@@ -147,6 +147,15 @@ class LLGuidanceMatcher:
         if self.handle.is_error():
             mask[:] = 0
 
+    def allows(self, token: int) -> bool:
+        """Of what has to follow the mask has one division into tokens only."""
+        if self.ended:
+            return token in self._eos_ids and not self.error
+        if self.handle.validate_tokens([token]) != 1:
+            return False
+        forced = self.handle.compute_ff_tokens()
+        return not forced or forced[0] == token
+
     def forced(self) -> list[int]:
         """As the mask has it, where the library knows what text follows: of its tokens the one that
         begins as the tokenizer would divide it."""

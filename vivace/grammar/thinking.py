@@ -138,6 +138,9 @@ class ThinkingPlan:
 class ThinkingPhase(Protocol):
     """Where an answer stands until its own grammar alone decides. Phases do not change."""
 
+    @property
+    def plan(self) -> ThinkingPlan: ...
+
     def fill(self, mask: np.ndarray, answer: GrammarMatcher) -> None:
         """As `GrammarMatcher.fill`; `answer`: the grammar of the answer, at its start."""
         ...
@@ -270,6 +273,13 @@ class ThinkingMatcher:
         else:
             self._phase.fill(mask, self._answer)
 
+    def allows(self, token: int) -> bool:
+        if self._phase is None:
+            return self._answer.allows(token)
+        mask = np.zeros_like(self._phase.plan.free)
+        self._phase.fill(mask, self._answer)
+        return has_bit(mask, token)
+
     def forced(self) -> list[int]:
         if self._phase is None:
             return self._answer.forced()
@@ -303,6 +313,9 @@ class AnyAnswer:
     def fill(self, mask: np.ndarray) -> None:
         mask[:] = 0
         mask[: len(self._mask)] = self._mask
+
+    def allows(self, token: int) -> bool:
+        return has_bit(self._mask, token)
 
     def forced(self) -> list[int]:
         return []

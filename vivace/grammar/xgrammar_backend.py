@@ -160,6 +160,9 @@ class XGrammarMatcher:
             self.handle.fill_next_token_bitmask(mask)
             mask[len(self._ends.mask) - 1] &= self._ends.last_word
 
+    def allows(self, token: int) -> bool:
+        return self.copy().accept([token]) == 1
+
     def forced(self) -> list[int]:
         return []  # a text that has to follow may be divided in any way
 
