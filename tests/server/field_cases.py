@@ -367,6 +367,18 @@ TOOL_USE = {"type": "tool_use", "name": "f", "id": "1"}
 TOOL_RESULT = {"type": "tool_result", "tool_use_id": "1"}
 CACHED = "prefixes are cached without being asked"
 UNCALLED = "tools are not to be called"
+CLEAR: dict[str, Any] = {"type": "clear_thinking_20251015"}
+THOUGHTS: dict[str, Any] = {
+    "messages": [
+        *HI,
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]},
+        *HI,
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "ha"}]},
+        *HI,
+    ]
+}
+DOCUMENT: dict[str, Any] = {"type": "document", "source": {"type": "text", "data": "x"}}
+PARTS: dict[str, Any] = {"type": "content", "content": [{"type": "text", "text": "x"}]}
 COUNT_TOKENS: dict[str, list[Case]] = {
     "model": SHARED["model"],
     "messages": [Effect(HI, HALF)],
@@ -381,6 +393,11 @@ COUNT_TOKENS: dict[str, list[Case]] = {
     ],
     "thinking": [Effect({"type": "enabled"}, {"type": "disabled"})],
     "output_config": [Effect({"effort": "low"}, {"effort": "high"})],
+    "context_management": [
+        Harmless(({}, {"edits": []}), "no edits"),
+        Effect({"edits": [CLEAR]}, None, around=THOUGHTS),
+        Refused({"edits": [{"type": "clear_tool_uses_20250919"}]}, "only clear_thinking"),
+    ],
     "cache_control": [Harmless(({"type": "ephemeral"},), CACHED)],
 }
 ANTHROPIC: dict[str, list[Case]] = {
@@ -414,6 +431,21 @@ CONTENT_BLOCK: dict[str, list[Case]] = {
     ],
     "signature": [Harmless(("abc",), "nobody checks it", {"type": "thinking", "thinking": "hm"})],
     "data": [Harmless(("abc",), "only Anthropic can read it", {"type": "redacted_thinking"})],
+    "source": [
+        Effect(
+            {"type": "text", "data": "x"}, {"type": "content", "content": "y"}, "engine", DOCUMENT
+        ),
+        Refused({"type": "base64", "data": "aGk="}, "text only", DOCUMENT),
+        Refused("x", "text only", DOCUMENT),
+        Harmless(("x",), "it is no document"),
+    ],
+    "title": [Effect("a", "b", "engine", DOCUMENT)],
+    "context": [Effect("a", "b", "engine", DOCUMENT)],
+    "citations": [
+        Harmless((None, {"enabled": False}), "there are none", DOCUMENT),
+        Refused({"enabled": True}, "leave citations out", DOCUMENT),
+        Harmless(([{"type": "char_location"}],), "of a past answer"),
+    ],
     "cache_control": [Harmless(({"type": "ephemeral"},), CACHED)],
 }
 
@@ -484,7 +516,7 @@ RESPONSES: dict[str, list[Case]] = {
     "store": [Effect(True, False)],
     "background": [
         Effect(True, False, around={"store": True}),
-        Refused(True, "stream", {"stream": True}),
+        Effect(True, False, around={"store": True, "stream": True}),
         Refused(True, "store", {"store": False}),
     ],
     "stream": [Effect(True, False)],
@@ -520,7 +552,11 @@ RESPONSES: dict[str, list[Case]] = {
         Harmless(({"format": {"type": "text"}},), "answers are text"),
         Effect({}, {"format": {"type": "json_object"}}, "engine"),
     ],
-    "truncation": [Harmless(("disabled",), "nothing is cut"), Refused("auto", "not cut")],
+    "truncation": [
+        Harmless(("disabled",), "nothing is cut"),
+        Effect("auto", None),
+        Refused("never", "must be"),
+    ],
     "service_tier": [Effect("auto", None)],
     "metadata": [Effect({"a": "b"}, {"a": "c"}), Effect({"a": "b"}, {"a": "c"}, "log")],
     "user": [Effect("Ann", "Bob"), Effect("Ann", "Bob", "log")],
@@ -738,6 +774,58 @@ BODIES: dict[type[msgspec.Struct], Body] = {
     ),
     anthropic.ContentBlock: Body(
         "/v1/messages", ANTHROPIC_BASE, CONTENT_BLOCK, place=("messages", 1, "content", 0)
+    ),
+    anthropic.DocumentSource: Body(
+        "/v1/messages",
+        {
+            **ANTHROPIC_BASE,
+            "messages": [{"role": "user", "content": [DOCUMENT]}],
+        },
+        {
+            "type": [Refused("url", "text only")],
+            "data": [Effect("a", "b", "engine"), Refused(None, "required")],
+            "content": [
+                Effect("a", PARTS["content"], "engine", {"type": "content"}),
+                Refused([{"type": "image"}], "text only", {"type": "content"}),
+            ],
+            "media_type": [Harmless(("text/plain",), "texts are plain")],
+        },
+        place=("messages", 0, "content", 0, "source"),
+    ),
+    anthropic.ContextManagement: Body(
+        "/v1/messages",
+        {**ANTHROPIC_BASE, **THOUGHTS, "context_management": {}},
+        {"edits": [Effect([CLEAR], [], "engine")]},
+        place=("context_management",),
+    ),
+    anthropic.ContextEdit: Body(
+        "/v1/messages",
+        {**ANTHROPIC_BASE, **THOUGHTS, "context_management": {"edits": [CLEAR]}},
+        {
+            "type": [Refused("compact_20260112", "only clear_thinking")],
+            "keep": [
+                Effect("all", None, "engine"),
+                Effect({"type": "thinking_turns", "value": 2}, None, "engine"),
+                Harmless(({"type": "thinking_turns", "value": 1},), "as without it"),
+                Refused("some", "must be"),
+            ],
+        },
+        place=("context_management", "edits", 0),
+    ),
+    anthropic.KeptThoughts: Body(
+        "/v1/messages",
+        {
+            **ANTHROPIC_BASE,
+            **THOUGHTS,
+            "context_management": {
+                "edits": [{**CLEAR, "keep": {"type": "thinking_turns", "value": 1}}]
+            },
+        },
+        {
+            "type": [Effect("all", "thinking_turns", "engine"), Refused("none", "must be")],
+            "value": [Effect(1, 2, "engine"), Refused(0, "1 or more")],
+        },
+        place=("context_management", "edits", 0, "keep"),
     ),
     anthropic.ResultBlock: Body(
         "/v1/messages",

@@ -125,6 +125,45 @@ def test_who_has_less_in_the_background_finds_a_place(asked: list[int]) -> None:
     asyncio.run(fill())
 
 
+STEPS = st.lists(st.integers(1, 40), max_size=20)
+
+
+@given(STEPS, st.integers(2, 30))
+def test_events_are_handed_out_in_order_or_refused(steps: list[int], room: int) -> None:
+    """Each once, by its number, as long as there is room for it; other clients' entries stay."""
+
+    async def talk() -> None:
+        store = ResponseStore(max_bytes=(room + 2) * OVERHEAD)
+        await store.put(8, "other", StoredResponse(b""))
+        await store.begin(7, "a", RUNNING, streamed=True)
+        sent: list[bytes] = []
+        for count in steps:
+            events = [b"%d" % number for number in range(len(sent), len(sent) + count)]
+            await store.append(7, "a", len(sent), events)
+            sent += events
+            assert store.size <= (room + 2) * OVERHEAD
+        await store.put(7, "a", StoredResponse(b"whole", background=True))
+        found, number = await read_from_oldest(store, len(sent))
+        assert found == sent[number:]
+        assert (await store.get(8, "other")).body == b""
+
+    asyncio.run(talk())
+
+
+async def read_from_oldest(store: ResponseStore, most: int) -> tuple[list[bytes], int]:
+    """All events that are there, and the number of the first."""
+    first = 0
+    while first < most and await refusal(store.follow(7, "a", first)):
+        first += 1
+    found: list[bytes] = []
+    while (news := await store.follow(7, "a", first + len(found))).body is None:
+        assert news.following == first + len(found) + len(news.events)
+        found += news.events
+    found += news.events
+    assert (news.body, news.following) == (b"whole", most)
+    return found, first
+
+
 # -- of several processes --------------------------------------------------------------------------
 
 Store = ResponseStore | ResponseClient
@@ -206,6 +245,28 @@ def test_what_a_process_made_that_has_ended_is_lost() -> None:
             await there.close(APP)
             assert (await stopping).body == b"lost"
             assert (await here.get(7, "b")).body == b"whole"
+
+    asyncio.run(talk())
+
+
+def test_events_of_another_process_can_be_read() -> None:
+    async def talk() -> None:
+        async with linked() as (here, _, there):
+            for maker, reader, name in ((here, there, "a"), (there, here, "b")):
+                await maker.begin(7, name, RUNNING, streamed=True)
+                reading = asyncio.create_task(reader.follow(7, name, 0))
+                await asyncio.sleep(0)
+                await maker.append(7, name, 0, [b"one", b"two"])
+                news = await reading
+                assert (list(news.events), news.following, news.body) == ([b"one", b"two"], 2, None)
+                await maker.append(7, name, 9, [b"late"])  # nobody knows what was before
+                assert await refusal(reader.follow(7, name, 2)) == 400
+                assert list((await reader.follow(7, name, 9)).events) == [b"late"]
+                reading = asyncio.create_task(reader.follow(7, name, 10))
+                await asyncio.sleep(0)
+                await maker.put(7, name, StoredResponse(b"whole", background=True))
+                news = await reading
+                assert (news.body, news.following) == (b"whole", 10)
 
     asyncio.run(talk())
 

@@ -21,6 +21,7 @@ BODIES = {
     "/v1/completions": {"prompt": "x", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     "/v1/responses": {"input": "x", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "x"},
     "/invocations": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
     "/vertex_generate": {
         "instances": [{"text": "x"}],

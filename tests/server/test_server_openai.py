@@ -381,6 +381,7 @@ WITH_A_MODEL: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HI, "max_tokens": 2},
     "/v1/completions": {"prompt": "x", "max_tokens": 2},
     "/v1/responses": {"input": "x", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "x"},
     "/invocations": {"messages": HI, "max_tokens": 2},
     "/api/chat": {"messages": HI, "stream": False, "options": {"num_predict": 2}},
     "/api/generate": {"prompt": "x", "stream": False, "options": {"num_predict": 2}},

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -61,6 +64,15 @@ def test_a_whole_response(server: Running) -> None:
     assert (found["instructions"], found["metadata"]) == ("be brief", {"a": "b"})
 
 
+def test_tokens_of_an_input_are_counted(server: Running) -> None:
+    first = create(server)
+    for fields in ({"input": "hi", "instructions": "be brief"},
+                   {"input": "and?", "previous_response_id": first["id"]}):  # fmt: skip
+        counted = ask(server, f"{PATH}/input_tokens", fields).json
+        wanted = create(server, **fields)["usage"]["input_tokens"]
+        assert counted == {"object": "response.input_tokens", "input_tokens": wanted}
+
+
 def test_a_limit_makes_a_response_incomplete(server: Running) -> None:
     found = create(server, max_output_tokens=2)
     assert found["status"] == "incomplete"
@@ -107,11 +119,11 @@ F = {"type": "function", "name": "f"}
         ({"tools": [F], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
         ({"tools": [F], "tool_choice": {"type": "allowed_tools", "mode": "x", "tools": [F]}},
          "tool_choice.mode"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "never"}, "truncation"),
+        ({"truncation": "auto", "input": "x" * CONTEXT}, "input"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"previous_response_id": "resp_0"}, "previous_response_id"),
-        ({"background": True, "stream": True}, "background"),
         ({"background": True, "store": False}, "background"),
     ],
 )  # fmt: skip
@@ -121,13 +133,37 @@ def test_refusals_name_the_field(server: Running, fields: Any, param: str) -> No
     assert answer.json["error"]["param"] in (param, "input"), answer.text
 
 
+def test_a_conversation_that_is_too_long_loses_its_oldest_turns(server: Running) -> None:
+    """As few as it takes; and what is left is what the next response goes on with."""
+    turns = [f"<user>{number:040}\n<assistant>Well\n" for number in range(12)]
+    items: list[Any] = [{"role": "system", "content": "be brief"}]
+    for number in range(12):
+        items.append({"role": "user", "content": f"{number:040}"})
+        items.append({"role": "assistant", "content": "Well"})
+    items.append({"role": "user", "content": "and?"})
+    found = create(server, input=items, truncation="auto")
+    assert found["truncation"] == "auto"
+    front, end = "<system>be brief\n", "<user>and?\n<assistant>"
+    left = len(prompt(server)[len(front) : -len(end)]) // len(turns[0])
+    assert prompt(server) == front + "".join(turns[-left:]) + end
+    room = CONTEXT - SHORT["max_output_tokens"]
+    assert len(prompt(server)) <= room < len(prompt(server)) + len(turns[0])
+    create(server, input="so?", previous_response_id=found["id"], truncation="auto")
+    said = prompt(server)
+    assert said.startswith(front) and said.endswith(
+        "<user>and?\n<assistant>Well\n<user>so?\n<assistant>"
+    )
+    create(server, truncation="auto")
+    assert prompt(server) == "<user>hi\n<assistant>"
+
+
 # -- streams ---------------------------------------------------------------------------------------
 
 
-def named_events(body: str) -> list[Any]:
+def named_events(body: str, first: int = 0) -> list[Any]:
     """The events, in order by their numbers."""
     found = []
-    for number, block in enumerate(body.split("\n\n")[:-1]):
+    for number, block in enumerate(body.split("\n\n")[:-1], first):
         name, data = block.split("\n")
         value = json.loads(data.removeprefix("data: "))
         assert name == f"event: {value['type']}" and value["sequence_number"] == number
@@ -346,3 +382,76 @@ def test_a_response_in_the_background_can_be_ended(way: str) -> None:
         server.until(lambda: server.frontend.live == 0)
         server.until(lambda: server.frontend.accepted == 0)
         assert len(server.engine.cancelled) == 1
+
+
+# -- streams in the background ---------------------------------------------------------------------
+
+
+def follow(server: Running, identity: str, after: int | None = None) -> list[Any]:
+    query = "" if after is None else f"&starting_after={after}"
+    answer = ask(server, f"{PATH}/{identity}?stream=true{query}", method="GET")
+    assert answer.status == 200, answer.text
+    return named_events(answer.text, 0 if after is None else after + 1)
+
+
+def test_events_of_the_background_can_be_read_again(server: Running) -> None:
+    body = {"input": "hi", **SHORT, "stream": True, "background": True}
+    found = named_events(ask(server, PATH, body).text)
+    kinds = [event["type"].removeprefix("response.") for event in found]
+    assert kinds[:2] == ["created", "in_progress"] and kinds[-2:] == [
+        "output_item.done",
+        "completed",
+    ]
+    assert "".join(event.get("delta", "") for event in found) == "Well"
+    whole = found[-1]["response"]
+    identity = whole["id"]
+    assert ask(server, f"{PATH}/{identity}", method="GET").json == whole
+    assert follow(server, identity) == found
+    for after in (0, 3, len(found) - 2, len(found) - 1, len(found) + 9):
+        assert follow(server, identity, after) == found[after + 1 :]
+    create(server, input="and?", previous_response_id=identity)
+    assert prompt(server) == "<user>hi\n<assistant>Well\n<user>and?\n<assistant>"
+    for query in ("stream=true&starting_after=x", "stream=true&starting_after=-2", "stream=1"):
+        assert ask(server, f"{PATH}/{identity}?{query}", method="GET").status == 400
+    plain = create(server, background=True)["id"]
+    answer = ask(server, f"{PATH}/{plain}?stream=true", method="GET")
+    assert (answer.status, answer.json["param"]) == (400, "stream")
+
+
+def test_what_goes_wrong_in_the_background_ends_its_stream(server: Running) -> None:
+    body = {"input": "x" * CONTEXT, "stream": True, "background": True}
+    found = named_events(ask(server, PATH, body).text)
+    assert [event["type"].removeprefix("response.") for event in found] == [
+        *("created", "in_progress", "failed")
+    ]
+    assert found[-1]["response"]["error"]["code"] == "invalid_prompt"
+
+
+def test_a_client_that_leaves_comes_back_to_its_stream() -> None:
+    with running_server(engine=ScriptedEngine(pause=0.01)) as server:
+        body = {"input": "hi", "stream": True, "background": True, "max_output_tokens": 100}
+
+        async def leave() -> str:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            data = json.dumps(body).encode()
+            head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            seen = await reader.readuntil(b"output_text.delta")
+            writer.close()
+            return re.findall(r"resp_\w+", seen.decode())[0]
+
+        identity = server.run(leave())
+        assert status(server, identity) == "in_progress"
+        found = follow(server, identity, 3)
+        assert found[-1]["type"] == "response.incomplete" and not server.engine.cancelled
+        text = "".join(event.get("delta", "") for event in follow(server, identity))
+        assert text == found[-1]["response"]["output"][0]["content"][0]["text"]
+        assert ask(server, f"{PATH}/{identity}", method="GET").json == found[-1]["response"]
+        long = {**body, "max_output_tokens": 400}
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(ask, server, PATH, long)
+            server.until(lambda: server.frontend.live == 1)
+            identity = server.engine.requests[-1].rid
+            ended = ask(server, f"{PATH}/{identity}/cancel").json
+            last = named_events(asked.result(10).text)[-1]
+        assert (last["type"], last["response"]) == ("response.cancelled", ended)

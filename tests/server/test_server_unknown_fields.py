@@ -18,6 +18,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x", "max_tokens": 2},
     "/v1/chat/completions": {"messages": HI, "max_tokens": 2},
     "/v1/responses": {"input": "x", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "x"},
     "/invocations": {"messages": HI, "max_tokens": 2},
     "/vertex_generate": {
         "instances": [{"text": "x"}],

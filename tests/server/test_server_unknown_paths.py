@@ -77,8 +77,8 @@ def test_no_completions_are_stored(method: str, path: str, server: Running) -> N
 
 
 def test_a_path_below_another_may_be_missing(server: Running) -> None:
-    counted = ask(server, "/v1/responses/input_tokens", {"input": "a"})
-    assert counted.status == 404 and "/tokenize" in counted.json["message"]
+    compacted = ask(server, "/v1/responses/compact", {"input": "a"})
+    assert compacted.status == 404 and "truncation" in compacted.json["message"]
 
 
 @given(st.text(max_size=5000))

@@ -20,8 +20,32 @@ import msgspec
 from aiohttp import web
 
 from vivace.protocol.engine_socket import path
-from vivace.server.response_store import FoundItems, Responses, ResponseStore, StoredResponse
+from vivace.server.response_store import (
+    FoundItems,
+    NewEvents,
+    Responses,
+    ResponseStore,
+    StoredResponse,
+)
 from vivace.server.responses import HTTPError
+from vivace.server.store_messages import (
+    REPEATED,
+    Append,
+    Ask,
+    Begin,
+    Find,
+    Follow,
+    Found,
+    Get,
+    Put,
+    Remove,
+    StopResponse,
+    StoreError,
+    StoreReply,
+    StoreRequest,
+    UseApprovals,
+    WaitStop,
+)
 
 log = logging.getLogger("vivace.server")
 
@@ -33,79 +57,10 @@ ANSWER_SECONDS = 15.0
 AGAIN_SECONDS = 0.2
 
 
-class Put(msgspec.Struct, frozen=True, tag=True):
-    client: int
-    identity: str
-    entry: StoredResponse
-
-
-class Get(msgspec.Struct, frozen=True, tag=True):
-    client: int
-    identity: str
-
-
-class Find(msgspec.Struct, frozen=True, tag=True):
-    client: int
-    items: Sequence[str]
-
-
-class UseApprovals(msgspec.Struct, frozen=True, tag=True):
-    client: int
-    requests: Sequence[str]
-
-
-class Remove(msgspec.Struct, frozen=True, tag=True):
-    client: int
-    identity: str
-
-
-class Begin(msgspec.Struct, frozen=True, tag=True):
-    client: int
-    identity: str
-    entry: StoredResponse
-    lost: bytes
-
-
-class WaitStop(msgspec.Struct, frozen=True, tag=True):
-    client: int
-    identity: str
-
-
-class StopResponse(msgspec.Struct, frozen=True, tag=True):
-    client: int
-    identity: str
-
-
-class StoreError(msgspec.Struct, frozen=True, tag=True):
-    """An `HTTPError`."""
-
-    status: int
-    message: str
-    param: str | None
-    code: str | None
-    retry_after: float | None
-
-
-Ask = Put | Get | Find | UseApprovals | Remove | Begin | WaitStop | StopResponse
-REPEATED = (Put, Get, Find, StopResponse)
-"""Asked twice they do what they do once."""
-Found = StoredResponse | FoundItems | StoreError | bool | None
-
-
-class StoreRequest(msgspec.Struct, frozen=True, array_like=True):
-    number: int
-    ask: Ask
-
-
-class StoreReply(msgspec.Struct, frozen=True, array_like=True):
-    number: int
-    found: Found
-
-
 _REQUEST = msgspec.msgpack.Decoder(StoreRequest)
 _REPLY = msgspec.msgpack.Decoder(StoreReply)
 encode = msgspec.msgpack.encode
-T = TypeVar("T", StoredResponse, FoundItems, bool, None)
+T = TypeVar("T", StoredResponse, FoundItems, NewEvents, bool, None)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
@@ -201,7 +156,13 @@ async def find(store: Responses, ask: Ask) -> Found:
         case Remove():
             return await store.remove(ask.client, ask.identity)
         case Begin():
-            return await store.begin(ask.client, ask.identity, ask.entry, ask.lost)
+            return await store.begin(
+                ask.client, ask.identity, ask.entry, ask.lost, streamed=ask.streamed
+            )
+        case Append():
+            return await store.append(ask.client, ask.identity, ask.first, ask.events)
+        case Follow():
+            return await store.follow(ask.client, ask.identity, ask.number)
         case WaitStop():
             return await store.wait_stop(ask.client, ask.identity)
         case StopResponse():
@@ -292,12 +253,24 @@ class ResponseClient:
         await self._ask(Remove(client, identity), type(None))
 
     async def begin(
-        self, client: int, identity: str, entry: StoredResponse, lost: bytes = b""
+        self,
+        client: int,
+        identity: str,
+        entry: StoredResponse,
+        lost: bytes = b"",
+        *,
+        streamed: bool = False,
     ) -> None:
-        begin = Begin(client, identity, entry, lost)
+        begin = Begin(client, identity, entry, lost, streamed)
         await self._ask(begin, type(None))
         assert self._connection is not None
         self._making[client, identity] = (begin, self._connection)
+
+    async def append(self, client: int, identity: str, first: int, events: Sequence[bytes]) -> None:
+        await self._ask(Append(client, identity, first, events), type(None))
+
+    async def follow(self, client: int, identity: str, number: int) -> NewEvents:
+        return await self._ask(Follow(client, identity, number), NewEvents, None)
 
     async def wait_stop(self, client: int, identity: str) -> None:
         """A process that has replaced the one that kept them is told what is made here."""
@@ -323,9 +296,9 @@ class ResponseClient:
         if self._connection is not None:
             await self._connection.close()
 
-    async def _ask(self, ask: Ask, kind: type[T]) -> T:
+    async def _ask(self, ask: Ask, kind: type[T], seconds: float | None = ANSWER_SECONDS) -> T:
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(seconds):
                 found = await self._hear(ask)
         except OSError as error:  # a timeout is one
             reason = str(error) or "it does not answer"

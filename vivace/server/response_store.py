@@ -11,7 +11,9 @@ from typing import Protocol
 
 import msgspec
 
+from vivace.server.event_history import EventHistory
 from vivace.server.responses import HTTPError
+from vivace.server.shared_messages import SharedMessages
 
 MAX_ENTRIES = 2048
 MAX_BYTES = 64 << 20
@@ -53,6 +55,15 @@ class FoundItems(msgspec.Struct, frozen=True, tag=True):
     bodies: dict[str, bytes]
 
 
+class NewEvents(msgspec.Struct, frozen=True, tag=True):
+    """Events of a response behind those that somebody has; `following`: the number of the one
+    behind these. `body`: what has become of the response, once these are the last ones."""
+
+    events: Sequence[bytes]
+    following: int
+    body: bytes | None = None
+
+
 class Responses(Protocol):
     """Of every client (an API key) its own: nobody finds another one's. All of it raises HTTPError:
     404 for what the client has not, 503 where who keeps them is not there."""
@@ -76,10 +87,26 @@ class Responses(Protocol):
         ...
 
     async def begin(
-        self, client: int, identity: str, entry: StoredResponse, lost: bytes = b""
+        self,
+        client: int,
+        identity: str,
+        entry: StoredResponse,
+        lost: bytes = b"",
+        *,
+        streamed: bool = False,
     ) -> None:
         """Keep one that is made in the background from now on, until it is put again. `lost`: what
-        it is when the process that makes it ends. HTTPError 503 when there is no place."""
+        it is when the process that makes it ends; `streamed`: it has events, which are kept, too.
+        HTTPError 503 when there is no place."""
+        ...
+
+    async def append(self, client: int, identity: str, first: int, events: Sequence[bytes]) -> None:
+        """The next events of one that is made; `first`: the number of the first of them."""
+        ...
+
+    async def follow(self, client: int, identity: str, number: int) -> NewEvents:
+        """The events from this one on; waits until there are any. HTTPError 400 where there never
+        were any, or they have made room for others."""
         ...
 
     async def wait_stop(self, client: int, identity: str) -> None:
@@ -96,6 +123,7 @@ class KeptResponse:
     entry: StoredResponse
     size: int
     lost: bytes = b""
+    history: EventHistory | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -108,34 +136,8 @@ class KeptResponse:
         """Nobody waits for it any more, neither its maker."""
         self.stopping.set()
         self.over.set()
-
-
-class SharedMessages:
-    """Messages of one client's responses: what several conversations have, since each goes on with
-    another one, is there once."""
-
-    def __init__(self) -> None:
-        self._counts: dict[bytes, int] = {}
-        self._known: dict[bytes, bytes] = {}
-
-    def hold(self, messages: Sequence[bytes]) -> tuple[tuple[bytes, ...], int]:
-        """(the same ones, bytes that they add)"""
-        added = 0
-        for message in messages:
-            count = self._counts.get(message, 0)
-            self._counts[self._known.setdefault(message, message)] = count + 1
-            added += 0 if count else len(message)
-        return tuple(self._known[message] for message in messages), added
-
-    def drop(self, messages: Sequence[bytes]) -> int:
-        """How many bytes that frees."""
-        freed = 0
-        for message in messages:
-            self._counts[message] -= 1
-            if not self._counts[message]:
-                del self._counts[message], self._known[message]
-                freed += len(message)
-        return freed
+        if self.history is not None:
+            self.history.tell()
 
 
 class ResponseStore:
@@ -171,14 +173,7 @@ class ResponseStore:
 
     async def put(self, client: int, identity: str, entry: StoredResponse) -> bool:
         """As `Responses` says."""
-        earlier = self._clients.get(client, {}).get(identity)
-        size = entry.size
-        self._discard(client, identity)
-        if size <= self._max_bytes:
-            self._keep(client, identity, KeptResponse(entry, size))
-        if earlier is not None:
-            earlier.end()
-        return size <= self._max_bytes
+        return self._replace(client, identity, entry)
 
     async def get(self, client: int, identity: str) -> StoredResponse:
         return self._find(client, identity).entry
@@ -214,14 +209,52 @@ class ResponseStore:
     # -- in the background -------------------------------------------------------------------------
 
     async def begin(
-        self, client: int, identity: str, entry: StoredResponse, lost: bytes = b""
+        self,
+        client: int,
+        identity: str,
+        entry: StoredResponse,
+        lost: bytes = b"",
+        *,
+        streamed: bool = False,
     ) -> None:
         """As `Responses` says."""
-        kept = KeptResponse(entry, entry.size + len(lost), lost)
-        self._discard(client, identity)
-        self._check_running(client, kept.size)
-        self._running[client, identity] = kept
+        history = EventHistory() if streamed else None
+        earlier = self._discard(client, identity)
+        if earlier is not None:  # who makes it had lost its connection
+            history = earlier.history
+        size = entry.size + len(lost) + (history.size if history is not None else 0)
+        self._check_running(client, size)
+        kept = self._running[client, identity] = KeptResponse(entry, size, lost, history)
         self._keep(client, identity, kept)
+        if earlier is not None:
+            earlier.end()
+
+    async def append(self, client: int, identity: str, first: int, events: Sequence[bytes]) -> None:
+        """As `Responses` says."""
+        kept = self._find(client, identity)
+        if (history := kept.history) is None or not kept.entry.running:
+            return
+        before = history.size
+        history.add(first, events)
+        self._grow(client, kept, history.size - before)
+        while self._is_full() and not self._make_room(client):
+            before = history.size
+            if not history.cut():
+                return
+            self._grow(client, kept, history.size - before)
+
+    async def follow(self, client: int, identity: str, number: int) -> NewEvents:
+        """As `Responses` says."""
+        kept = self._find(client, identity)
+        if (history := kept.history) is None:
+            message = "it was not made as a stream in the background, so it has no events"
+            raise HTTPError(400, message, param="stream")
+        while not (events := history.behind(number)) and kept.entry.running:
+            await history.more()
+            kept = self._find(client, identity)
+        over = not kept.entry.running and number + len(events) >= history.following
+        body = kept.entry.body if over else None
+        return NewEvents(events, history.following if over else number + len(events), body)
 
     async def wait_stop(self, client: int, identity: str) -> None:
         """As `Responses` says."""
@@ -244,12 +277,8 @@ class ResponseStore:
     def lose(self, client: int, identity: str) -> None:
         """The process that made it has ended, as far as it was running."""
         kept = self._running.get((client, identity))
-        if kept is None:
-            return
-        self._discard(client, identity)
-        entry = StoredResponse(kept.lost, background=True)
-        self._keep(client, identity, KeptResponse(entry, entry.size))
-        kept.end()
+        if kept is not None:
+            self._replace(client, identity, StoredResponse(kept.lost, background=True))
 
     def _check_running(self, client: int, size: int) -> None:
         """HTTPError 503 when as much is being made in the background as may be, with `size` bytes
@@ -282,6 +311,19 @@ class ResponseStore:
             )
         return kept
 
+    def _replace(self, client: int, identity: str, entry: StoredResponse) -> bool:
+        """False: the new one is too large."""
+        size, earlier = entry.size, self._discard(client, identity)
+        history = earlier.history if earlier is not None else None
+        if history is not None and size + history.size > self._max_bytes:
+            history = None
+        if size <= self._max_bytes:
+            size += history.size if history is not None else 0
+            self._keep(client, identity, KeptResponse(entry, size, history=history))
+        if earlier is not None:
+            earlier.end()
+        return entry.size <= self._max_bytes
+
     def _keep(self, client: int, identity: str, kept: KeptResponse) -> None:
         self._clients.setdefault(client, {})[identity] = kept
         self._items |= {(client, item): identity for item in kept.entry.items}
@@ -289,29 +331,39 @@ class ResponseStore:
         messages, added = shared.hold(entry.messages)
         kept.entry = msgspec.structs.replace(entry, messages=messages)
         self._bytes[client] = self._bytes.get(client, 0) + kept.own_size + added
-        while len(self) > self._max_entries or self.size > self._max_bytes:
-            if not self._make_room():
-                return
+        while self._is_full() and self._make_room():
+            pass
 
-    def _discard(self, client: int, identity: str) -> None:
+    def _grow(self, client: int, kept: KeptResponse, size: int) -> None:
+        kept.size += size
+        self._bytes[client] += size
+
+    def _is_full(self) -> bool:
+        return len(self) > self._max_entries or self.size > self._max_bytes
+
+    def _discard(self, client: int, identity: str) -> KeptResponse | None:
         """Forget it, if it is there."""
         entries = self._clients.get(client, {})
         kept = entries.pop(identity, None)
         if kept is None:
-            return
+            return None
         self._running.pop((client, identity), None)
         for item in kept.entry.items:
             del self._items[client, item]
         self._bytes[client] -= kept.own_size + self._messages[client].drop(kept.entry.messages)
         if not entries:
             del self._clients[client], self._bytes[client], self._messages[client]
+        return kept
 
-    def _make_room(self) -> bool:
-        """Forget the oldest one of the client that has most; False: there is none."""
+    def _make_room(self, asking: int | None = None) -> bool:
+        """Forget the oldest one of the client that has most; False: there is none, or only of
+        clients that have less than the one that is `asking`."""
         for client in sorted(self._bytes, key=lambda one: -self._bytes[one]):
             if (oldest := next(self._ended(client), None)) is not None:
                 self._discard(client, oldest)
                 return True
+            if client == asking:
+                return False
         return False
 
     def _ended(self, client: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -53,8 +53,20 @@ class StreamForm:
 STREAM_FORM = web.RequestKey("stream_form", StreamForm)
 """Of the answer to a request, where it is not OpenAI's"""
 
-OPEN_ANSWER = web.RequestKey("open_answer", web.StreamResponse)
-"""Once it has begun: a further stream is part of it"""
+
+@dataclass(frozen=True)
+class OpenAnswer:
+    """An answer that has begun, and where its events go: a further stream is part of it. `say`:
+    between streams."""
+
+    response: web.StreamResponse
+    transport: asyncio.Transport | None
+    say: Callable[[bytes], Awaitable[None]]
+    chunked: bool
+
+
+OPEN_ANSWER = web.RequestKey("open_answer", OpenAnswer)
+"""Once it has begun"""
 
 
 class Encoder(Protocol):
@@ -87,15 +99,16 @@ def failure() -> bytes:
     return event(msgspec.json.encode(error_body(500, "internal error"))) + DONE
 
 
-async def open_answer(request: web.Request, headers: dict[str, str]) -> None:
+async def open_answer(request: web.Request, headers: dict[str, str]) -> OpenAnswer:
     """Send the head of an answer that consists of events."""
     response = web.StreamResponse(headers={**HEADERS, **headers})
-    if request.version >= HttpVersion11:
+    chunked = request.version >= HttpVersion11
+    if chunked:
         response.enable_chunked_encoding()
     else:
         response.force_close()
     await response.prepare(request)
-    request[OPEN_ANSWER] = response
+    return OpenAnswer(response, request.transport, response.write, chunked)
 
 
 class StreamSink:
@@ -221,11 +234,12 @@ class EventStream:
     async def run(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         """Send the headers, let the outputs flow, return when the last event is written."""
         form = self._form = request.get(STREAM_FORM)
-        self._chunked = request.version >= HttpVersion11
         try:
             if OPEN_ANSWER not in request:
-                await open_answer(request, {**(form.headers if form else {}), **headers})
-            self._transport = request.transport
+                own = form.headers if form else {}
+                request[OPEN_ANSWER] = await open_answer(request, {**own, **headers})
+            answer = request[OPEN_ANSWER]
+            self._transport, self._chunked = answer.transport, answer.chunked
             self._spoke = asyncio.get_running_loop().time() if self._first.done() else -inf
             self._resume()
             if form is not None and form.ping:
@@ -233,7 +247,7 @@ class EventStream:
             await self._flow()
             if form is None or not form.goes_on():
                 async with asyncio.timeout(self._limits.stall * 10):
-                    await request[OPEN_ANSWER].write_eof()
+                    await answer.response.write_eof()
         except TimeoutError:
             self.fail(ConnectionResetError("the client does not read the end of its answer"))
         except (ConnectionError, asyncio.CancelledError):
@@ -241,7 +255,7 @@ class EventStream:
             raise
         finally:
             self.close()
-        return request[OPEN_ANSWER]
+        return request[OPEN_ANSWER].response
 
     def close(self) -> None:
         """Nothing more is written, and nobody holds what was."""

@@ -59,10 +59,7 @@ MISSING: dict[str, str] = {
     **dict.fromkeys(
         ("/v1/images/generations", "/v1/images/edits", "/v1/images/variations"), NO_PICTURES
     ),
-    **dict.fromkeys(
-        ("/v1/responses/input_tokens", "/v1/responses/compact"),
-        "/tokenize counts tokens, and conversations are not cut",
-    ),
+    "/v1/responses/compact": "nothing is summed up; truncation: auto leaves out the oldest turns",
     "/v1/conversations": "use previous_response_id of /v1/responses",
     "/v2/rerank": "/v1/rerank takes the same query and documents",
     "/generate_from_file": "SGLang has it no longer; send the prompts to /generate",

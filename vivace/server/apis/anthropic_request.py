@@ -6,12 +6,16 @@ from typing import Any
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
-from vivace.frontend.fields import NO_TEXT, abbreviate, refuse_unsupported
+from vivace.frontend.fields import NO_TEXT, abbreviate, is_set, refuse_unsupported
 from vivace.requests.schema import FunctionCall, Message, ToolCall
 from vivace.server.apis.anthropic_schema import (
     ANTHROPIC_REFUSED,
     ContentBlock,
+    ContextEdit,
+    ContextManagement,
     CountTokensRequest,
+    DocumentSource,
+    KeptThoughts,
     MessagesRequest,
     OutputConfig,
     ResultBlock,
@@ -37,6 +41,7 @@ RENAMED_FIELDS = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 """The chat path's name -> Anthropic's."""
+CLEAR_THINKING = "clear_thinking_20251015"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 THOUGHTS = {"enabled": True, "adaptive": True, "disabled": False}
 
@@ -48,7 +53,45 @@ def read_turns(params: CountTokensRequest) -> Work[ChatMessages]:
     for number, turn in enumerate(params.messages):
         yield from add_turn(found, turn, f"messages[{number}]")
         yield
+    management = params.context_management or ContextManagement()
+    for index, edit in enumerate(management.edits or ()):
+        clear_thoughts(found.messages, edit, f"context_management.edits[{index}]")
     return found
+
+
+def clear_thoughts(messages: list[Message], edit: ContextEdit, place: str) -> None:
+    """Leave out thoughts of past turns. A turn is all that the assistant says between two messages
+    of the user, calls of tools included."""
+    if edit.type != CLEAR_THINKING:
+        kind = abbreviate(edit.type)
+        reason = f"{kind!r}: only {CLEAR_THINKING} is done here; send what is to be read"
+        raise BadRequest(f"{place}.type", reason)
+    left = turns_with_thoughts(edit.keep, f"{place}.keep")
+    if left is None:
+        return
+    thinks = False
+    for message in reversed(messages):
+        if message.role == "user":
+            left -= thinks
+            thinks = False
+        elif message.reasoning_content:
+            thinks = True
+            message.reasoning_content = message.reasoning_content if left > 0 else None
+
+
+def turns_with_thoughts(keep: str | KeptThoughts | None, place: str) -> int | None:
+    """How many turns keep their thoughts; None: all."""
+    match keep:
+        case None:
+            return 1
+        case "all" | KeptThoughts(type="all"):
+            return None
+        case KeptThoughts(type="thinking_turns"):
+            if keep.value is None or keep.value < 1:
+                raise BadRequest(f"{place}.value", "must be 1 or more")
+            return keep.value
+        case _:
+            raise BadRequest(place, "must be all, or thinking_turns with a value")
 
 
 def add_system(found: ChatMessages, system: str | list[SystemBlock] | None) -> None:
@@ -89,6 +132,8 @@ def add_block(found: ChatMessages, role: str, block: ContentBlock, turn: str, pl
             message.reasoning_content = (message.reasoning_content or "") + thought
         case "redacted_thinking":
             pass
+        case "document":
+            found.add_text(role, document_text(block, place), turn)
         case _:
             found.add_text(role, plain_text(block, place), turn)
 
@@ -101,6 +146,28 @@ def plain_text(block: ContentBlock | ResultBlock | SystemBlock, place: str) -> s
     if block.text is None:
         raise BadRequest(f"{place}.text", NO_TEXT)
     return block.text
+
+
+def document_text(block: ContentBlock, place: str) -> str:
+    """What is said of a document, and its text. BadRequest for one that is none."""
+    if is_set(block.citations) and block.citations != {"enabled": False}:
+        raise BadRequest(f"{place}.citations", "answers name no places; leave citations out")
+    text = source_text(block.source, f"{place}.source")
+    return "\n".join(one for one in (block.title, block.context, text) if one)
+
+
+def source_text(source: str | DocumentSource | None, place: str) -> str:
+    match source:
+        case DocumentSource(type="text"):
+            return needed(source.data, f"{place}.data")
+        case DocumentSource(type="content", content=list(parts)):
+            found = (plain_text(one, f"{place}.content[{i}]") for i, one in enumerate(parts))
+            return "\n".join(found)
+        case DocumentSource(type="content", content=str() | None as text):
+            return needed(text, f"{place}.content")
+        case _:
+            reason = "must be text with data, or content: the served model takes text only"
+            raise BadRequest(place, reason)
 
 
 def result_text(block: ContentBlock, place: str) -> str:

@@ -17,8 +17,19 @@ class ResultBlock(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
+class DocumentSource(msgspec.Struct, kw_only=True):
+    """`text`, with `data`; or `content`, with text or parts."""
+
+    type: str
+    data: str | None = None
+    content: str | Parts[ResultBlock] | None = None
+    media_type: str | None = None
+    """Any value: texts are plain."""
+
+
 class ContentBlock(msgspec.Struct, kw_only=True):
-    """A part of a turn: text, tool_use, tool_result, thinking or redacted_thinking."""
+    """A part of a turn: text, tool_use, tool_result, thinking or redacted_thinking, or a document
+    that is text."""
 
     type: str
     text: str | None = None
@@ -33,6 +44,13 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     """Nobody checks it: whoever sends thoughts back has them from here."""
     data: str | None = None
     """Of redacted_thinking, which only Anthropic can read; such a block is left out."""
+    source: str | DocumentSource | None = None
+    """Of a document."""
+    title: str | None = None
+    context: str | None = None
+    """What a document is, for the model."""
+    citations: Any = None
+    """Of a document refused when they are enabled; of past texts any value."""
     cache_control: Any = None
     """Any value: prefixes are cached without being asked."""
 
@@ -87,6 +105,25 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: OutputFormat | None = None
 
 
+class KeptThoughts(msgspec.Struct, kw_only=True):
+    """`all`, or `thinking_turns`: those of the last `value` turns."""
+
+    type: str
+    value: int | None = None
+
+
+class ContextEdit(msgspec.Struct, kw_only=True):
+    """`clear_thinking_20251015`: thoughts of past turns are left out, but for those of the last
+    one, or as `keep` says."""
+
+    type: str
+    keep: str | KeptThoughts | None = None
+
+
+class ContextManagement(msgspec.Struct, kw_only=True):
+    edits: Entries[ContextEdit] | None = None
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     """POST /v1/messages/count_tokens, and what /v1/messages has of the same."""
 
@@ -97,12 +134,12 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingParam | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     cache_control: Any = None
     # Refused with a reason when set (ANTHROPIC_REFUSED).
     output_format: Any = None
     mcp_servers: Any = None
     container: Any = None
-    context_management: Any = None
     prefill: Any = None
 
 
@@ -125,7 +162,6 @@ ANTHROPIC_REFUSED: dict[str, str] = {
     "output_format": "send it as output_config.format",
     "mcp_servers": "this server calls no tools; call them, and send tool_result",
     "container": "this server runs no code; remove the field",
-    "context_management": "this server edits no conversations; send what is to be read",
     "prefill": "end messages with a turn of the assistant instead; the answer goes on with it",
 }
 

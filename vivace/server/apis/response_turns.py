@@ -18,8 +18,14 @@ from vivace.requests.schema import FunctionCall, Message, ToolCall
 from vivace.requests.tools import ALLOWED, AllowedTools, ToolChoice
 from vivace.server.access import CLIENT
 from vivace.server.apis.chat_run import complete, own_names, run
+from vivace.server.apis.event_log import COMMENT, EventLog, send
 from vivace.server.apis.response_items import Item
-from vivace.server.apis.responses_events import ResponseEvents, ServerCall, encode_events
+from vivace.server.apis.responses_events import (
+    ResponseEvents,
+    ServerCall,
+    encode_events,
+    response_error,
+)
 from vivace.server.apis.responses_schema import OutputItem, ResponseObject
 from vivace.server.apis.server_calls import ApprovedCall, call_messages, read_object
 from vivace.server.apis.server_tools import ToolOffer
@@ -28,15 +34,12 @@ from vivace.server.context import Context
 from vivace.server.openai import chat
 from vivace.server.openai.schema import ChatRequest
 from vivace.server.responses import HTTPError
-from vivace.server.sse import OPEN_ANSWER, StreamForm, open_answer
+from vivace.server.sse import OPEN_ANSWER, OpenAnswer, StreamForm, open_answer
 from vivace.tool_servers.transport import ToolServerError
 
 log = logging.getLogger("vivace.server")
 
 NO_OBJECT = "the arguments are no JSON object"
-COMMENT = b": calls are being made\n\n"
-"""In a stream: nobody reads it, but who is on the way sees that the connection is alive."""
-UNREAD = "the client does not read"
 
 
 @dataclass
@@ -140,7 +143,7 @@ class ResponseTurns:
             await self._stream_turns(body, arrival)
             await self._keep(self._events.response)
             await self._say(self._events.end_event())
-            return self._http[OPEN_ANSWER]
+            return self._http[OPEN_ANSWER].response
         except (ConnectionError, asyncio.CancelledError):
             self._http.pop(OPEN_ANSWER, None)  # without its end it holds the request that holds it
             raise
@@ -153,7 +156,7 @@ class ResponseTurns:
         try:
             if self._approved:
                 await self._check_approved()
-                await open_answer(self._http, form.headers)
+                await self._open(form)
                 await self._say(self._begin_approved())
                 await self._make_calls()
             while not events.over:
@@ -165,13 +168,25 @@ class ResponseTurns:
         except (BadRequest, HTTPError) as error:
             if self._http.get(OPEN_ANSWER) is None:
                 raise
-            message = error.message if isinstance(error, HTTPError) else str(error)
-            await self._say(events.fail(message))
+            await self._say(events.fail(response_error(error)))
         except Exception as error:
             if self._http.get(OPEN_ANSWER) is None or isinstance(error, ConnectionError):
                 raise
             log.exception("a response failed between its turns")
             await self._say(events.fail())
+
+    async def record(self, log: EventLog) -> None:
+        """The events into a log, but for the last one: whoever reads it makes that. What goes wrong
+        is one of them."""
+        self._http[OPEN_ANSWER] = OpenAnswer(web.StreamResponse(), log, log.say, chunked=False)
+        await self._say(encode_events(self._events.begin()))
+        await self._stream_turns(Body(), time.monotonic())
+        await log.flush()  # who reads them may go on with what is kept then
+        await self._keep(self._events.response)
+
+    async def _open(self, form: StreamForm) -> None:
+        if OPEN_ANSWER not in self._http:
+            self._http[OPEN_ANSWER] = await open_answer(self._http, form.headers)
 
     async def _check_approved(self) -> None:
         """BadRequest or HTTPError before any call is made; from then on nobody makes them again."""
@@ -232,12 +247,5 @@ class ResponseTurns:
     async def _say(self, data: bytes) -> None:
         """More of the stream, between those of the chat path; nothing where there is none."""
         answer = self._http.get(OPEN_ANSWER)
-        if answer is None or not data:
-            return
-        try:
-            async with asyncio.timeout(self._context.settings.stream_stall):
-                await answer.write(data)
-        except TimeoutError:
-            if self._http.transport is not None:
-                self._http.transport.abort()
-            raise ConnectionResetError(UNREAD) from None
+        if answer is not None:
+            await send(self._context, answer, data)

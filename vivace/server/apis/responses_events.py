@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from vivace.frontend.errors import BadRequest
 from vivace.parsers.answer import new_call_id
 from vivace.server.apis.chat_run import (
     ABORTED_ANSWER,
@@ -33,6 +34,21 @@ from vivace.server.apis.responses_schema import (
 from vivace.server.apis.server_calls import ApprovedCall
 from vivace.server.apis.server_tools import ToolOffer
 from vivace.server.event_bytes import named_event
+from vivace.server.responses import HTTPError
+
+
+def server_error(message: str) -> ResponseError:
+    return ResponseError(code="server_error", message=message)
+
+
+def response_error(error: BadRequest | HTTPError) -> ResponseError:
+    """What a response says of why it failed."""
+    message = error.message if isinstance(error, HTTPError) else str(error)
+    code = "invalid_prompt" if error.status < 500 else "server_error"
+    return ResponseError(code=code, message=message)
+
+
+INTERNAL = server_error("internal error; the server's log has the details")
 
 
 @dataclass
@@ -84,9 +100,9 @@ class ResponseEvents:
             encode_event(event) for result in read_events(data) for event in self.take(result)
         )
 
-    def fail(self, message: str = "internal error") -> bytes:
+    def fail(self, error: ResponseError = INTERNAL) -> bytes:
         """The events of a response that an error ends, but for the last one."""
-        return encode_events(self._fail(message))
+        return encode_events(self._fail(error))
 
     def complete(self, result: ChatResult) -> None:
         """A whole turn from a whole answer, in which calls have no numbers."""
@@ -123,7 +139,7 @@ class ResponseEvents:
             return
         yield from self.begin()
         if result.error is not None:
-            yield from self._fail(result.error.message)
+            yield from self._fail(server_error(result.error.message))
             return
         if result.usage is not None:
             self._usage[-1:] = [result.usage]
@@ -279,7 +295,7 @@ class ResponseEvents:
     def _end_turn(self) -> Iterator[ResponseEvent]:
         reason = self._choice.finish_reason
         if reason == "abort":
-            yield from self._fail(ABORTED_ANSWER)
+            yield from self._fail(server_error(ABORTED_ANSWER))
             return
         cut = reason == "length"
         yield from self._close("incomplete" if cut else "completed")
@@ -313,13 +329,13 @@ class ResponseEvents:
         response.completed_at = None if cut else int(time.time())
         self.over = True
 
-    def _fail(self, message: str) -> Iterator[ResponseEvent]:
+    def _fail(self, error: ResponseError) -> Iterator[ResponseEvent]:
         if self.over:
             return
         yield from self._close("incomplete")
         yield from self._leave_calls()
         self.response.status = "failed"
-        self.response.error = ResponseError(code="server_error", message=message)
+        self.response.error = error
         self.over = True
 
     def _leave_calls(self) -> Iterator[ResponseEvent]:

@@ -56,6 +56,8 @@ NO_CHOICE = (
     f"must be one of {', '.join(CHOICES)}, a function or a tool of a server (mcp) by its name, or "
     f"{ALLOWED}"
 )
+AUTO, DISABLED = "auto", "disabled"
+"""whether the oldest turns may be left out"""
 ROLES = ("system", "developer", "user", "assistant")
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -165,9 +167,8 @@ def read_request(
     params: ResponsesRequest, found: ChatMessages, rid: str, offer: ToolOffer
 ) -> ChatRequest:
     """What /v1/responses asks of the chat path."""
-    if params.truncation not in (None, "disabled"):
-        reason = "conversations are not cut; send what fits, with truncation disabled"
-        raise BadRequest("truncation", reason)
+    if params.truncation not in (None, AUTO, DISABLED):
+        raise BadRequest("truncation", f"must be {AUTO} or {DISABLED}")
     text = params.text or TextParam()
     logprobs = bool(params.top_logprobs) or LOGPROBS in (params.include or ())
     stream = bool(params.stream)
@@ -274,7 +275,7 @@ def begin_response(
         tools=[without_none(tool) for tool in params.tools or ()],
         top_logprobs=params.top_logprobs or 0,
         top_p=params.top_p,
-        truncation="disabled",
+        truncation=params.truncation or DISABLED,
         user=params.user,
     )
 

@@ -252,7 +252,7 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
     output_tokens_details: ReasoningOutput
 
 
-class ResponseError(msgspec.Struct, kw_only=True):
+class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     message: str
 
@@ -318,3 +318,10 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
     id: str
     object: str = "response"
     deleted: bool = True
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    """Answer of /v1/responses/input_tokens."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"

@@ -116,6 +116,13 @@ RESPONSES = (
         items.ResponseEvent,
         task=Generate,
     ),
+    post(
+        "/v1/responses/input_tokens",
+        responses.count_input,
+        "How many tokens such a body has as a prompt",
+        items.ResponsesRequest,
+        items.InputTokens,
+    ),
     get(STORED, USER, responses.show, "A stored response", items.ResponseObject),
     Route(
         methods=("DELETE",),

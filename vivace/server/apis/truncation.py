@@ -1,0 +1,56 @@
+"""Conversations that lose their beginning where they are longer than what the model reads."""
+
+from __future__ import annotations
+
+from vivace.requests.schema import Message
+from vivace.requests.tools import OfferedTools, offered_tools
+from vivace.server.apis.chat_messages import ChatMessages
+from vivace.server.context import Context
+from vivace.server.openai import chat
+from vivace.server.openai.schema import ChatRequest
+
+INSTRUCTIONS = ("system", "developer")
+ANSWER_SHARE = 8
+"""An answer without a limit gets this part of the context, where something is left out for it."""
+
+
+async def truncate(context: Context, request: ChatRequest, found: ChatMessages) -> None:
+    """Leave out the oldest turns, as few as it takes. Instructions in front stay, and the last turn
+    of the user with all behind it: if that is too long, the request is refused as any other."""
+    chat.check(context, request)
+    offered = offered_tools(request)
+    size = context.served.context
+    limit = request.max_completion_tokens
+    if await prompt_tokens(context, request, found.messages, offered) <= size - (limit or 1):
+        return
+    kept = leading_instructions(found.messages)
+    starts = [i for i, one in enumerate(found.messages) if one.role == "user" and i > kept]
+    room = size - (limit or size // ANSWER_SHARE)
+    low, high = 0, len(starts) - 1
+    while low < high:
+        middle = (low + high) // 2
+        messages = without(found.messages, kept, starts[middle])
+        if await prompt_tokens(context, request, messages, offered) <= room:
+            high = middle
+        else:
+            low = middle + 1
+    if starts:
+        found.messages[:] = without(found.messages, kept, starts[low])
+        found.places[:] = found.places[:kept] + found.places[starts[low] :]
+
+
+def leading_instructions(messages: list[Message]) -> int:
+    return next(
+        (i for i, one in enumerate(messages) if one.role not in INSTRUCTIONS), len(messages)
+    )
+
+
+def without(messages: list[Message], start: int, end: int) -> list[Message]:
+    return messages[:start] + messages[end:]
+
+
+async def prompt_tokens(
+    context: Context, request: ChatRequest, messages: list[Message], offered: OfferedTools
+) -> int:
+    text = await chat.chat_text(context, messages, request, offered)
+    return len(await context.frontend.encode(text, add_special_tokens=False))
