@@ -7,13 +7,26 @@ import json
 from typing import Any
 
 import msgspec
-from server_kit import Wire, make_tokenizer
+import pytest
+from server_kit import Wire, ask, documents, make_tokenizer, running_server
 
 from vivace.frontend.fairness import run_now
 from vivace.frontend.request_output import RequestOutput
 from vivace.parsers.events import CallArguments, ContentText, ReasoningText
 from vivace.parsers.parser import SLICE, AnswerParser, ParseOptions, answer_format
+from vivace.requests.schema import FunctionCall, ToolCall
+from vivace.server.apis.chat_messages import ChatMessages
+from vivace.server.apis.chat_run import (
+    ChatResult,
+    ResultCall,
+    ResultChoice,
+    ResultFunction,
+    ResultMessage,
+)
 from vivace.server.apis.ollama import OllamaLines, show_message
+from vivace.server.apis.responses_events import ResponseEvents
+from vivace.server.apis.responses_request import begin_response
+from vivace.server.apis.responses_schema import ResponsesRequest
 from vivace.server.openai.parsed import (
     SLICE_TOKENS,
     ParsedChunks,
@@ -21,7 +34,7 @@ from vivace.server.openai.parsed import (
     encode_delta,
 )
 from vivace.server.openai.response import ChatChunks, ChunkContext
-from vivace.server.openai.schema import ChunkDelta
+from vivace.server.openai.schema import ChunkDelta, Usage
 from vivace.server.openai.usage import UsageCounter
 from vivace.server.sse import EventStream, StreamLimits, event
 
@@ -153,3 +166,39 @@ def test_arguments_of_a_call_are_joined_once() -> None:
     say('"}')
     told = json.loads(lines.convert(b"data: [DONE]\n\n").splitlines()[0])
     assert told["message"]["tool_calls"][0]["function"]["arguments"] == {"a": "b" * 1000}
+
+
+def test_only_the_first_and_the_last_event_of_messages_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[int] = []
+    count = UsageCounter.choice_usage
+
+    def choice_usage(self: UsageCounter, index: int) -> Usage:
+        counted.append(index)
+        return count(self, index)
+
+    monkeypatch.setattr(UsageCounter, "choice_usage", choice_usage)
+    said = [{"role": "user", "content": "hi"}]
+    body = {"model": "toy", "max_tokens": 40, "stream": True, "messages": said}
+    with running_server() as server:
+        told = documents(ask(server, "/v1/messages", body).text)
+    assert len(counted) == 1
+    begin, end = told[0]["message"]["usage"], told[-2]["usage"]
+    assert begin["input_tokens"] == end["input_tokens"] > 0 and end["output_tokens"] == 40
+
+
+def test_lists_of_calls_and_items_grow_where_they_are() -> None:
+    found = ChatMessages({})
+    response = begin_response(ResponsesRequest(input="hi"), "r", "m", store=False)
+    made = ResponseEvents(response)
+    calls, items = list[Any](), list[Any]()
+    for number in range(3):
+        found.add_call(ToolCall(function=FunctionCall(name="look")), "input")
+        calls.append(found.messages[0].tool_calls)
+        call = ResultCall(index=number, function=ResultFunction(name="look"))
+        delta = ResultMessage(tool_calls=[call])
+        list(made.take(ChatResult(choices=[ResultChoice(delta=delta)])))
+        items.append(response.output)
+    assert all(one is calls[0] for one in calls) and len(calls[0]) == 3
+    assert all(one is items[0] for one in items) and len(items[0]) == 2

@@ -41,6 +41,7 @@ class StreamForm:
     (b"" while there is nothing to say); it never raises. `failure`: the end of a stream that an
     error of ours ends. `ping`: what is said when there was nothing to say for a while, so that
     nobody on the way takes the connection for dead. `goes_on`: another one follows in the answer.
+    `first_usage`: the first event has counts of tokens, as the last one has.
     """
 
     headers: dict[str, str]
@@ -48,6 +49,7 @@ class StreamForm:
     failure: Callable[[], bytes]
     ping: bytes = b""
     goes_on: Callable[[], bool] = lambda: False
+    first_usage: bool = False
 
 
 STREAM_FORM = web.RequestKey("stream_form", StreamForm)

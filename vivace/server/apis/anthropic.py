@@ -80,7 +80,13 @@ async def messages(context: Context, http: web.Request, body: Body) -> web.Strea
         thoughts = shows_thoughts(params)
         if request.stream:
             events = MessageEvents(thoughts)
-            form = StreamForm(headers={}, convert=events.convert, failure=failure, ping=ping())
+            form = StreamForm(
+                headers={},
+                convert=events.convert,
+                failure=failure,
+                ping=ping(),
+                first_usage=True,
+            )
             return await run(context, http, body, request, arrival, form)
         result = await complete(context, http, body, request, arrival)
     return json_response(whole_answer(result, thoughts))

@@ -123,9 +123,8 @@ def add_block(found: ChatMessages, role: str, block: ContentBlock, turn: str, pl
         case "tool_use":
             name = needed(block.name, f"{place}.name")
             call = FunctionCall(name=name, arguments=block.input or {})
-            message = found.message("assistant", turn)
             one = ToolCall(function=call, id=needed(block.id, f"{place}.id"), type="function")
-            message.tool_calls = [*(message.tool_calls or ()), one]
+            found.add_call(one, turn)
         case "thinking":
             message = found.message("assistant", turn)
             thought = needed(block.thinking, f"{place}.thinking")
@@ -197,7 +196,7 @@ def read_request(params: MessagesRequest, found: ChatMessages, rid: str) -> Chat
         metadata=metadata or None,
         rid=rid,
         stream=stream,
-        stream_options={"include_usage": True, "continuous_usage_stats": True} if stream else None,
+        stream_options={"include_usage": True} if stream else None,
     )
     request.continue_final_message = goes_on(found.messages)
     return request

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vivace.frontend.errors import BadRequest
-from vivace.requests.schema import ContentPart, Message
+from vivace.requests.schema import ContentPart, Message, ToolCall
 from vivace.server.apis.chat_run import renamed
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
@@ -45,6 +45,14 @@ class ChatMessages:
             message.content = [ContentPart(type="text", text=message.content), part]
         else:
             message.content.append(part)
+
+    def add_call(self, call: ToolCall, place: str) -> None:
+        """Of the assistant."""
+        message = self.message("assistant", place)
+        if message.tool_calls is None:
+            message.tool_calls = [call]
+        else:
+            message.tool_calls.append(call)
 
     def rename(self, name: str) -> str:
         """The field of the body that the chat path knows by another name."""

@@ -64,21 +64,22 @@ class SpokenMessages:
 def turn_messages(items: Sequence[OutputItem], offer: ToolOffer) -> list[Message]:
     """What the assistant said and called in one turn, and what tool servers found."""
     said = Message(role="assistant")
+    calls: list[ToolCall] = []
     results: list[Message] = []
     for item in items:
         text = "".join(part.text for part in item.content or ())
         if item.type == Item.CALL:
             function = FunctionCall(name=item.name or "", arguments=item.arguments)
-            call = ToolCall(function=function, id=item.call_id, type="function")
-            said.tool_calls = [*(said.tool_calls or ()), call]
+            calls.append(ToolCall(function=function, id=item.call_id, type="function"))
         elif item.type == Item.SERVER_CALL and item.status != "incomplete":
             call, result = call_messages(item, item.call_id or new_call_id(), offer)
-            said.tool_calls = [*(said.tool_calls or ()), call]
+            calls.append(call)
             results.append(result)
         elif item.type == Item.REASONING:
             said.reasoning_content = (said.reasoning_content or "") + text
         elif item.type == Item.MESSAGE:
             said.content = (said.content if isinstance(said.content, str) else "") + text
+    said.tool_calls = calls or None
     return [said, *results] if said != Message(role="assistant") else []
 
 

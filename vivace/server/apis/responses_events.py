@@ -273,7 +273,7 @@ class ResponseEvents:
         if item.type == Item.SERVER_CALL and status == "completed":
             item.status = "in_progress"
             self.calls.append(ServerCall(item, len(self.response.output)))
-            self.response.output = [*self.response.output, item]
+            self.response.output.append(item)
             self._item = None
             return
         yield from self._end_item(item)
@@ -289,7 +289,7 @@ class ResponseEvents:
 
     def _end_item(self, item: OutputItem) -> Iterator[ResponseEvent]:
         yield self._event("response.output_item.done", item=item, item_id=None)
-        self.response.output = [*self.response.output, item]
+        self.response.output.append(item)
         self._item = None
 
     def _end_turn(self) -> Iterator[ResponseEvent]:

@@ -99,8 +99,7 @@ def add_item(found: ChatMessages, item: InputItem, place: str, offer: ToolOffer)
             one = ToolCall(
                 function=call, id=needed(item.call_id, f"{place}.call_id"), type="function"
             )
-            message = found.message("assistant", place)
-            message.tool_calls = [*(message.tool_calls or ()), one]
+            found.add_call(one, place)
         case Item.CALL_OUTPUT:
             identity = needed(item.call_id, f"{place}.call_id")
             output = "\n".join(texts(item.output, f"{place}.output"))
@@ -125,8 +124,7 @@ def add_server_call(found: ChatMessages, item: InputItem, place: str, offer: Too
         raise BadRequest(f"{place}.output", "must be a text")
     item.name = needed(item.name, f"{place}.name")
     call, result = call_messages(item, item.call_id or item.id or new_call_id(), offer)
-    message = found.message("assistant", place)
-    message.tool_calls = [*(message.tool_calls or ()), call]
+    found.add_call(call, place)
     found.add(result, place)
 
 

@@ -137,7 +137,7 @@ class ParsedChunks(ChunkEncoder):
     def _in_slices(self, output: RequestOutput) -> Work[list[bytes]]:
         """Of a reader that was slow, and gets much at once."""
         self._context.usage.update(self._index, output)
-        events = [] if self._begun else [self._begin()]
+        events = [self._begin()]
         last = (len(output.text) - 1) // SLICE * SLICE
         for start in range(0, last, SLICE):
             deltas = self._parse(output.text[start : start + SLICE], [])
@@ -147,10 +147,6 @@ class ParsedChunks(ChunkEncoder):
         events += yield from self._in_parts(rest)
         return [b"".join(events)]
 
-    def _begin(self) -> bytes:
-        self._begun = True
-        return self._event(b'{"role":"assistant","content":""}')
-
     def _parse(self, text: str, tokens: list[int]) -> list[bytes]:
         """The deltas that new text makes."""
         events = self._parser.push(text)
@@ -159,7 +155,7 @@ class ParsedChunks(ChunkEncoder):
         return [encode_delta(event) for event in events]
 
     def _events(self, output: RequestOutput, logprobs: bytes) -> bytes:
-        data = b"" if self._begun else self._begin()
+        data = self._begin()
         deltas = self._parse(output.text, output.tokens)
         if output.finish is not None:
             deltas += [encode_delta(event) for event in self._parser.finish()]

@@ -32,7 +32,7 @@ from vivace.server.openai.schema import (
 )
 from vivace.server.openai.usage import UsageCounter
 from vivace.server.responses import json_response
-from vivace.server.sse import Encoder
+from vivace.server.sse import STREAM_FORM, Encoder
 
 encode = msgspec.json.encode
 
@@ -52,6 +52,8 @@ class ChunkContext:
     usage: UsageCounter
     include_usage: bool = False
     continuous_usage: bool = False
+    first_usage: bool = False
+    """in the first event, too"""
     token_ids: bool = False
     logprobs: bool = False
     cached_details: bool = False
@@ -69,9 +71,9 @@ class ChunkContext:
             fields["service_tier"] = self.service_tier
         return b"data: " + encode(fields)[:-1] + b',"choices":['
 
-    def tail(self, index: int) -> bytes:
+    def tail(self, index: int, *, first: bool = False) -> bytes:
         """The event behind its choices."""
-        if self.continuous_usage:
+        if self.continuous_usage or (first and self.first_usage):
             return b'],"usage":' + encode(self.usage.choice_usage(index)) + b"}\n\n"
         return b'],"usage":null}\n\n' if self.include_usage else b"]}\n\n"
 
@@ -149,10 +151,19 @@ class ChunkEncoder(ABC):
         finish: Finish | None = None,
         logprobs: bytes = b"null",
         ids: bytes = b"",
+        tail: bytes = b"",
     ) -> bytes:
-        tail = self._tail or self._context.tail(self._index)
+        tail = tail or self._tail or self._context.tail(self._index)
         fields = b"".join((b',"logprobs":', logprobs, finish_fields(finish), ids, b"}"))
         return b"".join((self._choice, value, fields, tail))
+
+    def _begin(self) -> bytes:
+        """The first event of a chat stream."""
+        if self._begun:
+            return b""
+        self._begun = True
+        tail = self._context.tail(self._index, first=True)
+        return self._event(b'{"role":"assistant","content":""}', tail=tail)
 
     @abstractmethod
     def _events(self, output: RequestOutput, logprobs: bytes) -> bytes:
@@ -170,9 +181,7 @@ class ChatChunks(ChunkEncoder):
         super().__init__(context, index, b"delta", b'{"content":', b"}")
 
     def _events(self, output: RequestOutput, logprobs: bytes) -> bytes:
-        data = b"" if self._begun else self._event(b'{"role":"assistant","content":""}')
-        self._begun = True
-        ids = b""
+        data, ids = self._begin(), b""
         if self._context.token_ids and output.tokens:
             ids = b',"token_ids":' + encode(output.tokens)
         if output.text or ids or logprobs != b"null":
@@ -254,7 +263,9 @@ async def answer(
     usage = UsageCounter(samples, context.settings.cache_report)
     created, model = int(time.time()), context.served.name
     if params.stream:
-        chunk_context = stream_context(params, answer_format, rid, created, model, tokenizer, usage)
+        chunk_context = stream_context(
+            http, params, answer_format, rid, created, model, tokenizer, usage
+        )
         encoders = [answer_format.chunks(chunk_context, index) for index in range(len(requests))]
         return await stream(
             context,
@@ -285,6 +296,7 @@ async def answer(
 
 
 def stream_context(
+    http: web.Request,
     params: SamplingFields,
     answer_format: AnswerFormat,
     rid: str,
@@ -294,7 +306,7 @@ def stream_context(
     usage: UsageCounter,
 ) -> ChunkContext:
     """What the events of the answer to a request have in common."""
-    options = params.stream_options
+    options, form = params.stream_options, http.get(STREAM_FORM)
     return ChunkContext(
         rid=rid,
         kind=answer_format.kind,
@@ -304,6 +316,7 @@ def stream_context(
         usage=usage,
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
+        first_usage=form is not None and form.first_usage,
         token_ids=params.return_token_ids,
         logprobs=answer_format.logprobs,
         cached_details=params.return_cached_tokens_details,
