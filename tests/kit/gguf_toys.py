@@ -64,11 +64,19 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write(
-    model: Any, path: Path, architecture: str, kind: Kind = Kind.F32, layout: FileLayout = NEWEST
+    model: Any,
+    path: Path,
+    architecture: str,
+    kind: Kind = Kind.F32,
+    layout: FileLayout = NEWEST,
+    *,
+    pooling: int | None = None,
 ) -> None:
     """Matrices as `kind`, vectors as F32. `model` then holds the numbers that were written."""
     config = model.config
     writer = gguf.GGUFWriter(str(path), architecture)
+    if pooling is not None:
+        writer.add_uint32(f"{architecture}.pooling_type", pooling)
     write_shape(writer, config)
     for name, parameter in parameters(model).items():
         for part, value in file_parts(name, parameter.detach().numpy(), config, layout):

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from vivace.checkpoint.fields import abbreviate
+from vivace.checkpoint.gguf_encoders import ENCODER, read_encoder_config
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 from vivace.checkpoint.gguf_metadata import NO_TOKEN, Config, Metadata, as_written
 from vivace.checkpoint.gguf_mixtures import MIXTURES, SCALINGS
@@ -80,14 +81,17 @@ def read_gguf_config(file: GGUFFile) -> tuple[Config, Config, dict[str, str]]:
     """
     refuse_no_model(file)
     name = file.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in (*ARCHITECTURES, ENCODER):
         raise GGUFError(
             f"{file.path}: GGUF architecture {abbreviate(name)} is not supported; supported: "
-            f"{', '.join(ARCHITECTURES)}. Others may run from their safetensors files with "
-            "--model-impl transformers (docs/models.md)"
+            f"{', '.join(ARCHITECTURES)}, {ENCODER}. Others may run from their safetensors files "
+            "with --model-impl transformers (docs/models.md)"
         )
     refuse_unread(file, name)
     facts = Metadata(file, name)
+    if name == ENCODER:
+        config = {**read_encoder_config(facts), "torch_dtype": stored_dtype(file)}
+        return config, read_generation_config(facts), facts.spelling
     config = {**read_shape(facts), **read_family_config(facts)}
     if scaling := read_rope_scaling(facts):
         config["rope_scaling"] = scaling
@@ -174,20 +178,11 @@ def stored_groups(file: GGUFFile) -> InputGroups:
 
 
 def read_shape(facts: Metadata) -> Config:
-    embedding = facts.file.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise GGUFError(f"{facts.file.path}: the tensor token_embd.weight is missing")
-    words = facts.file.metadata.get("tokenizer.ggml.tokens")
-    if isinstance(words, list) and len(words) > embedding.shape[0]:
-        raise GGUFError(
-            f"{facts.file.path}: tokenizer.ggml.tokens has {len(words)} entries, token_embd.weight "
-            f"only {embedding.shape[0]} rows; the file is damaged: fetch it again"
-        )
     architecture, model_type = ARCHITECTURES[facts.architecture]
     return {
         "architectures": [architecture],
         "model_type": model_type,
-        "vocab_size": embedding.shape[0],
+        "vocab_size": facts.count_words(),
         "tie_word_embeddings": not facts.has_tensor("output.weight"),
         "torch_dtype": stored_dtype(facts.file),
         "attention_bias": facts.has_tensor("blk.0.attn_output.bias"),

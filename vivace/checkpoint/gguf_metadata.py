@@ -61,6 +61,20 @@ class Metadata:
             return None
         return above - below
 
+    def count_words(self) -> int:
+        """Of the vocabulary. Raises GGUFError where the file has no embedding of some."""
+        embedding = self.file.tensors.get("token_embd.weight")
+        if embedding is None:
+            raise GGUFError(f"{self.file.path}: the tensor token_embd.weight is missing")
+        words = self.file.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(words, list) and len(words) > embedding.shape[0]:
+            raise GGUFError(
+                f"{self.file.path}: tokenizer.ggml.tokens has {len(words)} entries, "
+                f"token_embd.weight only {embedding.shape[0]} rows; the file is damaged: fetch it "
+                "again"
+            )
+        return embedding.shape[0]
+
     def has_tensor(self, name: str) -> bool:
         return name in self.file.tensors
 

@@ -85,7 +85,26 @@ LLAMA4 = {
     "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
     "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
 }
+ENCODER_FIXED = {
+    "token_embd": "embeddings.word_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+    "cls": "classifier.dense",
+    "cls.output": "classifier.out_proj",
+}
+ENCODER_LAYER = {
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
 TABLES = {
+    "bert": ENCODER_LAYER,
     "gemma2": GEMMA_LAYER,
     "gemma3_text": GEMMA_LAYER,
     "mixtral": MIXTRAL,
@@ -108,7 +127,10 @@ DRAFTS = "nextn."
 
 class TensorNames:
     def __init__(self, model_type: str) -> None:
+        encoder = model_type == "bert"
         self._table = TABLES.get(model_type, IN_LAYER)
+        self._fixed = ENCODER_FIXED if encoder else FIXED
+        self._layers = "encoder.layer" if encoder else "model.layers"
 
     def find(self, stored: str) -> str:
         """The Hugging Face name of a stored tensor, with {} where it has all experts; unknown ones
@@ -116,10 +138,10 @@ class TensorNames:
         match = LAYER.fullmatch(stored)
         if match is None:
             part, _, kind = stored.rpartition(".")
-            return f"{FIXED[part]}.{kind}" if part in FIXED else stored
+            return f"{self._fixed[part]}.{kind}" if part in self._fixed else stored
         layer, part, kind = match.groups()
         inner = self._find_inner(part, kind)
-        return stored if inner is None else f"model.layers.{layer}.{inner}"
+        return stored if inner is None else f"{self._layers}.{layer}.{inner}"
 
     def _find_inner(self, part: str, kind: str) -> str | None:
         table = self._table

@@ -1,9 +1,9 @@
-"""Tokenizers from GGUF metadata (`tokenizer.ggml.*`): byte-level BPE and SentencePiece BPE."""
+"""Tokenizers from GGUF metadata (`tokenizer.ggml.*`): byte-level BPE and SentencePiece BPE, and
+those of encoders."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,27 +12,15 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Core
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from vivace.checkpoint.fields import (
-    CORRECT,
-    Column,
-    ConfigFields,
-    Flag,
-    Integer,
-    ListOf,
-    Text,
-    abbreviate,
-)
-from vivace.checkpoint.gguf_metadata import NO_TOKEN
+from vivace.checkpoint.fields import ListOf, Text, abbreviate
 from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.errors import TokenizerError
+from vivace.frontend.gguf_words import CONTROL, KEY, UNKNOWN, USER, GGUFWords
 from vivace.frontend.tokenizer_core import Loaded, from_library, set_frame
+from vivace.frontend.tokenizer_gguf_encoders import unigram, wordpiece
 
-_UNKNOWN, _CONTROL, _USER = 2, 3, 4
-_KEY = "tokenizer.ggml."
-_LONGEST_TOKEN = 4096
 MERGES_CHARACTERS = 1 << 25
 """of all merges that follow from scores; of 260,000 tokens they have about 5 million"""
-_ENDS_BY_NAME = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eom_id|>")
 
 
 def load_from_gguf(file: Path) -> Loaded:
@@ -44,105 +32,37 @@ def load_from_gguf(file: Path) -> Loaded:
 
 def build_tokenizer(metadata: Mapping[str, Any], where: str) -> Loaded:
     """The same from a metadata table; `where` is for error messages."""
-    kind = metadata.get(_KEY + "model")
-    if kind not in ("gpt2", "llama"):
+    kind = metadata.get(KEY + "model")
+    make = VOCABULARIES.get(kind) if isinstance(kind, str) else None
+    if make is None:
         raise TokenizerError(
-            f"{where}: {_KEY}model is {abbreviate(kind)}; vocabularies that can be read: gpt2, "
-            "llama. Pass --tokenizer-path to a folder with the model's tokenizer.json"
+            f"{where}: {KEY}model is {abbreviate(kind)}; vocabularies that can be read: "
+            f"{', '.join(VOCABULARIES)}. Pass --tokenizer-path to a folder with the model's "
+            "tokenizer.json"
         )
-    words = _Words(metadata, where)
-    core, adds_bos = _byte_level(words) if kind == "gpt2" else (_sentencepiece(words), True)
+    words = GGUFWords(metadata, where)
+    core = make(words)
     from_library(lambda: _add_tokens(core, words), f"{where}: special tokens")
-    set_frame(core, words.added("bos", adds_bos), words.added("eos", False))
     return core, _templates(words), words.ends(), words.id("bos")
 
 
-class _Words:
-    """The vocabulary's columns, checked against each other."""
-
-    def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
-        self.where = where
-        self.fields = ConfigFields(metadata, lambda key: f"{where}: {key}", CORRECT)
-        self.tokens = self.fields.need(_KEY + "tokens", Column(str, "a list of texts"))
-        count = len(self.tokens)
-        if not count:
-            raise TokenizerError(f"{where}: no {_KEY}tokens in its metadata: no tokenizer inside")
-        if (longest := max(map(len, self.tokens))) > _LONGEST_TOKEN:
-            raise TokenizerError(f"{where}: {_KEY}tokens has one of {longest} characters")
-        types = Column(int, f"a list of {count} numbers from 0 to 6", count)
-        self.types = self.fields.get(_KEY + "token_type", types, [1] * count)
-        scores = Column(float, f"a list of {count} finite numbers", count)
-        self.scores = self.fields.get(_KEY + "scores", scores, [0.0] * count)
-        if min(self.types) < 0 or max(self.types) > 6:
-            raise self.fields.refusal(_KEY + "token_type", f"it must be {types.expected}")
-        if not all(map(math.isfinite, self.scores)):
-            raise self.fields.refusal(_KEY + "scores", f"it must be {scores.expected}")
-
-    def id(self, name: str) -> int | None:
-        """None too where the file names what is no token: published files do, `models.facts` says
-        so of ends, and llama.cpp goes on as well."""
-        found = self.fields.find(f"{_KEY}{name}_token_id", Integer(0, NO_TOKEN))
-        return found if found is not None and found < len(self.tokens) else None
-
-    def named(self, name: str) -> str | None:
-        found = self.id(name)
-        return None if found is None else self.tokens[found]
-
-    def added(self, name: str, default: bool) -> str | None:
-        """The token that is put to every prompt."""
-        if not self.flag(f"add_{name}_token", default):
-            return None
-        found, key = self.named(name), f"{_KEY}{name}_token_id"
-        if found is None and self.fields.values.get(key) not in (None, NO_TOKEN):
-            count = len(self.tokens)
-            raise self.fields.refusal(key, f"prompts get it, so it must be below {count}")
-        return found
-
-    def flag(self, name: str, default: bool) -> bool:
-        return self.fields.get(_KEY + name, Flag(), default)
-
-    def ends(self) -> list[int]:
-        """eos, end of turn, end of message; also control tokens known to end a turn."""
-        by_key = [i for name in ("eos", "eot", "eom") if (i := self.id(name)) is not None]
-        by_name = [
-            i
-            for i, kind in enumerate(self.types)
-            if kind == _CONTROL and self.tokens[i] in _ENDS_BY_NAME
-        ]
-        return list(dict.fromkeys([*by_key, *by_name]))
-
-    def merges(self) -> list[tuple[str, str]]:
-        pairs: list[tuple[str, str]] = []
-        lines = self.fields.get(_KEY + "merges", Column(str, "a list of texts"), [])
-        for number, line in enumerate(lines):
-            cut = line.find(" ", 1)
-            if cut < 0:
-                raise TokenizerError(
-                    f"{self.where}: {_KEY}merges[{number}] is not a pair: {line[:80]!r}"
-                )
-            pairs.append((line[:cut], line[cut + 1 :]))
-        return pairs
-
-    def vocabulary(self) -> dict[str, int]:
-        """Token -> id; of equal tokens the first keeps the name."""
-        return {token: i for i, token in reversed(list(enumerate(self.tokens)))}
-
-
-def _byte_level(words: _Words) -> tuple[Core, bool]:
-    name = words.fields.get(_KEY + "pre", Text(), "default")
+def _byte_level(words: GGUFWords) -> Core:
+    name = words.fields.get(KEY + "pre", Text(), "default")
     rule = SPLIT_RULES.get(name)
     if rule is None:
         raise TokenizerError(
             f"{words.where}: pre-tokenizer {name!r} is not known, and a wrong one gives wrong "
             "tokens. Pass --tokenizer-path to a folder with the model's tokenizer.json."
         )
-    if not words.fields.has(_KEY + "merges"):
+    if not words.fields.has(KEY + "merges"):
         raise TokenizerError(
-            f"{words.where}: no {_KEY}merges, without which no token comes to be. Pass "
+            f"{words.where}: no {KEY}merges, without which no token comes to be. Pass "
             "--tokenizer-path to a folder with the model's tokenizer.json, or fetch another file"
         )
     model = _bpe(words, words.merges(), ignore_merges=rule.whole_words)
-    return byte_level_core(model, rule), rule.adds_bos
+    core = byte_level_core(model, rule)
+    set_frame(core, words.added("bos", rule.adds_bos), words.added("eos", False))
+    return core
 
 
 def byte_level_core(model: models.BPE, rule: SplitRule) -> Core:
@@ -152,7 +72,7 @@ def byte_level_core(model: models.BPE, rule: SplitRule) -> Core:
     return core
 
 
-def _sentencepiece(words: _Words) -> Core:
+def _sentencepiece(words: GGUFWords) -> Core:
     vocabulary = words.vocabulary()
     merges = words.merges() or merges_by_score(words.tokens, words.scores, vocabulary, words.where)
     unknown = words.named("unknown") or ("<unk>" if "<unk>" in vocabulary else None)
@@ -166,10 +86,20 @@ def _sentencepiece(words: _Words) -> Core:
     core.decoder = decoders.Sequence(  # type: ignore[assignment]
         [*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps
     )
+    set_frame(core, words.added("bos", True), words.added("eos", False))
     return core
 
 
-def _bpe(words: _Words, merges: list[tuple[str, str]], **settings: Any) -> models.BPE:
+VOCABULARIES: dict[str, Callable[[GGUFWords], Core]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "bert": wordpiece,
+    "t5": unigram,
+}
+"""llama.cpp's names"""
+
+
+def _bpe(words: GGUFWords, merges: list[tuple[str, str]], **settings: Any) -> models.BPE:
     return from_library(
         lambda: models.BPE(vocab=words.vocabulary(), merges=merges, **settings),
         f"{words.where}: inconsistent vocabulary",
@@ -205,15 +135,15 @@ def split_tokens(
                 yield left, right, score
 
 
-def _add_tokens(core: Core, words: _Words) -> None:
+def _add_tokens(core: Core, words: GGUFWords) -> None:
     """Control tokens are special (hidden by default); user-defined ones are whole but visible."""
     prefixed = core.normalizer is not None and words.flag("add_space_prefix", True)
     added: list[AddedToken] = []
     for index, kind in enumerate(words.types):
         token = words.tokens[index]
-        if kind not in (_CONTROL, _UNKNOWN, _USER) or core.token_to_id(token) != index:
+        if kind not in (CONTROL, UNKNOWN, USER) or core.token_to_id(token) != index:
             continue
-        if kind in (_CONTROL, _UNKNOWN):
+        if kind in (CONTROL, UNKNOWN):
             added.append(AddedToken(token, special=True, normalized=False))
         else:
             normalized = core.normalizer is not None and not prefixed
@@ -221,7 +151,7 @@ def _add_tokens(core: Core, words: _Words) -> None:
     core.add_tokens(added)
 
 
-def _templates(words: _Words) -> TemplateSet:
+def _templates(words: GGUFWords) -> TemplateSet:
     key = "tokenizer.chat_template"
     fields, template = words.fields, Text(1 << 20, name=False)
     sources: dict[str, str] = {}

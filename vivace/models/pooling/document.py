@@ -7,7 +7,9 @@ from vivace.models.pooling.kinds import ENCODERS
 DECODERS = """## Models that answer with numbers
 
 Vectors and scores of texts; [pooling.md](pooling.md) says which routes have them. Decoders of the
-table above with `--is-embedding`, and these, which need no flag. Weights are safetensors. Of a
+table above with `--is-embedding`, and these, which need no flag. Weights are safetensors; of
+encoders, and of decoders that make vectors, GGUF files, too (`general.architecture` bert;
+`pooling_type` says what is pooled). Of a
 decoder, layers, kernels, quantization and ranks are those of its family; encoders keep no KV,
 compute each text in one step, and attend by torch's operations. Ranks divide their heads and
 MLPs (`--tp-size`), stages their layers (`--pp-size`).

@@ -80,7 +80,10 @@ def read_encoder(source: ModelSource) -> ModelFacts:
     if hidden % heads:
         raise fields.refusal("num_attention_heads", f"hidden_size {hidden} is no multiple of it")
     refuse_others(fields)
-    encoder = read_tables(fields, kind.family, kind.prefix)
+    gguf = bool(source.spelling)  # there positions and names are as BERT's
+    encoder = (
+        read_tables(fields, BERT, "") if gguf else read_tables(fields, kind.family, kind.prefix)
+    )
     classifier = read_classifier(source) if kind.classifies else None
     layers, inner = fields.need_known("num_hidden_layers"), fields.need_known("intermediate_size")
     return ModelFacts(
