@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Literal
 
 import jsonschema
@@ -16,6 +17,11 @@ from served_toy import write_toy_llama
 from vivace import Engine
 from vivace.frontend.errors import BadRequest
 from vivace.offline.schemas import AnswerType, closed
+from vivace.parsers.events import CallArguments, CallStart
+from vivace.parsers.names import TOOL_CALL_PARSERS
+from vivace.parsers.parser import AnswerParser, ParseOptions, ParserFormat, answer_format
+from vivace.requests.tool_constraints import ToolCalls
+from vivace.requests.tools import OfferedTools
 
 COLORS = ["red", "green", "blue"]
 SCHEMA = {
@@ -219,6 +225,39 @@ def test_conversations_call_tools(engine: Engine) -> None:
     with pytest.raises(BadRequest) as caught:
         engine.chat(HI, tools=[PAINT], tool_choice="look")
     assert caught.value.field == "tool_choice"
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
+def test_required_calls_obey_in_every_format(engine: Engine, name: str) -> None:
+    """Whatever random weights draw, streamed and whole."""
+    schemas: dict[str, Any] = {"paint": SCHEMA, "stop": {"additionalProperties": False}}
+    offered = OfferedTools(
+        schemas=schemas, places=dict.fromkeys(schemas, "here"), required=tuple(schemas)
+    )
+    calls = ToolCalls(offered=offered, form=answer_format(name, None), parallel=False)
+    found = calls.syntax(None)
+    assert found.constraint is not None
+    sampling = {"max_new_tokens": 900, "structural_tag": found.constraint.text}
+    streamed: Any = engine.generate("abc", {**sampling, "sampling_seed": 2}, stream=True)
+    texts = ["", *(answer["text"] for answer in streamed)]
+    pieces = [text[len(before) :] for before, text in pairwise(texts)]
+    ((called, arguments),) = calls_in(found.form, schemas, pieces)
+    jsonschema.validate(json.loads(arguments), schemas[called])
+    assert calls_in(found.form, schemas, texts[-1:]) == [[called, arguments]]
+
+
+def calls_in(form: ParserFormat, schemas: dict[str, Any], pieces: list[str]) -> list[list[str]]:
+    parser = AnswerParser(form, ParseOptions(tools=schemas))
+    events = [event for piece in pieces for event in parser.push(piece)]
+    calls: list[list[str]] = []
+    for event in [*events, *parser.finish()]:
+        if isinstance(event, CallStart):
+            calls.append([event.name, ""])
+        elif isinstance(event, CallArguments):
+            calls[-1][1] += event.text
+        else:
+            assert not event.text.strip()
+    return calls
 
 
 def test_thinking_stands_apart_and_has_a_limit(model: str) -> None:

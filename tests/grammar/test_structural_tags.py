@@ -11,10 +11,15 @@ from grammar_kit import compiled, obeys
 
 from vivace.grammar.backend import GrammarError
 from vivace.grammar.tool_tags import (
-    ToolTag,
-    possible_calls,
-    required_calls,
-    required_json_calls,
+    any_text,
+    defined,
+    json_calls,
+    json_value,
+    listed,
+    tagged,
+    text_rules,
+    triggered,
+    with_definitions,
 )
 from vivace.protocol.constraints import STRUCTURAL_TAG, Constraint
 
@@ -166,25 +171,29 @@ def test_refusals_of_tags(given: Any, place: str) -> None:
     assert place in str(caught.value)
 
 
-TOOLS = [ToolTag('{"f": ', NUMBER, "}", "tools[0]"), ToolTag("<g>", TEXT, "</g>", "tools[1]")]
+TAGS = [
+    tagged('{"f": ', json_value(NUMBER, "tools[0]"), "}"),
+    tagged("<g>", json_value(TEXT, "tools[1]"), "</g>"),
+]
+WORDS = any_text(["<", "stop"], patterns=["[a-z<>]{2,5}"], unlike=["ab|cd"])
 
 
 @pytest.mark.parametrize(
-    ("constraint", "good", "bad"),
+    ("form", "good", "bad"),
     [
         (
-            required_calls(TOOLS, separator="\n"),
+            listed(TAGS, "\n"),
             ['{"f": {"n":1}}', '<g>"a"</g>\n{"f": {"n":1}}'],
             ["", 'say <g>"a"</g>', '<g>"a"</g>\n'],
         ),
-        (required_calls(TOOLS, parallel=False), ['<g>"a"</g>'], ['<g>"a"</g><g>"a"</g>']),
+        (listed(TAGS, several=False), ['<g>"a"</g>'], ['<g>"a"</g><g>"a"</g>']),
         (
-            possible_calls(TOOLS, ['{"f"', "<g>"]),
-            ["hello", 'x {"f": {"n":1}} y'],
-            ["<g>", '{"f"', '<g>"x"</g>'],
+            triggered(TAGS, ['{"f"', "<g>"], text_rules(["<h>"])),
+            ["hello <h", 'x {"f": {"n":1}} y'],
+            ["<g>", '{"f"', '<g>"x"</g>', "a <h>", '<g>"a"</g> <h>'],
         ),
         (
-            required_json_calls([("f", NUMBER, "tools[0]"), ("g", {"type": "object"}, "tools[1]")]),
+            json_calls([("f", NUMBER, "tools[0]"), ("g", {"type": "object"}, "tools[1]")]),
             [
                 '[{"name": "f", "parameters": {"n":1}}]',
                 '[{"name": "g", "parameters": {"x": []}}, {"name": "f", "parameters": {"n": 1}}]',
@@ -192,15 +201,52 @@ TOOLS = [ToolTag('{"f": ', NUMBER, "}", "tools[0]"), ToolTag("<g>", TEXT, "</g>"
             ["[]", '[{"name": "f", "parameters": {}}]', '[{"name": "h", "parameters": {}}]'],
         ),
         (
-            required_json_calls([("f", NUMBER, "tools[0]")], arguments="arguments", parallel=False),
-            ['[{"name": "f", "arguments": {"n":1}}]'],
-            [json.dumps([{"name": "f", "arguments": {"n": 1}}] * 2)],
+            json_calls([("f", NUMBER, "tools[0]")], parallel=False),
+            ['[{"name": "f", "parameters": {"n":1}}]'],
+            [json.dumps([{"name": "f", "parameters": {"n": 1}}] * 2)],
+        ),
+        (
+            tagged("(", WORDS, ">)"),
+            ["(abc>)", "(a>>)", "(abcde>)"],
+            ["(ab>)", "(cd>)", "(abcdef>)", "(a<b>)", "(stop>)", "(astop>)"],
+        ),
+        (
+            with_definitions({"g": TAGS[1]}, listed([defined("g")], "|")),
+            ['<g>"a"</g>', '<g>"a"</g>|<g>"b"</g>'],
+            ["g", ""],
+        ),
+        (
+            triggered([tagged("<|call|>f", json_value(TEXT, ""), "")], ["<|call|>"], {}),
+            ['a <|call|>f"a" b', "<|call"],
+            ["a <|call|>", "<|call|>x"],
         ),
     ],
 )
-def test_tool_calls(constraint: Constraint, good: list[str], bad: list[str]) -> None:
-    assert [text for text in good if not fits(constraint, text)] == []
-    assert [text for text in bad if fits(constraint, text)] == []
+def test_tool_calls(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    assert [text for text in good if not fits(form, text)] == []
+    assert [text for text in bad if fits(form, text)] == []
+
+
+def test_special_tokens_cannot_be_spelled() -> None:
+    """What looks like one to the parser is one."""
+    form = triggered([tagged("<|call|>f", json_value(TEXT, ""), "")], ["<|call|>"], {})
+    drawn = compiled(STRUCTURAL_TAG, {"format": form})
+    assert drawn.accept([*b"a <|call|>"]) == len("a <|call|")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        defined("a"),
+        with_definitions({"b": defined("b")}, defined("b")),
+        {"type": "definitions", "formats": [], "format": TAGS[0]},
+        {"type": "any_text", "excludes": [1]},
+        {"type": "any_text", "excludes": [""]},
+    ],
+)
+def test_references_are_to_what_came_before(form: Any) -> None:
+    with pytest.raises(GrammarError):
+        compiled(STRUCTURAL_TAG, {"format": form})
 
 
 ANY_TAG = {"type": "tag", "begin": "aa", "content": {"type": "any_text"}, "end": "b"}
@@ -210,8 +256,8 @@ SCHEMA_TAG = {**ANY_TAG, "content": {"type": "json_schema", "json_schema": {"enu
 @pytest.mark.parametrize(
     ("form", "told"),
     [
-        ({"type": "const_string", "value": "a<|call|>" * 4000}, "texts"),
-        ({**ANY_TAG, "end": [f"b{number}" for number in range(9000)]}, "texts"),
+        ({"type": "const_string", "value": "a<|call|>" * 6000}, "texts"),
+        ({**ANY_TAG, "end": [f"b{number}" for number in range(11_000)]}, "texts"),
         (
             {"type": "triggered_tags", "triggers": ["a", "aa"], "tags": [ANY_TAG] * 5000},
             "texts",

@@ -86,8 +86,8 @@ def matcher(found: ToolSyntax, text: str = "") -> GrammarMatcher:
 
 def answer(found: ToolSyntax, rng: np.random.Generator, begin: str = "") -> str:
     """A random one that begins so."""
-    walked = walk_randomly(matcher(found, begin), rng, 1000)
-    assert len(walked) < 1000
+    walked = walk_randomly(matcher(found, begin), rng, 3000)
+    assert len(walked) < 3000
     return begin + spell(walked).decode()
 
 
@@ -174,20 +174,88 @@ def test_messages_may_have_an_analysis_first() -> None:
 
 @pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
 def test_strict_calls_obey_where_the_model_makes_them(name: str) -> None:
-    form = answer_format(name, None)
-    frame = form.call_frame("look")
     found = syntax(name, strict=frozenset({"look"}))
-    if frame is None:
-        assert found.constraint is None
+    required = syntax(name, required=tuple(SCHEMAS))
+    rng = np.random.default_rng(8)
+    for text in ("hello { there", "<b> [1, 2] </tool", ""):
+        assert name == "gpt-oss" or allowed(matcher(found, text))[EOS]
+    called = set[str]()
+    for _ in range(12):
+        text = answer(required, rng, UNTHOUGHT.get(name, ""))
+        calls = read(found, text)[2]
+        called |= {one for one, _ in calls}
+        ids = encode(text)
+        assert matcher(found).accept(ids) == len(ids), text
+        before = "" if name == "gpt-oss" or text[0] == "{" else "So: "
+        assert matcher(found).accept(encode(before + text)) == len(ids) + len(before)
+    assert called == set(SCHEMAS)
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
+def test_strict_calls_cannot_be_wrong(name: str) -> None:
+    """Valid calls with one character changed are calls that obey, text, or not to be said."""
+    required, found = syntax(name, required=("look",)), syntax(name, strict=frozenset(SCHEMAS))
+    rng, refused = np.random.default_rng(9), 0
+    for _ in range(25):
+        text = answer(required, rng, UNTHOUGHT.get(name, ""))
+        place, other = rng.integers(len(text)), chr(rng.choice(list(b'<>[]{}"=,:|ax1 ')))
+        text = text[:place] + other + text[place + 1 :]
+        ids = encode(text)
+        if matcher(found).accept(ids) < len(ids):
+            refused += 1
+        else:
+            check([one for one in read(found, text)[2] if is_whole(one)])
+    assert refused > 8
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
+def test_what_follows_a_call(name: str) -> None:
+    """Nothing, where there may be one only; else text, and calls."""
+    rng, strict = np.random.default_rng(10), frozenset({"look"})
+    one = answer(
+        syntax(name, parallel=False, required=tuple(SCHEMAS)), rng, UNTHOUGHT.get(name, "")
+    )
+    only = matcher(syntax(name, parallel=False, strict=strict), one)
+    assert np.flatnonzero(allowed(only)).tolist() == [EOS]
+    several = syntax(name, strict=strict)
+    if name in ("llama3", "gpt-oss"):
+        assert several.constraint is not None and matcher(several, one)
         return
-    good, bad = '{"city":"Rome"}', '{"town":"Rome"}'
-    assert matcher(found, "hello { there")  # any text
-    assert matcher(found, f"so: {frame.begin}{good}{frame.end}")
-    loose = form.call_frame("stop")
-    assert loose is not None and matcher(found, f'{loose.begin}{{"x":[1]}}{loose.end}')
-    refused = matcher(found, f"so: {frame.begin}")
-    tokens = encode(bad)
-    assert refused.accept(tokens) < len(tokens)
+    text = f"First {one} then [ {one}{one} < and"
+    assert allowed(matcher(several, text))[EOS]
+    assert len(read(several, text)[2]) == 3
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "lfm2", "gpt-oss"])
+def test_only_tools_that_are_allowed_are_called(name: str) -> None:
+    rng = np.random.default_rng(11)
+    calls = ToolCalls(
+        offered=OfferedTools(schemas={"stop": {}}, places={"stop": "here"}, narrowed=True),
+        form=answer_format(name, None),
+        parallel=True,
+    )
+    found = calls.syntax(None)
+    for wanted in ("look", "stop"):
+        one = answer(syntax(name, required=(wanted,)), rng, UNTHOUGHT.get(name, ""))
+        drawn = BACKEND.compile(found.constraint) if found.constraint else None
+        said = drawn.accept(encode(one)) if drawn else 0
+        assert (said == len(encode(one))) is (wanted == "stop")
+
+
+def test_nobody_knows_which_tools_are_called_without_a_parser() -> None:
+    offered = OfferedTools(schemas={"stop": {}}, places={"stop": "here"}, narrowed=True)
+    with pytest.raises(BadRequest) as caught:
+        ToolCalls(offered=offered, form=answer_format(None, None), parallel=True).syntax(None)
+    assert caught.value.field == "tool_choice"
+
+
+def is_whole(call: list[str]) -> bool:
+    """Not cut off."""
+    try:
+        json.loads(call[1])
+    except ValueError:
+        return False
+    return True
 
 
 def test_without_strict_tools_nothing_is_demanded() -> None:

@@ -68,6 +68,7 @@ def test_every_cut_says_the_same(transcript: Transcript) -> None:
 
 
 CODED = "<function=get_weather><parameter={}>{}</parameter></function>"
+END = "</parameter>"
 STEP3 = (
     "<｜tool_call_begin｜>function<｜tool_sep｜>{}"
     '<steptml:invoke name="now"></steptml:invoke><｜tool_call_end｜>'
@@ -114,6 +115,20 @@ def test_malformed_answers_are_cut_alike(name: str, pieces: list[str], places: l
         ("qwen3_coder", CODED.format("places", "{'a': 1}"), [{"places": "{'a': 1}"}]),
         ("qwen3_coder", CODED.format("places", "['a'] or so"), [{"places": "['a'] or so"}]),
         ("qwen3_coder", CODED.format("units", "['a']"), [{"units": "['a']"}]),
+        ("qwen3_coder", CODED.format("days", " 007"), [{"days": 7}]),
+        ("qwen3_coder", CODED.format("days", "+3"), [{"days": 3}]),
+        ("qwen3_coder", CODED.format("days", "3rd"), [{"days": "3rd"}]),
+        ("qwen3_coder", CODED.format("exact", "TRUE"), [{"exact": True}]),
+        ("qwen3_coder", CODED.format("exact", "yes"), [{"exact": "yes"}]),
+        ("qwen3_coder", CODED.format("places", f'["{END}", "\\"{END}"]'),
+         [{"places": [END, f'"{END}']}]),
+        ("qwen3_coder", f'<function=get_weather><parameter=places>["a{END}\n</function>',
+         [{"places": '["a'}]),
+        ("minimax-m2", '<invoke name="get_weather"><parameter name="city">a<parameter name="days">3'
+         "</parameter></invoke>", [{"city": "a", "days": 3}]),
+        ("glm45", "<tool_call>now<arg_key> a </arg_key><arg_value> b</arg_value></tool_call>",
+         [{"a": " b"}]),
+        ("pythonic", "[now(a='b' \"c\", d=['e' 'f'])]", [{"a": "bc", "d": ["ef"]}]),
     ],
 )  # fmt: skip
 def test_other_spellings_of_calls(name: str, text: str, arguments: list[Any]) -> None:
@@ -168,6 +183,40 @@ def test_what_is_no_call_is_text(name: str, text: str) -> None:
     assert parse(name, [text]) == Parsed("", text, [])
 
 
+REFERRED = {
+    "$defs": {
+        "point": {"type": "object"},
+        "kind": {"const": "a"},
+        "loop": {"$ref": "#/$defs/loop"},
+    },
+    "properties": {
+        "at": {"$ref": "#/$defs/point"},
+        "kind": {"anyOf": [{"$ref": "#/$defs/kind"}, {"type": "int"}]},
+        "loop": {"$ref": "#/$defs/loop"},
+        "none": {"$ref": "#/$defs/none"},
+    },
+    "additionalProperties": {"type": "boolean"},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("at", '{"x": 1}', {"x": 1}),
+        ("kind", "3", 3),
+        ("kind", "a", "a"),
+        ("loop", "3", "3"),
+        ("none", "3", "3"),
+        ("other", "True", True),
+    ],
+)
+def test_types_are_found_where_schemas_refer_to_them(key: str, value: str, expected: Any) -> None:
+    text = CODED.format(key, value)
+    for schema in (REFERRED, {"$defs": {**REFERRED["$defs"], "a": REFERRED}, "$ref": "#/$defs/a"}):
+        found = parse("qwen3_coder", [text], options=ParseOptions(tools={"get_weather": schema}))
+        assert [json.loads(each) for _, each in found.calls] == [{key: expected}]
+
+
 def test_unknown_functions_are_called_where_they_are_forwarded() -> None:
     options = ParseOptions(tools=TOOLS, forwarded=True)
     text = '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>'
@@ -216,22 +265,6 @@ def test_an_end_outside_of_strings_ends_arguments() -> None:
 )  # fmt: skip
 def test_values_that_nobody_closed(text: str, arguments: str) -> None:
     assert parse("qwen3_coder", [text]).calls == [("search", arguments)]
-
-
-TAGGED = {"qwen3_coder", "mimo", "step3p5", "glm", "glm45", "glm47", "step3", "minimax-m2"}
-WITHOUT_FRAMES = TAGGED | {"pythonic", "lfm2"}
-"""whose arguments are no JSON"""
-
-
-@pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
-def test_frames_are_those_of_calls(name: str) -> None:
-    frame = answer_format(name, None).call_frame("search")
-    assert (frame is None) is (name in WITHOUT_FRAMES)
-    if frame is None:
-        return
-    assert frame.begin.startswith(frame.trigger)
-    text = f'{frame.begin}{{"query": "a"}}{frame.end}'
-    assert parse(name, [text]) == Parsed("", "", [("search", '{"query": "a"}')])
 
 
 @pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
@@ -286,6 +319,7 @@ LONG: dict[str, Any] = {
     "value": ("qwen3_coder", "<function=now><parameter=a>" + "<b> \n" * 30_000),
     "number": ("qwen3_coder", "<function=get_weather><parameter=days>" + "<1" * 60_000),
     "names": ("deepseekv31", "<｜tool▁call▁begin｜>aaaaaaaa" * 15_000),
+    "quoted": ("qwen3_coder", '<function=get_weather><parameter=days>["</parameter>' * 8_000),
     "list": ("pythonic", "[now(a=" * 20_000),
     "nested": ("pythonic", "[now(a=" + "[" * 200_000),
     "messages": ("gpt-oss", "<|channel|>" * 30_000),

@@ -7,6 +7,7 @@ xgrammar's `{"format": {"type": ...}}`. They become rules of Lark, with schemas 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,9 @@ from vivace.grammar.json_schema import check_schema, json_options, walk
 from vivace.grammar.limits import MAX_DEPTH
 from vivace.grammar.vocabulary import SpecialWords
 
-MAX_PARTS = 2000
+MAX_PARTS = 5000
 """of a tag: constants, schemas, sequences ..."""
-MAX_WORDS = 4000
+MAX_WORDS = 10_000
 """strings and special tokens in all of its texts"""
 MAX_RULES = 10_000
 MAX_RULE_CHARACTERS = 1 << 20
@@ -116,7 +117,12 @@ class _TagRules:
             "tag": self._tag,
             "triggered_tags": self._triggered_tags,
             "tags_with_separator": self._separated_tags,
+            "definitions": self._definitions,
+            "defined": self._defined_part,
         }
+        self._defined: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
+        """terminals of text that lacks something"""
 
     def part(self, node: Any, place: str, *, last: bool) -> str:
         """`last`: nothing follows it."""
@@ -161,21 +167,40 @@ class _TagRules:
             raise GrammarError(
                 f"{place}: any_text must be followed by a constant text, or end the answer"
             )
-        return TEXT
+        return self._text_terminal(node, place)
+
+    def _text_terminal(self, node: dict[str, Any], place: str, *, also: Sequence[str] = ()) -> str:
+        """The terminal of any text without `excludes` (and `also`) in it, that obeys all `patterns`
+        and is not `unlike`: expressions for the whole of it."""
+        excluded = [*_texts(node, "excludes", place), *also]
+        patterns, unlike = _texts(node, "patterns", place), _texts(node, "unlike", place)
+        self.foreign = self.foreign or bool(patterns or unlike)
+        if excluded:
+            words = "|".join(map(_as_pattern, dict.fromkeys(excluded)))
+            unlike = [*unlike, f"(?s:.*)(?:{words})(?s:.*)"]
+        terms = [f"/{self._to_regex(pattern)}/" for pattern in patterns]
+        terms += [f"~/{self._to_regex(pattern)}/" for pattern in unlike]
+        if not terms:
+            return TEXT
+        body = " & ".join([TEXT, *terms])
+        if body not in self._texts:
+            self._texts[body] = f"{TEXT}_{len(self._texts)}"
+            self._append(self._texts[body], body)
+        return self._texts[body]
 
     # --- parts of parts -------------------------------------------------------------------------
 
     def _sequence(self, node: dict[str, Any], place: str, last: bool) -> str:
         elements = _list(node, "elements", place)
         terms: list[str] = []
-        after_text = False
+        text = ""
         for index, element in enumerate(elements):
             at, rest = f"{place}.elements.{index}", elements[index + 1 :]
-            if after_text:
-                terms.append(self._text_until(_text(element, "value", at)))
-                after_text = False
+            if text:
+                terms.append(self._text_until(_text(element, "value", at), text))
+                text = ""
             elif _has_type(element, ANY_TEXT) and rest and _has_type(rest[0], "const_string"):
-                after_text = True
+                text = self._text_terminal(element, at)
             else:
                 terms.append(self.part(element, at, last=last and not rest))
         return self._rule(" ".join(terms))
@@ -199,9 +224,10 @@ class _TagRules:
         if not options or not all(isinstance(end, str) for end in options):
             raise GrammarError(f"{place}.end: must be a text, or a list of texts")
         options = list(dict.fromkeys(options))
-        content = node.get("content")
+        content: Any = node.get("content")
         if _has_type(content, ANY_TEXT) and "" not in options:
-            return self._any([self._text_until(end) for end in options])
+            text = self._text_terminal(content, f"{place}.content")
+            return self._any([self._text_until(end, text) for end in options])
         literals = [self._literal(end) for end in options]
         inner = self.part(content, f"{place}.content", last=last and options == [""])
         return f"{inner} {self._any(literals)}"
@@ -219,14 +245,17 @@ class _TagRules:
                 return self._any(first)
         if not all(isinstance(trigger, str) and trigger for trigger in triggers):
             raise GrammarError(f"{place}.triggers: must hold texts that are not empty")
-        calls = [self._call(trigger, tags, place) for trigger in dict.fromkeys(triggers)]
+        triggers = list(dict.fromkeys(triggers))
+        tokens = [one for one in triggers if isinstance(self._special.split(one)[0], int)]
+        text = self._text_terminal(node, place, also=tokens)
+        calls = [self._call(trigger, tags, text, place) for trigger in triggers]
         if once:
-            return self._rule(" | ".join([*calls, TEXT]))
-        rest = f"({' | '.join(calls)})* {TEXT}"
+            return self._rule(" | ".join([*calls, text]))
+        rest = f"({' | '.join(calls)})* {text}"
         return self._rule(f"{self._any(first)} {rest}" if needed else rest)
 
-    def _call(self, trigger: str, tags: list[Any], place: str) -> str:
-        """Any text up to a trigger, and the rest of the tags that begin with it."""
+    def _call(self, trigger: str, tags: list[Any], text: str, place: str) -> str:
+        """Text up to a trigger, and the rest of the tags that begin with it."""
         inside: list[str] = []
         for index, tag in enumerate(tags):
             at = f"{place}.tags.{index}"
@@ -236,7 +265,7 @@ class _TagRules:
                 inside.append(self._rule(f"{rest} {self._inside(tag, at, last=False)}"))
         if not inside:
             raise GrammarError(f"{place}.triggers: no tag begins with {trigger!r:.60}")
-        return self._rule(f"{self._text_until(trigger)} {self._any(inside)}")
+        return self._rule(f"{self._text_until(trigger, text)} {self._any(inside)}")
 
     def _separated_tags(self, node: dict[str, Any], place: str, last: bool) -> str:
         tags = _list(node, "tags", place)
@@ -248,6 +277,21 @@ class _TagRules:
         several = one if once else self._rule(f"{one} ({separator} {one})*")
         return several if node.get("at_least_one", False) else self._rule(f"{several}?")
 
+    def _definitions(self, node: dict[str, Any], place: str, last: bool) -> str:
+        """Formats that the one behind them, and those behind each, refer to by their names."""
+        formats = node.get("formats")
+        if not isinstance(formats, dict):
+            raise GrammarError(f"{place}.formats: must be an object: names and formats")
+        for index, (name, form) in enumerate(formats.items()):
+            self._defined[name] = self.part(form, f"{place}.formats.{index}", last=False)
+        return self.part(node.get("format"), f"{place}.format", last=last)
+
+    def _defined_part(self, node: dict[str, Any], place: str, last: bool) -> str:
+        name = _text(node, "name", place)
+        if name not in self._defined:
+            raise GrammarError(f"{place}.name: {name!r:.60} is not defined before")
+        return self._defined[name]
+
     # --- words ----------------------------------------------------------------------------------
 
     def _rule(self, body: str) -> str:
@@ -255,21 +299,24 @@ class _TagRules:
 
     def _add(self, attributes: str, body: str) -> str:
         name = f"part_{len(self.lines)}"
-        self.lines.append(f"{name}{attributes}: {body}")
+        self._append(f"{name}{attributes}", body)
+        return name
+
+    def _append(self, head: str, body: str) -> None:
+        self.lines.append(f"{head}: {body}")
         self._characters += len(body)
         if len(self.lines) > MAX_RULES or self._characters > MAX_RULE_CHARACTERS:
             raise GrammarError("becomes too large: give fewer triggers, tags or schemas")
-        return name
 
     def _any(self, terms: Sequence[str]) -> str:
         return terms[0] if len(terms) == 1 else self._rule(" | ".join(terms))
 
-    def _text_until(self, end: str) -> str:
-        """Any text up to the first `end`, and that."""
+    def _text_until(self, end: str, text: str = TEXT) -> str:
+        """Such a text up to the first `end`, and that."""
         head, *rest = self._words(end)
         if head.startswith("<["):
-            return self._rule(" ".join([TEXT, head, *rest]))
-        return " ".join([self._add("[lazy]", f"{TEXT} {head}"), *rest])
+            return self._rule(" ".join([text, head, *rest]))
+        return " ".join([self._add("[lazy]", f"{text} {head}"), *rest])
 
     def _literal(self, text: str) -> str:
         return " ".join(self._words(text)) if text else '""'
@@ -305,6 +352,18 @@ def _text(node: dict[str, Any], key: str, place: str) -> str:
     if not isinstance(value, str):
         raise GrammarError(f"{place}.{key}: must be a text")
     return value
+
+
+def _texts(node: dict[str, Any], key: str, place: str) -> list[str]:
+    value = node.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+        raise GrammarError(f"{place}.{key}: must be a list of texts that are not empty")
+    return value
+
+
+def _as_pattern(text: str) -> str:
+    """An expression of this text alone."""
+    return re.escape(text).replace("\\\n", "\\n")
 
 
 def _list(node: dict[str, Any], key: str, place: str) -> list[Any]:

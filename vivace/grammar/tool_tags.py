@@ -1,14 +1,10 @@
-"""Constraints for tool calls, for those who know how a model writes them: this JSON schema behind
-that text, then that text.
-
-`field`, of all of them: of the request, for errors.
-"""
+"""Formats of structural tags, for those who know how a model writes calls: this JSON schema behind
+that text, then that text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vivace.protocol.constraints import STRUCTURAL_TAG, Constraint
@@ -17,101 +13,99 @@ TagFormat = dict[str, Any]
 """a format of structural tags"""
 
 
-@dataclass(frozen=True)
-class ToolTag:
-    """A call as the model writes it."""
-
-    begin: str
-    """the words in front of the arguments"""
-    schema: Any
-    """JSON schema of the arguments: a dict, or True for any JSON"""
-    end: str
-    """the words behind them"""
-    place: str
-    """of the schema in the request, for errors"""
-
-    def format(self) -> dict[str, Any]:
-        content = {"type": "json_schema", "json_schema": self.schema, "place": self.place}
-        return {"type": "tag", "begin": self.begin, "content": content, "end": self.end}
-
-
-def required_calls(
-    tags: Sequence[ToolTag],
-    *,
-    separator: str = "",
-    parallel: bool = True,
-    field: str = "tools",
-) -> Constraint:
-    """The answer is a call, or with `parallel` calls with `separator` between them, and nothing
-    else: tool_choice required or named."""
-    return _constraint(calls_format(tags, separator, parallel=parallel), field)
-
-
-def possible_calls(
-    tags: Sequence[ToolTag],
-    triggers: Sequence[str],
-    *,
-    parallel: bool = True,
-    field: str = "tools",
-) -> Constraint:
-    """Any text, in which calls obey their schemas: tool_choice auto with strict tools. What begins
-    with one of `triggers` must be one of `tags`, which all begin with one. The answer ends behind
-    the first call unless they may be `parallel`."""
-    form = {
-        "type": "triggered_tags",
-        "triggers": list(triggers),
-        "tags": [tag.format() for tag in tags],
-        "stop_after_first": not parallel,
-    }
-    return _constraint(form, field)
-
-
-def calls_or_json(
-    tags: Sequence[ToolTag],
-    schema: Any,
-    *,
-    separator: str = "",
-    parallel: bool = True,
-    field: str = "tools",
-) -> Constraint:
-    """As `required_calls`, or JSON of a schema: tools beside a response_format."""
-    json_format = {"type": "json_schema", "json_schema": schema}
-    choices = [calls_format(tags, separator, parallel=parallel), json_format]
-    return _constraint({"type": "or", "elements": choices}, field)
-
-
-def required_json_calls(
-    functions: Sequence[tuple[str, Any, str]],
-    *,
-    arguments: str = "parameters",
-    parallel: bool = True,
-    field: str = "tools",
-) -> Constraint:
-    """The answer is a JSON list of `{"name": ..., arguments: ...}`: required calls of a model whose
-    own syntax is not known. `functions`: the name of each, its schema and the place of that. Each
-    schema stands alone, since what it refers to is its own."""
-    tags = [
-        ToolTag(f'{{"name": {json.dumps(name)}, "{arguments}": ', schema, "}", place)
-        for name, schema, place in functions
-    ]
-    listed = [constant("["), calls_format(tags, ", ", parallel=parallel), constant("]")]
-    return _constraint({"type": "sequence", "elements": listed}, field)
-
-
 def constant(text: str) -> TagFormat:
     return {"type": "const_string", "value": text}
 
 
-def calls_format(tags: Sequence[ToolTag], separator: str, *, parallel: bool) -> TagFormat:
+def json_value(schema: Any, place: str) -> TagFormat:
+    """JSON. `place`: of the schema in the request, for errors."""
+    return {"type": "json_schema", "json_schema": schema, "place": place}
+
+
+def any_text(
+    excludes: Sequence[str] = (), *, patterns: Sequence[str] = (), unlike: Sequence[str] = ()
+) -> TagFormat:
+    """Text without `excludes` in it, which obeys all `patterns` and is not `unlike`, expressions
+    for the whole of it."""
+    return {"type": "any_text"} | text_rules(excludes, patterns=patterns, unlike=unlike)
+
+
+def text_rules(
+    excludes: Sequence[str] = (), *, patterns: Sequence[str] = (), unlike: Sequence[str] = ()
+) -> TagFormat:
+    rules = {"excludes": excludes, "patterns": patterns, "unlike": unlike}
+    return {name: list(texts) for name, texts in rules.items() if texts}
+
+
+def tagged(begin: str, content: TagFormat, end: str) -> TagFormat:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def sequence(*elements: TagFormat) -> TagFormat:
+    return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": list(elements)}
+
+
+def either(elements: Sequence[TagFormat]) -> TagFormat:
+    return elements[0] if len(elements) == 1 else {"type": "or", "elements": list(elements)}
+
+
+def optional(element: TagFormat) -> TagFormat:
+    return either([element, constant("")])
+
+
+def listed(
+    elements: Sequence[TagFormat], separator: str = "", *, several: bool = True, needed: bool = True
+) -> TagFormat:
+    """One of these, or `several` with the separator between them; or none unless it is `needed`."""
     return {
         "type": "tags_with_separator",
-        "tags": [tag.format() for tag in tags],
+        "tags": list(elements),
         "separator": separator,
-        "at_least_one": True,
-        "stop_after_first": not parallel,
+        "at_least_one": needed,
+        "stop_after_first": not several,
     }
 
 
-def _constraint(form: TagFormat, field: str) -> Constraint:
+def triggered(
+    tags: Sequence[TagFormat],
+    triggers: Sequence[str],
+    rules: Mapping[str, Any],
+    *,
+    several: bool = True,
+) -> TagFormat:
+    """Any text that obeys `rules` (of `text_rules`), in which what begins with one of `triggers` is
+    one of `tags`, which all begin with one. The answer ends behind the first unless there may be
+    `several`."""
+    return {
+        "type": "triggered_tags",
+        "triggers": list(triggers),
+        "tags": list(tags),
+        "stop_after_first": not several,
+        **rules,
+    }
+
+
+def with_definitions(formats: Mapping[str, TagFormat], form: TagFormat) -> TagFormat:
+    """A format that refers to others by their names (`defined`), as may each to those before it."""
+    return {"type": "definitions", "formats": dict(formats), "format": form} if formats else form
+
+
+def defined(name: str) -> TagFormat:
+    return {"type": "defined", "name": name}
+
+
+def json_calls(functions: Sequence[tuple[str, Any, str]], *, parallel: bool = True) -> TagFormat:
+    """A JSON list of `{"name": ..., "parameters": ...}`: calls of a model whose own syntax is not
+    known. `functions`: the name of each, its schema and the place of that. Each schema stands
+    alone, since what it refers to is its own."""
+    calls = [
+        tagged(f'{{"name": {json.dumps(name)}, "parameters": ', json_value(schema, place), "}")
+        for name, schema, place in functions
+    ]
+    return sequence(constant("["), listed(calls, ", ", several=parallel), constant("]"))
+
+
+def tag_constraint(form: TagFormat, field: str) -> Constraint:
+    """`field`: of the request, for errors."""
     text = json.dumps({"type": STRUCTURAL_TAG, "format": form}, ensure_ascii=False)
     return Constraint(kind=STRUCTURAL_TAG, text=text, field=field)

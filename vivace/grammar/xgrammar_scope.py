@@ -48,7 +48,9 @@ def enforces_regex(pattern: str) -> bool:
 def enforces_tag(node: Mapping[str, Any], special: Collection[str]) -> bool:
     """A format of a structural tag. `special`: texts that have to be tokens of their own."""
     parts = [*node.get("elements", ()), *node.get("tags", ()), *filter(None, [node.get("content")])]
-    if node["type"] in ("any_text", "regex", "grammar"):
+    if node["type"] in ("any_text", "regex", "grammar", "definitions", "defined"):
+        return False
+    if "excludes" in node or "unlike" in node:
         return False
     if node["type"] == "json_schema":
         return enforces(node.get("json_schema", True))

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vivace.parsers.call_syntax import AnswerShape
 from vivace.parsers.calls import CallBody, CallReader
 from vivace.parsers.events import EventWriter
 from vivace.parsers.reader import MarkerSet, NotACall, Steps, TextReader, marker_set
@@ -33,19 +34,6 @@ def numbered_id(name: str, place: int) -> str:
 
 
 @dataclass(frozen=True)
-class CallFrame:
-    """What text stands around the JSON of a call's arguments, so that it can be demanded: `begin`
-    with the name in it, `end`; `trigger`: what `begin` begins with when a model begins a call.
-    `separator` stands between calls; the answer is over behind one that is `last`."""
-
-    begin: str
-    end: str
-    trigger: str
-    separator: str = ""
-    last: bool = False
-
-
-@dataclass(frozen=True)
 class ThinkingFrame:
     """What text stands around the thinking in front of an answer. `interrupts`: what ends it as
     well, and belongs to what follows."""
@@ -60,9 +48,8 @@ class ToolFormat:
     """The text of a family's tool calls.
 
     `begin` and `end` frame a call, or are "", `section` frames all of them; a call without its
-    section is one, too. An answer that begins with `bare` may be a call without `begin`. `frame`:
-    what a call begins and ends with, with {name} for the name; None where arguments are no JSON.
-    `separator`: what models put between two of these frames.
+    section is one, too. An answer that begins with `bare` may be a call without `begin`. `shape`:
+    what is demanded of answers where calls have to obey.
     """
 
     body: CallBody
@@ -70,17 +57,8 @@ class ToolFormat:
     end: str = ""
     section: tuple[str, str] | None = None
     bare: str = ""
-    frame: tuple[str, str] | None = None
-    separator: str = ""
+    shape: AnswerShape | None = None
     new_id: Callable[[str, int], str] = random_id
-
-    def call_frame(self, name: str) -> CallFrame | None:
-        """What frames the arguments of a call of that function."""
-        if self.frame is None:
-            return None
-        begin, end = (text.replace("{name}", name) for text in self.frame)
-        trigger = self.section[0] if self.section else self.begin
-        return CallFrame(begin, end, trigger, self.separator)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from vivace.parsers.events import EventWriter
 from vivace.parsers.json_values import MAX_NAME, copy_value, object_text, read_string
 from vivace.parsers.reader import NotACall, Steps, TextReader
+from vivace.parsers.schema_types import kinds, referred
 
 NAME = re.compile(r"[\w.:/\-]*")
 ARGUMENTS = ("arguments", "parameters")
@@ -46,10 +47,14 @@ class CallReader:
         self.reader.take_record()
         self.writer.start_call(name)
 
-    def parameter(self, name: str, key: str) -> Any:
-        """The schema of a function's parameter, None where it has none."""
-        properties = self._tools.get(name, {}).get("properties")
-        return properties.get(key) if isinstance(properties, dict) else None
+    def parameter_kinds(self, name: str, key: str) -> set[str]:
+        """The types that the schema of a function's parameter allows; none if it does not say."""
+        root = self._tools.get(name, {})
+        schema = referred(root, root)
+        if not isinstance(schema, Mapping):
+            return set()
+        properties, others = schema.get("properties"), schema.get("additionalProperties")
+        return kinds(properties.get(key, others) if properties else others, root)
 
     def copy_arguments(self, end: str) -> Steps[None]:
         """The arguments as the model writes them; null and strings as `object_text` has them."""

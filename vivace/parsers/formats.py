@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from vivace.parsers.answer import ReasoningFormat, ToolFormat, numbered_id, short_id
+from vivace.parsers.call_syntax import (
+    AnswerShape,
+    CallSyntax,
+    KeywordArguments,
+    ParameterTags,
+)
 from vivace.parsers.calls import JsonCalls, JsonOrNamed, NamedCall
 from vivace.parsers.pythonic import PythonicCalls
 from vivace.parsers.tagged_calls import TaggedCall
@@ -14,9 +21,18 @@ HERMES = ToolFormat(
     begin="<tool_call>",
     end="</tool_call>",
     body=JsonCalls(separator=","),
-    frame=('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>"),
-    separator="\n",
+    shape=AnswerShape(
+        markers=("<tool_call>",),
+        syntaxes=(
+            CallSyntax(
+                begin='<tool_call>\n{"name": "{name}", "arguments": ',
+                end="}\n</tool_call>",
+                separator="\n",
+            ),
+        ),
+    ),
 )
+CODER_ENDS = ("<parameter=", "</function>")
 QWEN3_CODER = ToolFormat(
     section=("<tool_call>", "</tool_call>"),
     begin="<function=",
@@ -26,26 +42,86 @@ QWEN3_CODER = ToolFormat(
         key_close=">",
         value_close="</parameter>",
         close="</function>",
-        value_ends=("<parameter=", "</function>"),
+        value_ends=CODER_ENDS,
         newlines=True,
     ),
+    shape=AnswerShape(
+        markers=("<tool_call>", "<function="),
+        syntaxes=(
+            CallSyntax(
+                section=("<tool_call>\n", "\n</tool_call>"),
+                begin="<function={name}>\n",
+                end="</function>",
+                separator="\n",
+                each=True,
+                stray=True,
+                arguments=ParameterTags(
+                    begin="<parameter={key}>",
+                    end="</parameter>\n",
+                    excluded=("</parameter>", *CODER_ENDS),
+                    edge="\n",
+                ),
+            ),
+        ),
+    ),
 )
+LLAMA_CALL = CallSyntax(begin='{"name": "{name}", "parameters": ', end="}", separator="; ")
 LLAMA3 = ToolFormat(
     begin="<|python_tag|>",
     bare="{",
     body=JsonCalls(separator=";"),
-    frame=('<|python_tag|>{"name": "{name}", "parameters": ', "}"),
+    shape=AnswerShape(
+        markers=("<|python_tag|>",),
+        syntaxes=(replace(LLAMA_CALL, section=("<|python_tag|>", "")),),
+        bare=LLAMA_CALL,
+        bare_like=r'\s*\{\s*"(?:[^"\\]*\\|(?:name|id|index|type|arguments|parameters)")(?s:.*)',
+        last=True,
+    ),
 )
-LLAMA4 = ToolFormat(section=("<|python_start|>", "<|python_end|>"), begin="[", body=PythonicCalls())
+PYTHON_CALL = CallSyntax(
+    begin="{name}(", end=")", separator=", ", section=("[", "]"), arguments=KeywordArguments()
+)
+PYTHON_LIKE = r"\[\s*(?:{names})\("
+LLAMA4 = ToolFormat(
+    section=("<|python_start|>", "<|python_end|>"),
+    begin="[",
+    body=PythonicCalls(),
+    shape=AnswerShape(
+        markers=("<|python_start|>",),
+        syntaxes=(
+            PYTHON_CALL,
+            replace(PYTHON_CALL, section=("<|python_start|>[", "]<|python_end|>")),
+        ),
+        call_like=PYTHON_LIKE,
+    ),
+)
 LFM2 = ToolFormat(
-    section=("<|tool_call_start|>", "<|tool_call_end|>"), begin="[", body=PythonicCalls()
+    section=("<|tool_call_start|>", "<|tool_call_end|>"),
+    begin="[",
+    body=PythonicCalls(),
+    shape=AnswerShape(
+        markers=("<|tool_call_start|>",),
+        syntaxes=(replace(PYTHON_CALL, section=("<|tool_call_start|>[", "]<|tool_call_end|>")),),
+        call_like=PYTHON_LIKE,
+    ),
 )
 MISTRAL = ToolFormat(
     begin="[TOOL_CALLS]",
     body=JsonOrNamed(
         JsonCalls(separator=",", listed=True), NamedCall(separator="[ARGS]", id_open="[CALL_ID]")
     ),
-    frame=('[TOOL_CALLS] [{"name": "{name}", "arguments": ', "}]"),
+    shape=AnswerShape(
+        markers=("[TOOL_CALLS]",),
+        syntaxes=(
+            CallSyntax(begin="[TOOL_CALLS]{name}[ARGS]"),
+            CallSyntax(
+                section=("[TOOL_CALLS] [", "]"),
+                begin='{"name": "{name}", "arguments": ',
+                end="}",
+                separator=", ",
+            ),
+        ),
+    ),
     new_id=short_id,
 )
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -56,9 +132,16 @@ DEEPSEEK_V3 = ToolFormat(
     begin=CALL_BEGIN,
     end=CALL_END,
     body=NamedCall(head=f"function{SEPARATOR}", separator="```json", tail="```"),
-    frame=(
-        f"{CALLS_BEGIN}{CALL_BEGIN}function{SEPARATOR}{{name}}\n```json\n",
-        f"\n```{CALL_END}{CALLS_END}",
+    shape=AnswerShape(
+        markers=(CALLS_BEGIN, CALL_BEGIN),
+        syntaxes=(
+            CallSyntax(
+                section=(CALLS_BEGIN, CALLS_END),
+                begin=f"{CALL_BEGIN}function{SEPARATOR}{{name}}\n```json\n",
+                end=f"\n```{CALL_END}",
+                separator="\n",
+            ),
+        ),
     ),
 )
 DEEPSEEK_V31 = ToolFormat(
@@ -66,7 +149,16 @@ DEEPSEEK_V31 = ToolFormat(
     begin=CALL_BEGIN,
     end=CALL_END,
     body=NamedCall(separator=SEPARATOR),
-    frame=(f"{CALLS_BEGIN}{CALL_BEGIN}{{name}}{SEPARATOR}", f"{CALL_END}{CALLS_END}"),
+    shape=AnswerShape(
+        markers=(CALLS_BEGIN, CALL_BEGIN),
+        syntaxes=(
+            CallSyntax(
+                section=(CALLS_BEGIN, CALLS_END),
+                begin=f"{CALL_BEGIN}{{name}}{SEPARATOR}",
+                end=CALL_END,
+            ),
+        ),
+    ),
 )
 DSML = "｜DSML｜"
 DEEPSEEK_V32 = ToolFormat(
@@ -81,10 +173,31 @@ DEEPSEEK_V32 = ToolFormat(
         flagged=True,
         or_json=True,
     ),
-    frame=(
-        f'<{DSML}function_calls>\n<{DSML}invoke name="{{name}}">\n',
-        f"\n</{DSML}invoke>\n</{DSML}function_calls>",
+    shape=AnswerShape(
+        markers=(f"<{DSML}function_calls>", f'<{DSML}invoke name="'),
+        syntaxes=(
+            CallSyntax(
+                section=(f"<{DSML}function_calls>\n", f"</{DSML}function_calls>"),
+                begin=f'<{DSML}invoke name="{{name}}">\n',
+                end=f"</{DSML}invoke>\n",
+                arguments=ParameterTags(
+                    begin=f'<{DSML}parameter name="{{key}}" string="true">',
+                    json_begin=f'<{DSML}parameter name="{{key}}" string="false">',
+                    end=f"</{DSML}parameter>\n",
+                    excluded=(f"</{DSML}parameter>",),
+                ),
+            ),
+        ),
     ),
+)
+GLM_TAGS = ParameterTags(
+    begin="<arg_key>{key}</arg_key>\n<arg_value>",
+    end="</arg_value>\n",
+    excluded=("</arg_value>",),
+    untyped=True,
+)
+GLM_CALL = CallSyntax(
+    begin="<tool_call>{name}\n", end="</tool_call>", separator="\n", arguments=GLM_TAGS
 )
 GLM = ToolFormat(
     begin="<tool_call>",
@@ -96,19 +209,42 @@ GLM = ToolFormat(
         value_close="</arg_value>",
         untyped=True,
     ),
+    shape=AnswerShape(markers=("<tool_call>",), syntaxes=(GLM_CALL,)),
+)
+GLM47 = replace(
+    GLM,
+    shape=AnswerShape(
+        markers=("<tool_call>",),
+        syntaxes=(
+            replace(
+                GLM_CALL,
+                begin="<tool_call>{name}",
+                arguments=replace(
+                    GLM_TAGS, begin="<arg_key>{key}</arg_key><arg_value>", end="</arg_value>"
+                ),
+            ),
+        ),
+    ),
 )
 KIMI_K2 = ToolFormat(
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     begin="<|tool_call_begin|>",
     end="<|tool_call_end|>",
     body=NamedCall(separator="<|tool_call_argument_begin|>", numbered=True),
-    frame=(
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0"
-        "<|tool_call_argument_begin|>",
-        "<|tool_call_end|><|tool_calls_section_end|>",
+    shape=AnswerShape(
+        markers=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        syntaxes=(
+            CallSyntax(
+                section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+                begin="<|tool_call_begin|>functions.{name}:",
+                number="<|tool_call_argument_begin|>",
+                end="<|tool_call_end|>",
+            ),
+        ),
     ),
     new_id=numbered_id,
 )
+STEP3_ENDS = ('<steptml:parameter name="', "</steptml:invoke>")
 STEP3 = ToolFormat(
     section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     begin="<｜tool_call_begin｜>",
@@ -121,8 +257,27 @@ STEP3 = ToolFormat(
         key_close='">',
         value_close="</steptml:parameter>",
         close="</steptml:invoke>",
+        value_ends=STEP3_ENDS,
+    ),
+    shape=AnswerShape(
+        markers=("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>"),
+        syntaxes=(
+            CallSyntax(
+                section=("<｜tool_calls_begin｜>\n", "<｜tool_calls_end｜>"),
+                begin=(
+                    '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n'
+                ),
+                end="</steptml:invoke><｜tool_call_end｜>\n",
+                arguments=ParameterTags(
+                    begin='<steptml:parameter name="{key}">',
+                    end="</steptml:parameter>\n",
+                    excluded=("</steptml:parameter>", *STEP3_ENDS),
+                ),
+            ),
+        ),
     ),
 )
+MINIMAX_ENDS = ('<parameter name="', "</invoke>")
 MINIMAX_M2 = ToolFormat(
     section=("<minimax:tool_call>", "</minimax:tool_call>"),
     begin='<invoke name="',
@@ -132,13 +287,37 @@ MINIMAX_M2 = ToolFormat(
         key_close='">',
         value_close="</parameter>",
         close="</invoke>",
+        value_ends=MINIMAX_ENDS,
+    ),
+    shape=AnswerShape(
+        markers=("<minimax:tool_call>", '<invoke name="'),
+        syntaxes=(
+            CallSyntax(
+                section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
+                begin='<invoke name="{name}">\n',
+                end="</invoke>\n",
+                arguments=ParameterTags(
+                    begin='<parameter name="{key}">',
+                    end="</parameter>\n",
+                    excluded=("</parameter>", *MINIMAX_ENDS),
+                ),
+            ),
+        ),
     ),
 )
 INTERNS1 = ToolFormat(
     begin="<|action_start|>",
     end="<|action_end|>",
     body=JsonCalls(head="<|plugin|>"),
-    frame=('<|action_start|> <|plugin|>\n{"name": "{name}", "parameters": ', "}<|action_end|>"),
+    shape=AnswerShape(
+        markers=("<|action_start|>",),
+        syntaxes=(
+            CallSyntax(
+                begin='<|action_start|> <|plugin|>\n{"name": "{name}", "parameters": ',
+                end="}<|action_end|>",
+            ),
+        ),
+    ),
 )
 
 JSON_CALLS = ToolFormat(begin="", bare="[", body=JsonCalls(separator=",", listed=True))
@@ -162,7 +341,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
         "deepseekv32": DEEPSEEK_V32,
         "glm": GLM,
         "glm45": GLM,
-        "glm47": GLM,
+        "glm47": GLM47,
         "kimi_k2": KIMI_K2,
         "step3": STEP3,
         "minimax-m2": MINIMAX_M2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from vivace.parsers.call_syntax import AnswerShape, CallSyntax
 from vivace.parsers.calls import CallReader
 from vivace.parsers.reader import NotACall, Steps, Write, marker_set
 
@@ -15,6 +16,18 @@ CALLED = " to="
 ENDS = ("<|end|>", "<|return|>", CALL)
 MARKERS = (*BEGINS, *ENDS, CONSTRAIN, MESSAGE)
 WORDS = re.compile(r"[^<]*")
+NEXT = "<|end|><|start|>assistant"
+SHAPE = AnswerShape(
+    markers=MARKERS,
+    syntaxes=(
+        CallSyntax(begin="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"),
+        CallSyntax(begin=" to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>"),
+        CallSyntax(begin=" to=functions.{name}<|channel|>commentary json<|message|>"),
+    ),
+    messages=(("<|channel|>analysis<|message|>", NEXT), ("<|channel|>commentary<|message|>", NEXT)),
+    final="<|channel|>final<|message|>",
+    last=True,
+)
 MAX_HEADER = 256
 RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")

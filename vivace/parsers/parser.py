@@ -7,7 +7,6 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
 
 from vivace.parsers.answer import (
-    CallFrame,
     ReasoningFormat,
     ThinkingFrame,
     ToolFormat,
@@ -16,10 +15,11 @@ from vivace.parsers.answer import (
     read_reasoning,
     read_text,
 )
+from vivace.parsers.call_syntax import AnswerShape
 from vivace.parsers.calls import CallReader
 from vivace.parsers.events import AnswerEvent, EventWriter
 from vivace.parsers.formats import JSON_CALLS, REASONING_FORMATS, TOOL_FORMATS
-from vivace.parsers.harmony import MARKERS, read_messages
+from vivace.parsers.harmony import MARKERS, SHAPE, read_messages
 from vivace.parsers.names import HARMONY
 from vivace.parsers.reader import Steps, TextReader
 
@@ -69,8 +69,9 @@ class ParserFormat(Protocol):
         """See `ReasoningFormat.inside`."""
         ...
 
-    def call_frame(self, name: str) -> CallFrame | None:
-        """See `ToolFormat.call_frame`."""
+    @property
+    def shape(self) -> AnswerShape | None:
+        """Of answers whose calls have to obey; None where it is not known how calls are written."""
         ...
 
     @property
@@ -114,8 +115,9 @@ class TextParserFormat:
     def inside(self, prompt: str, beginning: str) -> bool:
         return self.reasoning is not None and self.reasoning.inside(prompt, beginning)
 
-    def call_frame(self, name: str) -> CallFrame | None:
-        return None if self.tools is None else self.tools.call_frame(name)
+    @property
+    def shape(self) -> AnswerShape | None:
+        return self.tools and self.tools.shape
 
     @property
     def thinking(self) -> ThinkingFrame | None:
@@ -159,9 +161,9 @@ class MessageFormat:
     def inside(self, prompt: str, beginning: str) -> bool:
         return False
 
-    def call_frame(self, name: str) -> CallFrame | None:
-        begin = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
-        return CallFrame(begin, "", "<|channel|>commentary to=", last=True)
+    @property
+    def shape(self) -> AnswerShape | None:
+        return SHAPE
 
     @property
     def thinking(self) -> ThinkingFrame | None:

@@ -21,6 +21,7 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v"
 HEX = re.compile(r"[0-9a-fA-F]*")
 DIGITS = {"x": 2, "u": 4, "U": 8}
 MAX_DEPTH = 64
+MAX_DIGITS = 4096
 LAST = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -68,11 +69,11 @@ def read_value(reader: TextReader, depth: int = 0) -> Steps[str]:
     first = yield from reader.peek()
     match first:
         case "'" | '"':
-            return json.dumps((yield from read_text(reader, first)), ensure_ascii=False)
+            return json.dumps((yield from read_texts(reader)), ensure_ascii=False)
         case "[" | "(" | "{":
             return (yield from read_items(reader, depth, LAST[first]))
         case _:
-            return constant((yield from reader.run(NUMBER, MAX_NAME)))
+            return constant((yield from reader.run(NUMBER, MAX_DIGITS)))
 
 
 def read_items(reader: TextReader, depth: int, last: str) -> Steps[str]:
@@ -131,6 +132,15 @@ def literal_json(text: str) -> str:
     else:
         reading.close()
     raise NotACall
+
+
+def read_texts(reader: TextReader) -> Steps[str]:
+    """A string, or several that stand behind each other and are one."""
+    parts: list[str] = []
+    while (quote := (yield from reader.peek())) in ("'", '"'):
+        parts.append((yield from read_text(reader, quote)))
+        yield from reader.skip_space()
+    return "".join(parts)
 
 
 def read_text(reader: TextReader, quote: str) -> Steps[str]:

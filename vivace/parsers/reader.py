@@ -88,6 +88,11 @@ class TextReader:
         """Give back what was just read."""
         self.at -= len(marker)
 
+    def give_back(self, text: str) -> None:
+        """Have it read again."""
+        self.text = text + self.text[self.at :]
+        self.at = 0
+
     def more(self) -> Steps[bool]:
         """Wait for a character; False when none comes any more."""
         while self.at == len(self.text):

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from vivace.parsers.calls import NAME, CallReader
 from vivace.parsers.json_values import MAX_NAME, NotJson, escape, parse
-from vivace.parsers.pythonic import literal_json
-from vivace.parsers.reader import NotACall, Steps, Write, marker_set
+from vivace.parsers.pythonic import literal_json, number
+from vivace.parsers.reader import MarkerSet, NotACall, Steps, TextReader, Write, marker_set
+from vivace.parsers.schema_types import STRING, json_kinds
 
 KEY = re.compile(r'[^<>"\n]*')
 WORD = re.compile(r"[a-z]*")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-UNIONS = ("anyOf", "oneOf", "allOf")
-STRING = frozenset({"string"})
-JSON_KINDS: Mapping[type, frozenset[str]] = {
-    bool: frozenset({"boolean"}),
-    int: frozenset({"integer", "number"}),
-    float: frozenset({"number"}),
-    dict: frozenset({"object"}),
-    list: frozenset({"array"}),
-    type(None): frozenset({"null"}),
-}
-"""what a schema may call the type of a value that JSON had"""
+WHOLE = re.compile(r"[+-]?[0-9][0-9_]{0,4000}")
+QUOTED = re.compile(r'"(?:[^"\\\n]|\\[^\n])*("?)')
+IN_STRING = re.compile(r'[^"\\\n]*')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +95,7 @@ class TaggedCall:
     def _read_key(self, calls: CallReader) -> Steps[tuple[str, bool | None]]:
         """(the key, whether the tag says that its value is a string)"""
         reader, is_string = calls.reader, None
-        key = yield from reader.run(KEY, MAX_NAME)
+        key = (yield from reader.run(KEY, MAX_NAME)).strip()
         yield from reader.expect(self.key_close)
         if self.flagged:
             yield from reader.skip_space()
@@ -125,14 +116,68 @@ class TaggedCall:
             if marker:
                 write('"')
         else:
-            parts: list[str] = []
-            marker = yield from reader.copy_until(markers, parts.append)
-            text = "".join(parts)
+            text, marker = yield from read_value(reader, markers)
             if self.newlines:
                 text = text.removeprefix("\n").removesuffix("\n")
             write(converted(text, allowed) if marker else text)
         if marker != self.value_close:
             reader.unread(marker)
+
+
+def read_value(reader: TextReader, markers: MarkerSet) -> Steps[tuple[str, str]]:
+    """(a value that need not be a string, the marker that ends it), "" when the text ends first.
+    What stands in a string of JSON is no marker, if the whole is JSON."""
+    parts: list[str] = []
+    marker = yield from reader.copy_until(markers, parts.append)
+    text = "".join(parts)
+    first, passed, segment = marker, [text], text
+    may_be_json = text.lstrip()[:1] in ("[", "{", '"')
+    while marker and may_be_json and opens_string(segment):
+        passed.append(marker)
+        may_be_json = yield from read_string_end(reader, passed)
+        more: list[str] = []
+        marker = (yield from reader.copy_until(markers, more.append)) if may_be_json else ""
+        segment = "".join(more)
+        passed.append(segment)
+    whole = "".join(passed)
+    if whole == text:
+        return text, first
+    if marker and is_json(whole):
+        return whole, marker
+    reader.give_back(whole[len(text) + len(first) :] + marker)
+    return text, first
+
+
+def opens_string(text: str) -> bool:
+    """Whether the last string of JSON in the text is still open."""
+    last = None
+    for last in QUOTED.finditer(text):
+        if not last[1]:
+            break
+    return last is not None and not last[1] and last.end() == len(text)
+
+
+def read_string_end(reader: TextReader, parts: list[str]) -> Steps[bool]:
+    """The rest of a string of JSON and its quote; False when it is none."""
+    while True:
+        parts.append((yield from reader.run(IN_STRING)))
+        kind = yield from reader.peek()
+        if kind in ("", "\n"):
+            return False
+        parts.append(reader.take(reader.at + 1))
+        if kind == '"':
+            return True
+        if (yield from reader.peek()) in ("", "\n"):
+            return False
+        parts.append(reader.take(reader.at + 1))
+
+
+def is_json(text: str) -> bool:
+    try:
+        parse(text)
+    except NotJson:
+        return False
+    return True
 
 
 class StringWriter:
@@ -167,16 +212,28 @@ def converted(text: str, allowed: set[str]) -> str:
     try:
         found = json_kinds(parse(value))
     except NotJson:
-        return python_json(value, allowed) or f'"{escape(text)}"'
+        return other_json(value, allowed) or f'"{escape(text)}"'
     if "string" in allowed and not found & allowed:
         return f'"{escape(text)}"'
     return value
 
 
-def python_json(text: str, allowed: set[str]) -> str:
-    """The JSON of a list or dict in Python's syntax, as some models write them, where the schema
-    wants one; "" for anything else."""
-    if "string" in allowed or not allowed & {"object", "array"}:
+def other_json(text: str, allowed: set[str]) -> str:
+    """The JSON of a number or word as others than JSON write it, or of a list or dict in Python's
+    syntax, where the schema wants one and no string; "" for anything else."""
+    if "string" in allowed:
+        return ""
+    word = text.lower()
+    if "boolean" in allowed and word in ("true", "false"):
+        return word
+    if "null" in allowed and word in ("null", "none"):
+        return "null"
+    if allowed & {"integer", "number"}:
+        whole = WHOLE.fullmatch(text) is not None
+        found = number_json(text) if whole or "number" in allowed else ""
+        if found:
+            return found
+    if not allowed & {"object", "array"}:
         return ""
     try:
         found = literal_json(text)
@@ -185,27 +242,17 @@ def python_json(text: str, allowed: set[str]) -> str:
         return ""
 
 
-def json_kinds(value: Any) -> frozenset[str]:
-    """What a schema may call the type of a value."""
-    return JSON_KINDS.get(type(value), STRING)
+def number_json(text: str) -> str:
+    """The JSON of a number as Python takes it; "" for anything else."""
+    try:
+        return number(text)
+    except NotACall:
+        return ""
 
 
 def parameter_types(calls: CallReader, name: str, key: str) -> set[str]:
     """Looked up once: a schema may be long, and its key come often."""
     types = calls.types
     if (name, key) not in types:
-        types[name, key] = kinds(calls.parameter(name, key))
+        types[name, key] = calls.parameter_kinds(name, key)
     return types[name, key]
-
-
-def kinds(schema: Any) -> set[str]:
-    """The types that a schema allows as far as it says so in so many words; none if it does not."""
-    if not isinstance(schema, Mapping):
-        return set()
-    found = schema.get("type")
-    if isinstance(found, str | list):
-        return {found} if isinstance(found, str) else {str(kind) for kind in found}
-    if isinstance(schema.get("enum"), list):
-        return set().union(*map(json_kinds, schema["enum"]))
-    options = [schema[key] for key in UNIONS if isinstance(schema.get(key), list)]
-    return set().union(*(kinds(option) for listed in options for option in listed))

@@ -44,6 +44,8 @@ def answer_syntax(
     reasoning = choose_reasoning_parser(reasoning_parser, template, model_type)
     tell("--tool-call-parser", tool_parser, tools)
     tell("--reasoning-parser", reasoning_parser, reasoning)
+    if tools is None and "tools" in template:
+        log.info("without --tool-call-parser calls stay text, and strict tools are not enforced")
     if tokenizer is None or (tools is None and reasoning is None):
         return AnswerSyntax(form=TextParserFormat())
     form = answer_format(tools, reasoning)

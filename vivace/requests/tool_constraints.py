@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vivace.frontend.constraints import check_json
 from vivace.frontend.errors import BadRequest
-from vivace.grammar.tool_tags import (
-    ToolTag,
-    calls_or_json,
-    possible_calls,
-    required_calls,
-    required_json_calls,
-)
-from vivace.parsers.answer import CallFrame
+from vivace.grammar.tool_tags import either, json_calls, tag_constraint
+from vivace.parsers.call_syntax import AnswerShape
 from vivace.parsers.parser import ParserFormat
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
+from vivace.requests.call_formats import CallFormats, Functions, can_call
+from vivace.requests.parameter_formats import NotWritable
 from vivace.requests.tools import OfferedTools
 
 ANY_OBJECT = {"type": "object"}
@@ -49,91 +44,68 @@ class ToolCalls:
 
     def syntax(self, asked: Constraint | None) -> ToolSyntax:
         """`asked`: what the content of an answer has to obey. Required calls are written as the
-        model does, or as a JSON list where arguments are no JSON in its own syntax; others obey
-        their schemas where they are `strict`. BadRequest."""
+        model does, or as a JSON list where its own syntax is not known or cannot say what the
+        schemas do; others obey their schemas where they are `strict`. BadRequest."""
         offered = self.offered
         if asked is None and not (offered.required or offered.strict or offered.narrowed):
             return ToolSyntax(self.form, None)
         check_json(list(offered.schemas.values()), TOOLS)  # before texts are made of them
         if offered.required:
             return self._required(asked)
-        frames = self._frames(tuple(offered.schemas))
-        if not frames and offered.narrowed:
+        shape = self.form.shape
+        if shape is None and offered.narrowed:
             raise BadRequest(CHOICE, NOT_NARROWED)
-        if not frames:
+        functions = self._callable(shape) if shape else {}
+        if shape is None or not functions:
             return ToolSyntax(self.form, asked)
-        if asked is None:
-            return ToolSyntax(self.form, self._possible(frames))
-        schema = read_json(asked.text) if asked.kind == JSON_SCHEMA else None
-        if not isinstance(schema, dict):
-            return ToolSyntax(self.form, asked)
-        return ToolSyntax(self.form, self._beside(schema, asked.field, frames))
+        try:
+            calls = self._formats(shape, functions)
+            if asked is None:
+                return ToolSyntax(self.form, tag_constraint(calls.possible(), TOOLS))
+            schema = read_json(asked.text) if asked.kind == JSON_SCHEMA else None
+            if not isinstance(schema, dict):
+                return ToolSyntax(self.form, asked)
+            content = {"type": "json_schema", "json_schema": schema}
+            form = either([calls.required(), content])
+        except NotWritable as refusal:
+            raise BadRequest(refusal.place, refusal.reason) from None
+        return ToolSyntax(self.form, tag_constraint(form, asked.field))
 
     def _required(self, asked: Constraint | None) -> ToolSyntax:
         if asked is not None:
             reason = f"does not go with {asked.field} where it wants a call; leave one of them out"
             raise BadRequest(CHOICE, reason)
-        names = self.offered.required
-        frames = self._frames(names)
-        parallel = self._parallel(frames)
-        if frames:
-            constraint = required_calls(
-                self._tags(frames, names),
-                separator=frames[names[0]].separator,
-                parallel=parallel,
-                field=CHOICE,
-            )
-            return ToolSyntax(self.form, constraint)
-        places = self.offered.places
-        functions = [(name, self._schema(name), places[name]) for name in names]
-        constraint = required_json_calls(functions, parallel=parallel, field=CHOICE)
-        return ToolSyntax(self.form.of_json_calls(), constraint)
+        offered, shape = self.offered, self.form.shape
+        functions = {name: (self._schema(name), offered.places[name]) for name in offered.required}
+        try:
+            if shape is not None:
+                form = self._formats(shape, functions).required()
+                return ToolSyntax(self.form, tag_constraint(form, CHOICE))
+        except NotWritable:
+            pass  # a list of JSON can be
+        listed = [(name, schema, place) for name, (schema, place) in functions.items()]
+        form = json_calls(listed, parallel=self._several)
+        return ToolSyntax(self.form.of_json_calls(), tag_constraint(form, CHOICE))
 
-    def _possible(self, frames: Mapping[str, CallFrame]) -> Constraint:
-        return possible_calls(
-            self._tags(frames, self.offered.strict),
-            sorted({frame.trigger for frame in frames.values()}),
-            parallel=self._parallel(frames),
-            field=TOOLS,
-        )
+    def _formats(self, shape: AnswerShape, functions: Functions) -> CallFormats:
+        return CallFormats(shape, functions, self._several)
 
-    def _beside(
-        self, schema: dict[str, Any], field: str, frames: Mapping[str, CallFrame]
-    ) -> Constraint:
-        return calls_or_json(
-            self._tags(frames, self.offered.strict),
-            schema,
-            separator=next(iter(frames.values())).separator,
-            parallel=self._parallel(frames),
-            field=field,
-        )
+    @property
+    def _several(self) -> bool:
+        return self.parallel and not self.offered.single
 
-    def _frames(self, names: Sequence[str]) -> dict[str, CallFrame]:
-        """Of all these functions; none where calls have no frames."""
-        found = {name: self.form.call_frame(name) for name in names}
-        return {name: frame for name, frame in found.items() if frame is not None}
-
-    def _tags(
-        self, frames: Mapping[str, CallFrame], strict: Sequence[str] | frozenset[str]
-    ) -> list[ToolTag]:
-        places = self.offered.places
-        return [
-            ToolTag(
-                frame.begin,
-                self._schema(name) if name in strict else ANY_OBJECT,
-                frame.end,
-                places[name],
-            )
-            for name, frame in frames.items()
-        ]
+    def _callable(self, shape: AnswerShape) -> Functions:
+        """All functions, but for those that the model could not call whatever it wrote."""
+        offered = self.offered
+        return {
+            name: (self._schema(name) if name in offered.strict else ANY_OBJECT, place)
+            for name, place in offered.places.items()
+            if name in offered.schemas and (name in offered.strict or can_call(shape, name))
+        }
 
     def _schema(self, name: str) -> dict[str, Any]:
         schema = self.offered.schemas[name]
         return {**ANY_OBJECT, **schema} if schema else NO_ARGUMENTS
-
-    def _parallel(self, frames: Mapping[str, CallFrame]) -> bool:
-        last = any(frame.last for frame in frames.values())
-        return self.parallel and not self.offered.single and not last
 
 
 def read_json(text: str) -> Any:

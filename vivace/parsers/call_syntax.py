@@ -1,0 +1,71 @@
+"""How the models of a family write calls, said so that a grammar can demand it.
+
+Where {name} stands in a text, the function's name is; where {key} stands, a parameter's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NAME, KEY, NAMES = "{name}", "{key}", "{names}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterTags:
+    """Arguments of which each stands between `begin` and `end`: JSON, or text that has none of
+    `excluded` in it. `json_begin`: what those that are JSON begin with, where the reader goes by
+    that and not by the schema. `edge` stands at both ends of a value and is no part of it.
+    `untyped`: the reader takes a value without a schema for JSON where it is some."""
+
+    begin: str
+    end: str
+    excluded: tuple[str, ...]
+    json_begin: str = ""
+    edge: str = ""
+    untyped: bool = False
+
+
+@dataclass(frozen=True)
+class KeywordArguments:
+    """Arguments as in Python: `city="Paris", days=3`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSyntax:
+    """`begin` and `end` stand around the arguments, which are a JSON object unless `arguments` says
+    how else they are written; `separator` between calls, `section` around all of them. With `each`
+    a section has one call, and the separator is between sections. `number`: of the call, a number
+    stands behind `begin`, and this text behind that. `stray`: models leave the section out, too.
+
+    A separator is not what a section's end begins with: then it belongs to `end`.
+    """
+
+    begin: str
+    end: str = ""
+    separator: str = ""
+    section: tuple[str, str] | None = None
+    each: bool = False
+    number: str = ""
+    stray: bool = False
+    arguments: ParameterTags | KeywordArguments | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerShape:
+    """What answers look like that may have calls in them.
+
+    `syntaxes`: in which a call may be written, each begins with one of `markers`, which no text
+    has; `bare`: one more that an answer may begin with, and `bare_like`, an expression, what it
+    must not begin with then if it is none. `call_like`: an expression; no text has that either.
+    `last`: nothing follows calls. `messages`: (begin, end) of messages that may come before, and
+    `final` the begin of the last one, where text stands in messages.
+    """
+
+    syntaxes: tuple[CallSyntax, ...]
+    markers: tuple[str, ...] = ()
+    bare: CallSyntax | None = None
+    bare_like: str = ""
+    call_like: str = ""
+    last: bool = False
+    messages: tuple[tuple[str, str], ...] = ()
+    final: str = ""

@@ -1,0 +1,203 @@
+"""The calls of an answer, in the syntax of the model, as formats of structural tags."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vivace.grammar.tool_tags import (
+    TagFormat,
+    any_text,
+    constant,
+    defined,
+    either,
+    json_value,
+    listed,
+    sequence,
+    tagged,
+    text_rules,
+    triggered,
+    with_definitions,
+)
+from vivace.parsers.call_syntax import (
+    NAME,
+    NAMES,
+    AnswerShape,
+    CallSyntax,
+    KeywordArguments,
+    ParameterTags,
+)
+from vivace.requests.parameter_formats import (
+    NotWritable,
+    keyword_arguments,
+    tagged_arguments,
+)
+
+NUMBER = {"type": "integer", "minimum": 0, "maximum": 9999}
+PYTHON_NAME = re.compile(r"[^\W\d][\w.]*")
+NO_NAME = "a function of this name cannot be called in this model's syntax"
+Functions = Mapping[str, tuple[dict[str, Any], str]]
+"""the schema of each function's arguments and its place in the request, by name"""
+
+
+def can_call(shape: AnswerShape, name: str) -> bool:
+    """Whether the function's name can be written where calls are."""
+    python = isinstance(shape.syntaxes[0].arguments, KeywordArguments)
+    return not python or PYTHON_NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True)
+class CallFormats:
+    """`parallel`: there may be several calls. Raises NotWritable."""
+
+    shape: AnswerShape
+    functions: Functions
+    parallel: bool
+
+    def __post_init__(self) -> None:
+        for name, (_, place) in self.functions.items():
+            if not can_call(self.shape, name):
+                raise NotWritable(place.removesuffix(".parameters") + ".name", NO_NAME)
+
+    def required(self) -> TagFormat:
+        """Calls and nothing else. Raises NotWritable."""
+        shape = self.shape
+        ways = [*shape.syntaxes, *[shape.bare] * (shape.bare is not None)]
+        return self._with_arguments(either([self._calls(syntax) for syntax in ways]))
+
+    def possible(self) -> TagFormat:
+        """Any text with calls in it that obey. Raises NotWritable."""
+        shape = self.shape
+        if shape.messages:
+            return self._with_arguments(self._messages())
+        form = self._text_with_calls()
+        if shape.bare is not None:
+            form = either([self._calls(shape.bare), form])
+        return self._with_arguments(form)
+
+    # -- the whole answer --------------------------------------------------------------------------
+
+    def _text_with_calls(self) -> TagFormat:
+        shape, tags, triggers = self.shape, list[TagFormat](), list[str]()
+        for syntax in shape.syntaxes:
+            begin = syntax.section[0] if syntax.section else syntax.begin
+            marker = self._marker(begin)
+            if marker:
+                triggers.append(marker)
+                tags += self._tags(syntax)
+            else:  # what a section begins with may be text
+                found = self._first_calls(syntax)
+                triggers += [tag["begin"] for tag in found]
+                tags += found
+            if syntax.stray:
+                triggers.append(self._marker(syntax.begin))
+                tags += [self._call(syntax, name) for name in self.functions]
+        names = "|".join(map(re.escape, self.functions))
+        unlike = [shape.bare_like] if shape.bare_like else []
+        if shape.call_like:
+            unlike.append(f"(?s:.*){shape.call_like.replace(NAMES, names)}(?s:.*)")
+        several = self.parallel and not shape.last
+        unmarked = [marker for marker in shape.markers if marker not in triggers]
+        rules = text_rules(unmarked, unlike=unlike)
+        return triggered(tags, list(dict.fromkeys(triggers)), rules, several=several)
+
+    def _marker(self, begin: str) -> str:
+        return next((one for one in self.shape.markers if begin.startswith(one)), "")
+
+    def _messages(self) -> TagFormat:
+        """Any messages, of which the last one may be a call."""
+        shape = self.shape
+        text = any_text(shape.markers)
+        before = [tagged(begin, text, end) for begin, end in shape.messages]
+        calls = [self._call(syntax, name) for syntax in shape.syntaxes for name in self.functions]
+        last = [sequence(constant(shape.final), text), *calls, text]
+        return sequence(listed(before, needed=False), either(last))
+
+    def _with_arguments(self, form: TagFormat) -> TagFormat:
+        """With what it refers to."""
+        if not self._shared:
+            return form
+        way = self._all[0].arguments
+        formats = {
+            known: self._arguments(way, known) for known in dict.fromkeys(self._known.values())
+        }
+        return with_definitions(formats, form)
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def _calls(self, syntax: CallSyntax) -> TagFormat:
+        """One, or several if there may be."""
+        calls = [self._call(syntax, name) for name in self.functions]
+        if syntax.section is None:
+            several = self.parallel and not self.shape.messages
+            return listed(calls, syntax.separator, several=several)
+        if syntax.each:
+            return listed(self._tags(syntax), syntax.separator, several=self.parallel)
+        return self._tags(syntax)[0]
+
+    def _tags(self, syntax: CallSyntax) -> list[TagFormat]:
+        """What begins with the syntax's marker: calls, or a section with them."""
+        calls = [self._call(syntax, name) for name in self.functions]
+        if syntax.section is None:
+            return calls
+        several = self.parallel and not syntax.each
+        begin, end = syntax.section
+        return [tagged(begin, listed(calls, syntax.separator, several=several), end)]
+
+    def _first_calls(self, syntax: CallSyntax) -> list[TagFormat]:
+        """Sections, by the call that they begin with."""
+        assert syntax.section is not None
+        more = [self._call(syntax, name, syntax.separator) for name in self.functions]
+        rest = [listed(more, needed=False)] if self.parallel else []
+        return [
+            tagged(
+                syntax.section[0] + syntax.begin.replace(NAME, name),
+                sequence(self._argument(syntax, name), constant(syntax.end), *rest),
+                syntax.section[1],
+            )
+            for name in self.functions
+        ]
+
+    def _call(self, syntax: CallSyntax, name: str, before: str = "") -> TagFormat:
+        begin, arguments = before + syntax.begin.replace(NAME, name), self._argument(syntax, name)
+        if syntax.number:
+            number = json_value(NUMBER, "")
+            arguments = sequence(number, constant(syntax.number), arguments)
+        return tagged(begin, arguments, syntax.end)
+
+    # -- arguments ---------------------------------------------------------------------------------
+
+    @property
+    def _all(self) -> Sequence[CallSyntax]:
+        return (*self.shape.syntaxes, *filter(None, [self.shape.bare]))
+
+    @property
+    def _shared(self) -> bool:
+        """Whether several parts have the same arguments in them."""
+        return len(self._all) > 1 or self._all[0].arguments is not None
+
+    @cached_property
+    def _known(self) -> dict[str, str]:
+        """For each function the first with the same arguments."""
+        first: dict[str, str] = {}
+        texts = {name: json.dumps(schema) for name, (schema, _) in self.functions.items()}
+        return {name: first.setdefault(text, name) for name, text in texts.items()}
+
+    def _argument(self, syntax: CallSyntax, name: str) -> TagFormat:
+        if self._shared:
+            return defined(self._known[name])
+        return self._arguments(syntax.arguments, name)
+
+    def _arguments(self, way: ParameterTags | KeywordArguments | None, name: str) -> TagFormat:
+        schema, place = self.functions[name]
+        match way:
+            case ParameterTags():
+                return tagged_arguments(schema, place, way)
+            case KeywordArguments():
+                return keyword_arguments(schema, place)
+            case None:
+                return json_value(schema, place)
