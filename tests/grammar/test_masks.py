@@ -180,3 +180,31 @@ def test_what_is_forced_for_ever_has_a_mask(kind: str, what: object) -> None:
     matcher = compiled(kind, what)
     for _ in range(5):
         assert allowed(matcher)[ord("a")] and matcher.accept([ord("a")]) == 1
+
+
+def nest(depth: int) -> object:
+    return [nest(depth - 1)] if depth else {"a": [1, "ä"], "b": {"c": None}}
+
+
+@pytest.mark.parametrize("separators", [None, (",", ":"), (", ", ": ")])
+@pytest.mark.parametrize("indent", [None, 0, 2, 4, "\t"])
+def test_json_may_be_written_as_writers_of_json_do(
+    indent: int | str | None, separators: tuple[str, str] | None
+) -> None:
+    for value in (nest(0), nest(97)):
+        text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators)
+        assert obeys(JSON_SCHEMA, {}, text) and obeys(JSON_SCHEMA, {}, text.replace("\n", "\r\n"))
+
+
+def test_blanks_have_an_end() -> None:
+    """Whatever stands between two parts, and however it is divided into tokens."""
+    for blanks in ("  ", "\t ", "\n\n", "\n \n", "\n" + 401 * " "):
+        assert not obeys(JSON_SCHEMA, {}, f'{{"a":{blanks}1}}')
+    matcher, count = schema_matcher({"type": "object"}), 0
+    matcher.accept([ord("{")])
+    while found := [
+        token for token in np.flatnonzero(allowed(matcher)) if not spell([token]).strip()
+    ]:
+        matcher.accept([int(found[0])])
+        count += 1
+    assert count <= 403

@@ -35,14 +35,23 @@ class TokenVocabulary:
     """an answer ends with one of these"""
 
 
+WHITESPACE = r"[ \t]?(\r?\n[ \t]{0,400})?"
+"""A blank, and a line that is indented by four blanks for each of 100 levels: what writers of JSON
+put between its parts. A model that likes blanks has to go on behind them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class JsonFormat:
     """How JSON is written."""
 
     whitespace_pattern: str | None = None
-    """None: any whitespace between its parts"""
+    """between its parts; None: `WHITESPACE`"""
     compact: bool = False
     """no whitespace between its parts"""
+
+    @property
+    def whitespace(self) -> str:
+        return WHITESPACE if self.whitespace_pattern is None else self.whitespace_pattern
 
 
 class GrammarMatcher(Protocol):

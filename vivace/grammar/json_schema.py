@@ -12,6 +12,7 @@ from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.limits import MAX_DEPTH, MAX_VALUES
 from vivace.grammar.recursion import never_ends
 from vivace.grammar.schema_keywords import check_keywords, simplify
+from vivace.grammar.schema_rewrites import rewrite
 
 ANY = "$$ANY$$"
 """SGLang's word for any JSON"""
@@ -44,6 +45,7 @@ def check_schema(schema: Any, place: str = "") -> None:
             raise GrammarError(f"{before}nests deeper than {MAX_DEPTH} levels")
     check_keywords(schema, place)
     simplify(schema)
+    rewrite(schema)
     endless = never_ends(schema)
     if endless is not None:
         raise GrammarError(
@@ -65,7 +67,7 @@ def json_options(form: JsonFormat) -> dict[str, Any]:
         "item_separator": ",",
         "key_separator": ":",
         "whitespace_flexible": not form.compact,
-        "whitespace_pattern": None if form.compact else form.whitespace_pattern,
+        "whitespace_pattern": None if form.compact else form.whitespace,
         "coerce_one_of": False,
         "lenient": False,
     }

@@ -54,6 +54,12 @@ def _points(said: re.Match[str], keyword: str, value: Any) -> bool:
 
 RULES = (
     RefusalRule(
+        re.compile(r'Unimplemented keys: \[.*"(uniqueItems)"'),
+        lambda _, keyword, __: keyword == "uniqueItems",
+        "can be enforced only where items are a choice of up to five plain values (eight where "
+        "maxItems is 2), or maxItems is 1; leave it out",
+    ),
+    RefusalRule(
         re.compile(r"Unimplemented keys: (\[.*?\])"),
         lambda said, keyword, _: keyword in msgspec.json.decode(said[1]),
         "this keyword cannot be enforced; leave it out",

@@ -1,0 +1,80 @@
+"""Keywords that are enforced in the words of others: what may be an answer is valid, and what is
+valid may be one."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any
+
+import jsonschema
+import pytest
+from grammar_kit import EOS, obeys, schema_matcher
+
+from vivace.grammar.backend import GrammarError
+from vivace.protocol.constraints import JSON_SCHEMA
+
+FEW = {"$defs": {"few": {"type": ["string", "null", "number"], "enum": ["a", None, 1, 1.0, True]}}}
+UNIQUE: list[dict[str, Any]] = [
+    {"items": {"enum": ["a", 1, True, "a"]}},
+    {"type": "array", "items": {"$ref": "#/$defs/few"}, **FEW},
+    {"type": ["array", "null"], "items": {"type": "boolean"}, "minItems": 1},
+    {"type": "array", "items": {"enum": ["a", "b", 1, None]}, "minItems": 2, "maxItems": 3},
+    {"type": "array", "items": {"enum": [*"abcdefgh"]}, "maxItems": 2},
+    {"type": "array", "items": {"const": "a"}},
+    {"type": "array", "items": {"type": "string"}, "maxItems": 1},
+    {"type": "string"},
+]
+
+
+@pytest.mark.parametrize("schema", UNIQUE)
+def test_items_that_differ(schema: dict[str, Any]) -> None:
+    schema = {**schema, "uniqueItems": True}
+    values = ["a", "b", 1, None, True, False]
+    arrays = [list(items) for count in range(4) for items in product(values, repeat=count)]
+    validator, start = jsonschema.Draft202012Validator(schema), schema_matcher(schema)
+    for value in [*arrays, "a", None, 3, {}]:
+        ids = [*json.dumps(value).encode(), EOS]
+        assert (start.copy().accept(ids) == len(ids)) == validator.is_valid(value), value
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"items": {"type": "string"}},
+        {"items": {"enum": [*"abcdef"]}},
+        {"items": {"enum": ["a", ["b"]]}},
+        {"items": {"$ref": "#/items"}},
+        {"items": {"enum": ["a"]}, "anyOf": [{}]},
+        {"items": {"enum": ["a"]}, "maxItems": 2.0},
+    ],
+)
+def test_items_that_cannot_be_told_apart(schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError, match="uniqueItems"):
+        schema_matcher({"type": "array", **schema, "uniqueItems": True})
+
+
+def test_many_such_arrays_are_refused() -> None:
+    array = {"type": "array", "items": {"enum": [*"abcde"]}, "uniqueItems": True}
+    with pytest.raises(GrammarError, match="uniqueItems"):
+        schema_matcher({"properties": {str(at): array for at in range(5)}})
+
+
+@pytest.mark.parametrize(
+    ("format", "good", "bad"),
+    [
+        (
+            "uri-template",
+            "|a|http://x.y/{term:1}/{term}|{?x,y*}|{#a%20b}|{+path}/ä|{a.b}",
+            "a b|{|}|{}|{a|{a:0}|{a:10000}|{a..b}|%2|<a>|{a-b}|{?}|a'",
+        ),
+        ("json-pointer", "|/|/a/0|/a~0~1|//", "a|/~|/~2|#/a"),
+        ("relative-json-pointer", "0|1/a|0#|12/a~1", "|01|-1|/a|0##|1a"),
+    ],
+)
+def test_formats(format: str, good: str, bad: str) -> None:
+    schema = {"type": "string", "format": format}
+    for fits, texts in ((True, good), (False, bad)):
+        for text in texts.split("|"):
+            assert obeys(JSON_SCHEMA, schema, json.dumps(text, ensure_ascii=False)) == fits, text
+    assert obeys(JSON_SCHEMA, {"format": format}, "3"), "which only texts have"
