@@ -19,6 +19,7 @@ from vivace.engine.executor import StepWorker, first_stage
 from vivace.engine.lockstep import SharedLockstep
 from vivace.engine.process_group import ProcessGroupExecutor, RankDeath, RankWorker
 from vivace.launch.expert_settings import expert_distribution
+from vivace.launch.grammars import grammar_compiler, grammar_processors
 from vivace.platforms.cpu.facts import has_kernels
 from vivace.platforms.rendezvous import Rendezvous
 from vivace.protocol.bells import new_bells
@@ -186,7 +187,10 @@ def build_ranks(config: Config, size: int) -> list[StepWorker]:
 
     def build(rank: int) -> StepWorker:
         place = Rendezvous(rank=rank, size=size, meeting="", memory=memories[rank])
-        return build_worker(config, lambda stage, done: None, place if size > 1 else None)
+        grammars = grammar_processors(config, grammar_compiler(config, checked=True))
+        return build_worker(
+            *(config, lambda stage, done: None, place if size > 1 else None), processors=grammars
+        )
 
     try:
         return list(pool.map(build, range(size), timeout=SECONDS))

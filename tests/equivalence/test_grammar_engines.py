@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import jsonschema
 import pytest
 from drafting_engines import SETTINGS, TREES
 from engine_under_test import Answer, Engine, Setting, build_config, skip_unbuilt, write_toy_llama
+from layout_engines import LayoutEngines
 
 from vivace.frontend.tokenizer import load_encoder
 from vivace.grammar import processor
@@ -173,6 +175,24 @@ def test_forced_tokens_come_together(model: Path) -> None:
         answer = engine.run([request], after_step=lambda: steps.append(1))["0"]
         assert len(answer.tokens) == min(most, len(text) + 3)
         assert (len(steps) >= len(answer.tokens)) == (logprobs is not None)
+
+
+@pytest.mark.parametrize("flags", [{}, NGRAM], ids=["plain", "drafts"])
+def test_the_same_answers_of_stages(model: Path, flags: dict[str, Any]) -> None:
+    """What is forced the stages before the last one hear of, too."""
+    skip_unbuilt("native")
+    setting = Setting(batch=8, chunk=48, radix="on", depth=2, page=16)
+    config = build_config(
+        *(model, setting), pp_size=2, constrained_json_disable_any_whitespace=True, **flags
+    )
+    with closing(LayoutEngines(config, setting)) as staged:
+        found = staged.run(requests(), arrivals=random.Random(3))
+        assert tokens(found) == tokens(plain(model))
+        before = len(staged.plans())
+        constraint = Constraint(kind=REGEX, text="[ab]property_with_a_long_name[ab]")
+        sampling = SamplingParams(max_new_tokens=99, seed=1, constraint=constraint)
+        one = staged.run([Request(key=0, rid="one", tokens=[5, 6], sampling=sampling)])["one"]
+        assert 2 * (len(staged.plans()) - before) < len(one.tokens)
 
 
 def test_answers_that_have_ended_obey(model: Path) -> None:

@@ -31,5 +31,5 @@ def test_tokens_that_a_refused_plan_brought_are_forgotten() -> None:
         heads.update(StepPlan(number=number))
         heads.read(step, one_row(), torch.ones(1, 4))
         rows.joined = rows.joined + 1  # it leaves its row
-    heads.update(StepPlan(number=5, drawn=[DrawnTokens(2, [[7]])]))  # 4 was refused
+    heads.update(StepPlan(number=5, drawn=[DrawnTokens(2, [1], [[7]])]))  # 4 was refused
     assert list(heads._awaited) == [3]

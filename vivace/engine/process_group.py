@@ -208,7 +208,8 @@ class ProcessGroupExecutor:
         self._check_done(plan, answers, result)
         first = self._own_result(plan, pending)  # it ends when the last stage does
         if plan.rows:
-            self._drawn.append(DrawnTokens(plan.number, result.tokens, result.drafts))
+            come = DrawnTokens(plan.number, result.advanced, result.tokens, result.drafts)
+            self._drawn.append(come)
         between = [one.expert_counts for _, one in answers if isinstance(one, StepDone)]
         counts = b"".join((first.expert_counts, *between, result.expert_counts))
         return replace(result, expert_counts=counts)

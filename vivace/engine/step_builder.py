@@ -108,7 +108,7 @@ class StepBuilder:
         """Known tokens of those that have several which no step computes, as far as there are
         pages. Returns the others."""
         others: list[Sequence] = []
-        table.ahead = False
+        table.ahead = len(decoding) < len(table.decoding)  # others may have some, too
         for sequence in decoding:
             known = count = sequence.prefill_len - sequence.scheduled_len
             if known > 1:

@@ -88,5 +88,4 @@ def grammar_processors(config: Config, compiler: GrammarCompiler | None) -> list
         return []
     from vivace.grammar.processor import GrammarLogitsProcessor
 
-    alone = requested_sizes(config).pp == 1  # other stages hear of what was drawn, one by one
-    return [lambda ops, history: GrammarLogitsProcessor(ops, history, compiler, forces=alone)]
+    return [lambda ops, history: GrammarLogitsProcessor(ops, history, compiler)]

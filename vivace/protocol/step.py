@@ -91,6 +91,8 @@ class DrawnTokens(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     """of the step"""
+    advanced: list[int]
+    """`StepResult.advanced`"""
     tokens: list[list[int]]
     """`StepResult.tokens`"""
     drafts: list[list[int]] = []

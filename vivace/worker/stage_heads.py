@@ -20,11 +20,12 @@ from vivace.worker.step_input import StepInput
 @dataclass(frozen=True, slots=True)
 class AwaitedTokens:
     """Of a step: for each span that draws its number, its row, how often the row had been joined,
-    and the position of the first token that it draws, [n] int64 each."""
+    its first position, and that of the first token that it draws, [n] int64 each."""
 
     spans: np.ndarray
     rows: np.ndarray
     joined: np.ndarray
+    before: np.ndarray
     positions: np.ndarray
 
 
@@ -70,11 +71,12 @@ class HeadsElsewhere:
         places = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         tokens = np.array([token for row in ids for token in row], np.int64)
         changes = [ColumnChange(columns.tokens, places, tokens)]
-        if drafting:
-            states.known[rows], states.computed[rows] = known, known - 1
+        if drafting or came.max() > 1:  # of several tokens the last ones may be forced
+            computed = awaited.before[chosen] + np.array(drawn.advanced)[awaited.spans[chosen]]
+            states.known[rows], states.computed[rows] = known, computed
             changes += [
                 ColumnChange(columns.known, rows, known),
-                ColumnChange(columns.computed, rows, known - 1),
+                ColumnChange(columns.computed, rows, computed),
             ]
         states.ops.scatter(changes)
 
@@ -98,6 +100,7 @@ class HeadsElsewhere:
             spans=drawing,
             rows=rows,
             joined=self._rows.joined[rows],
+            before=spans.before[drawing],
             positions=spans.before[drawing] + spans.counts[drawing] - drafts,
         )
         bad_tokens = self._ops.bad_tokens(hidden)
