@@ -8,19 +8,22 @@ token that may follow after the other. With `--of tools` these are the constrain
 what an engine does with a stream (accept, mask, pause), must go on as if it were alone. All that
 happens in a child, so that a crash or something that never comes back is found, told, and passed
 by. Prints counts, the slowest, the canary's gaps and the memory on the way; exits with 1 for a
-crash, a hang, an answer that is read differently in pieces, or a canary whose tokens differ.
+crash, a hang (more than 2 s of processors), an answer that is read differently in pieces, or a
+canary whose tokens differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
+import resource
 import statistics
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -47,10 +50,10 @@ from vivace.parsers.names import REASONING_PARSERS, TOOL_CALL_PARSERS
 from vivace.parsers.parser import AnswerParser, ParseOptions, ParserFormat, answer_format
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
 from vivace.requests.tool_constraints import ToolCalls
-from vivace.requests.tools import NamedToolChoice, ToolDefinition, offered_tools
+from vivace.requests.tools import ToolChoice, ToolDefinition, offered_tools
 
 HANG = 2.0
-"""seconds"""
+"""seconds of processors"""
 PATIENCE = 30.0
 """seconds without news, and the child is ended"""
 WALK = 30
@@ -105,18 +108,67 @@ class Canary:
         self._thread.join()
 
 
+Slow = tuple[float, float, int, str]
+"""seconds by the clock, of processors, whose number, doing what"""
+
+
+class Stopwatch:
+    """Of this process and others: on a busy machine a clock says little."""
+
+    def __init__(self, others: Sequence[str] = ()) -> None:
+        """`others`: pids"""
+        self._others = others
+        self._begun, self._spent = time.perf_counter(), self._processors()
+
+    def read(self) -> tuple[float, float]:
+        return time.perf_counter() - self._begun, self._processors() - self._spent
+
+    def _processors(self) -> float:
+        if not self._others:
+            return time.process_time()
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = time.process_time() + ended.ru_utime + ended.ru_stime
+        return seconds + sum(map(spent_by, self._others))
+
+
+def children() -> list[str]:
+    """Who tries constraints."""
+    if any(not Path(f"/proc/{pid}").exists() for pid in CHILDREN) or not CHILDREN:
+        parent = str(os.getpid())
+        CHILDREN[:] = [
+            at.name for at in Path("/proc").glob("[0-9]*") if fields(at.name)[1] == parent
+        ]
+    return CHILDREN
+
+
+def fields(pid: str) -> list[str]:
+    """Of /proc/PID/stat, behind the name; of one that has ended zeros."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["0"] * 20
+
+
+def spent_by(pid: str) -> float:
+    return sum(map(int, fields(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+CHILDREN: list[str] = []
+"""pids, the last time somebody looked"""
+
+
 @dataclass
 class Findings:
     """What a child tells at its end."""
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    slowest: list[tuple[float, int, str]] = field(default_factory=list[tuple[float, int, str]])
+    slowest: list[Slow] = field(default_factory=list[Slow])
     idle: list[float] = field(default_factory=list[float])
     beside: list[float] = field(default_factory=list[float])
     differs: bool = False
 
-    def note(self, seconds: float, number: int, what: str) -> None:
-        self.slowest = sorted([*self.slowest, (seconds, number, what)], reverse=True)[:5]
+    def note(self, watch: Stopwatch, number: int, what: str) -> None:
+        self.slowest = sorted([*self.slowest, (*watch.read(), number, what)], reverse=True)[:5]
 
     def add(self, other: Findings) -> None:
         self.outcomes += other.outcomes
@@ -137,7 +189,7 @@ class Bench:
 
     def compile(self, given: Constraint, number: int) -> GrammarMatcher | str:
         """The matcher, or what came of it."""
-        begun = time.perf_counter()
+        begun = Stopwatch(children())
         try:
             return self.compiler.matcher(given)
         except GrammarError:
@@ -145,13 +197,13 @@ class Bench:
         except Exception as error:
             return f"failed ({type(error).__name__})"
         finally:
-            self.findings.note(time.perf_counter() - begun, number, "to compile")
+            self.findings.note(begun, number, "to compile")
 
     def walk(self, matcher: GrammarMatcher, chance: Random, number: int) -> tuple[str, bytes]:
         """(what came of it, the text of the tokens)"""
         mask, text = np.zeros(self.words, np.int32), b""
         for _ in range(WALK):
-            begun = time.perf_counter()
+            begun = Stopwatch()
             matcher.fill(mask)
             bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
             if not len(bits):
@@ -159,7 +211,7 @@ class Bench:
             token = int(bits[chance.randrange(len(bits))])
             if matcher.accept([token]) != 1:
                 return ("stuck at a limit" if matcher.error else "refuses what it allowed"), text
-            self.findings.note(time.perf_counter() - begun, number, "for a mask")
+            self.findings.note(begun, number, "for a mask")
             text += self.token_bytes(token)
             if matcher.ended:
                 return "ended", text
@@ -174,7 +226,7 @@ def try_constraint(bench: Bench, chance: Random, number: int) -> tuple[str, str]
 
 class DefinedTools(msgspec.Struct):
     tools: list[ToolDefinition]
-    tool_choice: str | NamedToolChoice | None = None
+    tool_choice: str | ToolChoice | None = None
 
 
 def try_tools(bench: Bench, chance: Random, number: int) -> tuple[str, str]:
@@ -216,7 +268,7 @@ def read_alike(
     bench: Bench, chance: Random, number: int, form: ParserFormat, options: ParseOptions, text: str
 ) -> str:
     """What is wrong with how an answer is read, whole and in pieces."""
-    begun = time.perf_counter()
+    begun = Stopwatch()
     try:
         whole = read_answer(form, options, [text])
         cut = [random_cuts(chance, text) for _ in range(3)]
@@ -224,7 +276,7 @@ def read_alike(
     except Exception as error:
         return f"failed ({type(error).__name__})"
     finally:
-        bench.findings.note(time.perf_counter() - begun, number, "to read five times")
+        bench.findings.note(begun, number, "to read five times")
     if any(other != whole for other in others):
         return "failed (cuts differ)"
     unknown = {name for name, _ in whole.calls} - set(options.tools)
@@ -327,14 +379,14 @@ def main() -> int:
 def report(findings: Findings, lost: list[str]) -> int:
     for (kind, outcome), count in sorted(findings.outcomes.items()):
         print(f"{kind:<15} {outcome:<25} {count}")
-    for seconds, number, what in findings.slowest:
-        print(f"{seconds:.3f} s {what}: number {number}")
+    for seconds, spent, number, what in findings.slowest:
+        print(f"{seconds:.3f} s ({spent:.3f} s of processors) {what}: number {number}")
     for name, gaps in (("alone", findings.idle), ("beside", findings.beside)):
         if len(gaps) > 1:
             ms = [1e3 * x for x in (statistics.median(gaps), quantile(gaps), max(gaps))]
             print(f"canary {name}: median {ms[0]:.1f} ms, p99 {ms[1]:.1f} ms, most {ms[2]:.1f} ms")
     wrong = [outcome for outcome in sums(findings.outcomes) if outcome.startswith(WRONG)]
-    slow = [f"{number} took {s:.1f} s" for s, number, _ in findings.slowest if s > HANG]
+    slow = [f"{at} took {spent:.1f} s" for _, spent, at, _ in findings.slowest if spent > HANG]
     for what in (*lost, *wrong, *slow, *(["the canary's tokens differ"] * findings.differs)):
         print("WRONG:", what)
     return int(bool(lost or wrong or slow or findings.differs))

@@ -26,7 +26,8 @@ from typing import Any, Protocol
 
 from vivace.grammar.backend import GrammarError, GrammarMatcher, JsonFormat, TokenVocabulary
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
-from vivace.grammar.xgrammar_backend import AnswerEnds, XGrammarBackend, XGrammarMatcher
+from vivace.grammar.xgrammar_backend import XGrammarBackend, XGrammarMatcher
+from vivace.grammar.xgrammar_compiler import AnswerEnds
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
 
 EOS = 256
@@ -117,7 +118,7 @@ def byte_backend() -> LLGuidanceBackend:
 
 
 def xgrammar_backend() -> XGrammarBackend:
-    return XGrammarBackend(VOCABULARY, JsonFormat(), byte_backend())
+    return XGrammarBackend(VOCABULARY, JsonFormat(), byte_backend(), checked=True)
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {

@@ -13,13 +13,14 @@ import pytest
 from grammar_kit import VOCABULARY, spell, walk_randomly
 
 from vivace.grammar.backend import GrammarError, JsonFormat
+from vivace.grammar.limited_process import TrialLimits
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.source import GrammarDialect, translate
-from vivace.grammar.translator import TranslationLimits, TranslatorProcess
+from vivace.grammar.translator import TranslatorProcess
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
 DIALECT = GrammarDialect(JsonFormat(compact=True), VOCABULARY.special_texts)
-LIMITS = TranslationLimits(cpu_seconds=0.3, memory=256 << 20)
+LIMITS = TrialLimits(cpu_seconds=0.3, memory=256 << 20)
 PATTERNS = [{"type": "string", "pattern": f"(a|b)*a(a|b){{{count}}}"} for count in range(1, 40)]
 BOMBS = {
     "doubles with each pattern": (JSON_SCHEMA, {"allOf": PATTERNS}),
@@ -66,8 +67,8 @@ def test_bombs_are_refused_and_others_go_on(translator: TranslatorProcess, name:
 
 def test_a_process_that_somebody_kills_is_replaced(translator: TranslatorProcess) -> None:
     translator.translate(schema(PLAIN))
-    assert translator.pid is not None
-    os.kill(translator.pid, signal.SIGKILL)
+    assert translator.process.pid is not None
+    os.kill(translator.process.pid, signal.SIGKILL)
     assert translator.translate(schema(PLAIN))
 
 

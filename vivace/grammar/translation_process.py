@@ -2,76 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
-import signal
-import socket
-import sys
-import threading
-from pathlib import Path
+from functools import partial
 
 import msgspec
 
-from vivace.config.child_process import STOPPING, die_with
-from vivace.config.time_slices import be_less_urgent
 from vivace.grammar.backend import GrammarError, TokenVocabulary
-from vivace.grammar.limits import STACK
+from vivace.grammar.limited_child import Answer, answer_constraints
+from vivace.grammar.limited_process import TrialLimits
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.source import GrammarDialect, translate
-from vivace.grammar.translator import (
-    BeginTranslating,
-    TranslatedGrammar,
-    TranslationLimits,
-    encode,
-    frame,
-    receive,
-)
+from vivace.grammar.translator import BeginTranslating, TranslatedGrammar
 from vivace.protocol.constraints import Constraint
 
 
-def main() -> None:
-    with contextlib.suppress(OSError):  # the end of the socket is watched as well
-        die_with(int(sys.argv[1]))
-    obey_the_engine_only()
-    sock = socket.socket(fileno=0)
-    threading.stack_size(STACK)
-    with contextlib.suppress(EOFError, OSError):
-        begin = msgspec.msgpack.decode(receive(sock), type=BeginTranslating)
-        limit_resources(begin.limits)
-        worker = threading.Thread(target=serve, args=(sock, begin), daemon=True)
-        worker.start()
-        worker.join()
-
-
-def obey_the_engine_only() -> None:
-    """The timer's signal must kill, even when whoever started the server ignores or blocks it."""
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    be_less_urgent()
-
-
-def limit_resources(limits: TranslationLimits) -> None:
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limit = mapped + STACK + limits.memory
-    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
-    if allowed != resource.RLIM_INFINITY:  # `ulimit -v` of whoever started this
-        limit = min(limit, allowed)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def serve(sock: socket.socket, begin: BeginTranslating) -> None:
-    """One constraint after the other, to the end of the socket."""
-    backend = LLGuidanceBackend(byte_vocabulary(begin.dialect), begin.dialect.form, threads=1)
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            constraint = msgspec.msgpack.decode(receive(sock), type=Constraint)
-            signal.setitimer(signal.ITIMER_PROF, begin.limits.cpu_seconds)
-            answer = encode(answer_to(constraint, begin.dialect, backend))
-            signal.setitimer(signal.ITIMER_PROF, 0.0)
-            sock.sendall(frame(answer))
+def begin_translating(message: bytes) -> tuple[Answer, TrialLimits]:
+    begin = msgspec.msgpack.decode(message, type=BeginTranslating)
+    vocabulary = byte_vocabulary(begin.dialect)
+    backend = LLGuidanceBackend(vocabulary, begin.dialect.form, threads=1)
+    return partial(answer_to, dialect=begin.dialect, backend=backend), begin.limits
 
 
 def byte_vocabulary(dialect: GrammarDialect) -> TokenVocabulary:
@@ -105,4 +53,4 @@ def answer_to(
 
 
 if __name__ == "__main__":
-    main()
+    answer_constraints(begin_translating)

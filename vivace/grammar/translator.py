@@ -1,50 +1,22 @@
-"""The engine's end of a process that translates constraints, and finds out if that is too much.
-
-Libraries of grammars have cases that take exponential time, or all memory. So a constraint first
-goes through a process that ends when it takes more than a limit, and only what comes out of that is
-compiled in the engine. A frame is four bytes of length and a message in msgpack.
-"""
+"""Translates constraints in a process that may end (`translation_process.py`)."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import struct
-import subprocess
-import weakref
-
 import msgspec
 
-from vivace.config.child_process import bare_environment, python_module
-from vivace.grammar.backend import GrammarError, GrammarUnavailable
+from vivace.grammar.backend import GrammarError
+from vivace.grammar.limited_process import LimitedProcess, TrialLimits, encode
 from vivace.grammar.source import GrammarDialect
 from vivace.protocol.constraints import Constraint
 
 MODULE = "vivace.grammar.translation_process"
-LENGTH = struct.Struct("<I")
-MAX_FRAME = 64 << 20
-ATTEMPTS = 2
-"""Somebody may kill a process that is not to blame."""
-encode = msgspec.msgpack.Encoder().encode
-
-
-class TranslationLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one constraint."""
-
-    cpu_seconds: float = 1.5
-    """of processor time: a busy machine makes no constraint slow"""
-    wall_seconds: float = 9.0
-    memory: int = 512 << 20
-    """bytes beyond what the idle process has mapped"""
 
 
 class BeginTranslating(msgspec.Struct, frozen=True):
     """The first message."""
 
     dialect: GrammarDialect
-    limits: TranslationLimits
+    limits: TrialLimits
 
 
 class TranslatedGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -55,116 +27,16 @@ class TranslatedGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TranslatorProcess:
-    """`translate` of source.py, within limits. The process starts with the first constraint. One
-    thread calls it."""
+    """`translate` of source.py, within limits. One thread calls it."""
 
-    def __init__(self, dialect: GrammarDialect, limits: TranslationLimits | None = None) -> None:
-        self._dialect, self._limits = dialect, limits or TranslationLimits()
-        self._link: TranslatorLink | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """None where no constraint came yet."""
-        return self._link and self._link.pid
+    def __init__(self, dialect: GrammarDialect, limits: TrialLimits | None = None) -> None:
+        limits = limits or TrialLimits()
+        self.process = LimitedProcess(MODULE, BeginTranslating(dialect, limits), limits)
 
     def translate(self, constraint: Constraint) -> str:
         """Raises GrammarError; GrammarUnavailable where the machine is to blame."""
-        found = self._ask(encode(constraint))
+        answer = self.process.ask(encode(constraint))
+        found = msgspec.msgpack.decode(answer, type=TranslatedGrammar)
         if found.refusal:
             raise GrammarError(found.refusal)
         return found.grammar
-
-    def _ask(self, message: bytes) -> TranslatedGrammar:
-        for _ in range(ATTEMPTS):
-            try:
-                if self._link is None:
-                    self._link = TranslatorLink(self._dialect, self._limits)
-                return msgspec.msgpack.decode(self._link.exchange(message), type=TranslatedGrammar)
-            except (OSError, EOFError, subprocess.SubprocessError) as error:
-                self._judge(error)
-        raise GrammarError("ends the process that compiles it; make it simpler")
-
-    def _judge(self, error: Exception) -> None:
-        """Of a process that has ended, or does not get on. Raises unless another one may do it."""
-        link, self._link = self._link, None
-        if link is None:
-            reason = f"cannot be compiled: no process can be started for it ({error})"
-            raise GrammarUnavailable(reason) from error
-        code = link.end()
-        if isinstance(error, TimeoutError):
-            seconds = self._limits.wall_seconds
-            reason = f"was not compiled in {seconds:g} s: the machine is busy; try again later"
-            raise GrammarUnavailable(reason)
-        if code == -signal.SIGPROF:
-            limit = f"{self._limits.cpu_seconds:g} s"
-            raise GrammarError(f"takes longer than {limit} to compile; make it simpler")
-        if code in (-signal.SIGABRT, -signal.SIGSEGV):
-            limit = f"{self._limits.memory >> 20} MiB"
-            raise GrammarError(f"takes more than {limit} to compile; make it simpler")
-
-
-class TranslatorLink:
-    """A process and the socket to it. Raises OSError where there can be none."""
-
-    def __init__(self, dialect: GrammarDialect, limits: TranslationLimits) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as undo:
-            undo.callback(ours.close)
-            self._process = subprocess.Popen(
-                [*python_module(MODULE), str(os.getpid())],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what a library says of somebody's constraint
-                env=bare_environment(),
-                process_group=0,  # Ctrl-C is for who started it: it ends with its parent
-            )
-            undo.pop_all()
-        ours.settimeout(limits.wall_seconds)
-        self._socket = ours
-        self._end = weakref.finalize(self, end_process, ours, self._process)
-        self._socket.sendall(frame(encode(BeginTranslating(dialect, limits))))
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def exchange(self, message: bytes) -> bytes:
-        """The answer. Raises OSError or EOFError; `end` the process then."""
-        self._socket.sendall(frame(message))
-        return receive(self._socket)
-
-    def end(self) -> int:
-        """Its exit status as subprocess has it."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.5)  # its socket closes a moment before it is gone
-        self._end()
-        return self._process.returncode
-
-
-def end_process(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    sock.close()
-    process.kill()
-    process.wait()
-
-
-def frame(message: bytes) -> bytes:
-    return LENGTH.pack(len(message)) + message
-
-
-def receive(sock: socket.socket) -> bytes:
-    """The next message. Raises EOFError at the end, OSError."""
-    (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
-    if length > MAX_FRAME:
-        raise EOFError
-    return _exactly(sock, length)
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    data = bytearray(size)
-    view, have = memoryview(data), 0
-    while have < size:
-        count = sock.recv_into(view[have:])
-        if not count:
-            raise EOFError
-        have += count
-    return bytes(data)

@@ -2,13 +2,13 @@
 
 It leaves parts of constraints out without saying so, and has no limits of its own: some grammars
 end the process (`value ::= value{0,5000}`). So llguidance compiles everything first, which refuses
-what cannot be enforced, and keeps all but what xgrammar is known to enforce whole.
+what cannot be enforced, and keeps all but what xgrammar is known to enforce whole; that is tried in
+a process that may end.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -21,16 +21,16 @@ from vivace.grammar.backend import (
     PlacedMatcher,
     TokenVocabulary,
 )
-from vivace.grammar.json_schema import read_schema
-from vivace.grammar.masks import mask_words, pack_mask, set_bit
-from vivace.grammar.structural_tag import read_structural_tag
-from vivace.grammar.xgrammar_scope import enforces, enforces_regex, enforces_tag
-from vivace.protocol.constraints import JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
+from vivace.grammar.xgrammar_compiler import AnswerEnds, XGrammarCompiler
+from vivace.grammar.xgrammar_trial import XGrammarTrial
+from vivace.protocol.constraints import Constraint
 
-MAX_BYTES = 64 << 20
-"""of a compiled grammar: what takes more is llguidance's"""
 FEW = 8
 """masks that are filled one after the other: it starts its threads for each batch"""
+
+
+def trust(constraint: Constraint) -> None:
+    """Nothing is wrong with it."""
 
 
 class XGrammarBackend:
@@ -42,33 +42,24 @@ class XGrammarBackend:
         form: JsonFormat,
         others: GrammarBackend,
         threads: int | None = None,
+        *,
+        checked: bool = False,
     ) -> None:
+        """`checked`: somebody else has found that constraints take little."""
+        self._others = others
+        self._check = trust if checked else XGrammarTrial(vocabulary, form).check
         self._library = import_module("xgrammar")
-        self._form, self._others = form, others
         self._ends = AnswerEnds(vocabulary)
-        self._special_texts = list(vocabulary.special_texts)
+        self._compiler = XGrammarCompiler(vocabulary, form)
         self._batch = self._library.BatchGrammarMatcher(threads or "auto")
-        tokens = self._library.TokenizerInfo(
-            [b"" if i in self._ends.special else t for i, t in enumerate(vocabulary.tokens)],
-            self._library.VocabType.RAW,
-            vocab_size=len(vocabulary.tokens),
-            stop_token_ids=list(vocabulary.eos_ids),
-        )
-        self._compiler = self._library.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
-        self._kinds: dict[str, Callable[[str], Any]] = {
-            JSON_SCHEMA: self._compile_schema,
-            REGEX: self._compile_regex,
-            STRUCTURAL_TAG: self._compile_tag,
-        }
 
     def compile(self, constraint: Constraint) -> GrammarMatcher:
         other = self._others.compile(constraint)
-        build = self._kinds.get(constraint.kind)
-        try:
-            compiled = build and build(constraint.text)
-        except Exception:  # whatever a native library raises: llguidance can
+        if not self._compiler.enforces(constraint):
             return other
-        if compiled is None or compiled.memory_size_bytes > MAX_BYTES:
+        self._check(constraint)
+        compiled = self._compiler.compile(constraint)
+        if compiled is None:
             return other
         return XGrammarMatcher(self._library.GrammarMatcher(compiled), self._ends)
 
@@ -96,46 +87,6 @@ class XGrammarBackend:
         self._batch.batch_fill_next_token_bitmask(handles, masks, places)
         masks[places, len(self._ends.mask) - 1] &= self._ends.last_word
         return [(one, place) for one, place in matchers if one.handle.is_terminated()]
-
-    # --- compiled, or None where it would leave something out -----------------------------------
-
-    def _compile_schema(self, text: str) -> Any:
-        schema = read_schema(text)
-        if self._form.whitespace_pattern is not None or not enforces(schema):
-            return None
-        return self._compiler.compile_json_schema(
-            json.dumps(schema if isinstance(schema, dict) else {}),
-            any_whitespace=not self._form.compact,
-            separators=(",", ":") if self._form.compact else None,
-        )
-
-    def _compile_regex(self, pattern: str) -> Any:
-        return self._compiler.compile_regex(pattern) if enforces_regex(pattern) else None
-
-    def _compile_tag(self, text: str) -> Any:
-        tag = read_structural_tag(text)
-        if self._form != JsonFormat() or not enforces_tag(tag, self._special_texts):
-            return None
-        whole = {"type": STRUCTURAL_TAG, "format": tag}
-        return self._compiler.compile_structural_tag(json.dumps(whole))
-
-
-class AnswerEnds:
-    """The tokens of a vocabulary that stand for no text, and where it ends."""
-
-    def __init__(self, vocabulary: TokenVocabulary) -> None:
-        self.ids = frozenset(vocabulary.eos_ids)
-        self.special = frozenset(vocabulary.special_ids)
-        self.never = (
-            self.special.union(token for token, text in enumerate(vocabulary.tokens) if not text)
-            - self.ids
-        )
-        """nor end an answer"""
-        self.mask = np.zeros(mask_words(len(vocabulary.tokens)), np.int32)
-        for token in self.ids:
-            set_bit(self.mask, token)
-        self.last_word = pack_mask(np.ones(len(vocabulary.tokens), np.bool_))[-1]
-        """the tokens in the last word of a mask: it allows those behind them, too"""
 
 
 class XGrammarMatcher:

@@ -46,7 +46,7 @@ def grammar_compiler(config: Config, *, checked: bool = False) -> GrammarCompile
         if by_xgrammar:
             from vivace.grammar.xgrammar_backend import XGrammarBackend
 
-            answers = XGrammarBackend(vocabulary, form, answers, threads)
+            answers = XGrammarBackend(vocabulary, form, answers, threads, checked=checked)
         return ThinkingBackend(answers, vocabulary)
 
     return GrammarCompiler(create)

@@ -54,10 +54,8 @@ class HeadsElsewhere:
         """What is known by now; who has left its row since is nobody's business."""
         states, spans = self._rows, awaited.spans.tolist()
         came = np.array([len(drawn.tokens[span]) for span in spans], np.int64)
-        drafting = states.drafts > 0
-        chosen = np.flatnonzero(
-            (states.joined[awaited.rows] == awaited.joined) & (drafting | (came > 0))
-        )
+        wanted = (came > 0) | (states.drafts > 0)
+        chosen = np.flatnonzero((states.joined[awaited.rows] == awaited.joined) & wanted)
         if not len(chosen):
             return
         rows, known = awaited.rows[chosen], awaited.positions[chosen] + came[chosen]
@@ -70,15 +68,11 @@ class HeadsElsewhere:
         firsts = rows * width + awaited.positions[chosen]
         places = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         tokens = np.array([token for row in ids for token in row], np.int64)
-        changes = [ColumnChange(columns.tokens, places, tokens)]
-        if drafting or came.max() > 1:  # of several tokens the last ones may be forced
-            computed = awaited.before[chosen] + np.array(drawn.advanced)[awaited.spans[chosen]]
-            states.known[rows], states.computed[rows] = known, computed
-            changes += [
-                ColumnChange(columns.known, rows, known),
-                ColumnChange(columns.computed, rows, computed),
-            ]
-        states.ops.scatter(changes)
+        computed = awaited.before[chosen] + np.array(drawn.advanced)[awaited.spans[chosen]]
+        states.known[rows], states.computed[rows] = known, computed
+        lengths = (columns.known, known), (columns.computed, computed)
+        changes = [ColumnChange(column, rows, length) for column, length in lengths]
+        states.ops.scatter([ColumnChange(columns.tokens, places, tokens), *changes])
 
     def needs_tokens(self, spans: Spans) -> bool:
         return False

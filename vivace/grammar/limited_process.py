@@ -1,0 +1,156 @@
+"""The engine's end of a process that tries something, and ends when that is too much.
+
+Libraries of grammars have cases that take exponential time, or all memory, or end their process. So
+a constraint first goes through one that may end, and only what comes out of that is compiled in the
+engine. A frame is four bytes of length and a message in msgpack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import weakref
+
+import msgspec
+
+from vivace.config.child_process import bare_environment, python_module
+from vivace.grammar.backend import GrammarError, GrammarUnavailable
+
+LENGTH = struct.Struct("<I")
+MAX_FRAME = 64 << 20
+START_SECONDS = 60.0
+"""until it has imported what it needs"""
+ATTEMPTS = 2
+"""Somebody may kill a process that is not to blame."""
+encode = msgspec.msgpack.Encoder().encode
+
+
+class TrialLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one constraint."""
+
+    cpu_seconds: float = 1.5
+    """of processor time: a busy machine makes no constraint slow"""
+    wall_seconds: float = 9.0
+    memory: int = 512 << 20
+    """bytes beyond what the idle process has mapped"""
+
+
+class LimitedProcess:
+    """It starts with the first message. One thread calls it."""
+
+    def __init__(self, module: str, begin: msgspec.Struct, limits: TrialLimits) -> None:
+        """`python -m module` hears `begin`, and the limits are its own."""
+        self._module, self._begin, self._limits = module, encode(begin), limits
+        self._link: ProcessLink | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None where nothing was asked yet."""
+        return self._link and self._link.pid
+
+    def ask(self, message: bytes) -> bytes:
+        """The answer. Raises GrammarError; GrammarUnavailable where the machine is to blame."""
+        for _ in range(ATTEMPTS):
+            try:
+                if self._link is None:
+                    seconds = self._limits.wall_seconds
+                    self._link = ProcessLink(self._module, self._begin, seconds)
+                return self._link.exchange(message)
+            except (OSError, EOFError, subprocess.SubprocessError) as error:
+                self._judge(error)
+        raise GrammarError("ends the process that compiles it; make it simpler")
+
+    def _judge(self, error: Exception) -> None:
+        """Of a process that has ended, or does not get on. Raises unless another one may do it."""
+        link, self._link = self._link, None
+        if link is None:
+            reason = f"cannot be compiled: no process can be started for it ({error})"
+            raise GrammarUnavailable(reason) from error
+        code = link.end()
+        if isinstance(error, TimeoutError):
+            seconds = self._limits.wall_seconds
+            reason = f"was not compiled in {seconds:g} s: the machine is busy; try again later"
+            raise GrammarUnavailable(reason)
+        if code == -signal.SIGPROF:
+            limit = f"{self._limits.cpu_seconds:g} s"
+            raise GrammarError(f"takes longer than {limit} to compile; make it simpler")
+        if code in (-signal.SIGABRT, -signal.SIGSEGV):
+            limit = f"{self._limits.memory >> 20} MiB"
+            raise GrammarError(f"takes more than {limit} to compile; make it simpler")
+
+
+class ProcessLink:
+    """A process and the socket to it. Raises OSError where there can be none."""
+
+    def __init__(self, module: str, begin: bytes, seconds: float) -> None:
+        """`seconds`: that an answer may take."""
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            self._process = subprocess.Popen(
+                [*python_module(module), str(os.getpid())],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what a library says of somebody's constraint
+                env=bare_environment(),
+                process_group=0,  # Ctrl-C is for who started it: it ends with its parent
+            )
+            undo.pop_all()
+        self._socket = ours
+        self._end = weakref.finalize(self, end_process, ours, self._process)
+        try:
+            ours.settimeout(START_SECONDS)
+            self.exchange(begin)
+            ours.settimeout(seconds)
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exchange(self, message: bytes) -> bytes:
+        """The answer. Raises OSError or EOFError; `end` the process then."""
+        self._socket.sendall(frame(message))
+        return receive(self._socket)
+
+    def end(self) -> int:
+        """Its exit status as subprocess has it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)  # its socket closes a moment before it is gone
+        self._end()
+        return self._process.returncode
+
+
+def end_process(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    sock.close()
+    process.kill()
+    process.wait()
+
+
+def frame(message: bytes) -> bytes:
+    return LENGTH.pack(len(message)) + message
+
+
+def receive(sock: socket.socket) -> bytes:
+    """The next message. Raises EOFError at the end, OSError."""
+    (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
+    if length > MAX_FRAME:
+        raise EOFError
+    return _exactly(sock, length)
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    view, have = memoryview(data), 0
+    while have < size:
+        count = sock.recv_into(view[have:])
+        if not count:
+            raise EOFError
+        have += count
+    return bytes(data)

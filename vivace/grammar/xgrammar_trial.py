@@ -1,0 +1,50 @@
+"""Whether xgrammar takes too much for a constraint, found out in a process that may end."""
+
+from __future__ import annotations
+
+import msgspec
+
+from vivace.grammar.backend import JsonFormat, TokenVocabulary
+from vivace.grammar.limited_process import LimitedProcess, TrialLimits, encode
+from vivace.protocol.constraints import Constraint
+
+MODULE = "vivace.grammar.xgrammar_process"
+LIMITS = TrialLimits(cpu_seconds=3.0, memory=1 << 30)
+"""It goes through the vocabulary of the model for every place of a grammar."""
+
+
+class BeginTrials(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message."""
+
+    tokens: list[bytes]
+    special_ids: list[int]
+    special_texts: dict[str, int]
+    eos_ids: list[int]
+    form: JsonFormat
+    limits: TrialLimits
+
+
+class TriedGrammar(msgspec.Struct, frozen=True):
+    """It took no more than the limits."""
+
+
+class XGrammarTrial:
+    """One thread calls it."""
+
+    def __init__(
+        self, vocabulary: TokenVocabulary, form: JsonFormat, limits: TrialLimits = LIMITS
+    ) -> None:
+        begin = BeginTrials(
+            tokens=list(vocabulary.tokens),
+            special_ids=list(vocabulary.special_ids),
+            special_texts=dict(vocabulary.special_texts),
+            eos_ids=list(vocabulary.eos_ids),
+            form=form,
+            limits=limits,
+        )
+        self.process = LimitedProcess(MODULE, begin, limits)
+
+    def check(self, constraint: Constraint) -> None:
+        """Raises GrammarError for what takes too much; GrammarUnavailable where the machine is to
+        blame."""
+        self.process.ask(encode(constraint))
