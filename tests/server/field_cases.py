@@ -560,9 +560,9 @@ RESPONSES: dict[str, list[Case]] = {
     "service_tier": [Effect("auto", None)],
     "metadata": [Effect({"a": "b"}, {"a": "c"}), Effect({"a": "b"}, {"a": "c"}, "log")],
     "user": [Effect("Ann", "Bob"), Effect("Ann", "Bob", "log")],
-    "safety_identifier": [Logged("hash-1")],
-    "prompt_cache_key": [Logged("bucket-1")],
-    "prompt_cache_retention": [Logged("24h")],
+    "safety_identifier": [Effect("a", "b"), Effect("a", "b", "log")],
+    "prompt_cache_key": [Effect("a", "b"), Effect("a", "b", "log")],
+    "prompt_cache_retention": [Effect("24h", None), Effect("24h", None, "log")],
     "chat_template_kwargs": [Effect({"shout": 1}, {"shout": 2}, "engine")],
 }
 SERVER_CALL = {"type": "mcp_call", "id": "1", "name": "f", "server_label": "a", "error": None}

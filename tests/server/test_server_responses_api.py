@@ -301,6 +301,30 @@ def test_a_stored_response_is_there_until_it_is_deleted(server: Running) -> None
     assert (answer.status, answer.json["param"]) == (400, "previous_response_id")
 
 
+def test_what_a_response_was_asked_with_is_listed(server: Running) -> None:
+    call = {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": "{}"}
+    items = [{"role": "user", "content": "hi"}, call, {**call, "id": None, "call_id": "2"}]
+    place = f"{PATH}/{create(server, input=items)['id']}/input_items"
+    found = ask(server, f"{place}?order=asc", method="GET").json
+    assert [item["type"] for item in found["data"]] == ["message", *["function_call"] * 2]
+    first, second, third = found["data"]
+    assert first["content"] == [{"type": "input_text", "text": "hi"}] and second == call
+    assert (first["id"][:4], third["id"][:3]) == ("msg_", "fc_")
+    assert (found["first_id"], found["last_id"]) == (first["id"], third["id"])
+    pages: list[Any] = []
+    after = ""
+    while not pages or pages[-1]["has_more"]:
+        pages.append(ask(server, f"{place}?limit=2{after}", method="GET").json)
+        after = f"&after={pages[-1]['last_id']}"
+    assert [page["data"] for page in pages] == [[third, second], [first]]
+    for query in ("limit=0", "limit=x", "order=up", "after=msg_0"):
+        assert ask(server, f"{place}?{query}", method="GET").status == 400
+    text = create(server, background=True)["id"]
+    (only,) = ask(server, f"{PATH}/{text}/input_items", method="GET").json["data"]
+    assert only["content"] == [{"type": "input_text", "text": "hi"}] and only["role"] == "user"
+    assert ask(server, f"{PATH}/resp_0/input_items", method="GET").status == 404
+
+
 def test_what_is_not_to_be_stored_is_not(server: Running) -> None:
     found = create(server, store=False)
     assert found["store"] is False

@@ -32,7 +32,8 @@ STOP_SECONDS = 10.0
 class StoredResponse(msgspec.Struct, frozen=True, tag=True):
     """`body`: the response as JSON; `messages`: the conversation with it at the end, each as JSON.
     `items`: ids of what is in one that has ended; `listed`: tool servers whose tools the
-    conversation has listed; `background`: it is made there; `running`: it has not ended."""
+    conversation has listed; `background`: it is made there; `running`: it has not ended;
+    `inputs`: the items that it was asked with, a JSON list."""
 
     body: bytes
     messages: tuple[bytes, ...] = ()
@@ -40,12 +41,13 @@ class StoredResponse(msgspec.Struct, frozen=True, tag=True):
     listed: frozenset[str] = frozenset()
     background: bool = False
     running: bool = False
+    inputs: bytes = b""
 
     @property
     def size(self) -> int:
         texts = (*self.messages, *self.items, *self.listed)
         places = POINTER * len(self.messages)
-        return OVERHEAD + len(self.body) + places + sum(map(len, texts))
+        return OVERHEAD + len(self.body) + len(self.inputs) + places + sum(map(len, texts))
 
 
 class FoundItems(msgspec.Struct, frozen=True, tag=True):
@@ -278,7 +280,8 @@ class ResponseStore:
         """The process that made it has ended, as far as it was running."""
         kept = self._running.get((client, identity))
         if kept is not None:
-            self._replace(client, identity, StoredResponse(kept.lost, background=True))
+            entry = StoredResponse(kept.lost, background=True, inputs=kept.entry.inputs)
+            self._replace(client, identity, entry)
 
     def _check_running(self, client: int, size: int) -> None:
         """HTTPError 503 when as much is being made in the background as may be, with `size` bytes

@@ -68,7 +68,6 @@ class OpenAnswer:
 
 
 OPEN_ANSWER = web.RequestKey("open_answer", OpenAnswer)
-"""Once it has begun"""
 
 
 class Encoder(Protocol):

@@ -17,6 +17,7 @@ from vivace.server.access import CLIENT
 from vivace.server.apis.chat_messages import ChatMessages
 from vivace.server.apis.chat_run import own_names
 from vivace.server.apis.event_log import first_number, follow_events
+from vivace.server.apis.input_items import encode_input
 from vivace.server.apis.item_references import named_items, resolve_references
 from vivace.server.apis.response_turns import ResponseTurns, SpokenMessages
 from vivace.server.apis.responses_background import begin_background
@@ -31,6 +32,7 @@ from vivace.server.apis.responses_schema import (
 from vivace.server.apis.server_calls import ApprovedCall, ServerItems, read_server_items
 from vivace.server.apis.server_tools import ToolOffer, read_offer
 from vivace.server.apis.stored_conversations import (
+    SentConversation,
     decoded,
     encoded,
     find_earlier,
@@ -74,14 +76,17 @@ async def create(context: Context, http: web.Request, body: Body) -> web.StreamR
         with own_names(found.rename):
             chat.check(context, request)
     response = begin_response(params, rid, context.served.name, store=store)
-    said = tuple(await context.slicer.run(encoded(found.messages, params))) if store else ()
+    sent = SentConversation()
+    if store:
+        said = tuple(await context.slicer.run(encoded(found.messages, params)))
+        sent = SentConversation(said, await context.slicer.run(encode_input(params)))
     talk = SpokenMessages(offer, asked.listed.union(one.label for one in offer.lists))
-    keep = partial(put, context, http[CLIENT], said, talk) if store else keep_nothing
+    keep = partial(put, context, http[CLIENT], sent, talk) if store else keep_nothing
     events = ResponseEvents(response, offer, asked.most)
     turns = ResponseTurns(context, http, request, events, talk, asked.approved, found.rename, keep)
     if params.background:
         streamed = bool(params.stream)
-        return await begin_background(context, http, turns, response, said, streamed=streamed)
+        return await begin_background(context, http, turns, response, sent, streamed=streamed)
     if request.stream:
         return await turns.stream(body, arrival)
     await turns.complete(body, arrival)

@@ -15,7 +15,7 @@ from vivace.server.apis.event_log import EventLog, follow_events
 from vivace.server.apis.response_turns import ResponseTurns, SpokenMessages
 from vivace.server.apis.responses_events import INTERNAL, response_error, server_error
 from vivace.server.apis.responses_schema import ResponseObject
-from vivace.server.apis.stored_conversations import put
+from vivace.server.apis.stored_conversations import SentConversation, put
 from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.http import accept
@@ -33,18 +33,18 @@ async def begin_background(
     http: web.Request,
     turns: ResponseTurns,
     response: ResponseObject,
-    said: tuple[bytes, ...],
+    sent: SentConversation,
     *,
     streamed: bool,
 ) -> web.StreamResponse:
     """The response as it stands now, or `streamed` its events; a task makes it, whoever listens."""
     body = encode(response, enc_hook=str)
     lost = msgspec.structs.replace(response, status="failed", error=LOST)
-    entry = StoredResponse(body, said, background=True, running=True)
+    entry = StoredResponse(body, sent.messages, background=True, running=True, inputs=sent.inputs)
     store, client, identity = context.responses, http[CLIENT], response.id
     await store.begin(client, identity, entry, encode(lost, enc_hook=str), streamed=streamed)
     events = EventLog(store, client, identity) if streamed else None
-    making = asyncio.create_task(make(context, http, turns, response, events))
+    making = asyncio.create_task(make(context, http, turns, response, sent, events))
     context.background.add(making)
     making.add_done_callback(context.background.discard)
     if streamed:
@@ -57,6 +57,7 @@ async def make(
     http: web.Request,
     turns: ResponseTurns,
     response: ResponseObject,
+    sent: SentConversation,
     events: EventLog | None,
 ) -> None:
     """Make a response until somebody wants it to end, and keep it; what goes wrong stands in it."""
@@ -77,7 +78,7 @@ async def make(
         for item in response.output:
             if item.status == "in_progress":  # a call that nobody makes any more
                 item.status = "incomplete"
-        await put(context, client, (), SpokenMessages(), response)
+        await put(context, client, sent, SpokenMessages(), response)
 
 
 def note_end(response: ResponseObject, work: asyncio.Task[None]) -> bool:

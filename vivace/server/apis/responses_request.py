@@ -275,6 +275,9 @@ def begin_response(
         top_p=params.top_p,
         truncation=params.truncation or DISABLED,
         user=params.user,
+        safety_identifier=params.safety_identifier,
+        prompt_cache_key=params.prompt_cache_key,
+        prompt_cache_retention=params.prompt_cache_retention,
     )
 
 

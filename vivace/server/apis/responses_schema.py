@@ -286,6 +286,9 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     top_p: float | None
     truncation: str
     user: str | None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     object: str = "response"
     output: list[OutputItem] = []
     error: ResponseError | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vivace.protocol.tasks import Embed, Generate
-from vivace.server.apis import anthropic, ollama, ollama_models, responses, vertex
+from vivace.server.apis import anthropic, input_items, ollama, ollama_models, responses, vertex
 from vivace.server.apis import anthropic_schema as messages
 from vivace.server.apis import ollama_schema as local
 from vivace.server.apis import responses_schema as items
@@ -122,6 +122,13 @@ RESPONSES = (
         "How many tokens such a body has as a prompt",
         items.ResponsesRequest,
         items.InputTokens,
+    ),
+    get(
+        f"{STORED}/input_items",
+        USER,
+        input_items.list_input,
+        "What a stored response was asked with",
+        input_items.InputItemList,
     ),
     get(STORED, USER, responses.show, "A stored response", items.ResponseObject),
     Route(

@@ -24,7 +24,11 @@ from vivace.tool_servers.messages import ToolDescription
 from vivace.tool_servers.servers import ToolServers
 from vivace.tool_servers.transport import ToolServerError
 
-FUNCTION, MCP = "function", "mcp"
+FUNCTION, MCP, CUSTOM = "function", "mcp", "custom"
+NO_OWN_TOOLS = "this server runs no tools of its own; it asks tool servers (type mcp)"
+FREE_TEXT = (
+    "calls have arguments by a schema here; give a function with one parameter of type string"
+)
 ALWAYS, NEVER = "always", "never"
 EVERY = ToolFilter()
 """of `never`, where nobody is asked"""
@@ -108,9 +112,8 @@ async def read_offer(
 def read_tool(tool: ResponseTool, place: str) -> dict[str, Any]:
     """A function of the client, as the chat path takes it."""
     if tool.type != FUNCTION:
-        kind = abbreviate(tool.type)
-        reason = f"{kind!r}: this server runs no tools of its own; it asks tool servers (type mcp)"
-        raise BadRequest(f"{place}.type", reason)
+        reason = FREE_TEXT if tool.type == CUSTOM else NO_OWN_TOOLS
+        raise BadRequest(f"{place}.type", f"{abbreviate(tool.type)!r}: {reason}")
     function: dict[str, Any] = {"name": needed(tool.name, f"{place}.name")}
     for name in ("description", "parameters", "strict"):
         if (value := getattr(tool, name)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
@@ -21,6 +22,15 @@ log = logging.getLogger("vivace.server")
 
 encode = msgspec.json.encode
 _MESSAGE = msgspec.json.Decoder(Message)
+
+
+@dataclass(frozen=True)
+class SentConversation:
+    """What was said before the response: all of it as `messages`, each as JSON, and what this
+    request has added as items, a JSON list."""
+
+    messages: tuple[bytes, ...] = ()
+    inputs: bytes = b""
 
 
 async def find_earlier(
@@ -62,7 +72,7 @@ def decoded(messages: tuple[bytes, ...]) -> Work[list[Message]]:
 async def put(
     context: Context,
     client: int,
-    said: tuple[bytes, ...],
+    sent: SentConversation,
     talk: SpokenMessages,
     response: ResponseObject,
 ) -> None:
@@ -70,13 +80,14 @@ async def put(
     says so where it cannot be kept: it is whole all the same."""
     talk.take(response.output)
     answered = response.status in ("completed", "incomplete")
-    messages = (*said, *map(encode, talk.messages)) if answered else ()
+    messages = (*sent.messages, *map(encode, talk.messages)) if answered else ()
     entry = StoredResponse(
         encode(response, enc_hook=str),
         messages,
         items=tuple(item.id for item in response.output),
         listed=talk.listed,
         background=bool(response.background),
+        inputs=sent.inputs,
     )
     try:
         response.store = await context.responses.put(client, response.id, entry)
