@@ -271,6 +271,20 @@ def test_events_of_another_process_can_be_read() -> None:
     asyncio.run(talk())
 
 
+def test_who_waits_no_more_is_forgotten() -> None:
+    async def talk() -> None:
+        async with linked() as (_, _, there):
+            await there.begin(7, "a", RUNNING, streamed=True)
+            tasks = len(asyncio.all_tasks())
+            for _ in range(3):
+                reading = asyncio.create_task(there.follow(7, "a", 0))
+                await until(lambda: len(asyncio.all_tasks()) == tasks + 2)
+                reading.cancel()
+                await until(lambda: len(asyncio.all_tasks()) == tasks)
+
+    asyncio.run(talk())
+
+
 def test_another_process_may_come_to_keep_them() -> None:
     """What is made elsewhere meanwhile is made on, and can be ended there."""
 

@@ -21,7 +21,8 @@ from server_kit import EOS, Running, ScriptedEngine, ask, make_tokenizer, runnin
 
 from vivace.config.http import ToolServerSpec
 from vivace.protocol.messages import Request
-from vivace.server.apis.responses_events import ResponseEvents, encode_events
+from vivace.server.apis.item_events import encode_events
+from vivace.server.apis.responses_events import ResponseEvents
 from vivace.server.apis.responses_request import begin_response
 from vivace.server.apis.responses_schema import ResponsesRequest
 from vivace.server.apis.server_tools import ServerList, ServerTool, ToolOffer

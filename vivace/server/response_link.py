@@ -29,12 +29,14 @@ from vivace.server.response_store import (
 )
 from vivace.server.responses import HTTPError
 from vivace.server.store_messages import (
+    LONG,
     REPEATED,
     Append,
     Ask,
     Begin,
     Find,
     Follow,
+    Forget,
     Found,
     Get,
     Put,
@@ -52,9 +54,12 @@ log = logging.getLogger("vivace.server")
 LENGTH = struct.Struct("<Q")
 LARGEST = 1 << 30
 """Bytes of a message: twice what is kept would be an error of ours."""
+PUT_SECONDS = 5.0
+"""A client waits for the end of its answer meanwhile, which then says that it is not stored."""
 ANSWER_SECONDS = 15.0
 """longer than it takes to end what does not end (`STOP_SECONDS`), or to start a frontend"""
 AGAIN_SECONDS = 0.2
+PUT_AGAIN = 3
 
 
 _REQUEST = msgspec.msgpack.Decoder(StoreRequest)
@@ -106,29 +111,43 @@ class ResponseServer:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        asked: set[asyncio.Task[None]] = set()
+        asked: dict[int, asyncio.Task[None]] = {}
         begun: set[tuple[int, str]] = set()
         try:
             while True:
                 question = _REQUEST.decode(await read_frame(reader))
-                if isinstance(ask := question.ask, Begin):
-                    begun.add((ask.client, ask.identity))
-                elif isinstance(ask, Put):
-                    begun.discard((ask.client, ask.identity))
-                one = asyncio.create_task(self._answer(writer, question))
-                asked.add(one)
-                one.add_done_callback(asked.discard)
+                match ask := question.ask:
+                    case Begin():
+                        begun.add((ask.client, ask.identity))
+                    case Put():
+                        begun.discard((ask.client, ask.identity))
+                    case Forget():
+                        if (waiting := asked.get(question.number)) is not None:
+                            waiting.cancel()
+                        continue
+                    case _:
+                        pass
+                self._begin(asked, writer, question)
         except (EOFError, OSError, asyncio.CancelledError):
             pass  # the other one has ended, or this one does
         except msgspec.DecodeError as error:
             log.error("a frontend asked for a response in what is no message: %s", error)
         finally:
-            for one in asked:
+            for one in asked.values():
                 one.cancel()
             for client, identity in begun:
                 self._store.lose(client, identity)
             writer.close()
             self._connections.discard(task)
+
+    def _begin(
+        self,
+        asked: dict[int, asyncio.Task[None]],
+        writer: asyncio.StreamWriter,
+        question: StoreRequest,
+    ) -> None:
+        task = asked[question.number] = asyncio.create_task(self._answer(writer, question))
+        task.add_done_callback(lambda _: asked.pop(question.number, None))
 
     async def _answer(self, writer: asyncio.StreamWriter, question: StoreRequest) -> None:
         try:
@@ -167,9 +186,15 @@ async def find(store: Responses, ask: Ask) -> Found:
             return await store.wait_stop(ask.client, ask.identity)
         case StopResponse():
             return await store.stop(ask.client, ask.identity)
+        case Forget():
+            return None
 
 
 # -- the others ------------------------------------------------------------------------------------
+
+
+class StoreAway(HTTPError):
+    """Who keeps responses does not answer, so nobody knows what it has done."""
 
 
 class ResponseConnection:
@@ -198,6 +223,10 @@ class ResponseConnection:
             return await answer
         except ConnectionError:
             self._broken = True
+            raise
+        except asyncio.CancelledError:
+            if isinstance(ask, LONG) and not self.over:
+                write_frame(self._writer, StoreRequest(number, Forget()))
             raise
         finally:
             del self._waiting[number]
@@ -237,8 +266,14 @@ class ResponseClient:
         """and to whom that was said"""
 
     async def put(self, client: int, identity: str, entry: StoredResponse) -> bool:
-        self._making.pop((client, identity), None)
-        return await self._ask(Put(client, identity, entry), bool)
+        """One that was made in the background is said for as long as it takes to replace who keeps
+        them: it would be running for ever there."""
+        begun = self._making.pop((client, identity), None) is not None
+        put = Put(client, identity, entry)
+        for _ in range(PUT_AGAIN if begun else 0):
+            with suppress(StoreAway):
+                return await self._ask(put, bool)
+        return await self._ask(put, bool, PUT_SECONDS)
 
     async def get(self, client: int, identity: str) -> StoredResponse:
         return await self._ask(Get(client, identity), StoredResponse)
@@ -262,7 +297,12 @@ class ResponseClient:
         streamed: bool = False,
     ) -> None:
         begin = Begin(client, identity, entry, lost, streamed)
-        await self._ask(begin, type(None))
+        try:
+            await self._ask(begin, type(None))
+        except StoreAway:
+            if self._connection is not None:  # if it is heard later, that is lost with this
+                await self._connection.close()
+            raise
         assert self._connection is not None
         self._making[client, identity] = (begin, self._connection)
 
@@ -274,13 +314,16 @@ class ResponseClient:
 
     async def wait_stop(self, client: int, identity: str) -> None:
         """A process that has replaced the one that kept them is told what is made here."""
-        while (made := self._making.get((client, identity))) is not None:
-            begin, told = made
+        place = client, identity
+        while place in self._making:
             try:
                 connection = await self._connected()
+                if place not in self._making:
+                    return  # it has ended meanwhile
+                begin, told = self._making[place]
                 if connection is not told:
+                    self._making[place] = (begin, connection)
                     await connection.ask(begin)
-                    self._making[client, identity] = (begin, connection)
                 await connection.ask(WaitStop(client, identity))
                 return
             except OSError:
@@ -303,7 +346,7 @@ class ResponseClient:
         except OSError as error:  # a timeout is one
             reason = str(error) or "it does not answer"
             message = f"the process that keeps responses is not there ({reason}); try again"
-            raise HTTPError(503, message, retry_after=1.0) from None
+            raise StoreAway(503, message, retry_after=1.0) from None
         if isinstance(found, StoreError):
             raise HTTPError(
                 found.status,

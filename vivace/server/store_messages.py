@@ -67,6 +67,10 @@ class StopResponse(msgspec.Struct, frozen=True, tag=True):
     identity: str
 
 
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits any more for the answer to the request of this number."""
+
+
 class StoreError(msgspec.Struct, frozen=True, tag=True):
     """An `HTTPError`."""
 
@@ -77,9 +81,23 @@ class StoreError(msgspec.Struct, frozen=True, tag=True):
     retry_after: float | None
 
 
-Ask = Put | Get | Find | UseApprovals | Remove | Begin | Append | Follow | WaitStop | StopResponse
+Ask = (
+    Put
+    | Get
+    | Find
+    | UseApprovals
+    | Remove
+    | Begin
+    | Append
+    | Follow
+    | WaitStop
+    | StopResponse
+    | Forget
+)
 REPEATED = (Put, Get, Find, Follow, StopResponse)
 """Asked twice they do what they do once."""
+LONG = (Follow, WaitStop)
+"""The answer may never come."""
 Found = StoredResponse | FoundItems | NewEvents | StoreError | bool | None
 
 

@@ -19,13 +19,9 @@ from vivace.requests.tools import ALLOWED, AllowedTools, ToolChoice
 from vivace.server.access import CLIENT
 from vivace.server.apis.chat_run import complete, own_names, run
 from vivace.server.apis.event_log import COMMENT, EventLog, send
+from vivace.server.apis.item_events import ServerCall, encode_events
 from vivace.server.apis.response_items import Item
-from vivace.server.apis.responses_events import (
-    ResponseEvents,
-    ServerCall,
-    encode_events,
-    response_error,
-)
+from vivace.server.apis.responses_events import ResponseEvents, response_error
 from vivace.server.apis.responses_schema import OutputItem, ResponseObject
 from vivace.server.apis.server_calls import ApprovedCall, call_messages, read_object
 from vivace.server.apis.server_tools import ToolOffer

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import msgspec
+from collections.abc import Iterator, Sequence
 
 from vivace.frontend.errors import BadRequest
 from vivace.parsers.answer import new_call_id
@@ -20,7 +16,8 @@ from vivace.server.apis.chat_run import (
     ResultUsage,
     read_events,
 )
-from vivace.server.apis.response_items import TEXT_EVENTS, Item, call_item, new_item, text_part
+from vivace.server.apis.item_events import ItemEvents, ServerCall, encode_event, encode_events
+from vivace.server.apis.response_items import Item, call_item, new_item
 from vivace.server.apis.responses_schema import (
     CachedInput,
     IncompleteDetails,
@@ -33,7 +30,6 @@ from vivace.server.apis.responses_schema import (
 )
 from vivace.server.apis.server_calls import ApprovedCall
 from vivace.server.apis.server_tools import ToolOffer
-from vivace.server.event_bytes import named_event
 from vivace.server.responses import HTTPError
 
 
@@ -51,20 +47,11 @@ def response_error(error: BadRequest | HTTPError) -> ResponseError:
 INTERNAL = server_error("internal error; the server's log has the details")
 
 
-@dataclass
-class ServerCall:
-    """A call that a tool server is to make: the item that tells of it, and where that stands."""
-
-    item: OutputItem
-    index: int
-
-
 class ResponseEvents:
     """Turns what the chat path says into events, and keeps `response` what they have said.
 
-    A response has items, one after the other: `_item` is the open one, `_said` the parts of its
-    text, or of its arguments. It has several turns where tool servers are asked: after each there
-    are calls to make (`calls`), and their outcomes go to `settle`.
+    A response has several turns where tool servers are asked: after each there are calls to make
+    (`calls`), and their outcomes go to `settle`.
     """
 
     def __init__(
@@ -75,8 +62,6 @@ class ResponseEvents:
     ) -> None:
         """Of calls to tool servers those beyond `most_calls` are ignored."""
         self.response = response
-        self.calls: list[ServerCall] = []
-        """to be made before the next turn"""
         self.over = False
         self.refused_calls = False
         """the turn had calls that were ignored"""
@@ -84,15 +69,19 @@ class ResponseEvents:
         """for the output of a function, or whether a call may be made"""
         self._offer = offer or ToolOffer()
         self._calls_left = most_calls
-        self._number = 0
+        self._items = ItemEvents(response)
+        self.settle = self._items.settle
         self._begun = False
-        self._item: OutputItem | None = None
-        self._said: list[str] = []
-        self._logprobs: list[msgspec.Raw] = []
         self._call: int | None = None
+        """the number of the one that is open, or was ignored"""
         self._choice = ResultChoice()
         self._usage: list[ResultUsage] = []
         """of the turns that are over"""
+
+    @property
+    def calls(self) -> list[ServerCall]:
+        """To be made before the next turn."""
+        return self._items.calls
 
     def convert(self, data: bytes) -> bytes:
         """The events for complete ones of the chat path."""
@@ -119,16 +108,16 @@ class ResponseEvents:
         if self._begun:
             return
         self._begun = True
-        yield self._event("response.created", response=self.response)
-        yield self._event("response.in_progress", response=self.response)
+        yield self._items.event("response.created", response=self.response)
+        yield self._items.event("response.in_progress", response=self.response)
         for one in self._offer.lists:
             item = new_item(Item.SERVER_TOOLS, server_label=one.label, tools=[])
             item.status = None
-            yield from self._open(item)
-            yield self._event("response.mcp_list_tools.in_progress")
-            yield self._event("response.mcp_list_tools.completed")
+            yield from self._items.open(item)
+            yield self._items.event("response.mcp_list_tools.in_progress")
+            yield self._items.event("response.mcp_list_tools.completed")
             item.tools = one.tools
-            yield from self._end_item(item)
+            yield from self._items.end(item)
 
     def take(self, result: ChatResult | None) -> Iterator[ResponseEvent]:
         """The events of what comes next; None: that was all of this turn."""
@@ -149,47 +138,25 @@ class ResponseEvents:
             yield from self._news(choice, choice.delta or ResultMessage())
 
     def _news(self, choice: ResultChoice, delta: ResultMessage) -> Iterator[ResponseEvent]:
+        if delta.reasoning_content or delta.content:
+            self._call = None
         if delta.reasoning_content:
-            yield from self._add_text(Item.REASONING, delta.reasoning_content, [])
+            yield from self._items.add_text(Item.REASONING, delta.reasoning_content, [])
         if delta.content:
             logprobs = choice.logprobs.content if choice.logprobs else None
-            yield from self._add_text(Item.MESSAGE, delta.content, logprobs or [])
+            yield from self._items.add_text(Item.MESSAGE, delta.content, logprobs or [])
         for call in delta.tool_calls or ():
             yield from self._add_call(call)
-
-    def _add_text(
-        self, kind: Item, text: str, logprobs: list[msgspec.Raw]
-    ) -> Iterator[ResponseEvent]:
-        if self._item is None or self._item.type != kind:
-            yield from self._close()
-            yield from self._open_text(kind)
-        self._said.append(text)
-        self._logprobs += logprobs
-        shown = {"logprobs": logprobs} if kind == Item.MESSAGE else {}
-        yield self._event(f"{TEXT_EVENTS[kind]}.delta", content_index=0, delta=text, **shown)
-
-    def _open_text(self, kind: Item) -> Iterator[ResponseEvent]:
-        if kind == Item.MESSAGE:
-            item = new_item(Item.MESSAGE, role="assistant", content=[])
-        else:
-            item = new_item(Item.REASONING, summary=[], content=[])
-        yield from self._open(item)
-        yield self._event("response.content_part.added", content_index=0, part=text_part(kind))
 
     # -- calls ------------------------------------------------------------------------------------
 
     def _add_call(self, call: ResultCall) -> Iterator[ResponseEvent]:
         number = call.index or 0
         if self._call != number:
-            yield from self._close()
+            yield from self._items.close()
             self._call = number
             yield from self._open_call(call)
-        text = call.function.arguments
-        if not text or self._item is None:
-            return
-        self._said.append(text)
-        if self._item.type != Item.APPROVAL_REQUEST:
-            yield self._event(f"{TEXT_EVENTS[Item(self._item.type)]}.delta", delta=text)
+        yield from self._items.add_arguments(call.function.arguments or "")
 
     def _open_call(self, call: ResultCall) -> Iterator[ResponseEvent]:
         name = call.function.name or ""
@@ -197,7 +164,7 @@ class ResponseEvents:
         if tool is None:
             self._asks_client = True
             identity = call.id or new_call_id()
-            yield from self._open(call_item(Item.CALL, call_id=identity, name=name))
+            yield from self._items.open(call_item(Item.CALL, call_id=identity, name=name))
         elif self._calls_left <= 0:
             self.refused_calls = True
         elif tool.asks:
@@ -207,7 +174,7 @@ class ResponseEvents:
                 Item.APPROVAL_REQUEST, call_id=call.id, name=tool.name, server_label=tool.label
             )
             item.status = None
-            self._item, self._said = item, []  # it is told as a whole
+            self._items.hold(item)
         else:
             self._calls_left -= 1
             item = call_item(
@@ -216,8 +183,8 @@ class ResponseEvents:
             yield from self._open_server_call(item)
 
     def _open_server_call(self, item: OutputItem) -> Iterator[ResponseEvent]:
-        yield from self._open(item)
-        yield self._event("response.mcp_call.in_progress")
+        yield from self._items.open(item)
+        yield self._items.event("response.mcp_call.in_progress")
 
     def approved(self, call: ApprovedCall) -> Iterator[ResponseEvent]:
         """A call that the client has approved is to be made before the first turn."""
@@ -230,67 +197,10 @@ class ResponseEvents:
             approval_request_id=call.request,
         )
         yield from self._open_server_call(item)
-        self._said = [call.arguments]
-        yield self._event("response.mcp_call_arguments.delta", delta=call.arguments)
-        yield from self._close()
+        yield from self._items.add_arguments(call.arguments)
+        yield from self._items.close()
 
-    def settle(self, call: ServerCall, output: str | None, error: str | None) -> bytes:
-        """The events of a call that a tool server has made, or could not."""
-        item = call.item
-        item.output, item.error = output, error
-        item.status = "completed" if error is None else "failed"
-        at: dict[str, Any] = {"output_index": call.index}
-        return encode_events(
-            (
-                self._event(f"response.mcp_call.{item.status}", item_id=item.id, **at),
-                self._event("response.output_item.done", item=item, **at),
-            )
-        )
-
-    # -- beginnings and ends ----------------------------------------------------------------------
-
-    def _open(self, item: OutputItem) -> Iterator[ResponseEvent]:
-        self._item, self._said, self._logprobs = item, [], []
-        yield self._event("response.output_item.added", item=item, item_id=None)
-
-    def _close(self, status: str = "completed") -> Iterator[ResponseEvent]:
-        item, self._call = self._item, None
-        if item is None:
-            return
-        said = "".join(self._said)
-        match item.type:
-            case Item.MESSAGE | Item.REASONING:
-                item.status = status
-                yield from self._close_text(item, said)
-            case Item.APPROVAL_REQUEST:
-                item.arguments = said
-                yield self._event("response.output_item.added", item=item, item_id=None)
-            case _:
-                item.arguments = said
-                named = {"name": item.name} if item.type == Item.CALL else {}
-                yield self._event(f"{TEXT_EVENTS[Item(item.type)]}.done", arguments=said, **named)
-                item.status = status
-        if item.type == Item.SERVER_CALL and status == "completed":
-            item.status = "in_progress"
-            self.calls.append(ServerCall(item, len(self.response.output)))
-            self.response.output.append(item)
-            self._item = None
-            return
-        yield from self._end_item(item)
-
-    def _close_text(self, item: OutputItem, said: str) -> Iterator[ResponseEvent]:
-        part = text_part(item.type, said, self._logprobs)
-        shown = {"logprobs": self._logprobs} if item.type == Item.MESSAGE else {}
-        yield self._event(
-            f"{TEXT_EVENTS[Item(item.type)]}.done", content_index=0, text=said, **shown
-        )
-        yield self._event("response.content_part.done", content_index=0, part=part)
-        item.content = [part]
-
-    def _end_item(self, item: OutputItem) -> Iterator[ResponseEvent]:
-        yield self._event("response.output_item.done", item=item, item_id=None)
-        self.response.output.append(item)
-        self._item = None
+    # -- the ends of turns -------------------------------------------------------------------------
 
     def _end_turn(self) -> Iterator[ResponseEvent]:
         reason = self._choice.finish_reason
@@ -298,7 +208,7 @@ class ResponseEvents:
             yield from self._fail(server_error(ABORTED_ANSWER))
             return
         cut = reason == "length"
-        yield from self._close("incomplete" if cut else "completed")
+        yield from self._items.close("incomplete" if cut else "completed")
         if cut:
             yield from self.end(cut=True)
         elif not self.calls and (self._asks_client or not self.refused_calls):
@@ -307,7 +217,8 @@ class ResponseEvents:
     def next_turn(self) -> Iterator[ResponseEvent]:
         """The calls were made: the end, where the client is asked for something, too; otherwise the
         model goes on."""
-        self.calls, self.refused_calls, self._choice = [], False, ResultChoice()
+        self._items.calls = []
+        self._call, self.refused_calls, self._choice = None, False, ResultChoice()
         if self._asks_client:
             yield from self.end()
         else:
@@ -323,7 +234,7 @@ class ResponseEvents:
         response = self.response
         response.status = "incomplete" if cut else "completed"
         if cut:
-            yield from self._leave_calls()
+            yield from self._items.leave_calls()
             response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
         response.usage = response_usage(self._usage)
         response.completed_at = None if cut else int(time.time())
@@ -332,32 +243,16 @@ class ResponseEvents:
     def _fail(self, error: ResponseError) -> Iterator[ResponseEvent]:
         if self.over:
             return
-        yield from self._close("incomplete")
-        yield from self._leave_calls()
+        yield from self._items.close("incomplete")
+        yield from self._items.leave_calls()
         self.response.status = "failed"
         self.response.error = error
         self.over = True
 
-    def _leave_calls(self) -> Iterator[ResponseEvent]:
-        """Nobody makes them any more."""
-        for call in self.calls:
-            if call.item.status == "in_progress":
-                call.item.status = "incomplete"
-                at: dict[str, Any] = {"output_index": call.index}
-                yield self._event("response.output_item.done", item=call.item, **at)
-        self.calls = []
-
     def end_event(self) -> bytes:
         """The last event of a response that is over: it says how the response stands then."""
-        return encode_event(self._event(f"response.{self.response.status}", response=self.response))
-
-    def _event(self, kind: str, **fields: Any) -> ResponseEvent:
-        """The next event; of an item it says which."""
-        number, self._number = self._number, self._number + 1
-        if self._item is not None and "response" not in fields:
-            fields.setdefault("item_id", self._item.id)
-            fields.setdefault("output_index", len(self.response.output))
-        return ResponseEvent(type=kind, sequence_number=number, **fields)
+        kind = f"response.{self.response.status}"
+        return encode_event(self._items.event(kind, response=self.response))
 
 
 def response_usage(turns: Sequence[ResultUsage]) -> ResponseUsage:
@@ -374,11 +269,3 @@ def response_usage(turns: Sequence[ResultUsage]) -> ResponseUsage:
         input_tokens_details=CachedInput(cached_tokens=sum(turn.cached for turn in turns)),
         output_tokens_details=ReasoningOutput(reasoning_tokens=thoughts),
     )
-
-
-def encode_event(event: ResponseEvent) -> bytes:
-    return named_event(event.type, msgspec.json.encode(event, enc_hook=str))
-
-
-def encode_events(events: Iterable[ResponseEvent]) -> bytes:
-    return b"".join(map(encode_event, events))

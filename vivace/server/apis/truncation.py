@@ -11,7 +11,8 @@ from vivace.server.openai.schema import ChatRequest
 
 INSTRUCTIONS = ("system", "developer")
 ANSWER_SHARE = 8
-"""An answer without a limit gets this part of the context, where something is left out for it."""
+"""The part of the context that is left to an answer, unless its limit is lower, where something is
+left out."""
 
 
 async def truncate(context: Context, request: ChatRequest, found: ChatMessages) -> None:
@@ -20,12 +21,12 @@ async def truncate(context: Context, request: ChatRequest, found: ChatMessages) 
     chat.check(context, request)
     offered = offered_tools(request)
     size = context.served.context
-    limit = request.max_completion_tokens
-    if await prompt_tokens(context, request, found.messages, offered) <= size - (limit or 1):
+    if await prompt_tokens(context, request, found.messages, offered) < size:
         return
     kept = leading_instructions(found.messages)
     starts = [i for i, one in enumerate(found.messages) if one.role == "user" and i > kept]
-    room = size - (limit or size // ANSWER_SHARE)
+    share = max(size // ANSWER_SHARE, 1)
+    room = size - min(request.max_completion_tokens or share, share)
     low, high = 0, len(starts) - 1
     while low < high:
         middle = (low + high) // 2
