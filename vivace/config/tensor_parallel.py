@@ -78,7 +78,7 @@ def crowded(options: Options, context: ResolveContext) -> list[str]:
     """Workers that compute on the same cores, and ranks that wait for each other there; of this
     node."""
     parallel, platform = options.parallel, context.platform
-    workers, notices = requested_sizes(options).node_devices, list[str]()
+    sizes, notices = requested_sizes(options), list[str]()
     if not platform.on_cores:
         return notices
     if parallel.pp_size > 1 and parallel.nnodes == 1:
@@ -93,12 +93,16 @@ def crowded(options: Options, context: ResolveContext) -> list[str]:
             "exchange every layer's results, so they answer somewhat more slowly than one process "
             "with all threads; without the flag all cores are used too"
         )
-    if workers > max(1, platform.cores):
-        factors = ["--data-parallel-size", "--tensor-parallel-size"]
-        factors += ["--pipeline-parallel-size"] if parallel.pp_size > 1 else []
+    if sizes.node_devices > max(1, platform.cores):
+        factors = {
+            "--data-parallel-size": sizes.replicas,
+            "--tensor-parallel-size": sizes.tp,
+            "--pipeline-parallel-size": sizes.pp,
+        }
+        shown = " times ".join(flag for flag, size in factors.items() if size > 1)
         notices.append(
-            f"{workers} workers ({' times '.join(factors)}) share "
-            f"{platform.cores} cores: they take turns, so give fewer"
+            f"{sizes.node_devices} workers ({shown}) share {platform.cores} cores: they take "
+            "turns, so give fewer"
         )
     return notices
 
