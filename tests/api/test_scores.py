@@ -14,6 +14,7 @@ from embedding_toys import END, reference_embedding, write_embedding_toy
 
 import vivace
 from vivace.api import Engine
+from vivace.frontend.chat_template import ChatTemplate
 from vivace.requests.scores import INSTRUCTION, SYSTEM
 
 TEMPLATE = (
@@ -85,8 +86,19 @@ def asked(query: str, document: str, instruct: str = INSTRUCTION) -> list[int]:
     return [*text.encode()]
 
 
-def test_a_reranker_is_asked_for_yes_or_no(toy: tuple[Path, Any], engine: Engine) -> None:
+def test_a_reranker_is_asked_for_yes_or_no(
+    toy: tuple[Path, Any], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[Any] = []
+    render = ChatTemplate.render
+
+    def counted(self: ChatTemplate, messages: Any, **options: Any) -> str:
+        rendered.append(messages)
+        return render(self, messages, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
     answers: Any = engine.rerank(PAIRS)
+    assert len(rendered) == 2  # once for each query
     for (query, document), answer in zip(PAIRS, answers, strict=True):
         found = reference(toy[1], asked(query, document))
         yes, no = found[ord("y")], found[ord("n")]

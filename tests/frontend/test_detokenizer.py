@@ -69,6 +69,24 @@ def test_unusual_decoders_go_through_a_window() -> None:
     assert stream.flush() == ""
 
 
+def test_garbage_without_an_end_is_not_decoded_again_and_again() -> None:
+    core = Core(models.WordLevel({"a": 0, "\ufffd": 1}, "a"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(" "), "removed")
+    tokenizer, decoded = Tokenizer(core), 0
+    decode = tokenizer.decode
+
+    def counted(ids: list[int], *more: bool) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return decode(ids, *more)
+
+    tokenizer.decode = counted  # type: ignore[method-assign]
+    stream, tokens = detokenizer(tokenizer), [1] * 1000 + [0]
+    text = "".join(stream.push([token]) for token in tokens)
+    assert text + stream.flush() == decode(tokens)
+    assert decoded < 60 * len(tokens)
+
+
 # -- stop strings --------------------------------------------------------------------------------
 
 

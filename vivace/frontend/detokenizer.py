@@ -200,10 +200,25 @@ class ByteDetokenizer:
         return self._without_start(text) if self._strip else text
 
 
+MOST_WAITS = 16
+"""pushes in a row whose text is held back; behind them all but the last tokens are garbage"""
+LAST_TOKENS = 4
+"""of which one character may consist"""
+
+
 class WindowDetokenizer:
     """For unusual decoders: decodes a short window twice and returns the difference."""
 
-    __slots__ = ("_hidden", "_read", "_skip", "_spaces", "_start", "_tokenizer", "_tokens")
+    __slots__ = (
+        "_hidden",
+        "_read",
+        "_skip",
+        "_spaces",
+        "_start",
+        "_tokenizer",
+        "_tokens",
+        "_waits",
+    )
 
     def __init__(
         self,
@@ -220,14 +235,20 @@ class WindowDetokenizer:
         self._tokens: list[int] = []
         self._start = 0
         self._read = 0
+        self._waits = 0
 
     def push(self, tokens: Sequence[int]) -> str:
         self._tokens.extend(token for token in tokens if token not in self._hidden)
         before = self._decode(self._tokens[self._start : self._read])
         now = self._decode(self._tokens[self._start :])
+        end = len(self._tokens)
         if len(now) <= len(before) or now.endswith("\ufffd"):
-            return ""
-        self._start, self._read = self._read, len(self._tokens)
+            self._waits += 1
+            if self._waits <= MOST_WAITS:
+                return ""
+            end = max(self._read, end - LAST_TOKENS)
+            now = self._decode(self._tokens[self._start : end])
+        self._start, self._read, self._waits = self._read, end, 0
         return now[len(before) :]
 
     def flush(self) -> str:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from vivace.frontend.errors import BadRequest, NotSupported
@@ -119,10 +121,10 @@ def read_rerank_call(frontend: Frontend, prompt: Any, instruct: str | None) -> S
     if tokenizer.chat is None:
         raise BadRequest("", NO_TEMPLATE)
     texts: list[str] = []
-    for query, document in pairs:
+    for query, some in groupby(pairs, key=itemgetter(0)):
         judgment = Judgment(tokenizer.chat, query, instruct)
         rendered = tokenizer.chat.render(judgment.messages, variables=judgment.variables)
-        texts += judgment.texts(rendered, [document])
+        texts += judgment.texts(rendered, [document for _, document in some])
     prompts = tokenizer.encode_batch(texts, add_special_tokens=False)
     return ScoreCall(prompts, [yes_and_no(tokenizer)] * len(prompts))
 
