@@ -9,7 +9,7 @@ from typing import Any
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import Fields, is_set, json_type
 from vivace.frontend.served_model import ServedModel
-from vivace.grammar.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES
+from vivace.grammar.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_TEXTS, MAX_VALUES
 from vivace.protocol.constraints import CONSTRAINTS, JSON_SCHEMA, STRUCTURAL_TAG, Constraint
 
 GIVEN = "constraint"
@@ -60,7 +60,7 @@ def check_json(value: Any, field: str) -> None:
             characters += one.bit_length() // 3  # digits: of long ones to make takes the square
         elif isinstance(one, dict):
             characters += sum(len(key) for key in one if isinstance(key, str))
-        if count > MAX_VALUES or characters > MAX_CHARACTERS[STRUCTURAL_TAG]:
+        if count > MAX_VALUES or characters > MAX_TEXTS:
             raise BadRequest(field, f"is too large, over {MAX_VALUES} values or 256 KiB of texts")
         if depth > MAX_DEPTH:
             raise BadRequest(field, f"nests deeper than {MAX_DEPTH} levels")

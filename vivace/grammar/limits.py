@@ -7,10 +7,12 @@ MAX_CHARACTERS = {
     JSON_SCHEMA: 128 << 10,
     REGEX: 16 << 10,
     EBNF: 64 << 10,
-    STRUCTURAL_TAG: 256 << 10,
-    THINKING: 512 << 10,
+    STRUCTURAL_TAG: 512 << 10,
+    THINKING: 1280 << 10,
 }
 """of a constraint of each kind"""
+MAX_TEXTS = 256 << 10
+"""characters of what a client sends as JSON"""
 MAX_DEPTH = 100
 """objects and lists in each other"""
 MAX_VALUES = 50_000

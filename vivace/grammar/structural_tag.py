@@ -18,7 +18,7 @@ from vivace.grammar.json_schema import check_schema, json_options, walk
 from vivace.grammar.limits import MAX_DEPTH
 from vivace.grammar.vocabulary import SpecialWords
 
-MAX_PARTS = 5000
+MAX_PARTS = 10_000
 """of a tag: constants, schemas, sequences ..."""
 MAX_WORDS = 10_000
 """strings and special tokens in all of its texts"""

@@ -38,6 +38,8 @@ from vivace.requests.parameter_formats import (
 )
 
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 9999}
+MORE = " more"
+"""what calls behind the first one are defined as: no function's name"""
 PYTHON_NAME = re.compile(r"[^\W\d][\w.]*")
 NO_NAME = "a function of this name cannot be called in this model's syntax"
 Functions = Mapping[str, tuple[dict[str, Any], str]]
@@ -125,6 +127,10 @@ class CallFormats:
         formats = {
             known: self._arguments(way, known) for known in dict.fromkeys(self._known.values())
         }
+        for syntax in self.shape.syntaxes:
+            if not self._marker(syntax.section[0] if syntax.section else syntax.begin):
+                more = [self._call(syntax, name, syntax.separator) for name in self.functions]
+                formats[MORE] = listed(more, needed=False)
         return with_definitions(formats, form)
 
     # -- calls -------------------------------------------------------------------------------------
@@ -151,8 +157,7 @@ class CallFormats:
     def _first_calls(self, syntax: CallSyntax) -> list[TagFormat]:
         """Sections, by the call that they begin with."""
         assert syntax.section is not None
-        more = [self._call(syntax, name, syntax.separator) for name in self.functions]
-        rest = [listed(more, needed=False)] if self.parallel else []
+        rest = [defined(MORE)] if self.parallel else []
         return [
             tagged(
                 syntax.section[0] + syntax.begin.replace(NAME, name),
