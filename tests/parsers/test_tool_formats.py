@@ -126,6 +126,8 @@ def test_malformed_answers_are_cut_alike(name: str, pieces: list[str], places: l
          [{"places": '["a'}]),
         ("minimax-m2", '<invoke name="get_weather"><parameter name="city">a<parameter name="days">3'
          "</parameter></invoke>", [{"city": "a", "days": 3}]),
+        ("minimax-m2", '<invoke name="get_weather"><parameter name="places">["<parameter name="]'
+         "</parameter></invoke>", [{"places": ["<parameter name="]}]),
         ("glm45", "<tool_call>now<arg_key> a </arg_key><arg_value> b</arg_value></tool_call>",
          [{"a": " b"}]),
         ("pythonic", "[now(a='b' \"c\", d=['e' 'f'])]", [{"a": "bc", "d": ["ef"]}]),
@@ -324,6 +326,12 @@ LONG: dict[str, Any] = {
     "nested": ("pythonic", "[now(a=" + "[" * 200_000),
     "messages": ("gpt-oss", "<|channel|>" * 30_000),
 }
+
+
+def test_strings_that_are_cut_off_have_no_calls_in_them() -> None:
+    begin = "<tool_call>get_weather<arg_key>places</arg_key><arg_value>"
+    cut_off = '["</arg_value></tool_call><tool_call>now</tool_call>'
+    assert parse("glm45", [begin + cut_off]).calls == [("get_weather", f'{{"places": {cut_off}')]
 
 
 TAGS = {

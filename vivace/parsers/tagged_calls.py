@@ -126,14 +126,14 @@ class TaggedCall:
 
 def read_value(reader: TextReader, markers: MarkerSet) -> Steps[tuple[str, str]]:
     """(a value that need not be a string, the marker that ends it), "" when the text ends first.
-    What stands in a string of JSON is no marker, if the whole is JSON."""
+    What stands in a string of JSON is no marker, if the whole is JSON, or its beginning."""
     parts: list[str] = []
     marker = yield from reader.copy_until(markers, parts.append)
     text = "".join(parts)
     first, passed, segment = marker, [text], text
     may_be_json = text.lstrip()[:1] in ("[", "{", '"')
     while marker and may_be_json and opens_string(segment):
-        passed.append(marker)
+        reader.unread(marker)
         may_be_json = yield from read_string_end(reader, passed)
         more: list[str] = []
         marker = (yield from reader.copy_until(markers, more.append)) if may_be_json else ""
@@ -142,7 +142,7 @@ def read_value(reader: TextReader, markers: MarkerSet) -> Steps[tuple[str, str]]
     whole = "".join(passed)
     if whole == text:
         return text, first
-    if marker and is_json(whole):
+    if is_json(whole) if marker else not (yield from reader.more()):  # or it was cut off
         return whole, marker
     reader.give_back(whole[len(text) + len(first) :] + marker)
     return text, first
