@@ -48,7 +48,7 @@ VALUES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "number"}, ["3", "-1.5e3"], ["x", "NaN"]),
     ({"type": "boolean"}, ["true", "False"], ["yes", "1", '"true"']),
     ({"type": "null"}, ["null", "None"], ["x"]),
-    ({"type": ["string", "null"]}, ["null", "x", "[1"], []),
+    ({"type": ["string", "null"]}, ["null", "x", "[1", '["a"', 'a "b'], ['["a', '"x', '{"a": "b']),
     ({"anyOf": [COLOR, {"type": "null"}]}, ["red", "a b", "null", "None"], ["blue", '"red"']),
     ({"enum": ["1", 2, True]}, ['"1"', "2", "True"], ["1", "3", "false"]),
     ({"anyOf": [{"type": "string", "minLength": 3}, {"type": "null"}]}, ['"abc"'], ['"a"', "abc"]),

@@ -119,6 +119,7 @@ def test_malformed_answers_are_cut_alike(name: str, pieces: list[str], places: l
         ("qwen3_coder", CODED.format("days", "+3"), [{"days": 3}]),
         ("qwen3_coder", CODED.format("days", "3rd"), [{"days": "3rd"}]),
         ("qwen3_coder", CODED.format("exact", "TRUE"), [{"exact": True}]),
+        ("qwen3_coder", CODED.format("exact", "0"), [{"exact": False}]),
         ("qwen3_coder", CODED.format("exact", "yes"), [{"exact": "yes"}]),
         ("qwen3_coder", CODED.format("places", f'["{END}", "\\"{END}"]'),
          [{"places": [END, f'"{END}']}]),

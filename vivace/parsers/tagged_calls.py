@@ -15,7 +15,14 @@ KEY = re.compile(r'[^<>"\n]*')
 WORD = re.compile(r"[a-z]*")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 WHOLE = re.compile(r"[+-]?[0-9][0-9_]{0,4000}")
+NUMBERED = {"1": "true", "0": "false"}
 QUOTED = re.compile(r'"(?:[^"\\\n]|\\[^\n])*("?)')
+OPEN_JSON = (
+    r'\s*(?:[\[{](?:[^"]|"(?:[^"\\\n]|\\[^\n])*")*'
+    r'|"(?:[^"\\\n]|\\[^\n])*"(?:[^"]|"(?:[^"\\\n]|\\[^\n])*")*|)'
+    r'"(?:[^"\\\n]|\\[^\n])*'
+)
+"""text that goes on behind what ends a tag, for who may read JSON: a string in it is open"""
 IN_STRING = re.compile(r'[^"\\\n]*')
 
 
@@ -213,9 +220,11 @@ def converted(text: str, allowed: set[str]) -> str:
         found = json_kinds(parse(value))
     except NotJson:
         return other_json(value, allowed) or f'"{escape(text)}"'
-    if "string" in allowed and not found & allowed:
+    if found & allowed or not allowed:
+        return value
+    if "string" in allowed:
         return f'"{escape(text)}"'
-    return value
+    return NUMBERED.get(value, value) if "boolean" in allowed else value
 
 
 def other_json(text: str, allowed: set[str]) -> str:

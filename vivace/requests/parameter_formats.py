@@ -29,7 +29,7 @@ from vivace.grammar.tool_tags import (
 from vivace.parsers.call_syntax import KEY, ParameterTags
 from vivace.parsers.json_values import MAX_NAME
 from vivace.parsers.schema_types import MAX_STEPS, STRING, json_kinds, kinds, pointed
-from vivace.parsers.tagged_calls import converted
+from vivace.parsers.tagged_calls import OPEN_JSON, converted
 from vivace.requests.text_formats import FORMATS, as_search
 
 OF_STRINGS = frozenset(("minLength", "maxLength", "pattern", "format"))
@@ -205,10 +205,11 @@ class TaggedValue:
         tags, allowed = self.tags, self.parameter.kinds
         if tags.json_begin:
             return self._flagged_ways(schema, allowed)
+        is_string = allowed == STRING or not (allowed or tags.untyped)
         if ("string" in allowed or not allowed) and self._is_plain(schema):
-            return [(tags.begin, self._any_text())]
+            return [(tags.begin, self._any_text(is_string=is_string))]
         begin = tags.begin + tags.edge
-        if allowed == STRING or not (allowed or tags.untyped):
+        if is_string:
             return [(begin, self._text(schema, self.parameter.place))]
         values = self._values(schema)
         if values is not None:
@@ -300,11 +301,13 @@ class TaggedValue:
 
     # -- values with what ends them ----------------------------------------------------------------
 
-    def _any_text(self, patterns: list[str] | None = None) -> TagFormat:
-        """Without `patterns` with edges or without: the reader takes them off if they are there."""
+    def _any_text(self, patterns: list[str] | None = None, *, is_string: bool = True) -> TagFormat:
+        """Without `patterns` with edges or without: the reader takes them off if they are there.
+        It may read JSON unless the value `is_string`."""
         tags = self.tags
         if patterns is None:
-            return tagged("", any_text(tags.excluded), tags.end)
+            unlike = [] if is_string else [OPEN_JSON]
+            return tagged("", any_text(tags.excluded, unlike=unlike), tags.end)
         return tagged("", any_text(tags.excluded, patterns=patterns), tags.edge + tags.end)
 
     def _constants(self, texts: list[str]) -> TagFormat:
