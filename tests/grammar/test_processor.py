@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -12,11 +15,12 @@ from grammar_kit import BACKEND, SIZE
 from vivace.grammar.backend import PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.processor import GrammarLogitsProcessor
+from vivace.grammar.replay import SLICE
 from vivace.platforms.ops.sampling import TorchSampling
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import LogprobOptions, SamplingParams
-from vivace.protocol.step import Join
-from vivace.sampling.processors import Entries, Histories
+from vivace.protocol.step import Join, StepPlan
+from vivace.sampling.processors import Entries, Histories, LogitsProcessors
 
 
 class CountingBackend:
@@ -28,6 +32,27 @@ class CountingBackend:
     def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
         self.filled += len(matchers)
         BACKEND.fill(matchers, masks)
+
+
+def build(compiler: GrammarCompiler) -> GrammarLogitsProcessor:
+    """For one row."""
+    tokens = torch.zeros(1, 2000, dtype=torch.int32)
+    histories = Histories(tokens=tokens, prompt=torch.ones(1).long(), known=np.ones(1, np.int64))
+    return GrammarLogitsProcessor(TorchSampling(reads=True), histories, compiler)
+
+
+def join(tokens: list[int], sampling: SamplingParams, options: LogprobOptions | None = None) -> Join:
+    """Into row 0, behind a prompt of one token."""
+    return Join(
+        row=0,
+        key=0,
+        tokens=tokens,
+        prompt=1,
+        cached=0,
+        pages=[],
+        sampling=sampling,
+        logprobs=options,
+    )
 
 
 def draw(processor: GrammarLogitsProcessor, logits: torch.Tensor) -> int:
@@ -47,26 +72,10 @@ def test_a_greedy_row_is_masked_only_where_its_best_token_may_not_follow(
 ) -> None:
     """And once more behind that, ahead of time."""
     backend = CountingBackend()
-    tokens = torch.zeros(1, 40, dtype=torch.int32)
-    histories = Histories(tokens=tokens, prompt=torch.ones(1).long(), known=np.ones(1, np.int64))
-    processor = GrammarLogitsProcessor(
-        TorchSampling(reads=True), histories, GrammarCompiler(lambda: backend)
-    )
+    processor = build(GrammarCompiler(lambda: backend))
     constraint = Constraint(kind=REGEX, text="[ab]{30}")
     sampling = SamplingParams(temperature=temperature, constraint=constraint)
-    processor.joined(
-        0,
-        Join(
-            row=0,
-            key=0,
-            tokens=[1],
-            prompt=1,
-            cached=0,
-            pages=[],
-            sampling=sampling,
-            logprobs=options,
-        ),
-    )
+    processor.joined(0, join([1], sampling, options))
     said = ""
     for best in "aaxaba":
         logits = torch.zeros(1, SIZE)
@@ -78,3 +87,40 @@ def test_a_greedy_row_is_masked_only_where_its_best_token_may_not_follow(
             processor.landed({0: [token]}, at_once=False)
     assert said == "aababa"
     assert backend.filled == masks
+
+
+@pytest.mark.parametrize("length", [0, SLICE, 3 * SLICE + 5])
+def test_a_row_that_joins_again_stands_behind_its_tokens(length: int) -> None:
+    processor = build(GrammarCompiler(CountingBackend))
+    constraint = Constraint(kind=REGEX, text=f"a{{{length}}}b+")
+    sampling = SamplingParams(temperature=0.9, seed=1, constraint=constraint)
+    processor.joined(0, join([1, *length * b"a"], sampling))
+    logits = torch.zeros(1, SIZE)
+    logits[0, ord("a")] = 1.0
+    entries = Entries(torch.zeros(1).long(), torch.ones(1).long(), np.zeros(1, np.int64))
+    processor.apply(logits, entries, np.zeros(1, np.int64))
+    assert torch.isfinite(logits[0]).nonzero().flatten().tolist() == [ord("b")]
+
+
+class WatchedMatcher:
+    living: WeakSet[WatchedMatcher] = WeakSet()
+
+    def __init__(self) -> None:
+        self.living.add(self)
+
+    def copy(self) -> WatchedMatcher:
+        return WatchedMatcher()
+
+    def accept(self, tokens: list[int]) -> int:
+        return len(tokens)
+
+
+def test_a_row_that_leaves_lets_go() -> None:
+    backend: Any = SimpleNamespace(compile=lambda constraint: WatchedMatcher())
+    processors = LogitsProcessors([build(GrammarCompiler(lambda: backend))], 1)
+    sampling = SamplingParams(constraint=Constraint(kind=REGEX, text="a"))
+    before = len(WatchedMatcher.living)
+    processors.update(StepPlan(number=1, joins=[join([1], sampling)]))
+    assert len(WatchedMatcher.living) == before + 2, "that of the row, and the one that it copied"
+    processors.update(StepPlan(number=2, leaves=[0]))
+    assert len(WatchedMatcher.living) == before + 1
