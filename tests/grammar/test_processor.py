@@ -41,7 +41,9 @@ def build(compiler: GrammarCompiler) -> GrammarLogitsProcessor:
     return GrammarLogitsProcessor(TorchSampling(reads=True), histories, compiler)
 
 
-def join(tokens: list[int], sampling: SamplingParams, options: LogprobOptions | None = None) -> Join:
+def join(
+    tokens: list[int], sampling: SamplingParams, options: LogprobOptions | None = None
+) -> Join:
     """Into row 0, behind a prompt of one token."""
     return Join(
         row=0,

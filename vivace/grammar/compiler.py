@@ -34,7 +34,7 @@ THREADS = 1
 """that compile: two leave less of the cores, and of the interpreter, to steps"""
 MAX_CPU_SECONDS = 5.0
 """of the thread's own processor time for one grammar, behind a trial with its own limit"""
-MAX_SECONDS = 10.0
+MAX_SECONDS = 30.0
 """by the clock: behind these the machine is to blame, and the request may come again"""
 RETRY_SECONDS = 5.0
 ALARM_SLACK = 0.1

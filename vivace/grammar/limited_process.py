@@ -34,7 +34,8 @@ class TrialLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     cpu_seconds: float = 1.5
     """of processor time: a busy machine makes no constraint slow"""
-    wall_seconds: float = 9.0
+    wall_seconds: float = 25.0
+    """by the clock: a busy machine leaves little time to who is so little urgent"""
     memory: int = 512 << 20
     """bytes beyond what the idle process has mapped"""
 
