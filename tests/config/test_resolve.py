@@ -172,6 +172,12 @@ def test_numbers_are_settled() -> None:
     assert resolved(*DP).schedule.chunked_prefill_size == 512
 
 
+def test_items_of_a_query_share_it_to_its_last_token() -> None:
+    assert resolved("--enable-mis").memory.page_size == 1
+    assert resolved("--enable-mis", "--page-size", "16").memory.page_size == 16
+    assert resolved("--enable-mis", "--is-embedding").memory.page_size == 16
+
+
 def test_own_choices_are_kept() -> None:
     argv = "--page-size 1 --dtype bfloat16 --context-length 64 --random-seed 9 --cpu-threads 1"
     config = resolved(*argv.split())

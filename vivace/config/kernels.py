@@ -237,7 +237,7 @@ class OptimizationOptions:
         help="Token id between the items of a scoring request.", cpu=NO_DELIMITER
     )
     enable_mis: bool = option(
-        False, "Items of a scoring request share the query, whatever else says of the prefix cache."
+        False, "Items of a scoring request share all of the query: prefix cache, small pages."
     )
     enable_custom_logit_processor: bool = option(
         False, "Run logit processors that clients send.", cpu=NO_CODE

@@ -143,9 +143,15 @@ def context(options: Options, context: ResolveContext) -> Iterator[Change]:
 
 
 def page_size(options: Options, context: ResolveContext) -> Iterator[Change]:
-    if options.memory.page_size is None:
-        best = context.platform.page_sizes[0]
-        yield "page_size", best, f"best on the {context.platform.name}"
+    """Whole pages are shared, so with small ones all of a query is."""
+    if options.memory.page_size is not None:
+        return
+    platform = context.platform
+    if scores_items(options):
+        smallest = min(platform.page_sizes)
+        yield "page_size", smallest, "--enable-mis: items share the query to its last token"
+    else:
+        yield "page_size", platform.page_sizes[0], f"best on the {platform.name}"
 
 
 def rows(options: Options, context: ResolveContext) -> Iterator[Change]:
@@ -164,11 +170,15 @@ def conservativeness(options: Options, context: ResolveContext) -> Iterator[Chan
 
 
 def shared_queries(options: Options, context: ResolveContext) -> Iterator[Change]:
-    """After `pooled_settings`: what generates no text scores no items so."""
-    if options.optimization.enable_mis and not options.model.is_embedding:
+    if scores_items(options):
         reason = "--enable-mis: items of a scoring request share what is computed of the query"
         if options.memory.disable_radix_cache:
             yield "disable_radix_cache", False, reason
+
+
+def scores_items(options: Options) -> bool:
+    """After `pooled_settings`: what generates no text scores no items of one query."""
+    return options.optimization.enable_mis and not options.model.is_embedding
 
 
 def prefix_order(options: Options, context: ResolveContext) -> Iterator[Change]:
