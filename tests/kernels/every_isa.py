@@ -9,7 +9,7 @@ import pytest
 
 from vivace.platforms.cpu.native import Kernels, NoKernels
 
-ISAS = ("avx512vnni", "avx512", "avx2", "portable", "neondot", "neon")
+ISAS = ("avx512bf16", "avx512vnni", "avx512", "avx2", "portable", "neondot", "neon")
 
 
 @cache

@@ -63,7 +63,16 @@ def test_every_operation_has_a_case_in_c() -> None:
 
 @pytest.mark.parametrize(
     "isa",
-    ["avx512vnni", "avx512vnni-emulated", "avx512", "avx2", "portable", "neondot", "neon"],
+    [
+        "avx512bf16",
+        "avx512vnni",
+        "avx512vnni-emulated",
+        "avx512",
+        "avx2",
+        "portable",
+        "neondot",
+        "neon",
+    ],
 )
 def test_operations_agree_with_double_precision(conformance: Path, isa: str) -> None:
     done = run([conformance, isa], 120)
@@ -186,7 +195,15 @@ def checked_isas() -> list[str]:
     the one below it."""
     return [
         isa
-        for isa in ("avx512vnni", "avx512vnni-emulated", "avx512", "avx2", "portable", "neondot")
+        for isa in (
+            "avx512bf16",
+            "avx512vnni",
+            "avx512vnni-emulated",
+            "avx512",
+            "avx2",
+            "portable",
+            "neondot",
+        )
         if isinstance(opened(1, isa), Kernels)
     ]
 

@@ -125,7 +125,7 @@ def test_bf16_by_vdpbf16ps_is_batch_invariant_and_rounds_activations_only() -> N
     assert ((found - exact).abs() <= bound).all()
 
 
-@pytest.mark.skipif("avx512vnni" not in USABLE, reason="no AVX-512 with VNNI and BF16")
+@pytest.mark.skipif("avx512bf16" not in USABLE, reason="no AVX-512 with VNNI and BF16")
 @pytest.mark.parametrize("rows", [1, 5, 29, 130])
 def test_the_emulation_has_the_bits_of_the_instructions(rows: int) -> None:
     x, tiny = activations(rows, 96), activations(rows, 96) * 2.0**-130
@@ -134,7 +134,7 @@ def test_the_emulation_has_the_bits_of_the_instructions(rows: int) -> None:
         torch.randn(75, 96, generator=generator).bfloat16(),
         random_weight(75, 96, int8_activations=True),
     ]
-    native, emulated = (NativeLinears(load_kernels(isa)) for isa in ("avx512vnni", EMULATED))
+    native, emulated = (NativeLinears(load_kernels(isa)) for isa in ("avx512bf16", EMULATED))
     for weight in weights:
         for values in (x, tiny):
             found = native.linear(values, native.pack([weight]))
@@ -182,4 +182,4 @@ def test_sets_lead_down_to_plain_code() -> None:
             break
         kernels = load_kernels(kernels.below)
     assert seen[-1] in ("portable", "neon")
-    assert seen == USABLE
+    assert seen == USABLE[USABLE.index(seen[0]) :]  # what is left out is only there to be forced

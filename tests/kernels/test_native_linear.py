@@ -31,7 +31,7 @@ def linears(isa: str | None, threads: int = 2) -> NativeLinears:
 
 def multiplied(x: Tensor, kind: str, isa: str) -> Tensor:
     """x as the kernel multiplies it: vdpbf16ps takes activations in bfloat16."""
-    return x.bfloat16().float() if (kind, isa) == ("bf16", "avx512vnni") else x
+    return x.bfloat16().float() if (kind, isa) == ("bf16", "avx512bf16") else x
 
 
 def assert_product(found: Tensor, x: Tensor, numbers: Tensor, bias: Tensor | None = None) -> None:

@@ -44,10 +44,10 @@ Words = Callable[..., None]
 class Kernels:
     """An opened library with its own threads.
 
-    `threads` counts the calling thread. `isa` forces an instruction set ("avx512vnni",
-    "avx512", "avx2", "portable", "neondot", "neon"); None is the best one. `pinned` keeps worker i
-    on the i-th core that this process may use; the calling thread stays free. Raises NoKernels,
-    StaleKernels.
+    `threads` counts the calling thread. `isa` forces an instruction set ("avx512bf16",
+    "avx512vnni", "avx512", "avx2", "portable", "neondot", "neon"); None is the best one. `pinned`
+    keeps worker i on the i-th core that this process may use; the calling thread stays free.
+    Raises NoKernels, StaleKernels.
     """
 
     def __init__(

@@ -40,8 +40,10 @@ struct Isa {
     const char* name;
     Ops (*table)();
     bool (*usable)(const Cpu& cpu);
-    bool chosen;  // by itself, where it is the first usable one
+    bool (*chosen)(const Cpu& cpu);  // by itself, where it is the first usable one
 };
+
+constexpr auto ALWAYS = [](const Cpu&) { return true; };
 
 #ifdef __aarch64__
 constexpr const char* PORTABLE = "neon";  // every such CPU has it, and simd.h uses it
@@ -49,9 +51,10 @@ constexpr const char* PORTABLE = "neon";  // every such CPU has it, and simd.h u
 constexpr const char* PORTABLE = "portable";
 #endif
 
-// An operation that is there already is replaced by one of the same name.
-void append(Ops& ops, OpTable table) {
+// An operation that is there already is replaced by one of the same name. `only`: this one alone.
+void append(Ops& ops, OpTable table, const char* only = nullptr) {
     for (; table->name; ++table) {
+        if (only && std::strcmp(table->name, only)) continue;
         Op* old = nullptr;
         for (Op& op : ops)
             if (!std::strcmp(op.name, table->name)) old = &op;
@@ -71,21 +74,27 @@ void append(Ops& ops, OpTable table) {
 // The best first.
 const Isa ISAS[] = {
 #if defined(VV_HAVE_AVX512VNNI) && defined(VV_HAVE_AVX512)
-    {"avx512vnni", VV_TABLE_OVER(avx512, avx512vnni), [](const Cpu& cpu) { return cpu.avx512_dot; }, true},
+    {"avx512bf16", VV_TABLE_OVER(avx512, avx512vnni), [](const Cpu& cpu) { return cpu.avx512_dot; },
+     [](const Cpu& cpu) { return cpu.fast_bf16_dot; }},
+    {"avx512vnni", [] {
+         Ops ops = VV_TABLE_OVER(avx512, avx512vnni)();
+         append(ops, avx512::linear(), "linear_bf16");
+         return ops;
+     }, [](const Cpu& cpu) { return cpu.avx512_dot; }, ALWAYS},
 #endif
 #ifdef VV_HAVE_AVX512
-    {"avx512", VV_TABLE(avx512), [](const Cpu& cpu) { return cpu.avx512; }, true},
+    {"avx512", VV_TABLE(avx512), [](const Cpu& cpu) { return cpu.avx512; }, ALWAYS},
 #endif
 #ifdef VV_HAVE_AVX2
-    {"avx2", VV_TABLE(avx2), [](const Cpu& cpu) { return cpu.avx2; }, true},
+    {"avx2", VV_TABLE(avx2), [](const Cpu& cpu) { return cpu.avx2; }, ALWAYS},
 #endif
 #ifdef VV_HAVE_NEONDOT
-    {"neondot", VV_TABLE_OVER(portable, neondot), [](const Cpu& cpu) { return cpu.neon_dot; }, true},
+    {"neondot", VV_TABLE_OVER(portable, neondot), [](const Cpu& cpu) { return cpu.neon_dot; }, ALWAYS},
 #endif
-    {PORTABLE, VV_TABLE(portable), [](const Cpu&) { return true; }, true},
+    {PORTABLE, VV_TABLE(portable), ALWAYS, ALWAYS},
 #if defined(VV_HAVE_AVX512VNNI_EMULATED) && defined(VV_HAVE_AVX512)
     {"avx512vnni-emulated", VV_TABLE_OVER(avx512, avx512vnni_emulated), [](const Cpu& cpu) { return cpu.avx512; },
-     false},
+     [](const Cpu&) { return false; }},
 #endif
 };
 
@@ -95,15 +104,17 @@ const Cpu& this_cpu() {
 }
 
 const Isa* isa_called(const char* wanted) {
-    for (const Isa& isa : ISAS)
-        if (isa.usable(this_cpu()) && (wanted && *wanted ? !std::strcmp(wanted, isa.name) : isa.chosen)) return &isa;
+    for (const Isa& isa : ISAS) {
+        const bool meant = wanted && *wanted ? !std::strcmp(wanted, isa.name) : isa.chosen(this_cpu());
+        if (meant && isa.usable(this_cpu())) return &isa;
+    }
     return nullptr;
 }
 
 // The one after `isa` that may be chosen by itself; null after the last.
 const Isa* isa_below(const Isa* isa) {
     for (++isa; isa != ISAS + sizeof ISAS / sizeof *ISAS; ++isa)
-        if (isa->chosen && isa->usable(this_cpu())) return isa;
+        if (isa->chosen(this_cpu()) && isa->usable(this_cpu())) return isa;
     return nullptr;
 }
 

@@ -13,6 +13,7 @@ namespace vivace {
 
 struct Cpu {
     bool avx2 = false, avx512 = false, avx512_dot = false, neon_dot = false;
+    bool fast_bf16_dot = false;  // vdpbf16ps takes no longer than two fused multiply-adds of float32
 
     Cpu() {
 #if defined(__x86_64__)
@@ -28,6 +29,7 @@ struct Cpu {
         const uint32_t f_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
         avx512 = avx2 && zmm && (leaf7b & f_dq_bw_vl) == f_dq_bw_vl;
         avx512_dot = avx512 && (leaf7c >> 11 & 1) && (leaf7a1 >> 5 & 1);  // VNNI, BF16
+        fast_bf16_dot = made_by_amd();  // Intel's take as long as four (Emerald Rapids)
 #elif defined(__aarch64__) && defined(__linux__)
         neon_dot = getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
 #endif
@@ -35,6 +37,11 @@ struct Cpu {
 
 #if defined(__x86_64__)
    private:
+    static bool made_by_amd() {
+        uint32_t a, b, c, d;
+        return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx;
+    }
+
     static uint64_t registers_kept() {
         uint32_t low, high;
         __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));

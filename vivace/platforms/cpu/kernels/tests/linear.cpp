@@ -271,7 +271,8 @@ bool multiply(Suite& suite, const char* op, const Layer& layer, Random& random, 
             wanted[r * out_stride + c] = sum, scale[r * out_stride + c] = size;
         }
     // vdpbf16ps takes activations that were rounded to bf16
-    const bool rounded = !std::strcmp(layer.format.name, "bf16") && std::strstr(vv_isa(suite.contexts[0]), "vnni");
+    const char* isa = vv_isa(suite.contexts[0]);
+    const bool rounded = !std::strcmp(layer.format.name, "bf16") && (std::strstr(isa, "bf16") || std::strstr(isa, "emulated"));
     return suite.close(op, together, wanted, scale, rounded ? 3e-3 : 3e-6);
 }
 
