@@ -139,6 +139,7 @@ def test_a_stopped_engine_shows_in_health_and_goes_on(
             assert status == 503 and b"no progress for" in page
             assert time.monotonic() - begun < 5.0, "it does not wait for the engine"
             server.wait_for("Stalled: the engine has made no progress")
+            assert f"(process {engine}) is stopped. /health" in server.text()
             os.kill(engine, signal.SIGCONT)
             wait_for_health(200)
             got = [answer.result(60) for answer in answers]

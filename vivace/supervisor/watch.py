@@ -117,7 +117,7 @@ class EngineWatch:
     def check(self, engine: Child, now: float, *, draining: bool, inquiry: Inquiry) -> None:
         seen = self._progress.activity()
         self._child.check(engine, seen.beats, seen.kind == IDLE, now, inquiry)
-        self._tell(self._progress.stall(), now)
+        self._tell(self._progress.stall(), now, inquiry)
         if (
             draining
             and self._stalled_at is not None
@@ -125,10 +125,11 @@ class EngineWatch:
         ):
             engine.kill("it made no progress while requests were drained")
 
-    def _tell(self, stall: str, now: float) -> None:
+    def _tell(self, stall: str, now: float, inquiry: Inquiry) -> None:
         if stall and self._stalled_at is None:
             self._stalled_at = now
-            log.warning("Stalled: %s. /health answers 503 until it goes on", stall)
+            why = f": {stopped}" if (stopped := inquiry.stopped()) else ""
+            log.warning("Stalled: %s%s. /health answers 503 until it goes on", stall, why)
         elif not stall and self._stalled_at is not None:
             log.warning("The engine goes on, %.1f s after that", now - self._stalled_at)
             self._stalled_at = None
