@@ -172,7 +172,7 @@ def test_sums_in_one_order_have_the_same_blocks_on_every_rank(
     operations: None, tmp_path: Path
 ) -> None:
     path, fixed = mxfp4(tmp_path), "--enable-deterministic-inference"
-    assert not verdict(path, 2) and "--tensor-parallel-size 2" in verdict(path, 2, fixed)
+    assert not verdict(path, 2) and "--tp-size 2" in verdict(path, 2, fixed)
 
 
 def test_check_says_what_the_server_says(
@@ -182,7 +182,7 @@ def test_check_says_what_the_server_says(
     command = ["--", "vivace", "serve", "--model-path", str(path), "--tp-size"]
     assert check([*command, "2"]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert verdict(path, 2).removeprefix("--tensor-parallel-size 2: ")[:60] in said
+    assert verdict(path, 2).removeprefix("--tp-size 2: ")[:60] in said
     assert check([*command, "1"]) == 0
 
 

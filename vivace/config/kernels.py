@@ -227,8 +227,7 @@ class OptimizationOptions:
         cpu=no_effect("there is no such cache"),
     )
     constrained_json_whitespace_pattern: str | None = option(
-        help="Pattern of the whitespace between the parts of JSON output. Without: a blank, and a "
-        "line break with up to 400 blanks."
+        help="Pattern of the whitespace between parts of JSON; default: little."
     )
     constrained_json_disable_any_whitespace: bool = option(
         False, "JSON output without whitespace between its parts."
