@@ -22,6 +22,15 @@ from vivace.platforms.cpu.native import Kernels
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "vivace" / "platforms" / "cpu" / "kernels"
+CHECKED_ISAS = (
+    "avx512bf16",
+    "avx512vnni",
+    "avx512vnni-emulated",
+    "avx512",
+    "avx2",
+    "portable",
+    "neondot",
+)
 NOT_OF_THIS_CPU = 77
 SLOW_STEP = 3600
 """seconds; the checked build took 20 minutes of two cores that a dozen processes shared"""
@@ -63,16 +72,7 @@ def test_every_operation_has_a_case_in_c() -> None:
 
 @pytest.mark.parametrize(
     "isa",
-    [
-        "avx512bf16",
-        "avx512vnni",
-        "avx512vnni-emulated",
-        "avx512",
-        "avx2",
-        "portable",
-        "neondot",
-        "neon",
-    ],
+    [*CHECKED_ISAS, "neon"],
 )
 def test_operations_agree_with_double_precision(conformance: Path, isa: str) -> None:
     done = run([conformance, isa], 120)
@@ -193,19 +193,7 @@ def sanitized() -> Path:
 def checked_isas() -> list[str]:
     """The instruction sets that this CPU runs, those for tests included; an addition to one needs
     the one below it."""
-    return [
-        isa
-        for isa in (
-            "avx512bf16",
-            "avx512vnni",
-            "avx512vnni-emulated",
-            "avx512",
-            "avx2",
-            "portable",
-            "neondot",
-        )
-        if isinstance(opened(1, isa), Kernels)
-    ]
+    return [isa for isa in CHECKED_ISAS if isinstance(opened(1, isa), Kernels)]
 
 
 @pytest.mark.slow

@@ -30,7 +30,8 @@ def known_to_gguf(kind: GGMLQuantizationType) -> constants.GGMLQuantizationType:
     try:
         return constants.GGMLQuantizationType(kind)
     except ValueError:
-        raise NotImplementedError(f"the installed package gguf does not know {kind.name}") from None
+        unknown = f"the installed package gguf does not know {kind.name}: pip install -U gguf"
+        raise NotImplementedError(unknown) from None
 
 
 def decode_blocks(data: np.ndarray, kind: GGMLQuantizationType, dtype: torch.dtype) -> Tensor:
