@@ -24,6 +24,7 @@ from fake_tools import FAULT, RESULT, TOOLS
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vivace.config import child_process
 from vivace.config.http import ToolServerSpec
 from vivace.config.secret import Secret
 from vivace.errors import CannotStart
@@ -202,7 +203,12 @@ def test_a_server_that_is_being_connected_is_closed_at_once() -> None:
     run(work)
 
 
-def test_a_command_that_closes_its_output_fails_its_calls_at_once() -> None:
+@pytest.mark.parametrize("close_range", [child_process.CLOSE_RANGE, -1], ids=["", "older Linux"])
+def test_a_command_that_closes_its_output_fails_its_calls_at_once(
+    close_range: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "CLOSE_RANGE", close_range)
+
     async def work() -> None:
         async with opened("stdio", "mute") as (server, _):
             async with asyncio.timeout(LIMITS.call / 2):

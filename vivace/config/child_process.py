@@ -89,11 +89,21 @@ def begin_other_program() -> Callable[[], None]:
         library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         for number in STOPPING:
             signal.signal(number, signal.SIG_DFL)
-        library.syscall(CLOSE_RANGE, 3, ctypes.c_uint(0xFFFFFFFF), CLOSE_RANGE_CLOEXEC)
+        if library.syscall(CLOSE_RANGE, 3, ctypes.c_uint(0xFFFFFFFF), CLOSE_RANGE_CLOEXEC):
+            close_one_by_one_at_exec()
         if os.getppid() != parent:
             os._exit(1)  # it died before we asked
 
     return begin
+
+
+def close_one_by_one_at_exec() -> None:
+    """All but the standard streams, where the system is too old for close_range(2), or a sandbox
+    refuses it."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the list's own is closed by now
+            if (number := int(entry.name)) > 2:
+                os.set_inheritable(number, False)
 
 
 def adopt_orphans() -> None:

@@ -25,17 +25,24 @@ NICEST = 19
 
 def ask_for_short_slices() -> None:
     """For this thread, and all that it starts: streams wait for what they do. Nothing happens where
-    the system does not know them, or whoever started us has chosen (chrt)."""
-    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
+    the system does not know them, or whoever started us has chosen (chrt), or nobody tells."""
+    if sys.platform == "linux" and find_policy() == os.SCHED_OTHER:
         set_slice(os.getpriority(os.PRIO_PROCESS, 0), SHORTEST)
 
 
 def be_less_urgent() -> None:
     """This thread, and all that it starts: they get what time others leave."""
-    if sys.platform == "linux" and os.sched_getscheduler(0) != os.SCHED_IDLE:
+    if sys.platform == "linux" and find_policy() != os.SCHED_IDLE:
         set_slice(NICEST, LONGEST)
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICEST)
+
+
+def find_policy() -> int | None:
+    """Of this thread. None: musl's library does not tell, nor do some sandboxes."""
+    with contextlib.suppress(OSError):
+        return os.sched_getscheduler(0)
+    return None
 
 
 def set_slice(nice: int, nanoseconds: int) -> bool:
