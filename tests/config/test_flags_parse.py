@@ -11,12 +11,13 @@ from sglang_spellings import SPELLINGS
 
 from vivace.arguments import ArgumentParser
 from vivace.config.config import all_options, option_value
-from vivace.config.errors import ConfigError
+from vivace.config.errors import ConfigError, as_typed
 from vivace.config.known_flags import ELSEWHERE, LATER, WITHOUT
 from vivace.config.option import Option
 from vivace.config.parsing import from_arguments, parse
 from vivace.config.sglang import RETIRED
 from vivace.config.values import parse_value
+from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 
 BY_FLAG = {flag: option for option in all_options() for flag in option.flags}
@@ -59,6 +60,14 @@ def test_of_several_names_the_given_one_is_told(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"^{name}") as raised:
             configure(options)
         assert "devices" in str(raised.value)
+    for read, name in (
+        (lambda: parse(["--tp", "x"], {}), "--tp:"),
+        (lambda: from_arguments(tp_size="x"), "--tp-size:"),
+        (lambda: configure(parse(["--model", "/none", "--tp", "2"], {})), "--model /none"),
+    ):
+        with pytest.raises(CannotStart, match=f"^{name}"):
+            read()
+    assert as_typed("--pp-size 2; --pp", parse(["--pp", "2"], {}).names) == "--pp 2; --pp"
     notices = resolved("--pp", "2").notices
     assert any(line.startswith("--pp 2:") for line in notices)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from vivace.config.config import all_options, options_by_name
-from vivace.config.errors import ConfigError
+from vivace.config.errors import ConfigError, as_typed
 from vivace.config.help import help_text
 from vivace.config.known_flags import whose_flag
 from vivace.config.option import DEFAULT_PLATFORM, Option
@@ -41,8 +41,16 @@ def parse_values(words: Sequence[str], program: str) -> dict[str, Any]:
         raise ConfigError(
             f"unexpected argument {stray[0]!r}; the model is given with --model-path {stray[0]}"
         )
+    return read_values(vars(found), given_names(words))
+
+
+def read_values(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """By option name, as they were given and as they are meant. `names`: `Options.names`"""
     known = options_by_name()
-    return {name: parse_value(known[name], value) for name, value in vars(found).items()}
+    try:
+        return {name: parse_value(known[name], value) for name, value in values.items()}
+    except ConfigError as error:
+        raise ConfigError(as_typed(str(error), names)) from None
 
 
 def build_parser(program: str) -> Parser:
@@ -120,9 +128,10 @@ def whole_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def given_names(words: Iterable[str]) -> dict[str, str]:
-    """Flag -> the last of its names among these words."""
-    names = {flag: option.flag for option in all_options() for flag in option.flags}
-    return {names[flag]: flag for flag in flags_among(words) if flag in names}
+    """Every name of a flag -> the last one among these words."""
+    names = {flag: option.flags for option in all_options() for flag in option.flags}
+    given = {names[flag]: flag for flag in flags_among(words) if flag in names}
+    return {name: flag for flags, flag in given.items() for name in flags}
 
 
 def given_twice(words: Sequence[str]) -> list[str]:

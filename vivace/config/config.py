@@ -59,7 +59,7 @@ class Slices:
 class Options(Slices):
     """What was asked. `rewrites`: what reading already replaced (retired spellings); `notices`:
     lines to show; `environment`: the honored variables; `given`: options somebody has set; `names`:
-    flag -> which of its names they gave."""
+    every name of a flag -> the one that they gave."""
 
     rewrites: tuple[Rewrite, ...] = ()
     notices: tuple[str, ...] = ()

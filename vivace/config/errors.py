@@ -20,7 +20,7 @@ class ConfigError(CannotStart):
 
 
 def as_typed(text: str, names: Mapping[str, str]) -> str:
-    """`names`: flag -> that of its names which was given (`Options.names`)."""
+    """`names`: `Options.names`"""
     return FLAG.sub(lambda found: names.get(found[0], found[0]), text)
 
 
@@ -31,7 +31,8 @@ def tell_as_typed(configure: Callable[[Options], Config]) -> Callable[[Options],
     def told(options: Options) -> Config:
         try:
             return configure(options)
-        except ConfigError as error:
-            raise ConfigError(as_typed(str(error), options.names)) from error.__cause__
+        except CannotStart as error:
+            error.args = (as_typed(str(error), options.names),)
+            raise
 
     return told

@@ -12,6 +12,7 @@ from vivace.config.command_line import (
     given_names,
     given_twice,
     parse_values,
+    read_values,
     unknown_text,
     whole_flags,
 )
@@ -26,7 +27,6 @@ from vivace.config.process_environment import KEYS_OF_THE_SERVER, process_enviro
 from vivace.config.releases.tables import takers
 from vivace.config.sglang import RETIRED, renamed_flags, replace_retired, today_values
 from vivace.config.tool_servers import with_tool_servers
-from vivace.config.values import parse_value
 from vivace.errors import nearest
 from vivace.protocol.messages import Rewrite
 
@@ -61,8 +61,9 @@ def from_arguments(**arguments: Any) -> Options:
             option = options[name]
             if (other := typed.setdefault(option.name, name)) != name:
                 raise ConfigError(f"{other} and {name} are the same option; give one of them")
-            values[option.name] = parse_value(option, value)
+            values[option.name] = value
     names = given_names("--" + name.replace("_", "-") for name in typed.values())
+    values = read_values(values, names)
     return options_from(values, process_environment(), ParseNotes(names=names))
 
 
