@@ -64,7 +64,8 @@ def forget_wrong_sizes(environment: MutableMapping[str, str]) -> None:
     nothing, or fill lines up to them. The terminal itself is asked then."""
     for name, least in (("COLUMNS", NARROWEST), ("LINES", 2)):
         text = environment.get(name, "")
-        if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= WIDEST):
+        known = text.isascii() and text.isdigit() and len(text) <= 9
+        if not (known and least <= int(text) <= WIDEST):
             environment.pop(name, None)
 
 

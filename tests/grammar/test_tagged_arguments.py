@@ -230,6 +230,34 @@ def test_whatever_is_drawn_obeys(name: str) -> None:
     assert called > 4
 
 
+LARGE = {
+    "properties": {name: {"$ref": "#/$defs/x"} for name in "abcde"},
+    "$defs": {"x": {"title": "x" * 200_000}},
+}
+
+
+def referring(depth: int) -> dict[str, Any]:
+    """A parameter whose type refers to itself behind a chain: twice to each, so that there are
+    2**depth ways to its end, a text."""
+    twice = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
+    last = {"anyOf": [{"$ref": "#/$defs/d0"}, *[{"type": "string"}] * (depth > 0)]}
+    return {
+        "properties": {"a": {"$ref": "#/$defs/d0"}},
+        "required": ["a"],
+        "$defs": {**twice, f"d{depth}": last},
+    }
+
+
+@pytest.mark.parametrize("name", [*TAGGED, *PYTHON])
+def test_types_that_refer_to_themselves_are_read_once(name: str) -> None:
+    """And text that a parser reads by them."""
+    schema = referring(2000)
+    wanted = asked(name, {"f": schema}, strict=frozenset({"f"})).syntax(None)
+    assert wanted.constraint is not None
+    if name in NATURAL:
+        assert read(name, call(name, "3"), {"f": schema}) == [["f", '{"a": "3"}']]
+
+
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
@@ -245,6 +273,11 @@ def test_whatever_is_drawn_obeys(name: str) -> None:
         ({"properties": {"<": {}}}, "properties.<"),
         ({"properties": {"a": False}, "required": ["a"]}, "properties.a"),
         ({"$ref": "#/nothing"}, ""),
+        (offer({"type": "string", "pattern": "a)|(b"}), "properties.a.pattern"),
+        (referring(0), "properties.a"),
+        (offer({"type": "string", "enum": ["a"] * 5000}), "properties.a.enum"),
+        (offer({"anyOf": [{"enum": [*range(4000)]}, {"enum": [*"ab"] * 100}]}), "properties.a"),
+        (LARGE, "properties.e"),
     ],
 )
 def test_what_tags_cannot_say_is_refused_but_required_as_json(schema: Any, place: str) -> None:

@@ -435,7 +435,14 @@ def test_events_of_the_background_can_be_read_again(server: Running) -> None:
         assert follow(server, identity, after) == found[after + 1 :]
     create(server, input="and?", previous_response_id=identity)
     assert prompt(server) == "<user>hi\n<assistant>Well\n<user>and?\n<assistant>"
-    for query in ("stream=true&starting_after=x", "stream=true&starting_after=-2", "stream=1"):
+    after, many = "stream=true&starting_after=", "0" * 4400
+    for query in (
+        f"{after}x",
+        f"{after}-2",
+        f"{after}{'0' * 20}{'9' * 20}",
+        after + many,
+        "stream=1",
+    ):
         assert ask(server, f"{PATH}/{identity}?{query}", method="GET").status == 400
     plain = create(server, background=True)["id"]
     answer = ask(server, f"{PATH}/{plain}?stream=true", method="GET")

@@ -4,6 +4,7 @@ that say nothing."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, unquote
@@ -39,6 +40,8 @@ WRAPPING = {"name", "description", "schema", "strict"}
 """of what response_format has a schema in"""
 IN_URIS = "#/%:?@!$&'()*+,;=~"
 ANYTHING = (True, {})
+INDEX = re.compile(r"[0-9]{1,9}")
+"""of a list, in a reference"""
 
 
 def subschemas(
@@ -70,7 +73,7 @@ def pointed(root: Any, ref: str) -> tuple[Path, Any] | None:
         return None
     for part in ref[1:].split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(value, list) and key.isdigit() and int(key) < len(value):
+        if isinstance(value, list) and INDEX.fullmatch(key) and int(key) < len(value):
             path, value = (*path, int(key)), value[int(key)]
         elif isinstance(value, dict) and key in value:
             path, value = (*path, key), value[key]

@@ -54,7 +54,8 @@ class CallReader:
         if not isinstance(schema, Mapping):
             return set()
         properties, others = schema.get("properties"), schema.get("additionalProperties")
-        return kinds(properties.get(key, others) if properties else others, root)
+        listed = properties if isinstance(properties, Mapping) else {}
+        return kinds(listed.get(key, others), root)
 
     def copy_arguments(self, end: str) -> Steps[None]:
         """The arguments as the model writes them; null and strings as `object_text` has them."""

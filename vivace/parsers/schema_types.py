@@ -32,27 +32,27 @@ def json_kinds(value: Any) -> frozenset[str]:
 
 def kinds(schema: Any, root: Mapping[str, Any]) -> set[str]:
     """The types that a part of `root` allows; none if it does not say."""
-    return _kinds(schema, root, set())
-
-
-def _kinds(schema: Any, root: Mapping[str, Any], seen: set[str]) -> set[str]:
-    if not isinstance(schema, Mapping):
-        return set()
-    if isinstance(ref := schema.get("$ref"), str):
-        if ref in seen:
-            return set()
-        seen.add(ref)
-        return _kinds(pointed(root, ref), root, seen)
-    found = schema.get("type")
-    if isinstance(found, str | list):
-        named = [found] if isinstance(found, str) else map(str, found)
-        return {OTHER_NAMES.get(kind.lower(), kind) for kind in named}
-    if isinstance(schema.get("enum"), list):
-        return set().union(*map(json_kinds, schema["enum"]))
-    if "const" in schema:
-        return set(json_kinds(schema["const"]))
-    options = [schema[key] for key in UNIONS if isinstance(schema.get(key), list)]
-    return set().union(*(_kinds(option, root, seen) for listed in options for option in listed))
+    found: set[str] = set()
+    seen: set[str] = set()
+    stack = [schema]
+    while stack:
+        one = stack.pop()
+        if not isinstance(one, Mapping):
+            continue
+        if isinstance(ref := one.get("$ref"), str):
+            if ref not in seen:
+                seen.add(ref)
+                stack.append(pointed(root, ref))
+        elif isinstance(named := one.get("type"), str | list):
+            names = [named] if isinstance(named, str) else map(str, named)
+            found |= {OTHER_NAMES.get(kind.lower(), kind) for kind in names}
+        elif isinstance(one.get("enum"), list):
+            found.update(*map(json_kinds, one["enum"]))
+        elif "const" in one:
+            found |= json_kinds(one["const"])
+        else:
+            stack += [each for key in UNIONS if isinstance(one.get(key), list) for each in one[key]]
+    return found
 
 
 def referred(schema: Any, root: Mapping[str, Any]) -> Any:

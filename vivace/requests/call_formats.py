@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -31,11 +31,8 @@ from vivace.parsers.call_syntax import (
     KeywordArguments,
     ParameterTags,
 )
-from vivace.requests.parameter_formats import (
-    NotWritable,
-    keyword_arguments,
-    tagged_arguments,
-)
+from vivace.requests.argument_schemas import NotWritable, ReadingAllowance
+from vivace.requests.parameter_formats import keyword_arguments, tagged_arguments
 
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 9999}
 MORE = " more"
@@ -59,6 +56,7 @@ class CallFormats:
     shape: AnswerShape
     functions: Functions
     parallel: bool
+    _allowance: ReadingAllowance = field(default_factory=ReadingAllowance)
 
     def __post_init__(self) -> None:
         for name, (_, place) in self.functions.items():
@@ -201,8 +199,8 @@ class CallFormats:
         schema, place = self.functions[name]
         match way:
             case ParameterTags():
-                return tagged_arguments(schema, place, way)
+                return tagged_arguments(schema, place, way, self._allowance)
             case KeywordArguments():
-                return keyword_arguments(schema, place)
+                return keyword_arguments(schema, place, self._allowance)
             case None:
                 return json_value(schema, place)

@@ -38,20 +38,20 @@ GROUPED = re.compile(r"\\.|\[(?:\\.|[^\\\]])*\]|[()|^$]", re.DOTALL)
 
 def as_search(pattern: str) -> str | None:
     """An expression for the whole of a text in which `pattern` is found; None where its anchors
-    stand elsewhere than at its ends, or in one of several branches."""
+    stand elsewhere than at its ends, or in one of several branches, or it is none."""
     begin, end = pattern.startswith("^"), False
     depth, branches, inner = 0, False, pattern[begin:]
     for found in GROUPED.finditer(inner):
         match found[0]:
             case "(":
                 depth += 1
-            case ")":
+            case ")" if depth:
                 depth -= 1
             case "|":
                 branches = branches or not depth
             case "$" if found.end() == len(inner):
                 end = True
-            case "^" | "$":
+            case "^" | "$" | ")":
                 return None
             case _:
                 pass

@@ -12,8 +12,8 @@ from vivace.grammar.tool_tags import either, json_calls, tag_constraint
 from vivace.parsers.call_syntax import AnswerShape
 from vivace.parsers.parser import ParserFormat
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
+from vivace.requests.argument_schemas import NotWritable
 from vivace.requests.call_formats import CallFormats, Functions, can_call
-from vivace.requests.parameter_formats import NotWritable
 from vivace.requests.tools import OfferedTools
 
 ANY_OBJECT = {"type": "object"}

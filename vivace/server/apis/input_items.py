@@ -91,6 +91,6 @@ async def list_input(context: Context, http: web.Request, _body: Body) -> web.Re
 
 def read_limit(query: Mapping[str, str]) -> int:
     text = query.get("limit", USUAL)
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MOST):
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= MOST):
         raise BadRequest("limit", f"must be a number between 1 and {MOST}")
     return int(text)
