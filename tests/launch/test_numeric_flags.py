@@ -32,7 +32,7 @@ from vivace.launch.listen import PortInUse, bind
 from vivace.launch.summary import build_summary, plain_lines
 from vivace.platforms.cpu import facts as cpu
 from vivace.platforms.cpu.facts import has_kernels
-from vivace.protocol.engine_socket import new_socket
+from vivace.protocol.listening_socket import new_socket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import new_descriptor
 from vivace.server.settings import build_server_settings

@@ -18,7 +18,7 @@ from vivace.commands.serve import link_files
 from vivace.config.parsing import parse
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
-from vivace.protocol.engine_socket import listen, new_socket
+from vivace.protocol.listening_socket import listen, new_socket
 from vivace.protocol.shared_memory import new_descriptor, reserve
 from vivace.supervisor.engines import Engines
 from vivace.supervisor.plan import Plan

@@ -22,7 +22,7 @@ import pytest
 
 from vivace.config.child_process import STOPPING
 from vivace.errors import CANNOT_START
-from vivace.protocol.engine_socket import listen, new_socket
+from vivace.protocol.listening_socket import listen, new_socket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import new_descriptor, reserve
 from vivace.supervisor.child import FAILED, Child, OutOfMemory, Role, spawn

@@ -22,7 +22,7 @@ from vivace.protocol.channel import (
     FrontendMailbox,
     LocalMailbox,
 )
-from vivace.protocol.engine_socket import EngineSocket, address, listen, new_socket
+from vivace.protocol.listening_socket import ListeningSocket, address, listen, new_socket
 from vivace.protocol.messages import (
     KEY_SHIFT,
     Cancel,
@@ -56,14 +56,14 @@ def request(key: int = 1, tokens: int = 3) -> Request:
 
 
 @pytest.fixture
-def socket() -> Iterator[EngineSocket]:
+def socket() -> Iterator[ListeningSocket]:
     made = listen(new_socket())
     yield made
     os.close(made.listening)
     os.close(made.file)
 
 
-def test_the_engine_has_no_message_whose_sending_was_not_told(socket: EngineSocket) -> None:
+def test_the_engine_has_no_message_whose_sending_was_not_told(socket: ListeningSocket) -> None:
     """Told after it, an engine that was faster and rests again would count as stalled for ever."""
     engine = EngineMailbox(socket.listening)
     seen = []
@@ -77,7 +77,7 @@ def test_the_engine_has_no_message_whose_sending_was_not_told(socket: EngineSock
     engine.close()
 
 
-def test_who_rings_behind_the_end_is_not_heard(socket: EngineSocket) -> None:
+def test_who_rings_behind_the_end_is_not_heard(socket: ListeningSocket) -> None:
     """The end of a rank may be noticed last; the bell's number may be another file's by then."""
     engine = EngineMailbox(socket.listening)
     engine.close()
@@ -90,7 +90,7 @@ def test_who_rings_behind_the_end_is_not_heard(socket: EngineSocket) -> None:
         os.close(other)
 
 
-def test_round_trip_in_order(socket: EngineSocket) -> None:
+def test_round_trip_in_order(socket: ListeningSocket) -> None:
     engine = EngineMailbox(socket.listening)
     sent = [request(key, tokens=key * 50) for key in range(1, 200)]
 
@@ -125,7 +125,7 @@ def test_round_trip_in_order(socket: EngineSocket) -> None:
     assert [m.deltas[0].index for m in got] == list(range(1000))
 
 
-def test_a_frontend_that_sends_hears_what_has_arrived_meanwhile(socket: EngineSocket) -> None:
+def test_a_frontend_that_sends_hears_what_has_arrived_meanwhile(socket: ListeningSocket) -> None:
     """Each send may swallow the signal that an answer is there."""
     engine = EngineMailbox(socket.listening)
     stopped = threading.Event()
@@ -167,7 +167,7 @@ def test_a_frontend_that_sends_hears_what_has_arrived_meanwhile(socket: EngineSo
         engine.close()
 
 
-def test_receive_wakes_up_from_another_thread(socket: EngineSocket) -> None:
+def test_receive_wakes_up_from_another_thread(socket: ListeningSocket) -> None:
     engine = EngineMailbox(socket.listening)
     assert engine.receive(0) == []
     threading.Timer(0.05, engine.post, [Cancel(rid_prefix="")]).start()
@@ -177,7 +177,7 @@ def test_receive_wakes_up_from_another_thread(socket: EngineSocket) -> None:
     engine.close()
 
 
-def test_messages_for_a_dead_engine_reach_no_successor(socket: EngineSocket) -> None:
+def test_messages_for_a_dead_engine_reach_no_successor(socket: ListeningSocket) -> None:
     async def talk() -> tuple[list, int]:
         frontend = FrontendMailbox(socket.file, 0)
         frontend.accept(Ready(epoch=0, capacity=CAPACITY))
@@ -198,7 +198,7 @@ def test_messages_for_a_dead_engine_reach_no_successor(socket: EngineSocket) -> 
     assert stale == 1
 
 
-def test_old_answers_are_dropped_by_the_frontend(socket: EngineSocket) -> None:
+def test_old_answers_are_dropped_by_the_frontend(socket: ListeningSocket) -> None:
     async def talk() -> tuple[list, int]:
         frontend = FrontendMailbox(socket.file, 0)
         frontend.accept(Ready(epoch=3, capacity=CAPACITY))
@@ -225,7 +225,7 @@ def test_old_answers_are_dropped_by_the_frontend(socket: EngineSocket) -> None:
     assert stale == 1
 
 
-def test_malformed_messages_are_dropped(socket: EngineSocket) -> None:
+def test_malformed_messages_are_dropped(socket: ListeningSocket) -> None:
     engine = EngineMailbox(socket.listening)
     context = zmq.Context()
     attacker = context.socket(zmq.DEALER)
@@ -243,7 +243,7 @@ def test_malformed_messages_are_dropped(socket: EngineSocket) -> None:
     assert received == [request(5)]
 
 
-def test_a_dead_frontend_has_its_requests_cancelled(socket: EngineSocket) -> None:
+def test_a_dead_frontend_has_its_requests_cancelled(socket: ListeningSocket) -> None:
     engine = EngineMailbox(socket.listening)
     mine, other = 1 << KEY_SHIFT, 5
     for message in (request(mine), request(mine + 1), request(mine + 2), request(other)):
@@ -259,7 +259,7 @@ def test_a_dead_frontend_has_its_requests_cancelled(socket: EngineSocket) -> Non
     engine.close()
 
 
-def test_requests_that_outlive_their_frontend_are_not_begun(socket: EngineSocket) -> None:
+def test_requests_that_outlive_their_frontend_are_not_begun(socket: ListeningSocket) -> None:
     """Messages are taken some at a time: the last may be read after the frontend has died."""
     engine = EngineMailbox(socket.listening)
     dead, other = 1 << KEY_SHIFT, 2 << KEY_SHIFT
@@ -271,7 +271,7 @@ def test_requests_that_outlive_their_frontend_are_not_begun(socket: EngineSocket
     engine.close()
 
 
-def test_replies_to_the_supervisor_do_not_go_to_a_socket(socket: EngineSocket) -> None:
+def test_replies_to_the_supervisor_do_not_go_to_a_socket(socket: ListeningSocket) -> None:
     replies: list = []
     engine = EngineMailbox(socket.listening, to_supervisor=replies.append)
     engine.send(SUPERVISOR, Reply(ticket=1, ok=True))

@@ -14,7 +14,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivace.protocol.engine_socket import listen, new_socket
+from vivace.protocol.listening_socket import listen, new_socket
 from vivace.server.response_link import ResponseClient, ResponseServer, join_responses
 from vivace.server.response_store import MAX_RUNNING, OVERHEAD, ResponseStore, StoredResponse
 from vivace.server.responses import HTTPError

@@ -28,7 +28,7 @@ from vivace.launch.summary import build_summary
 from vivace.observability import log as log_lines
 from vivace.observability.log import protect_standard_streams
 from vivace.observability.timeline import Timeline, boot_clock, process_start
-from vivace.protocol.engine_socket import listen, new_socket
+from vivace.protocol.listening_socket import listen, new_socket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
 from vivace.supervisor.child import Child, process_command, spawn, with_preload
@@ -54,7 +54,7 @@ class Descriptors:
     memory: int
     """protocol/shared_memory.py"""
     engine: int
-    """protocol/engine_socket.py"""
+    """protocol/listening_socket.py"""
 
 
 def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:

@@ -1,10 +1,10 @@
 """The channel between frontends and engine: typed msgpack messages over unix sockets.
 
-Every frontend connects to the one socket of the engine (protocol/engine_socket.py) under its index,
-and talks first: the engine answers over the connection by which it was asked, and drops what it has
-for a frontend that is not there. Each message travels in an envelope with the epoch of the engine
-it was meant for: what was addressed to an engine that died is dropped by its successor, and old
-answers are dropped by the frontends.
+Every frontend connects to the one socket of the engine (protocol/listening_socket.py) under its
+index, and talks first: the engine answers over the connection by which it was asked, and drops what
+it has for a frontend that is not there. Each message travels in an envelope with the epoch of the
+engine it was meant for: what was addressed to an engine that died is dropped by its successor, and
+old answers are dropped by the frontends.
 
 Queues have no high-water mark, so nothing is ever dropped silently and nothing blocks the engine.
 They stay bounded all the same: toward the engine by the limit on queued requests, toward a
@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 import msgspec
 import zmq
 
-from vivace.protocol.engine_socket import address
+from vivace.protocol.listening_socket import address
 from vivace.protocol.messages import (
     KEY_SHIFT,
     Cancel,

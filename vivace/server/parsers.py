@@ -6,13 +6,7 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import abbreviate
-from vivace.parsers.events import (
-    AnswerEvent,
-    CallArguments,
-    CallStart,
-    ContentText,
-    ReasoningText,
-)
+from vivace.parsers.events import ParsedAnswer, gather
 from vivace.parsers.names import REASONING_PARSERS, TOOL_CALL_PARSERS
 from vivace.parsers.parser import AnswerParser, ParseOptions, ParserFormat, answer_format
 from vivace.requests.tools import read_tools
@@ -37,16 +31,13 @@ async def parse_function_call(context: Context, _request: web.Request, body: Bod
     name = known(params.tool_call_parser, "tool_call_parser", TOOL_CALL_PARSERS)
     schemas = read_tools(params.tools)
     options = ParseOptions(tools=schemas, forwarded=context.syntax.forwards_unknown)
-    events = await parsed(context, answer_format(name, None), options, params.text)
+    found = await parse(context, answer_format(name, None), options, params.text)
     places = {name: place for place, name in enumerate(schemas)}
-    calls: list[FoundCall] = []
-    for event in events:
-        if isinstance(event, CallStart):
-            place = places.get(event.name, -1)
-            calls.append(FoundCall(tool_index=place, name=event.name, parameters=""))
-        elif isinstance(event, CallArguments):
-            calls[-1].parameters += event.text
-    return json_response(ParseFunctionCallResponse(normal_text=content(events), calls=calls))
+    calls = [
+        FoundCall(tool_index=places.get(call.name, -1), name=call.name, parameters=call.arguments)
+        for call in found.calls
+    ]
+    return json_response(ParseFunctionCallResponse(normal_text=found.text, calls=calls))
 
 
 async def separate_reasoning(context: Context, _request: web.Request, body: Body) -> web.Response:
@@ -55,9 +46,9 @@ async def separate_reasoning(context: Context, _request: web.Request, body: Body
     name = known(params.reasoning_parser, "reasoning_parser", REASONING_PARSERS)
     form = answer_format(None, name)
     options = ParseOptions(inside=form.inside("", ""))
-    events = await parsed(context, form, options, params.text)
-    reasoning = "".join(event.text for event in events if isinstance(event, ReasoningText))
-    return json_response(SeparateReasoningResponse(reasoning_text=reasoning, text=content(events)))
+    found = await parse(context, form, options, params.text)
+    answer = SeparateReasoningResponse(reasoning_text=found.reasoning, text=found.text)
+    return json_response(answer)
 
 
 def known(name: str, field: str, names: tuple[str, ...]) -> str:
@@ -67,13 +58,9 @@ def known(name: str, field: str, names: tuple[str, ...]) -> str:
     return name
 
 
-async def parsed(
+async def parse(
     context: Context, form: ParserFormat, options: ParseOptions, text: str
-) -> list[AnswerEvent]:
+) -> ParsedAnswer:
     """What a text consists of."""
     parser = AnswerParser(form, options)
-    return await context.slicer.run(parser.push_slices(text)) + parser.finish()
-
-
-def content(events: list[AnswerEvent]) -> str:
-    return "".join(event.text for event in events if isinstance(event, ContentText))
+    return gather(await context.slicer.run(parser.push_slices(text)) + parser.finish())

@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from vivace.protocol.engine_socket import path
+from vivace.protocol.listening_socket import path
 from vivace.server.response_store import (
     FoundItems,
     NewEvents,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vivace.observability.timeline import Stage
-from vivace.protocol.engine_socket import EngineSocket
+from vivace.protocol.listening_socket import ListeningSocket
 from vivace.protocol.messages import Capacity
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.supervisor.child import Advice, Child, Command, Role, process_command, spawn
@@ -30,7 +30,7 @@ class Plan:
     config: bytes
     frontends: int
     listener: socket.socket
-    engines: Sequence[EngineSocket]
+    engines: Sequence[ListeningSocket]
     memory: SharedMemory
     """with a place for each frontend"""
     warm_up: bool
@@ -46,7 +46,7 @@ class Plan:
     changed_files: Callable[[], str] = lambda: ""
     """why nothing may be started again that reads the model's files; empty: it may"""
     tick: float = 0.5
-    responses: EngineSocket | None = None
+    responses: ListeningSocket | None = None
     """of the first place, for the frontends in the others; None: there is one place"""
     link: LinkFiles | None = None
     """where engines share layers, so that all end when one does"""

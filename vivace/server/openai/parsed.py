@@ -14,7 +14,9 @@ from vivace.parsers.events import (
     CallArguments,
     CallStart,
     ContentText,
+    ParsedCall,
     ReasoningText,
+    gather,
 )
 from vivace.parsers.parser import SLICE, AnswerParser
 from vivace.protocol.messages import FINISH_STOP, Finish
@@ -60,11 +62,10 @@ class ChatParsing:
         parser = self.parser()
         events = yield from parser.push_slices(output.text)
         reasoning = yield from self.counter().count_slices(output.tokens, parser)
-        message = choice.message
-        message.content, message.reasoning_content, message.tool_calls = gathered(
-            events + parser.finish()
-        )
-        if message.tool_calls is not None:
+        found, message = gather(events + parser.finish()), choice.message
+        message.content, message.reasoning_content = found.content, found.reasoning or None
+        if found.calls:
+            message.tool_calls = [whole_call(call) for call in found.calls]
             choice.finish_reason = with_calls(choice.finish_reason)
         return reasoning
 
@@ -203,27 +204,6 @@ def encode_delta(event: AnswerEvent) -> bytes:
             return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, arguments)
 
 
-def gathered(
-    events: list[AnswerEvent],
-) -> tuple[str | None, str | None, list[AnswerCall] | None]:
-    """(content, reasoning, calls) of a whole answer, None for what it has not; content is None
-    only beside something else."""
-    content, reasoning = list[str](), list[str]()
-    calls: list[AnswerCall] = []
-    arguments: list[list[str]] = []
-    for event in events:
-        match event:
-            case ReasoningText(text):
-                reasoning.append(text)
-            case ContentText(text):
-                content.append(text)
-            case CallStart(_, call_id, name):
-                function = AnswerFunction(name=name, arguments="")
-                calls.append(AnswerCall(id=call_id, type="function", function=function))
-                arguments.append([])
-            case CallArguments(_, text):
-                arguments[-1].append(text)
-    for call, parts in zip(calls, arguments, strict=True):
-        call.function.arguments = "".join(parts)
-    text = "".join(content)
-    return text if text or not calls else None, "".join(reasoning) or None, calls or None
+def whole_call(call: ParsedCall) -> AnswerCall:
+    function = AnswerFunction(name=call.name, arguments=call.arguments)
+    return AnswerCall(id=call.id, type="function", function=function)
