@@ -17,7 +17,7 @@ from served_toy import write_toy_llama
 from vivace import Engine
 from vivace.frontend.errors import BadRequest
 from vivace.offline.schemas import AnswerType, closed
-from vivace.parsers.events import CallArguments, CallStart
+from vivace.parsers.events import gather
 from vivace.parsers.names import TOOL_CALL_PARSERS
 from vivace.parsers.parser import AnswerParser, ParseOptions, ParserFormat, answer_format
 from vivace.requests.tool_constraints import ToolCalls
@@ -251,15 +251,9 @@ def test_required_calls_obey_in_every_format(engine: Engine, name: str) -> None:
 def calls_in(form: ParserFormat, schemas: dict[str, Any], pieces: list[str]) -> list[list[str]]:
     parser = AnswerParser(form, ParseOptions(tools=schemas))
     events = [event for piece in pieces for event in parser.push(piece)]
-    calls: list[list[str]] = []
-    for event in [*events, *parser.finish()]:
-        if isinstance(event, CallStart):
-            calls.append([event.name, ""])
-        elif isinstance(event, CallArguments):
-            calls[-1][1] += event.text
-        else:
-            assert not event.text.strip()
-    return calls
+    found = gather([*events, *parser.finish()])
+    assert not found.text.strip() and not found.reasoning
+    return [[call.name, call.arguments] for call in found.calls]
 
 
 def test_thinking_stands_apart_and_has_a_limit(model: str) -> None:

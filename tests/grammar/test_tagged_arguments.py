@@ -14,7 +14,7 @@ from grammar_kit import EOS, SIZE, VOCABULARY, allowed, backend, encode, spell
 from vivace.frontend.errors import BadRequest
 from vivace.grammar.backend import GrammarMatcher
 from vivace.parsers.call_syntax import KEY, NAME, CallSyntax, ParameterTags
-from vivace.parsers.events import CallArguments, CallStart
+from vivace.parsers.events import gather
 from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
 from vivace.requests.tool_constraints import ToolCalls
 from vivace.requests.tools import OfferedTools
@@ -108,16 +108,8 @@ def call(name: str, value: str, *, json_tag: bool = False) -> str:
 
 def read(name: str, text: str, schemas: dict[str, Any]) -> list[list[str]]:
     parser = AnswerParser(answer_format(name, None), ParseOptions(tools=schemas))
-    calls: list[list[str]] = []
-    for event in [*(one for char in text for one in parser.push(char)), *parser.finish()]:
-        match event:
-            case CallStart(_, _, called):
-                calls.append([called, ""])
-            case CallArguments(_, more):
-                calls[-1][1] += more
-            case _:
-                pass
-    return calls
+    events = [event for character in text for event in parser.push(character)]
+    return [[call.name, call.arguments] for call in gather([*events, *parser.finish()]).calls]
 
 
 def accepts(name: str, schema: Any, value: str) -> bool:

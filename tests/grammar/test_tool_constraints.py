@@ -25,7 +25,7 @@ from grammar_kit import (
 from vivace.frontend.errors import BadRequest
 from vivace.grammar.backend import GrammarMatcher, JsonFormat
 from vivace.grammar.thinking import ThinkingBackend
-from vivace.parsers.events import CallArguments, CallStart, ContentText, ReasoningText
+from vivace.parsers.events import gather
 from vivace.parsers.names import TOOL_CALL_PARSERS
 from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
 from vivace.protocol.constraints import JSON_SCHEMA, REGEX, Constraint
@@ -97,17 +97,8 @@ def read(found: ToolSyntax, text: str, *, inside: bool = False) -> tuple[str, st
     """(reasoning, content, [name, arguments] of the calls) of an answer, character by character."""
     parser = AnswerParser(found.form, ParseOptions(tools=SCHEMAS, inside=inside))
     events = [event for character in text for event in parser.push(character)]
-    calls: list[list[str]] = []
-    said = {ReasoningText: "", ContentText: ""}
-    for event in [*events, *parser.finish()]:
-        match event:
-            case CallStart(_, _, name):
-                calls.append([name, ""])
-            case CallArguments(_, more):
-                calls[-1][1] += more
-            case _:
-                said[type(event)] += event.text
-    return said[ReasoningText], said[ContentText], calls
+    answer = gather([*events, *parser.finish()])
+    return answer.reasoning, answer.text, [[call.name, call.arguments] for call in answer.calls]
 
 
 def check(calls: list[list[str]]) -> None:

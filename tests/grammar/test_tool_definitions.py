@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vivace.frontend.errors import BadRequest
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.thinking import ThinkingBackend
-from vivace.parsers.events import AnswerEvent, CallArguments, CallStart
+from vivace.parsers.events import gather
 from vivace.parsers.names import TOOL_CALL_PARSERS
 from vivace.parsers.parser import AnswerParser, ParseOptions, ParserFormat, answer_format
 from vivace.requests.tool_constraints import ToolCalls
@@ -78,17 +78,9 @@ def read(
 ) -> tuple[str, list[list[str]]]:
     """(content and reasoning, calls)"""
     parser = AnswerParser(form, options)
-    events: list[AnswerEvent] = [event for piece in pieces for event in parser.push(piece)]
-    said, calls = "", list[list[str]]()
-    for event in [*events, *parser.finish()]:
-        match event:
-            case CallStart(_, _, name):
-                calls.append([name, ""])
-            case CallArguments(_, text):
-                calls[-1][1] += text
-            case _:
-                said += event.text
-    return said, calls
+    events = [event for piece in pieces for event in parser.push(piece)]
+    found = gather([*events, *parser.finish()])
+    return found.reasoning + found.text, [[call.name, call.arguments] for call in found.calls]
 
 
 @settings(max_examples=120, deadline=None)

@@ -18,7 +18,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.offline.prompts import GenerateOptions, convert, read_call
 from vivace.offline.schemas import AnswerType, answer_type
-from vivace.parsers.events import CallArguments, CallStart, ContentText, ReasoningText
+from vivace.parsers.events import ParsedAnswer, gather
 from vivace.parsers.parser import AnswerParser
 from vivace.requests.answer_rules import AnswerRules, answer_rules
 from vivace.requests.answer_syntax import AnswerSyntax, answer_syntax
@@ -201,28 +201,20 @@ def with_constraint(settings: Any, rules: AnswerRules) -> Any:
 
 def read_message(rules: AnswerRules, text: str) -> dict[str, Any]:
     """The message that an answer's text is, as /v1/chat/completions has it."""
-    content, reasoning = list[str](), list[str]()
-    calls: list[dict[str, Any]] = []
+    found = ParsedAnswer(reasoning="", text=text)
     if rules.parses:
         parser = AnswerParser(rules.syntax.form, rules.options)
-        events = run_now(parser.push_slices(text)) + parser.finish()
-    else:
-        events = [ContentText(text)]
-    for event in events:
-        match event:
-            case ReasoningText(said):
-                reasoning.append(said)
-            case ContentText(said):
-                content.append(said)
-            case CallStart(_, call_id, name):
-                function = {"name": name, "arguments": ""}
-                calls.append({"id": call_id, "type": "function", "function": function})
-            case CallArguments(_, more):
-                calls[-1]["function"]["arguments"] += more
-    said = "".join(content)
-    message: dict[str, Any] = {"role": "assistant", "content": said if said or not calls else None}
-    if reasoning:
-        message["reasoning_content"] = "".join(reasoning)
-    if calls:
-        message["tool_calls"] = calls
+        found = gather(run_now(parser.push_slices(text)) + parser.finish())
+    message: dict[str, Any] = {"role": "assistant", "content": found.content}
+    if found.reasoning:
+        message["reasoning_content"] = found.reasoning
+    if found.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in found.calls
+        ]
     return message

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,47 @@ class CallArguments:
 
 
 AnswerEvent = ReasoningText | ContentText | CallStart | CallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """What all events of an answer come to."""
+
+    reasoning: str
+    text: str
+    calls: list[ParsedCall] = field(default_factory=list[ParsedCall])
+
+    @property
+    def content(self) -> str | None:
+        """As OpenAI has it: None where there are only calls."""
+        return self.text if self.text or not self.calls else None
+
+
+def gather(events: Iterable[AnswerEvent]) -> ParsedAnswer:
+    reasoning, content = list[str](), list[str]()
+    calls: list[tuple[CallStart, list[str]]] = []
+    for event in events:
+        match event:
+            case ReasoningText(text):
+                reasoning.append(text)
+            case ContentText(text):
+                content.append(text)
+            case CallStart():
+                calls.append((event, []))
+            case CallArguments(_, text):
+                calls[-1][1].append(text)
+    return ParsedAnswer(
+        "".join(reasoning),
+        "".join(content),
+        [ParsedCall(call.id, call.name, "".join(parts)) for call, parts in calls],
+    )
 
 
 class EdgeSpace:
