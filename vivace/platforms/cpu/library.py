@@ -51,7 +51,7 @@ def load_library(path: Path = LIBRARY) -> ctypes.CDLL:
         ("vv_find", word, (pointer, ctypes.c_char_p)),
         ("vv_words", word, (pointer, word)),
         ("vv_address", pointer, (pointer, word)),
-        ("vv_run", None, (pointer, word, ctypes.c_char_p)),
+        ("vv_run", None, (pointer, ctypes.c_char_p, word, ctypes.c_char_p)),
         ("vv_graph_new", pointer, ()),
         ("vv_graph_free", None, (pointer,)),
         ("vv_graph_add", None, (pointer, pointer, word, ctypes.c_char_p)),

@@ -84,21 +84,33 @@ class Kernels:
         `layout`: one character a word, as the struct module spells them: q = pointer or int64,
         d = double. Raises StaleKernels when the library's operation takes another number of words.
         """
-        number = self._number(name)
-        wanted = self._library.vv_words(self._context, number)
-        packing = struct.Struct("=" + layout)
-        if packing.size != 8 * wanted:
-            given = packing.size // 8
-            raise StaleKernels(f"{name}: {given} words given, the library takes {wanted}")
+        return self.sequence((name, layout))
+
+    def sequence(self, *operations: tuple[str, str]) -> Words:
+        """Up to eight operations, (name, layout) of each, as one function of the words of all."""
+        numbers = [self._checked(name, layout) for name, layout in operations]
+        packing = struct.Struct("=" + "".join(layout for _, layout in operations))
+        ends = np.cumsum([8 * len(layout) for _, layout in operations]).tolist()
         pack, run, context = packing.pack, self._library.vv_run, self._context
+        together, count = struct.pack(f"={len(numbers)}q", *numbers), len(numbers)
 
         def call(*words: float) -> None:
+            packed = pack(*words)
             if self._graph is None:
-                run(context, number, pack(*words))
-            else:
-                self._graph.add(number, pack(*words))
+                run(context, together, count, packed)
+                return
+            for number, begin, end in zip(numbers, [0, *ends], ends, strict=False):
+                self._graph.add(number, packed[begin:end])
 
         return call
+
+    def _checked(self, name: str, layout: str) -> int:
+        """The number of an operation. Raises StaleKernels."""
+        number = self._number(name)
+        wanted = self._library.vv_words(self._context, number)
+        if len(layout) != wanted:
+            raise StaleKernels(f"{name}: {len(layout)} words given, the library takes {wanted}")
+        return number
 
     def address(self, name: str) -> int:
         """The operation `name` as a word of another operation, which runs it."""

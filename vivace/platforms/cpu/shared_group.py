@@ -22,6 +22,8 @@ from vivace.platforms.groups import SINGLE_RANK, Group, Pipe
 from vivace.platforms.partial_sums import SharedPairs
 from vivace.platforms.rendezvous import ONE_NODE, NodeSocket, NodeSockets, RankMemory, pages
 
+Meeting = Callable[[int, int], tuple[int, ...]]
+"""(rows, columns) of this rank's share -> words of the operation that waits for the others"""
 LINE = 64
 """bytes of a cache line"""
 SLOT_BYTES = 16 << 20
@@ -69,11 +71,15 @@ class SharedMemoryGroup:
         self._lines, self._group = (mapped.ctypes.data for mapped in self._mapped)
         self._slots = self._lines + first_slot(size), SLOT_BYTES
         self._widths: dict[tuple[int, ...], np.ndarray] = {}
-        self._share = kernels.operation("share_rows", "q" * 9)
-        self._meet = self._meet_here() if opened is None else self._meet_nodes(opened)
-        self._add = kernels.operation("add_shares", "q" * 9)
+        self._here = *self._slots, rank, size, self._own.ctypes.data
+        self._of_all = *self._slots, size, self._own.ctypes.data
+        share, add = ("share_rows", "q" * 9), ("add_shares", "q" * 9)
+        meet, self._meeting = self._meet_here() if opened is None else self._meet_nodes(opened)
+        self._sum = kernels.sequence(share, meet, add)
+        self._share, self._meet = kernels.sequence(share, meet), kernels.operation(*meet)
+        self._add = kernels.operation(*add)
         self._gather_rows = kernels.operation("gather_rows", "q" * 8)
-        self._gather = kernels.operation("gather_shares", "q" * 7)
+        self._gather = kernels.sequence(share, meet, ("gather_shares", "q" * 7))
         self._share_pairs = kernels.operation("share_pairs", "q" * 11)
         self._combine = kernels.operation("combine_pairs", "q" * 16)
         self._offer = kernels.operation("offer_rows", "q" * 10)
@@ -110,39 +116,33 @@ class SharedMemoryGroup:
                 found[pair] = SharedMemoryPipe(self._kernels, self._memory)
         return found
 
-    def _meet_here(self) -> Callable[[int, int], None]:
-        """(rows, columns) of this rank's share: wait for those of the others."""
-        meet = self._kernels.operation("meet", "q" * 6)
-        own = self._own.ctypes.data
-        place = self._group, self._lines, self.rank, self.size, own
-        return lambda rows, columns: meet(rows or 1, *place)
+    def _meet_here(self) -> tuple[tuple[str, str], Meeting]:
+        """To wait for the shares of the others, and its words."""
+        place = self._group, self._lines, *self._here[2:]
+        return ("meet", "q" * 6), lambda rows, columns: (rows or 1, *place)
 
-    def _meet_nodes(self, sockets: Sequence[NodeSocket]) -> Callable[[int, int], None]:
+    def _meet_nodes(self, sockets: Sequence[NodeSocket]) -> tuple[tuple[str, str], Meeting]:
         """The same across nodes: the first rank of each sends what it has."""
-        meet = self._kernels.operation("meet_nodes", "q" * 11)
         self._ends = np.array(
             [(end.socket, end.first, end.count) for end in sockets], np.int64
         ).reshape(-1, 3)
-        own = self._own.ctypes.data
-        place = self._group, self._lines, self.rank, self.size, own
+        place = self._group, self._lines, *self._here[2:]
         far = *self._slots, self._ends.ctypes.data, len(self._ends)
-        return lambda rows, columns: meet(rows or 1, columns if rows else 0, *place, *far)
+        return ("meet_nodes", "q" * 11), (
+            lambda rows, columns: (rows or 1, columns if rows else 0, *place, *far)
+        )
 
     def sum(self, x: Tensor) -> Tensor:
         rows, columns = sizes("sum", "x", x)
+        address = block("sum", "x", x, rows, columns)
         for first, last in self._pieces(rows, columns):
-            part = x[first:last]
-            self._exchange(part, columns)
-            self._add(
-                last - first,
-                block("sum", "x", part, last - first, columns),
-                columns,
-                0,
-                0,
-                *self._slots,
-                self.size,
-                self._own.ctypes.data,
+            some, part = last - first, address + 4 * first * columns
+            self._sum(
+                *(some, part, columns, columns, *self._here),
+                *self._meeting(some, columns),
+                *(some, part, columns, 0, 0, *self._of_all),
             )
+            self._check_ranks()
         return x
 
     def gather_rows(self, x: Tensor, counts: Sequence[int]) -> Tensor:
@@ -161,9 +161,7 @@ class SharedMemoryGroup:
                 part.data_ptr(),
                 columns,
                 0 if same else some.ctypes.data,
-                *self._slots,
-                self.size,
-                self._own.ctypes.data,
+                *self._of_all,
             )
             if not together:
                 for start, piece in zip(starts, part.split(some.tolist()), strict=True):
@@ -185,9 +183,7 @@ class SharedMemoryGroup:
                     columns,
                     0 if same else begin - first,
                     place if same else 0,
-                    *self._slots,
-                    self.size,
-                    self._own.ctypes.data,
+                    *self._of_all,
                 )
         return out
 
@@ -214,13 +210,10 @@ class SharedMemoryGroup:
         engines, columns = len(spread.counts), x.shape[1]
         counts, placed = self._counts("dispatch", spread.counts), self._placed(spread)
         address, stride = matrix("offer_rows", "x", x, columns)
-        slots, own = (*self._slots, self.rank, self.size), self._own.ctypes.data
-        self._offer(len(x), address, stride, columns, *slots, own, engines)
+        self._offer(len(x), address, stride, columns, *self._here, engines)
         self._meet_others(len(x), columns)
         where = counts.ctypes.data if counts is not None else 0
-        self._pull_rows(
-            len(out), out.data_ptr(), columns, where, *placed, *self._slots, self.size, own, engines
-        )
+        self._pull_rows(len(out), out.data_ptr(), columns, where, *placed, *self._of_all, engines)
 
     def collect(self, y: Tensor, spread: ExpertSpread) -> Tensor:
         rows, columns = sizes("return_rows", "y", y)
@@ -242,11 +235,10 @@ class SharedMemoryGroup:
         engines, columns = len(spread.counts), y.shape[1]
         counts, placed = self._counts("collect", spread.counts), self._placed(spread)
         address, stride = matrix("return_rows", "y", y, columns)
-        slots, own = (*self._slots, self.rank, self.size), self._own.ctypes.data
-        self._return(len(y), address, stride, columns, *placed, *slots, own)
+        self._return(len(y), address, stride, columns, *placed, *self._here)
         self._meet_others(len(y), columns)
         where = counts.ctypes.data if counts is not None else 0
-        self._collect(len(out), out.data_ptr(), columns, where, *placed, *slots, own, engines)
+        self._collect(len(out), out.data_ptr(), columns, where, *placed, *self._here, engines)
 
     def _counts(self, what: str, counts: Sequence[int]) -> np.ndarray | None:
         """None while a step is captured, where all have as many"""
@@ -264,15 +256,13 @@ class SharedMemoryGroup:
         wide = self._widths.setdefault(tuple(widths), np.array(widths, np.int64))
         out = self._kernels.empty(rows, sum(widths))
         for first, last in self._pieces(rows, max(widths)):
-            self._exchange(x[first:last], columns)
+            address, stride = matrix("gather", "x", x[first:last], columns)
             self._gather(
-                last - first,
-                out[first:last].data_ptr(),
-                wide.ctypes.data,
-                *self._slots,
-                self.size,
-                self._own.ctypes.data,
+                *(last - first, address, stride, columns, *self._here),
+                *self._meeting(last - first, columns),
+                *(last - first, out[first:last].data_ptr(), wide.ctypes.data, *self._of_all),
             )
+            self._check_ranks()
         return out
 
     def combine_pairs(
@@ -294,19 +284,17 @@ class SharedMemoryGroup:
         placed = block(op, "placed", pairs.placed, rows, top, dtype=I64)
         weighed = optional(op, "weights", weights, rows, top)
         source, columns, taken = matrix(op, "x", x, width), width // mine, own or slice(0, rows)
-        ranks = (*self._slots, self.size, self._own.ctypes.data)
         out = self._kernels.empty(taken.stop - taken.start, columns)
         for first, last in self._pieces(rows, top * columns * max(pairs.sums)):
             before, count = first * top, last - first
-            here = (*self._slots, self.rank, self.size, self._own.ctypes.data)
-            self._share_pairs(count, *source, width, at + 8 * before, top, *here)
+            self._share_pairs(count, *source, width, at + 8 * before, top, *self._here)
             self._meet_others(count, top * width)
             begin, end = max(first, taken.start), min(last, taken.stop)
             if begin < end:
                 to = out[begin - taken.start :].data_ptr(), columns, begin - first
                 who = placed + 8 * before, top, pairs.first, pairs.each
                 by = weighed and weighed + 4 * before
-                self._combine(end - begin, *to, *who, by, inside, sums, merges, *ranks)
+                self._combine(end - begin, *to, *who, by, inside, sums, merges, *self._of_all)
         return out
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
@@ -335,13 +323,15 @@ class SharedMemoryGroup:
 
     def _exchange(self, part: Tensor, columns: int) -> None:
         """This rank's rows -> its slot; returns when those of all are there. Raises RankLost."""
-        address, stride = matrix("share_rows", "x", part, columns)
-        rows, own = part.shape[0], self._own.ctypes.data
-        self._share(rows, address, stride, columns, *self._slots, self.rank, self.size, own)
-        self._meet_others(rows, columns)
+        rows, place = part.shape[0], matrix("share_rows", "x", part, columns)
+        self._share(rows, *place, columns, *self._here, *self._meeting(rows, columns))
+        self._check_ranks()
 
     def _meet_others(self, rows: int, columns: int) -> None:
         """`columns`: numbers of a row in this rank's slot. Raises RankLost."""
-        self._meet(rows, columns)
+        self._meet(*self._meeting(rows, columns))
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
         if self._memory.abandoned and not self._kernels.capturing:
             raise RankLost("other ranks do not answer any more")

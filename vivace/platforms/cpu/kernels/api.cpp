@@ -118,6 +118,8 @@ const Isa* isa_below(const Isa* isa) {
     return nullptr;
 }
 
+constexpr int64_t MOST_AT_ONCE = 8;  // operations of one vv_run
+
 struct Context {
     const Isa* isa;
     Ops ops;
@@ -178,10 +180,15 @@ int64_t vv_words(void* context, int64_t op) { return static_cast<Context*>(conte
 // What an operation that runs another one gets as a word.
 const void* vv_address(void* context, int64_t op) { return &static_cast<Context*>(context)->ops[(size_t)op]; }
 
-void vv_run(void* context, int64_t op, const void* args) {
+// Operations one after the other; the words of each follow those of the one before.
+void vv_run(void* context, const int64_t* numbers, int64_t count, const int64_t* words) {
     auto* self = static_cast<Context*>(context);
-    const Call call{&self->ops[(size_t)op], args};
-    self->pool.run(&call, 1);
+    Call calls[MOST_AT_ONCE];
+    for (int64_t i = 0; i < count; ++i) {
+        calls[i] = {&self->ops[(size_t)numbers[i]], words};
+        words += calls[i].op->words;
+    }
+    self->pool.run(calls, count);
 }
 
 void* vv_graph_new() { return new (std::nothrow) Graph(); }

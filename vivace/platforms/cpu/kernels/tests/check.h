@@ -16,12 +16,14 @@ const char* vv_isa(void* context);
 int64_t vv_find(void* context, const char* name);
 int64_t vv_words(void* context, int64_t op);
 const void* vv_address(void* context, int64_t op);
-void vv_run(void* context, int64_t op, const void* args);
+void vv_run(void* context, const int64_t* ops, int64_t count, const void* words);
 void* vv_graph_new();
 void vv_graph_free(void* graph);
 void vv_graph_add(void* context, void* graph, int64_t op, const int64_t* args);
 void vv_graph_replay(void* context, void* graph, int64_t rows);
 }
+
+inline void run_one(void* context, int64_t op, const void* words) { vv_run(context, &op, 1, words); }
 
 namespace check {
 
@@ -107,7 +109,7 @@ struct Suite {
             for (int replayed = 0; replayed < 2; ++replayed) {
                 reset();
                 if (replayed) replay(contexts[i], number, words);
-                else vv_run(contexts[i], number, words.list.data());
+                else run_one(contexts[i], number, words.list.data());
                 const auto bytes = result();
                 if (first.empty()) first = bytes;
                 if (bytes != first) return fail(op, replayed ? "a replay differs" : "the number of threads matters");

@@ -37,7 +37,7 @@ bool heads_linear(Suite& suite, Random& random, const char* kind, int64_t bytes,
         Words one;
         one.add(rows).add(&x[h * head_stride]).add(stride).add(panels[h]).add(nullptr);
         one.add(&alone[h * n]).add(heads * n).add(n).add(k);
-        vv_run(suite.contexts[0], op, one.list.data());
+        run_one(suite.contexts[0], op, one.list.data());
         for (int64_t i = 0; i < rows * n; ++i)
             for (int64_t j = 0; j < k; ++j) {
                 const size_t at = (size_t)((i / n * heads + h) * n + i % n);

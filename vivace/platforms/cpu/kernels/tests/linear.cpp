@@ -228,7 +228,7 @@ bool multiply_gated(Suite& suite, const std::string& format, const Layer& layer,
     std::vector<uint8_t> wanted((size_t)(rows * inner / 32 * 48)), found(wanted.size());
     void* context = suite.contexts[0];
     const auto run = [&](const std::string& op, Words words) {
-        vv_run(context, vv_find(context, op.c_str()), words.list.data());
+        run_one(context, vv_find(context, op.c_str()), words.list.data());
     };
     run("linear_" + format + "_a8", Words().add(rows).add(x).add(k).add(layer.panels).add(bias).add(both).add(layer.n)
                                         .add(layer.n).add(k).add(nullptr));
@@ -258,7 +258,7 @@ bool multiply(Suite& suite, const char* op, const Layer& layer, Random& random, 
     const std::vector<float> together = out;
     reset();
     for (int64_t row = 0; row < rows; ++row)
-        vv_run(suite.contexts[0], vv_find(suite.contexts[0], op), call(1, row).list.data());
+        run_one(suite.contexts[0], vv_find(suite.contexts[0], op), call(1, row).list.data());
     if (out != together) return suite.fail(op, "gives a row other bits beside other rows");
     std::vector<double> wanted(out.size()), scale(out.size());
     for (int64_t r = 0; r < rows; ++r)

@@ -306,7 +306,7 @@ bool quantize_groups(Suite& suite, const Pairs& pairs, const std::vector<float>&
         const int64_t first = pairs.starts[e], rows = pairs.starts[e + 1] - first;
         Words one;
         one.add(rows).add(&x[first * stride]).add(stride).add(&alone[first * k / 32 * 48]).add(k);
-        if (rows) vv_run(suite.contexts[0], vv_find(suite.contexts[0], "quantize_rows"), one.list.data());
+        if (rows) run_one(suite.contexts[0], vv_find(suite.contexts[0], "quantize_rows"), one.list.data());
     }
     return int8 == alone || suite.fail("quantize_groups", "differs from quantize_rows");
 }
@@ -341,7 +341,7 @@ bool grouped_linear(Suite& suite, Random& random, const Kind& kind, const Pairs&
         one.add(pairs.starts[e + 1] - first).add(&x[first * stride]).add(stride);
         one.add(experts.panels[e]).add(biased ? &bias[e * (n + 5)] : nullptr);
         one.add(&alone[first * out_stride]).add(out_stride).add(n).add(k).add(0);
-        if (one.list[0]) vv_run(suite.contexts[0], op, one.list.data());
+        if (one.list[0]) run_one(suite.contexts[0], op, one.list.data());
         for (int64_t i = first * n; kind.bytes == 4 && i < pairs.starts[e + 1] * n; ++i) {
             if (biased) wanted[i / n * out_stride + i % n] = bias[e * (n + 5) + i % n], scale[i / n * out_stride + i % n] = 1;
             for (int64_t j = 0; j < k; ++j) {

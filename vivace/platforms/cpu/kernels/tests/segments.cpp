@@ -40,7 +40,7 @@ std::vector<uint8_t> pack(Suite& suite, Random& random, const Format& format, in
     for (int64_t i = 0; format.numbers > 1 && i < n * row; i += format.bytes) bytes[i + 1] = 0x20;
     Words words;
     words.add(n).add(bytes).add(row).add(panels).add(k).add(scales);
-    vv_run(suite.contexts[0], vv_find(suite.contexts[0], (std::string("pack_") + format.name).c_str()),
+    run_one(suite.contexts[0], vv_find(suite.contexts[0], (std::string("pack_") + format.name).c_str()),
            words.list.data());
     return panels;
 }
@@ -80,7 +80,7 @@ bool segmented_linear(Suite& suite, Random& random, const Format& format, int64_
             Words one;
             one.add((int64_t)1).add(&x[row * stride + at]).add(stride).add(panels[expert * segments + s]).add(added);
             one.add(y).add(n).add(n).add(INPUTS[s]).add(0);
-            if (INPUTS[s]) vv_run(suite.contexts[0], op, one.list.data());
+            if (INPUTS[s]) run_one(suite.contexts[0], op, one.list.data());
             sums.push_back(y);
         }
         for (const auto& sum : add_by_tree(sums, MERGES)) wanted.insert(wanted.end(), sum.begin(), sum.end());
