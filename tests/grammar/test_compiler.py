@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import threading
 import time
 import weakref
@@ -102,6 +103,29 @@ def test_a_gate_refuses_what_does_not_compile(error: Exception, status: int, tol
         compiler.matcher(Constraint(kind=REGEX, text="ab"))
     again = ["ab"] * (status != 400)
     assert backend.compiled == ["ab", *again], "what is not its own fault may not come again"
+
+
+def test_what_is_made_once_is_as_urgent_as_streams_and_the_rest_is_less() -> None:
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    class Looking:
+        fill = BACKEND.fill
+
+        def __init__(self) -> None:
+            look()
+
+        def compile(self, constraint: Constraint) -> GrammarMatcher:
+            look()
+            return BACKEND.compile(constraint)
+
+    compiler = GrammarCompiler(Looking)
+    for text in ("ab", "cd"):
+        compiler.matcher(Constraint(kind=REGEX, text=text))
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert seen == [own, own, 19]
 
 
 def test_a_failure_leaves_no_garbage() -> None:

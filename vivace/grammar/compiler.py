@@ -68,8 +68,6 @@ class GrammarCompiler:
         self._create_backend = create_backend
         self._watch = watch
         self._backend: GrammarBackend | None = None
-        self._lock = threading.Lock()
-        """of the backend, while it is made"""
         self._queue = CompileQueue()
         self._current: tuple[Compiled, Callable[[], SpentTime]] | None = None
         """what is being made, and what that has taken"""
@@ -122,7 +120,7 @@ class GrammarCompiler:
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
         before = threading.stack_size(STACK)
         try:
-            threads.submit(be_less_urgent)
+            threads.submit(self._work)
         finally:
             threading.stack_size(before)
         return threads
@@ -165,15 +163,23 @@ class GrammarCompiler:
 
     def _compile(self, constraint: Constraint) -> GrammarMatcher:
         try:
-            with self._lock:
-                if self._backend is None:
-                    self._backend = self._create_backend()
+            if self._backend is None:
+                return self._begin(constraint)
             return self._backend.compile(constraint)
         except GrammarError:
             raise
         except BaseException:  # the next one may have more luck
             self._compiled.forget(constraint)
             raise
+
+    def _begin(self, constraint: Constraint) -> GrammarMatcher:
+        """With the first constraint. What is made once, the backend and its processes, is as urgent
+        as streams: where they keep the only core busy, what is less so gets a hundredth of it."""
+        self._backend = self._create_backend()
+        try:
+            return self._backend.compile(constraint)
+        finally:
+            be_less_urgent()
 
 
 def copied(constraint: Constraint) -> Constraint:

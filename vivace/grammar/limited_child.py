@@ -45,7 +45,6 @@ def obey_the_engine_only() -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    be_less_urgent()
 
 
 def limit_resources(limits: TrialLimits) -> None:
@@ -67,3 +66,4 @@ def serve(sock: socket.socket, answer: Answer, limits: TrialLimits) -> None:
             message = encode(answer(constraint))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             sock.sendall(frame(message))
+            be_less_urgent()  # what is only loaded for the first answer is part of the start
