@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from vivace.errors import CannotStart
+from vivace.platforms.attention import AttentionLayer, LatentLayer
+from vivace.platforms.cpu.native_attention import PartialResults
+from vivace.platforms.cpu.native_latent import LatentPartials
 from vivace.platforms.memory import LazyMemory, zeroed_memory
 
 MIB = 1 << 20
@@ -46,11 +49,23 @@ def test_nothing_outside_is_touched(start: int, length: int) -> None:
 
 
 def test_a_buffer_begins_with_a_system_page() -> None:
-    tensor = zeroed_memory(10, torch.device("cpu")).tensor
-    assert tensor.data_ptr() % 64 == 0 and len(tensor) == 10 and not tensor.any()
+    for length in (10, 0):
+        tensor = zeroed_memory(length, torch.device("cpu")).tensor
+        assert tensor.data_ptr() % 64 == 0 and len(tensor) == length and not tensor.any()
 
 
 @linux
 def test_more_than_there_is_address_space_for() -> None:
     with pytest.raises(CannotStart, match="bytes"):
         LazyMemory(1 << 60)
+
+
+@linux
+def test_what_threads_share_of_attention_costs_nothing_before_it_is_used() -> None:
+    """Of long contexts it may be 256 MiB each, in each rank."""
+    layer = AttentionLayer(index=0, scale=1.0, heads=32, kv_heads=8, head_dim=128)
+    latent = LatentLayer(index=0, scale=1.0, heads=128, latent_dim=512, rope_dim=64)
+    before = resident_bytes()
+    heads, latents = PartialResults([layer], 16, 1 << 17), LatentPartials([latent], 16, 1 << 17)
+    assert resident_bytes() - before < 32 * MIB
+    assert min(heads.words[2], latents.words[2]) > 0, "rows are shared"

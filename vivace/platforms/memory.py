@@ -50,7 +50,7 @@ class LazyMemory:
     lazy = True
 
     def __init__(self, nbytes: int) -> None:
-        length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         try:
             self._map = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:

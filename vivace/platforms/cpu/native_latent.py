@@ -15,7 +15,6 @@ from torch import Tensor
 from vivace.platforms.attention import LatentLayer, Step, StepPages
 from vivace.platforms.cache import stored_width
 from vivace.platforms.cpu.native import (
-    F32,
     I64,
     Kernels,
     block,
@@ -26,6 +25,7 @@ from vivace.platforms.cpu.native import (
     wrong,
 )
 from vivace.platforms.cpu.native_ops import rotation as check_table
+from vivace.platforms.memory import zeroed_memory
 from vivace.platforms.ops.paged_cache import PagedCache
 
 SEGMENT = 512
@@ -208,7 +208,7 @@ class LatentPartials:
         groups = [-(-layer.heads // HEADS) for layer in layers]
         wanted = -(-CHUNKS_PER_THREAD * threads // min(groups, default=1)) - 1 if threads > 1 else 0
         rows = min(wanted, LARGEST_PARTIAL // (4 * row)) if layers else 0
-        self._results = torch.zeros(rows * row, dtype=F32)
+        self._results = zeroed_memory(4 * rows * row, torch.device("cpu")).tensor
         self._arrivals = torch.zeros(rows * max(groups, default=1), dtype=I64)
         self.words = (self._results.data_ptr(), self._arrivals.data_ptr(), rows, segments)
 
