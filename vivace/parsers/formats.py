@@ -7,12 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from vivace.parsers.answer import ReasoningFormat, ToolFormat, numbered_id, short_id
-from vivace.parsers.call_syntax import (
-    AnswerShape,
-    CallSyntax,
-    KeywordArguments,
-    ParameterTags,
-)
+from vivace.parsers.call_syntax import AnswerShape, CallSyntax, KeywordArguments
 from vivace.parsers.calls import JsonCalls, JsonOrNamed, NamedCall
 from vivace.parsers.pythonic import PythonicCalls
 from vivace.parsers.tagged_calls import TaggedCall
@@ -32,19 +27,19 @@ HERMES = ToolFormat(
         ),
     ),
 )
-CODER_ENDS = ("<parameter=", "</function>")
+CODER_CALL = TaggedCall(
+    after_name=">",
+    key_open="<parameter=",
+    key_close=">",
+    value_close="</parameter>",
+    close="</function>",
+    unclosed=True,
+    newlines=True,
+)
 QWEN3_CODER = ToolFormat(
     section=("<tool_call>", "</tool_call>"),
     begin="<function=",
-    body=TaggedCall(
-        after_name=">",
-        key_open="<parameter=",
-        key_close=">",
-        value_close="</parameter>",
-        close="</function>",
-        value_ends=CODER_ENDS,
-        newlines=True,
-    ),
+    body=CODER_CALL,
     shape=AnswerShape(
         markers=("<tool_call>", "<function="),
         syntaxes=(
@@ -55,12 +50,7 @@ QWEN3_CODER = ToolFormat(
                 separator="\n",
                 each=True,
                 stray=True,
-                arguments=ParameterTags(
-                    begin="<parameter={key}>",
-                    end="</parameter>\n",
-                    excluded=("</parameter>", *CODER_ENDS),
-                    edge="\n",
-                ),
+                arguments=CODER_CALL.tags(after_value="\n"),
             ),
         ),
     ),
@@ -161,18 +151,19 @@ DEEPSEEK_V31 = ToolFormat(
     ),
 )
 DSML = "｜DSML｜"
+DSML_CALL = TaggedCall(
+    after_name='">',
+    key_open=f'<{DSML}parameter name="',
+    key_close='"',
+    value_close=f"</{DSML}parameter>",
+    close=f"</{DSML}invoke>",
+    flagged=True,
+    or_json=True,
+)
 DEEPSEEK_V32 = ToolFormat(
     section=(f"<{DSML}function_calls>", f"</{DSML}function_calls>"),
     begin=f'<{DSML}invoke name="',
-    body=TaggedCall(
-        after_name='">',
-        key_open=f'<{DSML}parameter name="',
-        key_close='"',
-        value_close=f"</{DSML}parameter>",
-        close=f"</{DSML}invoke>",
-        flagged=True,
-        or_json=True,
-    ),
+    body=DSML_CALL,
     shape=AnswerShape(
         markers=(f"<{DSML}function_calls>", f'<{DSML}invoke name="'),
         syntaxes=(
@@ -180,52 +171,32 @@ DEEPSEEK_V32 = ToolFormat(
                 section=(f"<{DSML}function_calls>\n", f"</{DSML}function_calls>"),
                 begin=f'<{DSML}invoke name="{{name}}">\n',
                 end=f"</{DSML}invoke>\n",
-                arguments=ParameterTags(
-                    begin=f'<{DSML}parameter name="{{key}}" string="true">',
-                    json_begin=f'<{DSML}parameter name="{{key}}" string="false">',
-                    end=f"</{DSML}parameter>\n",
-                    excluded=(f"</{DSML}parameter>",),
-                ),
+                arguments=DSML_CALL.tags(after_value="\n"),
             ),
         ),
     ),
 )
-GLM_TAGS = ParameterTags(
-    begin="<arg_key>{key}</arg_key>\n<arg_value>",
-    end="</arg_value>\n",
-    excluded=("</arg_value>",),
+GLM_CALL = TaggedCall(
+    key_open="<arg_key>",
+    key_close="</arg_key>",
+    value_open="<arg_value>",
+    value_close="</arg_value>",
     untyped=True,
 )
-GLM_CALL = CallSyntax(
-    begin="<tool_call>{name}\n", end="</tool_call>", separator="\n", arguments=GLM_TAGS
+GLM_SYNTAX = CallSyntax(
+    begin="<tool_call>{name}\n",
+    end="</tool_call>",
+    separator="\n",
+    arguments=GLM_CALL.tags(after_key="\n", after_value="\n"),
 )
 GLM = ToolFormat(
     begin="<tool_call>",
     end="</tool_call>",
-    body=TaggedCall(
-        key_open="<arg_key>",
-        key_close="</arg_key>",
-        value_open="<arg_value>",
-        value_close="</arg_value>",
-        untyped=True,
-    ),
-    shape=AnswerShape(markers=("<tool_call>",), syntaxes=(GLM_CALL,)),
+    body=GLM_CALL,
+    shape=AnswerShape(markers=("<tool_call>",), syntaxes=(GLM_SYNTAX,)),
 )
-GLM47 = replace(
-    GLM,
-    shape=AnswerShape(
-        markers=("<tool_call>",),
-        syntaxes=(
-            replace(
-                GLM_CALL,
-                begin="<tool_call>{name}",
-                arguments=replace(
-                    GLM_TAGS, begin="<arg_key>{key}</arg_key><arg_value>", end="</arg_value>"
-                ),
-            ),
-        ),
-    ),
-)
+GLM47_SYNTAX = replace(GLM_SYNTAX, begin="<tool_call>{name}", arguments=GLM_CALL.tags())
+GLM47 = replace(GLM, shape=AnswerShape(markers=("<tool_call>",), syntaxes=(GLM47_SYNTAX,)))
 KIMI_K2 = ToolFormat(
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     begin="<|tool_call_begin|>",
@@ -244,21 +215,21 @@ KIMI_K2 = ToolFormat(
     ),
     new_id=numbered_id,
 )
-STEP3_ENDS = ('<steptml:parameter name="', "</steptml:invoke>")
+STEP3_CALL = TaggedCall(
+    kind="function<｜tool_sep｜>",
+    head='<steptml:invoke name="',
+    after_name='">',
+    key_open='<steptml:parameter name="',
+    key_close='">',
+    value_close="</steptml:parameter>",
+    close="</steptml:invoke>",
+    unclosed=True,
+)
 STEP3 = ToolFormat(
     section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     begin="<｜tool_call_begin｜>",
     end="<｜tool_call_end｜>",
-    body=TaggedCall(
-        kind="function<｜tool_sep｜>",
-        head='<steptml:invoke name="',
-        after_name='">',
-        key_open='<steptml:parameter name="',
-        key_close='">',
-        value_close="</steptml:parameter>",
-        close="</steptml:invoke>",
-        value_ends=STEP3_ENDS,
-    ),
+    body=STEP3_CALL,
     shape=AnswerShape(
         markers=("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>"),
         syntaxes=(
@@ -268,27 +239,23 @@ STEP3 = ToolFormat(
                     '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n'
                 ),
                 end="</steptml:invoke><｜tool_call_end｜>\n",
-                arguments=ParameterTags(
-                    begin='<steptml:parameter name="{key}">',
-                    end="</steptml:parameter>\n",
-                    excluded=("</steptml:parameter>", *STEP3_ENDS),
-                ),
+                arguments=STEP3_CALL.tags(after_value="\n"),
             ),
         ),
     ),
 )
-MINIMAX_ENDS = ('<parameter name="', "</invoke>")
+MINIMAX_CALL = TaggedCall(
+    after_name='">',
+    key_open='<parameter name="',
+    key_close='">',
+    value_close="</parameter>",
+    close="</invoke>",
+    unclosed=True,
+)
 MINIMAX_M2 = ToolFormat(
     section=("<minimax:tool_call>", "</minimax:tool_call>"),
     begin='<invoke name="',
-    body=TaggedCall(
-        after_name='">',
-        key_open='<parameter name="',
-        key_close='">',
-        value_close="</parameter>",
-        close="</invoke>",
-        value_ends=MINIMAX_ENDS,
-    ),
+    body=MINIMAX_CALL,
     shape=AnswerShape(
         markers=("<minimax:tool_call>", '<invoke name="'),
         syntaxes=(
@@ -296,11 +263,7 @@ MINIMAX_M2 = ToolFormat(
                 section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
                 begin='<invoke name="{name}">\n',
                 end="</invoke>\n",
-                arguments=ParameterTags(
-                    begin='<parameter name="{key}">',
-                    end="</parameter>\n",
-                    excluded=("</parameter>", *MINIMAX_ENDS),
-                ),
+                arguments=MINIMAX_CALL.tags(after_value="\n"),
             ),
         ),
     ),

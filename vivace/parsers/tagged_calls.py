@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from vivace.parsers.call_syntax import KEY, ParameterTags
 from vivace.parsers.calls import NAME, CallReader
 from vivace.parsers.json_values import MAX_NAME, NotJson, escape, parse
 from vivace.parsers.pythonic import literal_json, number
 from vivace.parsers.reader import MarkerSet, NotACall, Steps, TextReader, Write, marker_set
 from vivace.parsers.schema_types import STRING, json_kinds
 
-KEY = re.compile(r'[^<>"\n]*')
+KEYS = re.compile(r'[^<>"\n]*')
 WORD = re.compile(r"[a-z]*")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 WHOLE = re.compile(r"[+-]?[0-9][0-9_]{0,4000}")
@@ -33,7 +34,7 @@ class TaggedCall:
     [kind [name]] head name after_name (key_open key key_close [value_open] value value_close)*
     close
 
-    `value_ends`: literals before which a value ends, too, that nobody closed. `flagged`: a tag says
+    `unclosed`: what comes behind a value ends one, too, that nobody closed. `flagged`: a tag says
     whether its value is a string. `newlines`: one at each edge of a value is not part of it.
     `untyped`: a value without a schema may be JSON. `or_json`: an object may stand for all tags.
     """
@@ -46,11 +47,30 @@ class TaggedCall:
     after_name: str = ""
     value_open: str = ""
     close: str = ""
-    value_ends: tuple[str, ...] = ()
+    unclosed: bool = False
     flagged: bool = False
     newlines: bool = False
     untyped: bool = False
     or_json: bool = False
+
+    @property
+    def value_ends(self) -> tuple[str, ...]:
+        """Before which a value ends, its own end first."""
+        others = (self.key_open, self.close) if self.unclosed else ()
+        return (self.value_close, *others)
+
+    def tags(self, *, after_key: str = "", after_value: str = "") -> ParameterTags:
+        """The arguments as models write them, with white space in these places."""
+        key = f"{self.key_open}{KEY}{self.key_close}"
+        begin = f'{key} string="true">' if self.flagged else f"{key}{after_key}{self.value_open}"
+        return ParameterTags(
+            begin=begin,
+            end=self.value_close + after_value,
+            excluded=self.value_ends,
+            json_begin=f'{key} string="false">' if self.flagged else "",
+            edge="\n" if self.newlines else "",
+            untyped=self.untyped,
+        )
 
     def read(self, calls: CallReader, end: str) -> Steps[None]:
         reader = calls.reader
@@ -102,7 +122,7 @@ class TaggedCall:
     def _read_key(self, calls: CallReader) -> Steps[tuple[str, bool | None]]:
         """(the key, whether the tag says that its value is a string)"""
         reader, is_string = calls.reader, None
-        key = (yield from reader.run(KEY, MAX_NAME)).strip()
+        key = (yield from reader.run(KEYS, MAX_NAME)).strip()
         yield from reader.expect(self.key_close)
         if self.flagged:
             yield from reader.skip_space()
@@ -116,7 +136,7 @@ class TaggedCall:
 
     def _copy_value(self, calls: CallReader, allowed: set[str], *, is_string: bool) -> Steps[None]:
         reader, write = calls.reader, calls.writer.arguments
-        markers = marker_set(self.value_close, *self.value_ends)
+        markers = marker_set(*self.value_ends)
         if is_string:
             string = StringWriter(write, newlines=self.newlines)
             marker = yield from reader.copy_until(markers, string.push)
