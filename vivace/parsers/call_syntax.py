@@ -49,6 +49,11 @@ class CallSyntax:
     stray: bool = False
     arguments: ParameterTags | KeywordArguments | None = None
 
+    @property
+    def opening(self) -> str:
+        """What stands first."""
+        return self.section[0] if self.section else self.begin
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerShape:
@@ -69,3 +74,12 @@ class AnswerShape:
     last: bool = False
     messages: tuple[tuple[str, str], ...] = ()
     final: str = ""
+
+    @property
+    def ways(self) -> tuple[CallSyntax, ...]:
+        """All in which a call may be written."""
+        return self.syntaxes if self.bare is None else (*self.syntaxes, self.bare)
+
+    def marker(self, text: str) -> str:
+        """That the text begins with; empty: with none."""
+        return next((one for one in self.markers if text.startswith(one)), "")

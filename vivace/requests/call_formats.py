@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -65,9 +65,7 @@ class CallFormats:
 
     def required(self) -> TagFormat:
         """Calls and nothing else. Raises NotWritable."""
-        shape = self.shape
-        ways = [*shape.syntaxes, *[shape.bare] * (shape.bare is not None)]
-        return self._with_arguments(either([self._calls(syntax) for syntax in ways]))
+        return self._with_arguments(either([self._calls(way) for way in self.shape.ways]))
 
     def possible(self) -> TagFormat:
         """Any text with calls in it that obey. Raises NotWritable."""
@@ -84,9 +82,7 @@ class CallFormats:
     def _text_with_calls(self) -> TagFormat:
         shape, tags, triggers = self.shape, list[TagFormat](), list[str]()
         for syntax in shape.syntaxes:
-            begin = syntax.section[0] if syntax.section else syntax.begin
-            marker = self._marker(begin)
-            if marker:
+            if marker := shape.marker(syntax.opening):
                 triggers.append(marker)
                 tags += self._tags(syntax)
             else:  # what a section begins with may be text
@@ -94,7 +90,7 @@ class CallFormats:
                 triggers += [tag["begin"] for tag in found]
                 tags += found
             if syntax.stray:
-                triggers.append(self._marker(syntax.begin))
+                triggers.append(shape.marker(syntax.begin))
                 tags += [self._call(syntax, name) for name in self.functions]
         names = "|".join(map(re.escape, self.functions))
         unlike = [shape.bare_like] if shape.bare_like else []
@@ -104,9 +100,6 @@ class CallFormats:
         unmarked = [marker for marker in shape.markers if marker not in triggers]
         rules = text_rules(unmarked, unlike=unlike)
         return triggered(tags, list(dict.fromkeys(triggers)), rules, several=several)
-
-    def _marker(self, begin: str) -> str:
-        return next((one for one in self.shape.markers if begin.startswith(one)), "")
 
     def _messages(self) -> TagFormat:
         """Any messages, of which the last one may be a call."""
@@ -121,12 +114,13 @@ class CallFormats:
         """With what it refers to."""
         if not self._shared:
             return form
-        way = self._all[0].arguments
+        way = self.shape.ways[0].arguments
         formats = {
-            known: self._arguments(way, known) for known in dict.fromkeys(self._known.values())
+            known: self._arguments(way, known)
+            for known in dict.fromkeys(self._definitions.values())
         }
         for syntax in self.shape.syntaxes:
-            if not self._marker(syntax.section[0] if syntax.section else syntax.begin):
+            if not self.shape.marker(syntax.opening):
                 more = [self._call(syntax, name, syntax.separator) for name in self.functions]
                 formats[MORE] = listed(more, needed=False)
         return with_definitions(formats, form)
@@ -175,24 +169,21 @@ class CallFormats:
     # -- arguments ---------------------------------------------------------------------------------
 
     @property
-    def _all(self) -> Sequence[CallSyntax]:
-        return (*self.shape.syntaxes, *filter(None, [self.shape.bare]))
-
-    @property
     def _shared(self) -> bool:
         """Whether several parts have the same arguments in them."""
-        return len(self._all) > 1 or self._all[0].arguments is not None
+        first, *others = self.shape.ways
+        return bool(others) or first.arguments is not None
 
     @cached_property
-    def _known(self) -> dict[str, str]:
-        """For each function the first with the same arguments."""
+    def _definitions(self) -> dict[str, str]:
+        """By which name the arguments of each function are defined: of the first with the same."""
         first: dict[str, str] = {}
         texts = {name: json.dumps(schema) for name, (schema, _) in self.functions.items()}
         return {name: first.setdefault(text, name) for name, text in texts.items()}
 
     def _argument(self, syntax: CallSyntax, name: str) -> TagFormat:
         if self._shared:
-            return defined(self._known[name])
+            return defined(self._definitions[name])
         return self._arguments(syntax.arguments, name)
 
     def _arguments(self, way: ParameterTags | KeywordArguments | None, name: str) -> TagFormat:
