@@ -195,6 +195,7 @@ REFERRED = {
     "properties": {
         "at": {"$ref": "#/$defs/point"},
         "kind": {"anyOf": [{"$ref": "#/$defs/kind"}, {"type": "int"}]},
+        "other kind": {"anyOf": [{"type": "NULL"}, {"$ref": "#/properties/kind/anyOf/1"}]},
         "loop": {"$ref": "#/$defs/loop"},
         "none": {"$ref": "#/$defs/none"},
     },
@@ -208,6 +209,7 @@ REFERRED = {
         ("at", '{"x": 1}', {"x": 1}),
         ("kind", "3", 3),
         ("kind", "a", "a"),
+        ("other kind", "3", 3),
         ("loop", "3", "3"),
         ("none", "3", "3"),
         ("other", "True", True),

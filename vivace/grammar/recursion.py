@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vivace.grammar.backend import GrammarError
-from vivace.grammar.schema_keywords import pointed
+from vivace.parsers.schema_types import pointed
 
 MAX_WORK = 200_000
 """values that are looked at"""

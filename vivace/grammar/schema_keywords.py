@@ -4,14 +4,12 @@ that say nothing."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from vivace.grammar.backend import GrammarError
-
-Path = tuple[str | int, ...]
+from vivace.parsers.schema_types import TYPE_NAMES, TYPES, Path
 
 IN_ONE = (
     *("additionalProperties", "items", "additionalItems", "not", "if", "then", "else"),
@@ -20,18 +18,6 @@ IN_ONE = (
 IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 IN_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 DEFINITIONS = ("$defs", "definitions")
-TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
-OTHER_NAMES = {kind: kind for kind in TYPES} | {
-    "bool": "boolean",
-    "dict": "object",
-    "double": "number",
-    "float": "number",
-    "int": "integer",
-    "list": "array",
-    "none": "null",
-    "str": "string",
-}
-"""what languages call types, in any case"""
 DESCRIBING = frozenset(
     ("binary", "byte", "color", "directory-path", "file-path", "json-string", "password", "path")
 )
@@ -40,8 +26,6 @@ WRAPPING = {"name", "description", "schema", "strict"}
 """of what response_format has a schema in"""
 IN_URIS = "#/%:?@!$&'()*+,;=~"
 ANYTHING = (True, {})
-INDEX = re.compile(r"[0-9]{1,9}")
-"""of a list, in a reference"""
 
 
 def subschemas(
@@ -64,22 +48,6 @@ def subschemas(
             elif isinstance(held, dict) and key in maps:
                 inner += [((*place, key, name), one) for name, one in held.items()]
         stack += reversed(inner)
-
-
-def pointed(root: Any, ref: str) -> tuple[Path, Any] | None:
-    """What a reference within the schema is to, with its path; None for other references."""
-    path, value = (), root
-    if not ref.startswith("#"):
-        return None
-    for part in ref[1:].split("/")[1:]:
-        key = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(value, list) and INDEX.fullmatch(key) and int(key) < len(value):
-            path, value = (*path, int(key)), value[int(key)]
-        elif isinstance(value, dict) and key in value:
-            path, value = (*path, key), value[key]
-        else:
-            return None
-    return path, value
 
 
 def spelled(place: str, path: Path) -> str:
@@ -105,7 +73,7 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     kinds = schema.get("type", [])
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind not in TYPES:
-            meant = OTHER_NAMES.get(str(kind).lower())
+            meant = TYPE_NAMES.get(str(kind).lower())
             told = f'use "{meant}"' if meant else f"use {', '.join(TYPES)}"
             yield "type", f"{json.dumps(kind):.60} is no type; {told}"
     required = schema.get("required", [])

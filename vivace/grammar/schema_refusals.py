@@ -11,7 +11,8 @@ import msgspec
 
 from vivace.grammar.backend import JsonFormat
 from vivace.grammar.json_schema import json_grammar
-from vivace.grammar.schema_keywords import Path, pointed, spelled, subschemas
+from vivace.grammar.schema_keywords import spelled, subschemas
+from vivace.parsers.schema_types import Path, pointed
 
 MAX_REASON = 400
 MOST_TRIALS = 20

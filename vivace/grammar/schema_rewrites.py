@@ -7,7 +7,8 @@ from itertools import permutations
 from math import perm
 from typing import Any
 
-from vivace.grammar.schema_keywords import TYPES, pointed, subschemas
+from vivace.grammar.schema_keywords import subschemas
+from vivace.parsers.schema_types import TYPES, pointed
 
 MAX_CHOICES = 600
 """values times orders of different ones: all of five values, or two of eight"""

@@ -1,12 +1,18 @@
-"""Which types a schema allows, as far as it says so in so many words."""
+"""Which types a JSON schema allows, as far as it says so, and what its references are to."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
+Path = tuple[str | int, ...]
+"""of a part within a schema"""
+TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 UNIONS = ("anyOf", "oneOf", "allOf")
+INDEX = re.compile(r"[0-9]{1,9}")
+"""of a list, in a reference"""
 MAX_STEPS = 100
 """references to references"""
 STRING = frozenset({"string"})
@@ -19,10 +25,18 @@ JSON_KINDS: Mapping[type, frozenset[str]] = {
     type(None): frozenset({"null"}),
 }
 """what a schema may call the type of a value that JSON had"""
-OTHER_NAMES = {"str": "string", "text": "string", "int": "integer", "float": "number"}
-OTHER_NAMES |= {"double": "number", "bool": "boolean", "dict": "object", "list": "array"}
-OTHER_NAMES |= {"none": "null"}
-"""what languages call types, in any case"""
+TYPE_NAMES = {kind: kind for kind in TYPES} | {
+    "bool": "boolean",
+    "dict": "object",
+    "double": "number",
+    "float": "number",
+    "int": "integer",
+    "list": "array",
+    "none": "null",
+    "str": "string",
+    "text": "string",
+}
+"""what languages call types, in lower case -> the type"""
 
 
 def json_kinds(value: Any) -> frozenset[str]:
@@ -42,10 +56,10 @@ def kinds(schema: Any, root: Mapping[str, Any]) -> set[str]:
         if isinstance(ref := one.get("$ref"), str):
             if ref not in seen:
                 seen.add(ref)
-                stack.append(pointed(root, ref))
+                stack.append(pointed_value(root, ref))
         elif isinstance(named := one.get("type"), str | list):
             names = [named] if isinstance(named, str) else map(str, named)
-            found |= {OTHER_NAMES.get(kind.lower(), kind) for kind in names}
+            found |= {TYPE_NAMES.get(kind.lower(), kind) for kind in names}
         elif isinstance(one.get("enum"), list):
             found.update(*map(json_kinds, one["enum"]))
         elif "const" in one:
@@ -60,17 +74,27 @@ def referred(schema: Any, root: Mapping[str, Any]) -> Any:
     for _ in range(MAX_STEPS):
         if not isinstance(schema, Mapping) or not isinstance(ref := schema.get("$ref"), str):
             return schema
-        schema = pointed(root, ref)
+        schema = pointed_value(root, ref)
     return None
 
 
-def pointed(root: Any, ref: str) -> Any:
-    """What a reference is to; None where it is to nothing in `root`."""
+def pointed_value(root: Any, ref: str) -> Any:
+    """None where a reference is to nothing in `root`."""
+    found = pointed(root, ref)
+    return found and found[1]
+
+
+def pointed(root: Any, ref: str) -> tuple[Path, Any] | None:
+    """What a reference within a schema is to, with its path; None where that is nothing."""
+    path, value = (), root
     if not ref.startswith("#"):
         return None
     for part in ref[1:].split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")
-        if not isinstance(root, Mapping) or key not in root:
+        if isinstance(value, list) and INDEX.fullmatch(key) and int(key) < len(value):
+            path, value = (*path, int(key)), value[int(key)]
+        elif isinstance(value, dict) and key in value:
+            path, value = (*path, key), value[key]
+        else:
             return None
-        root = root[key]
-    return root
+    return path, value

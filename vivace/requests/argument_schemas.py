@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vivace.grammar.schema_keywords import DEFINITIONS
 from vivace.grammar.tool_tags import TagFormat, json_value
 from vivace.parsers.json_values import MAX_NAME
-from vivace.parsers.schema_types import MAX_STEPS, kinds, pointed
+from vivace.parsers.schema_types import MAX_STEPS, kinds, pointed_value
 
 OF_STRINGS = frozenset(("minLength", "maxLength", "pattern", "format"))
 OF_OTHERS = frozenset(
@@ -36,7 +37,6 @@ OF_ALL = frozenset(
 """keywords that say something; what is none of these only describes"""
 SAYING = OF_ALL | OF_STRINGS | OF_OTHERS
 OF_ARGUMENTS = frozenset(("type", "properties", "required", "additionalProperties"))
-DEFINITIONS = ("$defs", "definitions")
 MOST_READ = 1 << 20
 """characters of schemas, of all functions of a request: twice what a constraint may have"""
 MOST_OPTIONS = 4096
@@ -177,7 +177,7 @@ def one_step(schema: Any, root: Mapping[str, Any]) -> Any:
     """What a part of `root` refers to if it does nothing else; else itself."""
     asked = said(schema)
     if asked == {"$ref"}:
-        return pointed(root, schema["$ref"]) if isinstance(schema["$ref"], str) else None
+        return pointed_value(root, schema["$ref"]) if isinstance(schema["$ref"], str) else None
     if asked == {"allOf"} and isinstance(schema["allOf"], list) and len(schema["allOf"]) == 1:
         return schema["allOf"][0]
     return schema
