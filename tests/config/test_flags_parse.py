@@ -46,6 +46,15 @@ def test_every_spelling_parses(spelling: str) -> None:
     assert option_value(options, option) != option.default or option.choices
 
 
+def test_choices_that_stop_the_start_are_not_offered() -> None:
+    for option in all_options():
+        if option.choices and option.shape == "str":
+            with pytest.raises(ConfigError, match="nonsense") as raised:
+                parse_value(option, "nonsense")
+            named = str(raised.value).partition("one of ")[2].partition("; did")[0].split(", ")
+            assert named and not any(map(option.is_refused, named)), option.flag
+
+
 def test_of_several_names_the_given_one_is_told(tmp_path: Path) -> None:
     """In what stops a start and in what it shows; the last one, of a file's and the command's."""
     file = tmp_path / "flags.yaml"

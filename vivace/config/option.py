@@ -86,6 +86,14 @@ class Option:
     def flag(self) -> str:
         return self.flags[0]
 
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """Choices that do not stop the start: those to name to somebody who looks for one."""
+        return tuple(choice for choice in self.choices if not self.is_refused(choice))
+
+    def is_refused(self, value: str) -> bool:
+        return value in self.values and self.values[value].kind is Support.NOT_AVAILABLE
+
     def state(self, platform: str, value: Any) -> FlagState:
         """The state of this option set to `value` on `platform`."""
         state = self.states[platform]

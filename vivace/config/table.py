@@ -59,7 +59,7 @@ def state_text(option: Option, platform: str) -> str:
     limited = [name for name, other in option.values.items() if other.kind is not Support.WORKS]
     if state.kind is Support.WORKS and limited:
         works = [choice for choice in option.choices if choice not in limited]
-        return f"works: {', '.join(works)}"
+        return f"works: {', '.join(works)}" if works else f"works, but for {', '.join(limited)}"
     return state.text()
 
 

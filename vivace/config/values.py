@@ -29,6 +29,11 @@ class OptionValues(Protocol):
     @property
     def choices(self) -> tuple[str, ...]: ...
     @property
+    def offered(self) -> tuple[str, ...]:
+        """The choices that errors name."""
+        ...
+
+    @property
     def plugins(self) -> str:
         """The group of entry points whose names are choices, too."""
         ...
@@ -55,8 +60,8 @@ def parse_value(option: OptionValues, value: Any) -> Any:
         and str(result) not in installed(option.plugins)
     ):
         raise ConfigError(
-            f"{option.flag}: {str(result)!r} is not one of {', '.join(option.choices)}"
-            f"{nearest(str(result), option.choices)}"
+            f"{option.flag}: {str(result)!r} is not one of {', '.join(option.offered)}"
+            f"{nearest(str(result), option.offered)}"
         )
     return result
 

@@ -34,6 +34,10 @@ class ServerFlag(msgspec.Struct, frozen=True, omit_defaults=True):
     def flag(self) -> str:
         return self.flags[0]
 
+    @property
+    def offered(self) -> tuple[str, ...]:
+        return self.choices
+
 
 class KnownVariable(msgspec.Struct, frozen=True, omit_defaults=True):
     """`dead`: no program reads it."""
