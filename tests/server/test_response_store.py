@@ -249,6 +249,24 @@ def test_what_a_process_made_that_has_ended_is_lost() -> None:
     asyncio.run(talk())
 
 
+def test_what_was_begun_again_or_refused_does_not_end_with_a_connection() -> None:
+    async def talk() -> None:
+        async with linked() as (here, _, there):
+            await there.begin(7, "a", RUNNING, b"lost")
+            await here.begin(7, "a", RUNNING, b"lost")
+            for number in range(MAX_RUNNING - 1):
+                await here.begin(7, f"{number}", RUNNING, b"lost")
+            assert await refusal(there.begin(7, "b", RUNNING, b"lost")) == 503
+            await here.put(7, "0", StoredResponse(b"whole", background=True))
+            await here.begin(7, "b", RUNNING, b"lost")
+            await there.close(APP)
+            await asyncio.sleep(0.05)
+            for name in "ab":
+                assert (await here.get(7, name)).running
+
+    asyncio.run(talk())
+
+
 def test_events_of_another_process_can_be_read() -> None:
     async def talk() -> None:
         async with linked() as (here, _, there):

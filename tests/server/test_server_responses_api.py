@@ -134,10 +134,11 @@ def test_refusals_name_the_field(server: Running, fields: Any, param: str) -> No
 
 
 def test_a_conversation_that_is_too_long_loses_its_oldest_turns(server: Running) -> None:
-    """As few as it takes; and what is left is what the next response goes on with."""
-    turns = [f"<user>{number:040}\n<assistant>Well\n" for number in range(12)]
+    """As few as it takes, however many there are; and what is left is what the next response goes
+    on with."""
+    turns = [f"<user>{number:040}\n<assistant>Well\n" for number in range(3000)]
     items: list[Any] = [{"role": "system", "content": "be brief"}]
-    for number in range(12):
+    for number in range(3000):
         items.append({"role": "user", "content": f"{number:040}"})
         items.append({"role": "assistant", "content": "Well"})
     items.append({"role": "user", "content": "and?"})

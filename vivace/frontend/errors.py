@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from vivace.errors import CannotStart
 
+CONTEXT_EXCEEDED = "context_length_exceeded"
+"""OpenAI's code for a prompt that is too long"""
+
 
 class BadRequest(Exception):
     """A request that cannot be served. `field` names the input, `reason` says what to change.

@@ -14,7 +14,7 @@ import msgspec
 
 from vivace.errors import CannotStart
 from vivace.frontend.constraints import GIVEN, read_constraint
-from vivace.frontend.errors import BadRequest
+from vivace.frontend.errors import CONTEXT_EXCEEDED, BadRequest
 from vivace.frontend.fields import Fields, abbreviate, is_set, json_type
 from vivace.frontend.served_model import ServedModel
 from vivace.protocol.constraints import CONSTRAINTS, Constraint
@@ -251,7 +251,7 @@ def too_long(field: str, tokens: int | str, served: ServedModel) -> BadRequest:
         field,
         f"the prompt of {tokens} tokens is longer than the model's context length "
         f"({served.context} tokens for prompt and answer together)",
-        code="context_length_exceeded",
+        code=CONTEXT_EXCEEDED,
     )
 
 

@@ -14,6 +14,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from aiohttp import web
 from vivace.protocol.listening_socket import path
 from vivace.server.response_store import (
     FoundItems,
+    KeptResponse,
     NewEvents,
     Responses,
     ResponseStore,
@@ -112,22 +114,17 @@ class ResponseServer:
         assert task is not None
         self._connections.add(task)
         asked: dict[int, asyncio.Task[None]] = {}
-        begun: set[tuple[int, str]] = set()
+        begun: dict[tuple[int, str], KeptResponse] = {}
         try:
             while True:
                 question = _REQUEST.decode(await read_frame(reader))
-                match ask := question.ask:
-                    case Begin():
-                        begun.add((ask.client, ask.identity))
-                    case Put():
-                        begun.discard((ask.client, ask.identity))
-                    case Forget():
-                        if (waiting := asked.get(question.number)) is not None:
-                            waiting.cancel()
-                        continue
-                    case _:
-                        pass
-                self._begin(asked, writer, question)
+                number = question.number
+                if isinstance(question.ask, Forget):
+                    if (waiting := asked.get(number)) is not None:
+                        waiting.cancel()
+                    continue
+                asked[number] = asyncio.create_task(self._answer(writer, question, begun))
+                asked[number].add_done_callback(partial(forget, asked, number))
         except (EOFError, OSError, asyncio.CancelledError):
             pass  # the other one has ended, or this one does
         except msgspec.DecodeError as error:
@@ -135,30 +132,37 @@ class ResponseServer:
         finally:
             for one in asked.values():
                 one.cancel()
-            for client, identity in begun:
-                self._store.lose(client, identity)
+            for place, kept in begun.items():
+                self._store.lose(*place, kept)
             writer.close()
             self._connections.discard(task)
 
-    def _begin(
+    async def _answer(
         self,
-        asked: dict[int, asyncio.Task[None]],
         writer: asyncio.StreamWriter,
         question: StoreRequest,
+        begun: dict[tuple[int, str], KeptResponse],
     ) -> None:
-        task = asked[question.number] = asyncio.create_task(self._answer(writer, question))
-        task.add_done_callback(lambda _: asked.pop(question.number, None))
-
-    async def _answer(self, writer: asyncio.StreamWriter, question: StoreRequest) -> None:
+        """`begun`: what is made behind this connection, and ends with it."""
+        ask, found = question.ask, None
         try:
-            found = await find(self._store, question.ask)
+            found = await find(self._store, ask)
         except HTTPError as error:
             found = StoreError(
                 error.status, error.message, error.param, error.code, error.retry_after
             )
+        if isinstance(ask, Put):
+            begun.pop((ask.client, ask.identity), None)
+        elif isinstance(ask, Begin) and found is None:
+            place = ask.client, ask.identity
+            begun[place] = self._store.running(*place)
         with suppress(OSError):
             write_frame(writer, StoreReply(question.number, found))
             await writer.drain()
+
+
+def forget(asked: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[None]) -> None:
+    asked.pop(number, None)
 
 
 async def find(store: Responses, ask: Ask) -> Found:

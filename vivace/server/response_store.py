@@ -276,10 +276,12 @@ class ResponseStore:
             raise HTTPError(503, message, retry_after=1.0)
         return self._find(client, identity).entry
 
-    def lose(self, client: int, identity: str) -> None:
-        """The process that made it has ended, as far as it was running."""
-        kept = self._running.get((client, identity))
-        if kept is not None:
+    def running(self, client: int, identity: str) -> KeptResponse:
+        return self._running[client, identity]
+
+    def lose(self, client: int, identity: str, kept: KeptResponse) -> None:
+        """Who made it has ended, or its connection, unless it was begun again over another one."""
+        if self._running.get((client, identity)) is kept:
             entry = StoredResponse(kept.lost, background=True, inputs=kept.entry.inputs)
             self._replace(client, identity, entry)
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from vivace.frontend.errors import CONTEXT_EXCEEDED
 from vivace.frontend.tokenizer_pool import text_named
 from vivace.requests.tools import offered_tools
 from vivace.server.apis.anthropic_request import (
@@ -166,7 +167,7 @@ def anthropic_error(
     """The body of an error answer. `param` is named by the message already."""
     del param
     kind = KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    text = f"{TOO_LONG}: {message}" if code == "context_length_exceeded" else message
+    text = f"{TOO_LONG}: {message}" if code == CONTEXT_EXCEEDED else message
     return {"type": "error", "error": {"type": kind, "message": message_text(text)}}
 
 

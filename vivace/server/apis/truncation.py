@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vivace.frontend.errors import CONTEXT_EXCEEDED, BadRequest, OverLimit
+from vivace.frontend.tokenizer_pool import text_named
 from vivace.requests.schema import Message
 from vivace.requests.tools import OfferedTools, offered_tools
 from vivace.server.apis.chat_messages import ChatMessages
@@ -21,7 +23,7 @@ async def truncate(context: Context, request: ChatRequest, found: ChatMessages) 
     chat.check(context, request)
     offered = offered_tools(request)
     size = context.served.context
-    if await prompt_tokens(context, request, found.messages, offered) < size:
+    if await fits(context, request, found.messages, offered, size - 1):
         return
     kept = leading_instructions(found.messages)
     starts = [i for i, one in enumerate(found.messages) if one.role == "user" and i > kept]
@@ -31,13 +33,31 @@ async def truncate(context: Context, request: ChatRequest, found: ChatMessages) 
     while low < high:
         middle = (low + high) // 2
         messages = without(found.messages, kept, starts[middle])
-        if await prompt_tokens(context, request, messages, offered) <= room:
+        if await fits(context, request, messages, offered, room):
             high = middle
         else:
             low = middle + 1
     if starts:
         found.messages[:] = without(found.messages, kept, starts[low])
         found.places[:] = found.places[:kept] + found.places[starts[low] :]
+
+
+async def fits(
+    context: Context,
+    request: ChatRequest,
+    messages: list[Message],
+    offered: OfferedTools,
+    room: int,
+) -> bool:
+    """Of what is far too long nobody counts the tokens, or renders it to its end."""
+    try:
+        return await prompt_tokens(context, request, messages, offered) <= room
+    except OverLimit:
+        return False
+    except BadRequest as error:
+        if error.code != CONTEXT_EXCEEDED:
+            raise
+        return False
 
 
 def leading_instructions(messages: list[Message]) -> int:
@@ -54,4 +74,5 @@ async def prompt_tokens(
     context: Context, request: ChatRequest, messages: list[Message], offered: OfferedTools
 ) -> int:
     text = await chat.chat_text(context, messages, request, offered)
-    return len(await context.frontend.encode(text, add_special_tokens=False))
+    with text_named("messages"):
+        return len(await context.frontend.encode(text, add_special_tokens=False))
