@@ -13,14 +13,14 @@ from vivace.checkpoint.gguf_sampling import CARDS
 from vivace.checkpoint.source import SourceError, embedded_file
 from vivace.config.parsing import from_arguments
 from vivace.frontend.served_model import sampling_defaults, served_model
-from vivace.frontend.validation import build_sampling
+from vivace.frontend.validation import CheckedSampling
 from vivace.launch.configure import configure
 
 
 def request(asked: dict[str, Any], **flags: Any) -> tuple[Any, str]:
     """(the settings of a request that brings `asked`, what the start says of the defaults)"""
     config = configure(from_arguments(**flags))
-    sampling, _ = build_sampling(asked, served_model(config, None), 1)
+    sampling = CheckedSampling(asked, served_model(config, None)).behind(1)
     return sampling, sampling_defaults(config).text()
 
 

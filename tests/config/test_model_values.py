@@ -12,7 +12,7 @@ from vivace.config.checks import CHECKS
 from vivace.config.config import Options
 from vivace.config.resolution import ResolveContext
 from vivace.frontend.served_model import served_model
-from vivace.frontend.validation import build_sampling, check_defaults
+from vivace.frontend.validation import CheckedSampling, check_defaults
 
 
 def test_notices_of_the_model_are_shown_at_the_start() -> None:
@@ -34,7 +34,7 @@ def test_greedy_defaults(changes: dict[str, Any]) -> None:
     source = replace(config.source, generation_config=GREEDY | changes)
     served = served_model(replace(config, source=source), None)
     check_defaults(served)
-    sampling, _ = build_sampling({}, served, 1)
+    sampling = CheckedSampling({}, served).behind(1)
     assert sampling.temperature == 0 and sampling.top_k == 0
     # a request that wants a temperature still gets the one token that top_p leaves
-    assert 0 < build_sampling({"temperature": 1}, served, 1)[0].top_p < 1e-5
+    assert 0 < CheckedSampling({"temperature": 1}, served).behind(1).top_p < 1e-5

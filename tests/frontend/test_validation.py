@@ -15,7 +15,6 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.validation import (
     CheckedSampling,
     build_logprobs,
-    build_sampling,
     check_prompt,
     samples,
 )
@@ -24,11 +23,12 @@ from vivace.requests.prompts import PromptInput, expand
 
 
 def build(prompt: int = 10, **raw: Any) -> SamplingParams:
-    return build_sampling(raw, served(), prompt)[0]
+    return CheckedSampling(raw, served()).behind(prompt)
 
 
 def test_defaults_are_sglangs() -> None:
-    sampling, n = build_sampling(None, served(), 10)
+    settings = CheckedSampling(None, served())
+    sampling, n = settings.behind(10), settings.n
     assert n == 1
     assert sampling == SamplingParams(seed=sampling.seed)
     assert (sampling.max_new_tokens, sampling.temperature, sampling.top_k) == (128, 1.0, 0)
@@ -105,9 +105,9 @@ def test_unknown_fields_get_the_nearest_name() -> None:
     with pytest.raises(BadRequest, match=r"'temperatur'.* 'temperature'"):
         build(temperatur=1)
     with pytest.raises(BadRequest, match="unknown"):
-        build_sampling({5: 1}, served(), 1)  # type: ignore[dict-item]
+        CheckedSampling({5: 1}, served())  # type: ignore[dict-item]
     with pytest.raises(BadRequest, match="object"):
-        build_sampling([1], served(), 1)  # type: ignore[arg-type]
+        CheckedSampling([1], served())  # type: ignore[arg-type]
 
 
 def test_answers_are_cut_to_the_context() -> None:
@@ -119,7 +119,7 @@ def test_answers_are_cut_to_the_context() -> None:
         with pytest.raises(BadRequest, match="1000") as caught:
             build(prompt, max_new_tokens=longest)
         assert caught.value.code == "context_length_exceeded"
-    cut, _ = build_sampling({}, served(allow_auto_truncate=True), 5000)
+    cut = CheckedSampling({}, served(allow_auto_truncate=True)).behind(5000)
     assert cut.max_new_tokens == 1
 
 
@@ -131,10 +131,10 @@ def test_greedy_and_whole_vocabulary() -> None:
 
 def test_order_of_defaults() -> None:
     model = served(defaults={"temperature": 0.3, "max_new_tokens": 7})
-    assert build_sampling({}, model, 1)[0].temperature == 0.3
-    assert build_sampling({"temperature": None}, model, 1)[0].temperature == 0.3
-    assert build_sampling({"temperature": 0.9}, model, 1)[0].temperature == 0.9
-    assert build_sampling({}, model, 1)[0].max_new_tokens == 7
+    assert CheckedSampling({}, model).behind(1).temperature == 0.3
+    assert CheckedSampling({"temperature": None}, model).behind(1).temperature == 0.3
+    assert CheckedSampling({"temperature": 0.9}, model).behind(1).temperature == 0.9
+    assert CheckedSampling({}, model).behind(1).max_new_tokens == 7
 
 
 @pytest.mark.parametrize("defaults", [{"temperature": -1}, {"temprature": 1}, {"regex": "x"}])
@@ -145,10 +145,10 @@ def test_wrong_defaults_stop_the_start(defaults: dict[str, Any]) -> None:
 
 def test_seeds() -> None:
     model = served()
-    drawn = [build_sampling({}, model, 1)[0].seed for _ in range(50)]
+    drawn = [CheckedSampling({}, model).behind(1).seed for _ in range(50)]
     assert len(set(drawn)) == 50 and all(0 <= seed < 1 << 63 for seed in drawn)
     again = served()
-    assert [build_sampling({}, again, 1)[0].seed for _ in range(50)] == drawn
+    assert [CheckedSampling({}, again).behind(1).seed for _ in range(50)] == drawn
     assert build(sampling_seed=-1).seed == (1 << 63) - 1
     copies = samples(build(sampling_seed=(1 << 63) - 1), 3)
     assert [copy.seed for copy in copies] == [(1 << 63) - 1, 0, 1]
@@ -200,7 +200,8 @@ NAMES = sorted({field for field, _ in BAD})
 @given(raw=st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4))
 def test_anything_else_is_refused_or_in_range(raw: dict[str, Any]) -> None:
     try:
-        sampling, n = build_sampling(raw, served(), 10)
+        settings = CheckedSampling(raw, served())
+        sampling, n = settings.behind(10), settings.n
     except BadRequest:
         return
     assert 1 <= n <= 128

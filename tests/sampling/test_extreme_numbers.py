@@ -13,7 +13,7 @@ from test_sampler import VOCABULARY, Table, each
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.served_model import ServedModel
-from vivace.frontend.validation import build_sampling
+from vivace.frontend.validation import CheckedSampling
 from vivace.protocol.messages import LogprobOptions
 
 SERVED = ServedModel(name="m", context=100, vocabulary=VOCABULARY)
@@ -36,7 +36,7 @@ ASKED = st.fixed_dictionaries(
 def check(ops: Any, asked: dict[str, Any], scale: float) -> bool:
     """Whether the request is taken; then its draw and its log-probabilities are usable."""
     try:
-        sampling, _ = build_sampling({"sampling_seed": 7, **asked}, SERVED, 3)
+        sampling = CheckedSampling({"sampling_seed": 7, **asked}, SERVED).behind(3)
     except BadRequest as error:
         assert error.status == 400
         return False

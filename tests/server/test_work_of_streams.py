@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 from server_kit import Wire, ask, documents, make_tokenizer, running_server
 
-from vivace.frontend.fairness import run_now
+from vivace.frontend.fairness import Work, run_now
 from vivace.frontend.request_output import RequestOutput
 from vivace.parsers.events import CallArguments, ContentText, ReasoningText
 from vivace.parsers.parser import SLICE, AnswerParser, ParseOptions, answer_format
@@ -27,6 +28,7 @@ from vivace.server.apis.ollama import OllamaLines, show_message
 from vivace.server.apis.responses_events import ResponseEvents
 from vivace.server.apis.responses_request import begin_response
 from vivace.server.apis.responses_schema import ResponsesRequest
+from vivace.server.event_bytes import event
 from vivace.server.openai.parsed import (
     SLICE_TOKENS,
     ParsedChunks,
@@ -36,8 +38,9 @@ from vivace.server.openai.parsed import (
 from vivace.server.openai.response import ChatChunks, ChunkContext
 from vivace.server.openai.schema import ChunkDelta, Usage
 from vivace.server.openai.usage import UsageCounter
-from vivace.server.sse import EventStream, StreamLimits, event
+from vivace.server.sse import EventStream, StreamLimits
 
+T = TypeVar("T")
 TOKENIZER = make_tokenizer()
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 
@@ -68,6 +71,18 @@ def said(data: bytes) -> tuple[str, int]:
     return "".join(delta.get("content") or "" for delta in deltas), len(calls)
 
 
+def run_counted(work: Work[T], count: Callable[[], int]) -> tuple[T, int]:
+    """(what the work comes to, how much of what is counted was done at most without a pause)"""
+    longest = 0
+    while True:
+        before = count()
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value, longest
+        longest = max(longest, count() - before)
+
+
 def test_what_a_slow_reader_waits_for_is_put_together_once() -> None:
     async def run() -> bytes:
         stream = EventStream(StreamLimits(1 << 20, 1 << 20, 30.0))
@@ -90,8 +105,7 @@ def test_much_text_at_once_is_parsed_in_slices() -> None:
     assert whole.parts(output("Well.")) is None
     work = chunks.parts(output(text))
     assert work is not None
-    longest, read = 0, 0
-    reader = chunks._parser._reader
+    read, reader = 0, chunks._parser._reader
     feed = reader.feed
 
     def counted(piece: str) -> None:
@@ -100,18 +114,13 @@ def test_much_text_at_once_is_parsed_in_slices() -> None:
         feed(piece)
 
     reader.feed = counted  # type: ignore[method-assign]
-    try:
-        while True:
-            before = read
-            next(work)
-            longest = max(longest, read - before)
-    except StopIteration as end:
-        assert said(b"".join(end.value)) == said(whole(output(text))) == ("Well.", 2000)
+    events, longest = run_counted(work, lambda: read)
+    assert said(b"".join(events)) == said(whole(output(text))) == ("Well.", 2000)
     assert longest <= SLICE < read == len(text)
 
 
 def test_reasoning_of_a_long_answer_is_counted_in_slices() -> None:
-    seen, longest = 0, 0
+    seen = 0
 
     def token_bytes(_: int) -> bytes:
         nonlocal seen
@@ -121,13 +130,8 @@ def test_reasoning_of_a_long_answer_is_counted_in_slices() -> None:
     counter, parser = ReasoningCounter((b"</think>",), token_bytes), thinker()
     parser.push("<think>a")
     work = counter.count_slices([1] * (10 * SLICE_TOKENS), parser)
-    try:
-        while True:
-            before = seen
-            next(work)
-            longest = max(longest, seen - before)
-    except StopIteration as end:
-        assert end.value == seen == 10 * SLICE_TOKENS
+    reasoning, longest = run_counted(work, lambda: seen)
+    assert reasoning == seen == 10 * SLICE_TOKENS
     assert longest <= SLICE_TOKENS
     parser.push("</think>b")
     ended = ReasoningCounter((b"</think>",), lambda token: b"</think>" if token else b"a")

@@ -61,18 +61,6 @@ OTHER_NAMES = {
 """OpenAI's, vLLM's, Ollama's or transformers' name of a setting -> SGLang's."""
 
 
-def build_sampling(
-    raw: Mapping[str, Any] | None,
-    served: ServedModel,
-    prompt_tokens: int,
-    *,
-    field_prefix: str = "sampling_params",
-) -> tuple[SamplingParams, int]:
-    """(settings of the first sample, n) of one prompt: see `CheckedSampling`."""
-    settings = CheckedSampling(raw, served, field_prefix)
-    return settings.behind(prompt_tokens), settings.n
-
-
 class CheckedSampling:
     """SGLang's field names, checked once for however many prompts.
 
@@ -168,7 +156,7 @@ def check_defaults(served: ServedModel) -> None:
         for kind in CONSTRAINTS:
             if kind in raw:
                 raise BadRequest(f"sampling defaults.{kind}", "is for single requests only")
-        build_sampling(raw, served, 0, field_prefix="sampling defaults")
+        CheckedSampling(raw, served, "sampling defaults").behind(0)
     except BadRequest as error:
         raise CannotStart(
             f"{error} (from --preferred-sampling-params or the model's files; "
