@@ -14,10 +14,11 @@ from vivace.checkpoint.json_files import read_json, read_value
 from vivace.checkpoint.source import ModelSource
 
 MODULES_FILE, CONFIG_FILE = "modules.json", "config.json"
+LAST, MEAN, CLS, STEPS = "last", "mean", "cls", "steps"
 MODES = {
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": LAST,
+    "pooling_mode_mean_tokens": MEAN,
+    "pooling_mode_cls_token": CLS,
 }
 """sentence-transformers' switches -> what is pooled"""
 OTHER_MODES = (
@@ -25,17 +26,18 @@ OTHER_MODES = (
     "pooling_mode_mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens",
 )
-NAMES = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+NAMES = {"lasttoken": LAST, "mean": MEAN, "cls": CLS}
 """of the one key that newer releases write in place of the switches"""
 GGUF_KEY = "pooling_type"
-GGUF_MODES = {1: "mean", 2: "cls", 3: "last"}
+GGUF_MODES = {1: MEAN, 2: CLS, 3: LAST}
 """llama.cpp's numbers"""
 POOLED = {
-    "last": "the last token",
-    "mean": "the mean of all tokens",
-    "cls": "the first token",
-    "steps": "each token that ends a step",
+    LAST: "the last token",
+    MEAN: "the mean of all tokens",
+    CLS: "the first token",
+    STEPS: "each token that ends a step",
 }
+"""whose hidden states are the answer, or make its vector"""
 FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 SUPPORTED = (
     "of Transformer, Pooling and Normalize, in this order, only Normalize may be left out; use a "
@@ -45,12 +47,10 @@ SUPPORTED = (
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerConfig:
-    """`mode`: "last", "mean" or "cls", the token or tokens whose hidden states make the vector, or
-    "steps", each of those that end a step;
-    `normalize`: to length 1; `stated`: by the model's files; `dimensions`: sizes to which vectors
-    may be cut (Matryoshka), None: any."""
+    """`mode`: of POOLED; `normalize`: to length 1; `stated`: by the model's files; `dimensions`:
+    sizes to which vectors may be cut (Matryoshka), None: any."""
 
-    mode: str = "last"
+    mode: str = LAST
     normalize: bool = True
     stated: bool = field(default=True, compare=False)
     dimensions: tuple[int, ...] | None = None

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vivace.checkpoint.classifier import EncoderFacts, PooledFacts, read_classifier
 from vivace.checkpoint.fields import ConfigFields, Flag, Integer, Number, OneOf
-from vivace.checkpoint.pooling import PoolerConfig, read_pooling
+from vivace.checkpoint.pooling import CLS, LAST, STEPS, PoolerConfig, read_pooling
 from vivace.checkpoint.source import ModelSource
 from vivace.models.class_name import read_class_name
 from vivace.models.config_fields import TABLE, ModelFields
@@ -15,7 +15,6 @@ from vivace.models.facts import ModelFacts, checkpoint_quantization, read_dtype,
 from vivace.models.pooling.kinds import BERT, ENCODERS, JUDGES, ROBERTA, STEP_TOKEN
 from vivace.models.registry import check_architecture
 
-LAST, CLS, STEPS = "last", "cls", "steps"
 STEP_KEY = "step_tag_id"
 ENCODER_ACTIVATIONS = {
     "gelu": "gelu",
