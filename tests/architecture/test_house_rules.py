@@ -264,7 +264,16 @@ def test_imports_point_the_right_way() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-FOR_ALL = {"arguments", "echo", "errors", "files", "registry", "terminal", "version"}
+FOR_ALL = {
+    "arguments",
+    "echo",
+    "errors",
+    "files",
+    "registry",
+    "system_calls",
+    "terminal",
+    "version",
+}
 DOORS_OF_PYTHON = {"__init__", "__main__"}
 
 

@@ -31,6 +31,7 @@ from vivace.protocol.messages import SamplingParams
 from vivace.protocol.ranks import MOST_RANKS, ToRanks
 from vivace.protocol.shm_broadcast import BroadcastClosed, BroadcastReader, BroadcastWriter
 from vivace.protocol.step import Join, StepPlan
+from vivace.system_calls import open_memory
 
 PROGRAM = "vivace bench broadcast"
 RANKS = (2, 8, 32)
@@ -127,7 +128,7 @@ def medians(found: Sequence[Times]) -> Times:
 
 def ring_ranks(ranks: int) -> tuple[Tell, Callable[[], None]]:
     """(tell them, end them)"""
-    memory = os.memfd_create("vivace-ranks")
+    memory = open_memory("vivace-ranks")
     writer, encoder = BroadcastWriter(memory, ranks), msgspec.msgpack.Encoder()
     decoder = msgspec.msgpack.Decoder(ToRanks)
 

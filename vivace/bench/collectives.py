@@ -24,6 +24,7 @@ from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import result_file
 from vivace.bench.record import write_figures
 from vivace.protocol.ranks import MOST_RANKS
+from vivace.system_calls import open_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +84,7 @@ def run_ranks(ranks: int, rows: int, columns: int, rounds: int) -> list[Exchange
 
     from vivace.platforms.cpu import shared_group  # noqa: F401
 
-    memory = os.memfd_create("vivace-ranks")
+    memory = open_memory("vivace-ranks")
     answer, write = os.pipe()
     with tempfile.TemporaryDirectory() as folder:
         place = f"{folder}/meeting"

@@ -7,12 +7,13 @@ is nicer lets others run at once.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import platform
 import struct
 import sys
 import threading
+
+from vivace.system_calls import call
 
 SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274, "riscv64": 274}
 """sched_setattr(2)"""
@@ -45,10 +46,8 @@ def find_policy() -> int | None:
     return None
 
 
-def set_slice(nice: int, nanoseconds: int) -> bool:
-    """Of this thread. False: there is no such call, or a sandbox forbids it."""
-    number = SET_ATTRIBUTES.get(platform.machine())
-    if number is None:
-        return False
+def set_slice(nice: int, nanoseconds: int) -> None:
+    """Of this thread; where there is no such call, or a sandbox forbids it, nothing happens."""
     attributes = ATTRIBUTES.pack(ATTRIBUTES.size, 0, 0, nice, 0, nanoseconds, 0, 0)
-    return ctypes.CDLL(None).syscall(ctypes.c_long(number), 0, attributes, 0) == 0
+    with contextlib.suppress(OSError):
+        call(SET_ATTRIBUTES.get(platform.machine(), -1), 0, attributes, 0)

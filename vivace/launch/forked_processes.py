@@ -13,6 +13,7 @@ import time
 import weakref
 
 from vivace.config.child_process import describe_exit
+from vivace.system_calls import open_process, send_signal
 
 
 class TemplateProcess:
@@ -50,7 +51,7 @@ class AdoptedProcess:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._file = os.pidfd_open(pid)
+        self._file = open_process(pid)
         weakref.finalize(self, os.close, self._file)  # while a thread waits, it is not closed
         self._lock = threading.Lock()
         self._code: int | None = None
@@ -70,7 +71,7 @@ class AdoptedProcess:
     def kill(self) -> None:
         """Whoever has its number by now, nobody else is meant."""
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            signal.pidfd_send_signal(self._file, signal.SIGKILL)
+            send_signal(self._file, signal.SIGKILL)
 
 
 def wait_for_end(sock: socket.socket, timeout: float | None) -> bool:

@@ -49,6 +49,7 @@ from vivace.protocol.ranks import (
 from vivace.protocol.shm_broadcast import BroadcastWriter
 from vivace.protocol.step import StepPlan, StepResult
 from vivace.protocol.workers import WorkerCommand, WorkerState
+from vivace.system_calls import open_memory
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -64,7 +65,7 @@ log = logging.getLogger(__name__)
 @contextmanager
 def file_of_ranks() -> Iterator[int]:
     """A file without a name, which ranks inherit, there while they start."""
-    descriptor = os.memfd_create("vivace-ranks")
+    descriptor = open_memory("vivace-ranks")
     try:
         yield descriptor
     finally:

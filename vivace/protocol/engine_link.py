@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from vivace.protocol.bells import Bells, new_bells
+from vivace.system_calls import open_memory
 
 
 class NodesLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,4 +82,4 @@ def new_nodes_link(engines: int) -> NodesLink:
 
 def new_file() -> int:
     """Without a name, and empty."""
-    return os.memfd_create("vivace-ranks", os.MFD_CLOEXEC)
+    return open_memory("vivace-ranks")

@@ -4,23 +4,22 @@ It is anonymous (memfd), so no disk can be full or read-only behind it; it is re
 before any process needs it and sealed against shrinking, so touching it never faults; it belongs to
 the supervisor, so what a process stored outlives that process however it dies.
 
-Layout: a part for each engine, what all frontends share, then one place per frontend: its
-heartbeat, then its counters.
+Layout: a part for each engine, what all frontends share, a heartbeat and counters per frontend.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import threading
+
+from vivace.system_calls import fix_size, open_memory
 
 ENGINE_BYTES = 64 << 10
 REQUEST_LOG_BYTES = 64
 HEARTBEAT_BYTES = 4 << 10
 COUNTER_BYTES = 512 << 10
 PLACE_BYTES = HEARTBEAT_BYTES + COUNTER_BYTES
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedMemory:
@@ -83,13 +82,13 @@ class Fence:
 
 def new_descriptor() -> int:
     """Empty anonymous memory, for children to inherit before its size is known."""
-    return os.memfd_create("vivace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    return open_memory("vivace")
 
 
 def reserve(descriptor: int, places: int, engines: int = 1) -> SharedMemory:
     """Give it its size for good. OSError when there is no memory."""
     os.posix_fallocate(descriptor, 0, size_for(places, engines))
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+    fix_size(descriptor)
     return SharedMemory(descriptor, places, engines)
 
 

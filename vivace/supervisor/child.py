@@ -24,6 +24,7 @@ from vivace.observability.awaited_processes import find_parent, list_processes
 from vivace.protocol.message_socket import MessageSocket
 from vivace.supervisor.ipc import supervisor_end
 from vivace.supervisor.messages import FromChild, Setup
+from vivace.system_calls import open_process, send_signal
 
 Role = Literal["engine", "frontend", "ray"]
 NAMES: dict[Role, str] = {"engine": "engine", "ray": "process that talks to Ray"}
@@ -192,21 +193,20 @@ def kill_all(children: Iterable[Child], reason: str = "") -> None:
         process.kill()
     for descriptor in started:
         with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            send_signal(descriptor, signal.SIGKILL)
         os.close(descriptor)
 
 
 def open_children(parents: Collection[int]) -> list[int]:
-    """Descriptors of their children (pidfd_open(2)), which mean them whoever has their numbers
-    later. None where the system has no such thing or no room: then they end only if they asked for
-    it."""
+    """Descriptors of their children, which mean them whoever has their numbers later. None where
+    the system has no such thing or no room: then they end only if they asked for it."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for child, _, _, parent in list_processes():
             if parent not in parents:
                 continue
             with contextlib.suppress(ProcessLookupError):
-                found.append(os.pidfd_open(child))
+                found.append(open_process(child))
                 if find_parent(child) != parent:  # it has ended, and its number is another one's
                     os.close(found.pop())
     return found

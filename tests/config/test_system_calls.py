@@ -1,0 +1,54 @@
+"""Calls that some Pythons lack."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vivace.system_calls import call, fix_size, open_memory, open_process, send_signal
+
+LACKING = [
+    (os, "memfd_create"),
+    (os, "pidfd_open"),
+    (signal, "pidfd_send_signal"),
+]
+
+
+@pytest.mark.parametrize("lacking", [False, True])
+def test_a_python_that_was_built_for_older_systems_does_the_same(
+    monkeypatch: pytest.MonkeyPatch, lacking: bool
+) -> None:
+    for module, name in LACKING if lacking else ():
+        monkeypatch.delattr(module, name, raising=False)
+    memory = open_memory("test")
+    try:
+        assert not os.get_inheritable(memory)
+        assert Path(f"/proc/self/fd/{memory}").readlink().name.startswith("memfd:test")
+        os.ftruncate(memory, 8)
+        fix_size(memory)
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory, 4)
+    finally:
+        os.close(memory)
+    sleeper = subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(60)"])
+    process = open_process(sleeper.pid)
+    try:
+        assert not os.get_inheritable(process)
+        send_signal(process, signal.SIGKILL)
+        assert sleeper.wait(20) == -signal.SIGKILL
+        with pytest.raises(ProcessLookupError):
+            send_signal(process, signal.SIGKILL)
+    finally:
+        os.close(process)
+
+
+def test_what_the_system_does_not_know_is_said() -> None:
+    with pytest.raises(OSError) as failed:
+        call(-1)
+    assert failed.value.errno == errno.ENOSYS
