@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from vivace.frontend.errors import CONTEXT_EXCEEDED, BadRequest, OverLimit
 from vivace.frontend.tokenizer_pool import text_named
 from vivace.requests.schema import Message
@@ -29,17 +31,31 @@ async def truncate(context: Context, request: ChatRequest, found: ChatMessages) 
     starts = [i for i, one in enumerate(found.messages) if one.role == "user" and i > kept]
     share = max(size // ANSWER_SHARE, 1)
     room = size - min(request.max_completion_tokens or share, share)
-    low, high = 0, len(starts) - 1
-    while low < high:
-        middle = (low + high) // 2
-        messages = without(found.messages, kept, starts[middle])
-        if await fits(context, request, messages, offered, room):
-            high = middle
-        else:
-            low = middle + 1
+
+    async def last_fit(turns: int) -> bool:
+        messages = without(found.messages, kept, starts[-turns])
+        return await fits(context, request, messages, offered, room)
+
     if starts:
-        found.messages[:] = without(found.messages, kept, starts[low])
-        found.places[:] = found.places[:kept] + found.places[starts[low] :]
+        first = starts[-await most_turns(last_fit, len(starts))]
+        found.messages[:] = without(found.messages, kept, first)
+        found.places[:] = found.places[:kept] + found.places[first:]
+
+
+async def most_turns(last_fit: Callable[[int], Awaitable[bool]], turns: int) -> int:
+    """How many of the last ones fit; one is there anyway. Few are tried first: what is tried costs
+    what the context can hold then, however long the conversation is."""
+    low, high = 1, 2
+    while high <= turns and await last_fit(high):
+        low, high = high, 2 * high
+    high = min(high, turns + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if await last_fit(middle):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 async def fits(
