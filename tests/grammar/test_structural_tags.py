@@ -193,7 +193,12 @@ WORDS = any_text(["<", "stop"], patterns=["[a-z<>]{2,5}"], unlike=["ab|cd"])
             ["<g>", '{"f"', '<g>"x"</g>', "a <h>", '<g>"a"</g> <h>'],
         ),
         (
-            json_calls([("f", NUMBER, "tools[0]"), ("g", {"type": "object"}, "tools[1]")]),
+            json_calls(
+                {
+                    "f": json_value(NUMBER, "tools[0]"),
+                    "g": json_value({"type": "object"}, "tools[1]"),
+                }
+            ),
             [
                 '[{"name": "f", "parameters": {"n":1}}]',
                 '[{"name": "g", "parameters": {"x": []}}, {"name": "f", "parameters": {"n": 1}}]',
@@ -201,7 +206,7 @@ WORDS = any_text(["<", "stop"], patterns=["[a-z<>]{2,5}"], unlike=["ab|cd"])
             ["[]", '[{"name": "f", "parameters": {}}]', '[{"name": "h", "parameters": {}}]'],
         ),
         (
-            json_calls([("f", NUMBER, "tools[0]")], parallel=False),
+            json_calls({"f": json_value(NUMBER, "tools[0]")}, parallel=False),
             ['[{"name": "f", "parameters": {"n":1}}]'],
             [json.dumps([{"name": "f", "parameters": {"n": 1}}] * 2)],
         ),

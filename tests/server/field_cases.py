@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from server_kit import MODEL
 
+from vivace.requests import custom_tools, tools
 from vivace.requests import schema as requests
-from vivace.requests import tools
 from vivace.requests.embeddings import ENCODE_REFUSED, EncodeRequest
 from vivace.server import schema as native
 from vivace.server.apis import anthropic_schema as anthropic
@@ -78,6 +78,10 @@ TWO_CALLS = '<tool_call>{"name": "f"}</tool_call>' * 2
 OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
 NAMED = {"type": "function", "function": {"name": "f"}}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+
+A_FORMAT = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
+REGEX_TOOL = {"type": "custom", "custom": {"name": "f", "format": A_FORMAT}}
+OWN_TEXT = {"type": "custom", "name": "f"}
 
 KEYS: dict[str, list[Case]] = {
     "rid": [Effect("a", "b", "engine")],
@@ -587,6 +591,10 @@ INPUT_ITEM: dict[str, list[Case]] = {
             '{"a": 1}', '{"a": 2}', "engine", {"type": "function_call", "name": "f", "call_id": "1"}
         )
     ],
+    "input": [
+        Effect("a", "b", "engine", {"type": "custom_tool_call", "name": "f", "call_id": "1"}),
+        Refused(None, "required", {"type": "custom_tool_call", "name": "f", "call_id": "1"}),
+    ],
     "output": [
         Effect("x", "y", "engine", {"type": "function_call_output", "call_id": "1"}),
         Refused(None, "required", {"type": "function_call_output", "call_id": "1"}),
@@ -734,12 +742,19 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         "/v1/chat/completions",
         CALL_BASE,
         {
-            "function": [Effect({"name": "f"}, {"name": "g"}, "engine")],
+            "function": [
+                Effect({"name": "f"}, {"name": "g"}, "engine"),
+                Refused(None, "missing"),
+            ],
+            "custom": [
+                Effect({"name": "f"}, {"name": "g"}, "engine", {"type": "custom"}),
+                Refused(None, "missing", {"type": "custom"}),
+            ],
             "id": [Effect("1", "2", "engine")],
             "index": [Effect(0, 1, "engine")],
             "type": [
-                Harmless(("function", None), "all calls are"),
-                Refused("custom", "of type function"),
+                Harmless(("function", None), "without it calls are of functions"),
+                Refused("x", "function or custom"),
             ],
         },
         place=("messages", 0, "tool_calls", 0),
@@ -756,6 +771,20 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             ],
         },
         place=("messages", 0, "tool_calls", 0, "function"),
+    ),
+    requests.CustomCall: Body(
+        "/v1/chat/completions",
+        {
+            **CHAT_BASE,
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"type": "custom", "custom": {"name": "f", "input": "a"}}],
+                }
+            ],
+        },
+        {"name": [Effect("f", "g", "engine")], "input": [Effect("a", "b", "engine")]},
+        place=("messages", 0, "tool_calls", 0, "custom"),
     ),
     anthropic.MessagesRequest: Body(
         "/v1/messages", ANTHROPIC_BASE, ANTHROPIC, anthropic.ANTHROPIC_REFUSED
@@ -1050,6 +1079,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "description": [Effect("a", "b")],
             "parameters": [Effect({}, {"type": "object"})],
             "strict": [Effect(True, False)],
+            "format": [Effect({"type": "text"}, None, around=OWN_TEXT)],
             "server_label": [
                 Refused("other", "named at the start", {"type": "mcp"}),
                 Refused(None, "required", {"type": "mcp"}),
@@ -1068,6 +1098,27 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             **{name: [Refused("x", "at the start", SERVER)] for name in responses.PEERS},
         },
         place=("tools", 0),
+    ),
+    responses.InputFormat: Body(
+        "/v1/responses",
+        {
+            "input": "ab",
+            "max_output_tokens": 24,
+            "tool_choice": "required",
+            "tools": [
+                {
+                    "type": "custom",
+                    "name": "f",
+                    "format": {"type": "grammar", "syntax": "regex", "definition": "a+"},
+                }
+            ],
+        },
+        {
+            "type": [Effect("text", "grammar", "engine"), Refused("xml", "must be")],
+            "syntax": [Effect("lark", "regex", "engine"), Refused(None, "required")],
+            "definition": [Effect("a+", "b+", "engine"), Refused(None, "required")],
+        },
+        place=("tools", 0, "format"),
     ),
     responses.ToolFilter: Body(
         "/v1/responses",
@@ -1173,10 +1224,48 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         "/v1/chat/completions",
         {**CHAT_BASE, "tools": [TOOL]},
         {
-            "function": [Effect({"name": "f"}, {"name": "g"}, "engine")],
-            "type": [Harmless(("function",), "all are"), Refused("custom", "of type function")],
+            "function": [
+                Effect({"name": "f"}, {"name": "g"}, "engine"),
+                Refused(None, "missing"),
+            ],
+            "custom": [
+                Effect({"name": "f"}, {"name": "g"}, "engine", {"type": "custom"}),
+                Refused(None, "missing", {"type": "custom"}),
+            ],
+            "type": [Harmless(("function",), "as without it"), Refused("x", "or custom")],
         },
         place=("tools", 0),
+    ),
+    custom_tools.CustomDefinition: Body(
+        "/v1/chat/completions",
+        {**CHAT_BASE, "tools": [REGEX_TOOL], "tool_choice": "required"},
+        {
+            "name": [Effect("f", "g", "engine"), Refused("", "letters")],
+            "description": [Effect("It looks.", None, "engine")],
+            "format": [Effect({"type": "text"}, A_FORMAT, "engine")],
+        },
+        place=("tools", 0, "custom"),
+    ),
+    custom_tools.CustomFormat: Body(
+        "/v1/chat/completions",
+        {**CHAT_BASE, "tools": [REGEX_TOOL], "tool_choice": "required"},
+        {
+            "type": [Effect("text", "grammar", "engine"), Refused("xml", "must be text")],
+            "grammar": [
+                Effect({"syntax": "lark", "definition": "a"}, A_FORMAT["grammar"], "engine"),
+                Refused(None, "required"),
+            ],
+        },
+        place=("tools", 0, "custom", "format"),
+    ),
+    custom_tools.GrammarDefinition: Body(
+        "/v1/chat/completions",
+        {**CHAT_BASE, "tools": [REGEX_TOOL], "tool_choice": "required"},
+        {
+            "syntax": [Effect("lark", "regex", "engine"), Refused("ebnf", "must be lark")],
+            "definition": [Effect("a+", "b+", "engine")],
+        },
+        place=("tools", 0, "custom", "format", "grammar"),
     ),
     tools.FunctionDefinition: Body(
         "/v1/chat/completions",
@@ -1194,7 +1283,8 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         {**CHAT_BASE, "tools": [TOOL], "tool_choice": NAMED},
         {
             "function": [Refused({"name": "g"}, "none of tools"), Refused(None, "missing")],
-            "type": [Refused("custom", "must be function"), Refused("allowed_tools", "must name")],
+            "custom": [Refused({"name": "f"}, "none of tools", {"type": "custom"})],
+            "type": [Refused("x", "must be function"), Refused("allowed_tools", "must name")],
             "allowed_tools": [
                 Effect(
                     ALLOWED["allowed_tools"],
@@ -1223,11 +1313,12 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         {**CHAT_BASE, "tools": [TOOL], "tool_choice": ALLOWED},
         {
             "function": [Refused({"name": "g"}, "none of tools")],
-            "type": [Refused("custom", "of type function")],
+            "custom": [Refused({"name": "f"}, "none of tools", {"type": "custom"})],
+            "type": [Refused("x", "function or custom")],
         },
         place=("tool_choice", "allowed_tools", "tools", 0),
     ),
-    tools.FunctionName: Body(
+    tools.ToolName: Body(
         "/v1/chat/completions",
         {**CHAT_BASE, "tools": [TOOL], "tool_choice": NAMED},
         {"name": [Refused("g", "none of tools")]},

@@ -196,6 +196,50 @@ def test_a_failure_ends_a_stream() -> None:
         assert answer.status == 503 and answer.json["error"]["message"] == "full"
 
 
+CUSTOM = {
+    "type": "custom",
+    "name": "note",
+    "format": {"type": "grammar", "syntax": "regex", "definition": "[a-z ]+"},
+}
+
+
+def test_a_custom_tool_is_called_and_answers() -> None:
+    said = '<tool_call>\n{"name": "note", "arguments": {"input": "buy milk"}}\n</tool_call>'
+    engine = ScriptedEngine(lambda _: [*said.encode(), EOS])
+    with running_server(ServerSettings(tool_call_parser="hermes"), engine) as server:
+        body = {"input": "hi", "tools": [CUSTOM], "stream": True}
+        found = named_events(ask(server, PATH, body).text)
+        constraint = server.engine.requests[-1].sampling.constraint
+        assert constraint is not None and "[a-z ]+" in constraint.text
+        (item,) = found[-1]["response"]["output"]
+        assert (item["type"], item["name"], item["input"]) == (
+            *("custom_tool_call", "note", "buy milk"),
+        )
+        told = [event for event in found if "custom_tool_call_input" in event["type"]]
+        assert "".join(event.get("delta", "") for event in told) == told[-1]["input"] == "buy milk"
+        assert {event["item_id"] for event in told} == {item["id"]}
+        result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}
+        identity = found[-1]["response"]["id"]
+        for more in (
+            {"previous_response_id": identity, "input": [result]},
+            {"input": [{"role": "user", "content": "hi"}, item, result]},
+            {"input": [{"role": "user", "content": "hi"},
+                       {"type": "item_reference", "id": item["id"]}, result]},
+        ):  # fmt: skip
+            assert ask(server, PATH, {"tools": [CUSTOM], **more}).status == 200
+            assert prompt(server).endswith("<tool>done\n<assistant>")
+        named = {"type": "custom", "name": "note"}
+        assert ask(server, PATH, {**body, "tool_choice": named}).status == 200
+        for change, param in (
+            ({"format": {"type": "grammar", "syntax": "lark"}}, "tools[0].format.definition"),
+            ({"format": {"type": "grammar", "syntax": "x", "definition": ""}},
+             "tools[0].format.syntax"),
+            ({"format": {"type": "xml"}}, "tools[0].format.type"),
+        ):  # fmt: skip
+            answer = ask(server, PATH, {"input": "hi", "tools": [{**CUSTOM, **change}]})
+            assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
 TEXTS = st.text(max_size=5)
 NEWS = st.one_of(
     st.tuples(st.just("content"), TEXTS),

@@ -360,6 +360,49 @@ def test_past_calls_and_their_results_reach_the_template(hermes: Served) -> None
     assert "'days': 3" in prompt and "<tool>sun" in prompt
 
 
+PATCH: Any = {
+    "type": "custom",
+    "custom": {
+        "name": "patch",
+        "description": "Changes a file.",
+        "format": {
+            "type": "grammar",
+            "grammar": {"syntax": "lark", "definition": 'start: "+" /.*/ "\\n"'},
+        },
+    },
+}
+NOTE: Any = {"type": "custom", "custom": {"name": "note"}}
+INPUT = '+say("hi")\n'
+FENCED = f'<tool_call>\n{{"name": "patch", "arguments": ```\n{INPUT}\n```}}\n</tool_call>'
+NOTED = '<tool_call>\n{"name": "note", "arguments": {"input": "a \\"b\\" \\u00e4"}}\n</tool_call>'
+
+
+def test_custom_tools_are_called_with_text(hermes: Served) -> None:
+    server, speaker, client = hermes
+    speaker.say(f"{FENCED}\n{NOTED}")
+    kwargs: Any = {"model": MODEL, "messages": HI, "tools": [PATCH, NOTE]}
+    message = client.chat.completions.create(**kwargs).choices[0].message
+    calls: Any = message.tool_calls
+    assert [(call.type, call.custom.name) for call in calls] == [
+        ("custom", "patch"),
+        ("custom", "note"),
+    ]
+    assert [call.custom.input for call in calls] == [INPUT, 'a "b" ä']
+    prompt = bytes(token for token in server.engine.requests[-1].tokens if token < 256).decode()
+    assert "custom" not in prompt
+    said = ["", ""]
+    for chunk in client.chat.completions.create(**kwargs, stream=True):
+        for call in chunk.choices[0].delta.tool_calls or ():
+            data: Any = call.model_dump()
+            said[call.index] += data["custom"]["input"]
+    assert said == [INPUT, 'a "b" ä']
+    past = {"role": "assistant", "tool_calls": [call.model_dump() for call in calls]}
+    result = {"role": "tool", "tool_call_id": calls[0].id, "content": "done"}
+    client.chat.completions.create(**{**kwargs, "messages": [*HI, past, result]})
+    prompt = bytes(token for token in server.engine.requests[-1].tokens if token < 256).decode()
+    assert "'input': '+say(" in prompt and "<tool>done" in prompt
+
+
 def test_ids_of_calls_are_those_that_templates_take() -> None:
     with serving("mistral") as (_, speaker, client):
         speaker.say('[TOOL_CALLS] [{"name": "look", "arguments": {}}]')

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 from field_cases import BODIES, Body
-from server_kit import Running, ScriptedEngine, make_tokenizer, prose, refusal
+from server_kit import CONTEXT, Running, ScriptedEngine, make_tokenizer, prose, refusal
 from server_kit import running_server as start
 from test_server_every_field import ACCEPTED, SAMPLING_BODY, TEMPLATE, structs_in
 
@@ -50,7 +50,8 @@ FIELDS: list[tuple[str, Body, str]] = [
 def server() -> Iterator[Running]:
     tokenizer = make_tokenizer(TEMPLATE, begin=True)
     engine = ScriptedEngine(script=prose)
-    with start(ServerSettings(), engine, tokenizer=tokenizer, every_task=True) as running:
+    served: dict[str, Any] = {"tokenizer": tokenizer, "every_task": True, "context": 2 * CONTEXT}
+    with start(ServerSettings(), engine, **served) as running:
         yield running
 
 

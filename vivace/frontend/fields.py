@@ -162,12 +162,6 @@ def abbreviate(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-MISSING = {
-    "function": "is missing: a tool has its name and parameters in it, a tool_choice the name; "
-    "functions are the only kind"
-}
-"""What is told of fields that many leave out."""
-
 _AT = re.compile(r"^(?P<reason>.*) - at `(?:\$|key in \$)\.?(?P<field>[^`]*)`$", re.DOTALL)
 
 
@@ -181,7 +175,7 @@ def validation_error(text: str) -> BadRequest:
     missing = re.search(r"missing required field `([^`]+)`", reason)
     if missing is not None:
         field = f"{field}.{missing.group(1)}" if field else missing.group(1)
-        reason = MISSING.get(missing.group(1), "is missing")
+        reason = "is missing"
     return BadRequest(field or "body", reason)
 
 

@@ -16,6 +16,7 @@ import msgspec
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.json_schema import check_schema, json_options, walk
 from vivace.grammar.limits import MAX_DEPTH
+from vivace.grammar.quoted_regex import quote_regex
 from vivace.grammar.vocabulary import SpecialWords
 
 MAX_PARTS = 10_000
@@ -153,12 +154,18 @@ class _TagRules:
 
     def _regex(self, node: dict[str, Any], place: str, last: bool) -> str:
         self.foreign = True
-        return self._rule(f"/{self._to_regex(_text(node, 'pattern', place))}/")
+        pattern = _text(node, "pattern", place)
+        if node.get("quoted", False):
+            pattern = quote_regex(pattern)
+        return self._rule(f"/{self._to_regex(pattern)}/")
 
     def _grammar(self, node: dict[str, Any], place: str, last: bool) -> str:
         self.foreign = True
         name = f"grammar_{len(self.grammars)}"
-        lark = self._to_lark(_text(node, "grammar", place))
+        try:
+            lark = self._to_lark(_text(node, "grammar", place))
+        except GrammarError as error:
+            raise GrammarError(f"{node.get('place', place)}: {error}") from error
         self.grammars.append({"name": name, "lark_grammar": lark})
         return self._rule(f"@{name}")
 

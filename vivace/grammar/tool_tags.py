@@ -22,6 +22,16 @@ def json_value(schema: Any, place: str) -> TagFormat:
     return {"type": "json_schema", "json_schema": schema, "place": place}
 
 
+def grammar(text: str, place: str) -> TagFormat:
+    """What a grammar in Lark's syntax allows."""
+    return {"type": "grammar", "grammar": text, "place": place}
+
+
+def regex(pattern: str, place: str, *, quoted: bool = False) -> TagFormat:
+    """What an expression allows; `quoted`: as it is written inside a string of JSON."""
+    return {"type": "regex", "pattern": pattern, "place": place, "quoted": quoted}
+
+
 def any_text(
     excludes: Sequence[str] = (), *, patterns: Sequence[str] = (), unlike: Sequence[str] = ()
 ) -> TagFormat:
@@ -94,13 +104,13 @@ def defined(name: str) -> TagFormat:
     return {"type": "defined", "name": name}
 
 
-def json_calls(functions: Sequence[tuple[str, Any, str]], *, parallel: bool = True) -> TagFormat:
+def json_calls(functions: Mapping[str, TagFormat], *, parallel: bool = True) -> TagFormat:
     """A JSON list of `{"name": ..., "parameters": ...}`: calls of a model whose own syntax is not
-    known. `functions`: the name of each, its schema and the place of that. Each schema stands
-    alone, since what it refers to is its own."""
+    known. `functions`: the arguments of each, by its name. Each schema stands alone, since what it
+    refers to is its own."""
     calls = [
-        tagged(f'{{"name": {json.dumps(name)}, "parameters": ', json_value(schema, place), "}")
-        for name, schema, place in functions
+        tagged(f'{{"name": {json.dumps(name)}, "parameters": ', arguments, "}")
+        for name, arguments in functions.items()
     ]
     return sequence(constant("["), listed(calls, ", ", several=parallel), constant("]"))
 

@@ -18,7 +18,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.offline.prompts import GenerateOptions, convert, read_call
 from vivace.offline.schemas import AnswerType, answer_type
-from vivace.parsers.events import ParsedAnswer, gather
+from vivace.parsers.events import ParsedAnswer, ParsedCall, gather
 from vivace.parsers.parser import AnswerParser
 from vivace.requests.answer_rules import AnswerRules, answer_rules
 from vivace.requests.answer_syntax import AnswerSyntax, answer_syntax
@@ -209,12 +209,10 @@ def read_message(rules: AnswerRules, text: str) -> dict[str, Any]:
     if found.reasoning:
         message["reasoning_content"] = found.reasoning
     if found.calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in found.calls
-        ]
+        message["tool_calls"] = [as_call(call) for call in found.calls]
     return message
+
+
+def as_call(call: ParsedCall) -> dict[str, Any]:
+    kind, given = ("custom", "input") if call.custom else ("function", "arguments")
+    return {"id": call.id, "type": kind, kind: {"name": call.name, given: call.arguments}}

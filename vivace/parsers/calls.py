@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vivace.parsers.events import EventWriter
+from vivace.parsers.inputs import FENCE, FENCE_END
 from vivace.parsers.json_values import MAX_NAME, copy_value, object_text, read_string
-from vivace.parsers.reader import NotACall, Steps, TextReader
+from vivace.parsers.reader import NotACall, Steps, TextReader, marker_set
 from vivace.parsers.schema_types import kinds, referred
 
 NAME = re.compile(r"[\w.:/\-]*")
@@ -19,7 +20,8 @@ OTHER_KEYS = ("id", "index", "type")
 
 class CallReader:
     """The calls of one answer. `tools`: the schema of each function that is offered, by its name;
-    calls of others are text, unless they are `forwarded`; so are those beyond `most`."""
+    calls of others are text, unless they are `forwarded`; so are those beyond `most`. `inputs`:
+    custom tools among them."""
 
     def __init__(
         self,
@@ -29,12 +31,14 @@ class CallReader:
         *,
         forwarded: bool = False,
         most: int | None = None,
+        inputs: Collection[str] = (),
     ) -> None:
         self.reader = reader
         self.writer = writer
         self._tools = tools
         self._forwarded = forwarded
         self._most = most
+        self._inputs = inputs
         self.types: dict[tuple[str, str], set[str]] = {}
         """of parameters, by function and name, as far as somebody asked"""
 
@@ -45,7 +49,7 @@ class CallReader:
         if self._most is not None and self.writer.calls >= self._most:
             raise NotACall
         self.reader.take_record()
-        self.writer.start_call(name)
+        self.writer.start_call(name, custom=name in self._inputs)
 
     def parameter_kinds(self, name: str, key: str) -> set[str]:
         """The types that the schema of a function's parameter allows; none if it does not say."""
@@ -56,6 +60,19 @@ class CallReader:
         properties, others = schema.get("properties"), schema.get("additionalProperties")
         listed = properties if isinstance(properties, Mapping) else {}
         return kinds(listed.get(key, others), root)
+
+    def fenced(self, name: str) -> Steps[bool]:
+        """Whether what comes is the input of a custom tool as a grammar has demanded it."""
+        return name in self._inputs and (yield from self.reader.is_next(FENCE))
+
+    def copy_fenced(self, close: str) -> Steps[None]:
+        """That input. `close`, or nothing, follows its fence, and stays."""
+        reader, write = self.reader, self.writer.input
+        yield from reader.skip(FENCE)
+        while (yield from reader.copy_until(marker_set(FENCE_END), write)):
+            if (yield from reader.is_next(close)) or not (yield from reader.more()):
+                break
+            write(FENCE_END)
 
     def copy_arguments(self, end: str) -> Steps[None]:
         """The arguments as the model writes them; null and strings as `object_text` has them."""
@@ -123,7 +140,10 @@ class JsonCalls:
             elif name and not begun:
                 calls.begin(name)
                 begun = True
-                yield from calls.copy_arguments(end)
+                if (yield from calls.fenced(name)):
+                    yield from calls.copy_fenced("}")
+                else:
+                    yield from calls.copy_arguments(end)
             else:
                 yield from copy_value(reader, early.append)
             yield from reader.skip_space()
@@ -168,6 +188,9 @@ class NamedCall:
         if (yield from reader.peek()) == "{":
             calls.begin(name)
             yield from calls.copy_arguments(self.tail or end)
+        elif (yield from calls.fenced(name)):
+            calls.begin(name)
+            yield from calls.copy_fenced("\n" + self.tail if self.tail else end)
         elif (yield from reader.is_next(self.tail or end)):
             calls.begin(name)
             calls.writer.arguments("{}")

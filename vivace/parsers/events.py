@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from vivace.parsers.inputs import InputReader
+
 
 @dataclass(frozen=True, slots=True)
 class ReasoningText:
@@ -22,11 +24,12 @@ class ContentText:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A tool call begins, the `index`-th of the answer."""
+    """A tool call begins, the `index`-th of the answer. `custom`: it has an input, no arguments."""
 
     index: int
     id: str
     name: str
+    custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +40,26 @@ class CallArguments:
     text: str
 
 
-AnswerEvent = ReasoningText | ContentText | CallStart | CallArguments
+@dataclass(frozen=True, slots=True)
+class CallInput:
+    """What comes next of the input of a custom tool."""
+
+    index: int
+    text: str
+
+
+AnswerEvent = ReasoningText | ContentText | CallStart | CallArguments | CallInput
+OfCall = CallArguments | CallInput
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
+    """`arguments`: of a `custom` tool its input."""
+
     id: str
     name: str
     arguments: str
+    custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +87,12 @@ def gather(events: Iterable[AnswerEvent]) -> ParsedAnswer:
                 content.append(text)
             case CallStart():
                 calls.append((event, []))
-            case CallArguments(_, text):
+            case CallArguments(_, text) | CallInput(_, text):
                 calls[-1][1].append(text)
     return ParsedAnswer(
         "".join(reasoning),
         "".join(content),
-        [ParsedCall(call.id, call.name, "".join(parts)) for call, parts in calls],
+        [ParsedCall(one.id, one.name, "".join(parts), one.custom) for one, parts in calls],
     )
 
 
@@ -132,7 +147,9 @@ class EventWriter:
         self._new_id = new_id
         self._stream_reasoning = stream_reasoning
         self._events: list[AnswerEvent] = []
-        self._kind: type[ReasoningText] | type[ContentText] | type[CallArguments] = ContentText
+        self._kind: type[ReasoningText | ContentText | OfCall] = ContentText
+        self._input: InputReader | None = None
+        """of the call that began last, if it has one"""
         self._parts: list[str] = []
         self._content_space = EdgeSpace(trim=False)
         self._reasoning_space = EdgeSpace(trim=True)
@@ -160,16 +177,24 @@ class EventWriter:
         self._reasoning_space.begin()
         self._content_space.begin()
 
-    def start_call(self, name: str) -> None:
+    def start_call(self, name: str, *, custom: bool = False) -> None:
         self._begin_other()
         self._content_space.begin()
         self._flush()
-        self._events.append(CallStart(self.calls, self._new_id(name, self.calls), name))
+        self._input = InputReader() if custom else None
+        self._events.append(CallStart(self.calls, self._new_id(name, self.calls), name, custom))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
-        """Of the call that began last."""
-        self._add(CallArguments, text)
+        """JSON, of the call that began last."""
+        if self._input is None:
+            self._add(CallArguments, text)
+        else:
+            self._add(CallInput, self._input.push(text))
+
+    def input(self, text: str) -> None:
+        """The input itself of that call."""
+        self._add(CallInput, text)
 
     def take(self) -> list[AnswerEvent]:
         """What is new."""
@@ -184,9 +209,7 @@ class EventWriter:
         self._flush()
         return self.take()
 
-    def _add(
-        self, kind: type[ReasoningText] | type[ContentText] | type[CallArguments], text: str
-    ) -> None:
+    def _add(self, kind: type[ReasoningText | ContentText | OfCall], text: str) -> None:
         if not text:
             return
         if kind is not self._kind:
@@ -198,9 +221,7 @@ class EventWriter:
         if not self._parts:
             return
         text, self._parts = "".join(self._parts), []
-        if self._kind is CallArguments:
-            self._events.append(CallArguments(self.calls - 1, text))
+        if issubclass(self._kind, OfCall):
+            self._events.append(self._kind(self.calls - 1, text))
         else:
-            self._events.append(
-                ReasoningText(text) if self._kind is ReasoningText else ContentText(text)
-            )
+            self._events.append(self._kind(text))

@@ -77,7 +77,11 @@ def begin_message(calls: CallReader, header: str, *, separate: bool) -> Steps[Wr
     """Where the text of a message goes. Raises NotACall for a call that is not to be made."""
     reader, writer = calls.reader, calls.writer
     if (recipient := RECIPIENT.search(header)) is not None:
-        calls.begin(recipient[1].removeprefix("functions."))
+        name = recipient[1].removeprefix("functions.")
+        calls.begin(name)
+        if (yield from calls.fenced(name)):
+            yield from calls.copy_fenced(CALL)
+            return writer.content
         if (yield from reader.is_next(CALL)) or not (yield from reader.more()):
             writer.arguments("{}")
         return writer.arguments

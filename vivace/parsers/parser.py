@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -31,10 +31,11 @@ SLICE = 1 << 14
 class ParseOptions:
     """What one request says of its answers. `tools`: the schemas of the functions that may be
     called, at most `most_calls` times; calls of others are text unless they are `forwarded`.
-    `inside`: the answer begins in the middle of the thinking. `first_call`: calls that the
-    conversation has had."""
+    `inputs`: custom tools among them. `inside`: the answer begins in the middle of the thinking.
+    `first_call`: calls that the conversation has had."""
 
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    inputs: Collection[str] = ()
     separate_reasoning: bool = True
     stream_reasoning: bool = True
     inside: bool = False
@@ -210,6 +211,7 @@ class AnswerParser:
             options.tools,
             forwarded=options.forwarded,
             most=options.most_calls,
+            inputs=options.inputs,
         )
         self._steps = form.read(calls, options)
         self._separate = options.separate_reasoning

@@ -46,6 +46,11 @@ def read_call(calls: CallReader) -> Steps[None]:
     yield from reader.skip_space()
     name = yield from reader.run(IDENTIFIER, MAX_NAME)
     yield from reader.expect("(")
+    if (yield from calls.fenced(name)):
+        calls.begin(name)
+        yield from calls.copy_fenced(")")
+        yield from reader.skip(")")
+        return
     members: list[str] = []
     while True:
         yield from reader.skip_space()

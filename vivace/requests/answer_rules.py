@@ -65,6 +65,7 @@ def answer_rules(
         syntax=replace(syntax, form=wanted.form),
         options=ParseOptions(
             tools=offered.schemas,
+            inputs=offered.inputs,
             separate_reasoning=params.separate_reasoning,
             stream_reasoning=params.stream_reasoning,
             inside=inside,

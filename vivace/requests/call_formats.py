@@ -24,6 +24,7 @@ from vivace.grammar.tool_tags import (
     with_definitions,
 )
 from vivace.parsers.call_syntax import (
+    KEY,
     NAME,
     NAMES,
     AnswerShape,
@@ -31,7 +32,9 @@ from vivace.parsers.call_syntax import (
     KeywordArguments,
     ParameterTags,
 )
+from vivace.parsers.inputs import INPUT
 from vivace.requests.argument_schemas import NotWritable, ReadingAllowance
+from vivace.requests.custom_tools import InputGrammar
 from vivace.requests.parameter_formats import keyword_arguments, tagged_arguments
 
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 9999}
@@ -39,8 +42,39 @@ MORE = " more"
 """what calls behind the first one are defined as: no function's name"""
 PYTHON_NAME = re.compile(r"[^\W\d][\w.]*")
 NO_NAME = "a function of this name cannot be called in this model's syntax"
-Functions = Mapping[str, tuple[dict[str, Any], str]]
-"""the schema of each function's arguments and its place in the request, by name"""
+
+
+@dataclass(frozen=True)
+class CalledFunction:
+    """`schema`: of the arguments, which stands at `place` in the request; of a custom tool the
+    `grammar` of its input, where that has one."""
+
+    schema: dict[str, Any]
+    place: str
+    grammar: InputGrammar | None = None
+
+    def json(self) -> TagFormat:
+        """The arguments of a call that is JSON."""
+        if self.grammar is None:
+            return json_value(self.schema, self.place)
+        return self.grammar.as_json(f'{{"{INPUT}": "', '"}')
+
+    def tagged(self, tags: ParameterTags, allowance: ReadingAllowance) -> TagFormat:
+        """In tags. Raises NotWritable."""
+        if self.grammar is None:
+            return tagged_arguments(self.schema, self.place, tags, allowance)
+        begin = constant(tags.begin.replace(KEY, INPUT) + tags.edge)
+        return sequence(begin, self.grammar.plain(tags.excluded, tags.edge + tags.end))
+
+    def keywords(self, allowance: ReadingAllowance) -> TagFormat:
+        """As in Python. Raises NotWritable."""
+        if self.grammar is None:
+            return keyword_arguments(self.schema, self.place, allowance)
+        return self.grammar.as_json(f'{INPUT}="', '"')
+
+
+Functions = Mapping[str, CalledFunction]
+"""by name"""
 
 
 def can_call(shape: AnswerShape, name: str) -> bool:
@@ -59,9 +93,9 @@ class CallFormats:
     _allowance: ReadingAllowance = field(default_factory=ReadingAllowance)
 
     def __post_init__(self) -> None:
-        for name, (_, place) in self.functions.items():
+        for name, function in self.functions.items():
             if not can_call(self.shape, name):
-                raise NotWritable(place.removesuffix(".parameters") + ".name", NO_NAME)
+                raise NotWritable(function.place.rpartition(".")[0] + ".name", NO_NAME)
 
     def required(self) -> TagFormat:
         """Calls and nothing else. Raises NotWritable."""
@@ -177,8 +211,8 @@ class CallFormats:
     @cached_property
     def _definitions(self) -> dict[str, str]:
         """By which name the arguments of each function are defined: of the first with the same."""
-        first: dict[str, str] = {}
-        texts = {name: json.dumps(schema) for name, (schema, _) in self.functions.items()}
+        first: dict[Any, str] = {}
+        texts = {name: (json.dumps(f.schema), f.grammar) for name, f in self.functions.items()}
         return {name: first.setdefault(text, name) for name, text in texts.items()}
 
     def _argument(self, syntax: CallSyntax, name: str) -> TagFormat:
@@ -187,11 +221,11 @@ class CallFormats:
         return self._arguments(syntax.arguments, name)
 
     def _arguments(self, way: ParameterTags | KeywordArguments | None, name: str) -> TagFormat:
-        schema, place = self.functions[name]
+        function = self.functions[name]
         match way:
             case ParameterTags():
-                return tagged_arguments(schema, place, way, self._allowance)
+                return function.tagged(way, self._allowance)
             case KeywordArguments():
-                return keyword_arguments(schema, place, self._allowance)
+                return function.keywords(self._allowance)
             case None:
-                return json_value(schema, place)
+                return function.json()

@@ -18,12 +18,20 @@ from vivace.frontend.fields import NO_TEXT, abbreviate, json_type, refuse_unsupp
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.validation import SamplingChecks, build_logprobs, check_prompt, samples
+from vivace.parsers.inputs import INPUT
 from vivace.protocol.messages import LogprobOptions, Request, SamplingParams
 from vivace.protocol.tasks import GENERATE, HIDDEN, Task
 from vivace.requests.json_scan import PART_BYTES, Scan
 from vivace.requests.limits import DEPTH, VALUES
 from vivace.requests.long_texts import decode_document
-from vivace.requests.schema import MESSAGE_REFUSED, GenerateRequest, Message, ToolCall
+from vivace.requests.schema import (
+    MESSAGE_REFUSED,
+    CustomCall,
+    FunctionCall,
+    GenerateRequest,
+    Message,
+    ToolCall,
+)
 
 NO_STEPS = (
     "there is no token {}, behind which the served model judges a step; put it behind each step "
@@ -267,6 +275,7 @@ def entry_type(entries: list[Any], limit: int) -> type | None:
 # -- conversations ---------------------------------------------------------------------------------
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+FUNCTION = "function"
 SPEAKERS_WITHOUT_TEXT = ("assistant", "tool", "function")
 
 
@@ -326,14 +335,21 @@ def content(message: Message, field: str) -> str | list[dict[str, str]] | None:
 
 def template_call(call: ToolCall, field: str) -> Work[tuple[dict[str, Any], int]]:
     """(a past call, how many values its arguments hold, at most)"""
-    if call.type not in (None, "function"):
-        reason = f"{abbreviate(call.type)!r}: past calls are of type function"
-        raise BadRequest(f"{field}.type", reason)
-    name = f"{field}.function.arguments"
-    arguments, values = yield from read_arguments(call.function.arguments, name)
-    shown: dict[str, Any] = {"type": "function"}
+    shown: dict[str, Any] = {"type": FUNCTION}
     shown |= {key: value for key in ("id", "index") if (value := getattr(call, key)) is not None}
-    return {**shown, "function": {"name": call.function.name, "arguments": arguments}}, values
+    match call:
+        case ToolCall(type="custom", custom=CustomCall() as custom):
+            name, arguments, values = custom.name, {INPUT: custom.input}, 1
+        case ToolCall(type=None | "function", function=FunctionCall() as function):
+            place = f"{field}.function.arguments"
+            name = function.name
+            arguments, values = yield from read_arguments(function.arguments, place)
+        case ToolCall(type=None | "function" | "custom"):
+            raise BadRequest(f"{field}.{call.type or FUNCTION}", "is missing: what was called")
+        case _:
+            reason = f"{abbreviate(call.type)!r}: past calls are of type function or custom"
+            raise BadRequest(f"{field}.type", reason)
+    return {**shown, "function": {"name": name, "arguments": arguments}}, values
 
 
 def read_arguments(given: str | dict[str, Any] | None, field: str) -> Work[tuple[Any, int]]:

@@ -177,10 +177,18 @@ class FunctionCall(msgspec.Struct, kw_only=True, omit_defaults=True):
     arguments: str | Members[Any] | None = None
 
 
-class ToolCall(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A call in a past answer; only `type: function` is served."""
+class CustomCall(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Which custom tool an answer called, and with which text."""
 
-    function: FunctionCall
+    name: str
+    input: str = ""
+
+
+class ToolCall(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A call in a past answer: of type function, or custom."""
+
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
     id: str | None = None
     index: int | None = None
     type: str | None = None

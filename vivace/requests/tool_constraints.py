@@ -13,7 +13,7 @@ from vivace.parsers.call_syntax import AnswerShape
 from vivace.parsers.parser import ParserFormat
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
 from vivace.requests.argument_schemas import NotWritable
-from vivace.requests.call_formats import CallFormats, Functions, can_call
+from vivace.requests.call_formats import CalledFunction, CallFormats, Functions, can_call
 from vivace.requests.tools import OfferedTools
 
 ANY_OBJECT = {"type": "object"}
@@ -23,6 +23,7 @@ TOOLS, CHOICE = "tools", "tool_choice"
 NOT_NARROWED = (
     "allowed_tools can be enforced only with --tool-call-parser; leave the other tools out of tools"
 )
+NO_INPUTS = "custom tools need --tool-call-parser, which finds their calls; or require a call"
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class ToolCalls:
         shape = self.form.shape
         if shape is None and offered.narrowed:
             raise BadRequest(CHOICE, NOT_NARROWED)
+        if shape is None and offered.inputs:
+            raise BadRequest(TOOLS, NO_INPUTS)
         functions = self._callable(shape) if shape else {}
         if shape is None or not functions:
             return ToolSyntax(self.form, asked)
@@ -76,14 +79,14 @@ class ToolCalls:
             reason = f"does not go with {asked.field} where it wants a call; leave one of them out"
             raise BadRequest(CHOICE, reason)
         offered, shape = self.offered, self.form.shape
-        functions = {name: (self._schema(name), offered.places[name]) for name in offered.required}
+        functions = {name: self._function(name) for name in offered.required}
         try:
             if shape is not None:
                 form = self._formats(shape, functions).required()
                 return ToolSyntax(self.form, tag_constraint(form, CHOICE))
         except NotWritable:
             pass  # a list of JSON can be
-        listed = [(name, schema, place) for name, (schema, place) in functions.items()]
+        listed = {name: function.json() for name, function in functions.items()}
         form = json_calls(listed, parallel=self._several)
         return ToolSyntax(self.form.of_json_calls(), tag_constraint(form, CHOICE))
 
@@ -98,14 +101,17 @@ class ToolCalls:
         """All functions, but for those that the model could not call whatever it wrote."""
         offered = self.offered
         return {
-            name: (self._schema(name) if name in offered.strict else ANY_OBJECT, place)
+            name: self._function(name)
+            if name in offered.strict
+            else CalledFunction(ANY_OBJECT, place)
             for name, place in offered.places.items()
             if name in offered.schemas and (name in offered.strict or can_call(shape, name))
         }
 
-    def _schema(self, name: str) -> dict[str, Any]:
-        schema = self.offered.schemas[name]
-        return {**ANY_OBJECT, **schema} if schema else NO_ARGUMENTS
+    def _function(self, name: str) -> CalledFunction:
+        offered, schema = self.offered, self.offered.schemas[name]
+        whole = {**ANY_OBJECT, **schema} if schema else NO_ARGUMENTS
+        return CalledFunction(whole, offered.places[name], offered.inputs.get(name))
 
 
 def read_json(text: str) -> Any:

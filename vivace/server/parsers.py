@@ -29,7 +29,8 @@ async def parse_function_call(context: Context, _request: web.Request, body: Bod
     """The calls in a text, and the text without them."""
     params = await CALLS.read(context, body)
     name = known(params.tool_call_parser, "tool_call_parser", TOOL_CALL_PARSERS)
-    schemas = read_tools(params.tools)
+    tools = read_tools(params.tools)
+    schemas = {name: tool.definition.parameters or {} for name, tool in tools.items()}
     options = ParseOptions(tools=schemas, forwarded=context.syntax.forwards_unknown)
     found = await parse(context, answer_format(name, None), options, params.text)
     places = {name: place for place, name in enumerate(schemas)}

@@ -11,7 +11,7 @@ from vivace.requests.schema import ContentPart, Message, ToolCall
 from vivace.server.apis.chat_run import renamed
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
-_TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?")
+_TOOL = re.compile(r"tools\[(\d+)\](?:\.(?:function|custom))?")
 
 
 @dataclass

@@ -31,10 +31,17 @@ class ResultFunction(msgspec.Struct, kw_only=True):
     arguments: str | None = None
 
 
+class ResultInput(msgspec.Struct, kw_only=True):
+    name: str | None = None
+    input: str | None = None
+
+
 class ResultCall(msgspec.Struct, kw_only=True):
-    """A tool call, or what is new of one: then `arguments` is a part of their JSON."""
+    """A tool call, or what is new of one: then `arguments` is a part of their JSON. Of a custom
+    tool `custom` says it."""
 
     function: ResultFunction = msgspec.field(default_factory=ResultFunction)
+    custom: ResultInput | None = None
     id: str | None = None
     index: int | None = None
 

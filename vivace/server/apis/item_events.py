@@ -73,7 +73,7 @@ class ItemEvents:
         yield self.event("response.content_part.added", content_index=0, part=text_part(kind))
 
     def add_arguments(self, text: str) -> Iterator[ResponseEvent]:
-        """More arguments of the open call, if there is one."""
+        """More arguments of the open call, or more of its input, if there is one."""
         if not text or self.item is None:
             return
         self._said.append(text)
@@ -95,6 +95,10 @@ class ItemEvents:
             case Item.APPROVAL_REQUEST:
                 item.arguments = said
                 yield self.event("response.output_item.added", item=item, item_id=None)
+            case Item.CUSTOM_CALL:
+                item.input = said
+                yield self.event(f"{TEXT_EVENTS[Item.CUSTOM_CALL]}.done", input=said)
+                item.status = status
             case _:
                 item.arguments = said
                 named = {"name": item.name} if item.type == Item.CALL else {}

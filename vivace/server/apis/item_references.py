@@ -36,6 +36,7 @@ class StoredItem(msgspec.Struct, kw_only=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     server_label: str | None = None
     output: str | None = None
     error: str | None = None

@@ -17,6 +17,8 @@ class Item(StrEnum):
     REASONING = "reasoning"
     CALL = "function_call"
     CALL_OUTPUT = "function_call_output"
+    CUSTOM_CALL = "custom_tool_call"
+    CUSTOM_OUTPUT = "custom_tool_call_output"
     SERVER_CALL = "mcp_call"
     SERVER_TOOLS = "mcp_list_tools"
     APPROVAL_REQUEST = "mcp_approval_request"
@@ -28,6 +30,7 @@ PREFIXES = {
     Item.MESSAGE: "msg",
     Item.REASONING: "rs",
     Item.CALL: "fc",
+    Item.CUSTOM_CALL: "ctc",
     Item.SERVER_CALL: "mcp",
     Item.SERVER_TOOLS: "mcpl",
     Item.APPROVAL_REQUEST: "mcpr",
@@ -37,9 +40,10 @@ TEXT_EVENTS = {
     Item.MESSAGE: "response.output_text",
     Item.REASONING: "response.reasoning_text",
     Item.CALL: "response.function_call_arguments",
+    Item.CUSTOM_CALL: "response.custom_tool_call_input",
     Item.SERVER_CALL: "response.mcp_call_arguments",
 }
-"""What events of an item's text, or of its arguments, are called."""
+"""What events of an item's text, or of its arguments or input, are called."""
 
 
 def new_item(kind: Item, **fields: Any) -> OutputItem:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.parsers.answer import new_call_id
-from vivace.requests.schema import FunctionCall, Message, ToolCall
+from vivace.requests.schema import CustomCall, FunctionCall, Message, ToolCall
 from vivace.requests.tools import ALLOWED, AllowedTools, ToolChoice
 from vivace.server.access import CLIENT
 from vivace.server.apis.chat_run import complete, own_names, run
@@ -67,6 +67,9 @@ def turn_messages(items: Sequence[OutputItem], offer: ToolOffer) -> list[Message
         if item.type == Item.CALL:
             function = FunctionCall(name=item.name or "", arguments=item.arguments)
             calls.append(ToolCall(function=function, id=item.call_id, type="function"))
+        elif item.type == Item.CUSTOM_CALL:
+            custom = CustomCall(name=item.name or "", input=item.input or "")
+            calls.append(ToolCall(custom=custom, id=item.call_id, type="custom"))
         elif item.type == Item.SERVER_CALL and item.status != "incomplete":
             call, result = call_messages(item, item.call_id or new_call_id(), offer)
             calls.append(call)

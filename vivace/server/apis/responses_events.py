@@ -156,14 +156,21 @@ class ResponseEvents:
             yield from self._items.close()
             self._call = number
             yield from self._open_call(call)
-        yield from self._items.add_arguments(call.function.arguments or "")
+        text = call.function.arguments if call.custom is None else call.custom.input
+        yield from self._items.add_arguments(text or "")
 
     def _open_call(self, call: ResultCall) -> Iterator[ResponseEvent]:
         name = call.function.name or ""
         tool = self._offer.served.get(name)
-        if tool is None:
+        identity = call.id or new_call_id()
+        if call.custom is not None:
             self._asks_client = True
-            identity = call.id or new_call_id()
+            name = call.custom.name or ""
+            yield from self._items.open(
+                new_item(Item.CUSTOM_CALL, call_id=identity, name=name, input="")
+            )
+        elif tool is None:
+            self._asks_client = True
             yield from self._items.open(call_item(Item.CALL, call_id=identity, name=name))
         elif self._calls_left <= 0:
             self.refused_calls = True

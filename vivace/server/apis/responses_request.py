@@ -13,7 +13,7 @@ from vivace.frontend.fairness import Work
 from vivace.frontend.fields import NO_TEXT, abbreviate
 from vivace.parsers.answer import new_call_id
 from vivace.requests.limits import ENTRIES
-from vivace.requests.schema import ContentPart, FunctionCall, Message, ToolCall
+from vivace.requests.schema import ContentPart, CustomCall, FunctionCall, Message, ToolCall
 from vivace.requests.tools import ALLOWED
 from vivace.server.apis.chat_messages import ChatMessages, needed
 from vivace.server.apis.chat_run import chat_request
@@ -28,7 +28,7 @@ from vivace.server.apis.responses_schema import (
     TextParam,
 )
 from vivace.server.apis.server_calls import call_messages
-from vivace.server.apis.server_tools import FUNCTION, MCP, ToolOffer
+from vivace.server.apis.server_tools import CUSTOM, FUNCTION, MCP, ToolOffer
 from vivace.server.openai.schema import ChatRequest
 
 RENAMED_FIELDS = {
@@ -38,11 +38,13 @@ RENAMED_FIELDS = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
-    "tool_choice.function.name": "tool_choice.name",
+    "tool_choice.function": "tool_choice",
+    "tool_choice.custom": "tool_choice",
     "tool_choice.allowed_tools": "tool_choice",
     "logprobs": "top_logprobs",
 }
 """The chat path's name -> the name here."""
+TOOL_FIELDS = {".format.grammar": ".format"}
 SAME = (
     *("model", "temperature", "top_p", "parallel_tool_calls", "service_tier", "metadata", "user"),
     *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "top_k", "min_p", "stop"),
@@ -53,8 +55,8 @@ SAME = (
 LOGPROBS = "message.output_text.logprobs"
 CHOICES = ("auto", "none", "required")
 NO_CHOICE = (
-    f"must be one of {', '.join(CHOICES)}, a function or a tool of a server (mcp) by its name, or "
-    f"{ALLOWED}"
+    f"must be one of {', '.join(CHOICES)}, a function, a custom tool or a tool of a server (mcp) "
+    f"by its name, or {ALLOWED}"
 )
 AUTO, DISABLED = "auto", "disabled"
 """whether the oldest turns may be left out"""
@@ -69,7 +71,7 @@ def read_input(
     params: ResponsesRequest, earlier: list[Message], offer: ToolOffer
 ) -> Work[ChatMessages]:
     """Instructions, then `earlier` messages, then those of the input."""
-    found = ChatMessages(RENAMED_FIELDS, tool_places=offer.places)
+    found = ChatMessages(RENAMED_FIELDS, tool_places=offer.places, tool_fields=TOOL_FIELDS)
     if params.instructions is not None:
         found.add(Message(role="system", content=params.instructions), "instructions")
     for message in earlier:
@@ -100,7 +102,12 @@ def add_item(found: ChatMessages, item: InputItem, place: str, offer: ToolOffer)
                 function=call, id=needed(item.call_id, f"{place}.call_id"), type="function"
             )
             found.add_call(one, place)
-        case Item.CALL_OUTPUT:
+        case Item.CUSTOM_CALL:
+            name = needed(item.name, f"{place}.name")
+            called = CustomCall(name=name, input=needed(item.input, f"{place}.input"))
+            identity = needed(item.call_id, f"{place}.call_id")
+            found.add_call(ToolCall(custom=called, id=identity, type=CUSTOM), place)
+        case Item.CALL_OUTPUT | Item.CUSTOM_OUTPUT:
             identity = needed(item.call_id, f"{place}.call_id")
             output = "\n".join(texts(item.output, f"{place}.output"))
             found.add(Message(role="tool", content=output, tool_call_id=identity), place)
@@ -201,29 +208,28 @@ def read_choice(choice: Any, offer: ToolOffer) -> Any:
 def read_choice_object(choice: dict[str, Any], offer: ToolOffer) -> dict[str, Any]:
     """One tool, or those that are allowed."""
     if choice.get("type") != ALLOWED:
-        (name,) = chosen_names(choice, offer, "tool_choice", one=True)
-        return {"type": FUNCTION, "function": {"name": name}}
+        (one,) = chosen(choice, offer, "tool_choice", one=True)
+        return one
     tools = choice.get("tools")
     if not isinstance(tools, list) or len(tools) > ENTRIES:
         raise BadRequest("tool_choice.tools", f"must be a list of at most {ENTRIES} tools")
-    found: list[str] = []
+    named: list[dict[str, Any]] = []
     for index, tool in enumerate(tools):
-        found += chosen_names(tool, offer, f"tool_choice.tools[{index}]", one=False)
-    named = [{"type": FUNCTION, "function": {"name": name}} for name in found]
+        named += chosen(tool, offer, f"tool_choice.tools[{index}]", one=False)
     return {"type": ALLOWED, ALLOWED: {"mode": choice.get("mode", "auto"), "tools": named}}
 
 
-def chosen_names(tool: Any, offer: ToolOffer, place: str, *, one: bool) -> list[str]:
-    """By which names the model knows a tool, or all of a server unless it is `one`. BadRequest."""
+def chosen(tool: Any, offer: ToolOffer, place: str, *, one: bool) -> list[dict[str, Any]]:
+    """A tool as the chat path names it, or all of a server unless it is `one`. BadRequest."""
     kind = tool.get("type") if isinstance(tool, dict) else None
-    name = tool.get("name") if kind in (FUNCTION, MCP) else None
-    if kind == FUNCTION and isinstance(name, str):
-        return [name]
+    name = tool.get("name") if kind in (FUNCTION, CUSTOM, MCP) else None
+    if kind in (FUNCTION, CUSTOM) and isinstance(name, str):
+        return [{"type": kind, kind: {"name": name}}]
     if kind == MCP and (isinstance(name, str) or (name is None and not one)):
         names = offer.known_names(str(tool.get("server_label")), name)
         if not names:
             raise BadRequest(place, "names no tool of a server that tools have")
-        return names
+        return [{"type": FUNCTION, FUNCTION: {"name": known}} for known in names]
     raise BadRequest(place, NO_CHOICE)
 
 

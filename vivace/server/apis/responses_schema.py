@@ -23,9 +23,9 @@ class ItemPart(msgspec.Struct, kw_only=True):
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """A message (also without `type`), function_call, function_call_output or reasoning; an
-    mcp_approval_response; those of past answers as they came, or an item_reference with the `id` of
-    one that is stored."""
+    """A message (also without `type`), function_call, function_call_output, custom_tool_call,
+    custom_tool_call_output or reasoning; an mcp_approval_response; those of past answers as they
+    came, or an item_reference with the `id` of one that is stored."""
 
     type: str | None = None
     role: str | None = None
@@ -33,6 +33,8 @@ class InputItem(msgspec.Struct, kw_only=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
+    """Of a custom_tool_call."""
     output: str | Parts[ItemPart] | None = None
     summary: Parts[ItemPart] | None = None
     """Of reasoning without content."""
@@ -70,15 +72,24 @@ class ToolApproval(msgspec.Struct, kw_only=True):
     never: ToolFilter | None = None
 
 
+class InputFormat(msgspec.Struct, kw_only=True):
+    """Of the input of a custom tool: text, or grammar with its `syntax`, lark or regex."""
+
+    type: str
+    syntax: str | None = None
+    definition: str | None = None
+
+
 class ResponseTool(msgspec.Struct, kw_only=True):
-    """A function that the model may ask to be called; or `mcp`: those of a tool server that was
-    named at the start, by its `server_label`."""
+    """A function that the model may ask to be called; `custom`: one whose input is text; or `mcp`:
+    those of a tool server that was named at the start, by its `server_label`."""
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: Members[Any] | None = None
     strict: bool | None = None
+    format: InputFormat | None = None
     server_label: str | None = None
     allowed_tools: Entries[str] | ToolFilter | None = None
     require_approval: str | ToolApproval | None = None
@@ -216,8 +227,8 @@ class ListedTool(msgspec.Struct, kw_only=True):
 
 
 class OutputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A message, reasoning or function_call, each with its own fields; mcp_list_tools, mcp_call or
-    mcp_approval_request."""
+    """A message, reasoning, function_call or custom_tool_call, each with its own fields;
+    mcp_list_tools, mcp_call or mcp_approval_request."""
 
     id: str
     type: str
@@ -228,6 +239,7 @@ class OutputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     server_label: str | None = None
     tools: list[ListedTool] | None = None
     approval_request_id: str | None = None
@@ -312,6 +324,7 @@ class ResponseEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     text: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     logprobs: list[Any] | None = None
 
 

@@ -11,9 +11,12 @@ from typing import Any
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import abbreviate
+from vivace.requests.custom_tools import CUSTOM, GRAMMAR
+from vivace.requests.tools import FUNCTION
 from vivace.server.apis.chat_messages import needed
 from vivace.server.apis.responses_schema import (
     PEERS,
+    InputFormat,
     ListedTool,
     ResponseTool,
     ToolApproval,
@@ -24,11 +27,9 @@ from vivace.tool_servers.messages import ToolDescription
 from vivace.tool_servers.servers import ToolServers
 from vivace.tool_servers.transport import ToolServerError
 
-FUNCTION, MCP, CUSTOM = "function", "mcp", "custom"
+MCP = "mcp"
+OF_CUSTOM = ("description",)
 NO_OWN_TOOLS = "this server runs no tools of its own; it asks tool servers (type mcp)"
-FREE_TEXT = (
-    "calls have arguments by a schema here; give a function with one parameter of type string"
-)
 ALWAYS, NEVER = "always", "never"
 EVERY = ToolFilter()
 """of `never`, where nobody is asked"""
@@ -56,9 +57,9 @@ class ServerList:
 
 @dataclass(frozen=True)
 class ToolOffer:
-    """`functions`: as the chat path takes them. `served`: those that servers have, by the names
-    that the model knows; `lists`: the same, for the client. `places`: of the functions in the
-    body."""
+    """`functions`: and custom tools, as the chat path takes them. `served`: those that servers
+    have, by the names that the model knows; `lists`: the same, for the client. `places`: of the
+    functions in the body."""
 
     functions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     served: Mapping[str, ServerTool] = field(default_factory=dict[str, ServerTool])
@@ -85,7 +86,7 @@ async def read_offer(
     server that is not there now."""
     own = {f"tools[{i}]": tool for i, tool in enumerate(tools) if tool.type != MCP}
     functions, places = [read_tool(tool, place) for place, tool in own.items()], list(own)
-    names = {function["function"]["name"] for function in functions}
+    names = {tool.name for tool in own.values() if tool.name is not None}
     served: dict[str, ServerTool] = {}
     lists: list[ServerList] = []
     labels: set[str] = set()
@@ -110,15 +111,27 @@ async def read_offer(
 
 
 def read_tool(tool: ResponseTool, place: str) -> dict[str, Any]:
-    """A function of the client, as the chat path takes it."""
-    if tool.type != FUNCTION:
-        reason = FREE_TEXT if tool.type == CUSTOM else NO_OWN_TOOLS
-        raise BadRequest(f"{place}.type", f"{abbreviate(tool.type)!r}: {reason}")
-    function: dict[str, Any] = {"name": needed(tool.name, f"{place}.name")}
-    for name in ("description", "parameters", "strict"):
+    """A function or a custom tool of the client, as the chat path takes it."""
+    if tool.type not in (FUNCTION, CUSTOM):
+        raise BadRequest(f"{place}.type", f"{abbreviate(tool.type)!r}: {NO_OWN_TOOLS}")
+    found: dict[str, Any] = {"name": needed(tool.name, f"{place}.name")}
+    for name in ("description", "parameters", "strict") if tool.type == FUNCTION else OF_CUSTOM:
         if (value := getattr(tool, name)) is not None:
-            function[name] = value
-    return {"type": FUNCTION, "function": function}
+            found[name] = value
+    if tool.type == CUSTOM and tool.format is not None:
+        found["format"] = read_format(tool.format, f"{place}.format")
+    return {"type": tool.type, tool.type: found}
+
+
+def read_format(form: InputFormat, place: str) -> dict[str, Any]:
+    """Of a custom tool's input, as the chat path takes it."""
+    if form.type != GRAMMAR:
+        return {"type": form.type}
+    given = {
+        "syntax": needed(form.syntax, f"{place}.syntax"),
+        "definition": needed(form.definition, f"{place}.definition"),
+    }
+    return {"type": GRAMMAR, GRAMMAR: given}
 
 
 async def allowed_tools(

@@ -12,6 +12,7 @@ from vivace.frontend.request_output import RequestOutput
 from vivace.parsers.events import (
     AnswerEvent,
     CallArguments,
+    CallInput,
     CallStart,
     ContentText,
     ParsedCall,
@@ -26,6 +27,7 @@ from vivace.server.openai.response import ChunkContext, ChunkEncoder
 from vivace.server.openai.schema import (
     AnswerCall,
     AnswerFunction,
+    AnswerInput,
     ChatChoice,
     ChunkDelta,
     CompletionChoice,
@@ -65,7 +67,7 @@ class ChatParsing:
         found, message = gather(events + parser.finish()), choice.message
         message.content, message.reasoning_content = found.content, found.reasoning or None
         if found.calls:
-            message.tool_calls = [whole_call(call) for call in found.calls]
+            message.tool_calls = [shown_call(call) for call in found.calls]
             choice.finish_reason = with_calls(choice.finish_reason)
         return reasoning
 
@@ -195,15 +197,22 @@ def encode_delta(event: AnswerEvent) -> bytes:
             return b'{"reasoning_content":%b}' % encode(text)
         case ContentText(text):
             return b'{"content":%b}' % encode(text)
-        case CallStart(index, call_id, name):
-            function = AnswerFunction(name=name, arguments="")
-            call = AnswerCall(index=index, id=call_id, type="function", function=function)
+        case CallStart(index, _, _):
+            call = shown_call(event)
+            call.index = index
             return encode(ChunkDelta(tool_calls=[call]))
         case CallArguments(index, text):
             arguments = encode(text)
             return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (index, arguments)
+        case CallInput(index, text):
+            return b'{"tool_calls":[{"index":%d,"custom":{"input":%b}}]}' % (index, encode(text))
 
 
-def whole_call(call: ParsedCall) -> AnswerCall:
-    function = AnswerFunction(name=call.name, arguments=call.arguments)
+def shown_call(call: CallStart | ParsedCall) -> AnswerCall:
+    """With its arguments, or its input, if they are known."""
+    said = call.arguments if isinstance(call, ParsedCall) else ""
+    if call.custom:
+        custom = AnswerInput(name=call.name, input=said)
+        return AnswerCall(id=call.id, type="custom", custom=custom)
+    function = AnswerFunction(name=call.name, arguments=said)
     return AnswerCall(id=call.id, type="function", function=function)

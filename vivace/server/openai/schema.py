@@ -323,13 +323,22 @@ class AnswerFunction(msgspec.Struct, kw_only=True, omit_defaults=True):
     arguments: str
 
 
+class AnswerInput(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`input`: of a custom tool, of an event what is new of it."""
+
+    name: str | None = None
+    input: str
+
+
 class AnswerCall(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A tool call; `index` in events, `id`, `type` and the name only in the first one."""
+    """A tool call, of a function or `custom`; `index` in events, `id`, `type` and the name only in
+    the first one."""
 
     index: int | None = None
     id: str | None = None
     type: str | None = None
-    function: AnswerFunction
+    function: AnswerFunction | None = None
+    custom: AnswerInput | None = None
 
 
 class AnswerMessage(msgspec.Struct, kw_only=True):

@@ -1,0 +1,152 @@
+"""Custom tools: what is drawn is read as their input, which obeys the grammar, in every syntax of
+calls; and expressions inside strings of JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from grammar_kit import EOS, VOCABULARY, backend, compiled, encode, obeys, spell, walk_randomly
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vivace.frontend.errors import BadRequest
+from vivace.grammar.backend import GrammarError, JsonFormat
+from vivace.grammar.quoted_regex import quote_regex
+from vivace.grammar.thinking import ThinkingBackend
+from vivace.parsers.events import CallInput, CallStart
+from vivace.parsers.inputs import InputReader
+from vivace.parsers.names import TOOL_CALL_PARSERS
+from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
+from vivace.protocol.constraints import EBNF, REGEX, STRUCTURAL_TAG
+from vivace.requests.custom_tools import CustomDefinition, CustomFormat, GrammarDefinition
+from vivace.requests.tool_constraints import ToolCalls, ToolSyntax
+from vivace.requests.tools import ToolChoice, ToolDefinition, offered_tools
+
+BACKEND = ThinkingBackend(backend(JsonFormat(compact=True)), VOCABULARY)
+PATTERN = r'(?s)[a-c"\\]+\n?(?:\t.)?'
+LARK = 'start: "{" (WORD LF)+ "}"\nWORD: /[ab"\\\\]+/\nLF: /\\n/\n'
+GRAMMARS = {"find": ("regex", PATTERN), "patch": ("lark", LARK)}
+DISTINCT = list({answer_format(name, None).shape: name for name in TOOL_CALL_PARSERS}.values())
+
+
+def tools() -> list[ToolDefinition]:
+    found: list[ToolDefinition] = []
+    for name, (kind, text) in GRAMMARS.items():
+        form = CustomFormat(type="grammar", grammar=GrammarDefinition(syntax=kind, definition=text))
+        definition = CustomDefinition(name=name, format=form)
+        found.append(ToolDefinition(type="custom", custom=definition))
+    return found
+
+
+class Body:
+    def __init__(self, choice: str | ToolChoice | None) -> None:
+        self.tools, self.tool_choice = tools(), choice
+
+
+def syntax(parser: str | None, choice: str | None) -> tuple[ToolSyntax, ParseOptions]:
+    offered = offered_tools(Body(choice))
+    found = ToolCalls(offered=offered, form=answer_format(parser, None), parallel=True).syntax(None)
+    return found, ParseOptions(tools=offered.schemas, inputs=offered.inputs)
+
+
+def read(found: ToolSyntax, options: ParseOptions, text: str) -> list[list[str]]:
+    parser = AnswerParser(found.form, options)
+    calls: list[list[str]] = []
+    events = [event for character in text for event in parser.push(character)]
+    for event in [*events, *parser.finish()]:
+        if isinstance(event, CallStart):
+            assert event.custom
+            calls.append([event.name, ""])
+        else:
+            assert isinstance(event, CallInput), event
+            calls[-1][1] += event.text
+    return calls
+
+
+@pytest.mark.parametrize("name", [None, *DISTINCT])
+def test_inputs_obey_whatever_calls_look_like(name: str | None) -> None:
+    rng = np.random.default_rng(3)
+    found, options = syntax(name, "required")
+    assert found.constraint is not None
+    begin = "<|channel|>commentary" if name == "gpt-oss" else ""
+    called = set[str]()
+    for _ in range(12):
+        drawn = BACKEND.compile(found.constraint)
+        assert drawn.accept(encode(begin)) == len(begin)
+        text = begin + spell(walk_randomly(drawn, rng, 3000)).decode()
+        calls = read(found, options, text)
+        assert calls, text
+        for tool, said in calls:
+            called.add(tool)
+            kind = REGEX if tool == "find" else EBNF
+            assert obeys(kind, GRAMMARS[tool][1], said), (text, said)
+        if name is not None:
+            free = syntax(name, None)[0].constraint
+            assert free is not None
+            assert BACKEND.compile(free).accept(encode(text)) == len(encode(text))
+    assert called == set(GRAMMARS)
+
+
+def test_calls_of_custom_tools_need_to_be_found() -> None:
+    with pytest.raises(BadRequest) as caught:
+        syntax(None, None)
+    assert caught.value.field == "tools"
+
+
+@given(st.text(), st.integers(1, 5))
+def test_inputs_are_read_as_they_come(text: str, size: int) -> None:
+    text = text.encode("utf-8", "replace").decode()
+    for escaped in (True, False):
+        whole = json.dumps({"input": text}, ensure_ascii=escaped)
+        reader = InputReader()
+        parts = [reader.push(whole[i : i + size]) for i in range(0, len(whole), size)]
+        assert "".join(parts) == text
+
+
+def test_arguments_that_are_no_input_are_not_lost() -> None:
+    for text in ('{"text": "a"}', "[1]", '"a"'):
+        assert InputReader().push(text) == text
+    assert (
+        InputReader().push('{"input": "a\\qb\\ud800 and more of it"}')
+        == "a\\qb\\ud800 and more of it"
+    )
+
+
+PATTERNS = [r'[^"]*', ".*", "(?s:.)*", r"[\s\S]+", r'["\\]+', r"\S+|\W", r'(?i)a"b\n', r"\P{L}+"]
+PATTERNS += [r"[\p{P}x]+", r'[]"]+', r"[^]\\]*", "[!-~]*", r"\x22\u{5c}|\t", r'(?P<n>".)"', r"\.\/"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_expressions_inside_of_strings(pattern: str) -> None:
+    quoted = quote_regex(pattern)
+    for text in [
+        "",
+        'a"b',
+        'A"B\n',
+        '"\\',
+        "\t",
+        "abc",
+        "é\x01",
+        ']"',
+        '"x"',
+        "./",
+        "\\\\",
+        "\x7f",
+    ]:
+        inside = json.dumps(text, ensure_ascii=False)[1:-1]
+        assert allows(pattern, text) is allows(quoted, inside), text
+
+
+def allows(pattern: str, text: str) -> bool:
+    tag = {"format": {"type": "regex", "pattern": pattern}}
+    matcher, ids = compiled(STRUCTURAL_TAG, tag), encode(text)
+    return matcher.accept([*ids, EOS]) == len(ids) + 1
+
+
+@pytest.mark.parametrize("pattern", ["[a[b]]", r"\p{Greek}", "(?x)a", "[a-z&&[^b]]"])
+def test_expressions_that_cannot_be_written_in_strings(pattern: str) -> None:
+    with pytest.raises(GrammarError, match=re.escape("JSON")):
+        quote_regex(pattern)

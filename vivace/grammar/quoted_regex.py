@@ -1,0 +1,142 @@
+"""Expressions of texts that stand in strings of JSON: in what they allow, quotes, backslashes and
+control characters are written with escapes, and the rest as it is. So a text has one spelling."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+
+from vivace.grammar.backend import GrammarError
+
+ESCAPED = [*map(chr, range(32)), '"', "\\"]
+"""characters that strings of JSON write with an escape"""
+PLAIN = r'[^"\\\x00-\x1f]'
+"""the class of all others"""
+SPACE = frozenset("\t\n\v\f\r")
+ALL = frozenset(ESCAPED)
+CHARACTERS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
+CODE = re.compile(r"[xuU]\{?([0-9a-fA-F]+)\}?")
+WITHIN = "in an argument that is a string of JSON, as this model writes it, "
+_ESCAPE = (
+    r"\\(?:[xu]\{[^}]*\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[pP](?:\{[^}]*\}|.)|.)"
+)
+_PART = re.compile(
+    rf"(?P<set>\[\^?\]?(?:{_ESCAPE}|[^\\\]])*\])|(?P<escape>{_ESCAPE})|(?P<dot>\.)"
+    r"|(?P<flags>\(\?[a-zA-Z]*-?[a-zA-Z]*[:)])|(?P<group>\((?:\?P?<\w+>)?)|(?P<end>\))|(?P<other>.)",
+    re.DOTALL,
+)
+_MEMBER = re.compile(rf"({_ESCAPE}|[^\\])(?:-({_ESCAPE}|[^\\\]]))?", re.DOTALL)
+_NESTED = re.compile(rf"(?:{_ESCAPE}|[^\\\[&~-]|-(?!-)|&(?!&)|~(?!~))*", re.DOTALL)
+_ANCHORS = frozenset("AzbB")
+
+
+def quote_regex(pattern: str, flags: str = "") -> str:
+    """In the syntax of Rust's regex crate, which the given one is in, too. `flags`: of the whole
+    pattern. Raises GrammarError."""
+    found: list[str] = []
+    scopes = ["s" in flags]
+    """whether `.` is a newline, too, in each group that is open"""
+    for part in _PART.finditer(pattern):
+        text = part[0]
+        match part.lastgroup:
+            case "set":
+                found.append(_spelled(text, _members(text)))
+            case "dot":
+                found.append(_spelled(text, ALL if scopes[-1] else ALL - {"\n"}))
+            case "escape":
+                found.append(_quote_escape(text))
+            case "flags":
+                on, _, off = text[2:-1].partition("-")
+                if "x" in on:
+                    raise GrammarError(f"{WITHIN}an expression cannot have the flag x")
+                newline = (scopes[-1] or "s" in on) and "s" not in off
+                if text.endswith(")"):
+                    scopes[-1] = newline
+                else:
+                    scopes.append(newline)
+                found.append(text)
+            case "group":
+                scopes.append(scopes[-1])
+                found.append(text)
+            case "end":
+                if len(scopes) > 1:
+                    scopes.pop()
+                found.append(text)
+            case _:
+                found.append(_spelled(text, {text} & ALL))
+    return "".join(found)
+
+
+def _quote_escape(text: str) -> str:
+    if text[1] in _ANCHORS:
+        return text
+    return _spelled(text, _class_members(text))
+
+
+def _spelled(text: str, escaped: frozenset[str] | set[str]) -> str:
+    """What `text`, of one character, allows, of which these have to be `escaped`."""
+    if not escaped:
+        return text
+    written = [json.dumps(one)[2:-1] for one in ESCAPED if one in escaped]
+    codes = [one[3:] for one in written if len(one) > 1]
+    ways = [re.escape(one) for one in written if len(one) == 1]
+    ways += [f"u00(?:{'|'.join(codes)})"] * bool(codes)
+    way = rf"(?-i:\\(?:{'|'.join(ways)}))"
+    if text == ".":
+        return f"(?:{PLAIN}|{way})"
+    single = not text.startswith("[") and _character(text) is not None
+    return way if single else f"(?:[{text}&&{PLAIN}]|{way})"
+
+
+def _members(text: str) -> frozenset[str]:
+    """Of a set in brackets, those that are escaped. Raises GrammarError."""
+    inner = text[1:-1]
+    negated = inner.startswith("^")
+    inner = inner.removeprefix("^")
+    nested = _NESTED.fullmatch(inner)
+    if nested is None:
+        raise GrammarError(f"{WITHIN}sets of characters cannot have others in them: {text[:40]}")
+    found: set[str] = set()
+    for first, last in _MEMBER.findall(inner):
+        if last and (low := _character(first)) and (high := _character(last)):
+            found.update(one for one in ESCAPED if low <= one <= high)
+        else:
+            for one in filter(None, (first, last)):
+                found.update(_class_members(one))
+    return ALL - found if negated else frozenset(found)
+
+
+def _class_members(text: str) -> frozenset[str]:
+    """The same of a character, or of an escape that may stand for several."""
+    if (one := _character(text)) is not None:
+        return frozenset((one,)) & ALL
+    kind = text[1]
+    if kind in "dDwW":
+        return frozenset() if kind in "dw" else ALL
+    if kind in "sS":
+        return SPACE if kind == "s" else ALL - SPACE
+    name = text[2:].strip("{}").removeprefix("^")
+    if len(name) > 2 or name[:1] not in set("LMNPSZC"):
+        raise GrammarError(
+            f"{WITHIN}{text[:40]} cannot stand; name a general category, as \\p{{L}}"
+        )
+    found = frozenset(one for one in ESCAPED if unicodedata.category(one).startswith(name))
+    return ALL - found if (kind == "P") != ("^" in text) else found
+
+
+def _character(text: str) -> str | None:
+    """That an escape, or a character itself, stands for; None: several."""
+    if len(text) == 1:
+        return text
+    kind = text[1]
+    if (code := _code(text)) is not None:
+        return chr(code)
+    if kind in "dDwWsSpP":
+        return None
+    return CHARACTERS.get(kind, kind)
+
+
+def _code(text: str) -> int | None:
+    found = CODE.fullmatch(text[1:]) if text.startswith("\\") else None
+    return min(int(found[1], 16), 0x10FFFF) if found else None

@@ -1,0 +1,99 @@
+"""Custom tools: what they are called with is text, which may have to obey a grammar. To the model
+each is a function of one string."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.fields import abbreviate
+from vivace.grammar.tool_tags import TagFormat, any_text, grammar, regex, tagged
+from vivace.parsers.inputs import FENCE, FENCE_END, INPUT
+
+CUSTOM, TEXT, GRAMMAR = "custom", "text", "grammar"
+LARK, REGEX = "lark", "regex"
+
+
+class GrammarDefinition(msgspec.Struct, kw_only=True):
+    """`syntax`: lark or regex."""
+
+    definition: str
+    syntax: str
+
+
+class CustomFormat(msgspec.Struct, kw_only=True):
+    """Of an input: `text`, or `grammar`."""
+
+    type: str = TEXT
+    grammar: GrammarDefinition | None = None
+
+
+class CustomDefinition(msgspec.Struct, kw_only=True):
+    """A custom tool that may be called."""
+
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+@dataclass(frozen=True)
+class InputGrammar:
+    """What an input obeys. `place`: of the definition in the request."""
+
+    syntax: str
+    definition: str
+    place: str
+
+    def as_json(self, begin: str, end: str) -> TagFormat:
+        """The argument, in JSON between `begin` and `end`, which have the quotes; or the input as
+        it stands in a fence: terminals of a grammar cannot be told apart where each may begin with
+        a backslash."""
+        if self.syntax == REGEX:
+            return tagged(begin, regex(self.definition, self.place, quoted=True), end)
+        return tagged(FENCE, grammar(self.definition, self.place), FENCE_END)
+
+    def plain(self, excludes: tuple[str, ...], end: str) -> TagFormat:
+        """The input as it stands, and what ends it; an expression's has none of `excludes`."""
+        if self.syntax == REGEX:
+            return tagged("", any_text(excludes, patterns=[self.definition]), end)
+        return tagged("", grammar(self.definition, self.place), end)
+
+
+def read_grammar(custom: CustomDefinition, place: str) -> InputGrammar | None:
+    """Of a tool at `place`; None: any text is an input. BadRequest."""
+    form = custom.format
+    if form is None or form.type == TEXT:
+        return None
+    if form.type != GRAMMAR:
+        reason = f"{abbreviate(form.type)!r}: must be {TEXT} or {GRAMMAR}"
+        raise BadRequest(f"{place}.format.type", reason)
+    given = form.grammar
+    if given is None:
+        raise BadRequest(f"{place}.format.grammar", "is required: a syntax and a definition")
+    if given.syntax not in (LARK, REGEX):
+        reason = f"{abbreviate(given.syntax)!r}: must be {LARK} or {REGEX}"
+        raise BadRequest(f"{place}.format.grammar.syntax", reason)
+    return InputGrammar(given.syntax, given.definition, f"{place}.format.grammar.definition")
+
+
+def input_schema(found: InputGrammar | None) -> dict[str, Any]:
+    """Of the arguments that stand for an input, as the model is told of them."""
+    text = {"type": "string"}
+    if found is not None:
+        syntax = "Lark grammar" if found.syntax == LARK else "regular expression"
+        text["description"] = f"Text that obeys this {syntax}:\n{found.definition}"
+    return {
+        "type": "object",
+        "properties": {INPUT: text},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+
+
+def input_arguments(text: str) -> str:
+    """The arguments of a past call, as JSON."""
+    return json.dumps({INPUT: text}, ensure_ascii=False)
