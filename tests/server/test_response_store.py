@@ -18,6 +18,18 @@ from vivace.protocol.listening_socket import listen, new_socket
 from vivace.server.response_link import ResponseClient, ResponseServer, join_responses
 from vivace.server.response_store import MAX_RUNNING, OVERHEAD, ResponseStore, StoredResponse
 from vivace.server.responses import HTTPError
+from vivace.server.store_messages import (
+    Append,
+    Begin,
+    Find,
+    Follow,
+    Get,
+    Put,
+    Remove,
+    StopResponse,
+    UseApprovals,
+    WaitStop,
+)
 
 APP = web.Application()
 PUTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 3000)), max_size=40)
@@ -191,45 +203,45 @@ async def linked() -> AsyncIterator[tuple[ResponseStore, ResponseServer, Respons
 def test_what_one_process_keeps_another_one_finds() -> None:
     async def talk() -> None:
         async with linked() as (here, _, there):
-            for put, ask, identity in ((here, there, "a"), (there, here, "b")):
+            for keeper, asker, identity in ((here, there, "a"), (there, here, "b")):
                 entry = StoredResponse(
                     b"{}" * (1 << 20), (b"hi", b""), (f"msg_{identity}",), frozenset({"s"})
                 )
-                assert await put.put(7, identity, entry) is True
-                assert await ask.get(7, identity) == entry
-                found = await ask.find(7, [f"msg_{identity}", "msg_other"])
+                assert await keeper.ask(Put(7, identity, entry)) is True
+                assert await asker.ask(Get(7, identity)) == entry
+                found = await asker.ask(Find(7, [f"msg_{identity}", "msg_other"]))
                 assert found.places == {f"msg_{identity}": identity}
                 assert found.bodies == {identity: entry.body}
-                assert (await ask.find(8, [f"msg_{identity}"])).places == {}
-                assert await refusal(ask.get(8, identity)) == 404
-                await ask.remove(7, identity)
-                assert await refusal(put.get(7, identity)) == 404
-            await here.use_approvals(7, ["one", "two"])
-            assert await refusal(there.use_approvals(7, ["three", "one"])) == 400
-            assert await refusal(there.use_approvals(8, ["one"])) == 0
+                assert (await asker.ask(Find(8, [f"msg_{identity}"]))).places == {}
+                assert await refusal(asker.ask(Get(8, identity))) == 404
+                await asker.ask(Remove(7, identity))
+                assert await refusal(keeper.ask(Get(7, identity))) == 404
+            await here.ask(UseApprovals(7, ["one", "two"]))
+            assert await refusal(there.ask(UseApprovals(7, ["three", "one"]))) == 400
+            assert await refusal(there.ask(UseApprovals(8, ["one"]))) == 0
 
     asyncio.run(talk())
 
 
 async def make_until_stopped(store: Store, identity: str) -> None:
-    await store.wait_stop(7, identity)
-    await store.put(7, identity, StoredResponse(b"stopped", background=True))
+    await store.ask(WaitStop(7, identity))
+    await store.ask(Put(7, identity, StoredResponse(b"stopped", background=True)))
 
 
 @pytest.mark.parametrize("way", ["stop", "remove"])
 def test_what_one_process_makes_another_one_ends(way: str) -> None:
     async def talk() -> None:
         async with linked() as (here, _, there):
-            for maker, ask in ((here, there), (there, here)):
-                await maker.begin(7, "a", RUNNING, b"lost")
+            for maker, asker in ((here, there), (there, here)):
+                await maker.ask(Begin(7, "a", RUNNING, b"lost"))
                 making = asyncio.create_task(make_until_stopped(maker, "a"))
-                assert (await ask.get(7, "a")).running
+                assert (await asker.ask(Get(7, "a"))).running
                 if way == "stop":
-                    assert (await ask.stop(7, "a")).body == b"stopped"
-                    assert await ask.stop(7, "a") == await maker.get(7, "a")
+                    assert (await asker.ask(StopResponse(7, "a"))).body == b"stopped"
+                    assert await asker.ask(StopResponse(7, "a")) == await maker.ask(Get(7, "a"))
                 else:
-                    await ask.remove(7, "a")
-                    assert await refusal(maker.get(7, "a")) == 404
+                    await asker.ask(Remove(7, "a"))
+                    assert await refusal(maker.ask(Get(7, "a"))) == 404
                 await making
 
     asyncio.run(talk())
@@ -238,13 +250,13 @@ def test_what_one_process_makes_another_one_ends(way: str) -> None:
 def test_what_a_process_made_that_has_ended_is_lost() -> None:
     async def talk() -> None:
         async with linked() as (here, _, there):
-            await there.begin(7, "a", RUNNING, b"lost")
-            await there.begin(7, "b", RUNNING, b"lost")
-            await there.put(7, "b", StoredResponse(b"whole", background=True))
-            stopping = asyncio.create_task(here.stop(7, "a"))
+            await there.ask(Begin(7, "a", RUNNING, b"lost"))
+            await there.ask(Begin(7, "b", RUNNING, b"lost"))
+            await there.ask(Put(7, "b", StoredResponse(b"whole", background=True)))
+            stopping = asyncio.create_task(here.ask(StopResponse(7, "a")))
             await there.close(APP)
             assert (await stopping).body == b"lost"
-            assert (await here.get(7, "b")).body == b"whole"
+            assert (await here.ask(Get(7, "b"))).body == b"whole"
 
     asyncio.run(talk())
 
@@ -252,17 +264,17 @@ def test_what_a_process_made_that_has_ended_is_lost() -> None:
 def test_what_was_begun_again_or_refused_does_not_end_with_a_connection() -> None:
     async def talk() -> None:
         async with linked() as (here, _, there):
-            await there.begin(7, "a", RUNNING, b"lost")
-            await here.begin(7, "a", RUNNING, b"lost")
+            await there.ask(Begin(7, "a", RUNNING, b"lost"))
+            await here.ask(Begin(7, "a", RUNNING, b"lost"))
             for number in range(MAX_RUNNING - 1):
-                await here.begin(7, f"{number}", RUNNING, b"lost")
-            assert await refusal(there.begin(7, "b", RUNNING, b"lost")) == 503
-            await here.put(7, "0", StoredResponse(b"whole", background=True))
-            await here.begin(7, "b", RUNNING, b"lost")
+                await here.ask(Begin(7, f"{number}", RUNNING, b"lost"))
+            assert await refusal(there.ask(Begin(7, "b", RUNNING, b"lost"))) == 503
+            await here.ask(Put(7, "0", StoredResponse(b"whole", background=True)))
+            await here.ask(Begin(7, "b", RUNNING, b"lost"))
             await there.close(APP)
             await asyncio.sleep(0.05)
             for name in "ab":
-                assert (await here.get(7, name)).running
+                assert (await here.ask(Get(7, name))).running
 
     asyncio.run(talk())
 
@@ -271,18 +283,18 @@ def test_events_of_another_process_can_be_read() -> None:
     async def talk() -> None:
         async with linked() as (here, _, there):
             for maker, reader, name in ((here, there, "a"), (there, here, "b")):
-                await maker.begin(7, name, RUNNING, streamed=True)
-                reading = asyncio.create_task(reader.follow(7, name, 0))
+                await maker.ask(Begin(7, name, RUNNING, streamed=True))
+                reading = asyncio.create_task(reader.ask(Follow(7, name, 0)))
                 await asyncio.sleep(0)
-                await maker.append(7, name, 0, [b"one", b"two"])
+                await maker.ask(Append(7, name, 0, [b"one", b"two"]))
                 news = await reading
                 assert (list(news.events), news.following, news.body) == ([b"one", b"two"], 2, None)
-                await maker.append(7, name, 9, [b"late"])  # nobody knows what was before
-                assert await refusal(reader.follow(7, name, 2)) == 400
-                assert list((await reader.follow(7, name, 9)).events) == [b"late"]
-                reading = asyncio.create_task(reader.follow(7, name, 10))
+                await maker.ask(Append(7, name, 9, [b"late"]))  # nobody knows what was before
+                assert await refusal(reader.ask(Follow(7, name, 2))) == 400
+                assert list((await reader.ask(Follow(7, name, 9))).events) == [b"late"]
+                reading = asyncio.create_task(reader.ask(Follow(7, name, 10)))
                 await asyncio.sleep(0)
-                await maker.put(7, name, StoredResponse(b"whole", background=True))
+                await maker.ask(Put(7, name, StoredResponse(b"whole", background=True)))
                 news = await reading
                 assert (news.body, news.following) == (b"whole", 10)
 
@@ -292,10 +304,10 @@ def test_events_of_another_process_can_be_read() -> None:
 def test_who_waits_no_more_is_forgotten() -> None:
     async def talk() -> None:
         async with linked() as (_, _, there):
-            await there.begin(7, "a", RUNNING, streamed=True)
+            await there.ask(Begin(7, "a", RUNNING, streamed=True))
             tasks = len(asyncio.all_tasks())
             for _ in range(3):
-                reading = asyncio.create_task(there.follow(7, "a", 0))
+                reading = asyncio.create_task(there.ask(Follow(7, "a", 0)))
                 await until(lambda: len(asyncio.all_tasks()) == tasks + 2)
                 reading.cancel()
                 await until(lambda: len(asyncio.all_tasks()) == tasks)
@@ -308,18 +320,18 @@ def test_another_process_may_come_to_keep_them() -> None:
 
     async def talk() -> None:
         async with linked() as (_, server, there):
-            await there.put(7, "old", StoredResponse(b"old"))
-            await there.begin(7, "a", RUNNING, b"lost")
+            await there.ask(Put(7, "old", StoredResponse(b"old")))
+            await there.ask(Begin(7, "a", RUNNING, b"lost"))
             making = asyncio.create_task(make_until_stopped(there, "a"))
             await server.close(APP)
-            asked = asyncio.create_task(refusal(there.get(7, "old")))  # waits for who comes
+            asked = asyncio.create_task(refusal(there.ask(Get(7, "old"))))  # waits for who comes
             successor = ResponseStore()
             following = ResponseServer(successor, server.descriptor)
             await following.open(APP)
             try:
                 assert await asked == 404
                 await until(lambda: len(successor) == 1)
-                assert (await successor.stop(7, "a")).body == b"stopped"
+                assert (await successor.ask(StopResponse(7, "a"))).body == b"stopped"
                 await making
             finally:
                 await there.close(APP)

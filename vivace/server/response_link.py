@@ -12,42 +12,33 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from vivace.protocol.listening_socket import path
 from vivace.server.response_store import (
-    FoundItems,
+    A,
     KeptResponse,
-    NewEvents,
     Responses,
     ResponseStore,
-    StoredResponse,
+    StoreQuestion,
 )
 from vivace.server.responses import HTTPError
 from vivace.server.store_messages import (
     LONG,
     REPEATED,
-    Append,
-    Ask,
     Begin,
-    Find,
-    Follow,
     Forget,
     Found,
-    Get,
     Put,
-    Remove,
-    StopResponse,
+    Question,
     StoreError,
     StoreReply,
     StoreRequest,
-    UseApprovals,
     WaitStop,
 )
 
@@ -67,7 +58,6 @@ PUT_AGAIN = 3
 _REQUEST = msgspec.msgpack.Decoder(StoreRequest)
 _REPLY = msgspec.msgpack.Decoder(StoreReply)
 encode = msgspec.msgpack.encode
-T = TypeVar("T", StoredResponse, FoundItems, NewEvents, bool, None)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
@@ -117,13 +107,13 @@ class ResponseServer:
         begun: dict[tuple[int, str], KeptResponse] = {}
         try:
             while True:
-                question = _REQUEST.decode(await read_frame(reader))
-                number = question.number
-                if isinstance(question.ask, Forget):
+                request = _REQUEST.decode(await read_frame(reader))
+                number, question = request.number, request.ask
+                if isinstance(question, Forget):
                     if (waiting := asked.get(number)) is not None:
                         waiting.cancel()
                     continue
-                asked[number] = asyncio.create_task(self._answer(writer, question, begun))
+                asked[number] = asyncio.create_task(self._answer(writer, number, question, begun))
                 asked[number].add_done_callback(partial(forget, asked, number))
         except (EOFError, OSError, asyncio.CancelledError):
             pass  # the other one has ended, or this one does
@@ -140,58 +130,30 @@ class ResponseServer:
     async def _answer(
         self,
         writer: asyncio.StreamWriter,
-        question: StoreRequest,
+        number: int,
+        question: Question,
         begun: dict[tuple[int, str], KeptResponse],
     ) -> None:
         """`begun`: what is made behind this connection, and ends with it."""
-        ask, found = question.ask, None
+        found: Found
         try:
-            found = await find(self._store, ask)
+            found = await question.answer(self._store)
         except HTTPError as error:
             found = StoreError(
                 error.status, error.message, error.param, error.code, error.retry_after
             )
-        if isinstance(ask, Put):
-            begun.pop((ask.client, ask.identity), None)
-        elif isinstance(ask, Begin) and found is None:
-            place = ask.client, ask.identity
+        if isinstance(question, Put):
+            begun.pop((question.client, question.identity), None)
+        elif isinstance(question, Begin) and found is None:
+            place = question.client, question.identity
             begun[place] = self._store.running(*place)
         with suppress(OSError):
-            write_frame(writer, StoreReply(question.number, found))
+            write_frame(writer, StoreReply(number, found))
             await writer.drain()
 
 
 def forget(asked: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[None]) -> None:
     asked.pop(number, None)
-
-
-async def find(store: Responses, ask: Ask) -> Found:
-    """Raises HTTPError."""
-    match ask:
-        case Put():
-            return await store.put(ask.client, ask.identity, ask.entry)
-        case Get():
-            return await store.get(ask.client, ask.identity)
-        case Find():
-            return await store.find(ask.client, ask.items)
-        case UseApprovals():
-            return await store.use_approvals(ask.client, ask.requests)
-        case Remove():
-            return await store.remove(ask.client, ask.identity)
-        case Begin():
-            return await store.begin(
-                ask.client, ask.identity, ask.entry, ask.lost, streamed=ask.streamed
-            )
-        case Append():
-            return await store.append(ask.client, ask.identity, ask.first, ask.events)
-        case Follow():
-            return await store.follow(ask.client, ask.identity, ask.number)
-        case WaitStop():
-            return await store.wait_stop(ask.client, ask.identity)
-        case StopResponse():
-            return await store.stop(ask.client, ask.identity)
-        case Forget():
-            return None
 
 
 # -- the others ------------------------------------------------------------------------------------
@@ -215,21 +177,21 @@ class ResponseConnection:
     def over(self) -> bool:
         return self._broken or self._reading.done()
 
-    async def ask(self, ask: Ask) -> Found:
+    async def ask(self, question: Question) -> Found:
         if self.over:
             raise ConnectionResetError
         self._number += 1
         number, answer = self._number, asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            write_frame(self._writer, StoreRequest(number, ask))
+            write_frame(self._writer, StoreRequest(number, question))
             await self._writer.drain()
             return await answer
         except ConnectionError:
             self._broken = True
             raise
         except asyncio.CancelledError:
-            if isinstance(ask, LONG) and not self.over:
+            if isinstance(question, LONG) and not self.over:
                 write_frame(self._writer, StoreRequest(number, Forget()))
             raise
         finally:
@@ -269,56 +231,42 @@ class ResponseClient:
         self._making: dict[tuple[int, str], tuple[Begin, ResponseConnection]] = {}
         """and to whom that was said"""
 
-    async def put(self, client: int, identity: str, entry: StoredResponse) -> bool:
+    async def ask(self, question: StoreQuestion[A]) -> A:
+        """As `Responses` says."""
+        found: Any
+        match question:
+            case Put():
+                found = await self._put(question)
+            case Begin():
+                found = await self._begin(question)
+            case WaitStop():
+                found = await self._wait_stop(question)
+            case _:
+                found = await self._ask(question)
+        return found
+
+    async def _put(self, put: Put) -> Found:
         """One that was made in the background is said for as long as it takes to replace who keeps
         them: it would be running for ever there."""
-        begun = self._making.pop((client, identity), None) is not None
-        put = Put(client, identity, entry)
+        begun = self._making.pop((put.client, put.identity), None) is not None
         for _ in range(PUT_AGAIN if begun else 0):
             with suppress(StoreAway):
-                return await self._ask(put, bool)
-        return await self._ask(put, bool, PUT_SECONDS)
+                return await self._ask(put)
+        return await self._ask(put, PUT_SECONDS)
 
-    async def get(self, client: int, identity: str) -> StoredResponse:
-        return await self._ask(Get(client, identity), StoredResponse)
-
-    async def find(self, client: int, items: Sequence[str]) -> FoundItems:
-        return await self._ask(Find(client, items), FoundItems)
-
-    async def use_approvals(self, client: int, requests: Sequence[str]) -> None:
-        await self._ask(UseApprovals(client, requests), type(None))
-
-    async def remove(self, client: int, identity: str) -> None:
-        await self._ask(Remove(client, identity), type(None))
-
-    async def begin(
-        self,
-        client: int,
-        identity: str,
-        entry: StoredResponse,
-        lost: bytes = b"",
-        *,
-        streamed: bool = False,
-    ) -> None:
-        begin = Begin(client, identity, entry, lost, streamed)
+    async def _begin(self, begin: Begin) -> None:
         try:
-            await self._ask(begin, type(None))
+            await self._ask(begin)
         except StoreAway:
             if self._connection is not None:  # if it is heard later, that is lost with this
                 await self._connection.close()
             raise
         assert self._connection is not None
-        self._making[client, identity] = (begin, self._connection)
+        self._making[begin.client, begin.identity] = (begin, self._connection)
 
-    async def append(self, client: int, identity: str, first: int, events: Sequence[bytes]) -> None:
-        await self._ask(Append(client, identity, first, events), type(None))
-
-    async def follow(self, client: int, identity: str, number: int) -> NewEvents:
-        return await self._ask(Follow(client, identity, number), NewEvents, None)
-
-    async def wait_stop(self, client: int, identity: str) -> None:
+    async def _wait_stop(self, wait: WaitStop) -> None:
         """A process that has replaced the one that kept them is told what is made here."""
-        place = client, identity
+        place = wait.client, wait.identity
         while place in self._making:
             try:
                 connection = await self._connected()
@@ -328,13 +276,10 @@ class ResponseClient:
                 if connection is not told:
                     self._making[place] = (begin, connection)
                     await connection.ask(begin)
-                await connection.ask(WaitStop(client, identity))
+                await connection.ask(wait)
                 return
             except OSError:
                 await asyncio.sleep(AGAIN_SECONDS)
-
-    async def stop(self, client: int, identity: str) -> StoredResponse:
-        return await self._ask(StopResponse(client, identity), StoredResponse)
 
     async def open(self, _app: web.Application) -> None:
         """Nothing is connected yet."""
@@ -343,10 +288,11 @@ class ResponseClient:
         if self._connection is not None:
             await self._connection.close()
 
-    async def _ask(self, ask: Ask, kind: type[T], seconds: float | None = ANSWER_SECONDS) -> T:
+    async def _ask(self, question: Any, seconds: float = ANSWER_SECONDS) -> Found:
+        """Raises HTTPError."""
         try:
-            async with asyncio.timeout(seconds):
-                found = await self._hear(ask)
+            async with asyncio.timeout(None if isinstance(question, LONG) else seconds):
+                found = await self._hear(question)
         except OSError as error:  # a timeout is one
             reason = str(error) or "it does not answer"
             message = f"the process that keeps responses is not there ({reason}); try again"
@@ -359,17 +305,16 @@ class ResponseClient:
                 code=found.code,
                 retry_after=found.retry_after,
             )
-        assert isinstance(found, kind)
         return found
 
-    async def _hear(self, ask: Ask) -> Found:
+    async def _hear(self, question: Question) -> Found:
         """Asked again where the connection ends on the way, and that changes nothing."""
         try:
-            return await (await self._connected()).ask(ask)
+            return await (await self._connected()).ask(question)
         except ConnectionError:
-            if not isinstance(ask, REPEATED):
+            if not isinstance(question, REPEATED):
                 raise
-            return await (await self._connected()).ask(ask)
+            return await (await self._connected()).ask(question)
 
     async def _connected(self) -> ResponseConnection:
         async with self._connecting:

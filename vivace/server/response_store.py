@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ POINTER = 8
 """Bytes"""
 STOP_SECONDS = 10.0
 """until who makes a response has ended it"""
+A = TypeVar("A", covariant=True)
 
 
 class StoredResponse(msgspec.Struct, frozen=True, tag=True):
@@ -66,57 +67,20 @@ class NewEvents(msgspec.Struct, frozen=True, tag=True):
     body: bytes | None = None
 
 
+class StoreQuestion(Protocol[A]):
+    """One of `store_messages.py`."""
+
+    def answer(self, store: ResponseStore) -> Awaitable[A]:
+        """Raises HTTPError."""
+        ...
+
+
 class Responses(Protocol):
-    """Of every client (an API key) its own: nobody finds another one's. All of it raises HTTPError:
-    404 for what the client has not, 503 where who keeps them is not there."""
+    """Of every client (an API key) its own: nobody finds another one's."""
 
-    async def put(self, client: int, identity: str, entry: StoredResponse) -> bool:
-        """Keep it, in the place of an earlier one of this id. False: it is too large."""
-        ...
-
-    async def get(self, client: int, identity: str) -> StoredResponse: ...
-
-    async def find(self, client: int, items: Sequence[str]) -> FoundItems:
-        """Those of the items that a response of the client has."""
-        ...
-
-    async def use_approvals(self, client: int, requests: Sequence[str]) -> None:
-        """What they asked for is done now: HTTPError 400 for one of which that was said before."""
-        ...
-
-    async def remove(self, client: int, identity: str) -> None:
-        """Forget it; one in the background is not made any further."""
-        ...
-
-    async def begin(
-        self,
-        client: int,
-        identity: str,
-        entry: StoredResponse,
-        lost: bytes = b"",
-        *,
-        streamed: bool = False,
-    ) -> None:
-        """Keep one that is made in the background from now on, until it is put again. `lost`: what
-        it is when the process that makes it ends; `streamed`: it has events, which are kept, too.
-        HTTPError 503 when there is no place."""
-        ...
-
-    async def append(self, client: int, identity: str, first: int, events: Sequence[bytes]) -> None:
-        """The next events of one that is made; `first`: the number of the first of them."""
-        ...
-
-    async def follow(self, client: int, identity: str, number: int) -> NewEvents:
-        """The events from this one on; waits until there are any. HTTPError 400 where there never
-        were any, or they have made room for others."""
-        ...
-
-    async def wait_stop(self, client: int, identity: str) -> None:
-        """Until somebody wants it to end, or it has ended: for who makes it."""
-        ...
-
-    async def stop(self, client: int, identity: str) -> StoredResponse:
-        """Have it end, and wait for it. One that is over stays as it is."""
+    async def ask(self, question: StoreQuestion[A]) -> A:
+        """What a `ResponseStore` answers. Raises HTTPError as that does, and 503 where who keeps
+        responses is not there."""
         ...
 
 
@@ -146,7 +110,7 @@ class ResponseStore:
     """`Responses` in this process. At most `max_entries` and `max_bytes` of all clients together;
     when there is no room the oldest ones go, of the client that has most. Those that are still
     being made stay. `shared`: by several clients, each of which is given as many places in the
-    background as it leaves to others."""
+    background as it leaves to others. What a client has not is HTTPError 404."""
 
     def __init__(
         self,
@@ -173,22 +137,26 @@ class ResponseStore:
     def size(self) -> int:
         return sum(self._bytes.values())
 
-    async def put(self, client: int, identity: str, entry: StoredResponse) -> bool:
+    async def ask(self, question: StoreQuestion[A]) -> A:
         """As `Responses` says."""
+        return await question.answer(self)
+
+    async def put(self, client: int, identity: str, entry: StoredResponse) -> bool:
+        """Keep it, in the place of an earlier one of this id. False: it is too large."""
         return self._replace(client, identity, entry)
 
     async def get(self, client: int, identity: str) -> StoredResponse:
         return self._find(client, identity).entry
 
     async def find(self, client: int, items: Sequence[str]) -> FoundItems:
-        """As `Responses` says."""
+        """Those of the items that a response of the client has."""
         known = self._items
         places = {item: known[client, item] for item in items if (client, item) in known}
         kept = self._clients.get(client, {})
         return FoundItems(places, {one: kept[one].entry.body for one in places.values()})
 
     async def use_approvals(self, client: int, requests: Sequence[str]) -> None:
-        """As `Responses` says."""
+        """What they asked for is done now: HTTPError 400 for one of which that was said before."""
         used = self._approvals.setdefault(client, {})
         marks = [blake2b(one.encode(), digest_size=16).digest() for one in requests]
         for request, mark in zip(requests, marks, strict=True):
@@ -204,7 +172,7 @@ class ResponseStore:
             del used[next(iter(used))]
 
     async def remove(self, client: int, identity: str) -> None:
-        """As `Responses` says."""
+        """Forget it; one in the background is not made any further."""
         await self.stop(client, identity)
         self._discard(client, identity)
 
@@ -219,7 +187,9 @@ class ResponseStore:
         *,
         streamed: bool = False,
     ) -> None:
-        """As `Responses` says."""
+        """Keep one that is made in the background from now on, until it is put again. `lost`: what
+        it is when the process that makes it ends; `streamed`: it has events, which are kept, too.
+        HTTPError 503 when there is no place."""
         history = EventHistory() if streamed else None
         earlier = self._discard(client, identity)
         if earlier is not None:  # who makes it had lost its connection
@@ -232,7 +202,7 @@ class ResponseStore:
             earlier.end()
 
     async def append(self, client: int, identity: str, first: int, events: Sequence[bytes]) -> None:
-        """As `Responses` says."""
+        """The next events of one that is made; `first`: the number of the first of them."""
         kept = self._find(client, identity)
         if (history := kept.history) is None or not kept.entry.running:
             return
@@ -246,7 +216,8 @@ class ResponseStore:
             self._grow(client, kept, history.size - before)
 
     async def follow(self, client: int, identity: str, number: int) -> NewEvents:
-        """As `Responses` says."""
+        """The events from this one on; waits until there are any. HTTPError 400 where there never
+        were any, or they have made room for others."""
         kept = self._find(client, identity)
         if (history := kept.history) is None:
             message = "it was not made as a stream in the background, so it has no events"
@@ -259,12 +230,12 @@ class ResponseStore:
         return NewEvents(events, history.following if over else number + len(events), body)
 
     async def wait_stop(self, client: int, identity: str) -> None:
-        """As `Responses` says."""
+        """Until somebody wants it to end, or it has ended: for who makes it."""
         if (kept := self._running.get((client, identity))) is not None:
             await kept.stopping.wait()
 
     async def stop(self, client: int, identity: str) -> StoredResponse:
-        """As `Responses` says."""
+        """Have it end, and wait for it. One that is over stays as it is."""
         kept = self._find(client, identity)
         if not kept.entry.running:
             return kept.entry

@@ -16,6 +16,7 @@ from vivace.server.event_bytes import named_event
 from vivace.server.response_store import NewEvents, Responses
 from vivace.server.responses import HTTPError
 from vivace.server.sse import OpenAnswer, open_answer
+from vivace.server.store_messages import Append, Follow
 
 log = logging.getLogger("vivace.server")
 
@@ -71,7 +72,7 @@ class EventLog(asyncio.Transport):
                 events, self._events, self._size = self._events, [], 0
                 first, self._sent = self._sent, self._sent + len(events)
                 try:
-                    await self._store.append(*self._place, first, events)
+                    await self._store.ask(Append(*self._place, first, events))
                 except HTTPError as error:
                     log.warning("events of %s are left out: %s", self._place[1], error.message)
         finally:
@@ -115,7 +116,7 @@ async def follow_events(
 ) -> web.StreamResponse:
     """The events of a stored response from this number on, until it is over."""
     store, client = context.responses, http[CLIENT]
-    news = await store.follow(client, identity, number)
+    news = await store.ask(Follow(client, identity, number))
     answer = await open_answer(http, {})
     while True:
         await send(context, answer, b"".join(news.events))
@@ -124,7 +125,7 @@ async def follow_events(
             if number <= news.following:
                 await send(context, answer, end_event(news))
             return answer.response
-        waiting = asyncio.create_task(store.follow(client, identity, number))
+        waiting = asyncio.create_task(store.ask(Follow(client, identity, number)))
         try:
             while not (await asyncio.wait([waiting], timeout=context.settings.stream_silence))[0]:
                 await send(context, answer, COMMENT)

@@ -18,6 +18,7 @@ from vivace.server.apis.responses_schema import InputItem, ResponsesRequest
 from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.responses import json_response
+from vivace.server.store_messages import Get
 
 MOST = 100
 USUAL = "20"
@@ -69,7 +70,7 @@ async def list_input(context: Context, http: web.Request, _body: Body) -> web.Re
     most, order = read_limit(http.query), http.query.get("order", "desc")
     if order not in ORDERS:
         raise BadRequest("order", f"must be one of {', '.join(ORDERS)}")
-    entry = await context.responses.get(http[CLIENT], http.match_info["response_id"])
+    entry = await context.responses.ask(Get(http[CLIENT], http.match_info["response_id"]))
     items = msgspec.json.decode(entry.inputs or b"[]", type=list[msgspec.Raw])
     named = [(msgspec.json.decode(item, type=NamedItem).id, item) for item in items]
     if order == "desc":

@@ -31,6 +31,7 @@ from vivace.server.openai import chat
 from vivace.server.openai.schema import ChatRequest
 from vivace.server.responses import HTTPError
 from vivace.server.sse import OPEN_ANSWER, OpenAnswer, StreamForm, open_answer
+from vivace.server.store_messages import UseApprovals
 from vivace.tool_servers.transport import ToolServerError
 
 log = logging.getLogger("vivace.server")
@@ -193,7 +194,7 @@ class ResponseTurns:
         with own_names(self._rename):
             chat.check(self._context, self._request)
         requests = [call.request for call in self._approved]
-        await self._context.responses.use_approvals(self._http[CLIENT], requests)
+        await self._context.responses.ask(UseApprovals(self._http[CLIENT], requests))
 
     def _begin_approved(self) -> bytes:
         data = encode_events(self._events.begin())

@@ -46,6 +46,7 @@ from vivace.server.openai import chat
 from vivace.server.openai.schema import ChatRequest
 from vivace.server.response_store import FoundItems
 from vivace.server.responses import json_response
+from vivace.server.store_messages import Find, Get, Remove, StopResponse
 
 READER = BodyReader(ResponsesRequest)
 MOST_CALLS = 64
@@ -129,7 +130,7 @@ async def read_items(context: Context, http: web.Request, params: ResponsesReque
         return ServerItems([])
     stored = FoundItems({}, {})
     if names := named_items(params.input):
-        stored = await context.responses.find(http[CLIENT], names)
+        stored = await context.responses.ask(Find(http[CLIENT], names))
     items = await context.slicer.run(resolve_references(stored, params.input))
     sent = await context.slicer.run(read_server_items(stored, items))
     params.input = sent.items
@@ -175,22 +176,22 @@ async def show(context: Context, http: web.Request, _body: Body) -> web.StreamRe
         raise BadRequest("stream", "must be true or false")
     if streamed == "true":
         return await follow_events(context, http, identity, first_number(http.query))
-    entry = await context.responses.get(http[CLIENT], identity)
+    entry = await context.responses.ask(Get(http[CLIENT], identity))
     return web.Response(body=entry.body, content_type="application/json")
 
 
 async def delete(context: Context, http: web.Request, _body: Body) -> web.Response:
     """Forget a response; one in the background is not made any further."""
     identity = http.match_info["response_id"]
-    await context.responses.remove(http[CLIENT], identity)
+    await context.responses.ask(Remove(http[CLIENT], identity))
     return json_response(DeletedResponse(id=identity))
 
 
 async def cancel(context: Context, http: web.Request, _body: Body) -> web.Response:
     """End a response in the background; one that is over stays as it is."""
     client, identity = http[CLIENT], http.match_info["response_id"]
-    entry = await context.responses.get(client, identity)
+    entry = await context.responses.ask(Get(client, identity))
     if not entry.background:
         raise BadRequest("response_id", "only responses in the background can be cancelled")
-    entry = await context.responses.stop(client, identity)
+    entry = await context.responses.ask(StopResponse(client, identity))
     return web.Response(body=entry.body, content_type="application/json")

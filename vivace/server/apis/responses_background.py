@@ -21,6 +21,7 @@ from vivace.server.context import Context
 from vivace.server.http import accept
 from vivace.server.response_store import StoredResponse
 from vivace.server.responses import HTTPError
+from vivace.server.store_messages import Begin, WaitStop
 
 log = logging.getLogger("vivace.server")
 
@@ -42,7 +43,7 @@ async def begin_background(
     lost = msgspec.structs.replace(response, status="failed", error=LOST)
     entry = StoredResponse(body, sent.messages, background=True, running=True, inputs=sent.inputs)
     store, client, identity = context.responses, http[CLIENT], response.id
-    await store.begin(client, identity, entry, encode(lost, enc_hook=str), streamed=streamed)
+    await store.ask(Begin(client, identity, entry, encode(lost, enc_hook=str), streamed))
     events = EventLog(store, client, identity) if streamed else None
     making = asyncio.create_task(make(context, http, turns, response, sent, events))
     context.background.add(making)
@@ -65,7 +66,7 @@ async def make(
     accept(context.frontend)
     making = turns.complete(Body(), time.monotonic()) if events is None else turns.record(events)
     work = asyncio.create_task(making)
-    stopping = asyncio.create_task(context.responses.wait_stop(client, response.id))
+    stopping = asyncio.create_task(context.responses.ask(WaitStop(client, response.id)))
     try:
         await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -17,6 +17,7 @@ from vivace.server.apis.responses_schema import ResponseObject, ResponsesRequest
 from vivace.server.context import Context
 from vivace.server.response_store import StoredResponse
 from vivace.server.responses import HTTPError
+from vivace.server.store_messages import Get, Put
 
 log = logging.getLogger("vivace.server")
 
@@ -42,7 +43,7 @@ async def find_earlier(
     if not identity:
         return StoredResponse(b"")
     try:
-        entry = await context.responses.get(http[CLIENT], identity)
+        entry = await context.responses.ask(Get(http[CLIENT], identity))
     except HTTPError as error:
         if error.status != 404:
             raise
@@ -90,7 +91,7 @@ async def put(
         inputs=sent.inputs,
     )
     try:
-        response.store = await context.responses.put(client, response.id, entry)
+        response.store = await context.responses.ask(Put(client, response.id, entry))
     except HTTPError as error:
         log.warning("response %s is not stored: %s", response.id, error.message)
         response.store = False
