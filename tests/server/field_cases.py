@@ -548,6 +548,7 @@ RESPONSES: dict[str, list[Case]] = {
         Refused({"type": "mcp"}, "must be"),
         Refused({"type": "allowed_tools", "tools": [{"name": "f"}]}, "must be"),
         Refused({"type": "allowed_tools", "tools": 1}, "list"),
+        Refused(ALLOWED, "beside type"),
     ],
     "parallel_tool_calls": [Effect(True, False)],
     "max_tool_calls": [Effect(1, 2), Refused(-1, "0 or more")],
@@ -1284,7 +1285,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         {
             "function": [Refused({"name": "g"}, "none of tools"), Refused(None, "missing")],
             "custom": [Refused({"name": "f"}, "none of tools", {"type": "custom"})],
-            "type": [Refused("x", "must be function"), Refused("allowed_tools", "must name")],
+            "type": [Refused("x", "must be function"), Refused("allowed_tools", "missing")],
             "allowed_tools": [
                 Effect(
                     ALLOWED["allowed_tools"],

@@ -123,6 +123,8 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
         groups = {"--expert-parallel-size": options.experts.ep_size, "--data-parallel-size": dp}
         given = " and ".join(f"{flag} {size}" for flag, size in groups.items() if size > 1)
         found = f"{', '.join(map(str, possible))} devices only"
+        if possible == [1]:
+            found = "one device only (leave the flag out)"
         raise ConfigError(
             f"--tensor-parallel-size {ranks}: {facts.heads} heads, {facts.kv_heads} of keys, and "
             f"{join_sizes(facts.mlp_widths)} numbers inside of an MLP are divided among "

@@ -129,7 +129,9 @@ def chosen_tools(offered: OfferedTools, choice: ToolChoice) -> OfferedTools:
         name = known_name(choice, offered, "tool_choice", f"{FUNCTION}, {CUSTOM} or {ALLOWED}")
         return replace(offered, required=(name,), single=True)
     place, allowed = f"tool_choice.{ALLOWED}", choice.allowed_tools
-    if allowed is None or not allowed.tools:
+    if allowed is None:
+        raise BadRequest(place, "is missing: an object with mode and tools")
+    if not allowed.tools:
         raise BadRequest(f"{place}.tools", "must name some of tools, or use none")
     if allowed.mode not in ("auto", "required"):
         raise BadRequest(f"{place}.mode", f"{abbreviate(allowed.mode)!r}: must be auto or required")

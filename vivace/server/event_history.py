@@ -46,8 +46,8 @@ class EventHistory:
         if number < self.first:
             raise HTTPError(
                 400,
-                f"the events before number {self.first} have made room for others; ask for the "
-                "response without stream",
+                f"starting_after: events before number {self.first} have made room for others; ask "
+                "for the response without stream",
                 param="starting_after",
             )
         start = number - self.first

@@ -220,7 +220,7 @@ class ResponseStore:
         were any, or they have made room for others."""
         kept = self._find(client, identity)
         if (history := kept.history) is None:
-            message = "it was not made as a stream in the background, so it has no events"
+            message = "stream: only streams in the background have events; ask without it"
             raise HTTPError(400, message, param="stream")
         while not (events := history.behind(number)) and kept.entry.running:
             await history.more()

@@ -211,6 +211,8 @@ def read_choice_object(choice: dict[str, Any], offer: ToolOffer) -> dict[str, An
         (one,) = chosen(choice, offer, "tool_choice", one=True)
         return one
     tools = choice.get("tools")
+    if tools is None and ALLOWED in choice:
+        raise BadRequest(f"tool_choice.{ALLOWED}", "mode and tools stand beside type here")
     if not isinstance(tools, list) or len(tools) > ENTRIES:
         raise BadRequest("tool_choice.tools", f"must be a list of at most {ENTRIES} tools")
     named: list[dict[str, Any]] = []
