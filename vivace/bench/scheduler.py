@@ -21,31 +21,38 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from vivace.arguments import ArgumentParser, whole_number
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import Capacity, Request, SamplingParams
 from vivace.protocol.metrics import StepCosts
-from vivace.protocol.step import StepPlan, StepResult
+from vivace.protocol.step import StepPlan, StepResult, growth
 
 _PROMPT = 64
 _VOCABULARY = 32000
 _TOKEN = 7
 MOST_DRAFTS = 63
+STEP_COSTS = StepCosts(tokens=[1, 8192], seconds=[1e-2, 1.1e-2])
+"""of a device on which drafts pay"""
 
 Row = dict[str, float]
 
 
 class NullExecutor:
     """Every span draws the same token where it reaches the end; of its drafts `accepted` are right,
-    None: a number that goes round."""
+    None: a number that goes round. Steps take the time that `STEP_COSTS` says, of `now` only."""
 
     def __init__(self, accepted: int | None = None) -> None:
+        self.now = 0.0
+        """seconds"""
         self._accepted = accepted
         self._missing: dict[int, int] = {}
         self._turn = 0
 
     def run(self, plan: StepPlan) -> StepResult:
+        self.now += float(np.interp(sum(plan.counts), STEP_COSTS.tokens, STEP_COSTS.seconds))
         missing = self._missing
         for join in plan.joins:
             missing[join.row] = len(join.tokens) - join.cached
@@ -100,8 +107,8 @@ class Shape:
 
 def _measure(shape: Shape, clock: Callable[[], float]) -> Row:
     rows, steps = shape.rows, shape.steps
-    scheduler = _loaded_scheduler(shape)
     executor = NullExecutor(shape.accepted)
+    scheduler = _loaded_scheduler(shape, lambda: executor.now)
     _until_all_decode(scheduler, executor, rows)
     plans: list[float] = []
     commits: list[float] = []
@@ -122,18 +129,17 @@ def _measure(shape: Shape, clock: Callable[[], float]) -> Row:
     return _summary(shape, plans, commits, tokens)
 
 
-def _loaded_scheduler(shape: Shape) -> Scheduler:
+def _loaded_scheduler(shape: Shape, now: Callable[[], float]) -> Scheduler:
     rows, page_size = shape.rows, shape.page_size
-    longest = _PROMPT + page_size + (1 + shape.drafts) * (shape.steps + rows) + 64
+    stagger = max(page_size, growth(shape.drafts))
+    longest = _PROMPT + stagger + (1 + shape.drafts) * (shape.steps + rows) + 64
     capacity = Capacity(
         pages=(longest // page_size + 2) * rows,
         page_size=page_size,
         rows=rows,
         context=longest,
         vocabulary=_VOCABULARY,
-        step_costs=StepCosts(tokens=[1, 8192], seconds=[1e-2, 1.1e-2])
-        if shape.drafts
-        else StepCosts(),
+        step_costs=STEP_COSTS if shape.drafts else StepCosts(),
     )
     settings = EngineSettings(
         rows=rows,
@@ -143,9 +149,9 @@ def _loaded_scheduler(shape: Shape) -> Scheduler:
         num_speculative_tokens=shape.drafts,
         fixed_draft_width=shape.accepted is not None,
     )
-    scheduler = Scheduler(settings, capacity, time.monotonic)
+    scheduler = Scheduler(settings, capacity, now)
     for index in range(rows):
-        length = _PROMPT + index % max(page_size, 16)
+        length = _PROMPT + index % stagger
         scheduler.add(
             Request(
                 key=index,

@@ -144,10 +144,13 @@ class ResultProcessor:
         """The hot path. What came at once is booked at once, where it is nothing but tokens."""
         first, planned = len(step.chunks), step.decode_counts
         advanced, tokens = result.advanced[first:], result.tokens[first:]
-        apart = not all(advanced) or self._table.pages.leases.sparse
+        all_came = all(advanced)
+        apart = not all_came or self._table.pages.leases.sparse
         if apart or not self._table.pages.drafts:
             self._table.take_back(step.decodes, planned, advanced)
         if self._table.pages.drafts:
+            came = len(advanced) if all_came else len(advanced) - advanced.count(0)
+            self._stats.drafts.record(tally(planned), sum(advanced) - came)
             self._learn_of_drafts(step.decodes, planned, advanced)
         moments, counts = list[float](), list[int]()
         running, deltas = State.RUNNING, self._outputs.deltas
@@ -155,12 +158,12 @@ class ResultProcessor:
         spans = zip(indices, step.decodes, planned, advanced, tokens, strict=True)
         for index, sequence, plan, count, ids in spans:
             sequence.computed_len += count
-            if plan > 1 and count:
-                sequence.num_drafts += plan - 1
-                if plan > count:
-                    sequence.num_wrong += plan - count
-                    if not apart:
-                        sequence.scheduled_len -= plan - count
+            if count > 1:
+                sequence.num_accepted += count - 1
+            if plan > count > 0:
+                sequence.num_wrong += plan - count
+                if not apart:
+                    sequence.scheduled_len -= plan - count
             if sequence.state is not running:
                 continue
             if count != len(ids) or not count or not sequence.steady:
@@ -186,7 +189,7 @@ class ResultProcessor:
     def _learn_of_drafts(
         self, decodes: list[Sequence], planned: list[int], advanced: list[int]
     ) -> None:
-        """How many drafts of each were right, for its next ones, its client and the metrics."""
+        """How many drafts of each were right, for its next ones and its client."""
         clients, levels = self._table.clients, self._draft_levels
         self._judged += 1
         if self._judged % _LEARNED_STEPS == 0 or len(decodes) < _FEW_SEQUENCES:
@@ -197,8 +200,6 @@ class ResultProcessor:
         if clients.several:
             for sequence, done in zip(decodes, advanced, strict=True):
                 clients.charge(sequence.client, max(0, done - 1))
-        accepted = sum(advanced) - len(advanced) + (0 if all(advanced) else advanced.count(0))
-        self._stats.drafts.record(tally(planned), accepted)
 
     def _accept(self, sequence: Sequence, drawn: list[int], result: StepResult, index: int) -> None:
         """Append what was drawn; send a delta when it is time, or the end."""
@@ -239,7 +240,9 @@ class OutputQueue:
         self._table.end(sequence)
         now = self._clock()
         self._stats.record_finish(sequence, finish, now)
-        self._stats.drafts.end(sequence.draft_level, drafted=sequence.num_drafts > 0)
+        self._stats.drafts.end(
+            sequence.draft_level, drafted=sequence.num_accepted + sequence.num_wrong > 0
+        )
         self._limits.request_finished(now)
         delta = sequence.take_delta(finish)
         delta.payload = payload

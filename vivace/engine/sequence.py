@@ -86,8 +86,8 @@ class Sequence:
         "logprobs",
         "max_len",
         "next_delta_len",
+        "num_accepted",
         "num_cached_tokens",
-        "num_drafts",
         "num_prompt_tokens",
         "num_resumed",
         "num_sent",
@@ -149,7 +149,7 @@ class Sequence:
         first = 1 if request.stream else self.delta_interval
         self.next_delta_len = len(self.tokens) + first
         """number of tokens at which the next delta goes out"""
-        self.num_cached_tokens = self.retractions = self.num_drafts = self.num_wrong = 0
+        self.num_cached_tokens = self.retractions = self.num_accepted = self.num_wrong = 0
         self.logprobs: list[TokenLogprob] | None = None if request.logprobs is None else []
         self.hidden_state_start = first_hidden_state(request.task)
         """position from which on hidden states are to be sent or pooled: the cache has none"""
@@ -278,8 +278,8 @@ class Sequence:
             finish=finish,
             cached_tokens=self.num_cached_tokens,
             retractions=self.retractions,
-            drafts=self.num_drafts,
-            accepted_drafts=self.num_drafts - self.num_wrong,
+            drafts=self.num_accepted + self.num_wrong,
+            accepted_drafts=self.num_accepted,
         )
         if self.logprobs is not None:
             delta.logprobs, self.logprobs = self.logprobs, []

@@ -81,12 +81,12 @@ class StepTokens:
     total: int = 0
     first: int = 0
     """of requests that metrics count, those that had no token before them"""
-    gaps: Counter[float] = field(default_factory=Counter[float])
+    gaps: dict[float, int] = field(default_factory=dict[float, int])
     """seconds since the token before -> how many of the others"""
 
     @property
     def counted(self) -> int:
-        return self.first + self.gaps.total()
+        return self.first + sum(self.gaps.values())
 
     def add(self, tokens: int, before: float | None, sequence: Sequence, now: float) -> None:
         """`before`: when the sequence drew its last token; None: these follow its prompt. Of those
@@ -97,18 +97,20 @@ class StepTokens:
         if before is None:
             self.first += tokens
         else:
-            self.gaps[(now - before) / tokens] += tokens
+            self._add_gap((now - before) / tokens, tokens)
 
     def add_each(self, moments: list[float], tokens: list[int], now: float) -> None:
         """Of several sequences when each drew its last token, and how many each has drawn now."""
         self.total += sum(tokens)
         if moments and moments.count(moments[0]) == len(moments):  # the usual case is quicker
-            pairs = ((moments[0], count, each) for count, each in tally(tokens).items())
+            for count, each in tally(tokens).items():
+                self._add_gap((now - moments[0]) / count, each * count)
         else:
-            found = Counter(zip(moments, tokens, strict=True))
-            pairs = ((before, count, each) for (before, count), each in found.items())
-        for before, count, sequences in pairs:
-            self.gaps[(now - before) / count] += sequences * count
+            for (before, count), each in Counter(zip(moments, tokens, strict=True)).items():
+                self._add_gap((now - before) / count, each * count)
+
+    def _add_gap(self, seconds: float, tokens: int) -> None:
+        self.gaps[seconds] = self.gaps.get(seconds, 0) + tokens
 
 
 class Stats:

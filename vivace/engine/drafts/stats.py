@@ -37,7 +37,8 @@ class DraftStats:
     def record(self, counts: Mapping[int, int], accepted: int) -> None:
         """Of a step: how many sequences had spans of how many tokens, and how many of all drafts
         were right."""
-        self._spans.update(counts)
+        for tokens, spans in counts.items():
+            self._spans[tokens] += spans
         self._accepted += accepted
 
     def restart(self) -> None:
@@ -89,15 +90,20 @@ class DraftStats:
 
 
 def tally(numbers: list[int]) -> dict[int, int]:
-    """How often each of them is there. Those of one byte, which next to all are, take a fifth of
-    the time of a `Counter`."""
+    """How often each of them is there. Most often all are the same, and next to always they are
+    small: a `Counter` takes five times as long."""
+    some = numbers[:: 1 + len(numbers) // 4]
+    if len(set(some)) == 1 and numbers.count(some[0]) == len(numbers):
+        return {some[0]: len(numbers)}
     try:
-        left = bytes(numbers)
+        packed = bytes(numbers)
     except ValueError:
         return Counter(numbers)
     found: dict[int, int] = {}
+    number, left = 0, len(packed)
     while left:
-        others = left.translate(None, left[:1])
-        found[left[0]] = len(left) - len(others)
-        left = others
+        if times := packed.count(number):
+            found[number] = times
+            left -= times
+        number += 1
     return found

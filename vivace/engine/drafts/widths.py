@@ -155,18 +155,23 @@ class AdaptiveWidth:
         step = self._steps % _LIMIT_STEPS
         if self._told or not step or decoding != self._decoding:
             self._decoding = decoding
-            self._counts = [1 + width for width in self._choose(decoding)]
+            self._counts = self._choose(decoding)
         return self._counts if step else self._with_probes(decoding)
 
     def _choose(self, decoding: list[Sequence]) -> list[int]:
         ready = [sequence.ready_drafts for sequence in decoding]
         if not any(ready):
-            return ready
+            return [1] * len(ready)
         levels, rows = [sequence.draft_level for sequence in decoding], len(decoding)
         if rows <= _FEW_ROWS or self._rows != rows or self._steps % _LIMIT_STEPS == 0:
             self._rows = rows
             self._limits = self._find_limits(rows, Counter(zip(levels, ready, strict=True)))
-        return list(map(min, ready, map(self._limits.__getitem__, levels)))
+        if (same := ready[0]) and ready.count(same) == rows:
+            most = [1 + min(same, limit) for limit in self._limits]
+            return [most[level] for level in levels]
+        return [
+            1 + min(count, self._limits[level]) for count, level in zip(ready, levels, strict=True)
+        ]
 
     def _with_probes(self, decoding: list[Sequence]) -> list[int]:
         """Some that got no drafts get one. A row whose last drafts were just too bad soon has the
