@@ -99,8 +99,7 @@ def tally(numbers: list[int]) -> dict[int, int]:
         packed = bytes(numbers)
     except ValueError:
         return Counter(numbers)
-    found: dict[int, int] = {}
-    number, left = 0, len(packed)
+    number, left, found = 0, len(packed), dict[int, int]()
     while left:
         if times := packed.count(number):
             found[number] = times

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from vivace.engine.settings import EngineSettings
 
 _PROBED_ROWS, _LONGEST_PERIOD = 8, 8
-"""at most so many rows that get no drafts get one again, in turn, because what they write may have
-changed; each at the latest after so many times `_LIMIT_STEPS`. Together, because a step of single
-tokens is a replay and others need not be."""
+"""at most so many rows that get no drafts get one again, in turn: what they write may have changed;
+each after at most so many times `_LIMIT_STEPS`. Together: a step of single tokens is a replay."""
 _PROBE_COST = 0.01
 """of the time"""
 _LIMIT_STEPS = 8
@@ -166,12 +165,8 @@ class AdaptiveWidth:
         if rows <= _FEW_ROWS or self._rows != rows or self._steps % _LIMIT_STEPS == 0:
             self._rows = rows
             self._limits = self._find_limits(rows, Counter(zip(levels, ready, strict=True)))
-        if (same := ready[0]) and ready.count(same) == rows:
-            most = [1 + min(same, limit) for limit in self._limits]
-            return [most[level] for level in levels]
-        return [
-            1 + min(count, self._limits[level]) for count, level in zip(ready, levels, strict=True)
-        ]
+        limits = self._limits
+        return [1 + min(count, limits[level]) for count, level in zip(ready, levels, strict=True)]
 
     def _with_probes(self, decoding: list[Sequence]) -> list[int]:
         """Some that got no drafts get one. A row whose last drafts were just too bad soon has the
