@@ -69,7 +69,9 @@ def walk_randomly(matcher: GrammarMatcher, rng: np.random.Generator, most: int =
     found: list[int] = []
     while len(found) < most:
         ids = np.flatnonzero(allowed(matcher))
-        token = EOS if EOS in ids and rng.random() < 0.5 else int(rng.choice(ids))
+        others = ids[ids != EOS]
+        ends = EOS in ids and (not others.size or rng.random() < 0.5)
+        token = EOS if ends else int(rng.choice(others))
         assert matcher.accept([token]) == 1
         if token == EOS:
             break

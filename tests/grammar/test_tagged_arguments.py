@@ -149,6 +149,47 @@ def test_what_may_go_on_as_json_is_not_said() -> None:
         assert accepts("glm47", offer({"type": "string"}), text)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x"}}</tool_call>'),
+        ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value></tool_call>"),
+        ("glm47", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value></tool_call>"),
+        ("glm45", "<tool_call>g\n\n</tool_call>"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "x"}}]'),
+        ("mistral", '[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a": "x"}'),
+        ("pythonic", "[f(a='x \"y\"', b=['u', \"v's\", None], c=None)]"),
+        ("lfm2", "<|tool_call_start|>[f(a='x'), f(a=\"it's\", c=True)]<|tool_call_end|>"),
+    ],
+)
+def test_other_ways_to_write_a_call_can_be_said(name: str, text: str) -> None:
+    """As the templates of other models of a family have them."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string"},
+            "b": {"type": "array", "items": {"type": ["string", "null"]}},
+            "c": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+        },
+        "required": ["a"],
+    }
+    schemas: dict[str, Any] = {"f": schema, "g": {}}
+    for wanted in ({"strict": frozenset(schemas)}, {"required": tuple(schemas)}):
+        found = asked(name, schemas, **wanted).syntax(None)
+        assert found.constraint is not None
+        drawn = BACKEND.compile(found.constraint)
+        assert drawn.accept(encode(text)) == len(encode(text)) and allowed(drawn)[EOS]
+    assert all(json.loads(arguments) is not None for _, arguments in read(name, text, schemas))
+
+
+def test_a_newline_behind_required_calls_is_no_promise_of_another() -> None:
+    found = asked("qwen3_coder", {"g": {}}, required=("g",)).syntax(None)
+    assert found.constraint is not None
+    drawn = BACKEND.compile(found.constraint)
+    said = encode("<tool_call>\n<function=g>\n</function>\n</tool_call>\n")
+    assert drawn.accept(said) == len(said) and allowed(drawn)[EOS] and allowed(drawn)[ord("<")]
+
+
 def accepts_in_own_words(name: str, schema: Any, text: str) -> bool:
     """The value of a text."""
     written = json.dumps(text, ensure_ascii=False)

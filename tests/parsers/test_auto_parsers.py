@@ -8,7 +8,7 @@ from vivace.parsers.auto import choose_reasoning_parser, choose_tool_parser
 
 TEMPLATES = [
     ('{{ tools }}<tool_call>\\n{"name": ... </think>', "qwen3", "qwen25", "qwen3"),
-    ("<tool_call>\n<function=example>", "qwen3_moe", "qwen3_coder", None),
+    ("<tool_call>\n<function=example>\n<parameter=", "qwen3_moe", "qwen3_coder", None),
     ("<tool_call>{{ name }}<arg_key> <think></think>", "glm4_moe", "glm45", "glm45"),
     ("<｜tool▁calls▁begin｜> ```json </think>", "deepseek_v3", "deepseekv3", "qwen3"),
     ("<｜tool▁calls▁begin｜> {{ thinking }} </think>", "deepseek_v3", "deepseekv31", "deepseek-v3"),
@@ -22,7 +22,12 @@ TEMPLATES = [
     ("{{ tools }} <|start_header_id|>", "llama", "llama3", None),
     ("{{ tools }} <|header_start|>", "llama4", "pythonic", None),
     ("<｜DSML｜tool_calls> </think>", "deepseek_v4", None, "qwen3"),
-    ("<seed:tool_call>\n<function=example>", "seed_oss", None, None),
+    ("List of tools: <|tool_list_start|>[{{ tools }}", "lfm2", "lfm2", None),
+    ("<|start_header_id|> {{ tools }} functools[", "llama", None, None),
+    ("<|start_header_id|> {{ tools }} <{start_tag}={function_name}>", "llama", None, None),
+    ("<|start_header_id|> {{ tools }} >>>all", "llama", None, None),
+    ("<TOOLCALL>{{ tools }}", "llama", None, None),
+    ("<seed:tool_call>\n<function=example>\n<parameter=", "seed_oss", None, None),
     ("<tool_calls>[]</tool_calls> <tool_call>", "llama", None, None),
     ("{{ messages }}", "llama", None, None),
     ("◁think▷", "kimi", None, "kimi"),

@@ -32,6 +32,8 @@ ANY_TEXT = "any_text"
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 """The library looks ahead as far as text is forced, which never ends behind `/a+/ "a"`: what is
 repeated takes every a, so that one must follow for ever. For grammars and expressions in them."""
+REPEATS = re.compile(r"[*+]|,\}")
+"""what those have that do so, and some others"""
 
 
 def read_structural_tag(text: str) -> dict[str, Any]:
@@ -120,8 +122,10 @@ class _TagRules:
             "tags_with_separator": self._separated_tags,
             "definitions": self._definitions,
             "defined": self._defined_part,
+            "optional_newlines": self._with_optional_newlines,
         }
         self._defined: dict[str, str] = {}
+        self._newlines_optional = False
         self._texts: dict[str, str] = {}
         """terminals of text that lacks something"""
 
@@ -141,7 +145,10 @@ class _TagRules:
     # --- single parts ---------------------------------------------------------------------------
 
     def _constant(self, node: dict[str, Any], place: str, last: bool) -> str:
-        return self._rule(self._literal(_text(node, "value", place)))
+        text = _text(node, "value", place)
+        last_line = "\n" if self._newlines_optional and text.endswith("\n") else ""
+        rest = self._literal(text.removesuffix(last_line))
+        return self._rule(f"{rest} {self._frame(last_line)}" if last_line else rest)
 
     def _schema(self, node: dict[str, Any], place: str, last: bool) -> str:
         schema = node.get("json_schema", True)
@@ -181,7 +188,7 @@ class _TagRules:
         and is not `unlike`: expressions for the whole of it."""
         excluded = [*_texts(node, "excludes", place), *also]
         patterns, unlike = _texts(node, "patterns", place), _texts(node, "unlike", place)
-        self.foreign = self.foreign or bool(patterns or unlike)
+        self.foreign = self.foreign or bool(unlike) or any(map(REPEATS.search, patterns))
         if excluded:
             words = "|".join(map(_as_pattern, dict.fromkeys(excluded)))
             unlike = [*unlike, f"(?s:.*)(?:{words})(?s:.*)"]
@@ -221,7 +228,7 @@ class _TagRules:
         return self._rule(" | ".join(terms))
 
     def _tag(self, node: dict[str, Any], place: str, last: bool) -> str:
-        begin = self._literal(_text(node, "begin", place))
+        begin = self._frame(_text(node, "begin", place))
         return self._rule(f"{begin} {self._inside(node, place, last)}")
 
     def _inside(self, node: dict[str, Any], place: str, last: bool) -> str:
@@ -235,7 +242,7 @@ class _TagRules:
         if _has_type(content, ANY_TEXT) and "" not in options:
             text = self._text_terminal(content, f"{place}.content")
             return self._any([self._text_until(end, text) for end in options])
-        literals = [self._literal(end) for end in options]
+        literals = [self._frame(end) for end in options]
         inner = self.part(content, f"{place}.content", last=last and options == [""])
         return f"{inner} {self._any(literals)}"
 
@@ -268,7 +275,7 @@ class _TagRules:
             at = f"{place}.tags.{index}"
             begin = _text(tag, "begin", at) if isinstance(tag, dict) else ""
             if begin.startswith(trigger):
-                rest = self._literal(begin[len(trigger) :])
+                rest = self._frame(begin[len(trigger) :])
                 inside.append(self._rule(f"{rest} {self._inside(tag, at, last=False)}"))
         if not inside:
             raise GrammarError(f"{place}.triggers: no tag begins with {trigger!r:.60}")
@@ -276,7 +283,7 @@ class _TagRules:
 
     def _separated_tags(self, node: dict[str, Any], place: str, last: bool) -> str:
         tags = _list(node, "tags", place)
-        separator = self._literal(_text(node, "separator", place))
+        separator = self._frame(_text(node, "separator", place))
         once = bool(node.get("stop_after_first", False))
         one = self._any(
             [self.part(tag, f"{place}.tags.{i}", last=False) for i, tag in enumerate(tags)]
@@ -299,6 +306,13 @@ class _TagRules:
             raise GrammarError(f"{place}.name: {name!r:.60} is not defined before")
         return self._defined[name]
 
+    def _with_optional_newlines(self, node: dict[str, Any], place: str, last: bool) -> str:
+        """Those in what begins, ends and separates tags, and last in texts, may be left out."""
+        before, self._newlines_optional = self._newlines_optional, True
+        part = self.part(node.get("format"), f"{place}.format", last=last)
+        self._newlines_optional = before
+        return part
+
     # --- words ----------------------------------------------------------------------------------
 
     def _rule(self, body: str) -> str:
@@ -320,13 +334,22 @@ class _TagRules:
 
     def _text_until(self, end: str, text: str = TEXT) -> str:
         """Such a text up to the first `end`, and that."""
-        head, *rest = self._words(end)
+        head, *rest = self._framing(end)
         if head.startswith("<["):
             return self._rule(" ".join([text, head, *rest]))
         return " ".join([self._add("[lazy]", f"{text} {head}"), *rest])
 
     def _literal(self, text: str) -> str:
         return " ".join(self._words(text)) if text else '""'
+
+    def _frame(self, text: str) -> str:
+        """Of a tag, or between them."""
+        return " ".join(self._framing(text)) if text else '""'
+
+    def _framing(self, text: str) -> list[str]:
+        parts = re.split("(\n)", text) if self._newlines_optional else [text]
+        lines = {"\n": ['"\\n"?']} if self._newlines_optional else {}
+        return [word for part in parts if part for word in lines.get(part) or self._words(part)]
 
     def _words(self, text: str) -> list[str]:
         """A text that is not empty, as strings and special tokens."""

@@ -100,6 +100,11 @@ def with_definitions(formats: Mapping[str, TagFormat], form: TagFormat) -> TagFo
     return {"type": "definitions", "formats": dict(formats), "format": form} if formats else form
 
 
+def with_optional_newlines(form: TagFormat) -> TagFormat:
+    """Those in what begins, ends and separates tags, and last in texts, may be left out."""
+    return {"type": "optional_newlines", "format": form}
+
+
 def defined(name: str) -> TagFormat:
     return {"type": "defined", "name": name}
 

@@ -15,17 +15,21 @@ TOOL_MARKS = (
     ("<|tool_calls_section_begin|>", "kimi_k2"),
     ("<|action_start|>", "interns1"),
     ("<|tool_call_start|>", "lfm2"),
+    ("<|tool_list_start|>", "lfm2"),
     ("<arg_key>", "glm45"),
-    ("<function=", "qwen3_coder"),
+    ("<parameter=", "qwen3_coder"),
     ("<tool_call>", "qwen25"),
     ("[TOOL_CALLS]", "mistral"),
 )
 """what the template of a family has, and no template that stands further down"""
-OTHER_MARKS = ("<seed:tool_call>", "]<]minimax[>[", "<tool_calls>")
+OTHER_MARKS = ("<seed:tool_call>", "]<]minimax[>[", "<tool_calls>", "functools[", "<{start_tag}=")
+OTHER_MARKS += (">>>all",)
 """of formats that are not known, and look like those that are"""
 DEEPSEEK_MARK, DEEPSEEK_V3_MARK = "<｜tool▁calls▁begin｜>", "```json"
 TOOLS_BY_MODEL = {"llama": "llama3", "mllama": "llama3", "llama4": "pythonic"}
 TOOLS_BY_MODEL["llama4_text"] = "pythonic"
+HEADER_MARKS = ("<|start_header_id|>", "<|header_start|>")
+"""of Meta's conversations; models of others are built like Llama, too"""
 REASONING_MARKS = (
     (HARMONY_MARK, HARMONY),
     ("◁think▷", "kimi"),
@@ -48,7 +52,8 @@ def choose_tool_parser(name: str | None, template: str, model_type: str) -> str 
             return parser
     if DEEPSEEK_MARK in template:
         return "deepseekv3" if DEEPSEEK_V3_MARK in template else "deepseekv31"
-    return TOOLS_BY_MODEL.get(model_type) if "tools" in template else None
+    of_meta = "tools" in template and any(mark in template for mark in HEADER_MARKS)
+    return TOOLS_BY_MODEL.get(model_type) if of_meta else None
 
 
 def choose_reasoning_parser(name: str | None, template: str, model_type: str) -> str | None:

@@ -34,8 +34,9 @@ class KeywordArguments:
 class CallSyntax:
     """`begin` and `end` stand around the arguments, which are a JSON object unless `arguments` says
     how else they are written; `separator` between calls, `section` around all of them. With `each`
-    a section has one call, and the separator is between sections. `number`: of the call, a number
-    stands behind `begin`, and this text behind that. `stray`: models leave the section out, too.
+    a section has one call, and the separator is between sections. `label`: (an expression, a text)
+    for an id or number that stands behind `begin`, and what stands behind that. `stray`: models
+    leave the section out, too.
 
     A separator is not what a section's end begins with: then it belongs to `end`.
     """
@@ -45,7 +46,7 @@ class CallSyntax:
     separator: str = ""
     section: tuple[str, str] | None = None
     each: bool = False
-    number: str = ""
+    label: tuple[str, str] | None = None
     stray: bool = False
     arguments: ParameterTags | KeywordArguments | None = None
 
@@ -60,14 +61,16 @@ class AnswerShape:
     """What answers look like that may have calls in them.
 
     `syntaxes`: in which a call may be written, each begins with one of `markers`, which no text
-    has; `bare`: one more that an answer may begin with, and `bare_like`, an expression, what it
-    must not begin with then if it is none. `call_like`: an expression; no text has that either.
-    `last`: nothing follows calls. `messages`: (begin, end) of messages that may come before, and
-    `final` the begin of the last one, where text stands in messages.
+    has; `newlines_optional`: models may leave them out of what frames calls and arguments. `bare`:
+    one more that an answer may begin with, and `bare_like`, an expression, what it must not begin
+    with then if it is none. `call_like`: an expression; no text has that either. `last`: nothing
+    follows calls. `messages`: (begin, end) of messages that may come before, and `final` the begin
+    of the last one, where text stands in messages.
     """
 
     syntaxes: tuple[CallSyntax, ...]
     markers: tuple[str, ...] = ()
+    newlines_optional: bool = False
     bare: CallSyntax | None = None
     bare_like: str = ""
     call_like: str = ""

@@ -18,6 +18,7 @@ HERMES = ToolFormat(
     body=JsonCalls(separator=","),
     shape=AnswerShape(
         markers=("<tool_call>",),
+        newlines_optional=True,
         syntaxes=(
             CallSyntax(
                 begin='<tool_call>\n{"name": "{name}", "arguments": ',
@@ -95,6 +96,7 @@ LFM2 = ToolFormat(
         call_like=PYTHON_LIKE,
     ),
 )
+MISTRAL_LIST = CallSyntax(begin='{"name": "{name}", "arguments": ', end="}", separator=", ")
 MISTRAL = ToolFormat(
     begin="[TOOL_CALLS]",
     body=JsonOrNamed(
@@ -104,12 +106,9 @@ MISTRAL = ToolFormat(
         markers=("[TOOL_CALLS]",),
         syntaxes=(
             CallSyntax(begin="[TOOL_CALLS]{name}[ARGS]"),
-            CallSyntax(
-                section=("[TOOL_CALLS] [", "]"),
-                begin='{"name": "{name}", "arguments": ',
-                end="}",
-                separator=", ",
-            ),
+            CallSyntax(begin="[TOOL_CALLS]{name}[CALL_ID]", label=("[0-9A-Za-z]{9}", "[ARGS]")),
+            replace(MISTRAL_LIST, section=("[TOOL_CALLS] [", "]")),
+            replace(MISTRAL_LIST, section=("[TOOL_CALLS][", "]")),
         ),
     ),
     new_id=short_id,
@@ -183,20 +182,23 @@ GLM_CALL = TaggedCall(
     value_close="</arg_value>",
     untyped=True,
 )
-GLM_SYNTAX = CallSyntax(
-    begin="<tool_call>{name}\n",
-    end="</tool_call>",
-    separator="\n",
-    arguments=GLM_CALL.tags(after_key="\n", after_value="\n"),
-)
 GLM = ToolFormat(
     begin="<tool_call>",
     end="</tool_call>",
     body=GLM_CALL,
-    shape=AnswerShape(markers=("<tool_call>",), syntaxes=(GLM_SYNTAX,)),
+    shape=AnswerShape(
+        markers=("<tool_call>",),
+        newlines_optional=True,  # GLM-4.7 has none
+        syntaxes=(
+            CallSyntax(
+                begin="<tool_call>{name}\n",
+                end="\n</tool_call>",
+                separator="\n",
+                arguments=GLM_CALL.tags(after_key="\n", after_value="\n"),
+            ),
+        ),
+    ),
 )
-GLM47_SYNTAX = replace(GLM_SYNTAX, begin="<tool_call>{name}", arguments=GLM_CALL.tags())
-GLM47 = replace(GLM, shape=AnswerShape(markers=("<tool_call>",), syntaxes=(GLM47_SYNTAX,)))
 KIMI_K2 = ToolFormat(
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     begin="<|tool_call_begin|>",
@@ -208,7 +210,7 @@ KIMI_K2 = ToolFormat(
             CallSyntax(
                 section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
                 begin="<|tool_call_begin|>functions.{name}:",
-                number="<|tool_call_argument_begin|>",
+                label=("0|[1-9][0-9]{0,3}", "<|tool_call_argument_begin|>"),
                 end="<|tool_call_end|>",
             ),
         ),
@@ -304,7 +306,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
         "deepseekv32": DEEPSEEK_V32,
         "glm": GLM,
         "glm45": GLM,
-        "glm47": GLM47,
+        "glm47": GLM,
         "kimi_k2": KIMI_K2,
         "step3": STEP3,
         "minimax-m2": MINIMAX_M2,

@@ -17,11 +17,13 @@ from vivace.grammar.tool_tags import (
     either,
     json_value,
     listed,
+    optional,
     sequence,
     tagged,
     text_rules,
     triggered,
     with_definitions,
+    with_optional_newlines,
 )
 from vivace.parsers.call_syntax import (
     KEY,
@@ -35,9 +37,9 @@ from vivace.parsers.call_syntax import (
 from vivace.parsers.inputs import INPUT
 from vivace.requests.argument_schemas import NotWritable, ReadingAllowance
 from vivace.requests.custom_tools import InputGrammar
-from vivace.requests.parameter_formats import keyword_arguments, tagged_arguments
+from vivace.requests.keyword_formats import keyword_arguments
+from vivace.requests.parameter_formats import tagged_arguments
 
-NUMBER = {"type": "integer", "minimum": 0, "maximum": 9999}
 MORE = " more"
 """what calls behind the first one are defined as: no function's name"""
 PYTHON_NAME = re.compile(r"[^\W\d][\w.]*")
@@ -99,7 +101,10 @@ class CallFormats:
 
     def required(self) -> TagFormat:
         """Calls and nothing else. Raises NotWritable."""
-        return self._with_arguments(either([self._calls(way) for way in self.shape.ways]))
+        calls = either([self._calls(way) for way in self.shape.ways])
+        if self.parallel and any(way.separator == "\n" for way in self.shape.ways):
+            calls = sequence(calls, optional(constant("\n")))  # some models do not stop before it
+        return self._with_arguments(calls)
 
     def possible(self) -> TagFormat:
         """Any text with calls in it that obey. Raises NotWritable."""
@@ -146,8 +151,10 @@ class CallFormats:
 
     def _with_arguments(self, form: TagFormat) -> TagFormat:
         """With what it refers to."""
-        if not self._shared:
-            return form
+        form = self._with_definitions(form) if self._shared else form
+        return with_optional_newlines(form) if self.shape.newlines_optional else form
+
+    def _with_definitions(self, form: TagFormat) -> TagFormat:
         way = self.shape.ways[0].arguments
         formats = {
             known: self._arguments(way, known)
@@ -195,9 +202,9 @@ class CallFormats:
 
     def _call(self, syntax: CallSyntax, name: str, before: str = "") -> TagFormat:
         begin, arguments = before + syntax.begin.replace(NAME, name), self._argument(syntax, name)
-        if syntax.number:
-            number = json_value(NUMBER, "")
-            arguments = sequence(number, constant(syntax.number), arguments)
+        if syntax.label is not None:
+            pattern, behind = syntax.label
+            arguments = sequence(any_text(patterns=[pattern]), constant(behind), arguments)
         return tagged(begin, arguments, syntax.end)
 
     # -- arguments ---------------------------------------------------------------------------------

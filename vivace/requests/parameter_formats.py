@@ -17,14 +17,12 @@ from vivace.grammar.tool_tags import (
     TagFormat,
     any_text,
     constant,
-    defined,
     either,
     json_value,
     listed,
     optional,
     sequence,
     tagged,
-    with_definitions,
 )
 from vivace.parsers.call_syntax import KEY, ParameterTags
 from vivace.parsers.schema_types import STRING, json_kinds, kinds
@@ -38,7 +36,6 @@ from vivace.requests.argument_schemas import (
     Parameter,
     Parameters,
     ReadingAllowance,
-    followed,
     read_parameters,
     said,
 )
@@ -46,7 +43,6 @@ from vivace.requests.text_formats import FORMATS, as_search
 
 TAG_KEY = re.compile(r'[^<>"\s](?:[^<>"\n]*[^<>"\s])?')
 TAG_KEYS = r'[^<>"\s](?:[^<>"\n]{0,62}[^<>"\s])?'
-PYTHON_KEY, PYTHON_KEYS = re.compile(r"[^\W\d][\w.]*"), "[A-Za-z_][A-Za-z_0-9]{0,63}"
 PYTHON = {True: "True", False: "False", None: "None"}
 Options = Sequence[tuple[str, Any]]
 """as `Parameter.options` has them"""
@@ -108,7 +104,7 @@ class TaggedValue:
             return [(tags.begin, self._any_text(is_string=is_string))]
         begin = tags.begin + tags.edge
         if is_string:
-            return [(begin, self._text(options))]
+            return [(begin, self.text(options))]
         values = self._values(options)
         if values is not None:
             texts = {text for value in values for text in self._spellings(value, allowed)}
@@ -121,7 +117,7 @@ class TaggedValue:
         ways: list[tuple[str, TagFormat]] = []
         if allowed == STRING or ((not allowed or "string" in allowed) and is_plain(options)):
             try:
-                ways.append((tags.begin, self._text(options)))
+                ways.append((tags.begin, self.text(options)))
             except NotWritable:
                 return [(tags.json_begin, self._json())]
         return ways if allowed == STRING else [*ways, (tags.json_begin, self._json())]
@@ -165,7 +161,7 @@ class TaggedValue:
             if isinstance(value, bool | None):
                 yield PYTHON[value]
 
-    def _text(self, options: Options) -> TagFormat:
+    def text(self, options: Options) -> TagFormat:
         """A value that the reader takes for a string, whatever it is. Raises NotWritable."""
         return either([self._one_text(place, schema) for place, schema in options])
 
@@ -218,14 +214,9 @@ def is_plain(options: Options) -> bool:
 
 
 def behind(begin: str, value: TagFormat) -> TagFormat:
-    """In as few parts as there can be."""
-    match value["type"]:
-        case "tag":
-            return {**value, "begin": begin + value["begin"]}
-        case "const_string":
-            return constant(begin + value["value"])
-        case _:
-            return sequence(constant(begin), value)
+    if value["type"] == "tag":
+        return {**value, "begin": begin + value["begin"]}
+    return tagged(begin, value, "")
 
 
 def text_patterns(keyword: str, schema: Mapping[str, Any], place: str) -> Iterator[str]:
@@ -247,48 +238,3 @@ def text_patterns(keyword: str, schema: Mapping[str, Any], place: str) -> Iterat
 
 
 MAX_LENGTH = 100_000
-
-# -- Python ----------------------------------------------------------------------------------------
-
-
-def keyword_arguments(
-    root: Mapping[str, Any], place: str, allowance: ReadingAllowance
-) -> TagFormat:
-    """`key=value, ...` in the order of the schema; others behind them. Raises NotWritable."""
-    parameters = read_parameters(root, place, PYTHON_KEY, allowance)
-    formats = {"": constant("")}
-    if parameters.others is not None:
-        formats = {begin: other_keywords(parameters, begin) for begin in ("", ", ")}
-    rests = {begin: begin if begin in formats else "" for begin in ("", ", ")}
-    for number, one in reversed(list(enumerate(parameters.listed))):
-        formats[f"{number}"] = python_value(one)
-        names: dict[str, str] = {}
-        for begin in ("", ", ") if number else ("",):
-            form = sequence(
-                constant(f"{begin}{one.name}="), defined(f"{number}"), defined(rests[", "])
-            )
-            names[begin] = f"{number}{begin or '('}"
-            formats[names[begin]] = form if one.needed else either([form, defined(rests[begin])])
-        rests = names
-    return with_definitions(formats, defined(rests[""]))
-
-
-def other_keywords(parameters: Parameters, begin: str) -> TagFormat:
-    """Any more of them, the first behind `begin`."""
-    assert parameters.others is not None
-    names = "|".join(re.escape(one.name) for one in parameters.listed)
-    key = any_text(patterns=[PYTHON_KEYS], unlike=[f"(?:{names})"] if names else ())
-    value = parameters.others.json()
-    if begin:
-        return listed([sequence(tagged(begin, key, "="), value)], needed=False)
-    return listed([sequence(tagged("", key, "="), value)], ", ", needed=False)
-
-
-def python_value(parameter: Parameter) -> TagFormat:
-    """JSON, which is read as Python; but its constants as they are written there."""
-    schema = followed(parameter.schema, parameter.root)
-    if said(schema) == {"type"} and schema["type"] == "boolean":
-        return either([constant("True"), constant("False")])
-    if said(schema) == {"type"} and schema["type"] == "null":
-        return constant("None")
-    return parameter.json()
