@@ -10,7 +10,8 @@ from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.endless_rules import has_no_finite_text
 from vivace.grammar.json_schema import json_grammar, read_schema
 from vivace.grammar.schema_refusals import explain_refusal
-from vivace.grammar.structural_tag import NO_FORCING, read_structural_tag, tag_grammar, tag_schemas
+from vivace.grammar.structural_tag import NO_FORCING, tag_grammar, tag_schemas
+from vivace.grammar.tag_forms import read_structural_tag
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
 MAX_REASON = 400

@@ -1,7 +1,6 @@
 """Structural tags: text in which parts between given words obey grammars, as tool calls do.
 
-Both of SGLang's forms: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, and
-xgrammar's `{"format": {"type": ...}}`. They become rules of Lark, with schemas inside.
+A format (`{"type": ...}`, as xgrammar has it) becomes rules of Lark, with schemas inside.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.json_schema import check_schema, json_options, walk
@@ -34,44 +31,6 @@ NO_FORCING = '%llguidance {"no_forcing": true}\n'
 repeated takes every a, so that one must follow for ever. For grammars and expressions in them."""
 REPEATS = re.compile(r"[*+]|,\}")
 """what those have that do so, and some others"""
-
-
-def read_structural_tag(text: str) -> dict[str, Any]:
-    """The format of a tag in either form. Raises GrammarError."""
-    try:
-        given = msgspec.json.decode(text.encode("utf-8", "surrogatepass"))
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise GrammarError(f"is no JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise GrammarError("must be an object")
-    if "structures" in given or "triggers" in given:
-        return _triggered_structures(given)
-    if not isinstance(found := given.get("format"), dict):
-        raise GrammarError("format: must be an object; or give structures and triggers")
-    return found
-
-
-def _triggered_structures(given: dict[str, Any]) -> dict[str, Any]:
-    structures, triggers = given.get("structures"), given.get("triggers")
-    if not isinstance(structures, list) or not isinstance(triggers, list):
-        raise GrammarError("structures and triggers: must be lists")
-    tags = [
-        {
-            "type": "tag",
-            "begin": structure.get("begin"),
-            "content": {
-                "type": "json_schema",
-                "json_schema": structure.get("schema"),
-                "place": f"structures.{index}.schema",
-            },
-            "end": structure.get("end"),
-        }
-        for index, structure in enumerate(structures)
-        if isinstance(structure, dict)
-    ]
-    if len(tags) < len(structures):
-        raise GrammarError("structures: must hold objects with begin, schema and end")
-    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
 
 
 def tag_grammar(

@@ -11,7 +11,7 @@ import numpy as np
 from vivace.grammar.backend import JsonFormat, TokenVocabulary
 from vivace.grammar.json_schema import read_schema
 from vivace.grammar.masks import mask_words, pack_mask, set_bit
-from vivace.grammar.structural_tag import read_structural_tag
+from vivace.grammar.tag_forms import read_structural_tag
 from vivace.grammar.xgrammar_scope import enforces, enforces_regex, enforces_tag
 from vivace.protocol.constraints import JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 

@@ -1,0 +1,48 @@
+"""Structural tags as clients write them, in either of SGLang's forms:
+`{"structures": [{"begin", "schema", "end"}], "triggers": [...]}` or `{"format": {"type": ...}}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from vivace.grammar.backend import GrammarError
+
+
+def read_structural_tag(text: str) -> dict[str, Any]:
+    """The format of a tag in either form. Raises GrammarError."""
+    try:
+        given = msgspec.json.decode(text.encode("utf-8", "surrogatepass"))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise GrammarError(f"is no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise GrammarError("must be an object")
+    if "structures" in given or "triggers" in given:
+        return _triggered_structures(given)
+    if not isinstance(found := given.get("format"), dict):
+        raise GrammarError("format: must be an object; or give structures and triggers")
+    return found
+
+
+def _triggered_structures(given: dict[str, Any]) -> dict[str, Any]:
+    structures, triggers = given.get("structures"), given.get("triggers")
+    if not isinstance(structures, list) or not isinstance(triggers, list):
+        raise GrammarError("structures and triggers: must be lists")
+    tags = [
+        {
+            "type": "tag",
+            "begin": structure.get("begin"),
+            "content": {
+                "type": "json_schema",
+                "json_schema": structure.get("schema"),
+                "place": f"structures.{index}.schema",
+            },
+            "end": structure.get("end"),
+        }
+        for index, structure in enumerate(structures)
+        if isinstance(structure, dict)
+    ]
+    if len(tags) < len(structures):
+        raise GrammarError("structures: must hold objects with begin, schema and end")
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
