@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from vivace.config.time_slices import LONGEST, SHORTEST, ask_for_short_slices, be_less_urgent
+from vivace.config.time_slices import (
+    SHORTEST,
+    YIELD_SIGNAL,
+    ask_for_short_slices,
+    be_less_urgent,
+    yield_often,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has slices and niceness")
 
@@ -42,7 +49,7 @@ def test_what_compiles_gets_what_time_streams_leave():
     assert urgent[0] == before[0] and less[0] == 19
     if before[1] is not None:
         assert urgent[1] in (SHORTEST, before[1])  # before Linux 6.12 nobody may choose
-        assert less[1] in (LONGEST, before[1])
+        assert less[1] in (SHORTEST, before[1])
     assert priority() == before, "it is the thread's own"
 
 
@@ -70,3 +77,40 @@ def test_a_policy_that_somebody_chose_stays():
 
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(choose).result() == os.SCHED_BATCH
+
+
+def test_what_yields_is_told_to_again_and_again_and_only_then():
+    def await_signals(most: int, seconds: float) -> int:
+        found = (signal.sigtimedwait([YIELD_SIGNAL], seconds) for _ in range(most))
+        return sum(1 for told in found if told is not None)
+
+    def count() -> tuple[int, int]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [YIELD_SIGNAL])  # it waits, to be looked at
+        with yield_often():
+            during = await_signals(20, 10.0)
+        await_signals(1, 0.0)  # one that came in between
+        return during, await_signals(1, 0.01)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(count).result() == (20, 0)
+
+
+def test_who_is_told_to_yield_goes_on_with_what_it_does():
+    def compute() -> int:
+        with yield_often():
+            return sum(range(1_000_000))
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(compute).result() == 499_999_500_000
+
+
+def test_a_signal_that_somebody_handles_stays_theirs():
+    heard: list[int] = []
+    before = signal.signal(YIELD_SIGNAL, lambda number, _frame: heard.append(number))
+    try:
+        with ThreadPoolExecutor(1) as thread, yield_often():
+            thread.submit(sum, range(1000)).result()
+        signal.raise_signal(YIELD_SIGNAL)
+        assert heard == [YIELD_SIGNAL]
+    finally:
+        signal.signal(YIELD_SIGNAL, before)

@@ -1,17 +1,22 @@
 """How soon threads run that become ready while others have the cores.
 
 Since Linux 6.12 who asks for short slices runs at once beside who has longer ones; before that who
-is nicer lets others run at once.
+is nicer lets others run at once. Who has begun runs up to the next tick of the system's clock, 4 ms
+or more, though others are due, unless it yields before.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
+import signal
 import struct
 import sys
 import threading
+import time
+from collections.abc import Generator
 
 from vivace.system_calls import call
 
@@ -19,8 +24,16 @@ SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274, "riscv64": 274}
 """sched_setattr(2)"""
 ATTRIBUTES = struct.Struct("<IIQiIQQQ")
 """size, policy, flags; nice, priority; runtime, deadline, period"""
-SHORTEST, LONGEST = 100_000, 100_000_000
+TIMERS = {"x86_64": (222, 223, 226), "aarch64": (107, 110, 111), "riscv64": (107, 110, 111)}
+"""timer_create(2), timer_settime(2), timer_delete(2)"""
+EVENT = struct.Struct("=QiiI44x")
+"""a value, its signal, whom to tell, which thread"""
+TELL_THREAD = 4
+SHORTEST = 100_000
 """nanoseconds of a slice that Linux takes"""
+YIELD_NANOSECONDS = 500_000
+YIELD_SIGNAL = 64
+"""the last one: SIGRTMAX"""
 NICEST = 19
 
 
@@ -34,9 +47,40 @@ def ask_for_short_slices() -> None:
 def be_less_urgent() -> None:
     """This thread, and all that it starts: they get what time others leave."""
     if sys.platform == "linux" and find_policy() != os.SCHED_IDLE:
-        set_slice(NICEST, LONGEST)
+        set_slice(NICEST, SHORTEST)
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICEST)
+
+
+@contextlib.contextmanager
+def yield_often() -> Generator[None]:
+    """This thread lets others run every half a millisecond: however nice it is, it is due a
+    hundredth of the time. Not while it keeps the interpreter's lock: others may wait for that."""
+    timer = start_yielding()
+    try:
+        yield
+    finally:
+        if timer is not None:
+            call(TIMERS[platform.machine()][2], timer)
+
+
+def start_yielding() -> int | None:
+    """A timer, whose signal makes this thread yield. None: there are none here."""
+    if sys.platform != "linux" or platform.machine() not in TIMERS:
+        return None
+    create, start, _ = TIMERS[platform.machine()]
+    if signal.getsignal(YIELD_SIGNAL) != signal.SIG_DFL:
+        return None  # somebody else's
+    library, timer = ctypes.CDLL(None), ctypes.c_int()
+    handler = ctypes.cast(library.sched_yield, ctypes.c_void_p)
+    event = EVENT.pack(0, YIELD_SIGNAL, TELL_THREAD, threading.get_native_id())
+    every = struct.pack("=4q", 0, YIELD_NANOSECONDS, 0, YIELD_NANOSECONDS)
+    with contextlib.suppress(OSError):
+        call(create, time.CLOCK_MONOTONIC, event, ctypes.addressof(timer))
+        library.signal(ctypes.c_int(YIELD_SIGNAL), handler)
+        call(start, timer.value, 0, every, 0)
+        return timer.value
+    return None
 
 
 def find_policy() -> int | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from vivace.config.child_process import STOPPING, die_with
-from vivace.config.time_slices import be_less_urgent
+from vivace.config.time_slices import be_less_urgent, yield_often
 from vivace.grammar.limited_process import TrialLimits, encode, frame, receive
 from vivace.grammar.limits import STACK
 from vivace.protocol.constraints import Constraint
@@ -63,7 +63,8 @@ def serve(sock: socket.socket, answer: Answer, limits: TrialLimits) -> None:
         while True:
             constraint = msgspec.msgpack.decode(receive(sock), type=Constraint)
             signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
-            message = encode(answer(constraint))
+            with yield_often():
+                message = encode(answer(constraint))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             sock.sendall(frame(message))
             be_less_urgent()  # what is only loaded for the first answer is part of the start

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
+from vivace.config.time_slices import yield_often
 from vivace.grammar.backend import (
     GrammarError,
     JsonFormat,
@@ -91,12 +92,14 @@ class LLGuidanceBackend:
         self._tokenizer: LLTokenizer | None = None
 
     def compile(self, constraint: Constraint) -> LLGuidanceMatcher:
-        return self.build(constraint, self._translator.translate(constraint))
+        grammar = self._translator.translate(constraint)
+        with yield_often():
+            return self.build(constraint, grammar)
 
     def build(self, constraint: Constraint, grammar: str) -> LLGuidanceMatcher:
         """Of the constraint's translation. Raises GrammarError."""
-        matcher = LLGuidanceMatcher(self._match(grammar, constraint.kind), self._eos_ids)
         mask = np.zeros(mask_words(len(self._vocabulary.tokens)), np.int32)
+        matcher = LLGuidanceMatcher(self._match(grammar, constraint.kind), self._eos_ids)
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
         if matcher.error:
             raise GrammarError(explain(constraint, matcher.error))

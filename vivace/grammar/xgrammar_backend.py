@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vivace.config.time_slices import yield_often
 from vivace.grammar.backend import (
     GrammarBackend,
     GrammarMatcher,
@@ -58,7 +59,8 @@ class XGrammarBackend:
         if not self._compiler.enforces(constraint):
             return other
         self._check(constraint)
-        compiled = self._compiler.compile(constraint)
+        with yield_often():
+            compiled = self._compiler.compile(constraint)
         if compiled is None:
             return other
         return XGrammarMatcher(self._library.GrammarMatcher(compiled), self._ends)
