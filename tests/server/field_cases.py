@@ -81,6 +81,7 @@ ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools
 
 A_FORMAT = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
 REGEX_TOOL = {"type": "custom", "custom": {"name": "f", "format": A_FORMAT}}
+A_FILE = {"type": "input_file"}
 OWN_TEXT = {"type": "custom", "name": "f"}
 
 KEYS: dict[str, list[Case]] = {
@@ -271,6 +272,7 @@ COMPLETION: dict[str, list[Case]] = {
         Refused(3, "equal to n"),
     ],
     "echo": [Effect(True, False), Effect(True, False, around={"stream": True})],
+    "suffix": [Refused("x", "fill in the middle")],
     "logprobs": [Effect(None, 0), Effect(1, 2)],
 }
 
@@ -968,6 +970,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "prompt": [Effect("ab", "abc")],
             "system": [Effect("a", "b", "engine"), Refused("a", "raw", {"raw": True})],
             "raw": [Effect(True, False, "engine")],
+            "suffix": [Refused("x", "fill in the middle")],
         },
         ollama.GENERATE_REFUSED,
     ),
@@ -1066,6 +1069,18 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         {
             "type": [Refused("input_image", "takes text only")],
             "text": [Effect("a", "b", "engine"), Refused(None, "is missing")],
+            "file_data": [
+                Effect("aGk=", "data:text/plain;base64,aGEh", "engine", A_FILE),
+                Refused(None, "required", A_FILE),
+                Refused("data:application/pdf;base64,aGk=", "text only", A_FILE),
+                Refused("data:text/plain,hi", "base64", A_FILE),
+                Refused("?", "base64", A_FILE),
+                Refused("//8=", "no text", A_FILE),
+            ],
+            "filename": [Effect("a.txt", "b.txt", "engine", {**A_FILE, "file_data": "aGk="})],
+            "file_id": [Refused("file-1", "stores no files", A_FILE)],
+            "file_url": [Refused("http://localhost", "fetches none", A_FILE)],
+            "detail": [Harmless(("low",), "no page is a picture")],
             "annotations": [Harmless(([],), "of a past answer")],
             "logprobs": [Harmless(([],), "of a past answer")],
         },

@@ -105,6 +105,39 @@ def test_a_request_without_a_prompt_asks_for_the_model(server: Running, path: st
 
 
 @pytest.mark.parametrize(
+    ("keep_alive", "reason"), [("5m", "load"), (0, "unload"), ("0s", "unload")]
+)
+def test_nobody_unloads_the_model(server: Running, keep_alive: Any, reason: str) -> None:
+    body = {"model": MODEL, "keep_alive": keep_alive}
+    assert ask(server, "/api/generate", body).json["done_reason"] == reason
+    assert ask(server, "/api/chat", {**body, "messages": []}).json["done_reason"] == reason
+    assert ask(server, "/api/generate", {**body, "prompt": "a", **SHORT}).status == 200
+
+
+MIDDLE = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>")
+
+
+@pytest.mark.parametrize("special", [MIDDLE, ("[SUFFIX]", "[PREFIX]")])
+def test_what_is_missing_in_the_middle(special: tuple[str, ...]) -> None:
+    tokenizer = make_tokenizer(special=special, begin=True)
+    names = [tokenizer.token_id(one) for one in special]
+    if len(names) == 2:
+        asked = [BOS, names[0], *b"end", names[1], *b"begin"]
+    else:
+        asked = [BOS, names[0], *b"begin", names[1], *b"end", names[2]]
+    with running_server(tokenizer=tokenizer, vocabulary=258 + len(special)) as server:
+        body = {"prompt": "begin", "suffix": "end"}
+        assert ask(server, "/api/generate", {**body, **SHORT}).status == 200
+        assert ask(server, "/v1/completions", {**body, "max_tokens": 3}).status == 200
+        for request in server.engine.requests[-2:]:
+            assert request.tokens == asked
+            assert set(names) <= set(request.sampling.stop_token_ids)
+        assert "insert" in ask(server, "/api/show", {"model": MODEL}).json["capabilities"]
+        answer = ask(server, "/v1/completions", {**body, "prompt": [65], "max_tokens": 3})
+        assert (answer.status, answer.json["param"]) == (400, "suffix")
+
+
+@pytest.mark.parametrize(
     ("path", "body", "field"),
     [
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +54,8 @@ GENERATE = BodyReader(OllamaGenerateRequest)
 NANOSECONDS = 1e9
 LOADED = "load"
 """the reason of an answer to a request that only asks for the model to be there"""
+UNLOADED = "unload"
+"""the same where it says that nobody needs it any more"""
 HEADERS = {"Content-Type": "application/x-ndjson"}
 
 Show = Callable[[ResultMessage, dict[str, Any]], OllamaAnswer]
@@ -64,7 +67,7 @@ async def chat(context: Context, http: web.Request, body: Body) -> web.StreamRes
     arrival = time.monotonic()
     params = await CHAT.read(context, body)
     if not params.messages:
-        return loaded(context, show_message)
+        return loaded(context, show_message, params.keep_alive)
     with own_names(rename_chat):
         request = read_chat(params, new_rid())
         request.messages = await context.slicer.run(read_messages(params.messages))
@@ -76,11 +79,11 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
     """Answer a prompt: through the chat template, or as it stands."""
     arrival = time.monotonic()
     params = await GENERATE.read(context, body)
-    if not params.prompt:
-        return loaded(context, show_response)
+    if not params.prompt and not params.suffix:
+        return loaded(context, show_response, params.keep_alive)
     tokenizer = context.tokenizer("prompt")
     with own_names(rename_generate):
-        raw = params.raw or tokenizer.chat is None
+        raw = params.raw or params.suffix or tokenizer.chat is None
         request = (read_raw if raw else read_prompt)(params, new_rid())
         return await answer(context, http, body, request, arrival, show_response)
 
@@ -89,9 +92,18 @@ def new_rid() -> str:
     return f"ollama_{secrets.token_hex(12)}"
 
 
-def loaded(context: Context, show: Show) -> web.Response:
-    fields = {"model": context.served.name, "created_at": now(), "done_reason": LOADED}
+def loaded(context: Context, show: Show, keep_alive: Any) -> web.Response:
+    """To a request that has nothing to answer. Nothing is unloaded, whatever it says."""
+    reason = UNLOADED if is_zero(keep_alive) else LOADED
+    fields = {"model": context.served.name, "created_at": now(), "done_reason": reason}
     return json_response(show(ResultMessage(), {**fields, "done": True}))
+
+
+def is_zero(duration: Any) -> bool:
+    """Seconds, or a text such as 0, 0s and 0h0m."""
+    if isinstance(duration, str):
+        return re.fullmatch(r"0|(?:0+(?:\.0*)?(?:ns|us|ms|s|m|h))+", duration) is not None
+    return not isinstance(duration, bool) and duration == 0
 
 
 async def answer(

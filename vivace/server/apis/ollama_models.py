@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from vivace.frontend.fairness import Work
+from vivace.frontend.fill_in_middle import middle_tokens
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer_pool import text_named
 from vivace.protocol.tasks import Generate
@@ -74,8 +75,15 @@ async def show(context: Context, _http: web.Request, body: Body) -> web.Response
         capabilities=list_capabilities(context),
         modified_at=started(context),
         parameters="\n".join(f"{name} {value}" for name, value in served.defaults.items()),
+        template=template(context),
     )
     return json_response(answer)
+
+
+def template(context: Context) -> str:
+    """The chat template that conversations are rendered with; "" where the model has none."""
+    tokenizer = context.frontend.tokenizer
+    return tokenizer.chat.texts[0] if tokenizer is not None and tokenizer.chat is not None else ""
 
 
 def list_capabilities(context: Context) -> list[str]:
@@ -83,7 +91,12 @@ def list_capabilities(context: Context) -> list[str]:
     if not isinstance(context.served.task, Generate):
         return ["embedding"]
     syntax = context.syntax
-    more = {"tools": syntax.finds_calls, "thinking": syntax.finds_reasoning}
+    tokenizer = context.frontend.tokenizer
+    more = {
+        "tools": syntax.finds_calls,
+        "insert": tokenizer is not None and middle_tokens(tokenizer) is not None,
+        "thinking": syntax.finds_reasoning,
+    }
     return ["completion", *(name for name, can in more.items() if can)]
 
 

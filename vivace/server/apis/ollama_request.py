@@ -106,14 +106,17 @@ def read_prompt(params: OllamaGenerateRequest, rid: str) -> ChatRequest:
 
 
 RAW_REFUSED: dict[str, str] = dict.fromkeys(
-    ("system", "think", "logprobs"), "goes with a chat template, which raw prompts do without"
+    ("system", "think", "logprobs"),
+    "goes with a chat template, which raw prompts and those with a suffix do without",
 )
 
 
 def read_raw(params: OllamaGenerateRequest, rid: str) -> CompletionRequest:
-    """What /api/generate asks of text completions: the prompt as it stands."""
+    """What /api/generate asks of text completions: the prompt as it stands, or what is missing
+    between it and the suffix."""
     refuse_unsupported(params, RAW_REFUSED)
-    return completion_request({**shared_fields(params, rid), "prompt": params.prompt})
+    fields = {"prompt": params.prompt or "", "suffix": params.suffix}
+    return completion_request({**shared_fields(params, rid), **fields})
 
 
 def shared_fields(params: OllamaFields, rid: str) -> dict[str, Any]:

@@ -96,7 +96,8 @@ class OllamaFields(msgspec.Struct, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     keep_alive: Any = None
-    """Any value: the model stays while the server runs."""
+    """Any value: the model stays while the server runs; 0 without a prompt is answered as if it
+    did not."""
 
 
 class OllamaChatRequest(OllamaFields, kw_only=True):
@@ -113,11 +114,12 @@ class OllamaGenerateRequest(OllamaFields, kw_only=True):
     system: str | None = None
     raw: bool | None = None
     """The prompt is what the model is given, without a chat template."""
+    suffix: str | None = None
+    """What stands behind the answer, for models that fill in the middle."""
     # Refused with a reason when set (GENERATE_REFUSED).
     images: Any = None
     template: Any = None
     context: Any = None
-    suffix: Any = None
     width: Any = None
     height: Any = None
     steps: Any = None
@@ -128,7 +130,6 @@ GENERATE_REFUSED: dict[str, str] = {
     "images": TEXT_ONLY,
     "template": "the chat template is the model's, or --chat-template's; send raw prompts",
     "context": "send the conversation to /api/chat; its prefix is cached",
-    "suffix": "fill-in-the-middle is not supported yet; send a raw prompt",
     "width": NO_PICTURES,
     "height": NO_PICTURES,
     "steps": NO_PICTURES,
@@ -247,11 +248,16 @@ class OllamaModelList(msgspec.Struct, kw_only=True):
 
 
 class OllamaShowAnswer(msgspec.Struct, kw_only=True):
+    """`template`: the model's chat template; `license` and `modelfile` are not known here."""
+
     details: ModelDetails
     model_info: dict[str, Any]
     capabilities: list[str]
     modified_at: str
     parameters: str
+    template: str
+    license: str = ""
+    modelfile: str = ""
 
 
 class OllamaVersion(msgspec.Struct, kw_only=True):

@@ -17,6 +17,7 @@ from vivace.requests.schema import ContentPart, CustomCall, FunctionCall, Messag
 from vivace.requests.tools import ALLOWED
 from vivace.server.apis.chat_messages import ChatMessages, needed
 from vivace.server.apis.chat_run import chat_request
+from vivace.server.apis.input_files import FILE, file_text
 from vivace.server.apis.response_items import Item
 from vivace.server.apis.responses_schema import (
     InputItem,
@@ -155,6 +156,9 @@ def texts(parts: str | list[ItemPart] | None, place: str) -> list[str]:
         return [parts]
     found: list[str] = []
     for index, part in enumerate(parts):
+        if part.type == FILE:
+            found.append(file_text(part, f"{place}[{index}]"))
+            continue
         if part.type not in TEXTS:
             kind = abbreviate(part.type)
             reason = f"part of type {kind!r}: the served model takes text only"

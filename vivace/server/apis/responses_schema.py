@@ -12,10 +12,18 @@ from vivace.server.openai.schema import DEFAULT_MODEL
 
 
 class ItemPart(msgspec.Struct, kw_only=True):
-    """A part of an item: input_text, output_text, reasoning_text or summary_text."""
+    """A part of an item: input_text, output_text, reasoning_text or summary_text; or input_file,
+    whose `file_data` is a text in base64, also as a `data:` URL."""
 
     type: str
     text: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
+    # Refused with a reason when set (`input_files`).
+    file_id: Any = None
+    file_url: Any = None
+    detail: Any = None
+    """Any value: how closely to look at pictures of pages."""
     annotations: Any = None
     """Of a past answer; this server makes none."""
     logprobs: Any = None

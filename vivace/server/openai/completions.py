@@ -12,6 +12,7 @@ from msgspec import Raw
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import refuse_unsupported
+from vivace.frontend.fill_in_middle import NO_TOKENS, middle_tokens
 from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import text_named
@@ -63,6 +64,8 @@ async def answer_completions(
     tokenizer = context.tokenizer("prompt")
     with text_named("prompt"):
         prompts = await read_prompts(context, params.prompt, "prompt")
+        if params.suffix:
+            prompts = await fill_prompts(context, params, prompts)
     answer_id = new_id("cmpl")
     with openai_names():
         inputs = (prompt_input(params, prompts, index, answer_id) for index in range(len(prompts)))
@@ -117,6 +120,27 @@ async def read_prompts(context: Context, prompt: str | list, field: str) -> list
     if kind is list:
         return [Prompt(ids, None) for ids in prompt]
     raise BadRequest(field, "must be a string, strings, token ids, or lists of token ids")
+
+
+async def fill_prompts(
+    context: Context, params: CompletionRequest, prompts: list[Prompt]
+) -> list[Prompt]:
+    """The same with `suffix` behind what is to be written, where `params` say that such answers
+    end. BadRequest for a model that does not fill in, and for prompts of ids."""
+    form = middle_tokens(context.tokenizer("prompt"))
+    if form is None:
+        raise BadRequest("suffix", NO_TOKENS)
+    special = await context.frontend.encode("")
+    with text_named("suffix"):
+        behind = await context.frontend.encode(params.suffix or "", add_special_tokens=False)
+    found: list[Prompt] = []
+    for prompt in prompts:
+        if prompt.text is None:
+            raise BadRequest("suffix", "needs a prompt that is text")
+        before = await context.frontend.encode(prompt.text, add_special_tokens=False)
+        found.append(Prompt(form.prompt(special, before, behind), prompt.text))
+    params.stop_token_ids = [*(params.stop_token_ids or ()), *form.ends]
+    return found
 
 
 def prompt_input(

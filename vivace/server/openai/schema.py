@@ -111,6 +111,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool | None = False
     logprobs: int | None = None
     suffix: str | None = None
+    """What stands behind the answer, for models that fill in the middle."""
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -219,7 +220,6 @@ CHAT_HARMLESS: dict[str, tuple[Any, ...]] = {
 
 COMPLETION_REFUSED: dict[str, str] = {
     "custom_params": NO_PROCESSORS,
-    "suffix": "fill-in-the-middle is not supported yet; send a plain prompt",
 }
 
 SERVED_TIER = "default"

@@ -1,0 +1,55 @@
+"""Files in an input: their text, where they are text."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.fields import abbreviate
+from vivace.server.apis.responses_schema import ItemPart
+
+FILE = "input_file"
+DATA = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),")
+BASE64 = ";base64"
+TEXT_TYPES = re.compile(
+    r"|text/.*|application/(?:(?:.*\+)?(?:json|xml|yaml)|x-yaml|toml|sql|javascript|x-sh|x-ndjson)"
+)
+"""of media; nothing: what the file's name says"""
+NO_PLACE = "this server stores no files and fetches none; send the file itself as file_data"
+NO_TEXT_FILE = "the served model takes text only; send what the file says as text"
+
+
+def file_text(part: ItemPart, place: str) -> str:
+    """What a file says, its name in front. BadRequest for one that is no text, or elsewhere."""
+    for name in ("file_id", "file_url"):
+        if getattr(part, name) is not None:
+            raise BadRequest(f"{place}.{name}", NO_PLACE)
+    if part.file_data is None:
+        raise BadRequest(f"{place}.file_data", "is required")
+    text = decoded_text(part.file_data, f"{place}.file_data")
+    return f"{part.filename}\n{text}" if part.filename else text
+
+
+def decoded_text(data: str, place: str) -> str:
+    """Of a `data:` URL, or of base64 alone. BadRequest."""
+    head = DATA.match(data)
+    if head is not None:
+        kind = head[1].strip().lower()
+        if TEXT_TYPES.fullmatch(kind) is None:
+            raise BadRequest(place, f"a file of type {abbreviate(kind)!r}: {NO_TEXT_FILE}")
+        if BASE64 not in head[2].lower():
+            raise BadRequest(place, "must be base64: data:text/plain;base64,...")
+        data = data[head.end() :]
+    try:
+        content = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadRequest(place, "is not valid base64") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadRequest(place, f"a file that is no text in UTF-8: {NO_TEXT_FILE}") from None
+    if "\0" in text:
+        raise BadRequest(place, f"a file with bytes in it that are no text: {NO_TEXT_FILE}")
+    return text
