@@ -26,6 +26,7 @@ from vivace.bench.environment import host_facts
 from vivace.bench.errors import BenchError, run_benchmark
 from vivace.bench.flags import result_file
 from vivace.bench.record import write_figures
+from vivace.config.time_slices import ask_for_short_slices
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.messages import SamplingParams
 from vivace.protocol.ranks import MOST_RANKS, ToRanks
@@ -70,6 +71,7 @@ def main(argv: list[str]) -> int:
 def measure(args: argparse.Namespace) -> int:
     """Print a line for every way and number of ranks, and store all."""
     print(HEADER)
+    ask_for_short_slices()  # as engines do, and so the ranks that are forked
     plan, measured = make_plan(args.rows, args.prompt), []
     for ranks in args.ranks:
         for one in compare(ranks, plan, args.plans):
