@@ -30,7 +30,7 @@ from vivace.bench.peers.export import (
 from vivace.bench.peers.llama_cpp import LLAMA_PEERS, LlamaCppPeer, embedded_gguf
 from vivace.bench.peers.open_vino import OpenVinoPeer
 from vivace.bench.peers.peer import run_server, run_shown
-from vivace.bench.peers.run import main, make_first_peer, make_peer, parse
+from vivace.bench.peers.run import check_installed, main, make_first_peer, make_peer, parse
 from vivace.bench.peers.scripted import ScriptedPeer
 from vivace.bench.peers.summary import build_rows, render
 from vivace.bench.peers.vllm_cpu import VLLM_PEERS, VllmCpuPeer
@@ -201,7 +201,9 @@ def test_missing_peers_say_how_to_get_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for peer in (LlamaCppPeer(), VllmCpuPeer(), OpenVinoPeer("int8")):
-        assert f"--setup {peer.name} --dir {tmp_path}" in peer.missing(tmp_path)
+        with pytest.raises(BenchError, match=peer.name) as raised:
+            check_installed([peer], tmp_path)
+        assert f"--setup {peer.name} --dir {tmp_path}" in str(raised.value)
     code = main(["--ours", "scripted", "--dir", str(tmp_path)])
     assert code == 1
     assert "--setup llama.cpp" in capsys.readouterr().err
@@ -246,7 +248,7 @@ def test_names_say_which_library_and_which_checkpoint(tmp_path: Path) -> None:
         place = command.index("--structured-outputs-config.backend")
         assert (command[place + 1], command[-1]) == (library, "--x")
     ours = make_first_peer(args)
-    assert f"--setup vivace-bf16 --dir {tmp_path}" in ours.missing(tmp_path)
+    assert "smollm2-hf" in ours.missing(tmp_path)
     assert ours.command(tmp_path, 9)[-2:] == ["--model-path", str(tmp_path / "smollm2-hf")]
     assert "--model-path" not in make_peer("vivace", args).command(tmp_path, 9)
 

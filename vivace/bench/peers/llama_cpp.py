@@ -66,11 +66,10 @@ class LlamaCppPeer:
             run([quantize, "--allow-requantize", source, str(target), "BF16", str(usable_cores())])
 
     def missing(self, directory: Path) -> str:
-        advice = f"run: vivace bench peers --setup {self.name} --dir {directory}"
         if binaries(directory) is None:
-            return f"llama.cpp is not installed under {directory}/lcpp; {advice}"
+            return f"llama.cpp is not installed under {directory}/lcpp"
         if not self.model_path(directory).exists():
-            return f"the model {self.model_path(directory)} is not there; {advice}"
+            return f"the model {self.model_path(directory)} is not there"
         return ""
 
     def command(self, directory: Path, port: int) -> list[str]:

@@ -68,10 +68,7 @@ class OpenVinoPeer:
     def missing(self, directory: Path) -> str:
         if (self._folder(directory) / "openvino_model.xml").is_file():
             return ""
-        return (
-            f"{self.name} is not installed under {directory}; "
-            f"run: vivace bench peers --setup {self.name} --dir {directory}"
-        )
+        return f"{self.name} is not installed under {directory}"
 
     def command(self, directory: Path, port: int) -> list[str]:
         return [

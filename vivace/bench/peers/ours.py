@@ -50,8 +50,7 @@ class VivacePeer:
     def missing(self, directory: Path) -> str:
         if not self._exported or has_export(directory):
             return ""
-        advice = f"run: vivace bench peers --setup {self.name} --dir {directory}"
-        return f"the model {directory / MODEL_FOLDER} is not there; {advice}"
+        return f"the model {directory / MODEL_FOLDER} is not there"
 
     def command(self, directory: Path, port: int) -> list[str]:
         model = ["--model-path", str(directory / MODEL_FOLDER)] if self._exported else []

@@ -46,7 +46,7 @@ class Peer(Protocol):
         ...
 
     def missing(self, directory: Path) -> str:
-        """What is not there and how to get it; empty when it can be started."""
+        """What is not there of what `setup` makes; empty when it can be started."""
         ...
 
     def command(self, directory: Path, port: int) -> list[str]:

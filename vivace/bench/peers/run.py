@@ -59,12 +59,21 @@ def setup(args: argparse.Namespace) -> int:
     return 0
 
 
+def check_installed(peers: Sequence[Peer], directory: Path) -> None:
+    """Raises BenchError with how to get what is missing."""
+    problems = [
+        f"{problem}; run: vivace bench peers --setup {peer.name} --dir {directory}"
+        for peer in peers
+        if (problem := peer.missing(directory))
+    ]
+    if problems:
+        raise BenchError("; ".join(problems))
+
+
 def measure(args: argparse.Namespace, argv: Sequence[str]) -> int:
     """Start all servers, run the workloads in turn, print the table, write the JSON file."""
     peers = [make_first_peer(args), *(make_peer(name, args) for name in args.peer)]
-    problems = [problem for peer in peers if (problem := peer.missing(args.dir))]
-    if problems:
-        raise BenchError("; ".join(problems))
+    check_installed(peers, args.dir)
     codec: TokenCodec = SplitCodec() if args.ours == "scripted" else LocalCodec(None)
     rules = Rules(
         repetitions=args.repetitions,

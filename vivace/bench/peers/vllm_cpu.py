@@ -67,11 +67,10 @@ class VllmCpuPeer:
         export_once(directory)
 
     def missing(self, directory: Path) -> str:
-        advice = f"run: vivace bench peers --setup {self.name} --dir {directory}"
         if not list((directory / "vllm").glob("lib/python3*/site-packages/vllm")):
-            return f"vLLM is not installed under {directory}/vllm; {advice}"
+            return f"vLLM is not installed under {directory}/vllm"
         if not has_export(directory):
-            return f"the model {directory / MODEL_FOLDER} is not there; {advice}"
+            return f"the model {directory / MODEL_FOLDER} is not there"
         return ""
 
     def command(self, directory: Path, port: int) -> list[str]:

@@ -6,19 +6,24 @@ from vivace.models.pooling.kinds import ENCODERS
 
 DECODERS = """## Models that answer with numbers
 
-Vectors and scores of texts; [pooling.md](pooling.md) says which routes have them. Decoders of the
-table above with `--is-embedding`, and these, which need no flag. Weights are safetensors; of
-encoders, and of decoders that make vectors, GGUF files, too (`general.architecture` bert;
-`pooling_type` says what is pooled). Of a
-decoder, layers, kernels, quantization and ranks are those of its family; encoders keep no KV,
-compute each text in one step, and attend by torch's operations. Ranks divide their heads and
-MLPs (`--tp-size`), stages their layers (`--pp-size`).
+Vectors and scores of texts; [pooling.md](pooling.md) says which routes have them. These need no
+flag; decoders of the table above make vectors with `--is-embedding`.
 
-In the names of decoders' classes `ForCausalLM` is replaced by `ForSequenceClassification` (its
-`score` makes a number for each label of the last token's state) or `ForRewardModel` (two layers
-make one number of it, of InternLM2 one): LlamaForSequenceClassification, Qwen2ForRewardModel,
-InternLM2ForRewardModel ... `Qwen2ForProcessRewardModel` (Qwen2.5-Math-PRM) has two numbers for each
-step of a text, of the state of the token behind it.
+Weights are safetensors. Encoders, and decoders that make vectors, may be GGUF files, too
+(`general.architecture` is `bert`; `pooling_type` says what is pooled).
+
+A decoder has the layers, kernels, quantization and ranks of its family. An encoder keeps no KV,
+computes each text in one step, and attends by torch's operations. Ranks divide its heads and MLPs
+(`--tp-size`), stages its layers (`--pp-size`).
+
+| class of a decoder | answers with |
+|---|---|
+| `...ForSequenceClassification` | a number for each label, of the last token's state |
+| `...ForRewardModel` | one number of it, by two layers (of InternLM2 by one) |
+| `Qwen2ForProcessRewardModel` | two numbers for each step, of the state of the token that ends it |
+
+`...` is a class of the table above without `ForCausalLM`: LlamaForSequenceClassification,
+Qwen2ForRewardModel, InternLM2ForRewardModel. Qwen2.5-Math-PRM is a process reward model.
 
 | encoder | answers with |
 |---|---|

@@ -176,13 +176,15 @@ class ResponseTurns:
             log.exception("a response failed between its turns")
             await self._say(events.fail())
 
-    async def record(self, log: EventLog) -> None:
+    async def record(self, events: EventLog) -> None:
         """The events into a log, but for the last one: whoever reads it makes that. What goes wrong
         is one of them."""
-        self._http[OPEN_ANSWER] = OpenAnswer(web.StreamResponse(), log, log.say, chunked=False)
+        self._http[OPEN_ANSWER] = OpenAnswer(
+            web.StreamResponse(), events, events.say, chunked=False
+        )
         await self._say(encode_events(self._events.begin()))
         await self._stream_turns(Body(), time.monotonic())
-        await log.flush()  # who reads them may go on with what is kept then
+        await events.flush()  # who reads them may go on with what is kept then
         await self._keep(self._events.response)
 
     async def _open(self, form: StreamForm) -> None:
@@ -203,10 +205,8 @@ class ResponseTurns:
         )
 
     async def _make_calls(self) -> None:
-        """Have all calls of a turn made at once; then the request is that of the next turn, or the
-        response is over."""
-        events, request = self._events, self._request
-        calls = [asyncio.create_task(self._make_call(call)) for call in events.calls]
+        """Have all calls of a turn made at once, and begin the next one."""
+        calls = [asyncio.create_task(self._make_call(call)) for call in self._events.calls]
         silence = asyncio.create_task(self._break_silence())
         try:
             async with self._context.pending.admit():  # no engine has anything of it now
@@ -214,6 +214,11 @@ class ResponseTurns:
         finally:
             for task in (*calls, silence):
                 task.cancel()
+        await self._begin_turn()
+
+    async def _begin_turn(self) -> None:
+        """The request is that of the next turn from now on, or the response is over."""
+        events, request = self._events, self._request
         no_more = events.refused_calls or request.tool_choice == "none"
         request.tool_choice = "none" if no_more else later_choice(request.tool_choice)
         await self._say(encode_events(events.next_turn()))
