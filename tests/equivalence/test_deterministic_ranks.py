@@ -55,8 +55,8 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 1,
     "head_dim": 16,
 }
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
-LATENT = {
+EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
+LATENT: dict[str, Any] = {
     **FAMILIES["DeepseekV3"],
     "moe_intermediate_size": 96,
     "num_key_value_heads": 24,
@@ -110,7 +110,8 @@ def as_mxfp4(folder: Path) -> dict[str, Any]:
 
 def as_fp8(folder: Path) -> dict[str, Any]:
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}
-    stored, _ = make_fp8(folder / "model", "Llama", **sizes, intermediate_size=1024)
+    settings: dict[str, Any] = {**sizes, "intermediate_size": 1024}
+    stored, _ = make_fp8(folder / "model", "Llama", **settings)
     return {"path": stored}
 
 

@@ -44,7 +44,7 @@ def perplexity(ids: list[int] | None = None, **flags: Any) -> tuple[float, list[
     settings = {"context_length": CONTEXT, "max_total_tokens": CONTEXT, "max_running_requests": 2}
     prompt: dict[str, Any] = {"prompt": TEXT} if ids is None else {"input_ids": ids}
     with vivace.Engine(**settings, cpu_threads=2, **flags) as engine:
-        answer = engine.generate(
+        answer: Any = engine.generate(
             **prompt,
             sampling_params={"max_new_tokens": 1, "temperature": 0.0},
             return_logprob=True,

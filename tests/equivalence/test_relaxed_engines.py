@@ -15,7 +15,10 @@ from layout_engines import LayoutEngines
 from served_toy import write_byte_tokenizer
 from toy_models import make
 
-LAX = {"speculative_accept_threshold_single": 0.3, "speculative_accept_threshold_acc": 0.015}
+LAX: dict[str, Any] = {
+    "speculative_accept_threshold_single": 0.3,
+    "speculative_accept_threshold_acc": 0.015,
+}
 SAMPLED = {"temperature": 1.0, "seed": 7}
 
 

@@ -203,8 +203,8 @@ def test_blanks_have_an_end() -> None:
     matcher, count = schema_matcher({"type": "object"}), 0
     matcher.accept([ord("{")])
     while found := [
-        token for token in np.flatnonzero(allowed(matcher)) if not spell([token]).strip()
+        token for token in np.flatnonzero(allowed(matcher)).tolist() if not spell([token]).strip()
     ]:
-        matcher.accept([int(found[0])])
+        matcher.accept(found[:1])
         count += 1
     assert count <= 403

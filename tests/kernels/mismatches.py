@@ -74,7 +74,7 @@ MERGES = torch.tensor([0, 1, 1])
 CHOSEN = torch.arange(T * TOP).view(T, TOP) % EXPERTS
 ROUTES = OPS.moe_routes(CHOSEN, EXPERTS)
 LAYER = AttentionLayer(index=0, heads=HEADS, kv_heads=KV_HEADS, head_dim=SIZE, scale=1.0)
-MEMORY = SimpleNamespace(
+MEMORY: Any = SimpleNamespace(
     page_size=PAGE_SIZE,
     layers={0: torch.zeros(PAGES, PAGE_SIZE, 2, KV_HEADS, SIZE)},
     groups={0: 0},

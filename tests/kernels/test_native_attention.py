@@ -428,7 +428,8 @@ def test_rotation_and_store_equal_the_torch_ops_bit_for_bit(isa, rotated, dtype)
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
     step = sequences.step(spans)
     ours, theirs = native(sequences, isa), native(sequences, isa)
-    sequences.run(ours, [(1, 0, 3)]), sequences.run(theirs, [(1, 0, 3)])
+    for backend in (ours, theirs):
+        sequences.run(backend, [(1, 0, 3)])
     q, k, v = sequences.inputs(spans)
     step.attention = ours
     found = rotary_attend(layer, q, k, v, cos_sin, step)

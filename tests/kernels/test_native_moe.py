@@ -101,13 +101,14 @@ def test_pairs_of_other_ranks_go_nowhere(data, isa):
     matrices = [torch.randn(16, 20) for _ in range(9)]
     whole = torch.zeros(rows, 16)
     for first in (0, 3, 6):
-        slots = [ExpertSlots(table, first, torch.zeros(9, dtype=torch.int64)) for _ in range(2)]
+        counts = [torch.zeros(9, dtype=torch.int64) for _ in range(2)]
+        slots = [ExpertSlots(table, first, own) for own in counts]
         placed, wanted = (
             place(chosen, positions, one)
             for place, one in zip((ops.place, moe.moe_place), slots, strict=True)
         )
-        assert torch.equal(placed, wanted) and torch.equal(slots[0].counts, slots[1].counts)
-        assert slots[0].counts.sum() == chosen[live].numel()
+        assert torch.equal(placed, wanted) and torch.equal(*counts)
+        assert counts[0].sum() == chosen[live].numel()
         routes, same = ops.routes(placed, 3), moe.moe_routes(placed, 3)
         assert torch.equal(routes.places, same.places) and torch.equal(routes.starts, same.starts)
         own = [[one] for one in matrices[first : first + 3]]
@@ -234,7 +235,8 @@ def test_a_captured_block_replays_with_fewer_tokens():
     with kernels.capture(Arena()) as graph:
         out = block()
     for rows in (8, 3, 1, 8):
-        x.normal_(), logits.normal_()
+        x.normal_()
+        logits.normal_()
         graph.run(rows)
         assert torch.equal(out[:rows], block()[:rows])
 
@@ -303,7 +305,8 @@ def test_a_captured_int8_mixture_is_replayed_with_fewer_tokens():
     with kernels.capture(Arena()) as graph:
         out = run(6)
     for rows in (6, 1, 4):
-        x.normal_(), logits.normal_()
+        x.normal_()
+        logits.normal_()
         graph.run(rows)
         assert torch.equal(out[:rows], run(rows))
 

@@ -8,6 +8,7 @@ decide either way: such tokens may stay or go, and such draws may take the neigh
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ def random_logits(seed, rows, width, spread, masked=0.0):
     return torch.from_numpy(values.astype(np.float32))
 
 
-def drawing(count, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.5):
-    def column(value, dtype=np.float64):
+def drawing(count, *, temperature=1.0, top_k: Any = 0, top_p=1.0, min_p=0.0, uniform: Any = 0.5):
+    def column(value: Any, dtype: type[np.floating] = np.float64) -> np.ndarray:
         return np.array(np.broadcast_to(np.asarray(value, dtype), count), np.float64)
 
     cuts = {"top_k": column(top_k), "top_p": column(top_p), "min_p": column(min_p, np.float32)}

@@ -65,7 +65,7 @@ def change(draw: st.DrawFn, tree: Any, place: Place) -> None:
             tree[last] = [old]
         case "text":
             tree[last] = str(old)[:100]
-        case "shift" if type(old) in (int, float):
+        case "shift" if isinstance(old, int | float) and not isinstance(old, bool):
             tree[last] = old + draw(st.integers(-3, 3))
         case _:
             tree[last] = copy.deepcopy(draw(VALUES))
