@@ -23,6 +23,7 @@ from vivace.protocol.bells import new_bells
 from vivace.protocol.messages import Deltas
 from vivace.protocol.shared_memory import words
 from vivace.protocol.step import EngineShare, StepPlan
+from vivace.system_calls import open_memory
 
 
 @contextmanager
@@ -216,7 +217,7 @@ for step in range(300):
 
 
 def test_processes_agree() -> None:
-    memory = os.memfd_create("lockstep")
+    memory = open_memory("lockstep")
     os.ftruncate(memory, mmap.PAGESIZE)
     bells = [new_bells() for _ in range(3)]
     numbers = [number for pair in bells for number in (pair.awaited, pair.arrived)]

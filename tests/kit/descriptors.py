@@ -8,6 +8,7 @@ import select
 import weakref
 
 from vivace.platforms.rendezvous import RankMemory
+from vivace.system_calls import open_memory
 
 
 def is_readable(descriptor: int, seconds: float) -> bool:
@@ -19,7 +20,7 @@ def is_readable(descriptor: int, seconds: float) -> bool:
 
 def rank_memories(count: int) -> list[RankMemory]:
     """Of so many ranks of one machine. The file is closed when nobody has any of them any more."""
-    file = os.memfd_create("ranks")
+    file = open_memory("ranks")
     memories: list[RankMemory] = []
     for _ in range(count):
         own = os.dup(file)

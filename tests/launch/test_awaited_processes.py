@@ -22,6 +22,7 @@ from vivace.observability.awaited_processes import (
 )
 from vivace.protocol.futex import Futex
 from vivace.protocol.ranks import RankStates
+from vivace.system_calls import open_memory
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def find_awaited(parents: list[int], pids: list[int]) -> str:
 
 def wait_in_collective() -> None:
     """For a word of memory that ranks share"""
-    descriptor = os.memfd_create("vivace-ranks")
+    descriptor = open_memory("vivace-ranks")
     os.ftruncate(descriptor, mmap.PAGESIZE)
     word = ctypes.c_uint32.from_buffer(mmap.mmap(descriptor, mmap.PAGESIZE))
     while True:

@@ -13,6 +13,7 @@ from vivace.launch import engine_place
 from vivace.launch.engine_place import AddressBook, CommonDoor, PassedOn, find_entrance
 from vivace.launch.handshake import Guest, Intent
 from vivace.protocol.engine_link import NodesLink, new_nodes_link
+from vivace.system_calls import open_memory
 
 ADDRESSES = {0: ("10.0.0.1", 4000), 1: ("10.0.0.1", 4001)}, {2: ("fd00::2", 1), 3: ("n" * 255, 2)}
 
@@ -21,7 +22,7 @@ ADDRESSES = {0: ("10.0.0.1", 4000), 1: ("10.0.0.1", 4001)}, {2: ("fd00::2", 1), 
 def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[AddressBook]]:
     """Those of two engines, each with its own view of the file."""
     monkeypatch.setattr(engine_place, "LOOK_SECONDS", 0.0)
-    descriptor = os.memfd_create("addresses")
+    descriptor = open_memory("addresses")
     yield [AddressBook(descriptor, 4) for _ in range(2)]
     os.close(descriptor)
 

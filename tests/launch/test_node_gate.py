@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import signal
 import socket
@@ -54,6 +53,7 @@ from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import NodePresence, RankStates
 from vivace.protocol.shm_broadcast import RING_BYTES, BroadcastReader
 from vivace.protocol.step import StepPlan
+from vivace.system_calls import open_memory
 from vivace.version import __version__
 
 pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="nodes need the native kernels")
@@ -172,7 +172,7 @@ def node_life(config: Config) -> tuple[NodeLife, MessageSocket[FromNode], Joined
     control = MessageSocket(theirs, msgspec.msgpack.Decoder(ToNode))
     setup = NodeSetup(config=encode(config), session=1)
     life = NodeLife(config, [(control, setup)], threading.Event())
-    return life, engine, JoinedEngine(0, control, [1], os.memfd_create("plans"))
+    return life, engine, JoinedEngine(0, control, [1], open_memory("plans"))
 
 
 class LinkThatFails(RankProcess):

@@ -13,13 +13,14 @@ from vivace.launch.handshake import Intent, call
 from vivace.launch.node_sockets import RankSockets
 from vivace.platforms.rendezvous import RankMemory
 from vivace.protocol.ranks import NodeSocketSetup
+from vivace.system_calls import open_memory
 
 SETUP = NodeSocketSetup(key=b"k" * 32, session=5, host="127.0.0.1", port=0, nodes=[[0], [1]])
 
 
 def test_who_gave_up_before_it_was_awaited_is_not_used() -> None:
     sockets = RankSockets(SETUP, 0)
-    sockets.meet([sockets.address, ("", 0)], RankMemory(os.memfd_create("ranks")))
+    sockets.meet([sockets.address, ("", 0)], RankMemory(open_memory("ranks")))
 
     def caller(group: int) -> socket.socket:
         return call(sockets.address, SETUP.key, Intent(SETUP.session, group, 1))
@@ -42,6 +43,6 @@ def test_who_gave_up_before_it_was_awaited_is_not_used() -> None:
 def test_what_is_no_address_is_named(address: tuple[str, int]) -> None:
     """A node says where its ranks are."""
     sockets = RankSockets(SETUP, 1)
-    sockets.meet([address, sockets.address], RankMemory(os.memfd_create("ranks")))
+    sockets.meet([address, sockets.address], RankMemory(open_memory("ranks")))
     with pytest.raises(RankLost, match="reached"):
         sockets.open(1, [0, 1])

@@ -21,6 +21,7 @@ from vivace.protocol.messages import Capacity
 from vivace.protocol.ranks import ON_SOCKET, FromRank, RankFailure, RankReady, ToRank
 from vivace.protocol.shm_broadcast import BroadcastReader
 from vivace.protocol.step import StepResult
+from vivace.system_calls import open_memory
 
 
 class Rank:
@@ -28,7 +29,7 @@ class Rank:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        plans = os.memfd_create("plans")
+        plans = open_memory("plans")
         self.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         broadcast = RankBroadcast(plans, 1)
         self.link = RankProcess("rank 1", self.process, ours, broadcast, 0)

@@ -26,6 +26,7 @@ from vivace.launch.forked_processes import AdoptedProcess
 from vivace.launch.ranks import RankBroadcast, RankProcess
 from vivace.protocol.message_socket import MessageSocket, SocketClosed
 from vivace.protocol.ranks import FromRank, RankFailure, RankForked, ToRank
+from vivace.system_calls import open_memory
 
 BUSY = "Address already in use"
 FORKING = """
@@ -48,7 +49,7 @@ child.end(child.main(sys.argv[1:]))
 
 
 def no_broadcast(readers: int) -> RankBroadcast:
-    plans = os.memfd_create("plans")
+    plans = open_memory("plans")
     broadcast = RankBroadcast(plans, readers)
     os.close(plans)
     return broadcast

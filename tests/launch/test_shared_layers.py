@@ -18,6 +18,7 @@ from vivace.commands.serve import link_files
 from vivace.config.parsing import parse
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
+from vivace.protocol import engine_link
 from vivace.protocol.listening_socket import listen, new_socket
 from vivace.protocol.shared_memory import new_descriptor, reserve
 from vivace.supervisor.engines import Engines
@@ -75,9 +76,9 @@ def test_a_restart_waits_for_room(
         return number
 
     with monkeypatch.context() as patched:
-        event, memory = os.eventfd, os.memfd_create
+        event, memory = os.eventfd, engine_link.open_memory
         patched.setattr(os, "eventfd", lambda *how: scarce(event(*how)))
-        patched.setattr(os, "memfd_create", lambda *how: scarce(memory(*how)))
+        patched.setattr(engine_link, "open_memory", lambda *how: scarce(memory(*how)))
         assert engines.start(first) is None
     assert first.due is not None and first.child is None
     assert descriptors() == before

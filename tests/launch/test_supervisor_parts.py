@@ -46,6 +46,7 @@ from vivace.supervisor.ipc import child_end, supervisor_end
 from vivace.supervisor.messages import Failure, Progress, Serving, Setup, Stop
 from vivace.supervisor.restart_policy import Backoff, CrashAttribution, CrashBudget, RestartDecision
 from vivace.supervisor.signals import handle_signals
+from vivace.system_calls import open_process, send_signal
 
 CAPACITY = Capacity(
     pages=1000, page_size=16, rows=64, context=8192, vocabulary=100, weight_bytes=269_000_000
@@ -101,8 +102,8 @@ def test_what_killed_children_have_started_ends_with_them(monkeypatch: pytest.Mo
     monkeypatch.setattr("vivace.supervisor.child.list_processes", look)
     children = [spawn("engine", parent_command, piped=True) for _ in range(3)]
     said = [os.fdopen(child.output, "rb") for child in children if child.output is not None]
-    started = [os.pidfd_open(int(one.readline())) for one in said]
-    signal.pidfd_send_signal(started[0], signal.SIGSTOP)
+    started = [open_process(int(one.readline())) for one in said]
+    send_signal(started[0], signal.SIGSTOP)
     kill_all(children, "it is to end")
     for child, output, descriptor in zip(children, said, started, strict=True):
         assert is_readable(descriptor, 10)
@@ -146,7 +147,7 @@ def test_a_child_is_killed_where_the_system_shows_none_of_its_own(
     with os.fdopen(child.output, "rb") as said:
         started = int(said.readline())
         with monkeypatch.context() as patched:
-            patched.setattr(os, "pidfd_open", refuse)
+            patched.setattr("vivace.supervisor.child.open_process", refuse)
             child.kill("it is to end")
         assert child.process.wait(10) == -signal.SIGKILL
         os.kill(started, signal.SIGKILL)

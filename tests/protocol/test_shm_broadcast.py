@@ -22,13 +22,14 @@ from vivace.protocol.shm_broadcast import (
     BroadcastReader,
     BroadcastWriter,
 )
+from vivace.system_calls import open_memory
 
 SMALL = 256
 
 
 @pytest.fixture
 def memory() -> Iterator[int]:
-    descriptor = os.memfd_create("test")
+    descriptor = open_memory("test")
     yield descriptor
     os.close(descriptor)
 
@@ -53,7 +54,7 @@ def test_every_reader_has_every_message_whole_and_in_order(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shm_broadcast, "RING_BYTES", SMALL)
-        descriptor = os.memfd_create("test")
+        descriptor = open_memory("test")
         writer = BroadcastWriter(descriptor, readers)
         ends = [BroadcastReader(descriptor, readers, index) for index in range(readers)]
         os.close(descriptor)
