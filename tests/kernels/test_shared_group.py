@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,11 +20,13 @@ from torch import Tensor
 
 from vivace.errors import RankLost
 from vivace.platforms.cpu.native import Arena, Kernels
+from vivace.platforms.cpu.platform import NativePlatform
 from vivace.platforms.cpu.shared_group import SLOT_BYTES, SharedMemoryGroup
 from vivace.platforms.dispatch import Exchange, collect_rows, dispatch_rows
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.groups import SINGLE_RANK
-from vivace.platforms.rendezvous import RankMemory
+from vivace.platforms.platform import StepShape, detect
+from vivace.platforms.rendezvous import RankMemory, Rendezvous
 
 pytestmark = needs_kernels
 
@@ -301,3 +305,14 @@ def test_nobody_waits_for_a_rank_that_has_died(
     waiting.join()
     with pytest.raises(RankLost):
         groups[0].minimum([1])  # nor is anybody awaited later
+
+
+def test_nobody_takes_what_a_captured_step_has_made_of_a_rank_that_has_died() -> None:
+    """Another engine may have lost it, and this one's ranks all answer."""
+    (memory,), step = rank_memories(1), SimpleNamespace()
+    platform, x = NativePlatform(detect("cpu"), Kernels(1)), torch.ones(1, 8)
+    group = platform.join(Rendezvous(rank=0, size=2, meeting="", memory=memory))
+    graph, _ = platform.recorder().capture(lambda: group.sum(x), StepShape(1, 1))
+    memory.abandon()
+    with pytest.raises(RankLost):
+        graph.replay(cast(Any, step), StepShape(1, 1))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from vivace.errors import one_line_over_file_limit
+from vivace.errors import RankLost, one_line_over_file_limit
 
 
 class RankMemory:
@@ -38,6 +38,11 @@ class RankMemory:
     def abandon(self) -> None:
         """A rank has died: nobody waits for another one any more. From any thread."""
         self.first[:4] = (1).to_bytes(4, sys.byteorder)
+
+    def check(self) -> None:
+        """What a rank computed with others is whole; RankLost where nobody waited any more."""
+        if self.abandoned:
+            raise RankLost("other ranks do not answer any more")
 
     @property
     def length(self) -> int:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vivace.platforms.cpu.native import Arena, Graph, Kernels
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.platform import StepShape
+from vivace.platforms.rendezvous import RankMemory
 
 VIEWS = frozenset(
     "alias as_strided chunk detach expand lift_fresh narrow permute reshape select slice split "
@@ -25,8 +26,11 @@ class CpuGraphs:
     most_tokens_per_row = 1
     """the attention kernels look at the lengths of longer spans while they are called"""
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, memory: RankMemory | None = None) -> None:
+        """`memory`: of ranks that meet in steps. Where one of them has died replays raise RankLost:
+        nobody waits then, so what they computed is nonsense."""
         self._kernels = kernels
+        self._check = None if memory is None else memory.check
         self._arena = Arena()
 
     @property
@@ -36,6 +40,7 @@ class CpuGraphs:
     def capture(self, run: Callable[[], Tensor], shape: StepShape) -> tuple[Graph, Tensor]:
         with self._kernels.capture(self._arena) as graph, KernelsOnly():
             result = run()
+        graph.check = self._check
         return graph, result
 
 

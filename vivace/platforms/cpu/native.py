@@ -175,6 +175,8 @@ class Graph:
         self._rows = 0
         """the least of them"""
         self.computes_all_rows = False
+        self.check: Callable[[], None] | None = None
+        """asked behind each replay; raises what is wrong with its numbers"""
 
     def add(self, number: int, words: bytes) -> None:
         (rows,) = struct.unpack_from("=q", words)
@@ -193,6 +195,8 @@ class Graph:
     def replay(self, step: object, shape: StepShape) -> None:
         """As `StepGraph`: the kernels read everything else in the captured buffers."""
         self.run(shape.rows)
+        if self.check is not None:
+            self.check()
 
     def run(self, rows: int) -> None:
         """Run every call with `rows` instead of the captured number of rows, and one that has

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.errors import RankLost
 from vivace.platforms.cpu.native import F32, Kernels, matrix, require, sizes
 from vivace.platforms.errors import CaptureError
 from vivace.platforms.rendezvous import NodeSocket, RankMemory, pages
@@ -72,8 +71,8 @@ class SharedMemoryPipe:
         return [(first, min(first + each, rows)) for first in range(0, rows, each)]
 
     def _check(self) -> None:
-        if self._memory.abandoned and not self._kernels.capturing:
-            raise RankLost("other ranks do not answer any more")
+        if not self._kernels.capturing:
+            self._memory.check()
 
 
 class NodePipe:
@@ -104,5 +103,5 @@ class NodePipe:
         return out
 
     def _check(self) -> None:
-        if self._memory.abandoned and not self._kernels.capturing:
-            raise RankLost("other ranks do not answer any more")
+        if not self._kernels.capturing:
+            self._memory.check()

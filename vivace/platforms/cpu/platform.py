@@ -25,7 +25,7 @@ from vivace.platforms.ops.ngrams import PythonNgramIndex
 from vivace.platforms.ops.paged_cache import PagedCache, keep_together
 from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
 from vivace.platforms.platform import GraphRecorder, Platform, PlatformFacts, PlatformSettings
-from vivace.platforms.rendezvous import Rendezvous
+from vivace.platforms.rendezvous import RankMemory, Rendezvous
 from vivace.platforms.rows import RowColumns, RowOps
 
 
@@ -55,6 +55,8 @@ class NativePlatform:
         self.ops = native_ops(kernels)
         self.instructions = f"native kernels, {kernels.isa}"
         self._kernels = kernels
+        self._memory: RankMemory | None = None
+        """where other ranks meet this one"""
 
     def device(self) -> torch.device:
         return torch.device("cpu")
@@ -65,13 +67,11 @@ class NativePlatform:
     def join(self, rendezvous: Rendezvous) -> Group:
         from vivace.platforms.cpu.shared_group import SharedMemoryGroup
 
-        place = rendezvous.rank, rendezvous.size
-        return SharedMemoryGroup(
-            self._kernels, rendezvous.memory, *place, sockets=rendezvous.sockets
-        )
+        self._memory, place = rendezvous.memory, (rendezvous.rank, rendezvous.size)
+        return SharedMemoryGroup(self._kernels, self._memory, *place, sockets=rendezvous.sockets)
 
     def recorder(self) -> GraphRecorder:
-        return CpuGraphs(self._kernels)
+        return CpuGraphs(self._kernels, self._memory)
 
     def cache(
         self,

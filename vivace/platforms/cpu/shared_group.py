@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivace.errors import RankLost
 from vivace.platforms.cpu.native import I64, Kernels, block, matrix, optional, require, sizes
 from vivace.platforms.cpu.native_segments import require_tree, words_at
 from vivace.platforms.cpu.pipe import REGION_BYTES, NodePipe, SharedMemoryPipe
@@ -45,7 +44,7 @@ class SharedMemoryGroup:
     in every run. Captured steps may have sums and gathers in them.
 
     A rank that waits for one that has died waits until `RankMemory.abandon`; what a captured step
-    gets then is nonsense, and nobody asks for it any more.
+    gets then is nonsense, and its end says so (`graphs.py`).
     """
 
     def __init__(
@@ -333,5 +332,5 @@ class SharedMemoryGroup:
         self._check_ranks()
 
     def _check_ranks(self) -> None:
-        if self._memory.abandoned and not self._kernels.capturing:
-            raise RankLost("other ranks do not answer any more")
+        if not self._kernels.capturing:
+            self._memory.check()
