@@ -134,6 +134,22 @@ def test_tokens_that_come_at_once_share_the_time_between_them() -> None:
     assert histogram.total == pytest.approx(times[-1] - times[0])
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_drafts_behind_an_end_are_no_tokens_of_the_answer(depth: int) -> None:
+    """Neither in metrics nor in what an answer says of its steps."""
+    rig = rig_with(3, depth=depth, eos_rate=0.05)
+    draft_with(rig, lambda seed, position: oracle_token(seed, position, VOCABULARY))
+    for key in range(9):
+        rig.send(key, [key], 9 + key, ignore_eos=key % 3 == 0)
+    rig.run()
+    answers = rig.answers.values()
+    counters = rig.scheduler.state().metrics.counters
+    assert counters["generation_tokens_total"] == sum(len(one.tokens) for one in answers)
+    for one in answers:
+        steps = len([delta for delta in one.deltas if delta.tokens])
+        assert one.deltas[-1].drafts[2] == steps - 1
+
+
 def test_a_span_without_a_token_ends_nothing() -> None:
     """What StepResult allows: nothing advanced, nothing drawn."""
     rig = rig_with(0)

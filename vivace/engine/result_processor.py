@@ -111,8 +111,7 @@ class ResultProcessor:
                 self._take_payload(sequence, payload)
             if not tokens:
                 return
-            drawn.add(len(tokens), None if pending else sequence.last_token_time, sequence, now)
-            sequence.last_token_time = now
+            before, sequence.last_token_time = None if pending else sequence.last_token_time, now
             self._table.prefill_done(sequence)
             if sequence.suspect:
                 self._table.clear_suspicion(sequence)
@@ -124,7 +123,7 @@ class ResultProcessor:
                     sequence.draft_level = self._stats.drafts.first_level
                 else:  # its prompt was not read
                     sequence.draft_level = 0
-            self._accept(sequence, tokens, result, index)
+            drawn.add(self._accept(sequence, tokens, result, index), before, sequence, now)
             ahead = len(sequence.tokens) - sequence.scheduled_len > 1
             if ahead and sequence.state is State.RUNNING:
                 self._table.run_ahead(sequence)
@@ -177,7 +176,7 @@ class ResultProcessor:
                 length = len(known) + count
                 ends = sequence.ending_ids
                 if length >= sequence.max_len or (ends and not ends.isdisjoint(ids)):
-                    self._accept(sequence, ids, result, index)
+                    counts[-1] = self._accept(sequence, ids, result, index)
                     continue
                 known += ids
                 if length >= sequence.next_delta_len:
@@ -201,17 +200,19 @@ class ResultProcessor:
             for sequence, done in zip(decodes, advanced, strict=True):
                 clients.charge(sequence.client, max(0, done - 1))
 
-    def _accept(self, sequence: Sequence, drawn: list[int], result: StepResult, index: int) -> None:
-        """Append what was drawn; send a delta when it is time, or the end."""
+    def _accept(self, sequence: Sequence, drawn: list[int], result: StepResult, index: int) -> int:
+        """Append what was drawn; send a delta when it is time, or the end. Returns what stays."""
         before = len(sequence.tokens)
         finish = sequence.accept(drawn)
+        accepted = len(sequence.tokens) - before
+        sequence.num_forced += before + accepted - sequence.computed_len - 1
         if sequence.logprobs is not None:
-            accepted = len(sequence.tokens) - before
             sequence.logprobs += result.logprobs.get(index, [])[:accepted]
         if finish is not None:
             self._outputs.finish(sequence, finish)
         elif len(sequence.tokens) >= sequence.next_delta_len:
             self._outputs.deltas.append(sequence.take_delta())
+        return accepted
 
 
 class OutputQueue:
@@ -240,9 +241,8 @@ class OutputQueue:
         self._table.end(sequence)
         now = self._clock()
         self._stats.record_finish(sequence, finish, now)
-        self._stats.drafts.end(
-            sequence.draft_level, drafted=sequence.num_accepted + sequence.num_wrong > 0
-        )
+        drafted = sequence.num_accepted + sequence.num_wrong > 0
+        self._stats.drafts.end(sequence.draft_level, drafted=drafted)
         self._limits.request_finished(now)
         delta = sequence.take_delta(finish)
         delta.payload = payload

@@ -88,6 +88,7 @@ class Sequence:
         "next_delta_len",
         "num_accepted",
         "num_cached_tokens",
+        "num_forced",
         "num_prompt_tokens",
         "num_resumed",
         "num_sent",
@@ -149,7 +150,8 @@ class Sequence:
         first = 1 if request.stream else self.delta_interval
         self.next_delta_len = len(self.tokens) + first
         """number of tokens at which the next delta goes out"""
-        self.num_cached_tokens = self.retractions = self.num_accepted = self.num_wrong = 0
+        self.num_cached_tokens = self.retractions = 0
+        self.num_accepted = self.num_wrong = self.num_forced = 0
         self.logprobs: list[TokenLogprob] | None = None if request.logprobs is None else []
         self.hidden_state_start = first_hidden_state(request.task)
         """position from which on hidden states are to be sent or pooled: the cache has none"""
@@ -160,8 +162,7 @@ class Sequence:
         self.arrival_time = request.arrival or now
         self.start_time = 0.0
         """when it first got a row"""
-        self.first_token_time = 0.0
-        self.last_token_time = 0.0
+        self.first_token_time = self.last_token_time = 0.0
 
     def start_unplanned(self) -> None:
         """The fields of a sequence of which nothing is planned, computed or held."""
@@ -267,8 +268,8 @@ class Sequence:
 
     def take_delta(self, finish: Finish | None = None) -> Delta:
         """Everything that was not sent yet, as one delta."""
-        index = self.num_sent - self.num_prompt_tokens
-        tokens = self.tokens[self.num_sent :]
+        index, tokens = self.num_sent - self.num_prompt_tokens, self.tokens[self.num_sent :]
+        steps = self.num_output_tokens - 1 - self.num_accepted - self.num_forced
         self.num_sent = len(self.tokens)
         self.next_delta_len = self.num_sent + self.delta_interval
         delta = Delta(
@@ -278,8 +279,7 @@ class Sequence:
             finish=finish,
             cached_tokens=self.num_cached_tokens,
             retractions=self.retractions,
-            drafts=self.num_accepted + self.num_wrong,
-            accepted_drafts=self.num_accepted,
+            drafts=(self.num_accepted + self.num_wrong, self.num_accepted, steps),
         )
         if self.logprobs is not None:
             delta.logprobs, self.logprobs = self.logprobs, []

@@ -36,10 +36,8 @@ class RequestOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
     retractions: int = 0
     dp_rank: int = 0
     """the engine"""
-    drafts: int = 0
-    """that were verified so far"""
-    accepted_drafts: int = 0
-    """those that were right"""
+    drafts: tuple[int, int, int] = (0, 0, 0)
+    """as in `Delta`"""
     timings: dict[str, float] | None = None
 
 

@@ -52,7 +52,6 @@ class RequestState:
     """
 
     __slots__ = (
-        "_accepted_drafts",
         "_begun",
         "_cached",
         "_clock",
@@ -105,7 +104,7 @@ class RequestState:
         self._offer = sink.offer if plain and isinstance(sink, TextSink) else None
         self._cached = 0
         self._retractions = 0
-        self._drafts = self._accepted_drafts = 0
+        self._drafts = 0, 0, 0
         self._sent = clock() - request.arrival
         self._queue = 0.0
         self._first = 0.0
@@ -192,13 +191,12 @@ class RequestState:
             retractions=self._retractions,
             dp_rank=self.engine.index if self.engine is not None else 0,
             drafts=self._drafts,
-            accepted_drafts=self._accepted_drafts,
             timings=timings,
         )
 
     def _count_drafts(self, delta: Delta) -> None:
-        if delta.drafts:
-            self._drafts, self._accepted_drafts = delta.drafts, delta.accepted_drafts
+        if delta.drafts[0]:
+            self._drafts = delta.drafts
 
     def final_output(self, finish: Finish) -> RequestOutput:
         """A last output that the engine did not send: an error, or an end it could not tell."""
@@ -223,7 +221,6 @@ class RequestState:
             retractions=self._retractions,
             dp_rank=self.engine.index if self.engine is not None else 0,
             drafts=self._drafts,
-            accepted_drafts=self._accepted_drafts,
             timings=timings,
         )
 

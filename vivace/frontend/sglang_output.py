@@ -130,7 +130,7 @@ class SGLangOutput:
         if output.finish is not None:
             # what was asked for, cut to the room that the prompt leaves
             meta["max_new_tokens"] = self._request.sampling.max_new_tokens
-        if output.drafts:
+        if output.drafts[0]:
             meta |= draft_fields(output)
         if output.finish is not None and output.timings:
             meta |= timing_fields(output.timings, output.completion_tokens, self._wall())
@@ -202,16 +202,14 @@ def number_rows(parts: list[Payload]) -> Iterator[list[float]]:
 
 
 def draft_fields(output: RequestOutput) -> dict[str, float]:
-    """meta_info of an answer for which drafts were verified. A step that verifies draws one token
-    and those of the drafts that were right; the first token came with the prompt."""
-    accepted = output.accepted_drafts
-    verified = max(1, output.completion_tokens - 1 - accepted)
+    """meta_info of an answer for which drafts were verified."""
+    drafts, accepted, steps = output.drafts
     return {
-        "spec_verify_ct": verified,
-        "spec_accept_length": output.completion_tokens / verified,
-        "spec_accept_rate": accepted / output.drafts,
+        "spec_verify_ct": steps,
+        "spec_accept_length": output.completion_tokens / max(1, steps),
+        "spec_accept_rate": accepted / drafts,
         "spec_accept_token_num": accepted,
-        "spec_draft_token_num": output.drafts,
+        "spec_draft_token_num": drafts,
     }
 
 

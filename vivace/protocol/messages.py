@@ -199,8 +199,8 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     first_token_time: float = 0.0
     """Seconds between arrival and the first token, however long it waited for its delta; set as
     `queue_time`."""
-    drafts: int = 0  # that were verified so far
-    accepted_drafts: int = 0
+    drafts: tuple[int, int, int] = (0, 0, 0)
+    """Those that were verified so far, those that were right, steps behind the first token."""
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
