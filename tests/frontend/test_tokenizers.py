@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from vivace.errors import CannotStart
 from vivace.frontend.chat_template import own_template
 from vivace.frontend.errors import BadRequest, ChatTemplateError, TokenizerError
-from vivace.frontend.tokenizer import load_tokenizer
+from vivace.frontend.tokenizer import Tokenizer, load_tokenizer
 from vivace.frontend.tokenizer_gguf import SPLIT_RULES, build_tokenizer
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -90,6 +90,22 @@ def test_loading_the_embedded_file() -> None:
 def test_lone_surrogates_are_refused() -> None:
     with pytest.raises(BadRequest, match="Unicode"):
         embedded_tokenizer().encode("a\ud800b")
+
+
+def test_damage_that_shows_with_some_texts_is_told() -> None:
+    """A table of characters that leads out of itself: the library panics when it is read."""
+    table = [4, 0, 0, 0, *(683166312 ^ ord("h")).to_bytes(4, "little"), *b"abc\0"]
+    meta = {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": ["<unk>", "h"],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.precompiled_charsmap": table,
+    }
+    tokenizer = Tokenizer(build_tokenizer(meta, "file.gguf")[0], eos_ids=[])
+    with pytest.raises(BadRequest, match="damaged") as caught:
+        tokenizer.encode("hello")
+    assert caught.value.status == 500
+    assert tokenizer.encode("") == []
 
 
 @pytest.mark.parametrize("name", sorted(SPLIT_RULES))

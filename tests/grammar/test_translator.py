@@ -6,12 +6,14 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from grammar_kit import VOCABULARY, spell, walk_randomly
 
+from vivace.config.time_slices import be_less_urgent
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.limited_process import TrialLimits
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
@@ -66,10 +68,19 @@ def test_bombs_are_refused_and_others_go_on(translator: TranslatorProcess, name:
 
 
 def test_a_process_that_somebody_kills_is_replaced(translator: TranslatorProcess) -> None:
-    translator.translate(schema(PLAIN))
-    assert translator.process.pid is not None
-    os.kill(translator.process.pid, signal.SIGKILL)
-    assert translator.translate(schema(PLAIN))
+    """By one that is as urgent, whoever asks."""
+
+    def ask() -> int:
+        translator.translate(schema(PLAIN))
+        assert translator.process.pid is not None
+        return translator.process.pid
+
+    os.kill(ask(), signal.SIGKILL)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(be_less_urgent).result()
+        second = thread.submit(ask).result()
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, second) == own
 
 
 def test_a_backend_obeys_what_the_process_made(translator: TranslatorProcess) -> None:

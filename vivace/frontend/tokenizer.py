@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Core
 
 from vivace.frontend.chat_template import ChatTemplate
 from vivace.frontend.errors import BadRequest, TokenizerError
-from vivace.frontend.tokenizer_core import byte_alphabet, from_library
+from vivace.frontend.tokenizer_core import byte_alphabet, from_library, is_panic
 from vivace.frontend.tokenizer_files import load_from_folder
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 BYTE_LEVEL = "byte-level"
 SENTENCEPIECE = "sentencepiece"
 OTHER = "other"
+
+DAMAGED = "the tokenizer's files are damaged, as this text shows; fetch them again"
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
@@ -226,6 +228,10 @@ class Tokenizer:
             return self._core.encode_batch_fast(list(texts), add_special_tokens=special)
         except (UnicodeEncodeError, TypeError) as error:
             raise BadRequest("text", "is not valid Unicode text") from error
+        except BaseException as error:  # some damage shows with some texts only
+            if not is_panic(error):
+                raise
+            raise BadRequest("text", DAMAGED, 500) from None
 
     def decode(
         self,

@@ -45,7 +45,12 @@ def from_library(make: Callable[[], T], what: str) -> T:
     except CannotStart:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         reason = escape(" ".join(str(error).split())[:300])  # it may quote the file
         raise TokenizerError(f"{what} ({reason}); fetch it again") from None
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether it is the library's own BaseException, which is in no module."""
+    return type(error).__name__ == "PanicException"

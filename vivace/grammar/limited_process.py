@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -47,6 +48,9 @@ class LimitedProcess:
         """`python -m module` hears `begin`, and the limits are its own."""
         self._module, self._begin, self._limits = module, encode(begin), limits
         self._link: ProcessLink | None = None
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="trials")
+        """Its thread stays as urgent as the first who asked was then, and so does what it starts:
+        who asks later may get a hundredth of a core, in which no process gets ready in time."""
 
     @property
     def pid(self) -> int | None:
@@ -58,12 +62,14 @@ class LimitedProcess:
         for _ in range(ATTEMPTS):
             try:
                 if self._link is None:
-                    seconds = self._limits.wall_seconds
-                    self._link = ProcessLink(self._module, self._begin, seconds)
+                    self._link = self._starter.submit(self._start).result()
                 return self._link.exchange(message)
             except (OSError, EOFError, subprocess.SubprocessError) as error:
                 self._judge(error)
         raise GrammarError("ends the process that compiles it; make it simpler")
+
+    def _start(self) -> ProcessLink:
+        return ProcessLink(self._module, self._begin, self._limits.wall_seconds)
 
     def _judge(self, error: Exception) -> None:
         """Of a process that has ended, or does not get on. Raises unless another one may do it."""
