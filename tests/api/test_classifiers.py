@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from embedding_toys import write_modules, write_tokenizer
-from encoder_toys import read_inputs, write_encoder, write_judge
+from encoder_toys import read_inputs, write_as_nomic, write_encoder, write_judge
 from safetensors.torch import load_file, save_file
 from toy_models import make
 
@@ -185,7 +185,7 @@ def compute_states(model: Any, folder: Path, text: str) -> torch.Tensor:
         return model(**read_inputs(folder, text)).last_hidden_state[0].double()
 
 
-@pytest.mark.parametrize("name", ["BertModel", "XLMRobertaModel", "RobertaModel"])
+@pytest.mark.parametrize("name", ["BertModel", "XLMRobertaModel", "RobertaModel", "NomicBertModel"])
 @pytest.mark.parametrize("pooling", [None, "mean", "cls"])
 @pytest.mark.parametrize("flags", [{}, {"disable_cpu_kernels": True}])
 def test_vectors_of_encoders(
@@ -205,6 +205,26 @@ def test_vectors_of_encoders(
     info = engine.get_server_info()
     assert info["audit"] == [] and info["is_embedding"] is True
     assert info["chunked_prefill_size"] == -1
+
+
+def test_files_of_nomics_own_class(tmp_path: Path, start: Start) -> None:
+    model = write_encoder(tmp_path, "NomicBertModel")
+    write_as_nomic(tmp_path)
+    answers: Any = start(tmp_path).encode(TEXTS)
+    for text, answer in zip(TEXTS, answers, strict=True):
+        state = compute_states(model, tmp_path, text)[0]
+        np.testing.assert_allclose(answer["embedding"], state / state.norm(), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("prenorm", True), ("rotary_emb_fraction", 0.5), ("moe_every_n_layers", 2), ("n_head", 5)],
+)
+def test_other_models_of_nomic_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    write_encoder(tmp_path, "NomicBertModel")
+    write_as_nomic(tmp_path, **{key: value})
+    with pytest.raises(vivace.CannotStart, match=key):
+        Engine(tmp_path)
 
 
 def test_texts_of_a_batch_do_not_see_each_other(tmp_path: Path, start: Start) -> None:

@@ -23,7 +23,7 @@ PAIRS = [["why?", "The sea is wide."], ["how high is the sky?", "ten"]]
 FLAGS: dict[str, Any] = {"dtype": "float32", "cpu_threads": 1, "max_total_tokens": 1024}
 
 
-@pytest.mark.parametrize("name", ["BertModel", "XLMRobertaModel"])
+@pytest.mark.parametrize("name", ["BertModel", "XLMRobertaModel", "NomicBertModel"])
 @pytest.mark.parametrize("pooling", [MEAN, CLS])
 def test_vectors_are_those_of_transformers(tmp_path: Path, name: str, pooling: int) -> None:
     file = tmp_path / "toy.gguf"

@@ -233,6 +233,8 @@ def test_a_long_answer_is_taken_up_beside_the_loop() -> None:
     threads: list[int] = []
 
     class SpyingMatcher:
+        ended, error = False, ""
+
         def copy(self) -> Any:
             return self
 

@@ -16,6 +16,7 @@ from vivace.grammar.backend import PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.processor import GrammarLogitsProcessor
 from vivace.grammar.replay import SLICE
+from vivace.grammar.standing import MOST_TOKENS, StandingMatchers
 from vivace.platforms.ops.sampling import TorchSampling
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import LogprobOptions, SamplingParams
@@ -102,6 +103,34 @@ def test_a_row_that_joins_again_stands_behind_its_tokens(length: int) -> None:
     entries = Entries(torch.zeros(1).long(), torch.ones(1).long(), np.zeros(1, np.int64))
     processor.apply(logits, entries, np.zeros(1, np.int64))
     assert torch.isfinite(logits[0]).nonzero().flatten().tolist() == [ord("b")]
+
+
+def test_a_row_that_joins_again_goes_on_with_its_matcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = build(GrammarCompiler(CountingBackend))
+    constraint, said = Constraint(kind=REGEX, text="a{999}b+"), [*(SLICE + 5) * b"a"]
+    sampling = SamplingParams(temperature=0.9, seed=1, constraint=constraint)
+    processor.joined(0, join([1, *said[:9]], sampling))
+    processor.landed({0: said[9:]}, at_once=False)
+    processor.left(0)
+    replayed: list[int] = []
+    monkeypatch.setattr(
+        "vivace.grammar.processor.replay", lambda _, tokens: replayed.append(len(tokens))
+    )
+    for tokens, anew in ((said, []), (said, [len(said)]), (said[1:], [len(said), len(said) - 1])):
+        processor.joined(0, join([1, *tokens], sampling))
+        assert draw(processor, torch.zeros(1, SIZE)) >= 0
+        assert replayed == anew
+
+
+def test_matchers_are_kept_of_few_tokens() -> None:
+    kept = StandingMatchers()
+    constraint = Constraint(kind=REGEX, text="[ab]*")
+    answers = [[number] * (MOST_TOKENS // 3) for number in range(5)]
+    matcher = BACKEND.compile(constraint)
+    for answer in (*answers, [1] * SLICE, [1] * (MOST_TOKENS + 1)):
+        kept.keep(constraint, answer, matcher)
+    assert [kept.take(constraint, answer) for answer in answers] == [None, None, *[matcher] * 3]
+    assert [kept.take(constraint, answer) for answer in answers] == [None] * 5
 
 
 class WatchedMatcher:

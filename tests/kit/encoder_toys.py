@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from toy_models import SHAPE, scramble
 
@@ -25,10 +26,53 @@ ENCODER = {
 def write_encoder(folder: Path, name: str, **settings: Any) -> Any:
     """A random model of transformers' class `name`, with a tokenizer; returns it, in eval."""
     family = name.removesuffix("Model").removesuffix("ForSequenceClassification")
-    count = (write_wordpiece if family == "Bert" else write_unigram)(folder)
-    config = {**ENCODER, "vocab_size": count, "pad_token_id": 0 if family == "Bert" else 1}
-    types = {} if family == "Bert" else {"type_vocab_size": 1}
+    like_bert = family in ("Bert", "NomicBert")
+    count = (write_wordpiece if like_bert else write_unigram)(folder)
+    config = {**ENCODER, "vocab_size": count, "pad_token_id": 0 if like_bert else 1}
+    types = {} if like_bert else {"type_vocab_size": 1}
     return write(folder, name, f"{family}Config", {**config, **types, **settings})
+
+
+OF_NOMIC = {
+    "embeddings.LayerNorm.": "emb_ln.",
+    "layers.": "encoder.layers.",
+    "self_attn.o_proj.": "attn.out_proj.",
+    "post_attention_layernorm.": "norm1.",
+    "post_mlp_layernorm.": "norm2.",
+    "mlp.up_proj.": "mlp.fc11.",
+    "mlp.gate_proj.": "mlp.fc12.",
+    "mlp.down_proj.": "mlp.fc2.",
+}
+"""transformers' names -> those of Nomic's own class"""
+NOMIC_KEYS = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+
+
+def write_as_nomic(folder: Path, **settings: Any) -> None:
+    """What `write_encoder` has written of a NomicBertModel, as Nomic's own class has it."""
+    model = transformers.NomicBertModel.from_pretrained(folder)
+    stored: dict[str, torch.Tensor] = {}
+    for name, value in model.state_dict().items():
+        for theirs, own in OF_NOMIC.items():
+            name = own.join(name.split(theirs, 1)) if theirs in name else name
+        stored[name] = value.contiguous()
+    for index in range(model.config.num_hidden_layers):
+        begin = f"encoder.layers.{index}."
+        parts = [stored.pop(f"{begin}self_attn.{part}_proj.weight") for part in "qkv"]
+        stored[f"{begin}attn.Wqkv.weight"] = torch.cat(parts)
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    own = {name: config.pop(key) for key, name in NOMIC_KEYS.items()}
+    for key in ("hidden_act", "rope_parameters", "head_dim"):
+        config.pop(key, None)
+    more = {"activation_function": "swiglu", "rotary_emb_base": 1000.0, "qkv_proj_bias": False}
+    (folder / "config.json").write_text(json.dumps({**config, **own, **more, **settings}))
 
 
 def write_judge(folder: Path, family: str, **settings: Any) -> Any:

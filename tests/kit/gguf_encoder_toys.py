@@ -25,15 +25,25 @@ STEMS = {
     "output.dense": "ffn_down",
     "output.LayerNorm": "layer_output_norm",
 }
+NOMIC_STEMS = {
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "attn_output_norm",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.down_proj": "ffn_down",
+    "post_mlp_layernorm": "layer_output_norm",
+}
 MEAN, CLS, LAST, RANK = 1, 2, 3, 4
 """kinds of pooling"""
 
 
 def write_gguf_encoder(model: Any, folder: Path, file: Path, pooling: int = CLS) -> None:
     """`model`: transformers', of `write_encoder` in `folder`"""
-    config = model.config
-    writer = gguf.GGUFWriter(str(file), "bert")
-    offset = 0 if config.model_type == "bert" else config.pad_token_id + 1
+    config, nomic = model.config, model.config.model_type == "nomic_bert"
+    architecture = "nomic-bert" if nomic else "bert"
+    writer = gguf.GGUFWriter(str(file), architecture)
+    like_bert = config.model_type == "bert" or nomic
+    offset = 0 if like_bert else config.pad_token_id + 1
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings - offset)
     writer.add_embedding_length(config.hidden_size)
@@ -41,11 +51,17 @@ def write_gguf_encoder(model: Any, folder: Path, file: Path, pooling: int = CLS)
     writer.add_head_count(config.num_attention_heads)
     writer.add_layer_norm_eps(config.layer_norm_eps)
     writer.add_causal_attention(False)
-    writer.add_uint32("bert.pooling_type", pooling)
+    writer.add_uint32(f"{architecture}.pooling_type", pooling)
+    if nomic:
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     vocabulary = json.loads((folder / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
-    (write_words if config.model_type == "bert" else write_pieces)(writer, vocabulary)
-    for name, parameter in model.named_parameters():
-        value = parameter.detach().numpy()
+    (write_words if like_bert else write_pieces)(writer, vocabulary)
+    parameters = {name: one.detach().numpy() for name, one in model.named_parameters()}
+    for index in range(config.num_hidden_layers if nomic else 0):
+        names = [f"layers.{index}.self_attn.{part}_proj.weight" for part in "qkv"]
+        fused = np.concatenate([parameters.pop(name) for name in names])
+        writer.add_tensor(f"blk.{index}.attn_qkv.weight", np.ascontiguousarray(fused))
+    for name, value in parameters.items():
         if name.endswith("position_embeddings.weight"):
             value = value[offset:]
         if stored := stored_name(name):
@@ -61,6 +77,9 @@ def stored_name(name: str) -> str:
     part, _, kind = name.removeprefix("bert.").removeprefix("roberta.").rpartition(".")
     if part == "pooler.dense":
         return ""
+    if part.startswith("layers."):
+        _, layer, inner = part.split(".", 2)
+        return f"blk.{layer}.{NOMIC_STEMS[inner]}.{kind}"
     if not part.startswith("encoder.layer."):
         return f"{STEMS[part]}.{kind}"
     _, _, layer, inner = part.split(".", 3)

@@ -20,7 +20,7 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": LAYERS,
     "intermediate_size": 96,
 }
-NAMES = "BertModel", "XLMRobertaForSequenceClassification"
+NAMES = "BertModel", "XLMRobertaForSequenceClassification", "NomicBertModel"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -52,6 +52,10 @@ class EncoderFacts:
     activation: str
     pooler: bool
     """its files have a layer that a classifier uses"""
+    theta: float | None = None
+    """of positions by which queries and keys turn; None: there is a table of them"""
+    plain: bool = True
+    """layers have biases, and MLPs no gates"""
 
     @property
     def pair_step(self) -> int:

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from vivace.checkpoint.fields import abbreviate
-from vivace.checkpoint.gguf_encoders import ENCODER, read_encoder_config
+from vivace.checkpoint.gguf_encoders import ENCODER, NOMIC, read_encoder_config
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 from vivace.checkpoint.gguf_metadata import NO_TOKEN, Config, Metadata, as_written
 from vivace.checkpoint.gguf_mixtures import MIXTURES, SCALINGS
@@ -81,15 +81,15 @@ def read_gguf_config(file: GGUFFile) -> tuple[Config, Config, dict[str, str]]:
     """
     refuse_no_model(file)
     name = file.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in (*ARCHITECTURES, ENCODER):
+    if not isinstance(name, str) or name not in (*ARCHITECTURES, ENCODER, NOMIC):
         raise GGUFError(
             f"{file.path}: GGUF architecture {abbreviate(name)} is not supported; supported: "
-            f"{', '.join(ARCHITECTURES)}, {ENCODER}. Others may run from their safetensors files "
-            "with --model-impl transformers (docs/models.md)"
+            f"{', '.join(ARCHITECTURES)}, {ENCODER}, {NOMIC}. Others may run from their "
+            "safetensors files with --model-impl transformers (docs/models.md)"
         )
     refuse_unread(file, name)
     facts = Metadata(file, name)
-    if name == ENCODER:
+    if name in (ENCODER, NOMIC):
         config = {**read_encoder_config(facts), "torch_dtype": stored_dtype(file)}
         return config, read_generation_config(facts), facts.spelling
     config = {**read_shape(facts), **read_family_config(facts)}

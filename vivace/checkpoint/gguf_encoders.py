@@ -1,12 +1,14 @@
 """Encoders in GGUF files: what llama.cpp calls "bert" (BERT, RoBERTa and XLM-R, whose positions it
-makes begin with the first token's), in the keys of a config.json."""
+makes begin with the first token's) and "nomic-bert", in the keys of a config.json."""
 
 from __future__ import annotations
+
+import re
 
 from vivace.checkpoint.gguf_file import GGUFError
 from vivace.checkpoint.gguf_metadata import Config, Metadata
 
-ENCODER = "bert"
+ENCODER, NOMIC = "bert", "nomic-bert"
 KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -23,11 +25,35 @@ LABELS = "cls.output.weight"
 """the last of the two layers that judge a text or a pair"""
 
 
+OF_NOMIC = {**KEYS, "max_position_embeddings": "context_length", "rope_theta": "rope.freq_base"}
+BIASES = re.compile(r"blk\.\d+\.(?:attn_qkv|attn_output|ffn_\w+)\.bias")
+
+
 def read_encoder_config(facts: Metadata) -> Config:
     """Raises GGUFError for a file without one of an encoder's tables."""
-    place = facts.file.path
+    place, name = facts.file.path, facts.architecture
     if facts.get("attention.causal") is True:
-        raise GGUFError(f"{place}: bert.attention.causal is true: only encoders are supported")
+        raise GGUFError(f"{place}: {name}.attention.causal is true: only encoders are supported")
+    return (read_bert if name == ENCODER else read_nomic)(facts)
+
+
+def read_nomic(facts: Metadata) -> Config:
+    """Raises GGUFError for layers with biases, which later models of this name have."""
+    if biased := next(filter(BIASES.fullmatch, facts.file.tensors), None):
+        raise GGUFError(f"{facts.file.path}: {biased}: only layers without biases are supported")
+    table = TABLES["type_vocab_size"]
+    facts.spelling["type_vocab_size"] = f"rows of {table}"
+    return {
+        "architectures": ["NomicBertModel"],
+        "model_type": NOMIC,
+        "hidden_act": "silu",
+        "vocab_size": facts.count_words(),
+        **facts.translate(OF_NOMIC),
+        "type_vocab_size": count_rows(facts, table),
+    }
+
+
+def read_bert(facts: Metadata) -> Config:
     judges = facts.has_tensor(LABELS)
     tables = {**TABLES, **({"num_labels": LABELS} if judges else {})}
     facts.spelling.update({key: f"rows of {name}" for key, name in tables.items()})

@@ -103,7 +103,14 @@ ENCODER_LAYER = {
     "ffn_down": "output.dense",
     "layer_output_norm": "output.LayerNorm",
 }
+NOMIC_LAYER = {
+    **ENCODER_LAYER,
+    "attn_qkv": "attention.self.qkv",
+    "ffn_gate": "intermediate.gate",
+    "ffn_up": "intermediate.up",
+}
 TABLES = {
+    "nomic-bert": NOMIC_LAYER,
     "bert": ENCODER_LAYER,
     "gemma2": GEMMA_LAYER,
     "gemma3_text": GEMMA_LAYER,
@@ -127,7 +134,7 @@ DRAFTS = "nextn."
 
 class TensorNames:
     def __init__(self, model_type: str) -> None:
-        encoder = model_type == "bert"
+        encoder = model_type in ("bert", "nomic-bert")
         self._table = TABLES.get(model_type, IN_LAYER)
         self._fixed = ENCODER_FIXED if encoder else FIXED
         self._layers = "encoder.layer" if encoder else "model.layers"

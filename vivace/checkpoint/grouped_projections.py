@@ -25,7 +25,17 @@ SPELLINGS = {
 }
 HEADS = {"output.": "lm_head.", "v_head.": "score."}
 """of whole models"""
-PARTS = ("q_proj", "k_proj", "v_proj")
+
+
+@dataclass(frozen=True)
+class ProjectionNames:
+    """Of the fused tensor in a layer, and of the three in its place."""
+
+    fused: str
+    parts: tuple[str, ...]
+
+
+LLAMA = ProjectionNames(FUSED, tuple(f"self_attn.{part}_proj" for part in ("q", "k", "v")))
 
 
 def spell_internlm2(names: Iterable[str]) -> Mapping[str, str]:
@@ -57,16 +67,23 @@ class ProjectionRows:
 class GroupedProjections:
     """A `TensorReader` with `q_proj`, `k_proj` and `v_proj` in the place of `qkv_proj`. For each
     head of keys that tensor has the rows of its queries, then those of the key, then the value's.
+    With one head of each those are the whole projections.
     """
 
-    def __init__(self, reader: TensorReader, heads: int, kv_heads: int) -> None:
+    def __init__(
+        self,
+        reader: TensorReader,
+        heads: int = 1,
+        kv_heads: int = 1,
+        called: ProjectionNames = LLAMA,
+    ) -> None:
         self.place = reader.place
         self.read_stored = self.read
         self._reader = reader
         self._parts = {
             part: rows
             for name in reader.names()
-            for part, rows in split_projections(name, reader, heads, kv_heads)
+            for part, rows in split_projections(name, reader, heads, kv_heads, called)
         }
 
     def names(self) -> Iterator[str]:
@@ -116,20 +133,20 @@ class GroupedProjections:
 
 
 def split_projections(
-    name: str, reader: TensorReader, heads: int, kv_heads: int
+    name: str, reader: TensorReader, heads: int, kv_heads: int, called: ProjectionNames
 ) -> Iterator[tuple[str, ProjectionRows]]:
     """(name of a projection, where it is); nothing of a tensor that is none, or of other heads."""
-    layer, fused, suffix = name.partition(FUSED)
+    layer, fused, suffix = name.partition(called.fused)
     whole = (reader.shape(name) or (0,))[0]
     if not fused or suffix not in (".weight", ".bias") or whole % (heads + 2 * kv_heads):
         return
     head, queries = whole // (heads + 2 * kv_heads), heads // kv_heads
     counts = (queries, 1, 1)
-    for place, (part, count) in enumerate(zip(PARTS, counts, strict=True)):
+    for place, (part, count) in enumerate(zip(called.parts, counts, strict=True)):
         rows = ProjectionRows(
             fused=name,
             group=(queries + 2) * head,
             first=sum(counts[:place]) * head,
             rows=count * head,
         )
-        yield f"{layer}self_attn.{part}{suffix}", rows
+        yield f"{layer}{part}{suffix}", rows

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -11,6 +13,7 @@ from vivace.checkpoint.fields import ADVICE
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 from vivace.checkpoint.gguf_weights import GGUFWeights, StoredLayout
 from vivace.checkpoint.grouped_projections import GroupedProjections, spell_internlm2
+from vivace.checkpoint.nomic_names import FUSED, NOMIC_TYPES, spell_nomic
 from vivace.checkpoint.safetensors_files import SafetensorsFiles, SpellNames
 from vivace.checkpoint.sharded_weights import RankFiles
 from vivace.checkpoint.source import ModelSource
@@ -26,6 +29,10 @@ from vivace.checkpoint.weights import (
 
 TIED = "tie_word_embeddings"
 INTERNLM2 = "internlm2"
+SPELLED: Mapping[str, SpellNames] = MappingProxyType(
+    {INTERNLM2: spell_internlm2, "nomic_bert": spell_nomic}
+)
+"""model types whose files have names of their own"""
 
 log = logging.getLogger(__name__)
 
@@ -53,16 +60,18 @@ def open_weights(
         own = RankFiles(source.files, rank, source.pattern)
         return TrackedWeights(own, tied=own.state.tied, progress=progress)
     if source.format == "safetensors":
-        grouped = facts.model_type == INTERNLM2
-        reader = SafetensorsFiles(source.files, spell_internlm2 if grouped else spell)
+        spell = SPELLED.get(facts.model_type, spell)
+        reader = SafetensorsFiles(source.files, spell)
         tied = tied and not has_own_output(source, reader)
-        if grouped:
+        if facts.model_type == INTERNLM2:
             reader = GroupedProjections(reader, facts.heads, facts.kv_heads)
     else:
         try:
             reader = GGUFWeights(GGUFFile(source.path), facts, dtype)
         except GGUFError as error:
             raise CheckpointError(str(error)) from None
+    if facts.model_type in NOMIC_TYPES:
+        reader = GroupedProjections(reader, called=FUSED)
     return TrackedWeights(reader, tied=tied, progress=progress)
 
 

@@ -72,6 +72,8 @@ class ModelSource:
     """of a GGUF file's blocks"""
     spelling: dict[str, str] = field(default_factory=dict)
     """a key of `config` or `generation_config` -> the GGUF file's own"""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """a key of `config` -> its name in a config.json of other keys"""
     overridden: tuple[str, ...] = ()
     """keys of `config` that the command line gave"""
     notices: tuple[str, ...] = ()
@@ -85,7 +87,7 @@ class ModelSource:
             return f"--json-model-override-args: {key}"
         if self.spelling:
             return f"{self.path}: {self.spelling.get(key, key)}"
-        return f"{self.path / CONFIG_FILE}: {key}"
+        return f"{self.path / CONFIG_FILE}: {self.renamed.get(key, key)}"
 
     def generation_place(self, key: str) -> str:
         """The same for `generation_config`."""

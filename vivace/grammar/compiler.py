@@ -26,6 +26,7 @@ from vivace.grammar.compile_queue import URGENT, CompileJob, CompileQueue
 from vivace.grammar.compiled import Compiled, CompiledGrammars
 from vivace.grammar.limits import STACK
 from vivace.grammar.replay import resume
+from vivace.grammar.standing import StandingMatchers
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
@@ -72,6 +73,7 @@ class GrammarCompiler:
         self._current: tuple[Compiled, Callable[[], SpentTime]] | None = None
         """what is being made, and what that has taken"""
         self._compiled = CompiledGrammars()
+        self.standing = StandingMatchers()
         self._ring: Callable[[], None] = lambda: None
 
     def wake_with(self, ring: Callable[[], None]) -> None:
@@ -93,9 +95,18 @@ class GrammarCompiler:
         if request.resumed:
             made = Compiled()
             weakref.finalize(constraint, made.cancel).atexit = False  # nobody waits any more
-            self._submit(partial(resume, compiled, request.resumed), made, request.client)
+            follow = partial(self._resume, copied(constraint), compiled, request.resumed)
+            self._submit(follow, made, request.client)
         gate = GrammarGate(constraint, made, lambda: self._spent(made))
         return None if gate.is_open() and gate.refusal is None else gate
+
+    def _resume(
+        self, constraint: Constraint, start: Compiled, tokens: Sequence[int]
+    ) -> GrammarMatcher:
+        """Where the answer stands, for the row that it joins."""
+        found = resume(start, tokens)
+        self.standing.keep(constraint, tokens, found)
+        return found
 
     def matcher(self, constraint: Constraint) -> GrammarMatcher:
         """At the start of an answer; compiled here and now if it is not known. GrammarError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby, takewhile
@@ -37,8 +38,10 @@ class ConstrainedRow:
 
     constraint: Constraint
     standing: Future[GrammarMatcher]
-    known: int
-    """tokens of the row, its prompt among them"""
+    prompt: int
+    """tokens in front of the answer"""
+    answer: array[int]
+    """what it has of it"""
     stops: frozenset[int] | None
     """what it draws even where nothing else may follow, since it may be masked; None: it draws all
     of its tokens"""
@@ -48,18 +51,23 @@ class ConstrainedRow:
     """its last best token might follow without a mask"""
 
     @property
+    def known(self) -> int:
+        """tokens of the row, its prompt among them"""
+        return self.prompt + len(self.answer)
+
+    @property
     def matcher(self) -> GrammarMatcher:
         return self.standing.result()
 
     def go_on(self, tokens: list[int]) -> None:
         self.matcher.accept(tokens)
-        self.known += len(tokens)
+        self.answer.extend(tokens)
 
 
 class GrammarLogitsProcessor:
     """json_schema, regex, ebnf, structural_tag. What a row has drawn its matcher has accepted; a
-    copy goes on over drafts. A row that joins again is built from its tokens, beside the steps that
-    do not draw for it yet.
+    copy goes on over drafts. A row that joins again behind a long answer goes on with the matcher
+    that it had, or is built from its tokens, beside the steps that do not draw for it yet.
 
     Tokens that alone may follow a row knows without a draw: what it draws behind them is the same.
     Not where more is wanted of each token than what it is.
@@ -92,33 +100,43 @@ class GrammarLogitsProcessor:
         constraint = join.sampling.constraint
         if constraint is None:
             return False
-        try:
-            start = self._compiler.matcher(constraint)
-        except GrammarError as error:
-            raise StepRefused(f"{constraint.field or constraint.kind}: {error}") from error
+        answer = join.tokens[join.prompt :]
         alone = join.logprobs is None and join.task == GENERATE
         self._rows[row] = ConstrainedRow(
             constraint=constraint,
-            standing=self._stand(start, join.tokens[join.prompt :]),
-            known=len(join.tokens),
+            standing=self._stand(constraint, answer),
+            prompt=join.prompt,
+            answer=array("i", answer),
             stops=frozenset(join.stop_ids) if self._forces and alone else None,
             greedy=self._tries and alone and join.sampling.temperature == 0.0,
         )
         return True
 
-    def _stand(self, matcher: GrammarMatcher, tokens: list[int]) -> Future[GrammarMatcher]:
+    def _stand(self, constraint: Constraint, tokens: list[int]) -> Future[GrammarMatcher]:
+        found: Future[GrammarMatcher] = Future()
+        if (kept := self._compiler.standing.take(constraint, tokens)) is not None:
+            found.set_result(kept)
+            return found
+        try:
+            matcher = self._compiler.matcher(constraint)
+        except GrammarError as error:
+            raise StepRefused(f"{constraint.field or constraint.kind}: {error}") from error
+
         def follow() -> GrammarMatcher:
             replay(matcher, tokens)
             return matcher
 
         if len(tokens) > SLICE:
             return self._replays.submit(follow)
-        found: Future[GrammarMatcher] = Future()
         found.set_result(follow())
         return found
 
     def left(self, row: int) -> None:
-        del self._rows[row]
+        """For good, or to join again."""
+        gone = self._rows.pop(row)
+        if len(gone.answer) > SLICE and gone.standing.done():
+            self._masks.wait()
+            self._compiler.standing.keep(gone.constraint, gone.answer, gone.matcher)
 
     def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
         places = self._find_masked(logits, entries, places)

@@ -10,7 +10,9 @@ Vectors and scores of texts; [pooling.md](pooling.md) says which routes have the
 flag; decoders of the table above make vectors with `--is-embedding`.
 
 Weights are safetensors. Encoders, and decoders that make vectors, may be GGUF files, too
-(`general.architecture` is `bert`; `pooling_type` says what is pooled).
+(`general.architecture` is `bert` or `nomic-bert`; `pooling_type` says what is pooled).
+`NomicBertModel` is read as transformers has it and as Nomic's own class has; without its mixtures
+of experts, and no further than the positions that it was trained with.
 
 A decoder has the layers, kernels, quantization and ranks of its family. An encoder keeps no KV,
 computes each text in one step, and attends by torch's operations. Ranks divide its heads and MLPs

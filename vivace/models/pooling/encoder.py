@@ -1,6 +1,7 @@
 """BERT and its kin: encoders whose tokens see all of their text, and which keep nothing of it.
 
-Sources: Devlin et al. 2019; Liu et al. 2019 (RoBERTa); Conneau et al. 2020 (XLM-R).
+Sources: Devlin et al. 2019; Liu et al. 2019 (RoBERTa); Conneau et al. 2020 (XLM-R); Nussbaum et
+al. 2024 (Nomic).
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class EncoderEmbeddings(Module):
     def __init__(self, hidden: int, facts: EncoderFacts) -> None:
         self._facts = facts
         self.word_embeddings = Embedding(facts.words, hidden)
-        self.position_embeddings = Table(facts.positions, hidden)
+        if facts.theta is None:
+            self.position_embeddings = Table(facts.positions, hidden)
         self.token_type_embeddings = Table(facts.types, hidden)
         self.LayerNorm = LayerNorm(hidden, facts.norm_eps)
 
@@ -109,24 +111,41 @@ class EncoderEmbeddings(Module):
     def __call__(self, step: ModelStep) -> Tensor:
         ids, words = step.input_ids, self._facts.words
         types = self.token_type_embeddings(ids // words)
-        positions = self.position_embeddings(step.positions + self._facts.first_position)
-        x = cast(self.word_embeddings(ids % words), types.dtype)
-        return self.LayerNorm(x + types + positions)
+        x = cast(self.word_embeddings(ids % words), types.dtype) + types
+        if self._facts.theta is None:
+            x = x + self.position_embeddings(step.positions + self._facts.first_position)
+        return self.LayerNorm(x)
 
 
 class SelfAttention(Module):
     """Every token of a text sees all of it."""
 
-    def __init__(self, facts: ModelFacts) -> None:
+    def __init__(self, facts: ModelFacts, encoder: EncoderFacts) -> None:
         hidden = facts.hidden_size
-        self._head_dim = facts.head_dim
+        self._head_dim, self._theta = facts.head_dim, encoder.theta
         parts = [Part(name, hidden, facts.head_dim) for name in ("query", "key", "value")]
-        self.qkv = Linear(hidden, parts, bias=True, shard=Shard.OUTPUTS, group="attention")
+        self.qkv = Linear(hidden, parts, bias=encoder.plain, shard=Shard.OUTPUTS, group="attention")
 
     def __call__(self, x: Tensor, step: ModelStep) -> Tensor:
         parts = self.qkv(x, step).chunk(3, -1)
         q, k, v = (part.unflatten(-1, (-1, self._head_dim)) for part in parts)
+        if self._theta is not None:
+            q, k = turn(q, k, step.positions, self._theta)
         return attend_texts(q, k, v, step.host)
+
+
+def turn(q: Tensor, k: Tensor, positions: Tensor, theta: float) -> tuple[Tensor, Tensor]:
+    """q, k[T, H, D], the halves of each head as pairs, by angles of positions[T]."""
+    size = q.shape[-1]
+    powers = torch.arange(0, size, 2, dtype=torch.float32, device=q.device) / size
+    angles = positions[:, None].float() * (1.0 / theta**powers)
+    cos, sin = (part[:, None].to(q.dtype) for part in (angles.cos(), angles.sin()))
+
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+    return turned(q), turned(k)
 
 
 def attend_texts(q: Tensor, k: Tensor, v: Tensor, host: HostStep) -> Tensor:
@@ -142,26 +161,28 @@ def attend_texts(q: Tensor, k: Tensor, v: Tensor, host: HostStep) -> Tensor:
 class ResidualOutput(Module):
     """A linear layer, added to what was before and normed. `unit`: inputs that stay together."""
 
-    def __init__(self, inputs: int, hidden: int, eps: float, group: str, unit: int = 1) -> None:
+    def __init__(
+        self, inputs: int, hidden: int, encoder: EncoderFacts, group: str, unit: int = 1
+    ) -> None:
         self.dense = Linear(
             inputs,
             [Part("dense", hidden)],
-            bias=True,
+            bias=encoder.plain,
             shard=Shard.INPUTS,
             group=group,
             input_unit=unit,
         )
-        self.LayerNorm = LayerNorm(hidden, eps)
+        self.LayerNorm = LayerNorm(hidden, encoder.norm_eps)
 
     def __call__(self, x: Tensor, before: Tensor, step: ModelStep) -> Tensor:
         return self.LayerNorm(self.dense(x, step) + before)
 
 
 class EncoderAttention(Module):
-    def __init__(self, facts: ModelFacts, eps: float) -> None:
+    def __init__(self, facts: ModelFacts, encoder: EncoderFacts) -> None:
         hidden = facts.hidden_size
-        self.self = SelfAttention(facts)
-        self.output = ResidualOutput(hidden, hidden, eps, "attention", facts.head_dim)
+        self.self = SelfAttention(facts, encoder)
+        self.output = ResidualOutput(hidden, hidden, encoder, "attention", facts.head_dim)
 
     def __call__(self, x: Tensor, step: ModelStep) -> Tensor:
         return self.output(self.self(x, step), x, step)
@@ -177,14 +198,26 @@ class Intermediate(Module):
         return self._activate(self.dense(x, step))
 
 
+class GatedIntermediate(Module):
+    def __init__(self, facts: ModelFacts, activation: str) -> None:
+        self._activate = ACTIVATIONS[activation]
+        parts = [Part(name, facts.intermediate_size) for name in ("gate", "up")]
+        self.gate_up = Linear(facts.hidden_size, parts, shard=Shard.OUTPUTS, group="dense")
+
+    def __call__(self, x: Tensor, step: ModelStep) -> Tensor:
+        gate, up = self.gate_up(x, step).chunk(2, -1)
+        return self._activate(gate) * up
+
+
 class EncoderLayer(Module):
     """Attention and an MLP, each added to its input and normed behind it."""
 
     def __init__(self, facts: ModelFacts, encoder: EncoderFacts) -> None:
-        eps, hidden, inner = encoder.norm_eps, facts.hidden_size, facts.intermediate_size
-        self.attention = EncoderAttention(facts, eps)
-        self.intermediate = Intermediate(facts, encoder.activation)
-        self.output = ResidualOutput(inner, hidden, eps, "dense")
+        hidden, inner = facts.hidden_size, facts.intermediate_size
+        self.attention = EncoderAttention(facts, encoder)
+        between = Intermediate if encoder.plain else GatedIntermediate
+        self.intermediate = between(facts, encoder.activation)
+        self.output = ResidualOutput(inner, hidden, encoder, "dense")
 
     def __call__(self, x: Tensor, step: ModelStep) -> Tensor:
         x = self.attention(x, step)

@@ -12,7 +12,13 @@ from vivace.checkpoint.source import ModelSource
 from vivace.models.class_name import read_class_name
 from vivace.models.config_fields import TABLE, ModelFields
 from vivace.models.facts import ModelFacts, checkpoint_quantization, read_dtype, read_facts
-from vivace.models.pooling.kinds import BERT, ENCODERS, JUDGES, ROBERTA, STEP_TOKEN
+from vivace.models.pooling.kinds import BERT, ENCODERS, JUDGES, NOMIC, ROBERTA, STEP_TOKEN
+from vivace.models.pooling.nomic import (
+    nomic_source,
+    read_length,
+    read_theta,
+    refuse_other_nomic,
+)
 from vivace.models.registry import check_architecture
 
 STEP_KEY = "step_tag_id"
@@ -74,15 +80,19 @@ def read_encoder(source: ModelSource) -> ModelFacts:
     name = read_class_name(source)
     kind = ENCODERS[name]
     checkpoint_quantization(source)
+    gguf = bool(source.spelling)  # there positions and names are as BERT's
+    source = nomic_source(source) if kind.family == NOMIC else source
     fields = ModelFields(source)
     hidden, heads = fields.need_known("hidden_size"), fields.need_known("num_attention_heads")
     if hidden % heads:
         raise fields.refusal("num_attention_heads", f"hidden_size {hidden} is no multiple of it")
     refuse_others(fields)
-    gguf = bool(source.spelling)  # there positions and names are as BERT's
-    encoder = (
-        read_tables(fields, BERT, "") if gguf else read_tables(fields, kind.family, kind.prefix)
-    )
+    if kind.family == NOMIC:
+        encoder = read_nomic_tables(fields)
+    elif gguf:
+        encoder = read_tables(fields, BERT, "")
+    else:
+        encoder = read_tables(fields, kind.family, kind.prefix)
     classifier = read_classifier(source) if kind.classifies else None
     layers, inner = fields.need_known("num_hidden_layers"), fields.need_known("intermediate_size")
     return ModelFacts(
@@ -135,7 +145,26 @@ def read_tables(fields: ModelFields, family: str, prefix: str) -> EncoderFacts:
     )
 
 
+def read_nomic_tables(fields: ModelFields) -> EncoderFacts:
+    refuse_other_nomic(fields)
+    return EncoderFacts(
+        prefix="",
+        words=fields.need_known("vocab_size"),
+        positions=read_length(fields),
+        first_position=0,
+        types=fields.get("type_vocab_size", Integer(1, 16), 2),
+        norm_eps=fields.get("layer_norm_eps", Number(0, 0.1), 1e-12),
+        activation=fields.get("hidden_act", OneOf(ENCODER_ACTIVATIONS), "silu"),
+        pooler=False,
+        theta=read_theta(fields),
+        plain=False,
+    )
+
+
 def count_parameters(encoder: EncoderFacts, hidden: int, inner: int, layers: int) -> int:
-    tables = encoder.words + encoder.positions + encoder.types
-    layer = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + hidden + 4 * hidden
+    tables = encoder.words + encoder.types + (encoder.positions if encoder.theta is None else 0)
+    if encoder.plain:
+        layer = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + hidden + 4 * hidden
+    else:
+        layer = 4 * hidden * hidden + 3 * hidden * inner + 4 * hidden
     return hidden * (tables + 2) + layers * layer

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 LINEAR, MLP, BERT, ROBERTA = "linear", "mlp", "bert", "roberta"
 """heads: `score` alone, two layers of it with a ReLU between them, and those of encoders"""
+NOMIC = "nomic_bert"
+"""a family of encoders without any"""
 
 
 @dataclass(frozen=True)
@@ -47,4 +49,5 @@ ENCODERS = {
     "RobertaForSequenceClassification": EncoderKind(ROBERTA, "roberta", True),
     "XLMRobertaModel": EncoderKind(ROBERTA, "", False),
     "XLMRobertaForSequenceClassification": EncoderKind(ROBERTA, "roberta", True),
+    "NomicBertModel": EncoderKind(NOMIC, "", False),
 }

@@ -14,7 +14,8 @@ from vivace.models.architecture import (
     parse_architecture,
 )
 from vivace.models.class_name import causal_name
-from vivace.models.pooling.kinds import ENCODERS
+from vivace.models.pooling.kinds import ENCODERS, NOMIC
+from vivace.models.pooling.nomic import nomic_config
 
 
 def parse_served(config: Mapping[str, Any], title: str) -> Architecture:
@@ -24,7 +25,9 @@ def parse_served(config: Mapping[str, Any], title: str) -> Architecture:
     if name not in ENCODERS:
         known = {**config, "architectures": [causal_name(name)]} if name else config
         return parse_architecture(known, title)
+    gated = ENCODERS[name].family == NOMIC
+    config = nomic_config(config) if gated else config
     found = parse_architecture({**config, "tie_word_embeddings": True}, title)
     inner = Shapes(config, title).size("intermediate_size")
-    wide = (4 * found.hidden + 2 * inner) // 3
+    wide = (4 * found.hidden + (3 if gated else 2) * inner) // 3
     return replace(found, linear_layers=found.layers, dense_width=wide)
