@@ -37,6 +37,12 @@ from vivace.supervisor.messages import (
     WarmUp,
 )
 
+EXITS = {
+    "exit-while-warming": "WarmUp",
+    "exit-when-started": "Started",
+    "exit-when-stopped": "Stop",
+}
+"""of engines, when somebody is told so"""
 CAPACITY = Capacity(pages=8, page_size=16, rows=4, context=64, vocabulary=100)
 
 
@@ -102,10 +108,8 @@ def main() -> None:
         if act == "at-work":
             threading.Thread(target=work_for_ever, args=(heartbeat,), daemon=True).start()
         control.send(Ready(epoch=number, capacity=CAPACITY, engine=setup.index))
-        if awaited := {"exit-while-warming": "WarmUp", "exit-when-started": "Started"}.get(act):
-            while awaited not in events.read_text():
-                time.sleep(0.02)
-            os._exit(7)
+        if awaited := EXITS.get(act):
+            threading.Thread(target=exit_when, args=(events, awaited), daemon=True).start()
         if act.startswith("die-with"):
             while not (folder / "go").exists():
                 time.sleep(0.02)
@@ -158,6 +162,12 @@ def told(message: ToChild) -> str:
         case Stop() if message.cause:
             return f"Stop {message.cause}"
     return type(message).__name__
+
+
+def exit_when(events: Path, told: str) -> None:
+    while told not in events.read_text():
+        time.sleep(0.02)
+    os._exit(7)
 
 
 def beat_for_ever(heartbeat: FrontendHeartbeat) -> None:

@@ -639,6 +639,23 @@ def test_an_engine_whose_last_step_waits_for_one_that_has_stopped_is_ended(
     assert time.monotonic() < ended[0] + STOP_GRACE_SECONDS
 
 
+def test_an_engine_that_dies_last_takes_no_time_from_frontends(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have all tokens, and send them to clients that may be slow."""
+    monkeypatch.setattr("vivace.supervisor.supervisor.LAST_STEP_SECONDS", 0.0)
+    monkeypatch.setattr("vivace.supervisor.supervisor.STOP_GRACE_SECONDS", -1.0)
+    begun: list[float] = []
+
+    def stop_now() -> None:
+        begun.append(time.monotonic())
+        stop()
+
+    script = {"engine": {"0": "exit-when-stopped"}, "frontend": {"0": "deaf"}}
+    assert server.run(script, engines=2, when_ready=stop_now) == 0
+    assert time.monotonic() > begun[0] + 0.9
+
+
 SUPERVISE = """
 import socket, sys
 from pathlib import Path

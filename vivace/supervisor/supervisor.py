@@ -222,7 +222,8 @@ class Supervisor:
 
     def _engine_died(self, slot: EngineSlot, engine: Child, cause: str) -> None:
         if self._phase == "stopping":
-            if self._plan.link is not None and self._deadline is not None:
+            linked = self._plan.link is not None and not self._frontends.children
+            if linked and self._deadline is not None:
                 self._deadline = min(self._deadline, time.monotonic() + LAST_STEP_SECONDS)
             return
         name, follows = engine.name, slot.follows
