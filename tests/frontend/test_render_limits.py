@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from descriptors import is_readable
 
+from vivace.config.trial_process import frame
 from vivace.frontend.chat_template import ChatTemplate, TemplateSet
 from vivace.frontend.errors import BadRequest, ChatTemplateError, OverLimit
 from vivace.frontend.fairness import CURRENT_CLIENT
@@ -28,7 +29,6 @@ from vivace.frontend.render_process import (
     ProgressWatch,
     RenderLimits,
     RenderProcess,
-    frame,
 )
 from vivace.frontend.renderer import Renderer
 from vivace.frontend.template_process import environment

@@ -1,8 +1,8 @@
 """The frontend's end of a process that renders chat templates: what the two say to each other, and
 what the end of the process means.
 
-A frame is four bytes of length and a message: JSON toward the process (what requests bring is
-JSON, with numbers of any size), msgpack back.
+Messages are JSON toward the process (what requests bring is JSON, with numbers of any size),
+msgpack back.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import struct
 import subprocess
 import weakref
 from pathlib import Path
@@ -19,9 +18,8 @@ from typing import Any
 import msgspec
 
 from vivace.config.child_process import bare_environment, python_module
+from vivace.config.trial_process import LENGTH, frame
 from vivace.frontend.errors import BadRequest, OverLimit
-
-LENGTH = struct.Struct("<I")
 
 
 class RenderLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,10 +70,6 @@ class RenderError(msgspec.Struct, frozen=True, tag="refused"):
 
 RenderMessage = LoadTemplates | Render
 RenderReply = LoadResult | RenderResult | RenderError
-
-
-def frame(message: bytes) -> bytes:
-    return LENGTH.pack(len(message)) + message
 
 
 CHUNK = 256 << 10

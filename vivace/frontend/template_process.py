@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -27,9 +26,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from vivace.config.child_process import STOPPING, die_with
+from vivace.config.trial_process import frame, limit_memory, open_parent, processor_time, receive
 from vivace.frontend.render_process import (
-    LENGTH,
     LoadResult,
     LoadTemplates,
     RenderError,
@@ -37,7 +35,6 @@ from vivace.frontend.render_process import (
     RenderMessage,
     RenderReply,
     RenderResult,
-    frame,
 )
 
 
@@ -148,61 +145,24 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def main() -> None:
-    with contextlib.suppress(OSError):  # the end of the socket is watched as well
-        die_with(int(sys.argv[1]))
-    obey_the_frontend_only()
-    sock = socket.socket(fileno=0)
+    with contextlib.suppress(EOFError, OSError):  # the frontend is gone
+        serve(open_parent())
+
+
+def serve(sock: socket.socket) -> None:
+    """Raises EOFError and OSError at the end of the socket."""
     data = receive(sock)
-    if data is None:
-        return
     load = decode(data)
     assert isinstance(load, LoadTemplates)
     try:
         renderer = TemplateRenderer(load.limits)
     except FileNotFoundError as error:
         sys.exit(f"chat templates are rendered under a limit of memory: mount /proc ({error})")
-    while data is not None:
-        if not send(sock, frame(renderer.reply(data))) or renderer.spent:
+    while True:
+        sock.sendall(frame(renderer.reply(data)))
+        if renderer.spent:
             return
         data = receive(sock)
-
-
-def obey_the_frontend_only() -> None:
-    """Ctrl-C and systemd signal every process of the group. The timer's signal must kill, even
-    when whoever started the server ignores or blocks it."""
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-
-
-def receive(sock: socket.socket) -> bytearray | None:
-    """The next message; None when the frontend is gone."""
-    head = exactly(sock, LENGTH.size)
-    return None if head is None else exactly(sock, LENGTH.unpack(head)[0])
-
-
-def send(sock: socket.socket, data: bytes) -> bool:
-    """Whether the frontend was there to take it."""
-    try:
-        sock.sendall(data)
-    except OSError:
-        return False
-    return True
-
-
-def exactly(sock: socket.socket, size: int) -> bytearray | None:
-    data = bytearray(size)
-    view, have = memoryview(data), 0
-    while have < size:
-        try:
-            count = sock.recv_into(view[have:])
-        except OSError:
-            return None
-        if not count:
-            return None
-        have += count
-    return data
 
 
 class TemplateRenderer:
@@ -219,19 +179,13 @@ class TemplateRenderer:
         rehearse(self._sandbox)
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)
         mapped, self._resident = self._sizes()
-        limit = mapped + limits.memory
-        _, allowed = resource.getrlimit(resource.RLIMIT_AS)
-        if allowed != resource.RLIM_INFINITY:  # `ulimit -v` of whoever started this
-            limit = min(limit, allowed)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limit_memory(mapped + limits.memory)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 
     def reply(self, data: bytearray) -> bytes:
         """The encoded answer to a message; the timer runs until it is made."""
-        signal.setitimer(signal.ITIMER_PROF, self._limits.cpu_seconds)
-        reply = self._reply(data)
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        with processor_time(self._limits.cpu_seconds):
+            reply = self._reply(data)
         self.spent = self.spent or self._sizes()[1] > self._resident + KEPT_BYTES
         return reply
 

@@ -2,7 +2,7 @@
 
 Libraries of grammars have cases that take exponential time, or all memory, or end their process. So
 a constraint first goes through one that may end, and only what comes out of that is compiled in the
-engine. A frame is four bytes of length and a message in msgpack.
+engine. Messages are msgpack.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import socket
-import struct
 import subprocess
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from vivace.config.child_process import bare_environment, python_module
+from vivace.config.trial_process import frame, receive
 from vivace.grammar.backend import GrammarError, GrammarUnavailable
 
-LENGTH = struct.Struct("<I")
 MAX_FRAME = 64 << 20
 START_SECONDS = 60.0
 """until it has imported what it needs"""
@@ -57,7 +56,7 @@ class LimitedProcess:
         """None where nothing was asked yet."""
         return self._link and self._link.pid
 
-    def ask(self, message: bytes) -> bytes:
+    def ask(self, message: bytes) -> bytearray:
         """The answer. Raises GrammarError; GrammarUnavailable where the machine is to blame."""
         for _ in range(ATTEMPTS):
             try:
@@ -121,10 +120,10 @@ class ProcessLink:
     def pid(self) -> int:
         return self._process.pid
 
-    def exchange(self, message: bytes) -> bytes:
+    def exchange(self, message: bytes) -> bytearray:
         """The answer. Raises OSError or EOFError; `end` the process then."""
         self._socket.sendall(frame(message))
-        return receive(self._socket)
+        return receive(self._socket, MAX_FRAME)
 
     def end(self) -> int:
         """Its exit status as subprocess has it."""
@@ -138,26 +137,3 @@ def end_process(sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
     sock.close()
     process.kill()
     process.wait()
-
-
-def frame(message: bytes) -> bytes:
-    return LENGTH.pack(len(message)) + message
-
-
-def receive(sock: socket.socket) -> bytes:
-    """The next message. Raises EOFError at the end, OSError."""
-    (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
-    if length > MAX_FRAME:
-        raise EOFError
-    return _exactly(sock, length)
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    data = bytearray(size)
-    view, have = memoryview(data), 0
-    while have < size:
-        count = sock.recv_into(view[have:])
-        if not count:
-            raise EOFError
-        have += count
-    return bytes(data)

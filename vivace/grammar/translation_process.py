@@ -15,7 +15,7 @@ from vivace.grammar.translator import BeginTranslating, TranslatedGrammar
 from vivace.protocol.constraints import Constraint
 
 
-def begin_translating(message: bytes) -> tuple[Answer, TrialLimits]:
+def begin_translating(message: bytearray) -> tuple[Answer, TrialLimits]:
     begin = msgspec.msgpack.decode(message, type=BeginTranslating)
     vocabulary = byte_vocabulary(begin.dialect)
     backend = LLGuidanceBackend(vocabulary, begin.dialect.form, threads=1)

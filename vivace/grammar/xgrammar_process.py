@@ -13,7 +13,7 @@ from vivace.grammar.xgrammar_trial import BeginTrials, TriedGrammar
 from vivace.protocol.constraints import Constraint
 
 
-def begin_trials(message: bytes) -> tuple[Answer, TrialLimits]:
+def begin_trials(message: bytearray) -> tuple[Answer, TrialLimits]:
     begin = msgspec.msgpack.decode(message, type=BeginTrials)
     vocabulary = TokenVocabulary(
         tokens=begin.tokens,
