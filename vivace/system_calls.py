@@ -3,16 +3,22 @@ each is called by its number, since the system that runs it may have it all the 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import platform
+import select
 import signal
+import time
+import weakref
 
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279}
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
 """the same for all processors"""
 MFD_CLOEXEC, MFD_ALLOW_SEALING = 1, 2
+LOOK_SECONDS = 0.02
 F_ADD_SEALS, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 1, 2, 4
 
 
@@ -42,6 +48,67 @@ def send_signal(process: int, number: int) -> None:
         signal.pidfd_send_signal(process, number)
     else:
         call(PIDFD_SEND_SIGNAL, process, number, 0, 0)
+
+
+class ChildFile:
+    """A child of this process, known by its descriptor. From any thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = descriptor
+        weakref.finalize(self, os.close, descriptor)  # while a thread waits, it is not closed
+
+    def ends(self, timeout: float | None) -> bool:
+        """Whether it has ended by then; it may still be waited for."""
+        return poll(self._file, select.POLLIN, timeout)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            send_signal(self._file, signal.SIGKILL)
+
+
+class ChildNumber:
+    """The same, known by its number, which is nobody else's as long as nobody has waited for it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def ends(self, timeout: float | None) -> bool:
+        """As `ChildFile.ends`."""
+        if timeout is None:
+            return self._has_ended(0)
+        deadline = time.monotonic() + timeout
+        while not self._has_ended(os.WNOHANG):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
+
+    def kill(self) -> None:
+        if not self._has_ended(os.WNOHANG):
+            os.kill(self._pid, signal.SIGKILL)
+
+    def _has_ended(self, how: int) -> bool:
+        try:
+            return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | how) is not None
+        except ChildProcessError:  # somebody has waited for it
+            return True
+
+
+def follow_child(pid: int) -> ChildFile | ChildNumber:
+    """Raises OSError where it is none, or there is no room for a descriptor."""
+    try:
+        return ChildFile(open_process(pid))
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+        return ChildNumber(pid)  # before Linux 5.3, or a sandbox refuses it
+
+
+def poll(descriptor: int, events: int, timeout: float | None) -> bool:
+    """As select(2), which knows no descriptor above 1023."""
+    waiting = select.poll()
+    waiting.register(descriptor, events)
+    return bool(waiting.poll(None if timeout is None else 1000 * timeout))
 
 
 def call(number: int, *arguments: int | bytes) -> int:

@@ -10,8 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from descriptors import opens_processes
 
-from vivace.system_calls import call, fix_size, open_memory, open_process, send_signal
+from vivace.system_calls import (
+    call,
+    fix_size,
+    follow_child,
+    open_memory,
+    open_process,
+    send_signal,
+)
 
 LACKING = [
     (os, "memfd_create"),
@@ -36,6 +44,8 @@ def test_a_python_that_was_built_for_older_systems_does_the_same(
             os.ftruncate(memory, 4)
     finally:
         os.close(memory)
+    if not opens_processes():
+        pytest.skip("this system does not")
     sleeper = subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(60)"])
     process = open_process(sleeper.pid)
     try:
@@ -46,6 +56,26 @@ def test_a_python_that_was_built_for_older_systems_does_the_same(
             send_signal(process, signal.SIGKILL)
     finally:
         os.close(process)
+
+
+def refuse(pid: int) -> int:
+    raise OSError(errno.ENOSYS, "as before Linux 5.3")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_child_is_followed(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    if not known:
+        monkeypatch.setattr("vivace.system_calls.open_process", refuse)
+    sleeper = subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(60)"])
+    child = follow_child(sleeper.pid)
+    assert not child.ends(0.05)
+    child.kill()
+    assert child.ends(20) and child.ends(None)
+    assert sleeper.wait(20) == -signal.SIGKILL
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "kill", lambda pid, number: pytest.fail(f"{number} to {pid}"))
+        child.kill()  # its number may be another one's
+    assert child.ends(None)
 
 
 def test_what_the_system_does_not_know_is_said() -> None:

@@ -221,8 +221,11 @@ def test_descriptors_may_be_many() -> None:
     try:
         process = AdoptedProcess(spawn(3))
         deadline = time.monotonic() + 10.0
+        lives = subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(60)"])
         with pytest.raises(subprocess.TimeoutExpired):
-            AdoptedProcess(os.getpid()).wait(0.0)
+            AdoptedProcess(lives.pid).wait(0.0)
+        lives.kill()
+        lives.wait(10)
         assert process.wait(deadline - time.monotonic()) == 3
     finally:
         for one in held:

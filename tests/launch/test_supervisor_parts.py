@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from descriptors import is_readable
+from descriptors import is_readable, opens_processes
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -90,6 +90,7 @@ def parent_command(role: str, control: int) -> list[str]:
     return [sys.executable, "-Sc", PARENT]
 
 
+@pytest.mark.skipif(not opens_processes(), reason="this system opens no processes")
 def test_what_killed_children_have_started_ends_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what was stopped before it could ask to die with its parent; of all of them together
     the system is asked once."""

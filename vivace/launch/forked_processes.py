@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
 import subprocess
 import threading
 import time
-import weakref
 
 from vivace.config.child_process import describe_exit
-from vivace.system_calls import open_process, send_signal
+from vivace.system_calls import follow_child, poll
 
 
 class TemplateProcess:
@@ -51,14 +49,13 @@ class AdoptedProcess:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._file = open_process(pid)
-        weakref.finalize(self, os.close, self._file)  # while a thread waits, it is not closed
+        self._child = follow_child(pid)
         self._lock = threading.Lock()
         self._code: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
         """As subprocess.Popen's. Raises subprocess.TimeoutExpired."""
-        if self._code is None and not poll(self._file, select.POLLIN, timeout):
+        if self._code is None and not self._child.ends(timeout):
             raise subprocess.TimeoutExpired("rank", timeout or 0.0)
         with self._lock:
             if self._code is None:
@@ -70,17 +67,9 @@ class AdoptedProcess:
 
     def kill(self) -> None:
         """Whoever has its number by now, nobody else is meant."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            send_signal(self._file, signal.SIGKILL)
+        self._child.kill()
 
 
 def wait_for_end(sock: socket.socket, timeout: float | None) -> bool:
     """Whether the other end is closed by then; what it has sent stays there to be read."""
     return sock.fileno() < 0 or poll(sock.fileno(), select.POLLRDHUP, timeout)
-
-
-def poll(descriptor: int, events: int, timeout: float | None) -> bool:
-    """As select(2), which knows no descriptor above 1023."""
-    waiting = select.poll()
-    waiting.register(descriptor, events)
-    return bool(waiting.poll(None if timeout is None else 1000 * timeout))
