@@ -206,3 +206,15 @@ def test_lists_of_calls_and_items_grow_where_they_are() -> None:
         items.append(response.output)
     assert all(one is calls[0] for one in calls) and len(calls[0]) == 3
     assert all(one is items[0] for one in items) and len(items[0]) == 2
+
+
+def test_thoughts_of_one_message_are_joined_once() -> None:
+    found = ChatMessages({})
+    for text in "abc":
+        found.add_thought(text, "")
+    found.add_text("user", "hi", "")
+    found.add_thought("d", "")
+    assert [one.reasoning_content for one in found.messages] == [None] * 3
+    for _ in range(2):
+        found.join_thoughts()
+        assert [one.reasoning_content for one in found.messages] == ["abc", None, "d"]

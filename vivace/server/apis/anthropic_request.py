@@ -53,6 +53,7 @@ def read_turns(params: CountTokensRequest) -> Work[ChatMessages]:
     for number, turn in enumerate(params.messages):
         yield from add_turn(found, turn, f"messages[{number}]")
         yield
+    found.join_thoughts()
     management = params.context_management or ContextManagement()
     for index, edit in enumerate(management.edits or ()):
         clear_thoughts(found.messages, edit, f"context_management.edits[{index}]")
@@ -126,9 +127,7 @@ def add_block(found: ChatMessages, role: str, block: ContentBlock, turn: str, pl
             one = ToolCall(function=call, id=needed(block.id, f"{place}.id"), type="function")
             found.add_call(one, turn)
         case "thinking":
-            message = found.message("assistant", turn)
-            thought = needed(block.thinking, f"{place}.thinking")
-            message.reasoning_content = (message.reasoning_content or "") + thought
+            found.add_thought(needed(block.thinking, f"{place}.thinking"), turn)
         case "redacted_thinking":
             pass
         case "document":

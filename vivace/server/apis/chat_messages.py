@@ -25,6 +25,8 @@ class ChatMessages:
     tool_fields: Mapping[str, str] = field(default_factory=dict[str, str])
     messages: list[Message] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+    _thoughts: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    """of the message with that number: what `join_thoughts` puts behind its own"""
 
     def message(self, role: str, place: str) -> Message:
         """The last one if it is of this role, which says more then; else a new one."""
@@ -45,6 +47,18 @@ class ChatMessages:
             message.content = [ContentPart(type="text", text=message.content), part]
         else:
             message.content.append(part)
+
+    def add_thought(self, text: str, place: str) -> None:
+        """Of the assistant; a message may have thousands."""
+        self.message("assistant", place)
+        self._thoughts.setdefault(len(self.messages) - 1, []).append(text)
+
+    def join_thoughts(self) -> None:
+        """When all are there."""
+        for number, parts in self._thoughts.items():
+            message = self.messages[number]
+            message.reasoning_content = "".join((message.reasoning_content or "", *parts))
+        self._thoughts.clear()
 
     def add_call(self, call: ToolCall, place: str) -> None:
         """Of the assistant."""

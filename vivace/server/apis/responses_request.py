@@ -85,6 +85,7 @@ def read_input(
     for number, item in enumerate(params.input):
         add_item(found, item, f"input[{number}]", offer)
         yield
+    found.join_thoughts()
     return found
 
 
@@ -115,8 +116,7 @@ def add_item(found: ChatMessages, item: InputItem, place: str, offer: ToolOffer)
         case Item.REASONING:
             thought = "\n".join(texts(item.content or item.summary or "", f"{place}.content"))
             if thought:
-                message = found.message("assistant", place)
-                message.reasoning_content = (message.reasoning_content or "") + thought
+                found.add_thought(thought, place)
         case Item.SERVER_CALL:
             add_server_call(found, item, place, offer)
         case Item.SERVER_TOOLS | Item.APPROVAL_REQUEST | Item.APPROVAL_RESPONSE:
