@@ -119,6 +119,15 @@ def test_another_key_is_told_and_opens_nothing(opened: OpenDoor, key: bytes) -> 
     assert opened.told == [("127.0.0.1", "has another key")]  # once for each host
 
 
+def test_another_key_is_told_behind_a_probe_of_the_port(opened: OpenDoor) -> None:
+    for _ in range(2):
+        opened.connect().close()
+        with pytest.raises(WrongKey):
+            call(opened.address, b"other key", INTENT)
+    assert [why for _, why in opened.told][1:] == ["has another key"]
+    assert list(opened.door.strangers.values()) == ["has another key"]
+
+
 def test_a_door_with_another_key_is_not_believed() -> None:
     """Also one that lets everybody in: it cannot prove anything."""
     with socket.create_server(("127.0.0.1", 0)) as server:

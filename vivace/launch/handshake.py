@@ -37,6 +37,7 @@ MOST_CALLERS = 64
 """at once, that have proved nothing yet; then the oldest is sent away"""
 MOST_HOSTS = 64
 """of which is remembered why they were sent away"""
+OTHER_KEY = "has another key"
 GONE_SECONDS = 3.0
 """without an answer of the other machine (not of the process there): it is gone"""
 
@@ -88,7 +89,8 @@ class Caller:
 
 class Door:
     """Listens; lets those in who have the key. Others hold a socket for seconds at most, and never
-    hold up anybody. `on_stranger` hears, once for each host, who was sent away, and why."""
+    hold up anybody. `on_stranger` hears, once for each host, who was sent away, and why; and again
+    where it was a probe or a scan, and now a node with another key."""
 
     def __init__(
         self,
@@ -171,7 +173,7 @@ class Door:
     def _check(self, caller: Caller, proof: bytes) -> Guest | None:
         if not hmac.compare_digest(proof, prove(self._key, b"caller", caller.said)):
             self._say(caller, bytes(PROOF))
-            self._send_away(caller, "has another key")
+            self._send_away(caller, OTHER_KEY)
             return None
         self._forget(caller)
         try:
@@ -190,7 +192,9 @@ class Door:
     def _send_away(self, caller: Caller, why: str) -> None:
         self._forget(caller)
         caller.sock.close()
-        if caller.host not in self.strangers and len(self.strangers) < MOST_HOSTS:
+        known = self.strangers.get(caller.host)
+        first = known is None and len(self.strangers) < MOST_HOSTS
+        if first or (known not in (None, why) and why == OTHER_KEY):
             self.strangers[caller.host] = why
             self._on_stranger(caller.host, why)
 
