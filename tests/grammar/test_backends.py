@@ -236,5 +236,6 @@ def test_which_expressions_and_tags_xgrammar_enforces() -> None:
     for pattern in ("a.", "^a", "a$", r"\s", r"[^\d]", "(?i)a", r"\b", "[[:alpha:]]"):
         assert not enforces_regex(pattern), pattern
     assert enforces_tag(CALLS, ["<|call|>"]) and not enforces_tag(CALLS, ["<f>"])
-    for part in ({"type": "any_text"}, {"type": "regex", "pattern": "a"}):
+    newlines = {"type": "optional_newlines", "format": {"type": "const_string", "value": "a"}}
+    for part in ({"type": "any_text"}, {"type": "regex", "pattern": "a"}, newlines):
         assert not enforces_tag({"type": "sequence", "elements": [part]}, [])

@@ -158,6 +158,11 @@ def test_what_explodes_is_refused_soon(kind: str, what: Any) -> None:
     assert time.process_time() - begin < 2
 
 
+def test_an_expression_is_told_without_the_grammar_around_it() -> None:
+    assert "unclosed" in refusal(REGEX, "[a") and "start:" not in refusal(REGEX, "[a")
+    assert refusal(REGEX, r"a\bc") == "it has word boundaries, or anchors inside"
+
+
 def test_a_pattern_of_the_operator_is_tried_at_the_start() -> None:
     check_whitespace(r"[ \n]?")
     with pytest.raises(CannotStart, match="unclosed"):

@@ -108,6 +108,13 @@ CALLS = [tag("<a>", schema(NUMBER), "</a>"), tag("<b>", DIGITS, "</b>")]
             ["<a>", "<b>1</b>", "<ac"],
         ),
         (
+            {"type": "triggered_tags", "triggers": ["<"], "at_least_one": True, "tags": [
+                {key: value for key, value in CALLS[0].items() if key != "type"}
+            ]},
+            ['<a>{"n":1}</a>'],
+            ["<a>"],
+        ),
+        (
             {
                 "type": "triggered_tags",
                 "triggers": ["<"],
@@ -152,6 +159,7 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
     [
         ({}, "format"),
         ({"format": {"type": "loop"}}, "format.type"),
+        ({"format": {"value": "a"}}, "'missing' is none of const_string"),
         ({"format": {"type": "sequence", "elements": []}}, "format.elements"),
         ({"format": {"type": "sequence", "elements": [ANY, schema(1)]}}, "elements.0"),
         ({"format": tag("<", schema({"not": {}}), ">")}, "not"),

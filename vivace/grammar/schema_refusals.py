@@ -53,6 +53,9 @@ def _points(said: re.Match[str], keyword: str, value: Any) -> bool:
     return keyword == "$ref" and str(value).partition("#")[2] == said[1]
 
 
+NO_EXPRESSION = re.compile(r"regex parse error: .*?error: ([^|]*?)(?: \d+ \||$)")
+ANCHORS = re.compile(r"(lookarounds) not supported yet; \w+ in regex /.*?/(?: \d+ \||$)")
+NO_ANCHORS = "it has word boundaries, or anchors inside"
 RULES = (
     RefusalRule(
         re.compile(r'Unimplemented keys: \[.*"(uniqueItems)"'),
@@ -104,14 +107,14 @@ RULES = (
         "{0!r:.60} and {1!r:.60} fit the same names, which cannot be enforced",
     ),
     RefusalRule(
-        re.compile(r"regex parse error: .*?error: ([^|]*?)(?: \d+ \||$)"),
+        NO_EXPRESSION,
         _has_expression,
         "cannot be enforced: {0:.200}",
     ),
     RefusalRule(
-        re.compile(r"(lookarounds) not supported yet; \w+ in regex /.*?/(?: \d+ \||$)"),
+        ANCHORS,
         _has_expression,
-        "cannot be enforced: it has word boundaries, or anchors inside",
+        f"cannot be enforced: {NO_ANCHORS}",
     ),
     RefusalRule(
         re.compile(r"(Unable) to determine if regex is empty: .*"),
@@ -136,6 +139,14 @@ def explain_refusal(schemas: Sequence[tuple[str, Any]], reason: str) -> str:
             told = rule.told.format(*(group.strip() for group in said.groups()))
             return f"{place}: {told}"
     return text[:MAX_REASON]
+
+
+def explain_expression(reason: str) -> str:
+    """What the library says of an expression, without the grammar that it stands in there."""
+    text = " ".join(reason.split())
+    if said := NO_EXPRESSION.search(text):
+        return said[1].strip()[:MAX_REASON]
+    return NO_ANCHORS if ANCHORS.search(text) else text[:MAX_REASON]
 
 
 def _blamed(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.endless_rules import has_no_finite_text
 from vivace.grammar.json_schema import json_grammar, read_schema
-from vivace.grammar.schema_refusals import explain_refusal
+from vivace.grammar.schema_refusals import explain_expression, explain_refusal
 from vivace.grammar.structural_tag import NO_FORCING, tag_grammar, tag_schemas
 from vivace.grammar.tag_forms import read_structural_tag
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
@@ -42,6 +42,8 @@ def explain(constraint: Constraint, reason: str) -> str:
             return explain_refusal([("", read_schema(constraint.text))], reason)
         case kind if kind == STRUCTURAL_TAG:
             return explain_refusal(tag_schemas(read_structural_tag(constraint.text)), reason)
+        case kind if kind == REGEX:
+            return explain_expression(reason)
         case _:
             return " ".join(reason.split())[:MAX_REASON]
 

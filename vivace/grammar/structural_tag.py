@@ -14,6 +14,7 @@ from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.json_schema import check_schema, json_options, walk
 from vivace.grammar.limits import MAX_DEPTH
 from vivace.grammar.quoted_regex import quote_regex
+from vivace.grammar.tag_forms import KINDS, read_kind
 from vivace.grammar.vocabulary import SpecialWords
 
 MAX_PARTS = 10_000
@@ -95,10 +96,9 @@ class _TagRules:
             raise GrammarError(f"has over {MAX_PARTS} parts, or nests deeper than {MAX_DEPTH}")
         if not isinstance(node, dict):
             raise GrammarError(f"{place}: must be an object with a type")
-        build = self._kinds.get(str(node.get("type")))
+        build = self._kinds.get(kind := read_kind(node))
         if build is None:
-            known = ", ".join(self._kinds)
-            raise GrammarError(f"{place}.type: {str(node.get('type'))!r:.60} is none of {known}")
+            raise GrammarError(f"{place}.type: {kind!r:.60} is none of {', '.join(KINDS)}")
         return build(node, place, last)
 
     # --- single parts ---------------------------------------------------------------------------

@@ -3,11 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from vivace.grammar.backend import GrammarError
+
+KINDS = (
+    *("const_string", "json_schema", "regex", "grammar", "any_text", "sequence", "or", "tag"),
+    *("triggered_tags", "tags_with_separator"),
+)
+"""of formats, that clients know; there are others that tools become"""
+
+
+def read_kind(node: Mapping[str, Any]) -> str:
+    """A tag need not say that it is one, as in xgrammar."""
+    return str(node.get("type", "tag" if "begin" in node else "missing"))
 
 
 def read_structural_tag(text: str) -> dict[str, Any]:

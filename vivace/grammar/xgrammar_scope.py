@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from vivace.grammar.tag_forms import read_kind
+
 _NOTES = frozenset(
     "title description default examples deprecated readOnly writeOnly $comment $schema $defs "
     "definitions".split()
@@ -26,6 +28,17 @@ _KEYWORDS: dict[str, frozenset[str]] = {
     "object": frozenset(("properties", "required", "additionalProperties")),
 }
 """what is enforced beside each type"""
+_TAG_KINDS = frozenset(
+    (
+        "const_string",
+        "json_schema",
+        "sequence",
+        "or",
+        "tag",
+        "triggered_tags",
+        "tags_with_separator",
+    )
+)
 _EXACT = 1 << 53
 """larger numbers lose digits"""
 _REFERENCE = re.compile(r"#(/[\w$.-]+)*")
@@ -48,11 +61,11 @@ def enforces_regex(pattern: str) -> bool:
 def enforces_tag(node: Mapping[str, Any], special: Collection[str]) -> bool:
     """A format of a structural tag. `special`: texts that have to be tokens of their own."""
     parts = [*node.get("elements", ()), *node.get("tags", ()), *filter(None, [node.get("content")])]
-    if node["type"] in ("any_text", "regex", "grammar", "definitions", "defined"):
+    if (kind := read_kind(node)) not in _TAG_KINDS:
         return False
     if "excludes" in node or "unlike" in node:
         return False
-    if node["type"] == "json_schema":
+    if kind == "json_schema":
         return enforces(node.get("json_schema", True))
     ends = node.get("end", "")
     texts = [node.get("value", ""), node.get("begin", ""), node.get("separator", "")]

@@ -56,8 +56,10 @@ def check_whitespace(pattern: str) -> None:
     """Raises CannotStart for what is no expression."""
     from llguidance import LLMatcher
 
+    from vivace.grammar.schema_refusals import explain_expression
+
     if reason := LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern), None):
-        told = " ".join(reason.split())
+        told = explain_expression(reason)
         raise CannotStart(
             f"--constrained-json-whitespace-pattern {pattern!r:.60} is no expression: {told:.200}"
         )

@@ -46,6 +46,12 @@ def answer_syntax(
     tell("--reasoning-parser", reasoning_parser, reasoning)
     if tools is None and "tools" in template:
         log.info("without --tool-call-parser calls stay text, and strict tools are not enforced")
+    if tools is not None and template and "tools" not in template:
+        log.info(
+            "--tool-call-parser %s: the model's chat template has no tools in it, so the model "
+            "does not hear of them; --chat-template names another one",
+            tools,
+        )
     if tokenizer is None or (tools is None and reasoning is None):
         return AnswerSyntax(form=TextParserFormat())
     form = answer_format(tools, reasoning)
