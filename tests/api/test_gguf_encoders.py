@@ -72,6 +72,11 @@ def test_files_that_are_no_encoder_of_ours(tmp_path: Path) -> None:
     write_gguf_encoder(model, tmp_path, file, RANK)
     with pytest.raises(vivace.CannotStart, match="pooling_type"):
         Engine(file, **FLAGS)
+    judge = write_encoder(tmp_path, "XLMRobertaForSequenceClassification", num_labels=1)
+    write_gguf_encoder(judge, tmp_path, file, RANK)
+    (tmp_path / "bad.gguf").write_bytes(file.read_bytes().replace(b"cls.weight", b"cls.w3ight"))
+    with pytest.raises(SourceError, match="pooler"):
+        locate(str(tmp_path / "bad.gguf"))
     write_gguf_encoder(write_encoder(tmp_path, "XLMRobertaModel"), tmp_path, file)
     (tmp_path / "bad.gguf").write_bytes(file.read_bytes().replace(b"unknown_t", b"unkn0wn_t"))
     with pytest.raises(vivace.CannotStart, match="unknown_token_id"):

@@ -212,6 +212,31 @@ def word_level_folder(folder: Path, **config: Any) -> Source:
     return Source(folder, {"eos_token_id": [4, 2]})
 
 
+def test_pairs_of_roberta_have_two_tokens_between_them() -> None:
+    """As `add_sep_token` of a file says, and only there."""
+    meta = dict(embedded_metadata())
+    meta |= {f"tokenizer.ggml.add_{name}_token": True for name in ("bos", "eos", "sep")}
+    first, last = (meta[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos"))
+    core = build_tokenizer(meta, "roberta")[0]
+    (a,), (b,) = (core.encode(text, add_special_tokens=False).ids for text in "ab")
+    assert core.encode("a").ids == [first, a, last]
+    assert core.encode("a", "b").ids == [first, a, last, last, b, last]
+
+
+def test_control_tokens_of_wordpiece_stand_as_they_are() -> None:
+    """llama.cpp's converter goes by their type, not by their brackets."""
+    meta = {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": ["<s>", "</s>", "[UNK]", "\u2581sea", "s", "\u2581[x]"],
+        "tokenizer.ggml.token_type": [3, 3, 2, 1, 1, 1],
+        "tokenizer.ggml.unknown_token_id": 2,
+        "tokenizer.ggml.cls_token_id": 0,
+        "tokenizer.ggml.seperator_token_id": 1,
+    }
+    core = build_tokenizer(meta, "bert")[0]
+    assert core.encode("Seas").tokens == ["<s>", "sea", "##s", "</s>"]
+
+
 def test_folder_with_config_files(tmp_path: Path) -> None:
     source = word_level_folder(
         tmp_path,

@@ -21,6 +21,12 @@ TABLES = {
     "max_position_embeddings": "position_embd.weight",
     "type_vocab_size": "token_types.weight",
 }
+FIRST_OF_HEAD = "cls.weight"
+NO_FIRST_OF_HEAD = (
+    "its classifier has the last of its two layers only (cls.output): llama.cpp's converter leaves "
+    "BERT's pooler out, without which the scores are others; serve it from its safetensors files"
+)
+NO_TYPES = "; DistilBERT has none and is not supported"
 LABELS = "cls.output.weight"
 """the last of the two layers that judge a text or a pair"""
 
@@ -55,6 +61,8 @@ def read_nomic(facts: Metadata) -> Config:
 
 def read_bert(facts: Metadata) -> Config:
     judges = facts.has_tensor(LABELS)
+    if judges and not facts.has_tensor(FIRST_OF_HEAD):
+        raise GGUFError(f"{facts.file.path}: {NO_FIRST_OF_HEAD}")
     tables = {**TABLES, **({"num_labels": LABELS} if judges else {})}
     facts.spelling.update({key: f"rows of {name}" for key, name in tables.items()})
     return {
@@ -69,5 +77,6 @@ def read_bert(facts: Metadata) -> Config:
 def count_rows(facts: Metadata, name: str) -> int:
     entry = facts.file.tensors.get(name)
     if entry is None or not entry.shape:
-        raise GGUFError(f"{facts.file.path}: the tensor {name} of an encoder is missing")
+        told = NO_TYPES if name == TABLES["type_vocab_size"] else ""
+        raise GGUFError(f"{facts.file.path}: the tensor {name} of an encoder is missing{told}")
     return entry.shape[0]

@@ -17,7 +17,7 @@ from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.errors import TokenizerError
 from vivace.frontend.gguf_words import CONTROL, KEY, UNKNOWN, USER, GGUFWords
 from vivace.frontend.tokenizer_core import Loaded, from_library, set_frame
-from vivace.frontend.tokenizer_gguf_encoders import unigram, wordpiece
+from vivace.frontend.tokenizer_gguf_encoders import frame_pairs, unigram, wordpiece
 
 MERGES_CHARACTERS = 1 << 25
 """of all merges that follow from scores; of 260,000 tokens they have about 5 million"""
@@ -61,7 +61,11 @@ def _byte_level(words: GGUFWords) -> Core:
         )
     model = _bpe(words, words.merges(), ignore_merges=rule.whole_words)
     core = byte_level_core(model, rule)
-    set_frame(core, words.added("bos", rule.adds_bos), words.added("eos", False))
+    first, last = words.added("bos", rule.adds_bos), words.added("eos", False)
+    if words.flag("add_sep_token", False) and last:  # RoBERTa's
+        frame_pairs(core, words, first, last, behind=[words.named("seperator") or last])
+    else:
+        set_frame(core, first, last)
     return core
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Core
 
 from vivace.checkpoint.fields import Column
-from vivace.frontend.gguf_words import KEY, GGUFWords
+from vivace.frontend.gguf_words import CONTROL, KEY, GGUFWords
 from vivace.frontend.tokenizer_core import from_library
 
 SPACE = "\u2581"
@@ -21,7 +22,14 @@ NO_UNKNOWN = "it must be a token, which stands for what the vocabulary has no wo
 
 def wordpiece(words: GGUFWords) -> Core:
     """Words are lower-case where the vocabulary has no other ones."""
-    spelled = [respell(token) for token in words.tokens]
+    control = [
+        kind == CONTROL or (token.startswith("[") and token.endswith("]"))
+        for token, kind in zip(words.tokens, words.types, strict=True)
+    ]
+    spelled = [
+        token if alone else respell(token)
+        for token, alone in zip(words.tokens, control, strict=True)
+    ]
     vocabulary = {token: index for index, token in reversed(list(enumerate(spelled)))}
     unknown = words.named("unknown") or "[UNK]"
     if unknown not in vocabulary:
@@ -30,7 +38,8 @@ def wordpiece(words: GGUFWords) -> Core:
         lambda: Core(models.WordPiece(vocab=vocabulary, unk_token=unknown)),  # type: ignore[call-arg]
         f"{words.where}: inconsistent vocabulary",
     )
-    lower = all(token == token.lower() for token in spelled if not is_special(token))
+    words_alone = compress(spelled, (not alone for alone in control))
+    lower = all(word == word.lower() or is_special(word) for word in words_alone)
     core.normalizer = normalizers.BertNormalizer(lowercase=lower)  # type: ignore[assignment]
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
     core.decoder = decoders.WordPiece()  # type: ignore[assignment]
@@ -42,9 +51,7 @@ def wordpiece(words: GGUFWords) -> Core:
 
 def respell(token: str) -> str:
     """llama.cpp marks words that begin, WordPiece those that go on."""
-    if token.startswith(SPACE):
-        return token.removeprefix(SPACE)
-    return token if is_special(token) else CONTINUES + token
+    return token.removeprefix(SPACE) if token.startswith(SPACE) else CONTINUES + token
 
 
 def is_special(token: str) -> bool:
@@ -87,7 +94,7 @@ def frame_pairs(
 ) -> None:
     """`first` before a text, `last` behind it and behind a second one; `behind`: between them."""
     begin, end = [first] if first else [], [last] if last else []
-    named = {token: core.token_to_id(token) for token in (*begin, *end)}
+    named = {token: core.token_to_id(token) for token in (*begin, *end, *behind)}
     core.post_processor = from_library(  # type: ignore[assignment]
         lambda: processors.TemplateProcessing(
             single=[*begin, "$A", *end],
