@@ -190,6 +190,12 @@ def test_a_newline_behind_required_calls_is_no_promise_of_another() -> None:
     assert drawn.accept(said) == len(said) and allowed(drawn)[EOS] and allowed(drawn)[ord("<")]
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
+def test_a_required_parameter_that_is_not_listed_obeys_what_others_do(name: str) -> None:
+    schema = {"type": "object", "required": ["a"], "additionalProperties": {"type": "integer"}}
+    assert accepts(name, schema, "3") and not accepts(name, schema, '"x"')
+
+
 def accepts_in_own_words(name: str, schema: Any, text: str) -> bool:
     """The value of a text."""
     written = json.dumps(text, ensure_ascii=False)
@@ -302,6 +308,9 @@ def test_types_that_refer_to_themselves_are_read_once(name: str) -> None:
         (offer({"$ref": "#/$defs/color", "minLength": 2}), "properties.a.$ref"),
         (offer({"type": "string", "anyOf": 3}), "properties.a.anyOf"),
         ({"type": "array"}, "type"),
+        (offer({"type": "str"}), "properties.a.type"),
+        (offer({"type": "string", "required": True}), "properties.a.required"),
+        ({"required": ["a"], "additionalProperties": False}, "required"),
         ({"allOf": [{"type": "object"}, {}]}, "allOf"),
         ({"properties": {"<": {}}}, "properties.<"),
         ({"properties": {"a": False}, "required": ["a"]}, "properties.a"),

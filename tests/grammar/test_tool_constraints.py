@@ -370,3 +370,14 @@ def test_limits_that_cannot_be_kept_are_refused() -> None:
     with pytest.raises(BadRequest) as caught:
         syntax("hermes", limit=ThinkingLimit(9, "thinking_budget"))
     assert caught.value.field == "thinking_budget"
+
+
+def test_parameters_without_a_keyword_are_refused_where_they_count() -> None:
+    """They were written as properties are."""
+    schemas: dict[str, Any] = {"f": {"city": {"type": "string"}}}
+    for wanted in ({"strict": frozenset({"f"})}, {"required": ("f",)}):
+        offered = OfferedTools(schemas=schemas, places={"f": "here"}, **wanted)
+        calls = ToolCalls(offered=offered, form=answer_format("hermes", None), parallel=True)
+        with pytest.raises(BadRequest, match="keyword") as caught:
+            calls.syntax(None)
+        assert caught.value.field == "here"

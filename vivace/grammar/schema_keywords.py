@@ -57,15 +57,19 @@ def spelled(place: str, path: Path) -> str:
 
 def check_keywords(schema: Any, place: str) -> None:
     """Raises GrammarError for a keyword whose value is none that it may have."""
+    for path, reason in wrong_keywords(schema):
+        raise GrammarError(f"{spelled(place, path)}: {reason}")
+
+
+def wrong_keywords(schema: Any) -> Iterator[tuple[Path, str]]:
+    """(the path of a keyword, what is wrong with its value)"""
     if isinstance(schema, dict):
         if "draft-03" in str(schema.get("$schema")):
-            at = spelled(place, ("$schema",))
-            raise GrammarError(f"{at}: draft 3 cannot be enforced; write the schema in a later one")
+            yield ("$schema",), "draft 3 cannot be enforced; write the schema in a later one"
         if schema.keys() <= WRAPPING and isinstance(schema.get("schema"), dict):
-            raise GrammarError(f"{spelled(place, ('schema',))}: give this schema alone")
+            yield ("schema",), "give this schema alone"
     for path, value in subschemas(schema):
-        for keyword, reason in _wrong(value):
-            raise GrammarError(f"{spelled(place, (*path, keyword))}: {reason}")
+        yield from (((*path, keyword), reason) for keyword, reason in _wrong(value))
 
 
 def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.grammar.schema_keywords import DEFINITIONS
+from vivace.grammar.schema_keywords import DEFINITIONS, spelled, wrong_keywords
 from vivace.grammar.tool_tags import TagFormat, json_value
 from vivace.parsers.json_values import MAX_NAME
 from vivace.parsers.schema_types import MAX_STEPS, kinds, pointed_value
@@ -44,6 +44,7 @@ MOST_OPTIONS = 4096
 VALUE = 8
 """characters that a value counts beside its text"""
 IN_TAGS = "cannot be enforced in the tags that this model's calls are made of; leave it out"
+NO_PROPERTY = "properties has none of this name, and additionalProperties allows no others"
 NO_KEY = "a parameter of this name cannot be written in this model's calls"
 TOO_MUCH = (
     "is too large: for each parameter that refers to something the whole schema is gone through; "
@@ -142,6 +143,8 @@ def read_parameters(
     """`key`: of names that can be written. Raises NotWritable."""
     whole = text_size(root)
     allowance.take(whole, place)
+    for path, reason in wrong_keywords(root):
+        raise NotWritable(spelled(place, path), reason)
     schema = followed({key: one for key, one in root.items() if key != "type"}, root)
     if not isinstance(schema, Mapping):
         raise NotWritable(place, "refers to nothing that is an object")
@@ -154,14 +157,16 @@ def read_parameters(
     if not isinstance(properties, Mapping) or not isinstance(required, list | tuple):
         raise NotWritable(place, "properties must be an object, required a list")
     found: list[Parameter] = []
+    more = schema.get("additionalProperties", True)
     for name in dict.fromkeys((*properties, *map(str, required))):
-        inner, at = properties.get(name, {}), f"{place}.properties.{name[:MAX_NAME]}"
+        inner, at = properties.get(name, more), f"{place}.properties.{name[:MAX_NAME]}"
         if inner is False and name not in required:
             continue
+        if inner is False and name not in properties:
+            raise NotWritable(f"{place}.required", f"{name[:MAX_NAME]!r}: {NO_PROPERTY}")
         if inner is False or len(name) > MAX_NAME or key.fullmatch(name) is None:
             raise NotWritable(at, NO_KEY)
         found.append(Parameter(name, inner, root, at, name in required))
-    more = schema.get("additionalProperties", True)
     others = Parameter("", more, root, f"{place}.additionalProperties")
     for one in (*found, others):
         allowance.take(whole if any(references(one.schema)) else 0, one.place)

@@ -12,7 +12,7 @@ from vivace.grammar.tool_tags import either, json_calls, tag_constraint
 from vivace.parsers.call_syntax import AnswerShape
 from vivace.parsers.parser import ParserFormat
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
-from vivace.requests.argument_schemas import NotWritable
+from vivace.requests.argument_schemas import NotWritable, said
 from vivace.requests.call_formats import CalledFunction, CallFormats, Functions, can_call
 from vivace.requests.tools import OfferedTools
 
@@ -20,6 +20,10 @@ ANY_OBJECT = {"type": "object"}
 NO_ARGUMENTS = {**ANY_OBJECT, "additionalProperties": False}
 """of a function without parameters"""
 TOOLS, CHOICE = "tools", "tool_choice"
+NO_KEYWORD = (
+    "has no keyword of JSON schemas, so anything would obey; write "
+    '{"type": "object", "properties": {...}} around the parameters'
+)
 NOT_NARROWED = (
     "allowed_tools can be enforced only with --tool-call-parser; leave the other tools out of tools"
 )
@@ -110,6 +114,8 @@ class ToolCalls:
 
     def _function(self, name: str) -> CalledFunction:
         offered, schema = self.offered, self.offered.schemas[name]
+        if schema and not said(schema) and all(isinstance(one, dict) for one in schema.values()):
+            raise BadRequest(offered.places[name], NO_KEYWORD)
         whole = {**ANY_OBJECT, **schema} if schema else NO_ARGUMENTS
         return CalledFunction(whole, offered.places[name], offered.inputs.get(name))
 
