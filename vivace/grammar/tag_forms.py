@@ -12,7 +12,7 @@ from vivace.grammar.backend import GrammarError
 
 KINDS = (
     *("const_string", "json_schema", "regex", "grammar", "any_text", "sequence", "or", "tag"),
-    *("triggered_tags", "tags_with_separator"),
+    *("triggered_tags", "tags_with_separator", "definitions", "defined"),
 )
 """of formats, that clients know; there are others that tools become"""
 
