@@ -97,6 +97,7 @@ CALLS = [tag("<a>", schema(NUMBER), "</a>"), tag("<b>", DIGITS, "</b>")]
             ['<t>{"n":2}</t>{"n":1}'],
             ["<t></t>", '{"n":1}'],
         ),
+        (constant("\x00a\x1f\x7f\x80"), ["\x00a\x1f\x7f\x80"], ["a"]),
         (
             {"type": "sequence", "elements": [ANY, constant("!"), ANY]},
             ["a!", "a!b!", "!"],

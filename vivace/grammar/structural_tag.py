@@ -316,10 +316,7 @@ class _TagRules:
         self._count += len(found)
         if self._count > MAX_WORDS:
             raise GrammarError(f"has over {MAX_WORDS} texts and special tokens in them")
-        return [
-            f"<[{word}]>" if isinstance(word, int) else json.dumps(word, ensure_ascii=False)
-            for word in found
-        ]
+        return [f"<[{word}]>" if isinstance(word, int) else _quoted(word) for word in found]
 
 
 def tag_schemas(root: Any) -> list[tuple[str, Any]]:
@@ -334,6 +331,11 @@ def tag_schemas(root: Any) -> list[tuple[str, Any]]:
 def _schema_place(node: dict[str, Any], place: str) -> str:
     """`place`: of the part, when it was written by the client itself."""
     return str(node.get("place", f"{place}.json_schema"))
+
+
+def _quoted(text: str) -> str:
+    """Of control characters JSON leaves one as it is, which Lark does not read."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _text(node: dict[str, Any], key: str, place: str) -> str:

@@ -39,8 +39,8 @@ SAYING = OF_ALL | OF_STRINGS | OF_OTHERS
 OF_ARGUMENTS = frozenset(("type", "properties", "required", "additionalProperties"))
 MOST_READ = 1 << 20
 """characters of schemas, of all functions of a request: twice what a constraint may have"""
-MOST_OPTIONS = 4096
-"""of a parameter"""
+MOST_OPTIONS = 1000
+"""of a parameter: each is a rule, of which llguidance follows 2000 at a time"""
 VALUE = 8
 """characters that a value counts beside its text"""
 IN_TAGS = "cannot be enforced in the tags that this model's calls are made of; leave it out"
