@@ -11,7 +11,7 @@ import msgspec
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import abbreviate
-from vivace.grammar.tool_tags import TagFormat, any_text, grammar, regex, tagged
+from vivace.grammar.tool_tags import TagFormat, any_text, grammar, regex, sequence, tagged
 from vivace.parsers.inputs import FENCE, FENCE_END, INPUT
 
 CUSTOM, TEXT, GRAMMAR = "custom", "text", "grammar"
@@ -54,7 +54,8 @@ class InputGrammar:
         a backslash."""
         if self.syntax == REGEX:
             return tagged(begin, regex(self.definition, self.place, quoted=True), end)
-        return tagged(FENCE, grammar(self.definition, self.place), FENCE_END)
+        begin, end = (regex(fence, "") for fence in (FENCE, FENCE_END))  # to the letter
+        return sequence(begin, grammar(self.definition, self.place), end)
 
     def plain(self, excludes: tuple[str, ...], end: str) -> TagFormat:
         """The input as it stands, and what ends it; an expression's has none of `excludes`."""
