@@ -12,13 +12,13 @@ import jsonschema
 import msgspec
 import pydantic
 import pytest
+from call_parsers import DISTINCT
 from served_toy import write_toy_llama
 
 from vivace import Engine
 from vivace.frontend.errors import BadRequest
 from vivace.offline.schemas import AnswerType, closed
 from vivace.parsers.events import gather
-from vivace.parsers.names import TOOL_CALL_PARSERS
 from vivace.parsers.parser import AnswerParser, ParseOptions, ParserFormat, answer_format
 from vivace.requests.tool_constraints import ToolCalls
 from vivace.requests.tools import OfferedTools
@@ -34,8 +34,6 @@ SCHEMA = {
     "required": ["color", "age", "ok"],
     "additionalProperties": False,
 }
-DISTINCT = {answer_format(name, None).shape: name for name in TOOL_CALL_PARSERS}.values()
-"""one name for each format of calls"""
 FLAGS: dict[str, Any] = {
     "dtype": "float32",
     "cpu_threads": 1,

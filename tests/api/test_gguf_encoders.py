@@ -81,13 +81,8 @@ def test_files_that_are_no_encoder_of_ours(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(file.read_bytes().replace(b"unknown_t", b"unkn0wn_t"))
     with pytest.raises(vivace.CannotStart, match="unknown_token_id"):
         Engine(tmp_path / "bad.gguf", **FLAGS)
-    for change, named in (
-        ("position_embd.weight", "position_embd"),
-        ("token_types.weight", "token_types"),
-    ):
-        data = file.read_bytes().replace(
-            change.encode(), change.replace("weight", "w3ight").encode()
-        )
+    for tensor in ("position_embd", "token_types"):
+        data = file.read_bytes().replace(f"{tensor}.weight".encode(), f"{tensor}.w3ight".encode())
         (tmp_path / "bad.gguf").write_bytes(data)
-        with pytest.raises(SourceError, match=named):
+        with pytest.raises(SourceError, match=tensor):
             locate(str(tmp_path / "bad.gguf"))

@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+from call_parsers import DISTINCT
 from grammar_kit import EOS, VOCABULARY, backend, compiled, encode, obeys, spell, walk_randomly
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ from vivace.grammar.quoted_regex import quote_regex
 from vivace.grammar.thinking import ThinkingBackend
 from vivace.parsers.events import CallInput, CallStart
 from vivace.parsers.inputs import InputReader
-from vivace.parsers.names import TOOL_CALL_PARSERS
 from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
 from vivace.protocol.constraints import EBNF, REGEX, STRUCTURAL_TAG
 from vivace.requests.custom_tools import CustomDefinition, CustomFormat, GrammarDefinition
@@ -29,7 +29,6 @@ BACKEND = ThinkingBackend(backend(JsonFormat(compact=True)), VOCABULARY)
 PATTERN = r'(?s)[a-c"\\]+\n?(?:\t.)?'
 LARK = 'start: "{" (WORD LF)+ "}"\nWORD: /[ab"\\\\]+/\nLF: /\\n/\n'
 GRAMMARS = {"find": ("regex", PATTERN), "patch": ("lark", LARK)}
-DISTINCT = list({answer_format(name, None).shape: name for name in TOOL_CALL_PARSERS}.values())
 
 
 def tools() -> list[ToolDefinition]:

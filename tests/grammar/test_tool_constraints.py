@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from call_parsers import DISTINCT
 from grammar_kit import (
     EOS,
     SIZE,
@@ -51,8 +52,6 @@ BACKEND = ThinkingBackend(backend(JsonFormat(compact=True)), VOCABULARY)
 SPECIAL = np.isin(np.arange(SIZE), [*VOCABULARY.special_ids, *range(len(TOKENS), SIZE)])
 ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
 FRAMES = {"qwen3": ("<think>", "</think>\n\n"), "kimi": ("◁think▷", "◁/think▷")}
-DISTINCT = list({answer_format(name, None).shape: name for name in TOOL_CALL_PARSERS}.values())
-"""one name for each format"""
 UNTHOUGHT = {"gpt-oss": "<|channel|>commentary"}
 """how answers begin that do not think"""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.parsers.events import AnswerEvent, CallArguments, CallStart, ContentText, ReasoningText
+from vivace.parsers.events import AnswerEvent, CallArguments, CallStart, gather
 
 WEATHER = {
     "type": "object",
@@ -238,23 +238,16 @@ class Parsed:
 
 def gathered(events: list[AnswerEvent]) -> Parsed:
     """All events of an answer; fails when they are out of order."""
-    reasoning, content = list[str](), list[str]()
-    names, arguments = list[str](), list[list[str]]()
+    begun = 0
     for event in events:
-        match event:
-            case ReasoningText(text):
-                reasoning.append(text)
-            case ContentText(text):
-                content.append(text)
-            case CallStart(index, _, name):
-                assert index == len(names)
-                names.append(name)
-                arguments.append([])
-            case CallArguments(index, text):
-                assert index == len(names) - 1
-                arguments[index].append(text)
-    calls = zip(names, map("".join, arguments), strict=True)
-    return Parsed("".join(reasoning), "".join(content), list(calls))
+        if isinstance(event, CallStart):
+            assert event.index == begun
+            begun += 1
+        elif isinstance(event, CallArguments):
+            assert event.index == begun - 1
+    found = gather(events)
+    calls = [(call.name, call.arguments) for call in found.calls]
+    return Parsed(found.reasoning, found.text, calls)
 
 
 def cut(text: str, places: list[int]) -> Iterator[str]:
