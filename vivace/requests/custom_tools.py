@@ -54,8 +54,8 @@ class InputGrammar:
         a backslash."""
         if self.syntax == REGEX:
             return tagged(begin, regex(self.definition, self.place, quoted=True), end)
-        begin, end = (regex(fence, "") for fence in (FENCE, FENCE_END))  # to the letter
-        return sequence(begin, grammar(self.definition, self.place), end)
+        before, behind = (regex(fence, "") for fence in (FENCE, FENCE_END))  # to the letter
+        return sequence(before, grammar(self.definition, self.place), behind)
 
     def plain(self, excludes: tuple[str, ...], end: str) -> TagFormat:
         """The input as it stands, and what ends it; an expression's has none of `excludes`."""
