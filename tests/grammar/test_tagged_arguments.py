@@ -156,6 +156,11 @@ def test_what_may_go_on_as_json_is_not_said() -> None:
         ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value></tool_call>"),
         ("glm47", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value></tool_call>"),
         ("glm45", "<tool_call>g\n\n</tool_call>"),
+        (
+            "minimax-m2",
+            '<minimax:tool_call><invoke name="f"><parameter name="a">x</parameter></invoke>'
+            '<invoke name="g"></invoke></minimax:tool_call>',
+        ),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "x"}}]'),
         ("mistral", '[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a": "x"}'),
         ("pythonic", "[f(a='x \"y\"', b=['u', \"v's\", None], c=None)]"),

@@ -165,6 +165,7 @@ DEEPSEEK_V32 = ToolFormat(
     body=DSML_CALL,
     shape=AnswerShape(
         markers=(f"<{DSML}function_calls>", f'<{DSML}invoke name="'),
+        newlines_optional=True,
         syntaxes=(
             CallSyntax(
                 section=(f"<{DSML}function_calls>\n", f"</{DSML}function_calls>"),
@@ -234,6 +235,7 @@ STEP3 = ToolFormat(
     body=STEP3_CALL,
     shape=AnswerShape(
         markers=("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>"),
+        newlines_optional=True,
         syntaxes=(
             CallSyntax(
                 section=("<｜tool_calls_begin｜>\n", "<｜tool_calls_end｜>"),
@@ -260,6 +262,7 @@ MINIMAX_M2 = ToolFormat(
     body=MINIMAX_CALL,
     shape=AnswerShape(
         markers=("<minimax:tool_call>", '<invoke name="'),
+        newlines_optional=True,
         syntaxes=(
             CallSyntax(
                 section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
