@@ -84,19 +84,23 @@ def test_what_yields_is_told_to_again_and_again_and_only_then():
         found = (signal.sigtimedwait([YIELD_SIGNAL], seconds) for _ in range(most))
         return sum(1 for told in found if told is not None)
 
-    def count() -> tuple[int, int]:
+    def count() -> tuple[int, int, int]:
         signal.pthread_sigmask(signal.SIG_BLOCK, [YIELD_SIGNAL])  # it waits, to be looked at
+        with yield_often():
+            urgently = await_signals(1, 0.01)
+        be_less_urgent()
         with yield_often():
             during = await_signals(20, 10.0)
         await_signals(1, 0.0)  # one that came in between
-        return during, await_signals(1, 0.01)
+        return urgently, during, await_signals(1, 0.01)
 
     with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(count).result() == (20, 0)
+        assert thread.submit(count).result() == (0, 20, 0)
 
 
 def test_who_is_told_to_yield_goes_on_with_what_it_does():
     def compute() -> int:
+        be_less_urgent()
         with yield_often():
             return sum(range(1_000_000))
 

@@ -16,13 +16,8 @@ from grammar_kit import BACKEND
 
 from vivace.grammar import compiled as module
 from vivace.grammar.backend import GrammarError, GrammarMatcher, GrammarUnavailable
-from vivace.grammar.compiler import (
-    MAX_CPU_SECONDS,
-    MAX_SECONDS,
-    GrammarCompiler,
-    SpentTime,
-    watch_thread,
-)
+from vivace.grammar.compile_threads import MAX_SECONDS, PATIENCE, SpentTime, watch_thread
+from vivace.grammar.compiler import MAX_CPU_SECONDS, GrammarCompiler
 from vivace.grammar.replay import SLICE, replay
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, Constraint
 from vivace.protocol.messages import Request, SamplingParams
@@ -126,6 +121,38 @@ def test_what_is_made_once_is_as_urgent_as_streams_and_the_rest_is_less() -> Non
         compiler.matcher(Constraint(kind=REGEX, text=text))
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert seen == [own, own, 19]
+
+
+def test_what_gets_no_processor_is_made_again_as_urgently_as_streams() -> None:
+    """And what waits behind it, while the usual thread is stuck there."""
+    go, threads = threading.Event(), list[str]()
+
+    class StarvedBackend:
+        fill = BACKEND.fill
+
+        def compile(self, constraint: Constraint) -> GrammarMatcher:
+            threads.append(threading.current_thread().name)
+            if constraint.text == "slow" and len(threads) == 2:
+                assert go.wait(20)
+            return BACKEND.compile(constraint)
+
+    watch = Watch()
+    compiler = GrammarCompiler(StarvedBackend, watch)
+    compiler.matcher(Constraint(kind=REGEX, text="first"))
+    bell = rung(compiler)
+    gate = compiler.gate(request("slow"))
+    assert gate is not None and not gate.is_open()
+    watch.spent = SpentTime(cpu=0.1, wall=PATIENCE + 0.2)
+    while not gate.is_open():
+        bell.wait(0.1)
+    assert gate.refusal is None
+    behind = compiler.gate(request("next"))
+    while behind is not None and not behind.is_open():
+        bell.wait(0.1)
+    go.set()
+    assert compiler.matcher(Constraint(kind=REGEX, text="last")).accept([*b"last"]) == 4
+    names = [name.rpartition("_")[0] or name for name in threads]
+    assert names[:4] == ["grammar", "grammar", "grammar-urgent", "grammar-urgent"]
 
 
 def test_a_failure_leaves_no_garbage() -> None:

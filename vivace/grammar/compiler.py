@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property, partial
+from concurrent.futures import wait
+from functools import partial
 
 import numpy as np
 from msgspec.structs import replace
@@ -22,39 +20,26 @@ from vivace.grammar.backend import (
     GrammarUnavailable,
     PlacedMatcher,
 )
-from vivace.grammar.compile_queue import URGENT, CompileJob, CompileQueue
+from vivace.grammar.compile_queue import URGENT
+from vivace.grammar.compile_threads import (
+    ALARM_SLACK,
+    MAX_SECONDS,
+    PATIENCE,
+    CompileThreads,
+    Watch,
+    watch_thread,
+)
 from vivace.grammar.compiled import Compiled, CompiledGrammars
-from vivace.grammar.limits import STACK
 from vivace.grammar.replay import resume
 from vivace.grammar.standing import StandingMatchers
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
 log = logging.getLogger("vivace.grammar")
-THREADS = 1
-"""that compile: two leave less of the cores, and of the interpreter, to steps"""
 MAX_CPU_SECONDS = 5.0
 """of the thread's own processor time for one grammar, behind a trial with its own limit"""
-MAX_SECONDS = 30.0
-"""by the clock: behind these the machine is to blame, and the request may come again"""
 RETRY_SECONDS = 5.0
-ALARM_SLACK = 0.1
 ANY_CONSTRAINT = Constraint(kind=REGEX, text="a")
-
-
-@dataclass(frozen=True)
-class SpentTime:
-    """Seconds of processor time, and by the clock."""
-
-    cpu: float
-    wall: float
-
-
-def watch_thread() -> Callable[[], SpentTime]:
-    """What the thread that calls it spends from now on, which any thread may ask while it lives."""
-    clock = time.pthread_getcpuclockid(threading.get_ident())
-    cpu, wall = time.clock_gettime(clock), time.monotonic()
-    return lambda: SpentTime(cpu=time.clock_gettime(clock) - cpu, wall=time.monotonic() - wall)
 
 
 class GrammarCompiler:
@@ -64,15 +49,14 @@ class GrammarCompiler:
     def __init__(
         self,
         create_backend: Callable[[], GrammarBackend],
-        watch: Callable[[], Callable[[], SpentTime]] = watch_thread,
+        watch: Watch = watch_thread,
     ) -> None:
         self._create_backend = create_backend
-        self._watch = watch
         self._backend: GrammarBackend | None = None
-        self._queue = CompileQueue()
-        self._current: tuple[Compiled, Callable[[], SpentTime]] | None = None
-        """what is being made, and what that has taken"""
+        self._lock = threading.Lock()
+        """of the backend, while it is made"""
         self._compiled = CompiledGrammars()
+        self._threads = CompileThreads(self._compiled.let_go, lambda: self._ring(), watch)
         self.standing = StandingMatchers()
         self._ring: Callable[[], None] = lambda: None
 
@@ -82,7 +66,7 @@ class GrammarCompiler:
 
     def prepare(self) -> None:
         """Begin to read the vocabulary, so that the first answer need not wait for it."""
-        self._submit(partial(self._compile, ANY_CONSTRAINT), Compiled(), URGENT)
+        self._threads.submit(partial(self._compile, ANY_CONSTRAINT), Compiled(), URGENT)
 
     def gate(self, request: Request) -> GrammarGate | None:
         """What a request waits for before its grammar can be obeyed. None: nothing."""
@@ -91,13 +75,15 @@ class GrammarCompiler:
             return None
         made = compiled = self._compiled.hold(constraint)
         if not compiled.done():
-            self._submit(partial(self._compile, copied(constraint)), compiled, request.client)
+            self._threads.submit(
+                partial(self._compile, copied(constraint)), compiled, request.client
+            )
         if request.resumed:
             made = Compiled()
             weakref.finalize(constraint, made.cancel).atexit = False  # nobody waits any more
             follow = partial(self._resume, copied(constraint), compiled, request.resumed)
-            self._submit(follow, made, request.client)
-        gate = GrammarGate(constraint, made, lambda: self._spent(made))
+            self._threads.submit(follow, made, request.client)
+        gate = GrammarGate(constraint, made, self._threads)
         return None if gate.is_open() and gate.refusal is None else gate
 
     def _resume(
@@ -112,7 +98,9 @@ class GrammarCompiler:
         """At the start of an answer; compiled here and now if it is not known. GrammarError."""
         compiled = self._compiled.find(constraint)
         if not compiled.done():
-            self._submit(partial(self._compile, copied(constraint)), compiled, URGENT)
+            self._threads.submit(partial(self._compile, copied(constraint)), compiled, URGENT)
+            wait([compiled], PATIENCE + ALARM_SLACK)
+            self._threads.hurry()
         return compiled.result().copy()
 
     def forget(self, constraint: Constraint) -> None:
@@ -123,54 +111,6 @@ class GrammarCompiler:
         """As `GrammarBackend.fill`."""
         assert self._backend is not None, "it made the matchers"
         self._backend.fill(matchers, masks)
-
-    @cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        """Begun with the first constraint. How much stack the next thread gets is the process's to
-        say, so it is said while this one begins."""
-        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
-        before = threading.stack_size(STACK)
-        try:
-            threads.submit(self._work)
-        finally:
-            threading.stack_size(before)
-        return threads
-
-    def _submit(
-        self, make: Callable[[], GrammarMatcher], made: Compiled, client: int | None
-    ) -> None:
-        """For a thread, when it is the client's turn."""
-        self._queue.put(CompileJob(make, made), client)
-        self._threads.submit(self._work)
-
-    def _work(self) -> None:
-        """In a thread, until nobody waits."""
-        self._compiled.let_go()
-        while (job := self._queue.next()) is not None:
-            if job.made.set_running_or_notify_cancel():
-                self._finish(job)
-            self._compiled.let_go()
-
-    def _finish(self, job: CompileJob) -> None:
-        """Ring when it is there, and when it has taken too long: the engine may be asleep."""
-        alarm = threading.Timer(MAX_SECONDS + ALARM_SLACK, self._ring)
-        alarm.daemon = True
-        try:
-            self._current = job.made, self._watch()
-            alarm.start()
-            job.made.set_result(job.make())
-        except BaseException as error:
-            job.made.set_exception(error)
-        finally:
-            alarm.cancel()
-            self._current = None
-            del job  # it has an error, whose frames would have it
-            self._ring()
-
-    def _spent(self, made: Compiled) -> SpentTime:
-        """Nothing before its turn: others may be before it."""
-        current = self._current
-        return current[1]() if current and current[0] is made else SpentTime(cpu=0.0, wall=0.0)
 
     def _compile(self, constraint: Constraint) -> GrammarMatcher:
         try:
@@ -186,7 +126,9 @@ class GrammarCompiler:
     def _begin(self, constraint: Constraint) -> GrammarMatcher:
         """With the first constraint. What is made once, the backend and its processes, is as urgent
         as streams: where they keep the only core busy, what is less so gets a hundredth of it."""
-        self._backend = self._create_backend()
+        with self._lock:
+            if self._backend is None:
+                self._backend = self._create_backend()
         try:
             return self._backend.compile(constraint)
         finally:
@@ -201,18 +143,17 @@ def copied(constraint: Constraint) -> Constraint:
 class GrammarGate:
     """Opens when the grammar is compiled, and the answer's first tokens are accepted; or never."""
 
-    def __init__(
-        self, constraint: Constraint, made: Compiled, spent: Callable[[], SpentTime]
-    ) -> None:
-        """`spent`: on making it."""
-        self._constraint, self._made, self._spent = constraint, made, spent
+    def __init__(self, constraint: Constraint, made: Compiled, threads: CompileThreads) -> None:
+        """`threads`: that make it."""
+        self._constraint, self._made, self._threads = constraint, made, threads
         self.refusal: Finish | None = None
 
     def is_open(self) -> bool:
         if self._made.done():
             self._judge()
             return True
-        spent = self._spent()
+        self._threads.hurry()
+        spent = self._threads.spent(self._made)
         if spent.cpu > MAX_CPU_SECONDS:
             self._refuse(f"takes longer than {MAX_CPU_SECONDS:g} s to compile; make it simpler")
         elif spent.wall > MAX_SECONDS:

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -41,15 +42,24 @@ class TrialLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitedProcess:
-    """It starts with the first message. One thread calls it."""
+    """It starts with the first message. Each thread that calls has one of its own, which ends with
+    the thread."""
 
     def __init__(self, module: str, begin: msgspec.Struct, limits: TrialLimits) -> None:
         """`python -m module` hears `begin`, and the limits are its own."""
         self._module, self._begin, self._limits = module, encode(begin), limits
-        self._link: ProcessLink | None = None
+        self._links = threading.local()
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="trials")
         """Its thread stays as urgent as the first who asked was then, and so does what it starts:
         who asks later may get a hundredth of a core, in which no process gets ready in time."""
+
+    @property
+    def _link(self) -> ProcessLink | None:
+        return getattr(self._links, "own", None)
+
+    @_link.setter
+    def _link(self, link: ProcessLink | None) -> None:
+        self._links.own = link
 
     @property
     def pid(self) -> int | None:
