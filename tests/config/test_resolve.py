@@ -98,6 +98,7 @@ def test_no_effect_is_told() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
+        ("--grammar-backend outlines", "outlines has no effect"),
         ("--priority-scheduling-preemption-threshold 3", "without --enable-priority-scheduling"),
         ("--schedule-low-priority-values-first", "without --enable-priority-scheduling"),
         ("--log-requests-level 3", "without --log-requests"),

@@ -244,7 +244,7 @@ CLASSIFY: dict[str, list[Case]] = {
 }
 SCORE: dict[str, list[Case]] = {
     "query": [Effect("ab", "abc")],
-    "items": [Effect("ab", ["a", "b"])],
+    "items": [Effect("ab", ["a", "b"]), Refused([], "not empty")],
     "label_token_ids": [Effect([65], [65, 66]), Effect([65], [[66]])],
     "apply_softmax": [Effect(True, False)],
     "item_first": [Effect(True, False, "engine")],

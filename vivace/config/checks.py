@@ -72,7 +72,9 @@ def availability(options: Options, context: ResolveContext) -> list[str]:
                 f"(device {context.platform.name}; see `vivace flags {option.flag[2:]}`)"
             )
         if state.kind is Support.NO_EFFECT:
-            notices.append(f"{option.flag} has {state.text()}")
+            of_all = state is option.states[context.platform.name]
+            shown = "" if of_all else f" {shown_value(value)}"
+            notices.append(f"{option.flag}{shown} has {state.text()}")
     return notices
 
 

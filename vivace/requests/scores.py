@@ -39,7 +39,8 @@ def join_items(query: Any, items: Any, item_first: bool) -> list[Any]:
     if isinstance(items, str):
         items = [items]
     if not isinstance(items, list) or not items:
-        raise BadRequest("items", "must be a text, a list of texts or a list of token id lists")
+        reason = "must be a text, a list of texts or a list of token id lists, and not empty"
+        raise BadRequest("items", reason)
     kind = str if isinstance(query, str) else list
     if not isinstance(query, str | list) or not all(isinstance(item, kind) for item in items):
         raise BadRequest("items", "query and items must both be text, or both token ids")
