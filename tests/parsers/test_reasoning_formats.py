@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ FORCED = [name for name, form in REASONING_FORMATS.items() if form.forced]
 SPLIT = [name for name, form in REASONING_FORMATS.items() if not form.kept]
 
 
-def parse(name: str, pieces: list[str], tools: str | None = None, **options: bool) -> Parsed:
+def parse(name: str, pieces: list[str], tools: str | None = None, **options: Any) -> Parsed:
     chosen = ParseOptions(tools=TOOLS if tools else {}, **options)
     parser = AnswerParser(answer_format(tools, name), chosen)
     events = [event for piece in pieces for event in parser.push(piece)]

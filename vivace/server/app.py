@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -30,7 +31,7 @@ from vivace.server.http_metrics import HttpMetrics
 from vivace.server.openapi import document
 from vivace.server.request_log import RequestLog, add_targets
 from vivace.server.response_link import join_responses
-from vivace.server.response_store import Responses, ResponseStore
+from vivace.server.response_store import ResponseStore
 from vivace.server.route import Route, check_routes, move_routes
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings, build_server_settings
@@ -54,28 +55,19 @@ def build_app(
     responses: int = -1,
 ) -> web.Application:
     """The HTTP application of one frontend process; `memory` is shared with the other ones, and
-    `place` is this one's there. `responses`: descriptor of the socket by which the first place
-    keeps the responses of all; -1: there is no other one."""
+    `place` is this one's there. `responses`: as of `join_responses`."""
     settings = build_server_settings(config)
     if settings.log_requests_targets:
         add_targets(settings.log_requests_targets)
-    kept, link = join_responses(new_store(settings), responses, place)
-    app = make_app(
+    return make_app(
         frontend,
         settings,
         http_metrics=HttpMetrics(memory, place),
         request_log=make_request_log(settings, memory.request_log if memory else None),
         tool_servers=tool_servers,
-        responses=kept,
+        place=place,
+        responses=responses,
     )
-    if link is not None:
-        app.on_startup.append(link.open)
-        app.on_cleanup.append(link.close)
-    return app
-
-
-def new_store(settings: ServerSettings) -> ResponseStore:
-    return ResponseStore(shared=Keys(settings.api_keys, settings.admin_api_keys).clients > 1)
 
 
 def make_request_log(settings: ServerSettings, memory: memoryview | None = None) -> RequestLog:
@@ -94,7 +86,8 @@ def make_app(
     http_metrics: HttpMetrics | None = None,
     request_log: RequestLog | None = None,
     tool_servers: ToolServers | None = None,
-    responses: Responses | None = None,
+    place: int = 0,
+    responses: int = -1,
 ) -> web.Application:
     """The application from plain settings; ValueError when the route table is incomplete,
     CannotStart when a path cannot be moved."""
@@ -102,6 +95,8 @@ def make_app(
     routes = move_routes(routes, settings.moved_paths)
     keys = Keys(settings.api_keys, settings.admin_api_keys)
     browsers = BrowserPolicy(settings.allowed_origins, settings.allowed_hosts)
+    store = ResponseStore(shared=keys.clients > 1)
+    kept, link = join_responses(store, responses, place)
     context = Context(
         frontend=frontend,
         settings=settings,
@@ -112,7 +107,7 @@ def make_app(
         bodies=BodyBudget(max(settings.bodies_limit, settings.body_limit)),
         start_queue=StartQueue(frontend.engine, settings.start_queue_limit),
         pending=PendingRequests(frontend.engine),
-        responses=new_store(settings) if responses is None else responses,
+        responses=kept,
         tool_servers=tool_servers or ToolServers(),
         syntax=answer_syntax(
             frontend,
@@ -126,13 +121,22 @@ def make_app(
     forms = {prefix + route.path: route.errors for prefix in prefixes for route in routes}
     app = web.Application(middlewares=[guard(context, with_folders(forms))], client_max_size=0)
     app[CONTEXT] = context
+    if link is not None:
+        app.on_startup.append(link.open)
+        app.on_cleanup.append(link.close)
     for prefix in prefixes:
-        for route in routes:
-            handle = bind(context, route)
-            for method in route.methods:
-                app.router.add_route(method, prefix + route.path, handle)
+        add_routes(app, context, routes, prefix)
     app.on_response_prepare.extend((name_server, end_connection, browsers.mark))
     return app
+
+
+def add_routes(
+    app: web.Application, context: Context, routes: Sequence[Route], prefix: str
+) -> None:
+    for route in routes:
+        handle = bind(context, route)
+        for method in route.methods:
+            app.router.add_route(method, prefix + route.path, handle)
 
 
 # -- listening ------------------------------------------------------------------------------------
