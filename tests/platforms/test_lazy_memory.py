@@ -61,6 +61,14 @@ def test_more_than_there_is_address_space_for() -> None:
 
 
 @linux
+def test_a_little_here_and_there_takes_little() -> None:
+    before = resident_bytes()
+    memory = zeroed_memory(256 * MIB, torch.device("cpu"), huge=False)
+    memory.tensor[4 * MIB :: 4 * MIB] = 1
+    assert resident_bytes() - before < 32 * MIB
+
+
+@linux
 def test_what_threads_share_of_attention_costs_nothing_before_it_is_used() -> None:
     """Of long contexts it may be 256 MiB each, in each rank."""
     layer = AttentionLayer(index=0, scale=1.0, heads=32, kv_heads=8, head_dim=128)

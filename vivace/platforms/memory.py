@@ -44,23 +44,25 @@ class LazyMemory:
     nothing.
 
     In huge pages but for the first one's length: many buffers (one for each layer) that hold a
-    few kilobytes each would take 2 MiB each.
+    few kilobytes each would take 2 MiB each. Not `huge`: in none, where a little is touched here
+    and there.
     """
 
     lazy = True
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, *, huge: bool = True) -> None:
         length = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         try:
             self._map = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise CannotStart(
-                f"{nbytes} bytes for keys and values: {error.strerror} (`ulimit -v`, or the "
-                "system's overcommit rules); --max-total-tokens with a smaller number takes less"
+                f"{nbytes} bytes of memory: {error.strerror} (`ulimit -v`, or the system's "
+                "overcommit rules); --max-total-tokens with a smaller number takes less"
             ) from error
         if length > HUGE_PAGE:
+            advice = mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE
             with contextlib.suppress(OSError):  # a kernel without huge pages
-                self._map.madvise(mmap.MADV_HUGEPAGE, HUGE_PAGE)
+                self._map.madvise(advice, HUGE_PAGE)
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)[:nbytes]
 
     def give_back(self, start: int, end: int) -> None:
@@ -71,7 +73,7 @@ class LazyMemory:
             self._map.madvise(mmap.MADV_DONTNEED, first, length)
 
 
-def zeroed_memory(nbytes: int, device: torch.device) -> Memory:
+def zeroed_memory(nbytes: int, device: torch.device, *, huge: bool = True) -> Memory:
     if device.type == "cpu" and sys.platform.startswith("linux"):
-        return LazyMemory(nbytes)
+        return LazyMemory(nbytes, huge=huge)
     return WholeMemory(nbytes, device)

@@ -317,7 +317,7 @@ class PartialResults:
         fewest = min((layer.kv_heads for layer in layers), default=1)
         wanted = LEAST_QUERIES * -(-CHUNKS_PER_THREAD * threads // fewest) if threads > 1 else 0
         rows = min(wanted, LARGEST_PARTIAL // (4 * row))
-        self._results = zeroed_memory(4 * rows * row, torch.device("cpu")).tensor
+        self._results = zeroed_memory(4 * rows * row, torch.device("cpu"), huge=False).tensor
         most = max((layer.kv_heads for layer in layers), default=1)
         self._arrivals = torch.zeros(rows * most, dtype=torch.int64)
         self.words = (self._results.data_ptr(), self._arrivals.data_ptr(), rows, tiles)

@@ -208,7 +208,7 @@ class LatentPartials:
         groups = [-(-layer.heads // HEADS) for layer in layers]
         wanted = -(-CHUNKS_PER_THREAD * threads // min(groups, default=1)) - 1 if threads > 1 else 0
         rows = min(wanted, LARGEST_PARTIAL // (4 * row)) if layers else 0
-        self._results = zeroed_memory(4 * rows * row, torch.device("cpu")).tensor
+        self._results = zeroed_memory(4 * rows * row, torch.device("cpu"), huge=False).tensor
         self._arrivals = torch.zeros(rows * max(groups, default=1), dtype=I64)
         self.words = (self._results.data_ptr(), self._arrivals.data_ptr(), rows, segments)
 
