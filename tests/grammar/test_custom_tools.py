@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -149,3 +150,17 @@ def allows(pattern: str, text: str) -> bool:
 def test_expressions_that_cannot_be_written_in_strings(pattern: str) -> None:
     with pytest.raises(GrammarError, match=re.escape("JSON")):
         quote_regex(pattern)
+
+
+SIGNS = st.sampled_from([*"\\[](){}?*+|^$.-&~pPxusdDWSA<>:=!i0a", "\\p{L}", "(?i", "[[:alpha:]]"])
+
+
+@given(st.lists(SIGNS, max_size=25))
+def test_any_text_is_an_expression_or_refused(signs: list[str]) -> None:
+    with suppress(GrammarError):
+        quote_regex("".join(signs))
+
+
+def test_sets_that_do_not_end_take_no_time() -> None:
+    for many in (r"\x{a}", "a-", r"\p{L}"):
+        assert quote_regex("[" + 40 * many).startswith("[")

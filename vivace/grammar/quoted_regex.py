@@ -19,15 +19,16 @@ CHARACTERS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 CODE = re.compile(r"[xuU]\{?([0-9a-fA-F]+)\}?")
 WITHIN = "in an argument that is a string of JSON, as this model writes it, "
 _ESCAPE = (
-    r"\\(?:[xu]\{[^}]*\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[pP](?:\{[^}]*\}|.)|.)"
+    r"\\(?>[xu]\{[^}]{0,40}\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}"
+    r"|[pP](?:\{[^}]{0,40}\}|.)|.)"
 )
 _PART = re.compile(
-    rf"(?P<set>\[\^?\]?(?:{_ESCAPE}|[^\\\]])*\])|(?P<escape>{_ESCAPE})|(?P<dot>\.)"
+    rf"(?P<set>\[\^?+\]?+(?:{_ESCAPE}|[^\\\]])*+\])|(?P<escape>{_ESCAPE})|(?P<dot>\.)"
     r"|(?P<flags>\(\?[a-zA-Z]*-?[a-zA-Z]*[:)])|(?P<group>\((?:\?P?<\w+>)?)|(?P<end>\))|(?P<other>.)",
     re.DOTALL,
 )
 _MEMBER = re.compile(rf"({_ESCAPE}|[^\\])(?:-({_ESCAPE}|[^\\\]]))?", re.DOTALL)
-_NESTED = re.compile(rf"(?:{_ESCAPE}|[^\\\[&~-]|-(?!-)|&(?!&)|~(?!~))*", re.DOTALL)
+_NESTED = re.compile(rf"(?:{_ESCAPE}|[^\\\[&~-]|-(?!-)|&(?!&)|~(?!~))*+", re.DOTALL)
 _ANCHORS = frozenset("AzbB")
 
 

@@ -27,7 +27,7 @@ class TranslatedGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TranslatorProcess:
-    """`translate` of source.py, within limits. One thread calls it."""
+    """`translate` of source.py, within limits, in a process for each thread that calls."""
 
     def __init__(self, dialect: GrammarDialect, limits: TrialLimits | None = None) -> None:
         limits = limits or TrialLimits()

@@ -29,7 +29,7 @@ class TriedGrammar(msgspec.Struct, frozen=True):
 
 
 class XGrammarTrial:
-    """One thread calls it."""
+    """In a process for each thread that calls."""
 
     def __init__(
         self, vocabulary: TokenVocabulary, form: JsonFormat, limits: TrialLimits = LIMITS
