@@ -302,6 +302,12 @@ def test_types_that_refer_to_themselves_are_read_once(name: str) -> None:
         assert read(name, call(name, "3"), {"f": schema}) == [["f", '{"a": "3"}']]
 
 
+@pytest.mark.parametrize("properties", [["a"], "a", 3, {"a": ["string"]}, {"a": {"$ref": 3}}])
+def test_parameters_that_are_no_schemas_are_read_all_the_same(properties: Any) -> None:
+    found = read("qwen3_coder", call("qwen3_coder", "x"), {"f": {"properties": properties}})
+    assert found == [["f", '{"a": "x"}']]
+
+
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
