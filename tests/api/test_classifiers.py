@@ -17,6 +17,9 @@ from toy_models import make
 
 import vivace
 from vivace.api import Engine
+from vivace.config.parsing import from_arguments
+from vivace.launch.configure import configure
+from vivace.launch.summary import curl
 
 EXACT: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 TEXTS = ["The sea is wide.", "why?", "The sky is high and the sea is wide, how high? " * 3]
@@ -159,6 +162,8 @@ def test_a_process_reward_model_judges_each_step(
 
 def test_the_token_that_ends_a_step_is_in_the_vocabulary(tmp_path: Path, start: Start) -> None:
     judge_steps(tmp_path)
+    config = configure(from_arguments(model_path=str(tmp_path), skip_tokenizer_init=True))
+    assert f'"input": [{STEP}]' in " ".join(curl(config, "http://127.0.0.1:1", "judge"))
     rename_class(tmp_path, "Qwen2ForProcessRewardModel", step_tag_id=None)
     with pytest.raises(vivace.CannotStart, match="step_tag_id"):
         start(tmp_path)

@@ -129,7 +129,8 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if count > self.end - self.at:
-            raise self.fail(f"{count} bytes wanted, {self.end - self.at} left in the file")
+            left = self.end - self.at
+            raise self.fail(f"{count} bytes wanted, {left} left in the file; fetch it again")
         piece = self.data[self.at : self.at + count]
         self.at += count
         return piece

@@ -213,13 +213,15 @@ def curl(config: Config, url: str, name: str) -> tuple[str, ...]:
     vectors = "embeddings" if count_labels(config) is None else "classify"
     path = f"{root}/v1/{vectors if embeds else 'chat/completions'}"
     model = json.dumps(name).replace("'", "'\\''")
+    step = config.facts.pooled.step_token if config.facts.pooled else None
+    text = '"What is gravity?"' if step is None else f"[{step}]"
     return (
         f"curl {url}{path}",
         *(["-H 'Authorization: Bearer <api key>'"] if config.http.keys else []),
         "-H 'Content-Type: application/json'",
         f'-d \'{{"model": {model},',
         *(
-            ['"input": "What is gravity?"}\'']
+            [f'"input": {text}}}\'']
             if embeds
             else [
                 '"messages": [{"role": "user",',

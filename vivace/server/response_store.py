@@ -280,8 +280,8 @@ class ResponseStore:
         if kept is None:
             raise HTTPError(
                 404,
-                f"Response with id {identity[:100]!r} not found: it was not stored here, or has "
-                "made room for others",
+                f"Response with id {identity[:100]!r} not found: it was not stored here, has "
+                "made room for others, or went with the process that kept it",
                 param="response_id",
                 code="not_found",
             )
