@@ -187,6 +187,12 @@ def test_other_ways_to_write_a_call_can_be_said(name: str, text: str) -> None:
     assert all(json.loads(arguments) is not None for _, arguments in read(name, text, schemas))
 
 
+def test_a_long_text_that_is_forced_is_not_looked_ahead_at() -> None:
+    """It took all the work that the library allows."""
+    schema = offer({"type": "string", "pattern": "^a{1000}$"})
+    assert accepts("qwen3_coder", schema, "a" * 1000)
+
+
 def test_a_newline_behind_required_calls_is_no_promise_of_another() -> None:
     found = asked("qwen3_coder", {"g": {}}, required=("g",)).syntax(None)
     assert found.constraint is not None

@@ -30,8 +30,8 @@ ANY_TEXT = "any_text"
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 """The library looks ahead as far as text is forced, which never ends behind `/a+/ "a"`: what is
 repeated takes every a, so that one must follow for ever. For grammars and expressions in them."""
-REPEATS = re.compile(r"[*+]|,\}")
-"""what those have that do so, and some others"""
+MAY_GO_ON = re.compile(r"[*+)]|,\}|\{\d\d|\{.*\{|.{65}", re.DOTALL)
+"""what those have that do so, or whose texts are long, which takes as much work; and some others"""
 
 
 def tag_grammar(
@@ -147,7 +147,7 @@ class _TagRules:
         and is not `unlike`: expressions for the whole of it."""
         excluded = [*_texts(node, "excludes", place), *also]
         patterns, unlike = _texts(node, "patterns", place), _texts(node, "unlike", place)
-        self.foreign = self.foreign or bool(unlike) or any(map(REPEATS.search, patterns))
+        self.foreign = self.foreign or bool(unlike) or any(map(MAY_GO_ON.search, patterns))
         if excluded:
             words = "|".join(map(_as_pattern, dict.fromkeys(excluded)))
             unlike = [*unlike, f"(?s:.*)(?:{words})(?s:.*)"]
