@@ -81,6 +81,7 @@ OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
         ({"patternProperties": {"a": {}, "\\bb": {}}}, "patternProperties: cannot"),
         ({"type": "string", "pattern": "(?=a)b"}, "look"),
         ({"enum": []}, "anyOf"),
+        ({"type": "integer", "minimum": 10**400}, "too large"),
         (False, "false"),
         ({"x-guidance": {"lenient": True}, "not": {}}, "not"),
         ("{", "JSON"),

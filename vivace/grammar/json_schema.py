@@ -58,7 +58,10 @@ def json_grammar(schema: Any, form: JsonFormat) -> str:
     from llguidance import LLMatcher
 
     text = json.dumps(schema if isinstance(schema, dict) else {"allOf": [schema]})
-    return LLMatcher.grammar_from_json_schema(text, overrides=json_options(form))  # type: ignore[arg-type]
+    try:
+        return LLMatcher.grammar_from_json_schema(text, overrides=json_options(form))  # type: ignore[arg-type]
+    except ValueError as error:
+        raise GrammarError(f"has a number that is too large to be enforced ({error})") from error
 
 
 def json_options(form: JsonFormat) -> dict[str, Any]:
