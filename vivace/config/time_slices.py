@@ -34,6 +34,7 @@ SHORTEST = 100_000
 YIELD_NANOSECONDS = 500_000
 YIELD_SIGNAL = 64
 """the last one: SIGRTMAX"""
+REFUSED = -1
 NICEST = 19
 
 
@@ -79,9 +80,9 @@ def start_yielding() -> int | None:
     every = struct.pack("=4q", 0, YIELD_NANOSECONDS, 0, YIELD_NANOSECONDS)
     with contextlib.suppress(OSError):
         call(create, time.CLOCK_MONOTONIC, event, ctypes.addressof(timer))
-        library.signal(ctypes.c_int(YIELD_SIGNAL), handler)
-        call(start, timer.value, 0, every, 0)
-        return timer.value
+        if library.signal(ctypes.c_int(YIELD_SIGNAL), handler) != REFUSED:
+            call(start, timer.value, 0, every, 0)
+            return timer.value
     return None
 
 
