@@ -49,12 +49,13 @@ def watch_thread() -> Callable[[], SpentTime]:
 
 
 class CompileThreads:
-    """Jobs in the order of their queue. `ring` is called when one is made, and when one takes long:
-    the engine may be asleep."""
+    """Jobs in the order of their queue."""
 
-    def __init__(self, between: Callable[[], None], ring: Callable[[], None], watch: Watch) -> None:
+    def __init__(self, between: Callable[[], None], watch: Watch) -> None:
         """`between`: called before and behind each job"""
-        self._between, self._ring, self._watch = between, ring, watch
+        self._between, self._watch = between, watch
+        self.ring: Callable[[], None] = lambda: None
+        """called when a job is done, and when one takes long: the engine may be asleep"""
         self._queue = CompileQueue()
         self._usual: CompileJob | None = None
         """what the usual thread is making"""
@@ -105,8 +106,7 @@ class CompileThreads:
 
     def _finish(self, job: CompileJob) -> None:
         alarms = [
-            threading.Timer(seconds + ALARM_SLACK, self._ring)
-            for seconds in (PATIENCE, MAX_SECONDS)
+            threading.Timer(seconds + ALARM_SLACK, self.ring) for seconds in (PATIENCE, MAX_SECONDS)
         ]
         try:
             self._spent.setdefault(job.made, self._watch())
@@ -124,7 +124,7 @@ class CompileThreads:
                 alarm.cancel()
             self._spent.pop(job.made, None)
             del job  # it has an error, whose frames would have it
-            self._ring()
+            self.ring()
 
     # -- the urgent one ----------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class CompileThreads:
                 job.made.set_exception(error)
         except Exception:
             return
-        self._ring()
+        self.ring()
 
 
 def run_apart(work: Callable[[], None]) -> None:

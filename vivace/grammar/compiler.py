@@ -56,13 +56,12 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         """of the backend, while it is made"""
         self._compiled = CompiledGrammars()
-        self._threads = CompileThreads(self._compiled.let_go, lambda: self._ring(), watch)
+        self._threads = CompileThreads(self._compiled.let_go, watch)
         self.standing = StandingMatchers()
-        self._ring: Callable[[], None] = lambda: None
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         """`ring` is called, from any thread, when a grammar is compiled."""
-        self._ring = ring
+        self._threads.ring = ring
 
     def prepare(self) -> None:
         """Begin to read the vocabulary, so that the first answer need not wait for it."""
