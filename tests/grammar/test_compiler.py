@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -100,7 +101,11 @@ def test_a_gate_refuses_what_does_not_compile(error: Exception, status: int, tol
     assert backend.compiled == ["ab", *again], "what is not its own fault may not come again"
 
 
-def test_what_is_made_once_is_as_urgent_as_streams_and_the_rest_is_less() -> None:
+def test_what_is_made_once_is_as_urgent_as_streams_and_the_rest_is_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vivace.grammar.compile_threads.PATIENCE", 60.0)  # nothing is begun twice
+    monkeypatch.setattr("vivace.grammar.compiler.PATIENCE", 60.0)
     seen: list[int] = []
 
     def look() -> None:
@@ -183,6 +188,17 @@ def test_a_failure_leaves_no_garbage() -> None:
         assert errors[0]() is None
     finally:
         gc.enable()
+
+
+def test_a_thread_that_has_just_ended_has_no_clock() -> None:
+    def gone() -> SpentTime:
+        raise OSError(errno.EINVAL, "as the clock of such a thread")
+
+    backend = SlowBackend()
+    compiler = GrammarCompiler(lambda: backend, lambda: gone)
+    gate = compiler.gate(request("ab"))
+    assert gate is not None and backend.begun.wait(20) and not gate.is_open()
+    backend.go.set()
 
 
 def test_a_compiler_that_nobody_has_any_more_is_no_garbage() -> None:

@@ -16,7 +16,7 @@ from vivace.grammar.backend import PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.processor import GrammarLogitsProcessor
 from vivace.grammar.replay import SLICE
-from vivace.grammar.standing import MOST_TOKENS, StandingMatchers
+from vivace.grammar.standing import MOST_MATCHERS, MOST_TOKENS, StandingMatchers
 from vivace.platforms.ops.sampling import TorchSampling
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import LogprobOptions, SamplingParams
@@ -131,6 +131,17 @@ def test_matchers_are_kept_of_few_tokens() -> None:
         kept.keep(constraint, answer, matcher)
     assert [kept.take(constraint, answer) for answer in answers] == [None, None, *[matcher] * 3]
     assert [kept.take(constraint, answer) for answer in answers] == [None] * 5
+
+
+def test_few_matchers_are_kept_of_answers_of_any_length() -> None:
+    kept = StandingMatchers()
+    constraint = Constraint(kind=REGEX, text="[ab]*")
+    matcher = BACKEND.compile(constraint)
+    answers = [[number] * (SLICE + 1) for number in range(MOST_MATCHERS + 2)]
+    for answer in answers:
+        kept.keep(constraint, answer, matcher)
+    found = [kept.take(constraint, answer) for answer in answers]
+    assert found == [None, None, *[matcher] * MOST_MATCHERS]
 
 
 class WatchedMatcher:

@@ -322,6 +322,10 @@ def test_parameters_that_are_no_schemas_are_read_all_the_same(properties: Any) -
         (offer({"type": "string", "pattern": "^a|b$"}), "properties.a.pattern"),
         (offer({"type": "string", "enum": [f"{TAG}<parameter="]}), "properties.a"),
         (offer({"type": "array", "items": {"$ref": "#/properties/n"}}), "properties.a.$ref"),
+        (
+            {"additionalProperties": [{"$ref": "#/$defs/x"}], "$defs": {"x": {}}},
+            "additionalProperties",
+        ),
         (offer({"$ref": "#/$defs/color", "minLength": 2}), "properties.a.$ref"),
         (offer({"type": "string", "anyOf": 3}), "properties.a.anyOf"),
         ({"type": "array"}, "type"),

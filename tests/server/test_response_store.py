@@ -119,6 +119,19 @@ def test_what_runs_in_the_background_has_limits_too(length: int, places: int) ->
     assert asyncio.run(fill()) == places
 
 
+def test_who_waits_for_what_cannot_be_begun_again_hears_of_it() -> None:
+    async def wait() -> None:
+        store = ResponseStore(max_bytes=20 * OVERHEAD)
+        await store.begin(1, "a", RUNNING)
+        waiting = asyncio.create_task(store.wait_stop(1, "a"))
+        await asyncio.sleep(0)
+        large = StoredResponse(b"x" * 99 * OVERHEAD, background=True, running=True)
+        assert await refusal(store.begin(1, "a", large)) == 503
+        await asyncio.wait_for(waiting, 20)
+
+    asyncio.run(wait())
+
+
 @given(st.lists(st.integers(1, 4), max_size=MAX_RUNNING * 2))
 def test_who_has_less_in_the_background_finds_a_place(asked: list[int]) -> None:
     """Whatever others have begun: a client's first one always, and more as long as it leaves others

@@ -118,7 +118,9 @@ MIDDLE = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>")
 
 
 @pytest.mark.parametrize("special", [MIDDLE, ("[SUFFIX]", "[PREFIX]")])
-def test_what_is_missing_in_the_middle(special: tuple[str, ...]) -> None:
+def test_what_is_missing_in_the_middle(
+    special: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = make_tokenizer(special=special, begin=True)
     names = [tokenizer.token_id(one) for one in special]
     if len(names) == 2:
@@ -135,6 +137,17 @@ def test_what_is_missing_in_the_middle(special: tuple[str, ...]) -> None:
         assert "insert" in ask(server, "/api/show", {"model": MODEL}).json["capabilities"]
         answer = ask(server, "/v1/completions", {**body, "prompt": [65], "max_tokens": 3})
         assert (answer.status, answer.json["param"]) == (400, "suffix")
+        monkeypatch.setattr("vivace.server.openai.completions.IDS", 5)
+        for prompt, code in ((["a"], 200), (["a", "b"], 400)):
+            asked_for = {**body, "prompt": prompt, "max_tokens": 3}
+            assert ask(server, "/v1/completions", asked_for).status == code
+
+
+def test_tools_that_are_no_functions_are_refused(server: Running) -> None:
+    tools = [{"type": "custom", "custom": {"name": "x"}}]
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "tools": tools}
+    answer = ask(server, "/api/chat", body)
+    assert answer.status == 400 and "tools[0].type" in answer.json["error"]
 
 
 @pytest.mark.parametrize(

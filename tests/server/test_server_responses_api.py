@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +20,7 @@ from vivace.protocol.messages import Finish, Request
 from vivace.server.apis.responses_events import ResponseEvents
 from vivace.server.apis.responses_request import begin_response
 from vivace.server.apis.responses_schema import ResponsesRequest
+from vivace.server.response_store import ResponseStore
 from vivace.server.settings import ServerSettings
 
 PATH = "/v1/responses"
@@ -414,6 +417,33 @@ def test_a_response_in_the_background(server: Running) -> None:
     assert ask(server, f"{PATH}/{found['id']}/cancel").json == whole
     create(server, input="and?", previous_response_id=found["id"])
     assert "<assistant>Well" in prompt(server)
+
+
+def test_a_client_may_leave_while_its_response_is_begun(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, begun, go = ResponseStore.begin, list[str](), threading.Event()
+
+    async def begin_slowly(store: ResponseStore, client: int, identity: str, *args: Any, **kw: Any):
+        begun.append(identity)
+        while not go.is_set():
+            await asyncio.sleep(0.01)
+        await begin(store, client, identity, *args, **kw)
+        begun.append(identity)
+
+    monkeypatch.setattr(ResponseStore, "begin", begin_slowly)
+    body = json.dumps({"model": "m", "input": "hi", "background": True}).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        server.until(lambda: bool(begun))
+    http = server.runner.server
+    assert http is not None
+    server.until(lambda: not http.connections)
+    go.set()
+    server.until(lambda: len(begun) == 2)
+    server.until(lambda: server.frontend.accepted == 0)
+    assert status(server, begun[0]) == "completed"
 
 
 def test_what_goes_wrong_in_the_background_stands_in_the_response(server: Running) -> None:

@@ -38,6 +38,7 @@ class SpentTime:
         return self.wall - self.cpu
 
 
+NOTHING = SpentTime(cpu=0.0, wall=0.0)
 Watch = Callable[[], Callable[[], SpentTime]]
 
 
@@ -75,7 +76,9 @@ class CompileThreads:
     def spent(self, made: Compiled) -> SpentTime:
         """Nothing before its turn: others may be before it."""
         found = self._spent.get(made)
-        return found() if found else SpentTime(cpu=0.0, wall=0.0)
+        with suppress(OSError):  # its thread has just ended, and so has the clock of that
+            return found() if found else NOTHING
+        return NOTHING
 
     def hurry(self) -> None:
         """Something is waited for: what the usual thread has had no processor for is begun again,

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from vivace.grammar.backend import GrammarError
+
 MAX_WORK = 200_000
 """items of rules that are looked at"""
 START = "start"
@@ -44,6 +46,15 @@ class ChoiceOfItems:
         for sequence in self.sequences:
             for item in sequence:
                 yield from [item] if isinstance(item, str) else item.names()
+
+
+def check_ends(lark: str) -> None:
+    """Raises GrammarError for a grammar without a finite text."""
+    if has_no_finite_text(lark):
+        raise GrammarError(
+            "never ends: every text of its first rule has another one in it; give a rule on the "
+            "way an alternative without"
+        )
 
 
 def has_no_finite_text(lark: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vivace.grammar.backend import GrammarError, JsonFormat
-from vivace.grammar.endless_rules import has_no_finite_text
+from vivace.grammar.endless_rules import check_ends
 from vivace.grammar.json_schema import json_grammar, read_schema
 from vivace.grammar.schema_refusals import explain_expression, explain_refusal
 from vivace.grammar.structural_tag import NO_FORCING, tag_grammar, tag_schemas
@@ -62,11 +62,7 @@ def _translate_ebnf(text: str, dialect: GrammarDialect) -> str:
     from llguidance import LLMatcher
 
     lark = to_lark(text)
-    if has_no_finite_text(lark):
-        raise GrammarError(
-            "never ends: every text of its first rule has another one in it; give a rule on the "
-            "way an alternative without"
-        )
+    check_ends(lark)
     return LLMatcher.grammar_from_lark(lark)
 
 

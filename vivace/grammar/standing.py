@@ -16,6 +16,8 @@ from vivace.protocol.constraints import Constraint
 
 MOST_TOKENS = 1 << 18
 """of all answers together: matchers remember each of them"""
+MOST_MATCHERS = 16
+"""each has an automaton of its own, up to tens of megabytes, and the text of its constraint"""
 
 Place = tuple[str, str, bytes]
 
@@ -44,7 +46,7 @@ class StandingMatchers:
             self._remove(place)
             self._kept[place] = StandingMatcher(matcher, len(tokens))
             self._tokens += len(tokens)
-            while self._tokens > MOST_TOKENS:
+            while self._tokens > MOST_TOKENS or len(self._kept) > MOST_MATCHERS:
                 self._remove(next(iter(self._kept)))
 
     def take(self, constraint: Constraint, tokens: Sequence[int]) -> GrammarMatcher | None:

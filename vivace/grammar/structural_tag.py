@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vivace.grammar.backend import GrammarError, JsonFormat
+from vivace.grammar.endless_rules import check_ends
 from vivace.grammar.json_schema import check_schema, json_options, walk
 from vivace.grammar.limits import MAX_DEPTH
 from vivace.grammar.quoted_regex import quote_regex
@@ -130,6 +131,7 @@ class _TagRules:
         name = f"grammar_{len(self.grammars)}"
         try:
             lark = self._to_lark(_text(node, "grammar", place))
+            check_ends(lark)
         except GrammarError as error:
             raise GrammarError(f"{node.get('place', place)}: {error}") from error
         self.grammars.append({"name": name, "lark_grammar": lark})

@@ -93,6 +93,8 @@ class Parameter:
         schema, defs = self.schema, {key: self.root[key] for key in DEFINITIONS if key in self.root}
         if not any(references(schema)):
             return json_value(schema, self.place)
+        if not isinstance(schema, Mapping):
+            raise NotWritable(self.place, "must be a schema")
         for ref in references([schema, defs]):
             if not ref.startswith(tuple(f"#/{key}/" for key in DEFINITIONS)):
                 raise NotWritable(f"{self.place}.$ref", "must refer to what stands in $defs")
@@ -157,16 +159,16 @@ def read_parameters(
     if not isinstance(properties, Mapping) or not isinstance(required, list | tuple):
         raise NotWritable(place, "properties must be an object, required a list")
     found: list[Parameter] = []
-    more = schema.get("additionalProperties", True)
+    more, wanted = schema.get("additionalProperties", True), frozenset(map(str, required))
     for name in dict.fromkeys((*properties, *map(str, required))):
         inner, at = properties.get(name, more), f"{place}.properties.{name[:MAX_NAME]}"
-        if inner is False and name not in required:
+        if inner is False and name not in wanted:
             continue
         if inner is False and name not in properties:
             raise NotWritable(f"{place}.required", f"{name[:MAX_NAME]!r}: {NO_PROPERTY}")
         if inner is False or len(name) > MAX_NAME or key.fullmatch(name) is None:
             raise NotWritable(at, NO_KEY)
-        found.append(Parameter(name, inner, root, at, name in required))
+        found.append(Parameter(name, inner, root, at, name in wanted))
     others = Parameter("", more, root, f"{place}.additionalProperties")
     for one in (*found, others):
         allowance.take(whole if any(references(one.schema)) else 0, one.place)

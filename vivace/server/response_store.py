@@ -195,7 +195,12 @@ class ResponseStore:
         if earlier is not None:  # who makes it had lost its connection
             history = earlier.history
         size = entry.size + len(lost) + (history.size if history is not None else 0)
-        self._check_running(client, size)
+        try:
+            self._check_running(client, size)
+        except HTTPError:
+            if earlier is not None:  # who waits for it or follows it has to hear
+                earlier.end()
+            raise
         kept = self._running[client, identity] = KeptResponse(entry, size, lost, history)
         self._keep(client, identity, kept)
         if earlier is not None:

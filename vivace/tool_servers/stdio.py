@@ -44,6 +44,8 @@ class StdioTransport(asyncio.SubprocessProtocol):
 
     async def send(self, data: bytes) -> Callable[[], object]:
         pipe = self._pipe()
+        if not self._over and (pipe is None or pipe.is_closing()):
+            await self._hear_why()
         if self._over or pipe is None or pipe.is_closing():
             raise ToolServerError(self._over or "it reads no more")
         if pipe.get_write_buffer_size() > self._limits.message:
@@ -117,6 +119,13 @@ class StdioTransport(asyncio.SubprocessProtocol):
         """Its end is told once what it has said of it is there."""
         if self._exited.is_set() and self._silent.is_set():
             self._end(self._why_ended())
+
+    async def _hear_why(self) -> None:
+        """Its input is heard to be closed before its process is heard to have ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * LAST_WORDS):
+                await self._exited.wait()
+                await self._silent.wait()
 
     def _why_ended(self) -> str:
         assert self._process is not None

@@ -8,6 +8,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import abbreviate, refuse_unsupported
 from vivace.requests.schema import TEXT_ONLY, FunctionCall, Message, ToolCall
+from vivace.requests.tools import FUNCTION
 from vivace.server.apis.chat_run import chat_request, completion_request, renamed
 from vivace.server.apis.ollama_schema import (
     GENERATE_REFUSED,
@@ -63,6 +64,9 @@ def plain_name(model: str) -> str:
 
 def read_chat(params: OllamaChatRequest, rid: str) -> ChatRequest:
     """What /api/chat asks of the chat path, without its messages (`read_messages`)."""
+    for number, tool in enumerate(params.tools or ()):
+        if isinstance(tool, dict) and tool.get("type", FUNCTION) != FUNCTION:
+            raise BadRequest(f"tools[{number}].type", f"must be {FUNCTION}")
     return chat_request(
         {**shared_fields(params, rid), **thinking_fields(params), "tools": params.tools or None}
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -43,14 +45,31 @@ async def begin_background(
     lost = msgspec.structs.replace(response, status="failed", error=LOST)
     entry = StoredResponse(body, sent.messages, background=True, running=True, inputs=sent.inputs)
     store, client, identity = context.responses, http[CLIENT], response.id
-    await store.ask(Begin(client, identity, entry, encode(lost, enc_hook=str), streamed))
     events = EventLog(store, client, identity) if streamed else None
-    making = asyncio.create_task(make(context, http, turns, response, sent, events))
-    context.background.add(making)
-    making.add_done_callback(context.background.discard)
+
+    async def begin() -> None:
+        await store.ask(Begin(client, identity, entry, encode(lost, enc_hook=str), streamed))
+        keep_running(context, make(context, http, turns, response, sent, events))
+
+    # What has a place there is made, also where the client leaves before it hears of that.
+    await asyncio.shield(keep_running(context, begin()))
     if streamed:
         return await follow_events(context, http, identity, 0)
     return web.Response(body=body, content_type="application/json")
+
+
+def keep_running(context: Context, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task that ends with the application at the latest."""
+
+    def forget(ended: asyncio.Task[None]) -> None:
+        context.background.discard(ended)
+        if not ended.cancelled():
+            ended.exception()  # seen here: who waited for it may have left
+
+    task = asyncio.create_task(work)
+    context.background.add(task)
+    task.add_done_callback(forget)
+    return task
 
 
 async def make(

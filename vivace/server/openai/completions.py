@@ -17,6 +17,7 @@ from vivace.frontend.request_output import RequestOutput
 from vivace.frontend.tokenizer import Tokenizer
 from vivace.frontend.tokenizer_pool import text_named
 from vivace.protocol.messages import Request
+from vivace.requests.limits import IDS
 from vivace.requests.prompts import PromptInput, entry_type, new_id, wanted_rank
 from vivace.requests.response_format import body_constraint
 from vivace.server.body import Body, BodyReader
@@ -133,6 +134,8 @@ async def fill_prompts(
     special = await context.frontend.encode("")
     with text_named("suffix"):
         behind = await context.frontend.encode(params.suffix or "", add_special_tokens=False)
+    if len(prompts) * len(behind) > IDS:
+        raise BadRequest("suffix", f"has {len(behind)} tokens for each of {len(prompts)} prompts")
     found: list[Prompt] = []
     for prompt in prompts:
         if prompt.text is None:
