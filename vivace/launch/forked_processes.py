@@ -67,7 +67,9 @@ class AdoptedProcess:
 
     def kill(self) -> None:
         """Whoever has its number by now, nobody else is meant."""
-        self._child.kill()
+        with self._lock:
+            if self._code is None:
+                self._child.kill()
 
 
 def wait_for_end(sock: socket.socket, timeout: float | None) -> bool:
