@@ -13,7 +13,7 @@ from vivace.config.parsing import parse
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.launch.expert_settings import FOLDER
-from vivace.launch.preflight import check_machine
+from vivace.launch.preflight import check_machine, check_own_memory
 from vivace.platforms.platform import detect
 
 KEY = {"VIVACE_CLUSTER_KEY": "k" * 32}
@@ -78,3 +78,9 @@ def test_a_grammar_backend_is_installed(folder: Path, monkeypatch: pytest.Monkey
     with pytest.raises(CannotStart, match="pip install llguidance"):
         check(folder, "--grammar-backend", "llguidance")
     check(folder, "--grammar-backend", "none")
+
+
+def test_a_machine_without_proc(tmp_path: Path) -> None:
+    check_own_memory()
+    with pytest.raises(CannotStart, match="mount"):
+        check_own_memory(tmp_path / "statm")

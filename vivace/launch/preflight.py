@@ -30,6 +30,7 @@ def check_frontend(config: Config) -> None:
     check_defaults(served_model(config, None))
     check_corpus(config)
     if not config.model.skip_tokenizer_init:
+        check_own_memory()
         check_template(config.model.chat_template)
         check_tokenizer_place(config)
 
@@ -56,6 +57,15 @@ def check_recorder(config: Config) -> None:
         raise CannotStart(f"{FOLDER}={folder}: {error.strerror or error}") from None
     if not os.access(folder, os.W_OK):
         raise CannotStart(f"{FOLDER}={folder}: this user cannot write there; give another folder")
+
+
+def check_own_memory(place: Path = Path("/proc/self/statm")) -> None:
+    """Who tries templates and constraints looks there at what it has mapped. Raises CannotStart."""
+    if not place.exists():
+        raise CannotStart(
+            f"{place} is missing, by which chat templates and constraints are kept within a limit "
+            "of memory: mount /proc"
+        )
 
 
 def check_template(choice: str | None) -> None:
