@@ -245,7 +245,9 @@ def try_tools(bench: Bench, chance: Random, number: int) -> tuple[str, str]:
             return kind, found
         outcome, walked = bench.walk(found, chance, number)
         text = walked.decode(errors="ignore")
-    options = ParseOptions(tools=offered.schemas, most_calls=None if parallel else 1)
+    options = ParseOptions(
+        tools=offered.schemas, inputs=offered.inputs, most_calls=None if parallel else 1
+    )
     return kind, read_alike(bench, chance, number, syntax.form, options, text) or outcome
 
 
@@ -254,6 +256,7 @@ def try_answer(bench: Bench, chance: Random, number: int) -> tuple[str, str]:
     form = answer_format(name, chance.choice([None, *REASONING_PARSERS]))
     options = ParseOptions(
         tools=TOOLS if chance.random() < 0.9 else {},
+        inputs=chance.sample(list(TOOLS), 1) if chance.random() < 0.3 else (),
         separate_reasoning=chance.random() < 0.9,
         stream_reasoning=chance.random() < 0.8,
         inside=chance.random() < 0.2,

@@ -224,6 +224,38 @@ def sequence(chance: Random, rules: list[str], depth: int) -> str:
     return " ".join(parts)
 
 
+TERMINALS = ["WORD", "LF", "DEEP"]
+LINES = [
+    "%import common.INT",
+    "%import common.WORD -> OTHER",
+    "%import .away.x",
+    "%ignore / +/",
+    "%ignore WORD",
+    "%declare X",
+    '%llguidance {"allow_invalid_utf8": true}',
+    'deep: %json {"type": "object"}',
+    'start: start "a"',
+    "EMPTY: /a*/",
+    "LOOP: LOOP LF",
+    "HUGE: /(a|ab|b){0,2000}/",
+    "a{x}: x x",
+    "// words",
+    "?x.2: WORD -> y",
+]
+
+
+def lark_text(chance: Random) -> str:
+    rules = ["start", *RULES[1 : chance.randint(1, len(RULES))]]
+    lines = [f"{name}: {alternatives(chance, [*rules, *TERMINALS], 2)}" for name in rules]
+    for name in TERMINALS:
+        body = regex_text(chance, 2).replace("/", "") or "a"
+        more = chance.choice(["", "", " /a/ WORD", ' | "b"', " & /[ab]*/", " ~/b+/"])
+        lines.append(f"{name}: /{body}/{chance.choice(['', '', 'i', 's'])}{more}")
+    while chance.random() < 0.2:
+        lines.insert(chance.randint(0, len(lines)), chance.choice(LINES))
+    return "\n".join(lines)
+
+
 # --- tags ---------------------------------------------------------------------------------------
 
 TEXTS = ["<f>", "</f>", "<", "", "a", "\n", "<|call|>", "😀", "<tool_call>"]

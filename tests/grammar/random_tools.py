@@ -7,7 +7,7 @@ import json
 from random import Random
 from typing import Any
 
-from random_constraints import NAMES, mutated, random_schema
+from random_constraints import NAMES, lark_text, mutated, random_schema, regex_text
 from transcripts import HARMONY, TRANSCRIPTS
 
 CALLED = ["get_weather", "search", "now", "a", "a.b", "x-y", "functions.a", "ä"]
@@ -42,6 +42,9 @@ PIECES = [
         '{"name": "',
         '", "arguments": ',
         '", "parameters": ',
+        '{"input": "',
+        "```\n",
+        "\n```",
         "{",
         "}",
         "[",
@@ -62,7 +65,8 @@ def random_tools(chance: Random) -> dict[str, Any]:
     if chance.random() < 0.03:
         names.append(chance.choice([*STRANGE_NAMES, *CALLED]))
     tools = [random_tool(chance, name) for name in names]
-    named = {"type": "function", "function": {"name": chance.choice([*names, "nobody"])}}
+    kind = chance.choice(["function", "function", "custom"])
+    named = {"type": kind, kind: {"name": chance.choice([*names, "nobody"])}}
     allowed = {"tools": [named], "mode": chance.choice(["auto", "required"])}
     narrowed = {"type": "allowed_tools", "allowed_tools": allowed}
     body: dict[str, Any] = {
@@ -75,6 +79,8 @@ def random_tools(chance: Random) -> dict[str, Any]:
 
 
 def random_tool(chance: Random, name: str) -> dict[str, Any]:
+    if chance.random() < 0.25:
+        return random_custom_tool(chance, name)
     function: dict[str, Any] = {"name": name}
     if chance.random() < 0.9:
         function["parameters"] = random_parameters(chance)
@@ -86,6 +92,17 @@ def random_tool(chance: Random, name: str) -> dict[str, Any]:
     if chance.random() < 0.02:
         tool |= chance.choice([{"type": "web_search"}, {"function": None}, {"type": 3}])
     return tool
+
+
+def random_custom_tool(chance: Random, name: str) -> dict[str, Any]:
+    syntax = chance.choice(["regex", "lark"])
+    text = regex_text(chance, chance.choice([1, 2, 3])) if syntax == "regex" else lark_text(chance)
+    if chance.random() < 0.1:
+        text = mutated(text, chance)
+    form: Any = {"type": "grammar", "grammar": {"syntax": syntax, "definition": text}}
+    if chance.random() < 0.1:
+        form = chance.choice([None, {"type": "text"}, {"type": "grammar"}, {"type": "json"}])
+    return {"type": "custom", "custom": {"name": name, "format": form}}
 
 
 def random_parameters(chance: Random) -> Any:

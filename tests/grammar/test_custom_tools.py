@@ -106,9 +106,23 @@ def test_inputs_are_read_as_they_come(text: str, size: int) -> None:
         assert "".join(parts) == text
 
 
+ESCAPES = st.sampled_from(
+    [*'\\\\\\"nu0', "\\u", "d83d", "\\ude00", "00e4", "\x01", "{", "input", " "]
+)
+
+
+@given(st.lists(ESCAPES, max_size=20), st.booleans())
+def test_damaged_inputs_are_read_alike_however_they_are_cut(parts: list[str], begun: bool) -> None:
+    text = '{"input": "' * begun + "".join(parts)
+    whole, reader = InputReader().push(text), InputReader()
+    assert "".join(reader.push(one) for one in text) == whole
+
+
 def test_arguments_that_are_no_input_are_not_lost() -> None:
     for text in ('{"text": "a"}', "[1]", '"a"'):
         assert InputReader().push(text) == text
+    assert InputReader().push('{"input": "\\d+"}') == "\\d+"
+    assert InputReader().push('{"input": "\\ud83d"}') == "\\ud83d"
     assert (
         InputReader().push('{"input": "a\\qb\\ud800 and more of it"}')
         == "a\\qb\\ud800 and more of it"

@@ -1074,6 +1074,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
                 Refused(None, "required", A_FILE),
                 Refused("data:application/pdf;base64,aGk=", "text only", A_FILE),
                 Refused("data:text/plain,hi", "base64", A_FILE),
+                Refused("data:" + ";" * 100_000, "base64", A_FILE),
                 Refused("?", "base64", A_FILE),
                 Refused("//8=", "no text", A_FILE),
             ],

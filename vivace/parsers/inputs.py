@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 
-from vivace.parsers.json_values import NotJson, parse, whole_characters
+from vivace.parsers.json_values import whole_characters
 
 INPUT = "input"
 """what models know the argument by"""
@@ -16,7 +18,11 @@ _WHOLE = re.compile(
     r'(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
     r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4})*"
 )
-_LONGEST_ESCAPE = 12
+_PART = re.compile(
+    r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?))?"
+)
+"""of an escape that may become whole"""
+_DECODER = json.JSONDecoder(strict=False)  # with control characters that nobody has escaped
 
 
 class InputReader:
@@ -24,50 +30,52 @@ class InputReader:
     themselves."""
 
     def __init__(self) -> None:
+        self._before: list[str] = []
+        """what came before the string"""
+        self._squeezed = ""
         self._held = ""
-        self._read = self._begin
+        self._read: Callable[[str], str] = self._begin
 
     def push(self, text: str) -> str:
-        """What is new of the input."""
-        self._held += text
-        return self._read()
+        """What comes next of the arguments -> what is new of the input."""
+        return self._read(text)
 
-    def _begin(self) -> str:
-        if (found := _BEGIN.match(self._held)) is not None:
-            self._held = self._held[found.end() :]
-            self._read = self._inside
-        elif _SQUEEZED.startswith("".join(self._held.split())):
-            return ""
-        else:
+    def _begin(self, text: str) -> str:
+        self._before.append(text)
+        self._squeezed += "".join(text.split())
+        if self._squeezed != _SQUEEZED and _SQUEEZED.startswith(self._squeezed):
+            return ""  # of white space there may be any amount
+        whole, self._before = "".join(self._before), []
+        if (found := _BEGIN.match(whole)) is None:
             self._read = self._other
-        return self._read()
+            return whole
+        self._read = self._inside
+        return self._inside(whole[found.end() :])
 
-    def _other(self) -> str:
-        text, self._held = self._held, ""
+    def _other(self, text: str) -> str:
         return text
 
-    def _over(self) -> str:
+    def _over(self, text: str) -> str:
         return ""
 
-    def _inside(self) -> str:
+    def _inside(self, text: str) -> str:
         """Escapes that are not whole yet wait; what is none stands for itself."""
-        parts: list[str] = []
+        held, at, parts = self._held + text, 0, list[str]()
         while True:
-            found = _WHOLE.match(self._held)
-            whole, self._held = found[0] if found else "", self._held[found.end() if found else 0 :]
-            parts.append(unescaped(whole))
-            if self._held.startswith('"'):
+            found = _WHOLE.match(held, at)
+            end = found.end() if found else at
+            parts.append(unescaped(held[at:end]))
+            at = end
+            if held.startswith('"', at):
                 self._read = self._over
-            elif len(self._held) >= _LONGEST_ESCAPE:
-                parts.append(self._held[0])
-                self._held = self._held[1:]
+            elif _PART.fullmatch(held, at) is None and at < len(held):
+                parts.append(held[at])
+                at += 1
                 continue
+            self._held = held[at:]
             return "".join(parts)
 
 
 def unescaped(text: str) -> str:
     """What stands in a string of JSON means."""
-    try:
-        return whole_characters(str(parse(f'"{text}"')))
-    except NotJson:  # control characters that nobody has escaped
-        return text
+    return whole_characters(str(_DECODER.decode(f'"{text}"'))) if "\\" in text else text

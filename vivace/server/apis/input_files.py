@@ -11,8 +11,9 @@ from vivace.frontend.fields import abbreviate
 from vivace.server.apis.responses_schema import ItemPart
 
 FILE = "input_file"
-DATA = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),")
-BASE64 = ";base64"
+DATA, BASE64 = "data:", "base64"
+LONGEST_HEAD = 1024
+"""characters of a `data:` URL before the data"""
 TEXT_TYPES = re.compile(
     r"|text/.*|application/(?:(?:.*\+)?(?:json|xml|yaml)|x-yaml|toml|sql|javascript|x-sh|x-ndjson)"
 )
@@ -34,14 +35,14 @@ def file_text(part: ItemPart, place: str) -> str:
 
 def decoded_text(data: str, place: str) -> str:
     """Of a `data:` URL, or of base64 alone. BadRequest."""
-    head = DATA.match(data)
-    if head is not None:
-        kind = head[1].strip().lower()
-        if TEXT_TYPES.fullmatch(kind) is None:
+    if data.startswith(DATA):
+        end = data.find(",", 0, LONGEST_HEAD)
+        kind, *parameters = data[len(DATA) : max(end, 0)].lower().split(";")
+        if TEXT_TYPES.fullmatch(kind.strip()) is None:
             raise BadRequest(place, f"a file of type {abbreviate(kind)!r}: {NO_TEXT_FILE}")
-        if BASE64 not in head[2].lower():
+        if BASE64 not in map(str.strip, parameters):
             raise BadRequest(place, "must be base64: data:text/plain;base64,...")
-        data = data[head.end() :]
+        data = data[end + 1 :]
     try:
         content = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
