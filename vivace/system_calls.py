@@ -95,7 +95,8 @@ class ChildNumber:
 
 
 def follow_child(pid: int) -> ChildFile | ChildNumber:
-    """Raises OSError where it is none, or there is no room for a descriptor."""
+    """By a descriptor, else by its number. Raises OSError where there is no room for a descriptor,
+    or, as far as descriptors are known, nobody has that number."""
     try:
         return ChildFile(open_process(pid))
     except OSError as error:

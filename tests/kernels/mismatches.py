@@ -36,6 +36,7 @@ T, N, OUT, EXPERTS, TOP, HEADS, KV_HEADS, SIZE = 5, 64, 48, 6, 2, 4, 2, 16
 PAGES, PAGE_SIZE = 6, 4
 KERNELS = Kernels(2)
 OPS = native_ops(KERNELS)
+GATED_MLP: Any = OPS.gated_mlp
 SAMPLING = NativeSampling(KERNELS)
 Arguments = dict[str, Any]
 
@@ -201,7 +202,7 @@ CASES: dict[str, Case] = {
     "linear_int8_blocks": plain("linear", lambda **a: OPS.linear(a["x"], NARROW), x=(T, N)),
     "gated_mlp": plain(
         "gated_mlp",
-        lambda **a: OPS.gated_mlp(
+        lambda **a: GATED_MLP(
             a["x"], Operands(GATE_UP, a["up"]), Operands(DOWN, a["down"]), "silu"
         ),
         x=(T, N), up=(2 * N,), down=(OUT,),

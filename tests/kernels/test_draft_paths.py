@@ -62,7 +62,7 @@ def backend(made, memory, kind, threads):
 def attend(made, attention, step, spans):
     attention.plan(step)
     if isinstance(made, LatentSequences):
-        return attention.attend_latent(made.latent_layer, *made.inputs(spans), step)
+        return attention.attend_latent(made.latent_layer, *made.latent_inputs(spans), step)
     return attention.attend(made.layer, *made.inputs(spans), step)
 
 
@@ -83,12 +83,13 @@ def test_keys_may_lie_elsewhere(kind, name, dtype, page_size, threads):
                 attend(made, attention, made.step([(row, 0, length - 1)]), [(row, 0, length - 1)])
         spans = [(row, length - 1, length) for row, length in enumerate(lengths)]
         plain = made.step(spans)
-        step = PathStep(**vars(plain), paths=torch.full((5, 10), 0))
+        paths = torch.full((5, 10), 0)
+        step = PathStep(**vars(plain), paths=paths)
         free = find_slots(made, len(lengths), range(SPARE))[torch.randperm(SPARE)]
         for row, count in enumerate(counts):
             own, free = free[:count], free[count:]
-            step.paths[row, 0] = count
-            step.paths[row, 1 : 1 + count] = own
+            paths[row, 0] = count
+            paths[row, 1 : 1 + count] = own
             if count:
                 places = find_slots(made, row, range(lengths[row] - count, lengths[row]))
                 memory.copy_tokens(0, places, own)

@@ -238,6 +238,8 @@ def test_operations_check_their_words():
         kernels.operation("divide", "qq")
     with pytest.raises(StaleKernels, match=r"scale: 3 .* 4.* make kernels"):
         kernels.operation("scale", "qqd")
+    with pytest.raises(ValueError, match="9"):
+        kernels.sequence(*[("scale", "qqqd")] * 9)
 
 
 @needs_kernels

@@ -60,7 +60,7 @@ def test_each_head_is_multiplied_by_its_own_weight(table, kind, rows):
     x = torch.randn(rows, 3, 300)[..., 20:276]
     weight = ops.pack_heads(heads)
     if table in ("reference", "torch", "deterministic") and kind in ("bfloat16", "float16"):
-        x = x.to(heads[0].dtype)
+        x = x.to(getattr(torch, kind))
     found = ops.heads_linear(x, weight)
     assert found.shape == (rows, 3, 40)
     wanted = torch.einsum("thi,hoi->tho", x.double(), wide)

@@ -67,7 +67,7 @@ class LatentSequences(Sequences):
             part.fill_(-1 if self.dtype == torch.int8 else torch.nan)  # scales of NaN
         return memory
 
-    def inputs(self, spans):
+    def latent_inputs(self, spans):
         size, width = self.latent_layer.latent_dim, self.q[0].shape[-1]
         q = torch.cat([self.q[row][begin:end] for row, begin, end in spans])
         kept = torch.cat([self.latents[row][begin:end] for row, begin, end in spans])
@@ -76,7 +76,7 @@ class LatentSequences(Sequences):
     def run(self, backend, spans):
         step = self.step(spans)
         backend.plan(step)
-        return backend.attend_latent(self.latent_layer, *self.inputs(spans), step)
+        return backend.attend_latent(self.latent_layer, *self.latent_inputs(spans), step)
 
 
 def native(made, threads=1, isa=None, memory=None):
@@ -185,7 +185,7 @@ def test_rotation_and_store_are_one_operation(shape, dtype):
     ):
         step: Any = made.step(spans)
         step.attention = backend
-        q, q_rope, latent, rope = made.inputs(spans)
+        q, q_rope, latent, rope = made.latent_inputs(spans)
         found = op(made.latent_layer, q, q_rope, latent, rope, cos_sin, step)
         kept = [part.float().nan_to_num() for part in backend._memory.parts(0)]
         outcomes.append((found, q_rope, rope, *kept))
@@ -201,15 +201,16 @@ def test_captured_steps_replay_with_fewer_rows():
         made.run(backend, [(row, 0, length - 2)])
     spans = [(row, length - 2, length - 1) for row, length in enumerate(made.lengths)]
     later = [(row, length - 1, length) for row, length in enumerate(made.lengths[:2])]
-    step, inputs = made.step(spans), [x.clone() for x in made.inputs(spans)]
+    step, inputs = made.step(spans), [x.clone() for x in made.latent_inputs(spans)]
     kernels = load_kernels(None, 2)
     with kernels.capture(Arena()) as graph:
         backend.plan(step)
-        out = backend.attend_latent(made.latent_layer, *inputs, step)
+        q, q_rope, latent, rope = inputs
+        out = backend.attend_latent(made.latent_layer, q, q_rope, latent, rope, step)
     backend.plan(step)
     graph.run(4)
     assert torch.equal(out, made.run(native(made, 1, None, memory), spans))
-    for buffer, new in zip(inputs, made.inputs(later), strict=True):
+    for buffer, new in zip(inputs, made.latent_inputs(later), strict=True):
         buffer[:2] = new
     after = made.step(later)
     step.slot_mapping[:2], step.page_table[:2] = after.slot_mapping, after.page_table

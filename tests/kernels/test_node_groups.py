@@ -78,7 +78,8 @@ class Cluster:
 
     def on_all(self, run: Callable[[SharedMemoryGroup], Tensor]) -> list[Tensor]:
         """What each rank gets."""
-        found: dict[int, Tensor | Exception] = {}
+        found: dict[int, Tensor] = {}
+        errors: list[Exception] = []
 
         def work(rank: int) -> None:
             try:
@@ -92,7 +93,7 @@ class Cluster:
                     )
                 )
             except Exception as error:
-                found[rank] = error
+                errors.append(error)
 
         threads = [
             threading.Thread(target=work, args=(rank,)) for rank in range(len(self.memories))
@@ -101,9 +102,8 @@ class Cluster:
             thread.start()
         for thread in threads:
             thread.join(60)
-        for result in found.values():
-            if isinstance(result, Exception):
-                raise result
+        for error in errors:
+            raise error
         return [found[rank] for rank in range(len(self.memories))]
 
 
@@ -235,7 +235,7 @@ def test_pipes_go_between_nodes_as_within_one() -> None:
         for x in (torch.ones(1, 5), long, torch.ones(0, 7), torch.full((4, 6), 2.0)[:, :3]):
             if one.rank == 0:
                 target.send(x)
-            got = source.receive(*x.shape, torch.float32)
+            got = source.receive(len(x), x.shape[1], torch.float32)
             if one.rank:
                 target.send(got + 1)
             results.append(got.flatten())

@@ -63,7 +63,7 @@ def test_rows_arrive_in_their_order(isa: str) -> None:
     sent = lines([(1, 1), (5, 37), (17, 1024), (0, 8), (3, 576), (1, 64), (2, 2), (9, 9)])
     thread = beside(lambda: [sender.send(x) for x in sent])  # type: ignore[arg-type, return-value]
     for x in sent:
-        assert torch.equal(receiver.receive(*x.shape, F32), x)
+        assert torch.equal(receiver.receive(len(x), x.shape[1], F32), x)
     thread.join(10)
 
 
@@ -160,7 +160,7 @@ def test_slots_do_not_mix(messages: list[tuple[int, int]]) -> None:
     """Either end may be ahead."""
     _, (_, sender), (_, receiver) = make_ends()
     sent, found = lines(messages), list[Tensor]()
-    thread = beside(lambda: found.extend(receiver.receive(*x.shape, F32) for x in sent))
+    thread = beside(lambda: found.extend(receiver.receive(len(x), x.shape[1], F32) for x in sent))
     for x in sent:
         sender.send(x)
     thread.join(10)
@@ -180,7 +180,7 @@ def exchange(rank: int, folder: str, sent: list[Tensor]) -> int:
         if rank == 0:
             pipe.send(x)
         else:
-            same = same and torch.equal(pipe.receive(*x.shape, x.dtype), x)
+            same = same and torch.equal(pipe.receive(len(x), x.shape[1], x.dtype), x)
     group.minimum([0])  # nobody ends before both are done
     return int(not same)
 

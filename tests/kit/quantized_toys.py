@@ -185,9 +185,8 @@ def awq(name: str, layer: nn.Linear) -> Tensors:
 
 def awq_meant(layer: nn.Linear, found: Tensors) -> nn.Module:
     groups = torch.arange(layer.in_features) // GROUP
-    return keep_layer(
-        layer, decoded(*grouped(layer.weight.detach(), groups, 4, symmetric=False), groups)
-    )
+    numbers, zeros, scales = grouped(layer.weight.detach(), groups, 4, symmetric=False)
+    return keep_layer(layer, decoded(numbers, zeros, scales, groups))
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}

@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    from ray.cluster_utils import Cluster
+    from ray.cluster_utils import Cluster  # type: ignore[import-not-found]
 
     own = {"num_cpus": int(sys.argv[1]), "object_store_memory": 80 << 20}
     cluster = Cluster()

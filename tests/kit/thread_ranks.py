@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import paged_model
 import torch
@@ -75,7 +76,7 @@ class ThreadGroup:
         raise NotImplementedError
 
 
-MakeGroup = Callable[[Any, int], Group]
+MakeGroup = Callable[[Any, int], Any]
 """(the rank's kernels, its number)"""
 
 
@@ -89,18 +90,15 @@ class ThreadRanks:
         make_group = make_group or (lambda kernels, rank: ThreadGroup(meeting, rank, size))
         self.models: list[PagedModel] = []
         self.read: list[int] = []
-        finish = TrackedWeights.finish
-        try:
-            TrackedWeights.finish = lambda weights, claims: self.read.append(weights.read_bytes)
+        count = patch.object(TrackedWeights, "finish", lambda w, _: self.read.append(w.read_bytes))
+        with count, patch.object(paged_model, "PLATFORM", native):
             for rank in range(size):
                 kernels = None
                 if native is not None:
                     kernels = Kernels(1)
                     paged_model.PLATFORM = NativePlatform(detect("cpu"), kernels)
-                group = make_group(kernels, rank)
+                group: Any = make_group(kernels, rank)
                 self.models.append(PagedModel(load(path, group=group, **how)))
-        finally:
-            TrackedWeights.finish, paged_model.PLATFORM = finish, native
         self._threads = ThreadPoolExecutor(size)
 
     def each(self, run: Callable[[PagedModel], T]) -> list[T]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from aiohttp import web
+from aiohttp import web, web_app
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers, processors
 
@@ -401,6 +401,8 @@ def running_server(
         thread.join(20)
         assert not thread.is_alive()
         loop.close()
+        # aiohttp remembers applications here, and with them the process that renders templates
+        web_app._cached_build_middleware.cache_clear()
 
 
 def capacity(context: int) -> Capacity:

@@ -32,10 +32,10 @@ from vivace.platforms.platform import StepShape
 F32, I64 = torch.float32, torch.int64
 SPIN_MICROSECONDS = 60
 """an idle worker looks so long for the next operation before it sleeps"""
-ALIGNMENT = 64
+ALIGNMENT, LARGE_RESULT = 64, 128 << 10
 """bytes"""
-LARGE_RESULT = 128 << 10
-"""bytes"""
+MOST_AT_ONCE = 8
+"""operations of a call, as in kernels/api.cpp"""
 
 Words = Callable[..., None]
 """Takes the operation's words in order; pointers are `Tensor.data_ptr()`, 0 for none."""
@@ -87,7 +87,9 @@ class Kernels:
         return self.sequence((name, layout))
 
     def sequence(self, *operations: tuple[str, str]) -> Words:
-        """Up to eight operations, (name, layout) of each, as one function of the words of all."""
+        """Up to `MOST_AT_ONCE` operations, (name, layout) of each, as one function of all words."""
+        if len(operations) > MOST_AT_ONCE:
+            raise ValueError(f"{len(operations)} operations; a call has {MOST_AT_ONCE} at most")
         numbers = [self._checked(name, layout) for name, layout in operations]
         packing = struct.Struct("=" + "".join(layout for _, layout in operations))
         ends = np.cumsum([8 * len(layout) for _, layout in operations]).tolist()
