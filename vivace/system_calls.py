@@ -19,19 +19,47 @@ PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
 """the same for all processors"""
 MFD_CLOEXEC, MFD_ALLOW_SEALING = 1, 2
 LOOK_SECONDS = 0.02
-F_ADD_SEALS, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 1, 2, 4
+F_ADD_SEALS, F_GET_SEALS, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 1034, 1, 2, 4
+IN_MEMORY = "/dev/shm"
+"""a folder"""
+REFUSED = errno.ENOSYS, errno.EPERM, errno.EACCES
+"""an older system, or a sandbox"""
 
 
 def open_memory(name: str) -> int:
     """Descriptor of an empty file in memory that no folder has. Raises OSError."""
     flags = MFD_CLOEXEC | MFD_ALLOW_SEALING
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, flags)
-    return call(MEMFD_CREATE.get(platform.machine(), -1), name.encode(), flags)
+    try:
+        if hasattr(os, "memfd_create"):
+            return os.memfd_create(name, flags)
+        return call(MEMFD_CREATE.get(platform.machine(), -1), name.encode(), flags)
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        return open_nameless(f"memfd:{name}-")
+
+
+def open_nameless(prefix: str) -> int:
+    """Of an empty file whose name is gone again: in memory, or else among temporary files."""
+    import tempfile
+    from pathlib import Path
+
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=prefix, dir=IN_MEMORY)
+    except OSError:
+        descriptor, name = tempfile.mkstemp(prefix=prefix)
+    Path(name).unlink()
+    return descriptor
 
 
 def fix_size(memory: int) -> None:
-    """Of what `open_memory` made, for good. Raises OSError."""
+    """Of what `open_memory` made, for good; one that was made in a folder knows no seals, and
+    nobody but this program's processes has it. Raises OSError."""
+    try:
+        if fcntl.fcntl(memory, F_GET_SEALS) == F_SEAL_SEAL:
+            return  # of a tmpfs
+    except OSError:
+        return  # of a disk
     fcntl.fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 
@@ -100,9 +128,9 @@ def follow_child(pid: int) -> ChildFile | ChildNumber:
     try:
         return ChildFile(open_process(pid))
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EPERM):
+        if error.errno not in REFUSED:
             raise
-        return ChildNumber(pid)  # before Linux 5.3, or a sandbox refuses it
+        return ChildNumber(pid)  # before Linux 5.3, or refused
 
 
 def poll(descriptor: int, events: int, timeout: float | None) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,26 @@ def test_a_python_that_was_built_for_older_systems_does_the_same(
             send_signal(process, signal.SIGKILL)
     finally:
         os.close(process)
+
+
+@pytest.mark.parametrize("folder", ["/dev/shm", "elsewhere"])
+def test_memory_where_there_is_no_memfd_create(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
+) -> None:
+    """A sandbox may refuse it, so that no program runs that lies in no folder."""
+    monkeypatch.setattr(os, "memfd_create", lambda name, flags: refuse(0), raising=False)
+    monkeypatch.setattr("vivace.system_calls.IN_MEMORY", folder)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    memory = open_memory("vivace-ranks")
+    try:
+        os.posix_fallocate(memory, 0, mmap.PAGESIZE)
+        fix_size(memory)
+        with mmap.mmap(memory, mmap.PAGESIZE):
+            shown = Path("/proc/self/maps").read_text()
+        assert "memfd:vivace-ranks" in shown and not list(tmp_path.iterdir())
+        assert not os.get_inheritable(memory)
+    finally:
+        os.close(memory)
 
 
 def refuse(pid: int) -> int:

@@ -82,7 +82,7 @@ def test_nodes_that_compute_other_numbers_do_not_join() -> None:
 def test_what_is_compared_is_what_computes() -> None:
     found = describe_arithmetic(detect("cpu"))
     assert found["instruction set"] == Kernels(1).isa
-    assert found["torch"] == torch.__version__
+    assert torch.__version__.partition("+")[0] == found["torch"].partition("+")[0]
     assert found["page of memory"] == f"{mmap.PAGESIZE} bytes"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.config.child_process import no_process
-from vivace.errors import FAILED, CannotStart, exit_code
+from vivace.errors import FAILED, CannotStart, cause, exit_code
 from vivace.launch.configure import configure
 from vivace.launch.listen import PortInUse, allow_open_files, bind, local_url
 from vivace.launch.prefetch import read_ahead
@@ -67,13 +67,22 @@ def main(argv: Sequence[str], *, program: str = "vivace serve") -> int:
 
 
 def run(argv: Sequence[str], program: str, timeline: Timeline) -> int:
-    shared = Descriptors(memory=new_descriptor(), engine=new_socket())
+    shared = open_descriptors()
     engine = spawn_engine(argv, shared)
     try:
         return serve(argv, engine, shared, program, timeline)
     finally:
         if engine is not None:
             end(engine)
+
+
+def open_descriptors() -> Descriptors:
+    """Raises CannotStart."""
+    try:
+        return Descriptors(memory=new_descriptor(), engine=new_socket())
+    except OSError as error:
+        reason = f"no memory or sockets that processes share can be opened: {cause(error)}"
+        raise CannotStart(reason) from error
 
 
 def spawn_engine(argv: Sequence[str], shared: Descriptors) -> Child | None:
