@@ -21,8 +21,6 @@ IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:[\w.-]+/)+(?:[\w.-]+\.(?:py|sh|md|cpp|h|inc|json|txt|lock|yaml|yml))?)`")
-NAMED_ELSEWHERE = (DOCS / "performance-history.md",)
-"""pages about the past: their paths need not be there today"""
 
 
 def prose(page: Path) -> str:
@@ -58,8 +56,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_paths_are_those_of_the_tree(page: Path) -> None:
     """A path in backticks is of the repository or of the package."""
-    if page in NAMED_ELSEWHERE:
-        return
     folders = {path.name for base in (ROOT, ROOT / "vivace") for path in base.iterdir()}
     missing = [
         path
