@@ -17,6 +17,7 @@ from vivace.grammar.backend import GrammarError
 from vivace.grammar.masks import mask_words
 from vivace.grammar.thinking import ThinkingBackend
 from vivace.grammar.thinking_rule import ThinkingRule, thinking_constraint
+from vivace.grammar.tool_tags import any_text, constant, grammar, regex, sequence
 from vivace.launch.grammars import check_whitespace
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
@@ -162,6 +163,42 @@ def test_what_explodes_is_refused_soon(kind: str, what: Any) -> None:
 def test_an_expression_is_told_without_the_grammar_around_it() -> None:
     assert "unclosed" in refusal(REGEX, "[a") and "start:" not in refusal(REGEX, "[a")
     assert refusal(REGEX, r"a\bc") == "it has word boundaries, or anchors inside"
+
+
+def test_grammars_are_told_by_their_own_lines() -> None:
+    assert refusal(EBNF, "\nstart: X\nX: /a(/\n") == "line 3, column 4: unclosed group"
+    assert refusal(EBNF, "start: foo") == 'line 1, column 8: unknown name: "foo"'
+    assert "neither" in refusal(EBNF, 'rule: "x"') and "root" in refusal(EBNF, 'start ::= "a"')
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (regex("a(", ""), "tools[0]: unclosed group"),
+        (regex("[a-z&&[^b]]", "", quoted=True), "tools[0]: in an argument"),
+        (regex("a(", "", quoted=True), "tools[0]: unclosed group"),
+        (grammar("start: foo", ""), "tools[0]: line 1, column 8: unknown name"),
+        (any_text(patterns=["a["]), "tools[0]: unclosed character class"),
+    ],
+)
+def test_expressions_and_grammars_in_tags_are_told_by_their_place(part: Any, told: str) -> None:
+    form = sequence(constant("f"), regex("ok", "tools[1]"), {**part, "place": "tools[0]"})
+    assert refusal(STRUCTURAL_TAG, {"format": form}).startswith(told)
+    del form["elements"][2]["place"]
+    assert refusal(STRUCTURAL_TAG, {"format": form}).startswith("format.elements.2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '?start: sum\n?sum: "a" ("+" "a")*',
+        '!start: "a"',
+        'root ::= start # start\nstart ::= "start"',
+        'root ::= "a" start-up\nstart ::= [start]\nstart-up ::= start',
+    ],
+)
+def test_a_start_is_a_rule_of_lark_and_of_gbnf(text: str) -> None:
+    BACKEND.compile(Constraint(kind=EBNF, text=text))
 
 
 def test_a_pattern_of_the_operator_is_tried_at_the_start() -> None:

@@ -166,7 +166,7 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
         ({"format": tag("<", schema({"not": {}}), ">")}, "not"),
         ({"format": tag("<", schema(3), ">")}, "format.content.json_schema"),
         ({"format": tag("<", schema({}), 1)}, "format.end"),
-        ({"format": {"type": "regex", "pattern": "("}}, "regex"),
+        ({"format": {"type": "regex", "pattern": "("}}, "pattern: unclosed"),
         ({"format": {"type": "grammar", "grammar": 'root ::= "a" root'}}, "never ends"),
         ({"format": {"type": "triggered_tags", "triggers": ["["], "tags": CALLS}}, "triggers"),
         ({"structures": [1], "triggers": ["<"]}, "structures"),

@@ -132,13 +132,18 @@ RULES = (
 def explain_refusal(schemas: Sequence[tuple[str, Any]], reason: str) -> str:
     """What the library says, with the place it is about. `schemas`: those in question, each with
     its own place."""
+    return explain_blamed(schemas, reason) or " ".join(reason.split())[:MAX_REASON]
+
+
+def explain_blamed(schemas: Sequence[tuple[str, Any]], reason: str) -> str | None:
+    """The same; None where it is about none of them."""
     text = " ".join(reason.split())
     found = [(rule, said) for rule in RULES if (said := rule.said.search(text))]
     for rule, said in found:
         if (place := _blamed(schemas, rule, said)) is not None:
             told = rule.told.format(*(group.strip() for group in said.groups()))
             return f"{place}: {told}"
-    return text[:MAX_REASON]
+    return None
 
 
 def explain_expression(reason: str) -> str:

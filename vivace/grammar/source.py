@@ -5,19 +5,38 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.endless_rules import check_ends
 from vivace.grammar.json_schema import json_grammar, read_schema
-from vivace.grammar.schema_refusals import explain_expression, explain_refusal
-from vivace.grammar.structural_tag import NO_FORCING, tag_grammar, tag_schemas
+from vivace.grammar.schema_refusals import (
+    MAX_REASON,
+    MOST_TRIALS,
+    explain_blamed,
+    explain_expression,
+    explain_refusal,
+)
+from vivace.grammar.structural_tag import NO_FORCING, tag_grammar, tag_schemas, tag_texts
 from vivace.grammar.tag_forms import read_structural_tag
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
-MAX_REASON = 400
 _OPTIONS = re.compile(r"^[ \t]*%llguidance\b.*$", re.MULTILINE)
-_LARK = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
-"""as llguidance tells it from GBNF; its own expression takes the square of blank lines"""
+_LARK = re.compile(
+    r"^[^\S\n]*(?:%llguidance\b|[?!]?start(?:\[[^\]\n]*\]|\{[^}\n]*\}|\.-?\d+)?[^\S\n]*:(?!:=))",
+    re.MULTILINE,
+)
+"""tells it from GBNF, which may have a rule `start ::=`"""
+_GBNF = "::="
+_OWN_START = re.compile(
+    r'("(?:[^"\\\n]|\\.)*"|\[(?:[^\]\\\n]|\\.)*\]|#[^\n]*)|(?<![\w-])start(?![\w-])'
+)
+"""in GBNF, which the converter has for itself; or what it may stand in"""
+NO_START = "is no grammar: it has neither a rule start: (Lark) nor one root ::= (GBNF)"
+_AT = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+_EXCERPT = re.compile(r"\n +\d+ \| ")
+"""of the grammar, behind what is wrong with it"""
 _ESCAPED = re.compile(r"(?<!\\)\\u([0-9a-fA-F]{4})")
 
 
@@ -41,24 +60,53 @@ def explain(constraint: Constraint, reason: str) -> str:
         case kind if kind == JSON_SCHEMA:
             return explain_refusal([("", read_schema(constraint.text))], reason)
         case kind if kind == STRUCTURAL_TAG:
-            return explain_refusal(tag_schemas(read_structural_tag(constraint.text)), reason)
+            return _explain_tag(read_structural_tag(constraint.text), reason)
         case kind if kind == REGEX:
             return explain_expression(reason)
         case _:
-            return " ".join(reason.split())[:MAX_REASON]
+            return _explain_grammar(constraint.text, reason)
+
+
+def _explain_tag(root: dict[str, Any], reason: str) -> str:
+    """Expressions and grammars stand among rules of ours there, so each is tried alone."""
+    if told := explain_blamed(tag_schemas(root), reason):
+        return told
+    for place, part in islice(tag_texts(root), MOST_TRIALS):
+        if said := _refusal_alone(part):
+            return f"{place}: {said}"
+    return " ".join(reason.split())[:MAX_REASON]
+
+
+def _refusal_alone(part: Constraint) -> str:
+    """Of an expression or a grammar; empty: it is none."""
+    from llguidance import LLMatcher
+
+    translate_part = _translate_regex if part.kind == REGEX else _translate_ebnf
+    reason = LLMatcher.validate_grammar(translate_part(part.text), None)
+    return explain(part, reason) if reason else ""
+
+
+def _explain_grammar(text: str, reason: str) -> str:
+    """With its place in `text`, and without the line that was put before that."""
+    said = _EXCERPT.split(reason, maxsplit=1)[0]
+    found = _AT.match(said)
+    if found is None:
+        return explain_expression(said)
+    told = explain_expression(said[found.end() :])
+    return f"line {int(found[1]) - 1}, column {found[2]}: {told}" if _LARK.search(text) else told
 
 
 def _translate_schema(text: str, dialect: GrammarDialect) -> str:
     return json_grammar(read_schema(text), dialect.form)
 
 
-def _translate_regex(text: str, dialect: GrammarDialect) -> str:
+def _translate_regex(text: str) -> str:
     from llguidance import LLMatcher
 
     return LLMatcher.grammar_from_regex(text)
 
 
-def _translate_ebnf(text: str, dialect: GrammarDialect) -> str:
+def _translate_ebnf(text: str) -> str:
     from llguidance import LLMatcher
 
     lark = to_lark(text)
@@ -71,12 +119,19 @@ def to_lark(text: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     text = _ESCAPED.sub(_written_out, text)
+    is_lark = _LARK.search(text) is not None
+    if not is_lark and _GBNF not in text:
+        raise GrammarError(NO_START)
     try:
-        lark = text if _LARK.search(text) else gbnf_to_lark(text)
+        lark = text if is_lark else gbnf_to_lark(_OWN_START.sub(_renamed_start, text))
     except Exception as error:  # the converter raises plain ones
         reason = " ".join(str(error).split())[:MAX_REASON]
-        raise GrammarError(f"is no grammar in GBNF or Lark: {reason}") from error
+        raise GrammarError(f"is no grammar in GBNF: {reason}") from error
     return NO_FORCING + _OPTIONS.sub("", lark)
+
+
+def _renamed_start(found: re.Match[str]) -> str:
+    return found[1] or "start-rule"
 
 
 def _written_out(escape: re.Match[str]) -> str:
@@ -97,7 +152,7 @@ def _translate_tag(text: str, dialect: GrammarDialect) -> str:
 
 _TRANSLATIONS: dict[str, Callable[[str, GrammarDialect], str]] = {
     JSON_SCHEMA: _translate_schema,
-    REGEX: _translate_regex,
-    EBNF: _translate_ebnf,
+    REGEX: lambda text, _: _translate_regex(text),
+    EBNF: lambda text, _: _translate_ebnf(text),
     STRUCTURAL_TAG: _translate_tag,
 }

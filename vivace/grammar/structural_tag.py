@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from vivace.grammar.backend import GrammarError, JsonFormat
@@ -17,6 +18,7 @@ from vivace.grammar.limits import MAX_DEPTH
 from vivace.grammar.quoted_regex import quote_regex
 from vivace.grammar.tag_forms import KINDS, read_kind
 from vivace.grammar.vocabulary import SpecialWords
+from vivace.protocol.constraints import EBNF, REGEX, Constraint
 
 MAX_PARTS = 10_000
 """of a tag: constants, schemas, sequences ..."""
@@ -123,17 +125,16 @@ class _TagRules:
         self.foreign = True
         pattern = _text(node, "pattern", place)
         if node.get("quoted", False):
-            pattern = quote_regex(pattern)
+            with _blaming(node, place):
+                pattern = quote_regex(pattern)
         return self._rule(f"/{self._to_regex(pattern)}/")
 
     def _grammar(self, node: dict[str, Any], place: str, last: bool) -> str:
         self.foreign = True
         name = f"grammar_{len(self.grammars)}"
-        try:
+        with _blaming(node, place):
             lark = self._to_lark(_text(node, "grammar", place))
             check_ends(lark)
-        except GrammarError as error:
-            raise GrammarError(f"{node.get('place', place)}: {error}") from error
         self.grammars.append({"name": name, "lark_grammar": lark})
         return self._rule(f"@{name}")
 
@@ -330,9 +331,38 @@ def tag_schemas(root: Any) -> list[tuple[str, Any]]:
     ]
 
 
+def tag_texts(root: Any) -> list[tuple[str, Constraint]]:
+    """The expressions and grammars in a format, each with its place in what the client has sent."""
+    found: dict[tuple[str, Constraint], None] = {}
+    for path, node in walk(root):
+        place = ".".join(map(str, ("format", *path)))
+        if _has_type(node, "regex"):
+            texts = {f"{place}.pattern": node.get("pattern")}
+        elif _has_type(node, "grammar"):
+            texts = {f"{place}.grammar": node.get("grammar")}
+        elif _has_type(node, ANY_TEXT) and isinstance(node.get("patterns"), list):
+            texts = {f"{place}.patterns.{i}": text for i, text in enumerate(node["patterns"])}
+        else:
+            continue
+        kind = EBNF if node["type"] == "grammar" else REGEX
+        for at, text in texts.items():
+            if isinstance(text, str):
+                found[str(node.get("place", at)), Constraint(kind=kind, text=text)] = None
+    return list(found)
+
+
 def _schema_place(node: dict[str, Any], place: str) -> str:
     """`place`: of the part, when it was written by the client itself."""
     return str(node.get("place", f"{place}.json_schema"))
+
+
+@contextmanager
+def _blaming(node: dict[str, Any], place: str) -> Iterator[None]:
+    """What is wrong with a text is told with its place."""
+    try:
+        yield
+    except GrammarError as error:
+        raise GrammarError(f"{node.get('place', place)}: {error}") from error
 
 
 def _quoted(text: str) -> str:

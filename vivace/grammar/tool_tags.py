@@ -33,11 +33,16 @@ def regex(pattern: str, place: str, *, quoted: bool = False) -> TagFormat:
 
 
 def any_text(
-    excludes: Sequence[str] = (), *, patterns: Sequence[str] = (), unlike: Sequence[str] = ()
+    excludes: Sequence[str] = (),
+    *,
+    patterns: Sequence[str] = (),
+    unlike: Sequence[str] = (),
+    place: str = "",
 ) -> TagFormat:
     """Text without `excludes` in it, which obeys all `patterns` and is not `unlike`, expressions
-    for the whole of it."""
-    return {"type": "any_text"} | text_rules(excludes, patterns=patterns, unlike=unlike)
+    for the whole of it. `place`: of `patterns` in the request, for errors."""
+    rules = text_rules(excludes, patterns=patterns, unlike=unlike)
+    return {"type": "any_text"} | rules | ({"place": place} if place else {})
 
 
 def text_rules(

@@ -60,7 +60,8 @@ class InputGrammar:
     def plain(self, excludes: tuple[str, ...], end: str) -> TagFormat:
         """The input as it stands, and what ends it; an expression's has none of `excludes`."""
         if self.syntax == REGEX:
-            return tagged("", any_text(excludes, patterns=[self.definition]), end)
+            text = any_text(excludes, patterns=[self.definition], place=self.place)
+            return tagged("", text, end)
         return tagged("", grammar(self.definition, self.place), end)
 
 

@@ -190,7 +190,8 @@ class TaggedValue:
         if patterns is None:
             unlike = [] if is_string else [OPEN_JSON]
             return tagged("", any_text(tags.excluded, unlike=unlike), tags.end)
-        return tagged("", any_text(tags.excluded, patterns=patterns), tags.edge + tags.end)
+        text = any_text(tags.excluded, patterns=patterns, place=self.parameter.place)
+        return tagged("", text, tags.edge + tags.end)
 
     def _constants(self, texts: list[str]) -> TagFormat:
         tags = self.tags
