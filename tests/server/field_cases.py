@@ -1071,6 +1071,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "text": [Effect("a", "b", "engine"), Refused(None, "is missing")],
             "file_data": [
                 Effect("aGk=", "data:text/plain;base64,aGEh", "engine", A_FILE),
+                Effect("a\r\nGk=\n", "data:application/octet-stream;base64,aGEh", "engine", A_FILE),
                 Refused(None, "required", A_FILE),
                 Refused("data:application/pdf;base64,aGk=", "text only", A_FILE),
                 Refused("data:text/plain,hi", "base64", A_FILE),

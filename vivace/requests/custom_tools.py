@@ -16,6 +16,7 @@ from vivace.parsers.inputs import FENCE, FENCE_END, INPUT
 
 CUSTOM, TEXT, GRAMMAR = "custom", "text", "grammar"
 LARK, REGEX = "lark", "regex"
+NO_GRAMMAR = 'is missing: an object with syntax and definition, which do not stand beside "type"'
 
 
 class GrammarDefinition(msgspec.Struct, kw_only=True):
@@ -75,7 +76,7 @@ def read_grammar(custom: CustomDefinition, place: str) -> InputGrammar | None:
         raise BadRequest(f"{place}.format.type", reason)
     given = form.grammar
     if given is None:
-        raise BadRequest(f"{place}.format.grammar", "is required: a syntax and a definition")
+        raise BadRequest(f"{place}.format.grammar", NO_GRAMMAR)
     if given.syntax not in (LARK, REGEX):
         reason = f"{abbreviate(given.syntax)!r}: must be {LARK} or {REGEX}"
         raise BadRequest(f"{place}.format.grammar.syntax", reason)

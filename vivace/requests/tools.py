@@ -21,7 +21,7 @@ from vivace.requests.custom_tools import (
 from vivace.requests.limits import Entries, Members
 
 FUNCTION, ALLOWED = "function", "allowed_tools"
-NO_DEFINITION = "is missing: a tool has its name and what else it has in it"
+NO_DEFINITION = 'is missing: an object with name and the rest, which do not stand beside "type"'
 NO_NAMED = "is missing: it has the name of a tool in it"
 FUNCTION_NAME = re.compile(r"[\w.:/\-]{1,256}")
 

@@ -80,8 +80,8 @@ class ChatMessages:
         return renamed(name, self.renamed)
 
 
-def needed(value: str | None, field_name: str) -> str:
+def needed(value: str | None, field_name: str, reason: str = "is required") -> str:
     """BadRequest where a field is missing that its kind of part needs."""
     if value is None:
-        raise BadRequest(field_name, "is required")
+        raise BadRequest(field_name, reason)
     return value

@@ -15,9 +15,11 @@ DATA, BASE64 = "data:", "base64"
 LONGEST_HEAD = 1024
 """characters of a `data:` URL before the data"""
 TEXT_TYPES = re.compile(
-    r"|text/.*|application/(?:(?:.*\+)?(?:json|xml|yaml)|x-yaml|toml|sql|javascript|x-sh|x-ndjson)"
+    r"|text/.*|application/(?:(?:.*\+)?(?:json|xml|yaml)|x-yaml|toml|sql|javascript|x-sh|x-ndjson"
+    r"|octet-stream)"
 )
-"""of media; nothing: what the file's name says"""
+"""of media; nothing, and octet-stream: whatever is in it"""
+NO_BASE64 = "is not valid base64; a text that is none may stand in a part input_text"
 NO_PLACE = "this server stores no files and fetches none; send the file itself as file_data"
 NO_TEXT_FILE = "the served model takes text only; send what the file says as text"
 
@@ -43,10 +45,10 @@ def decoded_text(data: str, place: str) -> str:
         if BASE64 not in map(str.strip, parameters):
             raise BadRequest(place, "must be base64: data:text/plain;base64,...")
         data = data[end + 1 :]
-    try:
-        content = base64.b64decode(data, validate=True)
+    try:  # `base64 FILE` and mail put line ends into it
+        content = base64.b64decode(data.replace("\r", "").replace("\n", ""), validate=True)
     except (binascii.Error, ValueError):
-        raise BadRequest(place, "is not valid base64") from None
+        raise BadRequest(place, NO_BASE64) from None
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

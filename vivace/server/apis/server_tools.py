@@ -29,6 +29,7 @@ from vivace.tool_servers.transport import ToolServerError
 
 MCP = "mcp"
 OF_CUSTOM = ("description",)
+BESIDE = "is required, beside type (chats have it in an object of its own)"
 NO_OWN_TOOLS = "this server runs no tools of its own; it asks tool servers (type mcp)"
 ALWAYS, NEVER = "always", "never"
 EVERY = ToolFilter()
@@ -114,7 +115,7 @@ def read_tool(tool: ResponseTool, place: str) -> dict[str, Any]:
     """A function or a custom tool of the client, as the chat path takes it."""
     if tool.type not in (FUNCTION, CUSTOM):
         raise BadRequest(f"{place}.type", f"{abbreviate(tool.type)!r}: {NO_OWN_TOOLS}")
-    found: dict[str, Any] = {"name": needed(tool.name, f"{place}.name")}
+    found: dict[str, Any] = {"name": needed(tool.name, f"{place}.name", BESIDE)}
     for name in ("description", "parameters", "strict") if tool.type == FUNCTION else OF_CUSTOM:
         if (value := getattr(tool, name)) is not None:
             found[name] = value
@@ -128,8 +129,8 @@ def read_format(form: InputFormat, place: str) -> dict[str, Any]:
     if form.type != GRAMMAR:
         return {"type": form.type}
     given = {
-        "syntax": needed(form.syntax, f"{place}.syntax"),
-        "definition": needed(form.definition, f"{place}.definition"),
+        "syntax": needed(form.syntax, f"{place}.syntax", BESIDE),
+        "definition": needed(form.definition, f"{place}.definition", BESIDE),
     }
     return {"type": GRAMMAR, GRAMMAR: given}
 
