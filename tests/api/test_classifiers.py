@@ -223,7 +223,15 @@ def test_files_of_nomics_own_class(tmp_path: Path, start: Start) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("prenorm", True), ("rotary_emb_fraction", 0.5), ("moe_every_n_layers", 2), ("n_head", 5)],
+    [
+        *(
+            ("prenorm", True),
+            ("rotary_emb_fraction", 0.5),
+            ("moe_every_n_layers", 2),
+            ("n_head", 5),
+        ),
+        *(("activation_function", "gelu"), ("causal", True), ("rotary_emb_scale_base", 512)),
+    ],
 )
 def test_other_models_of_nomic_are_refused(tmp_path: Path, key: str, value: Any) -> None:
     write_encoder(tmp_path, "NomicBertModel")

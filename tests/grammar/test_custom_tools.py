@@ -131,6 +131,7 @@ def test_arguments_that_are_no_input_are_not_lost() -> None:
 
 PATTERNS = [r'[^"]*', ".*", "(?s:.)*", r"[\s\S]+", r'["\\]+', r"\S+|\W", r'(?i)a"b\n', r"\P{L}+"]
 PATTERNS += [r"[\p{P}x]+", r'[]"]+', r"[^]\\]*", "[!-~]*", r"\x22\u{5c}|\t", r'(?P<n>".)"', r"\.\/"]
+PATTERNS += [f"[[:{name}:]b]+" for name in ("punct", "^alnum", "cntrl", "^cntrl", "space", "print")]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -160,7 +161,9 @@ def allows(pattern: str, text: str) -> bool:
     return matcher.accept([*ids, EOS]) == len(ids) + 1
 
 
-@pytest.mark.parametrize("pattern", ["[a[b]]", r"\p{Greek}", "(?x)a", "[a-z&&[^b]]"])
+@pytest.mark.parametrize(
+    "pattern", ["[a[b]]", "[[:alpha:][b]]", r"\p{Greek}", "(?x)a", "[a-z&&[^b]]"]
+)
 def test_expressions_that_cannot_be_written_in_strings(pattern: str) -> None:
     with pytest.raises(GrammarError, match=re.escape("JSON")):
         quote_regex(pattern)

@@ -21,11 +21,9 @@ FORMS = (
 SUFFIX_FIRST = ("[SUFFIX]", "[PREFIX]")
 """Mistral's: the text behind comes first, and the answer follows the text in front"""
 ENDS = (
-    "<|fim_pad|>",
-    "<fim_pad>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<|file_separator|>",
+    *("<|fim_pad|>", "<fim_pad>", "<fim-pad>"),
+    *("<|repo_name|>", "<repo_name>", "<reponame>"),
+    *("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<filename>"),
     "▁<EOT>",
     "<EOT>",
 )

@@ -22,13 +22,22 @@ _ESCAPE = (
     r"\\(?>[xu]\{[^}]{0,40}\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}"
     r"|[pP](?:\{[^}]{0,40}\}|.)|.)"
 )
+_CLASS = r"\[:\^?\w+:\]"
 _PART = re.compile(
-    rf"(?P<set>\[\^?+\]?+(?:{_ESCAPE}|[^\\\]])*+\])|(?P<escape>{_ESCAPE})|(?P<dot>\.)"
+    rf"(?P<set>\[\^?+\]?+(?:{_ESCAPE}|{_CLASS}|[^\\\]])*+\])|(?P<escape>{_ESCAPE})|(?P<dot>\.)"
     r"|(?P<flags>\(\?[a-zA-Z]*-?[a-zA-Z]*[:)])|(?P<group>\((?:\?P?<\w+>)?)|(?P<end>\))|(?P<other>.)",
     re.DOTALL,
 )
 _MEMBER = re.compile(rf"({_ESCAPE}|[^\\])(?:-({_ESCAPE}|[^\\\]]))?", re.DOTALL)
-_NESTED = re.compile(rf"(?:{_ESCAPE}|[^\\\[&~-]|-(?!-)|&(?!&)|~(?!~))*+", re.DOTALL)
+NAMED = {
+    **dict.fromkeys(("graph", "print", "punct"), frozenset('"\\')),
+    "space": SPACE,
+    "blank": frozenset("\t"),
+    "cntrl": ALL - frozenset('"\\'),
+    "ascii": ALL,
+}
+"""classes of ASCII -> those of their characters that are escaped; others have none"""
+_NESTED = re.compile(rf"(?:{_ESCAPE}|{_CLASS}|[^\\\[&~-]|-(?!-)|&(?!&)|~(?!~))*+", re.DOTALL)
 _ANCHORS = frozenset("AzbB")
 
 
@@ -99,7 +108,10 @@ def _members(text: str) -> frozenset[str]:
     if nested is None:
         raise GrammarError(f"{WITHIN}sets of characters cannot have others in them: {text[:40]}")
     found: set[str] = set()
-    for first, last in _MEMBER.findall(inner):
+    for named in re.findall(_CLASS, inner):
+        known = NAMED.get(named.strip("[:^]"), frozenset())
+        found |= ALL - known if "^" in named else known
+    for first, last in _MEMBER.findall(re.sub(_CLASS, "", inner)):
         if last and (low := _character(first)) and (high := _character(last)):
             found.update(one for one in ESCAPED if low <= one <= high)
         else:

@@ -25,6 +25,10 @@ KEYS = {
 GATED = {"swiglu": "silu", "geglu": "gelu"}
 """what Nomic calls an MLP with a gate -> the gate's activation"""
 OTHERWISE = {
+    "causal": False,
+    "parallel_block": False,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
     "prenorm": False,
     "use_rms_norm": False,
     "rotary_emb_interleaved": False,
@@ -53,13 +57,17 @@ def nomic_source(source: ModelSource) -> ModelSource:
 
 def refuse_other_nomic(fields: ModelFields) -> None:
     """What Nomic's class can be besides. Raises SourceError naming the key."""
+    if fields.get("moe_every_n_layers", Integer(0, MOST_EVERY), 0):
+        raise fields.refusal("moe_every_n_layers", "mixtures of experts are not supported here")
+    if fields.get("activation_function", Text(), "swiglu") not in GATED:
+        raise fields.refusal("activation_function", f"only {' and '.join(GATED)} are supported")
     for key, wanted in OTHERWISE.items():
         if fields.get(key, Flag(), wanted) != wanted:
             raise fields.refusal(key, f"only {str(wanted).lower()} is supported")
     if fields.get("rotary_emb_fraction", Number(0, 1), 1.0) != 1.0:
         raise fields.refusal("rotary_emb_fraction", "only 1 is supported")
-    if fields.get("moe_every_n_layers", Integer(0, MOST_EVERY), 0):
-        raise fields.refusal("moe_every_n_layers", "mixtures of experts are not supported here")
+    if fields.get("rotary_emb_scale_base", Number(0, 1e9), 0.0):
+        raise fields.refusal("rotary_emb_scale_base", "scaled positions are not supported here")
 
 
 def read_theta(fields: ModelFields) -> float:

@@ -43,7 +43,7 @@ RENAMED_FIELDS = {
     "reasoning_effort": "think",
     "chat_template_kwargs": "think",
 }
-EFFORTS = ("low", "medium", "high")
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
 LATEST = ":latest"
 
 

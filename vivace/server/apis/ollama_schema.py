@@ -92,7 +92,7 @@ class OllamaFields(msgspec.Struct, kw_only=True):
     format: str | Members[Any] | None = None
     """"json", or a JSON schema"""
     think: bool | str | None = None
-    """Whether to think, or how much: low, medium, high."""
+    """Whether to think, or how much: low, medium, high, xhigh, max."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
     keep_alive: Any = None
