@@ -75,10 +75,12 @@ def wait_for_engines(server: RunningServer, count: int = 2) -> dict[int, int]:
 
 
 def test_engines_take_turns(server: RunningServer, vocabulary: int) -> None:
-    wait_for_engines(server)
+    pids = wait_for_engines(server).values()
     answers = [server.json("/generate", body(seed, 3)) for seed in range(6)]
     assert [a["output_ids"] for a in answers] == [expected(s, 3, vocabulary) for s in range(6)]
     assert {answer["meta_info"]["dp_rank"] for answer in answers} == {0, 1}
+    mapped = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+    assert not any("libtorch" in files for files in mapped), "the oracle starts without it"
 
 
 @pytest.mark.parametrize("field", ["routed_dp_rank", "data_parallel_rank"])

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from vivace.errors import CannotStart
-from vivace.platforms.groups import Group
-from vivace.platforms.platform import Platform
 from vivace.protocol.messages import STATE_INTERVAL, CacheGroup, Rewrite
+
+if TYPE_CHECKING:
+    from vivace.platforms.groups import Group
+    from vivace.platforms.platform import Platform
 
 GIB = 1 << 30
 DEFAULT_SHARE = 0.25
