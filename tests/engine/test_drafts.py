@@ -145,9 +145,11 @@ def test_drafts_behind_an_end_are_no_tokens_of_the_answer(depth: int) -> None:
     answers = rig.answers.values()
     counters = rig.scheduler.state().metrics.counters
     assert counters["generation_tokens_total"] == sum(len(one.tokens) for one in answers)
-    for one in answers:
+    drafted = [one for one in answers if one.deltas[-1].drafts is not None]
+    assert len(drafted) > 4
+    for one in drafted:
         steps = len([delta for delta in one.deltas if delta.tokens])
-        assert one.deltas[-1].drafts[2] == steps - 1
+        assert (one.deltas[-1].drafts or ())[2:] == (steps - 1,)
 
 
 def test_a_span_without_a_token_ends_nothing() -> None:

@@ -29,8 +29,6 @@ NO_FIRST_OF_HEAD = (
 NO_TYPES = "; DistilBERT has none and is not supported"
 LABELS = "cls.output.weight"
 """the last of the two layers that judge a text or a pair"""
-
-
 OF_NOMIC = {**KEYS, "max_position_embeddings": "context_length", "rope_theta": "rope.freq_base"}
 BIASES = re.compile(r"blk\.\d+\.(?:attn_qkv|attn_output|ffn_\w+)\.bias")
 
@@ -51,7 +49,7 @@ def read_nomic(facts: Metadata) -> Config:
     facts.spelling["type_vocab_size"] = f"rows of {table}"
     return {
         "architectures": ["NomicBertModel"],
-        "model_type": NOMIC,
+        "model_type": "nomic_bert",
         "hidden_act": "silu",
         "vocab_size": facts.count_words(),
         **facts.translate(OF_NOMIC),

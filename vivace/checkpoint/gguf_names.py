@@ -110,7 +110,7 @@ NOMIC_LAYER = {
     "ffn_up": "intermediate.up",
 }
 TABLES = {
-    "nomic-bert": NOMIC_LAYER,
+    "nomic_bert": NOMIC_LAYER,
     "bert": ENCODER_LAYER,
     "gemma2": GEMMA_LAYER,
     "gemma3_text": GEMMA_LAYER,
@@ -134,7 +134,7 @@ DRAFTS = "nextn."
 
 class TensorNames:
     def __init__(self, model_type: str) -> None:
-        encoder = model_type in ("bert", "nomic-bert")
+        encoder = model_type in ("bert", "nomic_bert")
         self._table = TABLES.get(model_type, IN_LAYER)
         self._fixed = ENCODER_FIXED if encoder else FIXED
         self._layers = "encoder.layer" if encoder else "model.layers"

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 
 from vivace.checkpoint.grouped_projections import ProjectionNames
 
-NOMIC_TYPES = ("nomic_bert", "nomic-bert")
-"""`model_type` of a config.json, and the architecture of a GGUF file"""
 FUSED = ProjectionNames(
     "attention.self.qkv", tuple(f"attention.self.{part}" for part in ("query", "key", "value"))
 )

@@ -13,7 +13,7 @@ from vivace.checkpoint.fields import ADVICE
 from vivace.checkpoint.gguf_file import GGUFError, GGUFFile
 from vivace.checkpoint.gguf_weights import GGUFWeights, StoredLayout
 from vivace.checkpoint.grouped_projections import GroupedProjections, spell_internlm2
-from vivace.checkpoint.nomic_names import FUSED, NOMIC_TYPES, spell_nomic
+from vivace.checkpoint.nomic_names import FUSED, spell_nomic
 from vivace.checkpoint.safetensors_files import SafetensorsFiles, SpellNames
 from vivace.checkpoint.sharded_weights import RankFiles
 from vivace.checkpoint.source import ModelSource
@@ -28,9 +28,9 @@ from vivace.checkpoint.weights import (
 )
 
 TIED = "tie_word_embeddings"
-INTERNLM2 = "internlm2"
+INTERNLM2, NOMIC = "internlm2", "nomic_bert"
 SPELLED: Mapping[str, SpellNames] = MappingProxyType(
-    {INTERNLM2: spell_internlm2, "nomic_bert": spell_nomic}
+    {INTERNLM2: spell_internlm2, NOMIC: spell_nomic}
 )
 """model types whose files have names of their own"""
 
@@ -70,7 +70,7 @@ def open_weights(
             reader = GGUFWeights(GGUFFile(source.path), facts, dtype)
         except GGUFError as error:
             raise CheckpointError(str(error)) from None
-    if facts.model_type in NOMIC_TYPES:
+    if facts.model_type == NOMIC:
         reader = GroupedProjections(reader, called=FUSED)
     return TrackedWeights(reader, tied=tied, progress=progress)
 

@@ -147,8 +147,7 @@ class Sequence:
         self.num_sent = len(self.tokens)
         """tokens the client knows, its prompt included"""
         self.delta_interval = delta_interval(request, settings)
-        first = 1 if request.stream else self.delta_interval
-        self.next_delta_len = len(self.tokens) + first
+        self.next_delta_len = len(self.tokens) + (1 if request.stream else self.delta_interval)
         """number of tokens at which the next delta goes out"""
         self.num_cached_tokens = self.retractions = 0
         self.num_accepted = self.num_wrong = self.num_forced = 0
@@ -269,7 +268,8 @@ class Sequence:
     def take_delta(self, finish: Finish | None = None) -> Delta:
         """Everything that was not sent yet, as one delta."""
         index, tokens = self.num_sent - self.num_prompt_tokens, self.tokens[self.num_sent :]
-        steps = self.num_output_tokens - 1 - self.num_accepted - self.num_forced
+        accepted, drafted = self.num_accepted, self.num_accepted + self.num_wrong
+        steps = self.num_output_tokens - 1 - accepted - self.num_forced
         self.num_sent = len(self.tokens)
         self.next_delta_len = self.num_sent + self.delta_interval
         delta = Delta(
@@ -279,7 +279,7 @@ class Sequence:
             finish=finish,
             cached_tokens=self.num_cached_tokens,
             retractions=self.retractions,
-            drafts=(self.num_accepted + self.num_wrong, self.num_accepted, steps),
+            drafts=(drafted, accepted, steps) if drafted else None,
         )
         if self.logprobs is not None:
             delta.logprobs, self.logprobs = self.logprobs, []

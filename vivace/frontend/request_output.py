@@ -36,7 +36,7 @@ class RequestOutput(msgspec.Struct, omit_defaults=True, kw_only=True):
     retractions: int = 0
     dp_rank: int = 0
     """the engine"""
-    drafts: tuple[int, int, int] = (0, 0, 0)
+    drafts: tuple[int, int, int] | None = None
     """as in `Delta`"""
     timings: dict[str, float] | None = None
 

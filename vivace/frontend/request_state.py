@@ -104,7 +104,7 @@ class RequestState:
         self._offer = sink.offer if plain and isinstance(sink, TextSink) else None
         self._cached = 0
         self._retractions = 0
-        self._drafts = 0, 0, 0
+        self._drafts: tuple[int, int, int] | None = None
         self._sent = clock() - request.arrival
         self._queue = 0.0
         self._first = 0.0
@@ -144,7 +144,7 @@ class RequestState:
             return False
         text = self._detokenizer.push(tokens)
         ledger += tokens
-        self._count_drafts(delta)
+        self._drafts = delta.drafts or self._drafts
         if not offer(text, tokens, len(ledger)):
             self.sink.push(self._output(text, tokens))
         return True
@@ -174,7 +174,7 @@ class RequestState:
         ledger.extend(tokens)
         if delta.retractions:
             self._retractions = delta.retractions
-        self._count_drafts(delta)
+        self._drafts = delta.drafts or self._drafts
         if finish is not None:
             timings = self._final_timings()
         return RequestOutput(
@@ -193,10 +193,6 @@ class RequestState:
             drafts=self._drafts,
             timings=timings,
         )
-
-    def _count_drafts(self, delta: Delta) -> None:
-        if delta.drafts[0]:
-            self._drafts = delta.drafts
 
     def final_output(self, finish: Finish) -> RequestOutput:
         """A last output that the engine did not send: an error, or an end it could not tell."""

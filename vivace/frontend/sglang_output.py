@@ -130,8 +130,8 @@ class SGLangOutput:
         if output.finish is not None:
             # what was asked for, cut to the room that the prompt leaves
             meta["max_new_tokens"] = self._request.sampling.max_new_tokens
-        if output.drafts[0]:
-            meta |= draft_fields(output)
+        if output.drafts is not None:
+            meta |= draft_fields(output.completion_tokens, *output.drafts)
         if output.finish is not None and output.timings:
             meta |= timing_fields(output.timings, output.completion_tokens, self._wall())
         return meta
@@ -201,12 +201,11 @@ def number_rows(parts: list[Payload]) -> Iterator[list[float]]:
             yield part.rows(row, row + 1).numbers()
 
 
-def draft_fields(output: RequestOutput) -> dict[str, float]:
+def draft_fields(tokens: int, drafts: int, accepted: int, steps: int) -> dict[str, float]:
     """meta_info of an answer for which drafts were verified."""
-    drafts, accepted, steps = output.drafts
     return {
         "spec_verify_ct": steps,
-        "spec_accept_length": output.completion_tokens / max(1, steps),
+        "spec_accept_length": tokens / max(1, steps),
         "spec_accept_rate": accepted / drafts,
         "spec_accept_token_num": accepted,
         "spec_draft_token_num": drafts,

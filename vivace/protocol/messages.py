@@ -199,7 +199,7 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     first_token_time: float = 0.0
     """Seconds between arrival and the first token, however long it waited for its delta; set as
     `queue_time`."""
-    drafts: tuple[int, int, int] = (0, 0, 0)
+    drafts: tuple[int, int, int] | None = None
     """Those that were verified so far, those that were right, steps behind the first token."""
 
 

@@ -37,12 +37,11 @@ from vivace.parsers.call_syntax import (
 from vivace.parsers.inputs import INPUT
 from vivace.requests.argument_schemas import NotWritable, ReadingAllowance
 from vivace.requests.custom_tools import InputGrammar
-from vivace.requests.keyword_formats import keyword_arguments
+from vivace.requests.keyword_formats import PYTHON_KEY, keyword_arguments
 from vivace.requests.parameter_formats import tagged_arguments
 
 MORE = " more"
 """what calls behind the first one are defined as: no function's name"""
-PYTHON_NAME = re.compile(r"[^\W\d][\w.]*")
 NO_NAME = "a function of this name cannot be called in this model's syntax"
 
 
@@ -82,7 +81,7 @@ Functions = Mapping[str, CalledFunction]
 def can_call(shape: AnswerShape, name: str) -> bool:
     """Whether the function's name can be written where calls are."""
     python = isinstance(shape.syntaxes[0].arguments, KeywordArguments)
-    return not python or PYTHON_NAME.fullmatch(name) is not None
+    return not python or PYTHON_KEY.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,9 @@ from vivace.requests.text_formats import FORMATS, as_search
 
 TAG_KEY = re.compile(r'[^<>"\s](?:[^<>"\n]*[^<>"\s])?')
 TAG_KEYS = r'[^<>"\s](?:[^<>"\n]{0,62}[^<>"\s])?'
-PYTHON = {True: "True", False: "False", None: "None"}
+MAX_LENGTH = 100_000
 Options = Sequence[tuple[str, Any]]
 """as `Parameter.options` has them"""
-# -- tags ------------------------------------------------------------------------------------------
 
 
 def tagged_arguments(
@@ -159,7 +158,7 @@ class TaggedValue:
         else:
             yield written
             if isinstance(value, bool | None):
-                yield PYTHON[value]
+                yield str(value)  # as Python has it
 
     def text(self, options: Options) -> TagFormat:
         """A value that the reader takes for a string, whatever it is. Raises NotWritable."""
@@ -236,6 +235,3 @@ def text_patterns(keyword: str, schema: Mapping[str, Any], place: str) -> Iterat
         yield FORMATS[str(value)]
     elif str(value) not in DESCRIBING:
         raise NotWritable(at, f"{IN_TAGS}, or write a pattern")
-
-
-MAX_LENGTH = 100_000
