@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from vivace.frontend.errors import BadRequest
 from vivace.grammar.backend import GrammarError, JsonFormat
+from vivace.grammar.joint_matcher import STUCK
 from vivace.grammar.quoted_regex import quote_regex
 from vivace.grammar.thinking import ThinkingBackend
 from vivace.parsers.events import CallInput, CallStart
@@ -29,25 +30,31 @@ from vivace.requests.tools import ToolChoice, ToolDefinition, offered_tools
 BACKEND = ThinkingBackend(backend(JsonFormat(compact=True)), VOCABULARY)
 PATTERN = r'(?s)[a-c"\\]+\n?(?:\t.)?'
 LARK = 'start: "{" (WORD LF)+ "}"\nWORD: /[ab"\\\\]+/\nLF: /\\n/\n'
-GRAMMARS = {"find": ("regex", PATTERN), "patch": ("lark", LARK)}
+ENDS = ["\n```", "</parameter>", "</arg_value>", "[TOOL_CALLS]", "<|call|", "</steptml:parameter>"]
+ENDS += [")", "]", "}", "<｜tool▁call▁end｜>", "</｜DSML｜parameter>", "<|tool_call_end|>"]
+PARTS = [part for end in ENDS for part in (end[:-1], end[-1]) if part]
+FREE = f'start: "{{" ("\\n```" ({"|".join(map(json.dumps, PARTS))})){{1,50}} "e"'
+"""has in it what may end an input"""
+GRAMMARS = {"find": ("regex", PATTERN), "patch": ("lark", LARK), "quote": ("lark", FREE)}
 
 
-def tools() -> list[ToolDefinition]:
-    found: list[ToolDefinition] = []
-    for name, (kind, text) in GRAMMARS.items():
-        form = CustomFormat(type="grammar", grammar=GrammarDefinition(syntax=kind, definition=text))
-        definition = CustomDefinition(name=name, format=form)
-        found.append(ToolDefinition(type="custom", custom=definition))
-    return found
+def custom_tool(name: str, kind: str, text: str) -> ToolDefinition:
+    form = CustomFormat(type="grammar", grammar=GrammarDefinition(syntax=kind, definition=text))
+    return ToolDefinition(type="custom", custom=CustomDefinition(name=name, format=form))
+
+
+TOOLS = [custom_tool(name, kind, text) for name, (kind, text) in GRAMMARS.items()]
 
 
 class Body:
-    def __init__(self, choice: str | ToolChoice | None) -> None:
-        self.tools, self.tool_choice = tools(), choice
+    def __init__(self, choice: str | ToolChoice | None, tools: list[ToolDefinition]) -> None:
+        self.tools, self.tool_choice = tools, choice
 
 
-def syntax(parser: str | None, choice: str | None) -> tuple[ToolSyntax, ParseOptions]:
-    offered = offered_tools(Body(choice))
+def syntax(
+    parser: str | None, choice: str | None, tools: list[ToolDefinition] = TOOLS
+) -> tuple[ToolSyntax, ParseOptions]:
+    offered = offered_tools(Body(choice, tools))
     found = ToolCalls(offered=offered, form=answer_format(parser, None), parallel=True).syntax(None)
     return found, ParseOptions(tools=offered.schemas, inputs=offered.inputs)
 
@@ -73,10 +80,14 @@ def test_inputs_obey_whatever_calls_look_like(name: str | None) -> None:
     assert found.constraint is not None
     begin = "<|channel|>commentary" if name == "gpt-oss" else ""
     called = set[str]()
-    for _ in range(12):
+    for _ in range(15):
         drawn = BACKEND.compile(found.constraint)
         assert drawn.accept(encode(begin)) == len(begin)
-        text = begin + spell(walk_randomly(drawn, rng, 3000)).decode()
+        try:
+            text = begin + spell(walk_randomly(drawn, rng, 3000)).decode()
+        except AssertionError as stuck:
+            assert stuck.args == (STUCK,)
+            continue
         calls = read(found, options, text)
         assert calls, text
         for tool, said in calls:
@@ -88,6 +99,28 @@ def test_inputs_obey_whatever_calls_look_like(name: str | None) -> None:
             assert free is not None
             assert BACKEND.compile(free).accept(encode(text)) == len(encode(text))
     assert called == set(GRAMMARS)
+
+
+FENCED = {
+    "mistral": "[TOOL_CALLS]page[ARGS]```\n%s\n```",
+    "hermes": '<tool_call>{"name": "page", "arguments": ```\n%s\n```}</tool_call>',
+    "pythonic": "[page(```\n%s\n```)]",
+    "deepseekv3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>page\n```json\n"
+    "```\n%s\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+}
+
+
+@pytest.mark.parametrize("name", FENCED)
+def test_fences_in_inputs_end_none(name: str) -> None:
+    tool = custom_tool("page", "lark", r'start: (/[^.]/)+ "."')
+    found, options = syntax(name, "required", [tool])
+    assert found.constraint is not None
+    for page in ("See\n```\nls\n```\n.", "```py\nx = [1]\n```\n\n```.", "\n```."):
+        text = FENCED[name] % page
+        assert BACKEND.compile(found.constraint).accept([*encode(text), EOS]) > len(encode(text))
+        assert read(found, options, text) == [["page", page]]
+    early = FENCED[name] % (FENCED[name].partition("%s")[2] + "[a.")
+    assert BACKEND.compile(found.constraint).accept(encode(early)) < len(encode(early))
 
 
 def test_calls_of_custom_tools_need_to_be_found() -> None:

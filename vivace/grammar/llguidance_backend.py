@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from vivace.config.time_slices import yield_often
 from vivace.grammar.backend import (
     GrammarError,
+    GrammarMatcher,
     JsonFormat,
     PlacedMatcher,
     TokenVocabulary,
 )
+from vivace.grammar.joint_matcher import joint_matcher
 from vivace.grammar.masks import mask_words
 from vivace.grammar.source import GrammarDialect, explain, translate
 from vivace.protocol.constraints import EBNF, Constraint
@@ -57,8 +59,8 @@ OF_GRAMMARS = AmbiguityLimits(row=500, mask=10_000)
 class Translator(Protocol):
     """Makes llguidance's language of constraints."""
 
-    def translate(self, constraint: Constraint) -> str:
-        """Raises GrammarError, GrammarUnavailable."""
+    def translate(self, constraint: Constraint) -> list[str]:
+        """An answer obeys all of these. Raises GrammarError, GrammarUnavailable."""
         ...
 
 
@@ -68,7 +70,7 @@ class DirectTranslator:
     def __init__(self, dialect: GrammarDialect) -> None:
         self._dialect = dialect
 
-    def translate(self, constraint: Constraint) -> str:
+    def translate(self, constraint: Constraint) -> list[str]:
         return translate(constraint, self._dialect)
 
 
@@ -91,15 +93,20 @@ class LLGuidanceBackend:
         self._eos_ids = frozenset(vocabulary.eos_ids)
         self._tokenizer: LLTokenizer | None = None
 
-    def compile(self, constraint: Constraint) -> LLGuidanceMatcher:
-        grammar = self._translator.translate(constraint)
+    def compile(self, constraint: Constraint) -> GrammarMatcher:
+        grammars = self._translator.translate(constraint)
         with yield_often():
-            return self.build(constraint, grammar)
+            return self.build(constraint, grammars)
 
-    def build(self, constraint: Constraint, grammar: str) -> LLGuidanceMatcher:
+    def build(self, constraint: Constraint, grammars: Sequence[str]) -> GrammarMatcher:
         """Of the constraint's translation. Raises GrammarError."""
         mask = np.zeros(mask_words(len(self._vocabulary.tokens)), np.int32)
-        matcher = LLGuidanceMatcher(self._match(grammar, constraint.kind), self._eos_ids)
+        matcher = joint_matcher(
+            [
+                LLGuidanceMatcher(self._match(grammar, constraint.kind), self._eos_ids)
+                for grammar in grammars
+            ]
+        )
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
         if matcher.error:
             raise GrammarError(explain(constraint, matcher.error))
@@ -110,7 +117,12 @@ class LLGuidanceBackend:
     def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
         from llguidance import LLExecutor
 
-        own = cast("Sequence[tuple[LLGuidanceMatcher, int]]", matchers)
+        own: list[tuple[LLGuidanceMatcher, int]] = []
+        for matcher, place in matchers:
+            if isinstance(matcher, LLGuidanceMatcher):
+                own.append((matcher, place))
+            else:
+                matcher.fill(masks[place])
         if self._executor is None:
             self._executor = LLExecutor(self._threads)
         rows, row_bytes = len(masks), masks[:1].nbytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,7 +18,7 @@ from vivace.grammar.schema_refusals import (
     explain_expression,
     explain_refusal,
 )
-from vivace.grammar.structural_tag import NO_FORCING, tag_grammar, tag_schemas, tag_texts
+from vivace.grammar.structural_tag import NO_FORCING, tag_grammars, tag_schemas, tag_texts
 from vivace.grammar.tag_forms import read_structural_tag
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
@@ -49,9 +49,12 @@ class GrammarDialect:
     """texts that are tokens of their own -> these"""
 
 
-def translate(constraint: Constraint, dialect: GrammarDialect) -> str:
-    """In llguidance's language. Raises GrammarError for what is no grammar."""
-    return _TRANSLATIONS[constraint.kind](constraint.text, dialect)
+def translate(constraint: Constraint, dialect: GrammarDialect) -> list[str]:
+    """In llguidance's language: an answer obeys all of these. Raises GrammarError for what is no
+    grammar."""
+    if constraint.kind == STRUCTURAL_TAG:
+        return list(_translate_tag(constraint.text, dialect))
+    return [_TRANSLATIONS[constraint.kind](constraint.text, dialect)]
 
 
 def explain(constraint: Constraint, reason: str) -> str:
@@ -140,10 +143,10 @@ def _written_out(escape: re.Match[str]) -> str:
     return character if character.isalnum() else escape[0]
 
 
-def _translate_tag(text: str, dialect: GrammarDialect) -> str:
+def _translate_tag(text: str, dialect: GrammarDialect) -> Iterator[str]:
     from llguidance import regex_to_lark
 
-    return tag_grammar(
+    return tag_grammars(
         *(read_structural_tag(text), dialect.form, to_lark),
         to_regex=lambda pattern: regex_to_lark(pattern, ""),
         special_ids=dialect.special_ids,
@@ -154,5 +157,4 @@ _TRANSLATIONS: dict[str, Callable[[str, GrammarDialect], str]] = {
     JSON_SCHEMA: _translate_schema,
     REGEX: lambda text, _: _translate_regex(text),
     EBNF: lambda text, _: _translate_ebnf(text),
-    STRUCTURAL_TAG: _translate_tag,
 }

@@ -16,7 +16,7 @@ from vivace.grammar.endless_rules import check_ends
 from vivace.grammar.json_schema import check_schema, json_options, walk
 from vivace.grammar.limits import MAX_DEPTH
 from vivace.grammar.quoted_regex import quote_regex
-from vivace.grammar.tag_forms import KINDS, read_kind
+from vivace.grammar.tag_forms import KINDS, has_type, node_list, node_text, node_texts, read_kind
 from vivace.grammar.vocabulary import SpecialWords
 from vivace.protocol.constraints import EBNF, REGEX, Constraint
 
@@ -37,20 +37,19 @@ MAY_GO_ON = re.compile(r"[*+)]|,\}|\{\d\d|\{.*\{|.{65}", re.DOTALL)
 """what those have that do so, or whose texts are long, which takes as much work; and some others"""
 
 
-def tag_grammar(
+def tag_grammars(
     root: dict[str, Any],
     form: JsonFormat,
     to_lark: Callable[[str], str],
     to_regex: Callable[[str], str],
     special_ids: Mapping[str, int],
-) -> str:
-    """In llguidance's language. `to_lark`: of a grammar in GBNF; `to_regex`: of an expression
-    between slashes; `special_ids`: of texts that are tokens of their own."""
+) -> Iterator[str]:
+    """In llguidance's language; an answer obeys all. `to_lark`: of a grammar in GBNF; `to_regex`:
+    of an expression between slashes; `special_ids`: of texts that are tokens of their own."""
     rules = _TagRules(form, to_lark, to_regex, special_ids)
-    start = rules.part(root, "format", last=True)
-    head = NO_FORCING if rules.foreign else ""
-    lark = head + "\n".join([f"start: {start}", rf"{TEXT}: /(.|\n)*/", *rules.lines])
-    return json.dumps({"grammars": [{"name": "tags", "lark_grammar": lark}, *rules.grammars]})
+    yield rules.whole(root)
+    if rules.guarded:
+        yield _TagRules(form, to_lark, to_regex, special_ids, guarding=True).whole(root)
 
 
 class _TagRules:
@@ -62,14 +61,18 @@ class _TagRules:
         to_lark: Callable[[str], str],
         to_regex: Callable[[str], str],
         special_ids: Mapping[str, int],
+        *,
+        guarding: bool = False,
     ) -> None:
+        """`guarding`: with guards instead of what they guard"""
+        self._guarding, self.guarded = guarding, False
         self._options = json_options(form)
         self._to_lark, self._to_regex = to_lark, to_regex
         self._special = SpecialWords(special_ids)
         self.lines: list[str] = []
         self.grammars: list[dict[str, str]] = []
         """those that are referred to"""
-        self.foreign = False
+        self._foreign = False
         """expressions or grammars of others are among them"""
         self._parts = self._count = self._characters = 0
         self._kinds: dict[str, Callable[[dict[str, Any], str, bool], str]] = {
@@ -86,11 +89,18 @@ class _TagRules:
             "definitions": self._definitions,
             "defined": self._defined_part,
             "optional_newlines": self._with_optional_newlines,
+            "guarded": self._guarded_part,
         }
         self._defined: dict[str, str] = {}
         self._newlines_optional = False
         self._texts: dict[str, str] = {}
         """terminals of text that lacks something"""
+
+    def whole(self, root: dict[str, Any]) -> str:
+        start = self.part(root, "format", last=True)
+        head = NO_FORCING if self._foreign else ""
+        lark = head + "\n".join([f"start: {start}", rf"{TEXT}: /(.|\n)*/", *self.lines])
+        return json.dumps({"grammars": [{"name": "tags", "lark_grammar": lark}, *self.grammars]})
 
     def part(self, node: Any, place: str, *, last: bool) -> str:
         """`last`: nothing follows it."""
@@ -107,7 +117,7 @@ class _TagRules:
     # --- single parts ---------------------------------------------------------------------------
 
     def _constant(self, node: dict[str, Any], place: str, last: bool) -> str:
-        text = _text(node, "value", place)
+        text = node_text(node, "value", place)
         last_line = "\n" if self._newlines_optional and text.endswith("\n") else ""
         rest = self._literal(text.removesuffix(last_line))
         return self._rule(f"{rest} {self._frame(last_line)}" if last_line else rest)
@@ -122,24 +132,24 @@ class _TagRules:
         return self._rule("%json " + json.dumps({**whole, "x-guidance": options}))
 
     def _regex(self, node: dict[str, Any], place: str, last: bool) -> str:
-        self.foreign = True
-        pattern = _text(node, "pattern", place)
+        self._foreign = True
+        pattern = node_text(node, "pattern", place)
         if node.get("quoted", False):
             with _blaming(node, place):
                 pattern = quote_regex(pattern)
         return self._rule(f"/{self._to_regex(pattern)}/")
 
     def _grammar(self, node: dict[str, Any], place: str, last: bool) -> str:
-        self.foreign = True
+        self._foreign = True
         name = f"grammar_{len(self.grammars)}"
         with _blaming(node, place):
-            lark = self._to_lark(_text(node, "grammar", place))
+            lark = self._to_lark(node_text(node, "grammar", place))
             check_ends(lark)
         self.grammars.append({"name": name, "lark_grammar": lark})
         return self._rule(f"@{name}")
 
     def _any_text(self, node: dict[str, Any], place: str, last: bool) -> str:
-        if not last:
+        if not (last or node.get("closed", False)):
             raise GrammarError(
                 f"{place}: any_text must be followed by a constant text, or end the answer"
             )
@@ -148,9 +158,9 @@ class _TagRules:
     def _text_terminal(self, node: dict[str, Any], place: str, *, also: Sequence[str] = ()) -> str:
         """The terminal of any text without `excludes` (and `also`) in it, that obeys all `patterns`
         and is not `unlike`: expressions for the whole of it."""
-        excluded = [*_texts(node, "excludes", place), *also]
-        patterns, unlike = _texts(node, "patterns", place), _texts(node, "unlike", place)
-        self.foreign = self.foreign or bool(unlike) or any(map(MAY_GO_ON.search, patterns))
+        excluded = [*node_texts(node, "excludes", place), *also]
+        patterns, unlike = node_texts(node, "patterns", place), node_texts(node, "unlike", place)
+        self._foreign = self._foreign or bool(unlike) or any(map(MAY_GO_ON.search, patterns))
         if excluded:
             words = "|".join(map(_as_pattern, dict.fromkeys(excluded)))
             unlike = [*unlike, f"(?s:.*)(?:{words})(?s:.*)"]
@@ -167,22 +177,22 @@ class _TagRules:
     # --- parts of parts -------------------------------------------------------------------------
 
     def _sequence(self, node: dict[str, Any], place: str, last: bool) -> str:
-        elements = _list(node, "elements", place)
+        elements = node_list(node, "elements", place)
         terms: list[str] = []
         text = ""
         for index, element in enumerate(elements):
             at, rest = f"{place}.elements.{index}", elements[index + 1 :]
             if text:
-                terms.append(self._text_until(_text(element, "value", at), text))
+                terms.append(self._text_until(node_text(element, "value", at), text))
                 text = ""
-            elif _has_type(element, ANY_TEXT) and rest and _has_type(rest[0], "const_string"):
+            elif has_type(element, ANY_TEXT) and rest and has_type(rest[0], "const_string"):
                 text = self._text_terminal(element, at)
             else:
                 terms.append(self.part(element, at, last=last and not rest))
         return self._rule(" ".join(terms))
 
     def _choice(self, node: dict[str, Any], place: str, last: bool) -> str:
-        elements = _list(node, "elements", place)
+        elements = node_list(node, "elements", place)
         terms = [
             self.part(element, f"{place}.elements.{index}", last=last)
             for index, element in enumerate(elements)
@@ -190,7 +200,7 @@ class _TagRules:
         return self._rule(" | ".join(terms))
 
     def _tag(self, node: dict[str, Any], place: str, last: bool) -> str:
-        begin = self._frame(_text(node, "begin", place))
+        begin = self._frame(node_text(node, "begin", place))
         return self._rule(f"{begin} {self._inside(node, place, last)}")
 
     def _inside(self, node: dict[str, Any], place: str, last: bool) -> str:
@@ -201,7 +211,7 @@ class _TagRules:
             raise GrammarError(f"{place}.end: must be a text, or a list of texts")
         options = list(dict.fromkeys(options))
         content: Any = node.get("content")
-        if _has_type(content, ANY_TEXT) and "" not in options:
+        if has_type(content, ANY_TEXT) and "" not in options:
             text = self._text_terminal(content, f"{place}.content")
             return self._any([self._text_until(end, text) for end in options])
         literals = [self._frame(end) for end in options]
@@ -209,7 +219,7 @@ class _TagRules:
         return f"{inner} {self._any(literals)}"
 
     def _triggered_tags(self, node: dict[str, Any], place: str, last: bool) -> str:
-        tags, triggers = _list(node, "tags", place), _list(node, "triggers", place)
+        tags, triggers = node_list(node, "tags", place), node_list(node, "triggers", place)
         once = bool(node.get("stop_after_first", False))
         needed = bool(node.get("at_least_one", False))
         if not last and not (once and needed):
@@ -235,7 +245,7 @@ class _TagRules:
         inside: list[str] = []
         for index, tag in enumerate(tags):
             at = f"{place}.tags.{index}"
-            begin = _text(tag, "begin", at) if isinstance(tag, dict) else ""
+            begin = node_text(tag, "begin", at) if isinstance(tag, dict) else ""
             if begin.startswith(trigger):
                 rest = self._frame(begin[len(trigger) :])
                 inside.append(self._rule(f"{rest} {self._inside(tag, at, last=False)}"))
@@ -244,8 +254,8 @@ class _TagRules:
         return self._rule(f"{self._text_until(trigger, text)} {self._any(inside)}")
 
     def _separated_tags(self, node: dict[str, Any], place: str, last: bool) -> str:
-        tags = _list(node, "tags", place)
-        separator = self._frame(_text(node, "separator", place))
+        tags = node_list(node, "tags", place)
+        separator = self._frame(node_text(node, "separator", place))
         once = bool(node.get("stop_after_first", False))
         one = self._any(
             [self.part(tag, f"{place}.tags.{i}", last=False) for i, tag in enumerate(tags)]
@@ -263,10 +273,15 @@ class _TagRules:
         return self.part(node.get("format"), f"{place}.format", last=last)
 
     def _defined_part(self, node: dict[str, Any], place: str, last: bool) -> str:
-        name = _text(node, "name", place)
+        name = node_text(node, "name", place)
         if name not in self._defined:
             raise GrammarError(f"{place}.name: {name!r:.60} is not defined before")
         return self._defined[name]
+
+    def _guarded_part(self, node: dict[str, Any], place: str, last: bool) -> str:
+        self.guarded = True
+        chosen = "guard" if self._guarding else "format"
+        return self.part(node.get(chosen), f"{place}.{chosen}", last=last)
 
     def _with_optional_newlines(self, node: dict[str, Any], place: str, last: bool) -> str:
         """Those in what begins, ends and separates tags, and last in texts, may be left out."""
@@ -327,7 +342,7 @@ def tag_schemas(root: Any) -> list[tuple[str, Any]]:
     return [
         (_schema_place(node, ".".join(map(str, ("format", *path)))), node.get("json_schema", True))
         for path, node in walk(root)
-        if _has_type(node, "json_schema")
+        if has_type(node, "json_schema")
     ]
 
 
@@ -336,11 +351,11 @@ def tag_texts(root: Any) -> list[tuple[str, Constraint]]:
     found: dict[tuple[str, Constraint], None] = {}
     for path, node in walk(root):
         place = ".".join(map(str, ("format", *path)))
-        if _has_type(node, "regex"):
+        if has_type(node, "regex"):
             texts = {f"{place}.pattern": node.get("pattern")}
-        elif _has_type(node, "grammar"):
+        elif has_type(node, "grammar"):
             texts = {f"{place}.grammar": node.get("grammar")}
-        elif _has_type(node, ANY_TEXT) and isinstance(node.get("patterns"), list):
+        elif has_type(node, ANY_TEXT) and isinstance(node.get("patterns"), list):
             texts = {f"{place}.patterns.{i}": text for i, text in enumerate(node["patterns"])}
         else:
             continue
@@ -370,31 +385,6 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _text(node: dict[str, Any], key: str, place: str) -> str:
-    value = node.get(key)
-    if not isinstance(value, str):
-        raise GrammarError(f"{place}.{key}: must be a text")
-    return value
-
-
-def _texts(node: dict[str, Any], key: str, place: str) -> list[str]:
-    value = node.get(key) or []
-    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
-        raise GrammarError(f"{place}.{key}: must be a list of texts that are not empty")
-    return value
-
-
 def _as_pattern(text: str) -> str:
     """An expression of this text alone."""
     return re.escape(text).replace("\\\n", "\\n")
-
-
-def _list(node: dict[str, Any], key: str, place: str) -> list[Any]:
-    value = node.get(key)
-    if not isinstance(value, list) or not value:
-        raise GrammarError(f"{place}.{key}: must be a list that is not empty")
-    return value
-
-
-def _has_type(node: Any, kind: str) -> bool:
-    return isinstance(node, dict) and node.get("type") == kind

@@ -58,3 +58,28 @@ def _triggered_structures(given: dict[str, Any]) -> dict[str, Any]:
     if len(tags) < len(structures):
         raise GrammarError("structures: must hold objects with begin, schema and end")
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+def node_text(node: dict[str, Any], key: str, place: str) -> str:
+    value = node.get(key)
+    if not isinstance(value, str):
+        raise GrammarError(f"{place}.{key}: must be a text")
+    return value
+
+
+def node_texts(node: dict[str, Any], key: str, place: str) -> list[str]:
+    value = node.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+        raise GrammarError(f"{place}.{key}: must be a list of texts that are not empty")
+    return value
+
+
+def node_list(node: dict[str, Any], key: str, place: str) -> list[Any]:
+    value = node.get(key)
+    if not isinstance(value, list) or not value:
+        raise GrammarError(f"{place}.{key}: must be a list that is not empty")
+    return value
+
+
+def has_type(node: Any, kind: str) -> bool:
+    return isinstance(node, dict) and node.get("type") == kind

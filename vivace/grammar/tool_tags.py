@@ -45,6 +45,16 @@ def any_text(
     return {"type": "any_text"} | rules | ({"place": place} if place else {})
 
 
+def closed_text(pattern: str, *, unlike: str) -> TagFormat:
+    """Text that an expression allows and another one does not; these say where it ends."""
+    return any_text(patterns=[pattern], unlike=[unlike]) | {"closed": True}
+
+
+def guarded(form: TagFormat, guard: TagFormat) -> TagFormat:
+    """`form`, in an answer that obeys what the whole format is with all guards instead, too."""
+    return {"type": "guarded", "format": form, "guard": guard}
+
+
 def text_rules(
     excludes: Sequence[str] = (), *, patterns: Sequence[str] = (), unlike: Sequence[str] = ()
 ) -> TagFormat:

@@ -43,13 +43,13 @@ def answer_to(
     constraint: Constraint, dialect: GrammarDialect, backend: LLGuidanceBackend
 ) -> TranslatedGrammar:
     try:
-        grammar = translate(constraint, dialect)
-        backend.build(constraint, grammar)
+        grammars = translate(constraint, dialect)
+        backend.build(constraint, grammars)
     except GrammarError as error:
         return TranslatedGrammar(refusal=str(error))
     except MemoryError:
         return TranslatedGrammar(refusal="takes too much memory to compile; make it simpler")
-    return TranslatedGrammar(grammar=grammar)
+    return TranslatedGrammar(grammars=grammars)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class BeginTranslating(msgspec.Struct, frozen=True):
 class TranslatedGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a constraint became, or why it is refused."""
 
-    grammar: str = ""
+    grammars: list[str] = []
     refusal: str = ""
 
 
@@ -33,10 +33,10 @@ class TranslatorProcess:
         limits = limits or TrialLimits()
         self.process = LimitedProcess(MODULE, BeginTranslating(dialect, limits), limits)
 
-    def translate(self, constraint: Constraint) -> str:
+    def translate(self, constraint: Constraint) -> list[str]:
         """Raises GrammarError; GrammarUnavailable where the machine is to blame."""
         answer = self.process.ask(encode(constraint))
         found = msgspec.msgpack.decode(answer, type=TranslatedGrammar)
         if found.refusal:
             raise GrammarError(found.refusal)
-        return found.grammar
+        return found.grammars

@@ -36,7 +36,8 @@ class CallSyntax:
     how else they are written; `separator` between calls, `section` around all of them. With `each`
     a section has one call, and the separator is between sections. `label`: (an expression, a text)
     for an id or number that stands behind `begin`, and what stands behind that. `stray`: models
-    leave the section out, too.
+    leave the section out, too. `behind_input`: what the reader of a fenced input knows its end by,
+    unless the answer ends there; of `end` it stands first, or what is before it is left out.
 
     A separator is not what a section's end begins with: then it belongs to `end`.
     """
@@ -49,6 +50,12 @@ class CallSyntax:
     label: tuple[str, str] | None = None
     stray: bool = False
     arguments: ParameterTags | KeywordArguments | None = None
+    behind_input: str = "}"
+
+    @property
+    def input_end(self) -> str:
+        """The end of a call with a fenced input."""
+        return self.end[max(0, self.end.find(self.behind_input)) :]
 
     @property
     def opening(self) -> str:
@@ -64,8 +71,8 @@ class AnswerShape:
     has; `newlines_optional`: models may leave them out of what frames calls and arguments. `bare`:
     one more that an answer may begin with, and `bare_like`, an expression, what it must not begin
     with then if it is none. `call_like`: an expression; no text has that either. `last`: nothing
-    follows calls. `messages`: (begin, end) of messages that may come before, and `final` the begin
-    of the last one, where text stands in messages.
+    but calls follows calls. `messages`: (begin, end) of messages that may come before, and `final`
+    the begin of the last one, where text stands in messages.
     """
 
     syntaxes: tuple[CallSyntax, ...]

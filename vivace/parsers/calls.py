@@ -66,7 +66,7 @@ class CallReader:
         return name in self._inputs and (yield from self.reader.is_next(FENCE))
 
     def copy_fenced(self, close: str) -> Steps[None]:
-        """That input. `close`, or nothing, follows its fence, and stays."""
+        """That input. `close`, or the end of the answer, follows its fence, and stays."""
         reader, write = self.reader, self.writer.input
         yield from reader.skip(FENCE)
         while (yield from reader.copy_until(marker_set(FENCE_END), write)):
@@ -164,10 +164,11 @@ def skip_value(calls: CallReader, key: str, *, begun: bool) -> Steps[None]:
 @dataclass(frozen=True, kw_only=True)
 class NamedCall:
     """A name, a literal behind it, and a JSON object. `head` comes first and `tail` last, an id
-    behind `id_open` where that comes. With `numbered` the name is one of a namespace and has a
-    number: `functions.look:0`."""
+    behind `id_open` where that comes. `behind_input`: see `CallSyntax`. With `numbered` the name is
+    one of a namespace and has a number: `functions.look:0`."""
 
     separator: str
+    behind_input: str
     head: str = ""
     tail: str = ""
     id_open: str = ""
@@ -190,7 +191,7 @@ class NamedCall:
             yield from calls.copy_arguments(self.tail or end)
         elif (yield from calls.fenced(name)):
             calls.begin(name)
-            yield from calls.copy_fenced("\n" + self.tail if self.tail else end)
+            yield from calls.copy_fenced(self.behind_input)
         elif (yield from reader.is_next(self.tail or end)):
             calls.begin(name)
             calls.writer.arguments("{}")

@@ -70,7 +70,12 @@ LLAMA3 = ToolFormat(
     ),
 )
 PYTHON_CALL = CallSyntax(
-    begin="{name}(", end=")", separator=", ", section=("[", "]"), arguments=KeywordArguments()
+    section=("[", "]"),
+    begin="{name}(",
+    end=")",
+    separator=", ",
+    arguments=KeywordArguments(),
+    behind_input=")",
 )
 PYTHON_LIKE = r"\[\s*(?:{names})\("
 LLAMA4 = ToolFormat(
@@ -97,19 +102,24 @@ LFM2 = ToolFormat(
     ),
 )
 MISTRAL_LIST = CallSyntax(begin='{"name": "{name}", "arguments": ', end="}", separator=", ")
+MISTRAL_BEGIN = "[TOOL_CALLS]"
+MISTRAL_ID = ("[0-9A-Za-z]{9}", "[ARGS]")
+MISTRAL_CALL = CallSyntax(begin=f"{MISTRAL_BEGIN}{{name}}[ARGS]", behind_input=MISTRAL_BEGIN)
 MISTRAL = ToolFormat(
-    begin="[TOOL_CALLS]",
+    begin=MISTRAL_BEGIN,
     body=JsonOrNamed(
-        JsonCalls(separator=",", listed=True), NamedCall(separator="[ARGS]", id_open="[CALL_ID]")
+        JsonCalls(separator=",", listed=True),
+        NamedCall(separator="[ARGS]", behind_input=MISTRAL_BEGIN, id_open="[CALL_ID]"),
     ),
     shape=AnswerShape(
-        markers=("[TOOL_CALLS]",),
+        markers=(MISTRAL_BEGIN,),
         syntaxes=(
-            CallSyntax(begin="[TOOL_CALLS]{name}[ARGS]"),
-            CallSyntax(begin="[TOOL_CALLS]{name}[CALL_ID]", label=("[0-9A-Za-z]{9}", "[ARGS]")),
-            replace(MISTRAL_LIST, section=("[TOOL_CALLS] [", "]")),
-            replace(MISTRAL_LIST, section=("[TOOL_CALLS][", "]")),
+            MISTRAL_CALL,
+            replace(MISTRAL_CALL, begin=f"{MISTRAL_BEGIN}{{name}}[CALL_ID]", label=MISTRAL_ID),
+            replace(MISTRAL_LIST, section=(f"{MISTRAL_BEGIN} [", "]")),
+            replace(MISTRAL_LIST, section=(f"{MISTRAL_BEGIN}[", "]")),
         ),
+        last=True,
     ),
     new_id=short_id,
 )
@@ -120,7 +130,12 @@ DEEPSEEK_V3 = ToolFormat(
     section=(CALLS_BEGIN, CALLS_END),
     begin=CALL_BEGIN,
     end=CALL_END,
-    body=NamedCall(head=f"function{SEPARATOR}", separator="```json", tail="```"),
+    body=NamedCall(
+        head=f"function{SEPARATOR}",
+        separator="```json",
+        tail="```",
+        behind_input=CALL_END,
+    ),
     shape=AnswerShape(
         markers=(CALLS_BEGIN, CALL_BEGIN),
         syntaxes=(
@@ -129,6 +144,7 @@ DEEPSEEK_V3 = ToolFormat(
                 begin=f"{CALL_BEGIN}function{SEPARATOR}{{name}}\n```json\n",
                 end=f"\n```{CALL_END}",
                 separator="\n",
+                behind_input=CALL_END,
             ),
         ),
     ),
@@ -137,7 +153,7 @@ DEEPSEEK_V31 = ToolFormat(
     section=(CALLS_BEGIN, CALLS_END),
     begin=CALL_BEGIN,
     end=CALL_END,
-    body=NamedCall(separator=SEPARATOR),
+    body=NamedCall(separator=SEPARATOR, behind_input=CALL_END),
     shape=AnswerShape(
         markers=(CALLS_BEGIN, CALL_BEGIN),
         syntaxes=(
@@ -145,6 +161,7 @@ DEEPSEEK_V31 = ToolFormat(
                 section=(CALLS_BEGIN, CALLS_END),
                 begin=f"{CALL_BEGIN}{{name}}{SEPARATOR}",
                 end=CALL_END,
+                behind_input=CALL_END,
             ),
         ),
     ),
@@ -204,7 +221,11 @@ KIMI_K2 = ToolFormat(
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     begin="<|tool_call_begin|>",
     end="<|tool_call_end|>",
-    body=NamedCall(separator="<|tool_call_argument_begin|>", numbered=True),
+    body=NamedCall(
+        separator="<|tool_call_argument_begin|>",
+        behind_input="<|tool_call_end|>",
+        numbered=True,
+    ),
     shape=AnswerShape(
         markers=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
         syntaxes=(
@@ -213,6 +234,7 @@ KIMI_K2 = ToolFormat(
                 begin="<|tool_call_begin|>functions.{name}:",
                 label=("0|[1-9][0-9]{0,3}", "<|tool_call_argument_begin|>"),
                 end="<|tool_call_end|>",
+                behind_input="<|tool_call_end|>",
             ),
         ),
     ),

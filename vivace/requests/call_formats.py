@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -54,11 +54,11 @@ class CalledFunction:
     place: str
     grammar: InputGrammar | None = None
 
-    def json(self) -> TagFormat:
-        """The arguments of a call that is JSON."""
+    def json(self, behind: Sequence[str]) -> TagFormat:
+        """The arguments of a call that is JSON. `behind`: what may follow the fence of an input."""
         if self.grammar is None:
             return json_value(self.schema, self.place)
-        return self.grammar.as_json(f'{{"{INPUT}": "', '"}')
+        return self.grammar.as_json(f'{{"{INPUT}": "', '"}', behind)
 
     def tagged(self, tags: ParameterTags, allowance: ReadingAllowance) -> TagFormat:
         """In tags. Raises NotWritable."""
@@ -67,11 +67,11 @@ class CalledFunction:
         begin = constant(tags.begin.replace(KEY, INPUT) + tags.edge)
         return sequence(begin, self.grammar.plain(tags.excluded, tags.edge + tags.end))
 
-    def keywords(self, allowance: ReadingAllowance) -> TagFormat:
+    def keywords(self, behind: Sequence[str], allowance: ReadingAllowance) -> TagFormat:
         """As in Python. Raises NotWritable."""
         if self.grammar is None:
             return keyword_arguments(self.schema, self.place, allowance)
-        return self.grammar.as_json(f'{INPUT}="', '"')
+        return self.grammar.as_json(f'{INPUT}="', '"', behind)
 
 
 Functions = Mapping[str, CalledFunction]
@@ -120,13 +120,10 @@ class CallFormats:
     def _text_with_calls(self) -> TagFormat:
         shape, tags, triggers = self.shape, list[TagFormat](), list[str]()
         for syntax in shape.syntaxes:
-            if marker := shape.marker(syntax.opening):
-                triggers.append(marker)
-                tags += self._tags(syntax)
-            else:  # what a section begins with may be text
-                found = self._first_calls(syntax)
-                triggers += [tag["begin"] for tag in found]
-                tags += found
+            found = self._first_calls(syntax) if self._goes_on(syntax) else self._tags(syntax)
+            marker = shape.marker(syntax.opening)
+            triggers += [marker] if marker else [tag["begin"] for tag in found]
+            tags += found
             if syntax.stray:
                 triggers.append(shape.marker(syntax.begin))
                 tags += [self._call(syntax, name) for name in self.functions]
@@ -159,11 +156,14 @@ class CallFormats:
             known: self._arguments(way, known)
             for known in dict.fromkeys(self._definitions.values())
         }
-        for syntax in self.shape.syntaxes:
-            if not self.shape.marker(syntax.opening):
-                more = [self._call(syntax, name, syntax.separator) for name in self.functions]
-                formats[MORE] = listed(more, needed=False)
-        return with_definitions(formats, form)
+        more = [
+            self._call(syntax, name, syntax.separator)
+            for syntax in filter(self._goes_on, self.shape.syntaxes)
+            for name in self.functions
+        ]
+        return with_definitions(
+            {**formats, MORE: listed(more, needed=False)} if more else formats, form
+        )
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -186,25 +186,40 @@ class CallFormats:
         begin, end = syntax.section
         return [tagged(begin, listed(calls, syntax.separator, several=several), end)]
 
+    def _goes_on(self, syntax: CallSyntax) -> bool:
+        """Whether what a first call begins has others behind it: a section whose begin may be text,
+        or an answer that has calls alone then."""
+        shape = self.shape
+        alone = shape.last and not shape.messages and syntax.section is None
+        return alone or not shape.marker(syntax.opening)
+
     def _first_calls(self, syntax: CallSyntax) -> list[TagFormat]:
-        """Sections, by the call that they begin with."""
-        assert syntax.section is not None
+        """What goes on, by the call that it begins with."""
+        begin, end = syntax.section or ("", "")
         rest = [defined(MORE)] if self.parallel else []
         return [
             tagged(
-                syntax.section[0] + syntax.begin.replace(NAME, name),
-                sequence(self._argument(syntax, name), constant(syntax.end), *rest),
-                syntax.section[1],
+                begin + syntax.begin.replace(NAME, name),
+                sequence(self._labeled(syntax, name), constant(self._end(syntax, name)), *rest),
+                end,
             )
             for name in self.functions
         ]
 
     def _call(self, syntax: CallSyntax, name: str, before: str = "") -> TagFormat:
-        begin, arguments = before + syntax.begin.replace(NAME, name), self._argument(syntax, name)
-        if syntax.label is not None:
-            pattern, behind = syntax.label
-            arguments = sequence(any_text(patterns=[pattern]), constant(behind), arguments)
-        return tagged(begin, arguments, syntax.end)
+        begin = before + syntax.begin.replace(NAME, name)
+        return tagged(begin, self._labeled(syntax, name), self._end(syntax, name))
+
+    def _end(self, syntax: CallSyntax, name: str) -> str:
+        grammar = self.functions[name].grammar
+        return syntax.input_end if grammar and grammar.fenced else syntax.end
+
+    def _labeled(self, syntax: CallSyntax, name: str) -> TagFormat:
+        arguments = self._argument(syntax, name)
+        if syntax.label is None:
+            return arguments
+        pattern, behind = syntax.label
+        return sequence(any_text(patterns=[pattern]), constant(behind), arguments)
 
     # -- arguments ---------------------------------------------------------------------------------
 
@@ -228,10 +243,11 @@ class CallFormats:
 
     def _arguments(self, way: ParameterTags | KeywordArguments | None, name: str) -> TagFormat:
         function = self.functions[name]
+        behind = [one.behind_input for one in self.shape.ways]
         match way:
             case ParameterTags():
                 return function.tagged(way, self._allowance)
             case KeywordArguments():
-                return function.keywords(self._allowance)
+                return function.keywords(behind, self._allowance)
             case None:
-                return function.json()
+                return function.json(behind)

@@ -4,6 +4,8 @@ each is a function of one string."""
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,16 @@ import msgspec
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import abbreviate
-from vivace.grammar.tool_tags import TagFormat, any_text, grammar, regex, sequence, tagged
+from vivace.grammar.tool_tags import (
+    TagFormat,
+    any_text,
+    closed_text,
+    grammar,
+    guarded,
+    regex,
+    sequence,
+    tagged,
+)
 from vivace.parsers.inputs import FENCE, FENCE_END, INPUT
 
 CUSTOM, TEXT, GRAMMAR = "custom", "text", "grammar"
@@ -49,21 +60,31 @@ class InputGrammar:
     definition: str
     place: str
 
-    def as_json(self, begin: str, end: str) -> TagFormat:
+    @property
+    def fenced(self) -> bool:
+        """Whether it stands in a fence where arguments are JSON."""
+        return self.syntax == LARK
+
+    def as_json(self, begin: str, end: str, behind: Sequence[str]) -> TagFormat:
         """The argument, in JSON between `begin` and `end`, which have the quotes; or the input as
         it stands in a fence: terminals of a grammar cannot be told apart where each may begin with
-        a backslash."""
-        if self.syntax == REGEX:
+        a backslash. `behind`: what may follow the fence: nothing in the input looks like both, even
+        by a character, since there is no way back in a text."""
+        if not self.fenced:
             return tagged(begin, regex(self.definition, self.place, quoted=True), end)
-        before, behind = (regex(fence, "") for fence in (FENCE, FENCE_END))  # to the letter
-        return sequence(before, grammar(self.definition, self.place), behind)
+        before, after = (regex(fence, "") for fence in (FENCE, FENCE_END))  # to the letter
+        whole = sequence(before, grammar(self.definition, self.place), after)
+        firsts = "|".join(re.escape(text[0]) for text in dict.fromkeys(behind))
+        unlike = f"(?s:.*){FENCE_END}(?:{firsts})(?s:.*)"
+        return guarded(whole, closed_text(f"(?s:{FENCE}.*{FENCE_END})", unlike=unlike))
 
     def plain(self, excludes: tuple[str, ...], end: str) -> TagFormat:
-        """The input as it stands, and what ends it; an expression's has none of `excludes`."""
+        """The input as it stands, which has none of `excludes`, and what ends it."""
         if self.syntax == REGEX:
             text = any_text(excludes, patterns=[self.definition], place=self.place)
             return tagged("", text, end)
-        return tagged("", grammar(self.definition, self.place), end)
+        whole = tagged("", grammar(self.definition, self.place), end)
+        return guarded(whole, tagged("", any_text(excludes), end))
 
 
 def read_grammar(custom: CustomDefinition, place: str) -> InputGrammar | None:

@@ -20,6 +20,8 @@ ANY_OBJECT = {"type": "object"}
 NO_ARGUMENTS = {**ANY_OBJECT, "additionalProperties": False}
 """of a function without parameters"""
 TOOLS, CHOICE = "tools", "tool_choice"
+JSON_ENDS = ("}",)
+"""what follows the fence of an input in a list of JSON"""
 NO_KEYWORD = (
     "has no keyword of JSON schemas, so anything would obey; write "
     '{"type": "object", "properties": {...}} around the parameters'
@@ -90,7 +92,7 @@ class ToolCalls:
                 return ToolSyntax(self.form, tag_constraint(form, CHOICE))
         except NotWritable:
             pass  # a list of JSON can be
-        listed = {name: function.json() for name, function in functions.items()}
+        listed = {name: function.json(JSON_ENDS) for name, function in functions.items()}
         form = json_calls(listed, parallel=self._several)
         return ToolSyntax(self.form.of_json_calls(), tag_constraint(form, CHOICE))
 
