@@ -283,7 +283,7 @@ def test_where_all_have_as_many_as_they_may_widths_stay_for_some_steps() -> None
 
 
 def test_who_was_spoiled_gets_none() -> None:
-    rows, table = [sequence(SPOILED, 4), sequence(20, 4)], level_table(4)
+    rows, table = [sequence(SPOILED, 0), sequence(20, 4)], level_table(4)
     for chosen in (AdaptiveWidth(DraftShape(4, 4), FLAT), FixedWidth()):
         tried = [widths(chosen, rows) for _ in range(200)]
         assert all(one in ([0, 4], [0, 0]) for one in tried) and tried.count([0, 4]) > 190
@@ -312,17 +312,49 @@ def test_new_rows_start_at_the_level_that_others_reached() -> None:
     stats = DraftStats()
     assert stats.first_level == FIRST_LEVEL
     for _ in range(40):
-        stats.end(2, drafted=True)
+        stats.end(ended(2))
     low = stats.first_level
     assert 2 <= low < 5
-    stats.end(SPOILED, drafted=True)
+    stats.end(ended(SPOILED))
     assert low <= stats.first_level < FIRST_LEVEL, "bad numbers say nothing of drafts"
     for _ in range(40):
-        stats.end(low, drafted=False)
+        stats.end(ended(low, drafts=0))
     assert stats.first_level >= FIRST_LEVEL - 1, "where nobody drafts somebody tries"
     for _ in range(40):
-        stats.end(LEVELS - 1, drafted=True)
+        stats.end(ended(LEVELS - 1))
     assert FIRST_LEVEL < stats.first_level < LEVELS
+
+
+class Ended:
+    """What statistics look at; each is one of its own."""
+
+    def __init__(self, level: int, drafts: int) -> None:
+        self.draft_level = level
+        self.num_drafts = drafts
+        self.num_draws = 1
+
+
+def ended(level: int, drafts: int = 1) -> Any:
+    return Ended(level, drafts)
+
+
+@given(st.data())
+def test_each_row_has_its_own_drafts_and_steps(data: st.DataObject) -> None:
+    rows, stats = [ended(20, 0) for _ in range(4)], DraftStats()
+    drafts, draws = [0] * 4, [1] * 4
+    spans = st.integers(1, 4).flatmap(lambda plan: st.tuples(st.just(plan), st.integers(0, plan)))
+    for _ in range(data.draw(st.integers(0, 6))):
+        same = data.draw(st.booleans())
+        who = [0, 1, 2] if same else data.draw(st.lists(st.integers(0, 3), unique=True))
+        step = [(4, 4) if same else data.draw(spans) for _ in who]
+        planned, advanced = [plan for plan, _ in step], [came for _, came in step]
+        stats.record([rows[index] for index in who], planned, advanced, tally(advanced))
+        for index, (plan, came) in zip(who, step, strict=True):
+            drafts[index] += (plan - 1) * (came > 0)
+            draws[index] += came > 0
+    stats.end(ended(20))
+    assert [row.num_drafts for row in rows] == drafts
+    assert [row.num_draws for row in rows] == draws
 
 
 @given(st.lists(st.integers(0, 6)) | st.lists(st.integers(0, 300)))
@@ -330,14 +362,18 @@ def test_numbers_are_tallied(numbers):
     assert tally(numbers) == Counter(numbers)
 
 
+def record(stats: DraftStats, planned: list[int], advanced: list[int]) -> None:
+    stats.record([ended(20) for _ in planned], planned, advanced, tally(advanced))
+
+
 def test_stats_tell_lengths_and_rates() -> None:
     stats = DraftStats()
     assert stats.accept_length is None and stats.accept_rate is None and stats.log_part() == ""
-    stats.record(Counter({1: 2, 4: 2}), 3)
+    record(stats, [1, 1, 4, 4], [1, 1, 3, 2])
     assert stats.accept_length == 1.75 and stats.accept_rate == 0.5
     assert stats.widths == {0: 2, 3: 2}
     stats.restart()
     assert stats.accept_length is None and stats.accept_rate is None
-    stats.record(Counter({3: 1}), 2)
+    record(stats, [3], [3])
     assert stats.accept_length == 3 and stats.accept_rate == 1
     assert stats.widths == {0: 2, 2: 1, 3: 2}, "counts go on"

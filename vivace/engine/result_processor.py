@@ -69,7 +69,7 @@ class ResultProcessor:
         if result.ready_drafts:
             spans = zip((*step.chunks, *step.decodes), result.ready_drafts, strict=True)
             for sequence, ready in spans:
-                sequence.ready_drafts = ready
+                sequence.ready_drafts = ready if sequence.draft_level != SPOILED else 0
         self._stats.record_tokens(drawn)
         if step.decodes:
             self._stats.record_decode(result.captured, now)
@@ -80,7 +80,7 @@ class ResultProcessor:
         """Nothing of that span stays. A draft may spoil the tokens before it, which its masked
         values reach as zero times NaN: without drafts they are computed once more."""
         if count > 1 and not is_chunk:
-            sequence.draft_level = SPOILED
+            sequence.draft_level, sequence.ready_drafts = SPOILED, 0
             return
         sequence.has_bad_numbers = True
         if sequence.state is State.RUNNING:
@@ -93,6 +93,8 @@ class ResultProcessor:
         self._table.take_back(step.chunks, step.counts, advanced)
         for index, (sequence, count) in enumerate(zip(step.chunks, advanced, strict=True)):
             sequence.computed_len += count
+            if result.tokens[index]:
+                sequence.num_draws += 1
             if sequence.state is State.RUNNING:
                 self._process_span(sequence, result, index, drawn, now)
 
@@ -143,47 +145,45 @@ class ResultProcessor:
         """The hot path. What came at once is booked at once, where it is nothing but tokens."""
         first, planned = len(step.chunks), step.decode_counts
         advanced, tokens = result.advanced[first:], result.tokens[first:]
-        all_came = all(advanced)
-        apart = not all_came or self._table.pages.leases.sparse
+        came = tally(advanced)
+        apart = 0 in came or self._table.pages.leases.sparse
         if apart or not self._table.pages.drafts:
             self._table.take_back(step.decodes, planned, advanced)
         if self._table.pages.drafts:
-            came = len(advanced) if all_came else len(advanced) - advanced.count(0)
-            self._stats.drafts.record(tally(planned), sum(advanced) - came)
+            self._stats.drafts.record(step.decodes, planned, advanced, came)
             self._learn_of_drafts(step.decodes, planned, advanced)
-        moments, counts = list[float](), list[int]()
+        moments = [sequence.last_token_time for sequence in step.decodes]
         running, deltas = State.RUNNING, self._outputs.deltas
-        indices = range(first, len(result.tokens))
-        spans = zip(indices, step.decodes, planned, advanced, tokens, strict=True)
-        for index, sequence, plan, count, ids in spans:
+        others = dict[int, int]()  # whose tokens are not all booked here -> how many of them are
+        spans = zip(range(len(tokens)), step.decodes, planned, advanced, tokens, strict=True)
+        for place, sequence, plan, count, ids in spans:
             sequence.computed_len += count
-            if count > 1:
-                sequence.num_accepted += count - 1
-            if plan > count > 0:
-                sequence.num_wrong += plan - count
-                if not apart:
-                    sequence.scheduled_len -= plan - count
+            if plan > count and not apart:
+                sequence.scheduled_len -= plan - count
             if sequence.state is not running:
+                others[place] = 0
                 continue
             if count != len(ids) or not count or not sequence.steady:
-                self._process_span(sequence, result, index, drawn, now)
+                others[place] = 0
+                self._process_span(sequence, result, first + place, drawn, now)
                 continue
-            moments.append(sequence.last_token_time)
-            counts.append(count)
             sequence.last_token_time = now
             try:
                 known = sequence.tokens
                 length = len(known) + count
                 ends = sequence.ending_ids
                 if length >= sequence.max_len or (ends and not ends.isdisjoint(ids)):
-                    counts[-1] = self._accept(sequence, ids, result, index)
+                    others[place] = self._accept(sequence, ids, result, first + place)
                     continue
                 known += ids
                 if length >= sequence.next_delta_len:
                     deltas.append(sequence.next_delta(ids, length))
             except Exception as error:
                 self._outputs.fail(sequence, error)
-        drawn.add_each(moments, counts, now)
+        if others:
+            advanced = [others.get(place, count) for place, count in enumerate(advanced)]
+            came = tally(advanced)
+        drawn.add_each(moments, advanced, came, now)
 
     def _learn_of_drafts(
         self, decodes: list[Sequence], planned: list[int], advanced: list[int]
@@ -241,11 +241,9 @@ class OutputQueue:
         self._table.end(sequence)
         now = self._clock()
         self._stats.record_finish(sequence, finish, now)
-        drafted = sequence.num_accepted + sequence.num_wrong > 0
-        self._stats.drafts.end(sequence.draft_level, drafted=drafted)
         self._limits.request_finished(now)
         delta = sequence.take_delta(finish)
-        delta.payload = payload
+        delta.drafts, delta.payload = self._stats.drafts.end(sequence), payload
         self.deltas.append(delta)
 
     def reject(self, request: Request, finish: Finish) -> None:

@@ -86,13 +86,13 @@ class Sequence:
         "logprobs",
         "max_len",
         "next_delta_len",
-        "num_accepted",
         "num_cached_tokens",
+        "num_drafts",
+        "num_draws",
         "num_forced",
         "num_prompt_tokens",
         "num_resumed",
         "num_sent",
-        "num_wrong",
         "page_limit",
         "prefill_len",
         "prefix",
@@ -150,7 +150,7 @@ class Sequence:
         self.next_delta_len = len(self.tokens) + (1 if request.stream else self.delta_interval)
         """number of tokens at which the next delta goes out"""
         self.num_cached_tokens = self.retractions = 0
-        self.num_accepted = self.num_wrong = self.num_forced = 0
+        self.num_draws = self.num_drafts = self.num_forced = 0  # of spans (DraftStats.record)
         self.logprobs: list[TokenLogprob] | None = None if request.logprobs is None else []
         self.hidden_state_start = first_hidden_state(request.task)
         """position from which on hidden states are to be sent or pooled: the cache has none"""
@@ -268,8 +268,6 @@ class Sequence:
     def take_delta(self, finish: Finish | None = None) -> Delta:
         """Everything that was not sent yet, as one delta."""
         index, tokens = self.num_sent - self.num_prompt_tokens, self.tokens[self.num_sent :]
-        accepted, drafted = self.num_accepted, self.num_accepted + self.num_wrong
-        steps = self.num_output_tokens - 1 - accepted - self.num_forced
         self.num_sent = len(self.tokens)
         self.next_delta_len = self.num_sent + self.delta_interval
         delta = Delta(
@@ -279,7 +277,6 @@ class Sequence:
             finish=finish,
             cached_tokens=self.num_cached_tokens,
             retractions=self.retractions,
-            drafts=(drafted, accepted, steps) if drafted else None,
         )
         if self.logprobs is not None:
             delta.logprobs, self.logprobs = self.logprobs, []

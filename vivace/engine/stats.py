@@ -11,7 +11,7 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from vivace.engine.drafts.stats import DraftStats, tally
+from vivace.engine.drafts.stats import DraftStats
 from vivace.engine.sequence import Sequence
 from vivace.engine.sequence_table import SequenceTable
 from vivace.engine.settings import EngineSettings
@@ -99,14 +99,18 @@ class StepTokens:
         else:
             self._add_gap((now - before) / tokens, tokens)
 
-    def add_each(self, moments: list[float], tokens: list[int], now: float) -> None:
-        """Of several sequences when each drew its last token, and how many each has drawn now."""
-        self.total += sum(tokens)
+    def add_each(
+        self, moments: list[float], tokens: list[int], came: dict[int, int], now: float
+    ) -> None:
+        """Of several sequences when each drew its last token, how many each has drawn now, and the
+        tally of these."""
         if moments and moments.count(moments[0]) == len(moments):  # the usual case is quicker
-            for count, each in tally(tokens).items():
-                self._add_gap((now - moments[0]) / count, each * count)
+            groups = {(moments[0], count): each for count, each in came.items()}
         else:
-            for (before, count), each in Counter(zip(moments, tokens, strict=True)).items():
+            groups = Counter(zip(moments, tokens, strict=True))
+        for (before, count), each in groups.items():
+            if count:
+                self.total += count * each
                 self._add_gap((now - before) / count, each * count)
 
     def _add_gap(self, seconds: float, tokens: int) -> None:

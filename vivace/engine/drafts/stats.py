@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import compress
+from typing import TYPE_CHECKING
 
 from vivace.engine.drafts.levels import FIRST_LEVEL, SPOILED
 from vivace.protocol.metrics import Series
+
+if TYPE_CHECKING:
+    from vivace.engine.sequence import Sequence
 
 _ENDED = 0.1
 """weight of a request that ended beside those before it, in the level at which others start"""
@@ -22,24 +27,62 @@ class DraftStats:
         self._since = 0, 0, 0
         """spans, drafts and accepted ones before those of which lengths and rates are told"""
         self._level = float(FIRST_LEVEL)
+        self._decodes: list[Sequence] = []
+        """whose spans of the last steps are not booked yet: the same ones in all of them"""
+        self._draws = self._drafts = 0
+        """of each of these: spans, and drafts of those in which all had as many"""
 
     @property
     def first_level(self) -> int:
         """Of new rows: what those that ended lately came to."""
         return round(self._level)
 
-    def end(self, level: int, *, drafted: bool) -> None:
-        """A row ends at that level. One that had no drafts tells nothing; it is the less sure that
-        others need none."""
-        reached = level if drafted and level != SPOILED else FIRST_LEVEL
-        self._level += _ENDED * (reached - self._level)
+    def end(self, sequence: Sequence) -> tuple[int, int, int] | None:
+        """It ends at its level. One that had no drafts tells nothing; it is the less sure that
+        others need none. Returns its drafts, as in `Delta`."""
+        self._settle()
+        tells = sequence.num_drafts and sequence.draft_level != SPOILED
+        self._level += _ENDED * ((sequence.draft_level if tells else FIRST_LEVEL) - self._level)
+        if not sequence.num_drafts:
+            return None
+        drawn = sequence.num_output_tokens - sequence.num_resumed - sequence.num_forced
+        steps = sequence.num_resumed + sequence.num_draws - 1
+        return sequence.num_drafts, drawn - sequence.num_draws, steps
 
-    def record(self, counts: Mapping[int, int], accepted: int) -> None:
-        """Of a step: how many sequences had spans of how many tokens, and how many of all drafts
-        were right."""
-        for tokens, spans in counts.items():
-            self._spans[tokens] += spans
-        self._accepted += accepted
+    def record(
+        self,
+        decodes: list[Sequence],
+        planned: list[int],
+        advanced: list[int],
+        came: Mapping[int, int],
+    ) -> None:
+        """Tokens that the spans of a step had and that came of each; `came`: tally of these."""
+        spans = tally(planned)
+        for tokens, times in spans.items():
+            self._spans[tokens] += times
+        for tokens, times in came.items():
+            if tokens:
+                self._accepted += (tokens - 1) * times
+        if 0 in came:
+            drew = [count > 0 for count in advanced]
+            decodes, planned = list(compress(decodes, drew)), list(compress(planned, drew))
+        if decodes != self._decodes:
+            self._settle()
+            self._decodes = decodes
+        self._draws += 1
+        if len(spans) == 1:
+            self._drafts += planned[0] - 1 if planned else 0
+        else:
+            for sequence, count in zip(decodes, planned, strict=True):
+                sequence.num_drafts += count - 1
+
+    def _settle(self) -> None:
+        """Tell sequences what they had in common since the last time."""
+        if self._draws:
+            for sequence in self._decodes:
+                sequence.num_draws += self._draws
+                sequence.num_drafts += self._drafts
+        self._decodes, self._draws, self._drafts = [], 0, 0
 
     def restart(self) -> None:
         """Lengths and rates are those of what follows; counts are those since the start."""

@@ -82,10 +82,7 @@ class FixedWidth:
     """Every row has as many as its drafter has."""
 
     def choose(self, decoding: list[Sequence]) -> list[int]:
-        return [
-            1 + sequence.ready_drafts if sequence.draft_level != SPOILED else 1
-            for sequence in decoding
-        ]
+        return [1 + sequence.ready_drafts for sequence in decoding]
 
     def undrafted(self, decoding: list[Sequence]) -> list[int]:
         return []
@@ -166,18 +163,21 @@ class AdaptiveWidth:
             self._rows = rows
             self._limits = self._find_limits(rows, Counter(zip(levels, ready, strict=True)))
         limits = self._limits
-        return [1 + min(count, limits[level]) for count, level in zip(ready, levels, strict=True)]
+        pairs = zip(ready, levels, strict=True)
+        return [1 + (n if n < limits[level] else limits[level]) for n, level in pairs]
 
     def _with_probes(self, decoding: list[Sequence]) -> list[int]:
         """Some that got no drafts get one. A row whose last drafts were just too bad soon has the
         next try, one that fails on and on ever more seldom."""
+        if 1 not in self._counts:
+            return self._counts
         turn, rows, counts = self._steps // _LIMIT_STEPS, len(decoding), self._counts.copy()
         least = next((level for level, most in enumerate(self._limits) if most), LEVELS)
         longest = self._longest_period(rows)
         left, start = _PROBED_ROWS, turn * _PROBED_ROWS % max(1, rows)
         for index in (*range(start, rows), *range(start)):
             sequence = decoding[index]
-            if counts[index] > 1 or not sequence.ready_drafts or sequence.draft_level == SPOILED:
+            if counts[index] > 1 or not sequence.ready_drafts:
                 continue
             if turn % min(longest, probe_period(sequence.draft_level, least)):
                 continue
