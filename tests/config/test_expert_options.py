@@ -17,7 +17,6 @@ from vivace.config.config import Config
 from vivace.config.errors import ConfigError
 from vivace.config.expert_balance import (
     ExpertDevices,
-    count_experts,
     pack,
     place_experts,
     replicate,
@@ -280,6 +279,5 @@ def test_the_published_example() -> None:
 
 
 def test_balance_is_measured() -> None:
-    assert count_experts([1, 2, 3, 4], [0, 1, 1, 0], 2) == [5, 5]
     assert utilization([1, 2, 3, 4], 2) == pytest.approx(5 / 7)
     assert utilization([0, 0], 2) == 1.0

@@ -38,7 +38,6 @@ class Transcript:
 
 
 PARIS = {"city": "Paris", "days": 3}
-CODE = {"query": 'if a < b and c["x"]:\n    print("</tool>")'}
 TWO = (("get_weather", PARIS), ("search", {"query": "näh {[]} \\ \n"}))
 DUMPED = [json.dumps(arguments, ensure_ascii=False) for _, arguments in TWO]
 

@@ -83,14 +83,6 @@ def pack(loads: Sequence[float], packs: int) -> list[list[int]]:
     return found
 
 
-def count_experts(counts: Sequence[int], placed: Sequence[int], experts: int) -> list[int]:
-    """What each expert got, of what each slot got."""
-    sums = [0] * experts
-    for slot, expert in enumerate(placed):
-        sums[expert] += counts[slot]
-    return sums
-
-
 def utilization(counts: Sequence[int], devices: int) -> float:
     """Mean over the greatest load of a device, 0 to 1; of what each slot got."""
     each = len(counts) // devices

@@ -3,7 +3,6 @@ each is a function of one string."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,8 +115,3 @@ def input_schema(found: InputGrammar | None) -> dict[str, Any]:
         "required": [INPUT],
         "additionalProperties": False,
     }
-
-
-def input_arguments(text: str) -> str:
-    """The arguments of a past call, as JSON."""
-    return json.dumps({INPUT: text}, ensure_ascii=False)
