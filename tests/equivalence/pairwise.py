@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 Row = dict[str, Any]
-DRAWS = 4000
+DRAWS = 800
 """random rows among which the legal ones are"""
 
 
