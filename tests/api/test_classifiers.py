@@ -236,8 +236,10 @@ def test_files_of_nomics_own_class(tmp_path: Path, start: Start) -> None:
 def test_other_models_of_nomic_are_refused(tmp_path: Path, key: str, value: Any) -> None:
     write_encoder(tmp_path, "NomicBertModel")
     write_as_nomic(tmp_path, **{key: value})
-    with pytest.raises(vivace.CannotStart, match=key):
+    with pytest.raises(vivace.CannotStart, match=key) as caught:
         Engine(tmp_path)
+    wrong = key == "n_head"  # another value of the others would not be the model's
+    assert ("override" in str(caught.value)) is wrong
 
 
 def test_texts_of_a_batch_do_not_see_each_other(tmp_path: Path, start: Start) -> None:

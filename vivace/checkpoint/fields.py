@@ -215,9 +215,11 @@ class ConfigFields:
 
     def refusal(self, key: str, why: str) -> SourceError:
         """The error for a value that is what it may be alone, but not beside the others."""
-        return SourceError(
-            f"{self.place(key)} is {abbreviate(self.values.get(key))}; {why}. {self.advice}"
-        )
+        return self.unsupported(key, f"{why}. {self.advice}")
+
+    def unsupported(self, key: str, why: str) -> SourceError:
+        """The error for a value that another one in its place would not make right."""
+        return SourceError(f"{self.place(key)} is {abbreviate(self.values.get(key))}; {why}")
 
 
 def readable_key(key: str) -> str:

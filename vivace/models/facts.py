@@ -261,7 +261,7 @@ def refuse_bidirectional(config: ModelFields) -> None:
     """Two keys make every token see those behind it, as models of embeddings want."""
     for key, causal in (("use_bidirectional_attention", False), ("is_causal", True)):
         if config.get(key, Flag(), causal) is not causal:
-            raise config.refusal(key, "only causal attention is supported")
+            raise config.unsupported(key, "only causal attention is supported")
 
 
 def idle_draft_layers(config: ModelFields) -> Iterator[str]:

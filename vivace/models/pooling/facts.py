@@ -122,7 +122,7 @@ def read_encoder(source: ModelSource) -> ModelFacts:
 def refuse_others(fields: ConfigFields) -> None:
     """What an encoder's configuration may ask for that is not done."""
     if fields.get("is_decoder", Flag(), False):
-        raise fields.refusal("is_decoder", "only encoders of this architecture are supported")
+        raise fields.unsupported("is_decoder", "only encoders of this architecture are supported")
     fields.get("position_embedding_type", OneOf({"absolute": ""}), "")
 
 

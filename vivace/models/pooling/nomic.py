@@ -58,16 +58,18 @@ def nomic_source(source: ModelSource) -> ModelSource:
 def refuse_other_nomic(fields: ModelFields) -> None:
     """What Nomic's class can be besides. Raises SourceError naming the key."""
     if fields.get("moe_every_n_layers", Integer(0, MOST_EVERY), 0):
-        raise fields.refusal("moe_every_n_layers", "mixtures of experts are not supported here")
+        raise fields.unsupported("moe_every_n_layers", "mixtures of experts are not served here")
     if fields.get("activation_function", Text(), "swiglu") not in GATED:
-        raise fields.refusal("activation_function", f"only {' and '.join(GATED)} are supported")
+        raise fields.unsupported(
+            "activation_function", f"models with {' or '.join(GATED)} are served"
+        )
     for key, wanted in OTHERWISE.items():
         if fields.get(key, Flag(), wanted) != wanted:
-            raise fields.refusal(key, f"only {str(wanted).lower()} is supported")
+            raise fields.unsupported(key, f"models with {str(wanted).lower()} are served")
     if fields.get("rotary_emb_fraction", Number(0, 1), 1.0) != 1.0:
-        raise fields.refusal("rotary_emb_fraction", "only 1 is supported")
+        raise fields.unsupported("rotary_emb_fraction", "models with 1 are served")
     if fields.get("rotary_emb_scale_base", Number(0, 1e9), 0.0):
-        raise fields.refusal("rotary_emb_scale_base", "scaled positions are not supported here")
+        raise fields.unsupported("rotary_emb_scale_base", "scaled positions are not served here")
 
 
 def read_theta(fields: ModelFields) -> float:
@@ -77,7 +79,7 @@ def read_theta(fields: ModelFields) -> float:
     if rope is None:
         return theta
     if rope.get("rope_type", Text(), "default") != "default":
-        raise rope.refusal("rope_type", "only default is supported")
+        raise rope.unsupported("rope_type", "models with default are served")
     return rope.get("rope_theta", TABLE["rope_theta"], theta)
 
 
