@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from string import ascii_letters
 from typing import Any
 
 import aiohttp
@@ -12,7 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from server_kit import BOS, MODEL, Running, ScriptedEngine, ask, make_tokenizer, running_server
+from tokenizers import Tokenizer as Core
+from tokenizers import decoders, models, normalizers
 
+from vivace.frontend.tokenizer import Tokenizer
 from vivace.protocol.messages import Finish
 from vivace.server.apis.ollama import OllamaLines, show_message, show_response
 from vivace.server.settings import ServerSettings
@@ -141,6 +145,47 @@ def test_what_is_missing_in_the_middle(
         for prompt, code in ((["a"], 200), (["a", "b"], 400)):
             asked_for = {**body, "prompt": prompt, "max_tokens": 3}
             assert ask(server, "/v1/completions", asked_for).status == code
+
+
+def sentencepiece_tokenizer(special: Sequence[str]) -> Tokenizer:
+    """Letters and bytes; a space comes before every text, those behind special tokens, too."""
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *ascii_letters,
+    ]
+    core = Core(models.BPE({word: i for i, word in enumerate(words)}, [], byte_fallback=True))
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    core.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    core.add_special_tokens(["</s>", *special])
+    return Tokenizer(core, eos_ids=[2])
+
+
+def test_text_behind_the_middle_begins_with_no_space() -> None:
+    special = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")
+    tokenizer = sentencepiece_tokenizer(special)
+    pre, suf, mid, eot = map(tokenizer.token_id, special)
+    letters = {letter: tokenizer.token_id(letter) for letter in "▁" + ascii_letters}
+    with running_server(tokenizer=tokenizer, vocabulary=tokenizer.vocabulary) as server:
+        stops = list(range(3, 259))
+        body = {"prompt": "be in", "suffix": "end", "max_tokens": 3, "stop_token_ids": stops}
+        assert ask(server, "/v1/completions", body).status == 200
+        request = server.engine.requests[-1]
+    before, behind = ([letters[one] for one in text] for text in ("▁be▁in", "end"))
+    assert request.tokens == [pre, *before, suf, *behind, mid]
+    assert set(request.sampling.stop_token_ids) == {*stops, pre, suf, mid, eot}
 
 
 def test_tools_that_are_no_functions_are_refused(server: Running) -> None:

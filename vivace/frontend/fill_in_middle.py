@@ -28,6 +28,8 @@ ENDS = (
     "<EOT>",
 )
 """what models write behind such an answer where they do not end the text"""
+MARKS = ("☺", "\n")
+"""no token of a text begins with the end of one, so what is behind it is divided as anywhere"""
 NO_TOKENS = (
     "the model does not fill in the middle: its vocabulary has none of the tokens for it (such as "
     "<|fim_prefix|>); send a prompt alone"

@@ -60,7 +60,8 @@ class PromptInput:
     """One prompt and what is asked of it.
 
     `sampling` has SGLang's names; `logprobs` are keywords of `build_logprobs`; `sampling_field`
-    and `prompt_field` say where in the request they stand, for error messages.
+    and `prompt_field` say where in the request they stand, for error messages. `ends`: ids that end
+    such an answer, whatever is asked.
     """
 
     tokens: list[int]
@@ -75,6 +76,7 @@ class PromptInput:
     cache_key: str = ""
     log_metrics: bool = True
     task: Task = GENERATE
+    ends: Sequence[int] = ()
 
 
 def expand(
@@ -124,6 +126,9 @@ def build_requests(
         raise BadRequest(prompt.prompt_field, NO_STEPS.format(served.step_token))
     settings = checks.check(prompt.sampling, prompt.sampling_field)
     sampling, n = settings.behind(len(tokens)), settings.n
+    if prompt.ends:
+        ends = dict.fromkeys((*sampling.stop_token_ids, *prompt.ends))
+        sampling = msgspec.structs.replace(sampling, stop_token_ids=tuple(ends))
     logprobs = build_logprobs(served, len(tokens), **prompt.logprobs) if prompt.logprobs else None
     if prompt.resumed:
         check_resumed(prompt, sampling, n, served, logprobs)

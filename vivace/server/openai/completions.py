@@ -12,9 +12,9 @@ from msgspec import Raw
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import refuse_unsupported
-from vivace.frontend.fill_in_middle import NO_TOKENS, middle_tokens
+from vivace.frontend.fill_in_middle import MARKS, NO_TOKENS, middle_tokens
 from vivace.frontend.request_output import RequestOutput
-from vivace.frontend.tokenizer import Tokenizer
+from vivace.frontend.tokenizer import SENTENCEPIECE, Tokenizer
 from vivace.frontend.tokenizer_pool import text_named
 from vivace.protocol.messages import Request
 from vivace.requests.limits import IDS
@@ -45,10 +45,11 @@ READER = BodyReader(CompletionRequest)
 
 @dataclass(frozen=True)
 class Prompt:
-    """`text` is None when the prompt came as ids."""
+    """`text` is None when the prompt came as ids. `ends`: where its answers end, too."""
 
     tokens: list[int]
     text: str | None
+    ends: tuple[int, ...] = ()
 
 
 async def completions(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
@@ -126,14 +127,14 @@ async def read_prompts(context: Context, prompt: str | list, field: str) -> list
 async def fill_prompts(
     context: Context, params: CompletionRequest, prompts: list[Prompt]
 ) -> list[Prompt]:
-    """The same with `suffix` behind what is to be written, where `params` say that such answers
-    end. BadRequest for a model that does not fill in, and for prompts of ids."""
+    """The same with `suffix` behind what is to be written. BadRequest for a model that does not
+    fill in, and for prompts of ids."""
     form = middle_tokens(context.tokenizer("prompt"))
     if form is None:
         raise BadRequest("suffix", NO_TOKENS)
     special = await context.frontend.encode("")
     with text_named("suffix"):
-        behind = await context.frontend.encode(params.suffix or "", add_special_tokens=False)
+        behind = await encode_behind(context, params.suffix or "")
     if len(prompts) * len(behind) > IDS:
         raise BadRequest("suffix", f"has {len(behind)} tokens for each of {len(prompts)} prompts")
     found: list[Prompt] = []
@@ -141,9 +142,21 @@ async def fill_prompts(
         if prompt.text is None:
             raise BadRequest("suffix", "needs a prompt that is text")
         before = await context.frontend.encode(prompt.text, add_special_tokens=False)
-        found.append(Prompt(form.prompt(special, before, behind), prompt.text))
-    params.stop_token_ids = [*(params.stop_token_ids or ()), *form.ends]
+        found.append(Prompt(form.prompt(special, before, behind), prompt.text, form.ends))
     return found
+
+
+async def encode_behind(context: Context, text: str) -> list[int]:
+    """Token ids of what begins no text: SentencePiece would put a space before it, which models
+    were not trained with (Meta's code and Mistral's encode it so, too)."""
+    frontend, tokenizer = context.frontend, context.tokenizer("prompt")
+    if tokenizer.token_table.decoding.kind == SENTENCEPIECE:
+        for mark in MARKS:
+            begin = tokenizer.encode(mark, add_special_tokens=False)
+            ids = await frontend.encode(mark + text, add_special_tokens=False)
+            if ids[: len(begin)] == begin:
+                return ids[len(begin) :]
+    return await frontend.encode(text, add_special_tokens=False)
 
 
 def prompt_input(
@@ -164,6 +177,7 @@ def prompt_input(
         priority=params.priority,
         dp_rank=wanted_rank(params),
         cache_key=prompt_cache_key(params, index, len(prompts)),
+        ends=prompts[index].ends,
     )
 
 
