@@ -73,6 +73,8 @@ def test_what_this_version_promises_works() -> None:
         (["--chunked-prefill-size", "0"], ["-1"]),
         (["--port", "70000"], ["65535"]),
         (["--log-level", "loud"], ["warning"]),
+        (["--constrained-json-whitespace-pattern", "a"], ["whitespace", "blanks"]),
+        (["--constrained-json-whitespace-pattern", "[^a]"], ["whitespace", "blanks"]),
         (["--preferred-sampling-params", "[1]"], ["object"]),
         (["--quantization", "gguf"], ["safetensors"]),
         (["--bucket-time-to-first-token", "2", "1"], ["--bucket-time-to-first-token"]),

@@ -182,6 +182,10 @@ def test_only_dp_attention_divides_running_requests(flags: str, rules: set[str])
         ("--max-prefill-tokens 0", "error flag-value --max-prefill-tokens"),
         ("--mem-fraction-static 4", "error flag-value --mem-fraction-static"),
         ("--served-model-name a:b", "error flag-value --served-model-name"),
+        (
+            "--constrained-json-whitespace-pattern x",
+            "error flag-value --constrained-json-whitespace-pattern",
+        ),
         ("--allowed-origins ui.example", "error flag-value --allowed-origins"),
         ("--tool-server weather", "error flag-value --tool-server"),
         ("--enable-priority-scheduling --schedule-policy lpm",

@@ -81,6 +81,13 @@ def test_a_path_below_another_may_be_missing(server: Running) -> None:
     assert compacted.status == 404 and "truncation" in compacted.json["message"]
 
 
+def test_a_misspelled_path_is_no_id(server: Running) -> None:
+    answer = ask(server, "/v1/responses/input_token", {"input": "a"})
+    assert answer.status == 404 and meant(answer.json["message"]) == "/v1/responses/input_tokens"
+    for method, path in (("POST", "/v1/responses/resp_1"), ("PUT", "/v1/responses/input_tokens")):
+        assert ask(server, path, method=method).status == 405
+
+
 @given(st.text(max_size=5000))
 def test_any_path_has_a_short_message(text: str) -> None:
     message = describe_unknown_path("/" + text, SERVED)

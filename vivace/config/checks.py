@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -54,6 +55,9 @@ NEEDED: dict[str, str] = {
 }
 """option -> the switch without which it has no effect"""
 DRAFT_LAYERS = "num_nextn_predict_layers"
+_BLANK = r"(?:[ \t\n\r]|\\[tnr]|\\x(?:20|09|0[aAdD]))"
+WHITESPACE = re.compile(rf"(?:{_BLANK}|\[{_BLANK}+\]|\((?:\?:)?|[)|?*+]|\{{\d*,?\d*\}})*")
+"""expressions of what may stand between parts of JSON"""
 LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -116,6 +120,16 @@ def names(options: Options) -> list[str]:
         value: Any = getattr(options.model, flag)
         if value is not None and not isinstance(value, dict):
             raise ConfigError(f"--{flag.replace('_', '-')}: must be a JSON object")
+    return []
+
+
+def whitespace(options: Options) -> list[str]:
+    pattern = options.optimization.constrained_json_whitespace_pattern
+    if pattern is not None and not WHITESPACE.fullmatch(pattern):
+        raise ConfigError(
+            f"--constrained-json-whitespace-pattern {pattern!r:.60}: may have in it only the "
+            r"white space that JSON has, blanks, \t, \n and \r (\s has more), as in [ \t\n\r]*"
+        )
     return []
 
 
@@ -261,6 +275,7 @@ def retractions(options: Options, context: ResolveContext) -> list[str]:
 OPTION_CHECKS: list[Callable[[Options], list[str]]] = [
     ranges,
     names,
+    whitespace,
     origins,
     hosts,
     tool_servers,

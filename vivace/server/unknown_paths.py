@@ -108,6 +108,21 @@ def _similar(plain: str, served: list[str]) -> str | None:
     return next(iter(difflib.get_close_matches(plain, served, 1, SIMILAR)), None)
 
 
+def _meant_path(request: web.Request) -> str | None:
+    """What looks like a path whose last part is an id may be another one, misspelled, that takes
+    the method."""
+    resources = request.app.router.resources()
+    fixed = [
+        one.canonical
+        for one in resources
+        if "{" not in one.canonical and request.method in {route.method for route in one}
+    ]
+    path, depth = request.path[:MAX_COMPARED], request.path.count("/")
+    near = [one for one in fixed if one.count("/") == depth]
+    is_one = any(one.canonical == request.path for one in resources)
+    return None if is_one else next(iter(difflib.get_close_matches(path, near, 1, SIMILAR)), None)
+
+
 async def without_slash(request: web.Request) -> web.Response | None:
     """Where a path with a slash too many is meant to go, as FastAPI does it. Only to paths that
     there are; and `//name/` would send browsers to another server."""
@@ -132,6 +147,11 @@ def aiohttp_error(context: Context, request: web.Request, error: web.HTTPExcepti
     stored = request.method == "GET" and is_stored_completion(request.path)
     known = stored or (request.method == "POST" and request.path in MISSING)
     if isinstance(error, web.HTTPMethodNotAllowed) and not known:
+        if meant := _meant_path(request):
+            message = (
+                f"Not found: {path}; did you mean {meant}? GET /openapi.json lists what is here"
+            )
+            return HTTPError(404, message)
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"Method {error.method} not allowed on {path} (allowed: {allowed})"
         return HTTPError(405, message, headers={"Allow": allowed})
