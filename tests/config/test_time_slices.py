@@ -24,6 +24,7 @@ from vivace.config.time_slices import (
     YIELD_SIGNAL,
     ask_for_short_slices,
     be_less_urgent,
+    handled_by,
     yield_often,
 )
 from vivace.system_calls import call
@@ -148,3 +149,22 @@ def test_a_signal_that_somebody_handles_stays_theirs():
         assert heard == [YIELD_SIGNAL]
     finally:
         signal.signal(YIELD_SIGNAL, before)
+
+
+@needs_timers
+def test_a_signal_that_a_library_handles_stays_theirs():
+    def compute() -> None:
+        be_less_urgent()
+        with yield_often():
+            sum(range(1000))
+
+    library = ctypes.CDLL(None)
+    theirs = ctypes.cast(library.getpid, ctypes.c_void_p)
+    library.signal.restype = ctypes.c_void_p
+    before = library.signal(YIELD_SIGNAL, theirs)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(compute).result()
+        assert handled_by(YIELD_SIGNAL) == theirs.value
+    finally:
+        library.signal(YIELD_SIGNAL, ctypes.c_void_p(before))

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import os
 import platform
-import signal
 import struct
 import sys
 import threading
@@ -29,6 +28,8 @@ TIMERS = {"x86_64": (222, 223, 226), "aarch64": (107, 110, 111), "riscv64": (107
 EVENT = struct.Struct("=QiiI44x")
 """a value, its signal, whom to tell, which thread"""
 TELL_THREAD = 4
+ACTION_WORDS = 32
+"""more than a sigaction(2) has; the first one is the handler"""
 SHORTEST = 100_000
 """nanoseconds of a slice that Linux takes"""
 YIELD_NANOSECONDS = 500_000
@@ -72,10 +73,10 @@ def start_yielding() -> int | None:
     if sys.platform != "linux" or platform.machine() not in TIMERS:
         return None
     create, start, _ = TIMERS[platform.machine()]
-    if signal.getsignal(YIELD_SIGNAL) != signal.SIG_DFL:
-        return None  # somebody else's
     library, timer = ctypes.CDLL(None), ctypes.c_int()
     handler = ctypes.cast(library.sched_yield, ctypes.c_void_p)
+    if handled_by(YIELD_SIGNAL) not in (None, handler.value):
+        return None  # somebody else's
     event = EVENT.pack(0, YIELD_SIGNAL, TELL_THREAD, threading.get_native_id())
     every = struct.pack("=4q", 0, YIELD_NANOSECONDS, 0, YIELD_NANOSECONDS)
     with contextlib.suppress(OSError):
@@ -84,6 +85,14 @@ def start_yielding() -> int | None:
             call(start, timer.value, 0, every, 0)
             return timer.value
     return None
+
+
+def handled_by(number: int) -> int | None:
+    """The address of what handles a signal, whoever has set it: Python knows its own handlers only.
+    None: nobody does."""
+    action = (ctypes.c_void_p * ACTION_WORDS)()
+    ctypes.CDLL(None).sigaction(number, None, action)
+    return action[0]
 
 
 def find_policy() -> int | None:
