@@ -231,6 +231,7 @@ def test_files_of_nomics_own_class(tmp_path: Path, start: Start) -> None:
             ("n_head", 5),
         ),
         *(("activation_function", "gelu"), ("causal", True), ("rotary_emb_scale_base", 512)),
+        ("n_head", 16),
     ],
 )
 def test_other_models_of_nomic_are_refused(tmp_path: Path, key: str, value: Any) -> None:

@@ -12,6 +12,7 @@ from vivace.checkpoint.source import ModelSource
 from vivace.models.class_name import read_class_name
 from vivace.models.config_fields import TABLE, ModelFields
 from vivace.models.facts import ModelFacts, checkpoint_quantization, read_dtype, read_facts
+from vivace.models.head_facts import check_projected
 from vivace.models.pooling.kinds import BERT, ENCODERS, JUDGES, NOMIC, ROBERTA, STEP_TOKEN
 from vivace.models.pooling.nomic import (
     nomic_source,
@@ -86,6 +87,7 @@ def read_encoder(source: ModelSource) -> ModelFacts:
     hidden, heads = fields.need_known("hidden_size"), fields.need_known("num_attention_heads")
     if hidden % heads:
         raise fields.refusal("num_attention_heads", f"hidden_size {hidden} is no multiple of it")
+    check_projected(fields, heads, hidden // heads)
     refuse_others(fields)
     if kind.family == NOMIC:
         encoder = read_nomic_tables(fields)
