@@ -331,7 +331,7 @@ class Ended:
     def __init__(self, level: int, drafts: int) -> None:
         self.draft_level = level
         self.num_drafts = drafts
-        self.num_draws = 1
+        self.num_draws, self.num_output_tokens, self.num_resumed, self.num_forced = 1, 1, 0, 0
 
 
 def ended(level: int, drafts: int = 1) -> Any:
@@ -341,7 +341,7 @@ def ended(level: int, drafts: int = 1) -> Any:
 @given(st.data())
 def test_each_row_has_its_own_drafts_and_steps(data: st.DataObject) -> None:
     rows, stats = [ended(20, 0) for _ in range(4)], DraftStats()
-    drafts, draws = [0] * 4, [1] * 4
+    drafts, draws, drawn = [0] * 4, [1] * 4, [1] * 4
     spans = st.integers(1, 4).flatmap(lambda plan: st.tuples(st.just(plan), st.integers(0, plan)))
     for _ in range(data.draw(st.integers(0, 6))):
         same = data.draw(st.booleans())
@@ -352,9 +352,12 @@ def test_each_row_has_its_own_drafts_and_steps(data: st.DataObject) -> None:
         for index, (plan, came) in zip(who, step, strict=True):
             drafts[index] += (plan - 1) * (came > 0)
             draws[index] += came > 0
-    stats.end(ended(20))
-    assert [row.num_drafts for row in rows] == drafts
-    assert [row.num_draws for row in rows] == draws
+            drawn[index] += came
+    for row, output in zip(rows, drawn, strict=True):
+        row.num_output_tokens = output
+    for row, *counts in zip(rows, drafts, drawn, draws, strict=True):
+        told, output, steps = counts
+        assert stats.end(row) == ((told, output - steps, steps - 1) if told else None)
 
 
 @given(st.lists(st.integers(0, 6)) | st.lists(st.integers(0, 300)))
