@@ -18,10 +18,12 @@ from vivace.checkpoint.classifier import EncoderFacts
 from vivace.checkpoint.weights import Weights
 from vivace.layers.linear import Embedding, Linear, Part, Shard
 from vivace.layers.module import Bindings, Module, cast
+from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep
 from vivace.models.facts import ModelFacts
 from vivace.platforms.attention import HostStep
 from vivace.platforms.cache import CacheLayer
+from vivace.platforms.ops.elementwise import rotary
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -120,32 +122,20 @@ class EncoderEmbeddings(Module):
 class SelfAttention(Module):
     """Every token of a text sees all of it."""
 
-    def __init__(self, facts: ModelFacts, encoder: EncoderFacts) -> None:
+    def __init__(
+        self, facts: ModelFacts, encoder: EncoderFacts, rotary_emb: RotaryTable | None
+    ) -> None:
         hidden = facts.hidden_size
-        self._head_dim, self._theta = facts.head_dim, encoder.theta
+        self._head_dim, self._table = facts.head_dim, rotary_emb
         parts = [Part(name, hidden, facts.head_dim) for name in ("query", "key", "value")]
         self.qkv = Linear(hidden, parts, bias=encoder.plain, shard=Shard.OUTPUTS, group="attention")
 
     def __call__(self, x: Tensor, step: ModelStep) -> Tensor:
         parts = self.qkv(x, step).chunk(3, -1)
         q, k, v = (part.unflatten(-1, (-1, self._head_dim)) for part in parts)
-        if self._theta is not None:
-            q, k = turn(q, k, step.positions, self._theta)
+        if self._table is not None:
+            q, k = rotary(q, k, step.positions, self._table.cos_sin)
         return attend_texts(q, k, v, step.host)
-
-
-def turn(q: Tensor, k: Tensor, positions: Tensor, theta: float) -> tuple[Tensor, Tensor]:
-    """q, k[T, H, D], the halves of each head as pairs, by angles of positions[T]."""
-    size = q.shape[-1]
-    powers = torch.arange(0, size, 2, dtype=torch.float32, device=q.device) / size
-    angles = positions[:, None].float() * (1.0 / theta**powers)
-    cos, sin = (part[:, None].to(q.dtype) for part in (angles.cos(), angles.sin()))
-
-    def turned(x: Tensor) -> Tensor:
-        first, second = x.chunk(2, -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-
-    return turned(q), turned(k)
 
 
 def attend_texts(q: Tensor, k: Tensor, v: Tensor, host: HostStep) -> Tensor:
@@ -179,9 +169,11 @@ class ResidualOutput(Module):
 
 
 class EncoderAttention(Module):
-    def __init__(self, facts: ModelFacts, encoder: EncoderFacts) -> None:
+    def __init__(
+        self, facts: ModelFacts, encoder: EncoderFacts, rotary_emb: RotaryTable | None
+    ) -> None:
         hidden = facts.hidden_size
-        self.self = SelfAttention(facts, encoder)
+        self.self = SelfAttention(facts, encoder, rotary_emb)
         self.output = ResidualOutput(hidden, hidden, encoder, "attention", facts.head_dim)
 
     def __call__(self, x: Tensor, step: ModelStep) -> Tensor:
@@ -212,9 +204,11 @@ class GatedIntermediate(Module):
 class EncoderLayer(Module):
     """Attention and an MLP, each added to its input and normed behind it."""
 
-    def __init__(self, facts: ModelFacts, encoder: EncoderFacts) -> None:
+    def __init__(
+        self, facts: ModelFacts, encoder: EncoderFacts, rotary_emb: RotaryTable | None
+    ) -> None:
         hidden, inner = facts.hidden_size, facts.intermediate_size
-        self.attention = EncoderAttention(facts, encoder)
+        self.attention = EncoderAttention(facts, encoder, rotary_emb)
         between = Intermediate if encoder.plain else GatedIntermediate
         self.intermediate = between(facts, encoder.activation)
         self.output = ResidualOutput(inner, hidden, encoder, "dense")
@@ -239,12 +233,18 @@ class BidirectionalEncoder(Module):
     def __init__(self, facts: ModelFacts, encoder: EncoderFacts) -> None:
         self._prefix, self._hidden = encoder.prefix, facts.hidden_size
         self._embeddings = EncoderEmbeddings(facts.hidden_size, encoder)
-        self._stack = EncoderStack([EncoderLayer(facts, encoder) for _ in range(facts.layers)])
+        self._rotary_emb = None
+        if encoder.theta is not None:
+            self._rotary_emb = RotaryTable(facts.head_dim, encoder.theta, encoder.positions)
+        layers = [EncoderLayer(facts, encoder, self._rotary_emb) for _ in range(facts.layers)]
+        self._stack = EncoderStack(layers)
 
     def children(self) -> Iterator[tuple[str, Module]]:
         dot = f"{self._prefix}." if self._prefix else ""
         yield f"{dot}embeddings", self._embeddings
         yield f"{dot}encoder", self._stack
+        if self._rotary_emb is not None:
+            yield "rotary_emb", self._rotary_emb
 
     def bind(self, name: str, env: Bindings) -> None:
         super().bind(name, env)
