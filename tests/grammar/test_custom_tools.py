@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from vivace.frontend.errors import BadRequest
 from vivace.grammar.backend import GrammarError, JsonFormat
+from vivace.grammar.flat_grammars import flat_terminals
 from vivace.grammar.joint_matcher import STUCK
 from vivace.grammar.quoted_regex import quote_regex
 from vivace.grammar.thinking import ThinkingBackend
@@ -29,7 +30,7 @@ from vivace.requests.tools import ToolChoice, ToolDefinition, offered_tools
 
 BACKEND = ThinkingBackend(backend(JsonFormat(compact=True)), VOCABULARY)
 PATTERN = r'(?s)[a-c"\\]+\n?(?:\t.)?'
-LARK = 'start: "{" (WORD LF)+ "}"\nWORD: /[ab"\\\\]+/\nLF: /\\n/\n'
+LARK = 'start: "{" lines "}"\nlines: WORD LF lines?\nWORD: /[ab"\\\\]+/\nLF: /\\n/\n'
 ENDS = ["\n```", "</parameter>", "</arg_value>", "[TOOL_CALLS]", "<|call|", "</steptml:parameter>"]
 ENDS += [")", "]", "}", "<｜tool▁call▁end｜>", "</｜DSML｜parameter>", "<|tool_call_end|>"]
 PARTS = [part for end in ENDS for part in (end[:-1], end[-1]) if part]
@@ -110,9 +111,10 @@ FENCED = {
 }
 
 
+@pytest.mark.parametrize("text", [r'start: (/[^.]/)+ "."', 'start: x "."\nx: /[^.]/ x?'])
 @pytest.mark.parametrize("name", FENCED)
-def test_fences_in_inputs_end_none(name: str) -> None:
-    tool = custom_tool("page", "lark", r'start: (/[^.]/)+ "."')
+def test_fences_in_inputs_end_none(name: str, text: str) -> None:
+    tool = custom_tool("page", "lark", text)
     found, options = syntax(name, "required", [tool])
     assert found.constraint is not None
     for page in ("See\n```\nls\n```\n.", "```py\nx = [1]\n```\n\n```.", "\n```."):
@@ -121,6 +123,70 @@ def test_fences_in_inputs_end_none(name: str) -> None:
         assert read(found, options, text) == [["page", page]]
     early = FENCED[name] % (FENCED[name].partition("%s")[2] + "[a.")
     assert BACKEND.compile(found.constraint).accept(encode(early)) < len(encode(early))
+
+
+CODEX = r"""
+start: pragma_source | plain_source
+pragma_source: PRAGMA_LINE NEWLINE SOURCE
+plain_source: SOURCE
+PRAGMA_LINE: /[ \t]*\/\/ @exec:[^\r\n]*/
+NEWLINE: /\r?\n/
+SOURCE: /[\s\S]+/
+"""
+"""its `exec`: the last terminal takes whatever comes"""
+TAGGED = (
+    "<tool_call>\n<function=page>\n<parameter=input>\n%s\n</parameter>\n</function>\n</tool_call>"
+)
+
+
+@pytest.mark.parametrize("name", [*FENCED, "qwen3_coder"])
+@pytest.mark.parametrize("said", ["text(1)\n", "// @exec: {}\nx()", "a\n```\nb"])
+def test_terminals_without_end_end_with_the_input(name: str, said: str) -> None:
+    text = {**FENCED, "qwen3_coder": TAGGED}[name] % said
+    for choice in ("required", None):
+        found, options = syntax(name, choice, [custom_tool("page", "lark", CODEX)])
+        assert read(found, options, text) == [["page", said]]
+        assert found.constraint is not None
+        drawn = BACKEND.compile(found.constraint)
+        assert drawn.accept([*encode(text), EOS]) == len(encode(text)) + 1
+
+
+FLAT = """
+%import common.LF
+%import common.INT -> NUMBER
+?start: a ("x".."z" ~ 2..3 | [NUMBER])  -> one // ->
+     | "->" LF
+!a: /b|->/i
+"""
+
+
+def test_grammars_without_recursion_are_one_terminal() -> None:
+    lines = flat_terminals(FLAT, "T")
+    assert lines is not None
+    grammar = "\n".join(["start: T0", *lines])
+    for text in ("Bxyz", "->xx", "b7", "b", "->\n"):
+        assert obeys(EBNF, grammar, text) and obeys(EBNF, FLAT, text), text
+    for text in ("bx", "b77x", "one", "->->"):
+        assert not obeys(EBNF, grammar, text) and not obeys(EBNF, FLAT, text), text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "start: a\na: start?",
+        "start: missing",
+        'start: "a"\n%ignore " "',
+        'start: %json {"type": "null"}',
+        "start: <[3]>",
+        'start.2: "a"',
+        'a: "a"',
+        'start: "a"\nstart: "b"',
+        "start: /" + 4096 * "a" + "/",
+        "start: ~~~",
+    ],
+)
+def test_other_grammars_are_not(text: str) -> None:
+    assert flat_terminals(text, "T") is None
 
 
 def test_calls_of_custom_tools_need_to_be_found() -> None:

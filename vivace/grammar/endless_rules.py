@@ -13,7 +13,7 @@ from vivace.grammar.backend import GrammarError
 MAX_WORK = 200_000
 """items of rules that are looked at"""
 START = "start"
-_TOKEN = re.compile(
+LARK_TOKEN = re.compile(
     r"""(?P<space>[ \t\r]+|//[^\n]*|\#[^\n]*)
     |(?P<line>\n)
     |(?P<skipped>%(?:ignore|import|declare|override|extend)\b[^\n]*)
@@ -22,7 +22,7 @@ _TOKEN = re.compile(
     |(?P<text>"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[imslux]*|<[^>\n]*>|@[\w-]+)
     |(?P<name>[?!]?[A-Za-z_][\w-]*)
     |(?P<repeat>[*+?]|\{[\d\s,]*\}|~\s*\d+(?:\s*\.\.\s*\d+)?)
-    |(?P<mark>->|[()\[\]|:,=.&~-]|\d+)""",
+    |(?P<mark>->|\.\.|[()\[\]|:,=.&~-]|\d+)""",
     re.VERBOSE,
 )
 _NOTHING_NEEDED = re.compile(r"[*?]|\{\s*(?:0\s*)?(?:,.*)?\}|~\s*0.*")
@@ -142,7 +142,7 @@ def _read_choice(lark: str, place: int, end: int) -> ChoiceOfItems:
 
 def _tokens(lark: str, place: int, end: int) -> Iterator[tuple[str, str]]:
     while place < end:
-        found = _TOKEN.match(lark, place, end)
+        found = LARK_TOKEN.match(lark, place, end)
         if found is None or found.lastgroup is None:
             raise UnreadGrammar
         place = found.end()

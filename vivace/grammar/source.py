@@ -18,8 +18,8 @@ from vivace.grammar.schema_refusals import (
     explain_expression,
     explain_refusal,
 )
-from vivace.grammar.structural_tag import NO_FORCING, tag_grammars, tag_schemas, tag_texts
-from vivace.grammar.tag_forms import read_structural_tag
+from vivace.grammar.structural_tag import NO_FORCING, tag_grammars
+from vivace.grammar.tag_forms import read_structural_tag, tag_schemas, tag_texts
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
 _OPTIONS = re.compile(r"^[ \t]*%llguidance\b.*$", re.MULTILINE)

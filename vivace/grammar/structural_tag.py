@@ -13,12 +13,21 @@ from typing import Any
 
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.endless_rules import check_ends
-from vivace.grammar.json_schema import check_schema, json_options, walk
+from vivace.grammar.flat_grammars import flat_terminals
+from vivace.grammar.json_schema import check_schema, json_options
 from vivace.grammar.limits import MAX_DEPTH
 from vivace.grammar.quoted_regex import quote_regex
-from vivace.grammar.tag_forms import KINDS, has_type, node_list, node_text, node_texts, read_kind
+from vivace.grammar.tag_forms import (
+    ANY_TEXT,
+    KINDS,
+    has_type,
+    node_list,
+    node_text,
+    node_texts,
+    read_kind,
+    schema_place,
+)
 from vivace.grammar.vocabulary import SpecialWords
-from vivace.protocol.constraints import EBNF, REGEX, Constraint
 
 MAX_PARTS = 10_000
 """of a tag: constants, schemas, sequences ..."""
@@ -29,7 +38,6 @@ MAX_RULE_CHARACTERS = 1 << 20
 """A tag whose begin several triggers begin has its inside as often."""
 TEXT = "TEXT"
 """the rule of any text"""
-ANY_TEXT = "any_text"
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 """The library looks ahead as far as text is forced, which never ends behind `/a+/ "a"`: what is
 repeated takes every a, so that one must follow for ever. For grammars and expressions in them."""
@@ -95,6 +103,10 @@ class _TagRules:
         self._newlines_optional = False
         self._texts: dict[str, str] = {}
         """terminals of text that lacks something"""
+        self._flats: dict[str, str] = {}
+        """terminals of whole grammars"""
+        self._joined = ""
+        """a term that texts obey, too"""
 
     def whole(self, root: dict[str, Any]) -> str:
         start = self.part(root, "format", last=True)
@@ -126,7 +138,7 @@ class _TagRules:
         schema = node.get("json_schema", True)
         if node.get("style", "json") != "json":
             raise GrammarError(f"{place}.style: only json can be enforced")
-        check_schema(schema, _schema_place(node, place))
+        check_schema(schema, schema_place(node, place))
         whole = schema if isinstance(schema, dict) else {"allOf": [schema]}
         options = {key: value for key, value in self._options.items() if value is not None}
         return self._rule("%json " + json.dumps({**whole, "x-guidance": options}))
@@ -166,6 +178,9 @@ class _TagRules:
             unlike = [*unlike, f"(?s:.*)(?:{words})(?s:.*)"]
         terms = [f"/{self._to_regex(pattern)}/" for pattern in patterns]
         terms += [f"~/{self._to_regex(pattern)}/" for pattern in unlike]
+        if self._joined:
+            self._foreign = True
+            terms.append(self._joined)
         if not terms:
             return TEXT
         body = " & ".join([TEXT, *terms])
@@ -279,9 +294,29 @@ class _TagRules:
         return self._defined[name]
 
     def _guarded_part(self, node: dict[str, Any], place: str, last: bool) -> str:
-        self.guarded = True
-        chosen = "guard" if self._guarding else "format"
-        return self.part(node.get(chosen), f"{place}.{chosen}", last=last)
+        """The guard alone where what it guards is one terminal, which its text is, too, then."""
+        self._joined = self._flat(node, place)
+        if not self._joined:
+            self.guarded = True
+        chosen = "guard" if self._guarding or self._joined else "format"
+        part = self.part(node.get(chosen), f"{place}.{chosen}", last=last)
+        self._joined = ""
+        return part
+
+    def _flat(self, node: dict[str, Any], place: str) -> str:
+        """The term of a grammar and what stands around it; empty where it is not one."""
+        text = node_text(node, "grammar", place)
+        if text not in self._flats:
+            prefix = f"FLAT_{len(self._flats)}_"
+            with _blaming(node, place):
+                lines = flat_terminals(self._to_lark(text), prefix)
+            self._flats[text] = f"{prefix}0" if lines else ""
+            for line in lines or ():
+                self._write(line)
+        around = [node_text(node, key, place) for key in ("before", "behind")]
+        begin, end = (_quoted(one) if one else "" for one in around)
+        name = self._flats[text]
+        return name and f"({begin} {name} {end})"
 
     def _with_optional_newlines(self, node: dict[str, Any], place: str, last: bool) -> str:
         """Those in what begins, ends and separates tags, and last in texts, may be left out."""
@@ -301,8 +336,11 @@ class _TagRules:
         return name
 
     def _append(self, head: str, body: str) -> None:
-        self.lines.append(f"{head}: {body}")
-        self._characters += len(body)
+        self._write(f"{head}: {body}")
+
+    def _write(self, line: str) -> None:
+        self.lines.append(line)
+        self._characters += len(line)
         if len(self.lines) > MAX_RULES or self._characters > MAX_RULE_CHARACTERS:
             raise GrammarError("becomes too large: give fewer triggers, tags or schemas")
 
@@ -335,40 +373,6 @@ class _TagRules:
         if self._count > MAX_WORDS:
             raise GrammarError(f"has over {MAX_WORDS} texts and special tokens in them")
         return [f"<[{word}]>" if isinstance(word, int) else _quoted(word) for word in found]
-
-
-def tag_schemas(root: Any) -> list[tuple[str, Any]]:
-    """The JSON schemas in a format, each with its place in what the client has sent."""
-    return [
-        (_schema_place(node, ".".join(map(str, ("format", *path)))), node.get("json_schema", True))
-        for path, node in walk(root)
-        if has_type(node, "json_schema")
-    ]
-
-
-def tag_texts(root: Any) -> list[tuple[str, Constraint]]:
-    """The expressions and grammars in a format, each with its place in what the client has sent."""
-    found: dict[tuple[str, Constraint], None] = {}
-    for path, node in walk(root):
-        place = ".".join(map(str, ("format", *path)))
-        if has_type(node, "regex"):
-            texts = {f"{place}.pattern": node.get("pattern")}
-        elif has_type(node, "grammar"):
-            texts = {f"{place}.grammar": node.get("grammar")}
-        elif has_type(node, ANY_TEXT) and isinstance(node.get("patterns"), list):
-            texts = {f"{place}.patterns.{i}": text for i, text in enumerate(node["patterns"])}
-        else:
-            continue
-        kind = EBNF if node["type"] == "grammar" else REGEX
-        for at, text in texts.items():
-            if isinstance(text, str):
-                found[str(node.get("place", at)), Constraint(kind=kind, text=text)] = None
-    return list(found)
-
-
-def _schema_place(node: dict[str, Any], place: str) -> str:
-    """`place`: of the part, when it was written by the client itself."""
-    return str(node.get("place", f"{place}.json_schema"))
 
 
 @contextmanager

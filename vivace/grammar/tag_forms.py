@@ -9,9 +9,12 @@ from typing import Any
 import msgspec
 
 from vivace.grammar.backend import GrammarError
+from vivace.grammar.json_schema import walk
+from vivace.protocol.constraints import EBNF, REGEX, Constraint
 
+ANY_TEXT = "any_text"
 KINDS = (
-    *("const_string", "json_schema", "regex", "grammar", "any_text", "sequence", "or", "tag"),
+    *("const_string", "json_schema", "regex", "grammar", ANY_TEXT, "sequence", "or", "tag"),
     *("triggered_tags", "tags_with_separator", "definitions", "defined"),
 )
 """of formats, that clients know; there are others that tools become"""
@@ -83,3 +86,37 @@ def node_list(node: dict[str, Any], key: str, place: str) -> list[Any]:
 
 def has_type(node: Any, kind: str) -> bool:
     return isinstance(node, dict) and node.get("type") == kind
+
+
+def tag_schemas(root: Any) -> list[tuple[str, Any]]:
+    """The JSON schemas in a format, each with its place in what the client has sent."""
+    return [
+        (schema_place(node, ".".join(map(str, ("format", *path)))), node.get("json_schema", True))
+        for path, node in walk(root)
+        if has_type(node, "json_schema")
+    ]
+
+
+def tag_texts(root: Any) -> list[tuple[str, Constraint]]:
+    """The expressions and grammars in a format, each with its place in what the client has sent."""
+    found: dict[tuple[str, Constraint], None] = {}
+    for path, node in walk(root):
+        place = ".".join(map(str, ("format", *path)))
+        if has_type(node, "regex"):
+            texts = {f"{place}.pattern": node.get("pattern")}
+        elif has_type(node, "grammar"):
+            texts = {f"{place}.grammar": node.get("grammar")}
+        elif has_type(node, ANY_TEXT) and isinstance(node.get("patterns"), list):
+            texts = {f"{place}.patterns.{i}": text for i, text in enumerate(node["patterns"])}
+        else:
+            continue
+        kind = EBNF if node["type"] == "grammar" else REGEX
+        for at, text in texts.items():
+            if isinstance(text, str):
+                found[str(node.get("place", at)), Constraint(kind=kind, text=text)] = None
+    return list(found)
+
+
+def schema_place(node: dict[str, Any], place: str) -> str:
+    """`place`: of the part, when it was written by the client itself."""
+    return str(node.get("place", f"{place}.json_schema"))

@@ -4,6 +4,7 @@ that text, then that text."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,9 +51,22 @@ def closed_text(pattern: str, *, unlike: str) -> TagFormat:
     return any_text(patterns=[pattern], unlike=[unlike]) | {"closed": True}
 
 
-def guarded(form: TagFormat, guard: TagFormat) -> TagFormat:
-    """`form`, in an answer that obeys what the whole format is with all guards instead, too."""
-    return {"type": "guarded", "format": form, "guard": guard}
+def guarded(
+    text: str, place: str, guard: TagFormat, around: tuple[str, str] = ("", ""), end: str = ""
+) -> TagFormat:
+    """What a grammar in Lark's syntax allows between two texts, and `end`, in an answer that obeys
+    what the whole format is with all guards instead, too."""
+    before, behind = (regex(re.escape(one), "") for one in around)  # to the letter
+    whole = sequence(before, grammar(text, place), behind) if any(around) else grammar(text, place)
+    return {
+        "type": "guarded",
+        "format": tagged("", whole, end) if end else whole,
+        "guard": guard,
+        "grammar": text,
+        "place": place,
+        "before": around[0],
+        "behind": around[1],
+    }
 
 
 def text_rules(

@@ -16,10 +16,8 @@ from vivace.grammar.tool_tags import (
     TagFormat,
     any_text,
     closed_text,
-    grammar,
     guarded,
     regex,
-    sequence,
     tagged,
 )
 from vivace.parsers.inputs import FENCE, FENCE_END, INPUT
@@ -71,19 +69,18 @@ class InputGrammar:
         by a character, since there is no way back in a text."""
         if not self.fenced:
             return tagged(begin, regex(self.definition, self.place, quoted=True), end)
-        before, after = (regex(fence, "") for fence in (FENCE, FENCE_END))  # to the letter
-        whole = sequence(before, grammar(self.definition, self.place), after)
         firsts = "|".join(re.escape(text[0]) for text in dict.fromkeys(behind))
         unlike = f"(?s:.*){FENCE_END}(?:{firsts})(?s:.*)"
-        return guarded(whole, closed_text(f"(?s:{FENCE}.*{FENCE_END})", unlike=unlike))
+        guard = closed_text(f"(?s:{FENCE}.*{FENCE_END})", unlike=unlike)
+        return guarded(self.definition, self.place, guard, (FENCE, FENCE_END))
 
     def plain(self, excludes: tuple[str, ...], end: str) -> TagFormat:
         """The input as it stands, which has none of `excludes`, and what ends it."""
         if self.syntax == REGEX:
             text = any_text(excludes, patterns=[self.definition], place=self.place)
             return tagged("", text, end)
-        whole = tagged("", grammar(self.definition, self.place), end)
-        return guarded(whole, tagged("", any_text(excludes), end))
+        guard = tagged("", any_text(excludes), end)
+        return guarded(self.definition, self.place, guard, end=end)
 
 
 def read_grammar(custom: CustomDefinition, place: str) -> InputGrammar | None:

@@ -1,0 +1,105 @@
+"""Grammars in Lark's syntax whose rules do not refer back to themselves: each is one terminal.
+
+A lexer takes as much as it can for a terminal, and does not go back. So where the last one of a
+grammar may have anything in it (`/[\\s\\S]+/`), it takes what is to end the text, too. What is one
+terminal as a whole can be ended where that comes first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+
+from vivace.grammar.endless_rules import LARK_TOKEN, START, UnreadGrammar
+
+MOST_CHARACTERS = 4096
+"""of a grammar: as an expression a large one may have more states than are followed"""
+_IMPORT = re.compile(r"%import\s+common\.(\w+)(?:\s*->\s*(\w+))?\s*$")
+_ALIAS = "->"
+LarkToken = tuple[str, str]
+"""kind and text"""
+
+
+def flat_terminals(lark: str, prefix: str) -> list[str] | None:
+    """Definitions of terminals, the whole grammar's first, whose name is `prefix` and 0; None where
+    it has in it what expressions have not, or is large."""
+    if len(lark) > MOST_CHARACTERS:
+        return None
+    try:
+        rules = _read_rules(lark)
+        uses = {name: _names(body) for name, body in rules.items()}
+        TopologicalSorter(uses).prepare()
+    except (UnreadGrammar, CycleError):
+        return None
+    if START not in rules or not set().union(*uses.values()) <= set(rules):
+        return None
+    known = {
+        name: f"{prefix}{number}"
+        for number, name in enumerate([START, *(one for one in rules if one != START)])
+    }
+    lines = [_definition(name, rules[name], known) for name in known]
+    return lines if _is_read(lines, known[START]) else None
+
+
+def _is_read(lines: list[str], whole: str) -> bool:
+    from llguidance import LLMatcher
+
+    lark = LLMatcher.grammar_from_lark("\n".join([f"start: {whole}", *lines]))
+    return not LLMatcher.validate_grammar(lark, None)
+
+
+def _definition(name: str, body: list[LarkToken], known: dict[str, str]) -> str:
+    if body[:1] == [("import", body[0][1])]:
+        return f"%import common.{body[0][1]} -> {known[name]}"
+    words = [known[text] if kind == "name" else text for kind, text in body]
+    return f"{known[name]}: {' '.join(words)}"
+
+
+def _names(body: list[LarkToken]) -> set[str]:
+    return {text for kind, text in body if kind == "name"}
+
+
+def _read_rules(lark: str) -> dict[str, list[LarkToken]]:
+    """What each name stands for; `import`: something of Lark's own. Raises UnreadGrammar."""
+    rules: dict[str, list[LarkToken]] = {}
+    body: list[LarkToken] | None = None
+    before = ""
+    for (kind, text), (_, behind) in pairwise([*_tokens(lark), ("", "")]):
+        if kind == "skipped":
+            found = _IMPORT.match(text)
+            if found is None:
+                raise UnreadGrammar
+            _begin(rules, found[2] or found[1]).append(("import", found[1]))
+        elif kind == "name" and behind == ":":
+            body = _begin(rules, text.lstrip("?!"))
+        elif body is None:
+            raise UnreadGrammar
+        elif text not in (":", _ALIAS) and before != _ALIAS:
+            body.append((kind, text))
+        before = text
+    return rules
+
+
+def _begin(rules: dict[str, list[LarkToken]], name: str) -> list[LarkToken]:
+    if name in rules:
+        raise UnreadGrammar
+    rules[name] = []
+    return rules[name]
+
+
+def _tokens(lark: str) -> Iterator[LarkToken]:
+    """But for options and what separates. Raises UnreadGrammar for what no expression has."""
+    place = 0
+    while place < len(lark):
+        found = LARK_TOKEN.match(lark, place)
+        if found is None or found.lastgroup is None:
+            raise UnreadGrammar
+        kind, text, place = found.lastgroup, found[0], found.end()
+        if kind == "options":
+            place = lark.find("\n", place)
+        elif kind == "value" or (kind == "text" and text[0] in "<@"):
+            raise UnreadGrammar
+        elif kind not in ("space", "line"):
+            yield kind, text
