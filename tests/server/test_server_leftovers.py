@@ -55,8 +55,9 @@ def send(server: Running, body: bytes, *, whole: bool = True, path: str = "/gene
 
 @pytest.fixture
 def garbage() -> Iterator[list[Any]]:
-    """What only the collector would find, filled by `find`."""
+    """What only the collector would find, filled by `find`; it looks at what is new only."""
     gc.collect()
+    gc.freeze()
     gc.disable()
     yield gc.garbage
     gc.set_debug(0)
