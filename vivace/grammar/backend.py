@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from vivace.protocol.constraints import Constraint
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class GrammarError(ValueError):
