@@ -90,6 +90,32 @@ def test_a_death_is_named_on_both_nodes_and_streams_go_on(
     wait_for(second, "All ranks are ready", 60, ready + 1)
 
 
+def test_a_rank_or_node_process_that_is_stopped_is_named_within_seconds(
+    pair: tuple[RunningServer, RunningServer],
+) -> None:
+    first, second = pair
+    back = first.text().count("The engine is back")
+    rank = find_rank(second)
+    os.kill(rank, signal.SIGSTOP)
+    wait_for(first, f"rank 1 (node 1, process {rank}) is stopped", 5)
+    os.kill(rank, signal.SIGCONT)
+    os.kill(second.process.pid, signal.SIGSTOP)
+    assert wait_for(first, "its process has said nothing for 4 s", 15) < 7
+    os.kill(second.process.pid, signal.SIGCONT)
+    wait_for(first, "The engine is back", 60, back + 1)
+
+
+def test_who_stops_node_0_stops_all(pair: tuple[RunningServer, RunningServer]) -> None:
+    """The last one of the pair."""
+    first, second = pair
+    rank = find_rank(second)
+    first.signal(signal.SIGTERM)
+    assert second.wait(20) == 0
+    assert first.wait(20) == 0
+    assert "Node 0 was stopped" in second.text()
+    assert not is_alive(rank)
+
+
 def test_a_node_that_is_killed_is_named_and_another_one_takes_its_place(
     nodes: Nodes, wanted: dict[int, list[int]]
 ) -> None:
@@ -172,30 +198,6 @@ def test_engines_of_two_nodes_share_experts(tmp_path: Path) -> None:
         assert "Traceback" not in first.text() + second.text()
         first.signal(signal.SIGTERM)
         assert second.wait(30) == first.wait(30) == 0
-
-
-def test_who_stops_node_0_stops_all(nodes: Nodes) -> None:
-    first, second = nodes.start(0), nodes.start(1)
-    first.wait_ready()
-    rank = find_rank(second)
-    first.signal(signal.SIGTERM)
-    assert second.wait(20) == 0
-    assert first.wait(20) == 0
-    assert "Node 0 was stopped" in second.text()
-    assert not is_alive(rank)
-
-
-def test_a_rank_or_node_process_that_is_stopped_is_named_within_seconds(nodes: Nodes) -> None:
-    first, second = nodes.start(0), nodes.start(1)
-    first.wait_ready()
-    rank = find_rank(second)
-    os.kill(rank, signal.SIGSTOP)
-    wait_for(first, f"rank 1 (node 1, process {rank}) is stopped", 5)
-    os.kill(rank, signal.SIGCONT)
-    os.kill(second.process.pid, signal.SIGSTOP)
-    assert wait_for(first, "its process has said nothing for 4 s", 15) < 7
-    os.kill(second.process.pid, signal.SIGCONT)
-    wait_for(first, "The engine is back", 60)
 
 
 def test_who_does_not_belong_is_refused_in_one_line(nodes: Nodes, tmp_path: Path) -> None:
