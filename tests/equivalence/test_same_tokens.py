@@ -60,7 +60,7 @@ SETTINGS = {
 }
 ROWS = pairwise(SETTINGS, seed=11)
 """with the seed of 200 whose rows take the fewest steps"""
-COUNT = 32
+COUNT = 24
 SLIDING = ("gemma3", "mistral", "gpt-oss")
 
 
