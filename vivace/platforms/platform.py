@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vivace.platforms.errors import PlatformError
@@ -241,6 +240,8 @@ def load_platform(facts: PlatformFacts, settings: PlatformSettings) -> Platform:
 def describe_arithmetic(facts: PlatformFacts) -> dict[str, str]:
     """Name -> value, in words: what machines must have alike, so that what ranks compute each
     for itself is the same on all. No torch. Raises NoKernels, StaleKernels."""
+    from importlib import metadata  # a large module, for machines that share a server
+
     return {
         "instruction set": INSTRUCTION_SETS.get(facts.name)(),
         "torch": metadata.version("torch"),
