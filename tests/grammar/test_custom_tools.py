@@ -261,7 +261,7 @@ def allows(pattern: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["[a[b]]", "[[:alpha:][b]]", r"\p{Greek}", "(?x)a", "[a-z&&[^b]]"]
+    "pattern", ["[a[b]]", "[[:alpha:][b]]", r"\p{Greek}", "(?x)a", "(?sR).", "[a-z&&[^b]]"]
 )
 def test_expressions_that_cannot_be_written_in_strings(pattern: str) -> None:
     with pytest.raises(GrammarError, match=re.escape("JSON")):

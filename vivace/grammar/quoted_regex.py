@@ -39,6 +39,8 @@ NAMED = {
 """classes of ASCII -> those of their characters that are escaped; others have none"""
 _NESTED = re.compile(rf"(?:{_ESCAPE}|{_CLASS}|[^\\\[&~-]|-(?!-)|&(?!&)|~(?!~))*+", re.DOTALL)
 _ANCHORS = frozenset("AzbB")
+OTHER_SYNTAX = frozenset("xR")
+"""flags with which white space, or a dot, is something else"""
 
 
 def quote_regex(pattern: str, flags: str = "") -> str:
@@ -58,8 +60,8 @@ def quote_regex(pattern: str, flags: str = "") -> str:
                 found.append(_quote_escape(text))
             case "flags":
                 on, _, off = text[2:-1].partition("-")
-                if "x" in on:
-                    raise GrammarError(f"{WITHIN}an expression cannot have the flag x")
+                if wrong := set(on) & OTHER_SYNTAX:
+                    raise GrammarError(f"{WITHIN}an expression cannot have the flag {min(wrong)}")
                 newline = (scopes[-1] or "s" in on) and "s" not in off
                 if text.endswith(")"):
                     scopes[-1] = newline
