@@ -42,6 +42,19 @@ def cpu_platform(facts: PlatformFacts, settings: PlatformSettings) -> Platform:
     return TorchPlatform(facts, settings.deterministic)
 
 
+def cpu_cache(
+    layers: Sequence[CacheLayer],
+    pages: Sequence[int],
+    page_size: int,
+    dtype: torch.dtype,
+    windows: Sequence[int] = (),
+    slots: int = 0,
+) -> PagedCache:
+    """Keys beside values."""
+    place, layout = torch.device("cpu"), keep_together
+    return PagedCache(layers, pages, page_size, dtype, place, windows, slots=slots, layout=layout)
+
+
 class NativePlatform:
     """Platform of the native kernels. Every result is independent of the batch, bit for bit."""
 
@@ -73,25 +86,7 @@ class NativePlatform:
     def recorder(self) -> GraphRecorder:
         return CpuGraphs(self._kernels, self._memory)
 
-    def cache(
-        self,
-        layers: Sequence[CacheLayer],
-        pages: Sequence[int],
-        page_size: int,
-        dtype: torch.dtype,
-        windows: Sequence[int] = (),
-        slots: int = 0,
-    ) -> PagedCache:
-        return PagedCache(
-            layers,
-            pages,
-            page_size,
-            dtype,
-            self.device(),
-            windows,
-            slots=slots,
-            layout=keep_together,
-        )
+    cache = staticmethod(cpu_cache)
 
     def attention_backend(
         self, layers: Sequence[CacheLayer], memory: PagedCache, dtype: torch.dtype, longest: int
@@ -148,25 +143,7 @@ class TorchPlatform:
     def recorder(self) -> None:
         return None
 
-    def cache(
-        self,
-        layers: Sequence[CacheLayer],
-        pages: Sequence[int],
-        page_size: int,
-        dtype: torch.dtype,
-        windows: Sequence[int] = (),
-        slots: int = 0,
-    ) -> PagedCache:
-        return PagedCache(
-            layers,
-            pages,
-            page_size,
-            dtype,
-            self.device(),
-            windows,
-            slots=slots,
-            layout=keep_together,
-        )
+    cache = staticmethod(cpu_cache)
 
     def attention_backend(
         self, layers: Sequence[CacheLayer], memory: PagedCache, dtype: torch.dtype, longest: int
