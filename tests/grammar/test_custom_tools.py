@@ -18,12 +18,13 @@ from vivace.frontend.errors import BadRequest
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.flat_grammars import flat_terminals
 from vivace.grammar.joint_matcher import STUCK
+from vivace.grammar.masks import mask_words
 from vivace.grammar.quoted_regex import quote_regex
 from vivace.grammar.thinking import ThinkingBackend
 from vivace.parsers.events import CallInput, CallStart
 from vivace.parsers.inputs import InputReader
 from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
-from vivace.protocol.constraints import EBNF, REGEX, STRUCTURAL_TAG
+from vivace.protocol.constraints import EBNF, REGEX, STRUCTURAL_TAG, Constraint
 from vivace.requests.custom_tools import CustomDefinition, CustomFormat, GrammarDefinition
 from vivace.requests.tool_constraints import ToolCalls, ToolSyntax
 from vivace.requests.tools import ToolChoice, ToolDefinition, offered_tools
@@ -123,6 +124,20 @@ def test_fences_in_inputs_end_none(name: str, text: str) -> None:
         assert read(found, options, text) == [["page", page]]
     early = FENCED[name] % (FENCED[name].partition("%s")[2] + "[a.")
     assert BACKEND.compile(found.constraint).accept(encode(early)) < len(encode(early))
+
+
+def test_masks_of_inputs_are_filled_together_as_alone() -> None:
+    found, _ = syntax("hermes", "required")
+    assert found.constraint is not None
+    rows = [BACKEND.compile(found.constraint) for _ in range(3)]
+    alone, masks = np.zeros((2, 1, mask_words(len(VOCABULARY.tokens))), np.int32)
+    rows[0].fill(alone[0])
+    BACKEND.fill([(rows[1], 0)], masks)
+    assert alone.any() and np.array_equal(masks, alone)
+    plain = BACKEND.compile(Constraint(kind=REGEX, text="a"))
+    both = np.zeros((2, masks.shape[1]), np.int32)
+    BACKEND.fill([(plain, 0), (rows[2], 1)], both)
+    assert both[0].any() and np.array_equal(both[1:], alone)
 
 
 CODEX = r"""

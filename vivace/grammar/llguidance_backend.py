@@ -123,6 +123,8 @@ class LLGuidanceBackend:
                 own.append((matcher, place))
             else:
                 matcher.fill(masks[place])
+        if not own:  # which the library refuses
+            return
         if self._executor is None:
             self._executor = LLExecutor(self._threads)
         rows, row_bytes = len(masks), masks[:1].nbytes
