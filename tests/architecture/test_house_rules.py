@@ -32,7 +32,7 @@ PRIVATE_WORDS = frozenset(
     "Pace Lane LedgerGap DeadlyRequests Whole Several Tried Cached Loaded Rendered Refused Retired "
     "Running Timed Down".split()
 )
-"""that this project once used for what SGLang and vLLM call otherwise: docs/glossary.md"""
+"""that this project once used for what SGLang and vLLM call otherwise"""
 DEVICES = frozenset({"cpu", "cuda", "npu"})
 
 
