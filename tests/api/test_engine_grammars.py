@@ -169,11 +169,11 @@ def test_without_a_backend_requests_are_refused(model: str) -> None:
 
 def test_whitespace_is_as_the_server_says(model: str) -> None:
     flags = {**FLAGS, "constrained_json_disable_any_whitespace": False}
-    with Engine(model_path=model, constrained_json_whitespace_pattern="[~]", **flags) as made:
+    with Engine(model_path=model, constrained_json_whitespace_pattern=r"[\t]", **flags) as made:
         text = ask(made, json_schema={"type": "array", "items": {"const": 1}, "minItems": 2})[
             "text"
         ]
-        assert "~" in text and " " not in text
+        assert "\t" in text and " " not in text
 
 
 # -- classes, tools --------------------------------------------------------------------------------

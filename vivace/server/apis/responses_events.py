@@ -244,7 +244,8 @@ class ResponseEvents:
             yield from self._items.leave_calls()
             response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
         response.usage = response_usage(self._usage)
-        response.completed_at = None if cut else int(time.time())
+        now = max(response.created_at, int(time.time()))  # somebody may have put it back
+        response.completed_at = None if cut else now
         self.over = True
 
     def _fail(self, error: ResponseError) -> Iterator[ResponseEvent]:
