@@ -18,7 +18,6 @@ import struct
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from math import prod
 from pathlib import Path
 
@@ -93,7 +92,7 @@ class Kernels:
             raise ValueError(f"{len(operations)} operations; a call has {MOST_AT_ONCE} at most")
         numbers = [self._checked(name, layout) for name, layout in operations]
         packing = struct.Struct("=" + "".join(layout for _, layout in operations))
-        ends = list(accumulate(8 * len(layout) for _, layout in operations))
+        ends = np.cumsum([8 * len(layout) for _, layout in operations]).tolist()
         pack, run, context = packing.pack, self._library.vv_run, self._context
         together, count = struct.pack(f"={len(numbers)}q", *numbers), len(numbers)
 
