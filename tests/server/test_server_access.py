@@ -8,6 +8,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
+from route_bodies import BODIES
 from server_kit import Running, ask, running_server
 
 from vivace.server.access import Access, Keys
@@ -15,49 +16,6 @@ from vivace.server.responses import HTTPError
 from vivace.server.route import Route, check_routes
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
-
-BODIES = {
-    "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 1}},
-    "/v1/completions": {"prompt": "x", "max_tokens": 1},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
-    "/v1/responses": {"input": "x", "max_output_tokens": 2},
-    "/v1/responses/input_tokens": {"input": "x"},
-    "/invocations": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
-    "/vertex_generate": {
-        "instances": [{"text": "x"}],
-        "parameters": {"sampling_params": {"max_new_tokens": 2}},
-    },
-    "/api/chat": {
-        "messages": [{"role": "user", "content": "x"}],
-        "stream": False,
-        "options": {"num_predict": 1},
-    },
-    "/api/generate": {"prompt": "x", "stream": False, "options": {"num_predict": 1}},
-    "/api/embed": {"input": "x"},
-    "/api/embeddings": {"prompt": "x"},
-    "/api/show": {"model": "toy"},
-    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
-    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
-    "/encode": {"text": "x"},
-    "/v1/embeddings": {"input": "x"},
-    "/classify": {"text": "x"},
-    "/v1/classify": {"input": "x"},
-    "/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
-    "/v1/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
-    "/rerank": {"query": "x", "documents": ["y"]},
-    "/v1/rerank": {"query": "x", "documents": ["y"]},
-    "/tokenize": {"prompt": "x"},
-    "/v1/tokenize": {"prompt": "x"},
-    "/detokenize": {"tokens": [65]},
-    "/v1/detokenize": {"tokens": [65]},
-    "/parse_function_call": {"text": "x", "tools": [], "tool_call_parser": "hermes"},
-    "/separate_reasoning": {"text": "x", "reasoning_parser": "qwen3"},
-    "/abort_request": {"rid": "nobody"},
-    "/add_external_corpus": {"documents": ["x"]},
-    "/remove_external_corpus": {"corpus_id": "x"},
-    "/configure_logging": {},
-}
-
 
 STORED = "{response_id}"
 """in paths of what is asked for by its id"""

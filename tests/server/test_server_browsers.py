@@ -11,8 +11,9 @@ from typing import Any
 
 import openai
 import pytest
+from route_bodies import BODIES
 from server_kit import Running, running_server
-from test_server_access import BODIES, example_path, expected_status
+from test_server_access import example_path, expected_status
 
 from vivace.server.access import Access, Effect, same_origin
 from vivace.server.responses import HTTPError, error_response

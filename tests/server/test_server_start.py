@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import route_bodies
 from server_kit import CONTEXT, Answer, Running, ask, capacity, events, refusal, running_server
 
 from vivace.protocol.messages import EngineDown, Ready
@@ -17,39 +18,14 @@ from vivace.server.context import CONTEXT as CONTEXT_KEY
 from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
 
-SHORT: dict[str, Any] = {"max_tokens": 3, "temperature": 0}
-BODIES: dict[str, dict[str, Any]] = {
-    "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 3}},
-    "/v1/completions": {"model": "toy", "prompt": "x", **SHORT},
-    "/v1/chat/completions": {
-        "model": "toy",
-        "messages": [{"role": "user", "content": "x"}],
-        **SHORT,
-    },
-    "/v1/responses": {"input": "x", "max_output_tokens": 2},
-    "/invocations": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
-    "/vertex_generate": {
-        "instances": [{"text": "x"}],
-        "parameters": {"sampling_params": {"max_new_tokens": 2}},
-    },
-    "/api/chat": {
-        "messages": [{"role": "user", "content": "x"}],
-        "stream": False,
-        "options": {"num_predict": 2},
-    },
-    "/api/generate": {"prompt": "x", "stream": False, "options": {"num_predict": 2}},
-    "/api/embed": {"input": "x"},
-    "/api/embeddings": {"prompt": "x"},
-    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], **SHORT},
-    "/encode": {"text": "x"},
-    "/v1/embeddings": {"input": "x"},
-    "/classify": {"text": "x"},
-    "/v1/classify": {"input": "x"},
-    "/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
-    "/v1/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
-    "/rerank": {"query": "x", "documents": ["y"]},
-    "/v1/rerank": {"query": "x", "documents": ["y"]},
+BODIES = {route.path: route_bodies.BODIES[route.path] for route in ROUTES if route.task is not None}
+"""of all routes that wait"""
+AT_ONCE = {
+    *("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize", "/v1/messages/count_tokens"),
+    *("/v1/responses/input_tokens", "/api/show", "/parse_function_call", "/separate_reasoning"),
+    *("/abort_request", "/add_external_corpus", "/remove_external_corpus", "/configure_logging"),
 }
+"""those that need no engine, or do not wait for it"""
 
 
 def get_ready(server: Running, epoch: int = 1) -> None:
@@ -72,8 +48,8 @@ def in_queue(server: Running) -> int:
     return server.app[CONTEXT_KEY].start_queue.waiting
 
 
-def test_every_route_that_generates_waits() -> None:
-    assert {route.path for route in ROUTES if route.task is not None} == set(BODIES)
+def test_every_route_that_computes_waits() -> None:
+    assert set(route_bodies.BODIES) - set(BODIES) == AT_ONCE
 
 
 def test_requests_are_answered_in_order_when_the_engine_is_there() -> None:
