@@ -54,6 +54,14 @@ OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
         ({"type": "array", "contains": {}}, "contains"),
         ({"properties": {"a": {"$ref": "http://example.org/schema"}}}, "properties.a.$ref: refers"),
         ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "properties.a.$ref: refers to nothing"),
+        ({"properties": {"a": {"$ref": "#b"}}}, "properties.a.$ref: refers to nothing"),
+        (
+            {
+                "$dynamicRef": "#n",
+                "$defs": {"a": {"$dynamicAnchor": "n"}, "b": {"$dynamicAnchor": "n"}},
+            },
+            "$dynamicRef: ",
+        ),
         ({"$schema": "http://json-schema.org/schema#"}, "$schema"),
         ({"$schema": "http://json-schema.org/draft-03/schema#", "disallow": "null"}, "draft 3"),
         ({"properties": {"a": {"$ref": "#/properties/a", "minLength": 1}}}, "properties.a.$ref: a"),

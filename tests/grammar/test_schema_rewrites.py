@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import jsonschema
+import jsonschema.validators
 import pytest
 from grammar_kit import EOS, obeys, schema_matcher
 
@@ -78,3 +79,45 @@ def test_formats(format: str, good: str, bad: str) -> None:
         for text in texts.split("|"):
             assert obeys(JSON_SCHEMA, schema, json.dumps(text, ensure_ascii=False)) == fits, text
     assert obeys(JSON_SCHEMA, {"format": format}, "3"), "which only texts have"
+
+
+NUMBER = {"type": "integer"}
+ROOT = "http://e.org/root.json"
+NAMED: list[dict[str, Any]] = [
+    {"$ref": "#a", "$defs": {"x": {"$anchor": "a", **NUMBER}}},
+    {"$id": ROOT, "$ref": f"{ROOT}#/$defs/x", "$defs": {"x": NUMBER}},
+    {"$id": ROOT, "$ref": "root.json#a", "$defs": {"x/y~%": {"$anchor": "a", **NUMBER}}},
+    {
+        "$id": ROOT,
+        "anyOf": [{"$ref": "list.json"}, {"$ref": "list.json#n"}],
+        "$defs": {
+            "l": {
+                "$id": "list.json",
+                "type": "array",
+                "items": {"$ref": "#/$defs/n"},
+                "$defs": {"n": {"$anchor": "n", **NUMBER}},
+            },
+            "n": {"$anchor": "n", "type": "null"},
+        },
+    },
+    {"$ref": "urn:x:1#a", "$defs": {"x": {"$id": "urn:x:1", "$defs": {"y": {"$anchor": "a"}}}}},
+    {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$ref": "#a",
+        "definitions": {"x": {"$id": "#a", **NUMBER}},
+    },
+    {"$dynamicRef": "#n", "$defs": {"t": {"$dynamicAnchor": "n", **NUMBER}}},
+    {
+        "$schema": "https://json-schema.org/draft/2019-09/schema",
+        "type": "array",
+        "items": {"anyOf": [NUMBER, {"$recursiveRef": "#"}]},
+    },
+]
+
+
+@pytest.mark.parametrize("schema", NAMED)
+def test_names_refer_as_pointers_do(schema: dict[str, Any]) -> None:
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    for instance in (1, "x", None, [], [1], [[2]], ["x"], [None], {}):
+        text = json.dumps(instance)
+        assert obeys(JSON_SCHEMA, schema, text) is validator.is_valid(instance), text

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from vivace.grammar.backend import GrammarError
-from vivace.parsers.schema_types import TYPE_NAMES, TYPES, Path
+from vivace.parsers.schema_types import TYPE_NAMES, TYPES, Path, is_pointer
 
 IN_ONE = (
     *("additionalProperties", "items", "additionalItems", "not", "if", "then", "else"),
@@ -24,6 +24,10 @@ DESCRIBING = frozenset(
 """formats of OpenAPI and pydantic that tell a reader what a text is, and assert nothing"""
 WRAPPING = {"name", "description", "schema", "strict"}
 """of what response_format has a schema in"""
+OUTERMOST = (
+    "refers to nothing, or to whichever of several schemas is the outermost one, which cannot be "
+    "enforced; use $ref"
+)
 IN_URIS = "#/%:?@!$&'()*+,;=~"
 ANYTHING = (True, {})
 
@@ -80,6 +84,12 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
             meant = TYPE_NAMES.get(str(kind).lower())
             told = f'use "{meant}"' if meant else f"use {', '.join(TYPES)}"
             yield "type", f"{json.dumps(kind):.60} is no type; {told}"
+    ref = schema.get("$ref")
+    if isinstance(ref, str) and ref.startswith("#") and not is_pointer(ref):
+        yield "$ref", "refers to nothing: no $anchor has this name"
+    for keyword in ("$dynamicRef", "$recursiveRef"):
+        if keyword in schema:
+            yield keyword, OUTERMOST
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         yield "required", "must be a list of names of properties, beside properties"

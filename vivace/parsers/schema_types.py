@@ -78,6 +78,11 @@ def referred(schema: Any, root: Mapping[str, Any]) -> Any:
     return None
 
 
+def is_pointer(ref: str) -> bool:
+    """Whether it says where in a schema something stands."""
+    return ref == "#" or ref.startswith("#/")
+
+
 def pointed_value(root: Any, ref: str) -> Any:
     """None where a reference is to nothing in `root`."""
     found = pointed(root, ref)
@@ -87,7 +92,7 @@ def pointed_value(root: Any, ref: str) -> Any:
 def pointed(root: Any, ref: str) -> tuple[Path, Any] | None:
     """What a reference within a schema is to, with its path; None where that is nothing."""
     path, value = (), root
-    if not ref.startswith("#"):
+    if not is_pointer(ref):
         return None
     for part in ref[1:].split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")

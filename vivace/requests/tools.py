@@ -11,6 +11,7 @@ import msgspec
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import abbreviate
+from vivace.grammar.schema_references import with_pointers
 from vivace.requests.custom_tools import (
     CUSTOM,
     CustomDefinition,
@@ -103,7 +104,9 @@ def offered_tools(params: ToolFields) -> OfferedTools:
     tools, choice = read_tools(params.tools or ()), params.tool_choice
     if choice == "none":
         return OfferedTools()
-    schemas = {name: tool.definition.parameters or {} for name, tool in tools.items()}
+    schemas = {
+        name: with_pointers(tool.definition.parameters or {}) for name, tool in tools.items()
+    }
     offered = OfferedTools(
         described=[tool.described() for tool in tools.values()],
         schemas=schemas,

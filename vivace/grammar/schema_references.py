@@ -1,0 +1,117 @@
+"""References by name (`$anchor`, `$id`, `$dynamicRef`) as pointers, which all who read schemas
+follow, the library among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+from urllib.parse import quote, unquote, urldefrag, urljoin
+
+from vivace.grammar.schema_keywords import subschemas
+from vivace.parsers.schema_types import Path, is_pointer, pointed
+
+ANCHORS = ("$anchor", "$dynamicAnchor")
+DYNAMIC = ("$dynamicRef", "$recursiveRef")
+NAMING = (*ANCHORS, *DYNAMIC, "$recursiveAnchor")
+REF_ALONE = ("draft-04", "draft-06", "draft-07")
+"""drafts in which nothing beside a `$ref` counts"""
+IN_POINTERS = "!$&'()*+,;=:@~?"
+Part = tuple[Path, dict[str, Any]]
+"""a schema within another, and where"""
+
+
+def with_pointers(schema: Any) -> Any:
+    """The schema, or a copy that refers by pointers."""
+    if refers_by_names(schema):
+        schema = deepcopy(schema)
+        use_pointers(schema)
+    return schema
+
+
+def use_pointers(schema: Any) -> None:
+    """In place. What refers to nothing that is in the schema stays, and so does what refers to
+    whichever of several is the outermost one: both are refused then."""
+    if refers_by_names(schema):
+        _NamedParts(schema).use_pointers()
+
+
+def refers_by_names(schema: Any) -> bool:
+    return any(_is_named(path, one) for path, one in subschemas(schema))
+
+
+def _is_named(path: Path, one: dict[str, Any]) -> bool:
+    named = any(key in one for key in NAMING) or (bool(path) and "$id" in one)
+    return named or not is_pointer(str(one.get("$ref", "#")))
+
+
+class _NamedParts:
+    """The schemas within one, by their names: an absolute `$id`, or an anchor below one."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._parts: Sequence[Part] = list(subschemas(schema))  # the outer ones first
+        self._bases: dict[Path, str] = {(): ""}
+        self._roots: dict[str, Path] = {"": ()}
+        self._anchors: dict[tuple[str, str], Path] = {}
+        draft = str(schema.get("$schema")) if isinstance(schema, dict) else ""
+        self._alone = any(name in draft for name in REF_ALONE)
+        self._dynamic: list[str] = []
+        """names of anchors that `$dynamicRef` looks for from the outside"""
+        for path, one in self._parts:
+            self._note(path, one)
+
+    def _note(self, path: Path, one: dict[str, Any]) -> None:
+        identity = None if self._alone and "$ref" in one else one.get("$id")
+        names = [one[key] for key in ANCHORS if isinstance(one.get(key), str)]
+        if isinstance(identity, str) and identity.startswith("#"):  # as drafts 6 and 7 have it
+            names.append(identity[1:])
+        elif isinstance(identity, str):
+            base = urldefrag(urljoin(self._base(path), identity)).url
+            self._bases[path] = base
+            self._roots.setdefault(base, path)
+        if isinstance(one.get("$dynamicAnchor"), str):
+            self._dynamic.append(one["$dynamicAnchor"])
+        if one.get("$recursiveAnchor") is True:
+            self._dynamic.append("")
+        for name in names:
+            self._anchors.setdefault((self._base(path), name), path)
+
+    def _base(self, path: Path) -> str:
+        """The `$id` that a schema is below."""
+        lengths = range(len(path), -1, -1)
+        return next(self._bases[path[:n]] for n in lengths if path[:n] in self._bases)
+
+    def use_pointers(self) -> None:
+        for path, one in self._parts:
+            for key in ("$ref", *DYNAMIC):
+                ref = one.get(key)
+                if not isinstance(ref, str) or (key != "$ref" and "$ref" in one):
+                    continue
+                target = self._find(self._base(path), ref)
+                if key != "$ref" and self._dynamic.count(urldefrag(ref).fragment) > 1:
+                    continue
+                if target is not None:
+                    del one[key]
+                    one["$ref"] = _as_pointer(target)
+        for path, one in self._parts:
+            for key in (*ANCHORS, "$recursiveAnchor", *(["$id"] if path else [])):
+                one.pop(key, None)
+
+    def _find(self, base: str, ref: str) -> Path | None:
+        """Where the schema stands that a reference is to, below the `$id` that it stands below."""
+        uri, fragment = urldefrag(ref)
+        start = self._roots.get(urldefrag(urljoin(base, uri)).url if uri else base)
+        if start is None:
+            return None
+        if not fragment:
+            return start
+        if not fragment.startswith("/"):
+            return self._anchors.get((self._base(start), unquote(fragment)))
+        found = pointed(self._schema, _as_pointer(start) + fragment)
+        return found and found[0]
+
+
+def _as_pointer(path: Path) -> str:
+    parts = (str(part).replace("~", "~0").replace("/", "~1") for part in path)
+    return "#" + "".join("/" + quote(part, safe=IN_POINTERS) for part in parts)
