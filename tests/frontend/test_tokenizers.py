@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
+import struct
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +24,13 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 from transformers import PreTrainedTokenizerFast
 
+from vivace.checkpoint.fields import ConfigFields
 from vivace.errors import CannotStart
 from vivace.frontend.chat_template import own_template
 from vivace.frontend.errors import BadRequest, ChatTemplateError, TokenizerError
-from vivace.frontend.tokenizer import Tokenizer, load_tokenizer
+from vivace.frontend.tokenizer import Tokenizer, load_encoder, load_tokenizer
 from vivace.frontend.tokenizer_gguf import SPLIT_RULES, build_tokenizer
+from vivace.frontend.tokenizer_sentencepiece import sentencepiece_core
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
 
@@ -304,10 +310,74 @@ def test_a_template_of_a_gguf_file_is_named_by_its_key(tmp_path: Path) -> None:
             own_template(None, templates, None)
 
 
+def proto(number: int, value: bytes | int | float) -> bytes:
+    """A field of a protocol buffer."""
+    if isinstance(value, float):
+        return varint(number << 3 | 5) + struct.pack("<f", value)
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def varint(value: int) -> bytes:
+    more = [value >> shift & 127 for shift in range(0, max(1, value.bit_length()), 7)]
+    return bytes([*(one | 128 for one in more[:-1]), more[-1]])
+
+
+def sentencepiece_file(*, kind: int = 2, squeezes: int = 0) -> bytes:
+    meta = sentencepiece_metadata()
+    columns = (meta[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type"))
+    pieces = [
+        proto(1, proto(1, token.encode()) + proto(2, score) + proto(3, kind_of_token))
+        for token, score, kind_of_token in zip(*columns, strict=True)
+    ]
+    trainer = proto(3, kind) + proto(40, 0) + proto(41, 1) + proto(42, 2) + proto(43, 2**64 - 1)
+    return (
+        b"".join(pieces) + proto(2, trainer) + proto(3, proto(1, b"identity") + proto(4, squeezes))
+    )
+
+
+@given(st.text(alphabet="helowrd \u2581é\n", max_size=30), st.booleans())
+def test_a_file_of_sentencepiece_is_what_gguf_has_of_it(text: str, special: bool) -> None:
+    ours, theirs = sentencepiece_from_file(), sentencepiece_tokenizer()
+    ids = ours.encode(text, special)
+    assert ids == theirs.encode(text, special)
+    assert ours.decode(ids) == theirs.decode(ids)
+
+
+@functools.cache
+def sentencepiece_from_file() -> Tokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tokenizer.model").write_bytes(sentencepiece_file())
+        names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        (Path(folder) / "tokenizer_config.json").write_text(json.dumps(names))
+        found = load_encoder(Source(Path(folder)))  # type: ignore[arg-type]
+    assert found.eos_ids == (2,) and found.bos_id == 1
+    return found
+
+
+@pytest.mark.parametrize("wrong", [{"kind": 1}, {"squeezes": 1}])
+def test_sentencepiece_that_is_not_read(wrong: dict[str, int], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file(**wrong))
+    with pytest.raises(TokenizerError, match="--tokenizer-path"):
+        load_tokenizer(Source(tmp_path))  # type: ignore[arg-type]
+
+
+@given(st.data())
+def test_damaged_files_of_sentencepiece(data: st.DataObject) -> None:
+    whole = sentencepiece_file()
+    place = data.draw(st.integers(0, len(whole) - 1))
+    broken = whole[:place] + bytes([data.draw(st.integers(0, 255))]) + whole[place + 1 :]
+    nothing = ConfigFields({}, str, "")
+    for one in (broken, whole[:place], data.draw(st.binary(max_size=50))):
+        with contextlib.suppress(TokenizerError):
+            sentencepiece_core(one, nothing, "tokenizer.model")
+
+
 def test_what_a_folder_lacks_is_said(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
         load_tokenizer(Source(tmp_path))  # type: ignore[arg-type]
-    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    (tmp_path / "vocab.json").write_bytes(b"x")
     with pytest.raises(TokenizerError, match="Convert it"):
         load_tokenizer(Source(tmp_path))  # type: ignore[arg-type]
     (tmp_path / "tokenizer.json").write_text("{")

@@ -15,6 +15,9 @@ from vivace.checkpoint.weight_files import SHARDED
 from vivace.files import open_input
 
 TOKENIZER_FILE, TIKTOKEN_FILE = "tokenizer.json", "tiktoken.model"
+SENTENCEPIECE_FILE = "tokenizer.model"
+VOCABULARY_FILES = (TOKENIZER_FILE, TIKTOKEN_FILE, SENTENCEPIECE_FILE)
+"""of which a folder's tokenizer is the first that is there"""
 SAMPLES = 16
 SAMPLE_BYTES = 4096
 
@@ -66,7 +69,7 @@ def vocabulary_file(place: Path) -> Path | None:
     none."""
     if not place.is_dir():
         return place
-    files = (place / name for name in (TOKENIZER_FILE, TIKTOKEN_FILE))
+    files = (place / name for name in VOCABULARY_FILES)
     return next((file for file in files if is_file(file)), None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Core
 
 from vivace.checkpoint.fields import ConfigFields, Flag, ListOf, Text, readable_key
-from vivace.checkpoint.file_state import TIKTOKEN_FILE, TOKENIZER_FILE
+from vivace.checkpoint.file_state import SENTENCEPIECE_FILE, TIKTOKEN_FILE, TOKENIZER_FILE
 from vivace.checkpoint.json_files import is_file, read_bytes, read_json
 from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.errors import TokenizerError
 from vivace.frontend.tokenizer_core import Loaded, from_library, set_frame
+from vivace.frontend.tokenizer_sentencepiece import sentencepiece_core
 from vivace.frontend.tokenizer_tiktoken import tiktoken_core
 
 _NAMED = (
@@ -61,16 +63,33 @@ def load_from_folder(folder: Path) -> Loaded:
 
 def _read_core(folder: Path, config: ConfigFields) -> tuple[Core, Path]:
     """(words and merges, the file they are from)"""
-    file, ranks = folder / TOKENIZER_FILE, folder / TIKTOKEN_FILE
-    data = read_bytes(file, _LARGEST_TOKENIZER)
-    if data is not None:
-        core = from_library(lambda: Core.from_buffer(data), f"{file}: not a usable tokenizer.json")
-        _check_ids(core, file)
-        return core, file
-    lines = read_bytes(ranks, _LARGEST_TOKENIZER)
-    if lines is None:
-        raise TokenizerError(_missing(folder))
-    return from_library(lambda: tiktoken_core(lines, config, str(ranks)), f"{ranks}"), ranks
+    for name, read in _READERS.items():
+        file = folder / name
+        if (data := read_bytes(file, _LARGEST_TOKENIZER)) is not None:
+            return read(data, config, file), file
+    raise TokenizerError(_missing(folder))
+
+
+def _read_json(data: bytes, config: ConfigFields, file: Path) -> Core:
+    core = from_library(lambda: Core.from_buffer(data), f"{file}: not a usable tokenizer.json")
+    _check_ids(core, file)
+    return core
+
+
+def _read_ranks(data: bytes, config: ConfigFields, file: Path) -> Core:
+    return from_library(lambda: tiktoken_core(data, config, str(file)), f"{file}")
+
+
+def _read_sentencepiece(data: bytes, config: ConfigFields, file: Path) -> Core:
+    return from_library(lambda: sentencepiece_core(data, config, str(file)), f"{file}")
+
+
+_READERS: Mapping[str, Callable[[bytes, ConfigFields, Path], Core]] = {
+    TOKENIZER_FILE: _read_json,
+    TIKTOKEN_FILE: _read_ranks,
+    SENTENCEPIECE_FILE: _read_sentencepiece,
+}
+"""The first file that is there is read."""
 
 
 def _settings(folder: Path) -> ConfigFields:
@@ -97,10 +116,9 @@ def _check_ids(core: Core, file: Path) -> None:
 
 
 def _missing(folder: Path) -> str:
-    found = [name for name in ("tokenizer.model", "vocab.json") if is_file(folder / name)]
-    if found:
+    if is_file(folder / "vocab.json"):
         return (
-            f"{folder}: there is {found[0]} but no tokenizer.json. Convert it once with "
+            f"{folder}: there is vocab.json but no tokenizer.json. Convert it once with "
             "transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...)), or pass "
             "--tokenizer-path to a folder that has it."
         )

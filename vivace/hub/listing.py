@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vivace.checkpoint.file_state import TIKTOKEN_FILE
+from vivace.checkpoint.file_state import VOCABULARY_FILES
 from vivace.checkpoint.hub_cache import parse_quantization
 from vivace.checkpoint.layouts import PART_OF_GGUF, is_whole_model
 from vivace.checkpoint.weight_files import INDEX_FILE, PICKLED
@@ -66,7 +66,7 @@ def chosen_files(listing: Listing, quantization: str = "") -> tuple[RepoFile, ..
 
 
 def is_text(file: RepoFile) -> bool:
-    vocabulary = file.name == TIKTOKEN_FILE or file.name.endswith(".json")
+    vocabulary = file.name in VOCABULARY_FILES or file.name.endswith(".json")
     return file.name == TEMPLATE or (vocabulary and file.size <= LARGEST_TEXT)
 
 

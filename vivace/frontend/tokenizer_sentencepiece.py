@@ -1,0 +1,116 @@
+"""Tokenizers from tokenizer.model, SentencePiece's own file (a protocol buffer, `ModelProto`): its
+columns are those that GGUF files have of it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from tokenizers import Tokenizer as Core
+
+from vivace.checkpoint.fields import ConfigFields, Flag
+from vivace.frontend.errors import TokenizerError
+from vivace.frontend.gguf_words import KEY
+from vivace.frontend.tokenizer_gguf import build_tokenizer
+
+PIECES, TRAINER, NORMALIZER = 1, 2, 3
+TEXT, SCORE, TYPE = 1, 2, 3
+"""of a piece"""
+MODEL_TYPE, BPE, UNIGRAM = 3, 2, 1
+IDS = {40: ("unknown", 0), 41: ("bos", 1), 42: ("eos", 2)}
+"""of the trainer: names, and what they are unless it says so"""
+TABLE, DUMMY_PREFIX, SQUEEZES = 2, 3, 4
+"""of the normalizer: characters that it replaces, whether it puts a space before a text, and
+whether it makes one of several"""
+NORMAL = 1
+CONVERT = (
+    "convert it once with transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...)), "
+    "or pass --tokenizer-path to a folder with a tokenizer.json"
+)
+VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
+Value = int | float | bytes
+
+
+def sentencepiece_core(data: bytes, config: ConfigFields, where: str) -> Core:
+    """`config`: tokenizer_config.json. Raises TokenizerError."""
+    try:
+        return build_tokenizer(read_model(data, config, where), where)[0]
+    except TokenizerError:
+        raise
+    except (struct.error, IndexError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise TokenizerError(
+            f"{where}: is damaged ({type(error).__name__}); fetch it again"
+        ) from None
+
+
+def read_model(data: bytes, config: ConfigFields, where: str) -> dict[str, Any]:
+    """The metadata that a GGUF file would have."""
+    pieces: list[dict[int, Value]] = []
+    trainer: dict[int, Value] = {}
+    normalizer: dict[int, Value] = {}
+    for number, value in read_fields(data):
+        if number == PIECES:
+            pieces.append(dict(read_fields(as_bytes(value))))
+        elif number == TRAINER:
+            trainer = dict(read_fields(as_bytes(value)))
+        elif number == NORMALIZER:
+            normalizer = dict(read_fields(as_bytes(value)))
+    if trainer.get(MODEL_TYPE, UNIGRAM) != BPE:
+        raise TokenizerError(f"{where}: of its kinds only BPE is read; {CONVERT}")
+    if normalizer.get(TABLE) or normalizer.get(SQUEEZES, 1):
+        raise TokenizerError(f"{where}: it rewrites texts, which is not read; {CONVERT}")
+    ids = {name: trainer.get(number, default) for number, (name, default) in IDS.items()}
+    known = {f"{KEY}{name}_token_id": one for name, one in ids.items() if one in range(len(pieces))}
+    adds = {"bos": True, "eos": False}
+    return {
+        f"{KEY}model": "llama",
+        f"{KEY}tokens": [as_bytes(one.get(TEXT, b"")).decode() for one in pieces],
+        f"{KEY}scores": [float(one.get(SCORE, 0.0)) for one in pieces],
+        f"{KEY}token_type": [int(one.get(TYPE, NORMAL)) for one in pieces],
+        f"{KEY}add_space_prefix": bool(normalizer.get(DUMMY_PREFIX, 1)),
+        **{
+            f"{KEY}add_{name}_token": config.get(f"add_{name}_token", Flag(), adds[name])
+            for name in adds
+        },
+        **known,
+    }
+
+
+def as_bytes(value: Value) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError
+    return value
+
+
+def read_fields(data: bytes) -> Iterator[tuple[int, Value]]:
+    """(number, value) of a message's fields. Raises what damage leads to."""
+    at = 0
+    while at < len(data):
+        key, at = read_varint(data, at)
+        number, kind = key >> 3, key & 7
+        if kind == VARINT:
+            value, at = read_varint(data, at)
+            yield number, value
+            continue
+        size = 8 if kind == EIGHT_BYTES else 4
+        if kind == BYTES:
+            size, at = read_varint(data, at)
+        elif kind not in (EIGHT_BYTES, FOUR_BYTES):
+            raise ValueError
+        if at + size > len(data):
+            raise ValueError
+        part, at = data[at : at + size], at + size
+        yield number, struct.unpack("<f", part)[0] if kind == FOUR_BYTES else part
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """(the number, where it ends)"""
+    found = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        at += 1
+        found |= (byte & 127) << shift
+        if byte < 128:
+            return found, at
+    raise ValueError
