@@ -165,6 +165,12 @@ def test_what_may_go_on_as_json_is_not_said() -> None:
         ("mistral", '[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a": "x"}'),
         ("pythonic", "[f(a='x \"y\"', b=['u', \"v's\", None], c=None)]"),
         ("lfm2", "<|tool_call_start|>[f(a='x'), f(a=\"it's\", c=True)]<|tool_call_end|>"),
+        ("pythonic", "[f(a='x', d={'e': None, 'm': {'n': True, \"o\": [1]}}), f(a='x', d={})]"),
+        ("pythonic", '[f(a=\'x\', d={"e": null, "m": {}})]'),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": "x"}, "id": "a1b2c3d4e"}]'),
+        ("gpt-oss", '<|channel|>commentary to=functions.f<|message|>{"a": "x"}'),
+        ("gpt-oss", ' to=functions.f<|channel|>commentary<|constrain|>json<|message|>{"a": "x"}'),
+        ("gpt-oss", '<|channel|>commentary to=functions.f json<|message|>{"a": "x"}'),
     ],
 )
 def test_other_ways_to_write_a_call_can_be_said(name: str, text: str) -> None:
@@ -175,6 +181,14 @@ def test_other_ways_to_write_a_call_can_be_said(name: str, text: str) -> None:
             "a": {"type": "string"},
             "b": {"type": "array", "items": {"type": ["string", "null"]}},
             "c": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+            "d": {
+                "type": "object",
+                "properties": {
+                    "e": {"type": ["integer", "null"]},
+                    "m": {"type": "object", "additionalProperties": {"type": ["boolean", "array"]}},
+                },
+                "additionalProperties": False,
+            },
         },
         "required": ["a"],
     }

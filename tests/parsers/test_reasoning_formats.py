@@ -16,11 +16,13 @@ FORCED = [name for name, form in REASONING_FORMATS.items() if form.forced]
 SPLIT = [name for name, form in REASONING_FORMATS.items() if not form.kept]
 
 
-def parse(name: str, pieces: list[str], tools: str | None = None, **options: Any) -> Parsed:
+def parse(
+    name: str, pieces: list[str], tools: str | None = None, *, cut_off: bool = False, **options: Any
+) -> Parsed:
     chosen = ParseOptions(tools=TOOLS if tools else {}, **options)
     parser = AnswerParser(answer_format(tools, name), chosen)
     events = [event for piece in pieces for event in parser.push(piece)]
-    return gathered(events + parser.finish())
+    return gathered(events + parser.finish(cut=cut_off))
 
 
 @pytest.mark.parametrize("name", SPLIT)
@@ -42,6 +44,14 @@ def test_answers_that_begin_inside(name: str) -> None:
 @pytest.mark.parametrize("name", SPLIT)
 def test_thinking_that_was_cut_off(name: str) -> None:
     assert parse(name, ["Well, "], inside=True) == Parsed("Well,", "", [])
+    form, said = REASONING_FORMATS[name], Parsed("Well,", "", [])
+    for place in range(1, len(form.end)):
+        pieces = ["Well,", *form.end[:place]]
+        assert parse(name, pieces, inside=True, cut_off=True) == said
+        assert parse(name, ["".join(pieces)], inside=True, cut_off=True) == said
+        assert parse(name, pieces, inside=True).reasoning == "".join(pieces)
+    for place in range(len(form.begin)):
+        assert parse(name, [f"\n{form.begin[:place]}"], cut_off=True) == Parsed("", "", [])
 
 
 def test_answers_without_thinking_are_content() -> None:

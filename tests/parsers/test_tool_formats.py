@@ -26,10 +26,12 @@ def parse(
     pieces: list[str],
     reasoning: str | None = None,
     options: ParseOptions = OFFERED,
+    *,
+    cut_off: bool = False,
 ) -> Parsed:
     parser = AnswerParser(answer_format(tools, reasoning), options)
     events = [event for piece in pieces for event in parser.push(piece)]
-    return gathered(events + parser.finish())
+    return gathered(events + parser.finish(cut=cut_off))
 
 
 def check(found: Parsed, transcript: Transcript, content: str) -> None:
@@ -65,6 +67,22 @@ def test_every_cut_says_the_same(transcript: Transcript) -> None:
     assert parse(transcript.parser, list(transcript.text)) == whole
     for place in range(1, len(transcript.text)):
         assert parse(transcript.parser, list(cut(transcript.text, [place]))) == whole
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=IDS)
+def test_answers_that_are_cut_off_say_the_same(transcript: Transcript) -> None:
+    """In a stream and whole; what is there of the tag that comes last is no text."""
+    name, text = transcript.parser, transcript.text
+    form, whole = TOOL_FORMATS[name], parse(name, [text])
+    last = next(
+        (one for one in (*(form.section or ()), form.end) if one and text.endswith(one)), ""
+    )
+    for place in range(len(text)):
+        found = parse(name, [text[:place]], cut_off=True)
+        assert parse(name, list(text[:place]), cut_off=True) == found
+        if place > len(text) - len(last) + 1:  # one character may begin something else
+            assert found == whole
+    assert parse(name, [f"{text}<"]).content == "<"
 
 
 CODED = "<function=get_weather><parameter={}>{}</parameter></function>"

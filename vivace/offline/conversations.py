@@ -95,9 +95,10 @@ class ChatPrompts:
         parsing = [rules.shown for rules in self.rules if rules.parses]
         return frozenset().union(*parsing)
 
-    def fields(self, place: int, text: str) -> dict[str, Any]:
-        """What a whole answer to the conversation at `place` has besides its text."""
-        message = read_message(self.rules[place], text)
+    def fields(self, place: int, text: str, *, cut: bool) -> dict[str, Any]:
+        """What a whole answer to the conversation at `place` has besides its text; `cut`: it would
+        have gone on."""
+        message = read_message(self.rules[place], text, cut=cut)
         found: dict[str, Any] = {"message": message}
         if self.kind is not None:
             found["parsed"] = self.kind.parse(message["content"])
@@ -199,12 +200,12 @@ def with_constraint(settings: Any, rules: AnswerRules) -> Any:
     return {"max_new_tokens": None, **(settings or {}), **constraint}
 
 
-def read_message(rules: AnswerRules, text: str) -> dict[str, Any]:
+def read_message(rules: AnswerRules, text: str, *, cut: bool) -> dict[str, Any]:
     """The message that an answer's text is, as /v1/chat/completions has it."""
     found = ParsedAnswer(reasoning="", text=text)
     if rules.parses:
         parser = AnswerParser(rules.syntax.form, rules.options)
-        found = gather(run_now(parser.push_slices(text)) + parser.finish())
+        found = gather(run_now(parser.push_slices(text)) + parser.finish(cut=cut))
     message: dict[str, Any] = {"role": "assistant", "content": found.content}
     if found.reasoning:
         message["reasoning_content"] = found.reasoning

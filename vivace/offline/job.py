@@ -16,6 +16,7 @@ from vivace.offline.conversations import ChatPrompts
 from vivace.offline.prompts import pythons_words, read_prompts, read_texts
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 from vivace.protocol.tasks import Embed, Generate
+from vivace.requests.answer_rules import is_cut
 from vivace.requests.embeddings import EncodeRequest
 from vivace.requests.prompts import expand
 from vivace.requests.schema import GenerateRequest
@@ -58,7 +59,9 @@ def create_job(
         *(frontend, requests, answers),
         several=several,
         shown=chat.shown,
-        fields=lambda index, text: chat.fields(index // samples, text),
+        fields=lambda index, answer: chat.fields(
+            index // samples, answer.text, cut=is_cut(answer.finish)
+        ),
     )
 
 
@@ -98,10 +101,10 @@ class Job:
         several: bool,
         show: Callable[[SGLangOutput], dict[str, Any]] = SGLangOutput.body,
         shown: frozenset[int] = frozenset(),
-        fields: Callable[[int, str], dict[str, Any]] = lambda index, text: {},
+        fields: Callable[[int, SGLangOutput], dict[str, Any]] = lambda index, answer: {},
     ) -> None:
-        """`show`: makes the result of a whole answer, `fields` what is added to the index-th, from
-        its text; `shown`: as in `Frontend.start`."""
+        """`show`: makes the result of a whole answer, `fields` what is added to the index-th;
+        `shown`: as in `Frontend.start`."""
         self._frontend = frontend
         self._requests = requests
         self._answers = answers
@@ -145,14 +148,14 @@ class Job:
         index, output = self._news.popleft()
         event = self._answers[index].event(output)
         if output.finish is not None:
-            event |= self._fields(index, self._answers[index].text)
+            event |= self._fields(index, self._answers[index])
         self._close(output.finish)
         return event
 
     def result(self) -> dict[str, Any] | list[dict[str, Any]]:
         """The whole answers: a list for a batch and for n > 1."""
         bodies = [
-            self._show(answer) | self._fields(index, answer.text)
+            self._show(answer) | self._fields(index, answer)
             for index, answer in enumerate(self._answers)
         ]
         return bodies if self._several else bodies[0]

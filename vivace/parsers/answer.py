@@ -94,7 +94,8 @@ def read_reasoning(
     reader.record()
     yield from reader.skip_space()
     if not (yield from reader.skip(form.begin)) and not inside:
-        writer.content(reader.take_record())
+        said = reader.take_record()
+        writer.content("" if reader.cut_off else said)
         return
     reader.take_record()
     writer.begin_reasoning()

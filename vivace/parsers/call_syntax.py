@@ -38,6 +38,7 @@ class CallSyntax:
     for an id or number that stands behind `begin`, and what stands behind that. `stray`: models
     leave the section out, too. `behind_input`: what the reader of a fenced input knows its end by,
     unless the answer ends there; of `end` it stands first, or what is before it is left out.
+    `id_behind`: (a text, an expression, a text) for an id that may stand behind the arguments.
 
     A separator is not what a section's end begins with: then it belongs to `end`.
     """
@@ -51,6 +52,7 @@ class CallSyntax:
     stray: bool = False
     arguments: ParameterTags | KeywordArguments | None = None
     behind_input: str = "}"
+    id_behind: tuple[str, str, str] | None = None
 
     @property
     def input_end(self) -> str:

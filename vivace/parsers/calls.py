@@ -192,7 +192,7 @@ class NamedCall:
         elif (yield from calls.fenced(name)):
             calls.begin(name)
             yield from calls.copy_fenced(self.behind_input)
-        elif (yield from reader.is_next(self.tail or end)):
+        elif (yield from reader.is_next(self.tail or end)) or reader.is_cut(self.tail or end):
             calls.begin(name)
             calls.writer.arguments("{}")
         else:

@@ -101,9 +101,14 @@ LFM2 = ToolFormat(
         call_like=PYTHON_LIKE,
     ),
 )
-MISTRAL_LIST = CallSyntax(begin='{"name": "{name}", "arguments": ', end="}", separator=", ")
 MISTRAL_BEGIN = "[TOOL_CALLS]"
-MISTRAL_ID = ("[0-9A-Za-z]{9}", "[ARGS]")
+MISTRAL_ID = "[0-9A-Za-z]{9}"
+MISTRAL_LIST = CallSyntax(
+    begin='{"name": "{name}", "arguments": ',
+    end="}",
+    separator=", ",
+    id_behind=(', "id": "', MISTRAL_ID, '"'),
+)
 MISTRAL_CALL = CallSyntax(begin=f"{MISTRAL_BEGIN}{{name}}[ARGS]", behind_input=MISTRAL_BEGIN)
 MISTRAL = ToolFormat(
     begin=MISTRAL_BEGIN,
@@ -115,7 +120,11 @@ MISTRAL = ToolFormat(
         markers=(MISTRAL_BEGIN,),
         syntaxes=(
             MISTRAL_CALL,
-            replace(MISTRAL_CALL, begin=f"{MISTRAL_BEGIN}{{name}}[CALL_ID]", label=MISTRAL_ID),
+            replace(
+                MISTRAL_CALL,
+                begin=f"{MISTRAL_BEGIN}{{name}}[CALL_ID]",
+                label=(MISTRAL_ID, "[ARGS]"),
+            ),
             replace(MISTRAL_LIST, section=(f"{MISTRAL_BEGIN} [", "]")),
             replace(MISTRAL_LIST, section=(f"{MISTRAL_BEGIN}[", "]")),
         ),

@@ -17,12 +17,18 @@ ENDS = ("<|end|>", "<|return|>", CALL)
 MARKERS = (*BEGINS, *ENDS, CONSTRAIN, MESSAGE)
 WORDS = re.compile(r"[^<]*")
 NEXT = "<|end|><|start|>assistant"
+HEADS = (
+    "<|channel|>commentary to=functions.{name}",
+    " to=functions.{name}<|channel|>commentary",
+)
+TYPES = (" <|constrain|>json", "<|constrain|>json", " json", "")
+"""of a call's text, as models say it"""
 SHAPE = AnswerShape(
     markers=MARKERS,
-    syntaxes=(
-        CallSyntax(begin="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"),
-        CallSyntax(begin=" to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>"),
-        CallSyntax(begin=" to=functions.{name}<|channel|>commentary json<|message|>"),
+    syntaxes=tuple(
+        CallSyntax(begin=f"{head}{kind}{MESSAGE}", behind_input=CALL)
+        for head in HEADS
+        for kind in TYPES
     ),
     messages=(("<|channel|>analysis<|message|>", NEXT), ("<|channel|>commentary<|message|>", NEXT)),
     final="<|channel|>final<|message|>",
@@ -54,7 +60,8 @@ def read_begin(calls: CallReader, marker: str, *, separate: bool) -> Steps[Write
         header = marker + (yield from read_header(calls))
         return (yield from begin_message(calls, header, separate=separate))
     except NotACall:
-        writer.content(reader.take_record())
+        said = reader.take_record()
+        writer.content("" if reader.cut_off else said)
         return writer.content
 
 

@@ -237,9 +237,10 @@ class AnswerParser:
         next(self._steps, None)
         return self._writer.take()
 
-    def finish(self) -> list[AnswerEvent]:
-        """No text comes any more."""
-        self._reader.ended = True
+    def finish(self, *, cut: bool = False) -> list[AnswerEvent]:
+        """No text comes any more. `cut`: it would have gone on, so the beginning of a tag at its
+        end is no text."""
+        self._reader.ended, self._reader.cut = True, cut
         next(self._steps, None)
         return self._writer.finish()
 

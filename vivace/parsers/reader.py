@@ -56,6 +56,8 @@ class TextReader:
         self.text = ""
         self.at = 0
         self.ended = False
+        self.cut = False
+        """where it ended, it would have gone on: what may begin a marker there is no text"""
         self._record: list[str] | None = None
 
     def feed(self, text: str) -> None:
@@ -115,11 +117,20 @@ class TextReader:
         return True
 
     def skip(self, literal: str) -> Steps[bool]:
-        """Read it if it comes next."""
+        """Read it if it comes next, or what is left of it where the text was cut."""
         found = yield from self.is_next(literal)
-        if found:
-            self.take(self.at + len(literal))
+        if found or self.is_cut(literal):
+            self.take(min(self.at + len(literal), len(self.text)))
         return found
+
+    def is_cut(self, literal: str) -> bool:
+        """Whether its beginning is what is left of a text that was cut."""
+        return self.cut and not self.cut_off and literal.startswith(self.text[self.at :])
+
+    @property
+    def cut_off(self) -> bool:
+        """Nothing is left of a text that was cut."""
+        return self.cut and self.at == len(self.text)
 
     def expect(self, literal: str) -> Steps[None]:
         """Read it. Raises NotACall when something else comes."""
@@ -142,15 +153,19 @@ class TextReader:
         yield from self.run(SPACE)
 
     def copy_until(self, markers: MarkerSet, write: Write) -> Steps[str]:
-        """Hand on the text before the first marker and read that; "" when the text ends first."""
+        """Hand on the text before the first marker and read that; "" when the text ends first. Of
+        a text that was cut what is left of a marker is read, too."""
         while self.at < len(self.text) or (yield from self.more()):  # mostly it is there
             found = markers.pattern.search(self.text, self.at)
             if found is not None:
                 write(self.take(found.start()))
                 return self.take(found.end())
-            safe = len(self.text) if self.ended else markers.partial(self.text, self.at)
+            whole = self.ended and not self.cut
+            safe = len(self.text) if whole else markers.partial(self.text, self.at)
             if safe > self.at:
                 write(self.take(safe))
-            elif not self.ended:
+            elif self.ended:
+                self.take(len(self.text))
+            else:
                 yield
         return ""

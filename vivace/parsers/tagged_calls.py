@@ -88,7 +88,7 @@ class TaggedCall:
             yield from calls.copy_arguments(last)
         else:
             tagged = yield from reader.is_next(self.key_open)
-            if not tagged and not (yield from reader.is_next(last)):
+            if not (tagged or (yield from reader.is_next(last)) or reader.is_cut(last)):
                 raise NotACall
             calls.begin(name)
             yield from self._read_arguments(calls, name)

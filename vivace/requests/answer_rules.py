@@ -8,6 +8,7 @@ from typing import Protocol
 
 from vivace.parsers.parser import ParseOptions
 from vivace.protocol.constraints import Constraint
+from vivace.protocol.messages import FINISH_STOP, Finish
 from vivace.requests.answer_syntax import AnswerSyntax
 from vivace.requests.schema import Message
 from vivace.requests.thinking import ThinkingFields, behind_thinking, read_thinking_limit
@@ -82,3 +83,8 @@ def message_text(message: Message) -> str:
     if isinstance(message.content, str):
         return message.content
     return "".join(part.text or "" for part in message.content or ())
+
+
+def is_cut(finish: Finish | None) -> bool:
+    """Whether an answer would have gone on."""
+    return finish is not None and finish.type != FINISH_STOP

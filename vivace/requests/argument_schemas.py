@@ -41,6 +41,8 @@ MOST_READ = 1 << 20
 """characters of schemas, of all functions of a request: twice what a constraint may have"""
 MOST_OPTIONS = 1000
 """of a parameter: each is a rule, of which llguidance follows 2000 at a time"""
+MOST_TWICE = 1 << 14
+"""characters of schemas of objects that may be written as dicts of Python, too"""
 VALUE = 8
 """characters that a value counts beside its text"""
 IN_TAGS = "cannot be enforced in the tags that this model's calls are made of; leave it out"
@@ -64,14 +66,19 @@ class NotWritable(Exception):
 class ReadingAllowance:
     """How much of schemas is gone through for one request."""
 
-    def __init__(self, characters: int = MOST_READ) -> None:
-        self._left = characters
+    def __init__(self, characters: int = MOST_READ, twice: int = MOST_TWICE) -> None:
+        self._left, self._twice = characters, twice
 
     def take(self, characters: int, place: str) -> None:
         """Raises NotWritable when that is too much."""
         self._left -= characters
         if self._left < 0:
             raise NotWritable(place, TOO_MUCH)
+
+    def take_twice(self, characters: int) -> bool:
+        """Whether so much may be written in two ways."""
+        self._twice -= characters
+        return self._twice >= 0
 
 
 @dataclass(frozen=True)

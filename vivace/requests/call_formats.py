@@ -211,11 +211,18 @@ class CallFormats:
         return tagged(begin, self._labeled(syntax, name), self._end(syntax, name))
 
     def _end(self, syntax: CallSyntax, name: str) -> str:
+        return syntax.input_end if self._is_fenced(name) else syntax.end
+
+    def _is_fenced(self, name: str) -> bool:
         grammar = self.functions[name].grammar
-        return syntax.input_end if grammar and grammar.fenced else syntax.end
+        return grammar is not None and grammar.fenced
 
     def _labeled(self, syntax: CallSyntax, name: str) -> TagFormat:
         arguments = self._argument(syntax, name)
+        if syntax.id_behind is not None and not self._is_fenced(name):
+            before, pattern, after = syntax.id_behind
+            known = (constant(before), any_text(patterns=[pattern]), constant(after))
+            arguments = sequence(arguments, optional(sequence(*known)))
         if syntax.label is None:
             return arguments
         pattern, behind = syntax.label

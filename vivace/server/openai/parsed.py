@@ -21,7 +21,7 @@ from vivace.parsers.events import (
 )
 from vivace.parsers.parser import SLICE, AnswerParser
 from vivace.protocol.messages import FINISH_STOP, Finish
-from vivace.requests.answer_rules import AnswerRules
+from vivace.requests.answer_rules import AnswerRules, is_cut
 from vivace.server.openai.logprobs import encoded_chat_logprobs
 from vivace.server.openai.response import ChunkContext, ChunkEncoder
 from vivace.server.openai.schema import (
@@ -64,7 +64,7 @@ class ChatParsing:
         parser = self.parser()
         events = yield from parser.push_slices(output.text)
         reasoning = yield from self.counter().count_slices(output.tokens, parser)
-        found, message = gather(events + parser.finish()), choice.message
+        found, message = gather(events + parser.finish(cut=is_cut(output.finish))), choice.message
         message.content, message.reasoning_content = found.content, found.reasoning or None
         if found.calls:
             message.tool_calls = [shown_call(call) for call in found.calls]
@@ -161,7 +161,8 @@ class ParsedChunks(ChunkEncoder):
         data = self._begin()
         deltas = self._parse(output.text, output.tokens)
         if output.finish is not None:
-            deltas += [encode_delta(event) for event in self._parser.finish()]
+            rest = self._parser.finish(cut=is_cut(output.finish))
+            deltas += [encode_delta(event) for event in rest]
         ids = b""
         if self._context.token_ids and output.tokens:
             ids = b',"token_ids":' + encode(output.tokens)
