@@ -82,7 +82,7 @@ ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools
 A_FORMAT = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
 REGEX_TOOL = {"type": "custom", "custom": {"name": "f", "format": A_FORMAT}}
 A_FILE = {"type": "input_file"}
-OWN_TEXT = {"type": "custom", "name": "f"}
+OWN_TEXT = {"type": "custom", "name": "f", "parameters": None}
 
 KEYS: dict[str, list[Case]] = {
     "rid": [Effect("a", "b", "engine")],
@@ -1095,9 +1095,15 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "type": [Refused("web_search", "no tools of its own")],
             "name": [Effect("f", "g"), Refused(None, "required")],
             "description": [Effect("a", "b")],
-            "parameters": [Effect({}, {"type": "object"})],
+            "parameters": [
+                Effect({}, {"type": "object"}),
+                Refused({"type": "object"}, "is text", {"type": "custom"}),
+            ],
             "strict": [Effect(True, False)],
-            "format": [Effect({"type": "text"}, None, around=OWN_TEXT)],
+            "format": [
+                Effect({"type": "text"}, None, around=OWN_TEXT),
+                Refused({"type": "text"}, "has parameters"),
+            ],
             "server_label": [
                 Refused("other", "named at the start", {"type": "mcp"}),
                 Refused(None, "required", {"type": "mcp"}),
@@ -1271,7 +1277,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "type": [Effect("text", "grammar", "engine"), Refused("xml", "must be text")],
             "grammar": [
                 Effect({"syntax": "lark", "definition": "a"}, A_FORMAT["grammar"], "engine"),
-                Refused(None, "required"),
+                Refused(None, "is missing"),
             ],
         },
         place=("tools", 0, "custom", "format"),

@@ -28,9 +28,16 @@ from vivace.tool_servers.servers import ToolServers
 from vivace.tool_servers.transport import ToolServerError
 
 MCP = "mcp"
+OF_OTHERS = {
+    FUNCTION: ("format", "is that of a custom tool's input; a function has parameters"),
+    CUSTOM: ("parameters", "are a function's; the input of a custom tool is text"),
+}
+"""fields of the other kind of tool, and why not"""
 OF_CUSTOM = ("description",)
 BESIDE = "is required, beside type (chats have it in an object of its own)"
-NO_OWN_TOOLS = "this server runs no tools of its own; it asks tool servers (type mcp)"
+NO_OWN_TOOLS = (
+    "must be function, custom or mcp (a tool server): this server runs no tools of its own"
+)
 ALWAYS, NEVER = "always", "never"
 EVERY = ToolFilter()
 """of `never`, where nobody is asked"""
@@ -116,6 +123,9 @@ def read_tool(tool: ResponseTool, place: str) -> dict[str, Any]:
     if tool.type not in (FUNCTION, CUSTOM):
         raise BadRequest(f"{place}.type", f"{abbreviate(tool.type)!r}: {NO_OWN_TOOLS}")
     found: dict[str, Any] = {"name": needed(tool.name, f"{place}.name", BESIDE)}
+    name, reason = OF_OTHERS[tool.type]
+    if getattr(tool, name) is not None:
+        raise BadRequest(f"{place}.{name}", reason)
     for name in ("description", "parameters", "strict") if tool.type == FUNCTION else OF_CUSTOM:
         if (value := getattr(tool, name)) is not None:
             found[name] = value
