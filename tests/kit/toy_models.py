@@ -23,6 +23,21 @@ SHAPE = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+GROUPED = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+}
+LATENT = GROUPED | {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}
 DEEPSEEK = {
     "q_lora_rank": 24,
     "kv_lora_rank": 32,

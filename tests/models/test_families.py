@@ -14,7 +14,7 @@ import torch
 import transformers
 from paged_model import ONCE, PagedModel, load
 from safetensors.torch import load_file
-from toy_models import config_class, make, reference, tokens
+from toy_models import GROUPED, LATENT, config_class, make, reference, tokens
 
 from vivace.checkpoint.source import SourceError, locate
 from vivace.models.facts import read_facts
@@ -23,21 +23,6 @@ from vivace.platforms.cache import bytes_per_token
 
 SLIDING = {"sliding_window": 7}
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
-GROUPED = {
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 40,
-    "routed_scaling_factor": 1.7,
-    "first_k_dense_replace": 1,
-}
-LATENT = GROUPED | {
-    "num_key_value_heads": 6,
-    "q_lora_rank": 20,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 32,
-}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,

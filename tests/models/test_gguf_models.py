@@ -14,7 +14,7 @@ from gguf_toys import K_SCALES, rounded, write, write_shape, write_tensor
 from mutations import gguf_bytes
 from paged_model import PagedModel, load
 from thread_ranks import ThreadRanks
-from toy_models import make, reference, tokens
+from toy_models import GROUPED, LATENT, make, reference, tokens
 
 from vivace.checkpoint.gguf_config import ARCHITECTURES
 from vivace.checkpoint.gguf_file import GGUFFile
@@ -23,21 +23,6 @@ from vivace.checkpoint.weights import CheckpointError
 from vivace.models.facts import read_facts
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-GROUPED = {
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 40,
-    "routed_scaling_factor": 1.7,
-    "first_k_dense_replace": 1,
-}
-LATENT = GROUPED | {
-    "num_key_value_heads": 6,
-    "q_lora_rank": 20,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 32,
-}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
