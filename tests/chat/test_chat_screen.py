@@ -289,7 +289,7 @@ def test_what_is_laid_out_at_once_has_a_limit(layout: str, name: str) -> None:
 
     out = io.StringIO()
     screen = FormattedScreen(out, Watched(console()), lambda: (WIDTH, 20), lambda: 0.0)
-    text = (ENDLESS[name] * (3 * LONGEST_OPEN))[: 3 * LONGEST_OPEN]
+    text = (ENDLESS[name] * (2 * LONGEST_OPEN))[: 2 * LONGEST_OPEN]
     screen.add(text)
     screen.end()
     assert max(sizes) <= LONGEST_OPEN
