@@ -168,6 +168,7 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
         ({"format": tag("<", schema({}), 1)}, "format.end"),
         ({"format": {"type": "regex", "pattern": "("}}, "pattern: unclosed"),
         ({"format": {"type": "grammar", "grammar": 'root ::= "a" root'}}, "never ends"),
+        ({"format": {"type": "grammar", "grammar": 'start: "@b" | @grammar_0'}}, "@grammar_0"),
         ({"format": {"type": "triggered_tags", "triggers": ["["], "tags": CALLS}}, "triggers"),
         ({"structures": [1], "triggers": ["<"]}, "structures"),
         ({"structures": [], "triggers": []}, "format.tags"),

@@ -49,7 +49,8 @@ class ChoiceOfItems:
 
 
 def check_ends(lark: str) -> None:
-    """Raises GrammarError for a grammar without a finite text."""
+    """Raises GrammarError for a grammar without a finite text, and for one that refers to others:
+    there are none but those that this program has made."""
     if has_no_finite_text(lark):
         raise GrammarError(
             "never ends: every text of its first rule has another one in it; give a rule on the "
@@ -117,6 +118,10 @@ def _read_choice(lark: str, place: int, end: int) -> ChoiceOfItems:
     for kind, text in _tokens(lark, place, end):
         choice, closing = open_groups[-1]
         sequence = choice.sequences[-1]
+        if text.startswith("@"):
+            raise GrammarError(
+                f"{text:.60} refers to another grammar, and there is none; write its rules here"
+            )
         if kind == "name" and text[0].islower():
             sequence.append(text)
         elif kind == "repeat" and sequence and _NOTHING_NEEDED.fullmatch(text):

@@ -136,7 +136,8 @@ async def fill_prompts(
     with text_named("suffix"):
         behind = await encode_behind(context, params.suffix or "")
     if len(prompts) * len(behind) > IDS:
-        raise BadRequest("suffix", f"has {len(behind)} tokens for each of {len(prompts)} prompts")
+        many = f"{len(behind)} tokens for each of {len(prompts)} prompts"
+        raise BadRequest("suffix", f"has {many}; at most {IDS} together are allowed")
     found: list[Prompt] = []
     for prompt in prompts:
         if prompt.text is None:
