@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment in which the package is one whose kernels were never built."""
     folder = tmp_path_factory.mktemp("installed")
-    leave_out = shutil.ignore_patterns("_kernels.so", "kernels", "__pycache__")
+    leave_out = shutil.ignore_patterns("_kernels.so", "kernels")
     shutil.copytree(Path(vivace.__file__).parent, folder / "vivace", ignore=leave_out)
     (folder / "bin").mkdir()
     return {
