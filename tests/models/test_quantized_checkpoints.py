@@ -128,6 +128,17 @@ def test_awq(quantization: str | None, tmp_path: Path) -> None:
     compare(toy, quantization, tolerance=2e-3 if quantization != "unquant" else 2e-5)
 
 
+@pytest.mark.parametrize("kind", ["awq", "gptq"])
+def test_internlm2_has_queries_keys_and_values_in_one(kind: str, tmp_path: Path) -> None:
+    form = GptqForm(4, 16, ordered=True, version=2)
+    ways = {"awq": (awq, awq_meant, AWQ), "gptq": (form.stored, form.meant, form.config())}
+    stored, meant, config = ways[kind]
+    toy = StoredModel(tmp_path, "InternLM2")
+    toy.store(stored, meant, only="layers.")
+    toy.save(quantization_config=config)
+    compare(toy, tolerance=2e-3)
+
+
 @pytest.mark.parametrize(
     "form",
     [

@@ -27,6 +27,12 @@ HEADS = {"output.": "lm_head.", "v_head.": "score."}
 """of whole models"""
 
 
+AXES = {".weight": 0, ".bias": 0, ".qweight": 1, ".qzeros": 1, ".scales": 1}
+"""suffix -> which dimension the outputs are, or words of several of them"""
+SHARED = (".g_idx",)
+"""of inputs alone"""
+
+
 @dataclass(frozen=True)
 class ProjectionNames:
     """Of the fused tensor in a layer, and of the three in its place."""
@@ -56,12 +62,14 @@ def spell(name: str) -> str:
 
 @dataclass(frozen=True)
 class ProjectionRows:
-    """Of one projection: `rows` in each group of `group` rows of the fused tensor, from `first`."""
+    """Of one projection: `rows` in each group of `group` rows of the fused tensor, from `first`; of
+    those of AWQ and GPTQ, whose dimensions are the other way round, columns (`axis` 1)."""
 
     fused: str
     group: int
     first: int
     rows: int
+    axis: int = 0
 
 
 class GroupedProjections:
@@ -95,8 +103,9 @@ class GroupedProjections:
         part = self._parts.get(name)
         if part is None:
             return self._reader.shape(name)
-        whole, *rest = self._reader.shape(part.fused)
-        return whole // part.group * part.rows, *rest
+        whole = list(self._reader.shape(part.fused))
+        whole[part.axis] = whole[part.axis] // part.group * part.rows
+        return tuple(whole)
 
     def nbytes(self, name: str) -> int:
         part = self._parts.get(name)
@@ -119,13 +128,13 @@ class GroupedProjections:
         part = self._parts.get(name)
         if part is None:
             return self._reader.read(name, rows, columns, depth)
-        start, stop, _ = rows.indices(self.shape(name)[0])
+        asked, axis = [rows, columns, depth], part.axis
+        start, stop, _ = asked[axis].indices(self.shape(name)[axis])
         first, last = start // part.rows, -(-stop // part.rows)
-        groups = slice(first * part.group, last * part.group)
-        found = self._reader.read(part.fused, groups, columns, depth)
-        own = found.unflatten(0, (-1, part.group))[:, part.first : part.first + part.rows]
-        skipped = first * part.rows
-        return own.flatten(0, 1)[start - skipped : stop - skipped].contiguous()
+        asked[axis] = slice(first * part.group, last * part.group)
+        found = self._reader.read(part.fused, *asked).unflatten(axis, (-1, part.group))
+        own = found.narrow(axis + 1, part.first, part.rows).flatten(axis, axis + 1)
+        return own.narrow(axis, start - first * part.rows, stop - start).contiguous()
 
     def _find(self, name: str) -> str:
         part = self._parts.get(name)
@@ -137,10 +146,16 @@ def split_projections(
 ) -> Iterator[tuple[str, ProjectionRows]]:
     """(name of a projection, where it is); nothing of a tensor that is none, or of other heads."""
     layer, fused, suffix = name.partition(called.fused)
-    whole = (reader.shape(name) or (0,))[0]
-    if not fused or suffix not in (".weight", ".bias") or whole % (heads + 2 * kv_heads):
+    axis = AXES.get(suffix)
+    if not fused:
         return
-    head, queries = whole // (heads + 2 * kv_heads), heads // kv_heads
+    if suffix in SHARED:
+        for part in called.parts:
+            yield f"{layer}{part}{suffix}", ProjectionRows(name, group=1, first=0, rows=1)
+    shape = reader.shape(name)
+    if axis is None or len(shape) <= axis or shape[axis] % (heads + 2 * kv_heads):
+        return
+    head, queries = shape[axis] // (heads + 2 * kv_heads), heads // kv_heads
     counts = (queries, 1, 1)
     for place, (part, count) in enumerate(zip(called.parts, counts, strict=True)):
         rows = ProjectionRows(
@@ -148,5 +163,6 @@ def split_projections(
             group=(queries + 2) * head,
             first=sum(counts[:place]) * head,
             rows=count * head,
+            axis=axis,
         )
         yield f"{layer}{part}{suffix}", rows

@@ -36,9 +36,8 @@ compressed-tensors and fbgemm_fp8 store it; AWQ of 4 bits, GPTQ of 2, 4 and 8;
 ModelSlim's W8A8, W8A8_DYNAMIC, W8A16, W4A8_DYNAMIC) and from GGUF files. Weights of 4 bits stay
 4 bits in memory, as GGUF's blocks: exactly where zero points are 8 (symmetric), else with the
 minimum of a group in float16. `--quantization w8a8_int8` and `w8a16` make int8 of matrices that
-are floats or blocks. InternLM2's `wqkv` is taken apart where it is of floats; of AWQ and GPTQ
-files, which pack its columns, it is refused: quantize the floats instead. A tokenizer is read from
-tokenizer.json, tiktoken.model (Kimi-K2) or tokenizer.model (SentencePiece's BPE).
+are floats or blocks. InternLM2's `wqkv` is taken apart, of AWQ and GPTQ, too. A tokenizer is read
+from tokenizer.json, tiktoken.model (Kimi-K2) or tokenizer.model (SentencePiece's BPE).
 Rotary embedding may be plain, linear, dynamic, llama3, yarn
 or longrope.
 """
