@@ -48,13 +48,17 @@ class NextMasks:
     def take(
         self, matchers: Mapping[int, GrammarMatcher], rows: np.ndarray, words: int
     ) -> np.ndarray:
-        """[m, words] int32 of rows[m], of which these are the matchers."""
+        """[m, words] int32 of rows[m], of which these are the matchers. Of rows behind each other
+        these are the table's own, to be read before the next `begin`."""
         self.wait()
         self._grow(int(rows.max()) + 1, words)
         missing = rows[~self._current[rows]].tolist()
         if missing:
             self._fill([(matchers[row], row) for row in missing], self._table)
             self._current[missing] = True
+        first = int(rows[0])
+        if np.array_equal(rows, np.arange(first, first + len(rows))):
+            return self._table[first : first + len(rows)]
         return self._table[rows]
 
     def _grow(self, rows: int, words: int) -> None:

@@ -146,7 +146,9 @@ class GrammarLogitsProcessor:
         picked = entries.select(places, index)
         matchers = {row: self._rows[row].matcher for row in picked.host_rows.tolist()}
         masks = self._masks.take(matchers, picked.host_rows, mask_words(logits.shape[1]))
-        self._fill_behind_drafts(picked, masks)
+        if self._history.drafts:
+            masks = masks.copy()
+            self._fill_behind_drafts(picked, masks)
         self._ops.apply_token_bitmask(logits, index, upload(masks, logits.device))
 
     def _find_masked(self, logits: Tensor, entries: Entries, places: np.ndarray) -> np.ndarray:
