@@ -70,6 +70,8 @@ def main() -> int:
     parser.add_argument("--backend", choices=list(BACKENDS), default="llguidance")
     args = parser.parse_args()
     files = sorted(args.folder.glob("*.json"))
+    if not files:
+        parser.error(f"{args.folder} has no *.json; give the folder json/tests/draft2020-12")
     backend, total = BACKENDS[args.backend](), KeywordCount()
     print("| keyword | schemas | refused | valid producible | invalid producible |")
     print("|---|---|---|---|---|")
