@@ -259,7 +259,9 @@ VV_INLINE float half_to_float(uint16_t h) {
 }
 VV_INLINE F16 load_half(const uint16_t* p) { F16 r; VV_LANES(i) r.v[i] = half_to_float(p[i]); return r; }
 VV_INLINE F16 load_bf16(const uint16_t* p) {
-    F16 r; VV_LANES(i) { const uint32_t b = (uint32_t)p[i] << 16; std::memcpy(&r.v[i], &b, 4); } return r;
+    F16 r;
+    VV_LANES(i) { const uint32_t b = (uint32_t)p[i] << 16; float f; std::memcpy(&f, &b, 4); r.v[i] = f; }
+    return r;
 }
 #define VV_SPILLED_HELPERS 1
 #endif
