@@ -103,7 +103,7 @@ $(VENV)/.serve: pyproject.toml hatch_build.py requirements/serve.lock requiremen
 		$(wildcard vivace/platforms/cpu/kernels/*.*)
 	@echo "setting up $(VENV): torch, vivace and its kernels, the embedded model (some minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --no-deps -e . & kernels=$$!; \
+	$(PIP) --no-deps -e . & kernels=$$!; trap "kill $$kernels" INT TERM; \
 	$(PIP) $(TORCH_INDEX:%=--index-url %) '$(TORCH)' && $(LOCKED)/serve.lock && $(LOCKED)/model.lock; \
 	fetched=$$?; wait $$kernels && exit $$fetched
 	@touch $@

@@ -90,18 +90,25 @@ def test_a_death_is_named_on_both_nodes_and_streams_go_on(
     wait_for(second, "All ranks are ready", 60, ready + 1)
 
 
+@contextlib.contextmanager
+def stopped(process: int) -> Iterator[None]:
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
 def test_a_rank_or_node_process_that_is_stopped_is_named_within_seconds(
     pair: tuple[RunningServer, RunningServer],
 ) -> None:
     first, second = pair
     back = first.text().count("The engine is back")
     rank = find_rank(second)
-    os.kill(rank, signal.SIGSTOP)
-    wait_for(first, f"rank 1 (node 1, process {rank}) is stopped", 5)
-    os.kill(rank, signal.SIGCONT)
-    os.kill(second.process.pid, signal.SIGSTOP)
-    assert wait_for(first, "its process has said nothing for 4 s", 15) < 7
-    os.kill(second.process.pid, signal.SIGCONT)
+    with stopped(rank):
+        wait_for(first, f"rank 1 (node 1, process {rank}) is stopped", 5)
+    with stopped(second.process.pid):
+        assert wait_for(first, "its process has said nothing for 4 s", 15) < 7
     wait_for(first, "The engine is back", 60, back + 1)
 
 

@@ -164,6 +164,54 @@ def test_a_span_without_a_token_ends_nothing() -> None:
     assert again is not None and (again.rows, again.counts) == (plan.rows, [1])
 
 
+@pytest.mark.parametrize("forced", [2, 3, 8])
+def test_tokens_that_were_known_when_a_span_came_back_are_no_drafts(forced: int) -> None:
+    """A grammar forces tokens while the next step is in flight: it computes them instead."""
+    rig = rig_with(3, eos_rate=0.0)
+    rig.send(0, [1, 2], 60)
+    rig.step(2)
+    drawn = rig.answers[0].deltas
+    assert [len(delta.tokens) for delta in drawn] == [1]
+    first, second = rig.scheduler.plan(idle=True), rig.scheduler.plan(idle=False)
+    assert first is not None and second is not None and first.counts == second.counts == [4]
+    answer(rig, first, 1, [EOS + 1] * (1 + forced))
+    answer(rig, second, min(1 + forced, 4), [EOS] if forced <= 3 else [])
+    if forced > 3:
+        rest = rig.scheduler.plan(idle=True)
+        assert rest is not None and rest.counts == [forced - 3]
+        answer(rig, rest, forced - 3, [EOS])
+    ended = rig.scheduler.take_deltas()[-1]
+    assert ended.finish is not None
+    assert ended.drafts == (3 + max(0, 3 - forced), 0, 2)
+    state = rig.scheduler.state()
+    assert state.avg_spec_accept_rate == 0 and state.avg_spec_accept_length == 1
+
+
+def test_who_was_spoiled_gets_none_whatever_its_drafter_has() -> None:
+    rig = rig_with(3)
+    rig.send(0, [1, 2], 60)
+    rig.send(1, [1, 2], 60)
+    rig.step(2)
+    plan = rig.scheduler.plan(idle=True)
+    assert plan is not None and plan.counts == [4, 4]
+    result = StepResult(
+        number=plan.number,
+        advanced=[0, 1],
+        tokens=[[], [EOS + 1]],
+        bad={0: "NaN"},
+        ready_drafts=[3, 2],
+    )
+    rig.scheduler.commit(plan, result)
+    plan = rig.scheduler.plan(idle=True)
+    assert plan is not None and plan.counts == [1, 3]
+
+
+def answer(rig: Rig, plan: StepPlan, advanced: int, tokens: list[int]) -> None:
+    """Commit a step of one span."""
+    result = StepResult(number=plan.number, advanced=[advanced], tokens=[tokens])
+    rig.scheduler.commit(plan, result)
+
+
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("drafts", [0, 1, 3])

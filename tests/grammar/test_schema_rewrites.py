@@ -13,6 +13,7 @@ import pytest
 from grammar_kit import EOS, obeys, schema_matcher
 
 from vivace.grammar.backend import GrammarError
+from vivace.grammar.schema_references import with_pointers
 from vivace.protocol.constraints import JSON_SCHEMA
 
 FEW = {"$defs": {"few": {"type": ["string", "null", "number"], "enum": ["a", None, 1, 1.0, True]}}}
@@ -113,6 +114,40 @@ NAMED: list[dict[str, Any]] = [
         "items": {"anyOf": [NUMBER, {"$recursiveRef": "#"}]},
     },
 ]
+
+
+def test_a_reference_that_drafts_read_differently_is_refused_where_none_is_named() -> None:
+    """For draft 7 an `$id` beside a `$ref` is nothing."""
+    schema: dict[str, Any] = {
+        "$id": "http://e.org/base/",
+        "$defs": {"n": {"$id": "x.json", **NUMBER}, "s": {"$id": "/x.json", "type": "string"}},
+        "allOf": [{"$id": "http://e.org/", "$ref": "x.json"}],
+    }
+    with pytest.raises(GrammarError, match="refers"):
+        obeys(JSON_SCHEMA, schema, "1")
+    drafts = (
+        "http://json-schema.org/draft-07/schema#",
+        "https://json-schema.org/draft/2020-12/schema",
+    )
+    for draft, number in zip(drafts, (True, False), strict=True):
+        named = {"$schema": draft, **schema}
+        assert obeys(JSON_SCHEMA, named, "1") is number
+        assert obeys(JSON_SCHEMA, named, '"1"') is not number
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "http://[x#y"},
+        {"$id": "http://a/", "$ref": "http://[x"},
+        {"$ref": "#n", "$defs": {"x": {"$id": "http://[x", "$dynamicAnchor": "m"}}},
+        {"$dynamicRef": "http://[x#m", "$defs": {"x": {"$dynamicAnchor": "m"}}},
+    ],
+)
+def test_what_is_no_uri_is_refused(schema: dict[str, Any]) -> None:
+    assert with_pointers(schema) is not None
+    with pytest.raises(GrammarError):
+        obeys(JSON_SCHEMA, schema, "1")
 
 
 @pytest.mark.parametrize("schema", NAMED)

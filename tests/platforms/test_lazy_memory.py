@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from vivace.platforms.attention import AttentionLayer, LatentLayer
 from vivace.platforms.cpu.native_attention import PartialResults
 from vivace.platforms.cpu.native_latent import LatentPartials
 from vivace.platforms.memory import LazyMemory, zeroed_memory
+from vivace.platforms.rendezvous import RankMemory
+from vivace.system_calls import open_memory
 
 MIB = 1 << 20
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
@@ -77,3 +81,13 @@ def test_what_threads_share_of_attention_costs_nothing_before_it_is_used() -> No
     heads, latents = PartialResults([layer], 16, 1 << 17), LatentPartials([latent], 16, 1 << 17)
     assert resident_bytes() - before < 32 * MIB
     assert min(heads.words[2], latents.words[2]) > 0, "rows are shared"
+
+
+def test_ranks_do_not_begin_with_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a folder in memory: who touched what it has no room for would be killed."""
+    memory = RankMemory(open_memory("ranks"))
+    small = SimpleNamespace(f_blocks=16, f_bavail=16, f_frsize=4096)
+    monkeypatch.setattr(os, "fstatvfs", lambda _: small)
+    assert len(memory.take(1 << 16)) == 1 << 16
+    with pytest.raises(CannotStart, match="shm"):
+        memory.take((1 << 16) + 1)

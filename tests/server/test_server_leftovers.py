@@ -62,6 +62,7 @@ def garbage() -> Iterator[list[Any]]:
     yield gc.garbage
     gc.set_debug(0)
     gc.garbage.clear()
+    gc.unfreeze()
     gc.enable()
 
 

@@ -151,26 +151,29 @@ class ResultProcessor:
             self._table.take_back(step.decodes, planned, advanced)
         if self._table.pages.drafts:
             self._stats.drafts.record(step.decodes, planned, advanced, came)
-            self._learn_of_drafts(step.decodes, planned, advanced)
+            self._learn_of_drafts(step, advanced, tokens)
         moments = [sequence.last_token_time for sequence in step.decodes]
         running, deltas = State.RUNNING, self._outputs.deltas
         others = dict[int, int]()  # whose tokens are not all booked here -> how many of them are
         spans = zip(range(len(tokens)), step.decodes, planned, advanced, tokens, strict=True)
         for place, sequence, plan, count, ids in spans:
-            sequence.computed_len += count
+            computed = sequence.computed_len = sequence.computed_len + count
             if plan > count and not apart:
                 sequence.scheduled_len -= plan - count
             if sequence.state is not running:
                 others[place] = 0
                 continue
-            if count != len(ids) or not count or not sequence.steady:
+            known = sequence.tokens
+            length = len(known) + count
+            ahead = length - computed - 1  # of the span's tokens that were known already
+            if ahead or count != len(ids) or not (count and sequence.steady):
                 others[place] = 0
+                if count and self._table.pages.drafts:
+                    self._stats.drafts.correct(sequence, plan, ahead, drew=bool(ids))
                 self._process_span(sequence, result, first + place, drawn, now)
                 continue
             sequence.last_token_time = now
             try:
-                known = sequence.tokens
-                length = len(known) + count
                 ends = sequence.ending_ids
                 if length >= sequence.max_len or (ends and not ends.isdisjoint(ids)):
                     others[place] = self._accept(sequence, ids, result, first + place)
@@ -186,14 +189,15 @@ class ResultProcessor:
         drawn.add_each(moments, advanced, came, now)
 
     def _learn_of_drafts(
-        self, decodes: list[Sequence], planned: list[int], advanced: list[int]
+        self, step: InFlightStep, advanced: list[int], tokens: list[list[int]]
     ) -> None:
-        """How many drafts of each were right, for its next ones and its client."""
-        clients, levels = self._table.clients, self._draft_levels
+        """How many drafts of each were right, where none of its tokens were known already."""
+        clients, levels, decodes = self._table.clients, self._draft_levels, step.decodes
         self._judged += 1
         if self._judged % _LEARNED_STEPS == 0 or len(decodes) < _FEW_SEQUENCES:
-            for sequence, count, done in zip(decodes, planned, advanced, strict=True):
-                if count > 1 and done:
+            spans = zip(decodes, step.decode_counts, advanced, tokens, strict=True)
+            for sequence, count, done, ids in spans:
+                if count > 1 and 0 < done <= len(ids):
                     sequence.draft_level = levels[sequence.draft_level][count - 1][done - 1]
                     sequence.drafted_len = len(sequence.tokens)
         if clients.several:

@@ -81,7 +81,7 @@ class StepTokens:
     total: int = 0
     first: int = 0
     """of requests that metrics count, those that had no token before them"""
-    gaps: dict[float, int] = field(default_factory=dict[float, int])
+    gaps: Counter[float] = field(default_factory=Counter[float])
     """seconds since the token before -> how many of the others"""
 
     @property
@@ -97,7 +97,7 @@ class StepTokens:
         if before is None:
             self.first += tokens
         else:
-            self._add_gap((now - before) / tokens, tokens)
+            self.gaps[(now - before) / tokens] += tokens
 
     def add_each(
         self, moments: list[float], tokens: list[int], came: dict[int, int], now: float
@@ -111,10 +111,7 @@ class StepTokens:
         for (before, count), each in groups.items():
             if count:
                 self.total += count * each
-                self._add_gap((now - before) / count, each * count)
-
-    def _add_gap(self, seconds: float, tokens: int) -> None:
-        self.gaps[seconds] = self.gaps.get(seconds, 0) + tokens
+                self.gaps[(now - before) / count] += each * count
 
 
 class Stats:

@@ -144,7 +144,6 @@ class RequestState:
             return False
         text = self._detokenizer.push(tokens)
         ledger += tokens
-        self._drafts = delta.drafts or self._drafts
         if not offer(text, tokens, len(ledger)):
             self.sink.push(self._output(text, tokens))
         return True

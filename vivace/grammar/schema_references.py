@@ -3,6 +3,7 @@ follow, the library among them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -51,12 +52,15 @@ class _NamedParts:
     def __init__(self, schema: Any) -> None:
         self._schema = schema
         self._parts: Sequence[Part] = list(subschemas(schema))  # the outer ones first
+        self._written: dict[int | str, str] = {}
+        """parts of pointers as they are written"""
         self._bases: dict[Path, str] = {(): ""}
         self._roots: dict[str, Path] = {"": ()}
         self._anchors: dict[tuple[str, str], Path] = {}
-        draft = str(schema.get("$schema")) if isinstance(schema, dict) else ""
+        draft = str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
+        self._undated = not draft
         self._alone = any(name in draft for name in REF_ALONE)
-        self._dynamic: list[str] = []
+        self._dynamic = Counter[str]()
         """names of anchors that `$dynamicRef` looks for from the outside"""
         for path, one in self._parts:
             self._note(path, one)
@@ -66,16 +70,16 @@ class _NamedParts:
         names = [one[key] for key in ANCHORS if isinstance(one.get(key), str)]
         if isinstance(identity, str) and identity.startswith("#"):  # as drafts 6 and 7 have it
             names.append(identity[1:])
-        elif isinstance(identity, str):
-            base = urldefrag(urljoin(self._base(path), identity)).url
-            self._bases[path] = base
-            self._roots.setdefault(base, path)
+        elif isinstance(identity, str) and (named := _absolute(self._base(path), identity)):
+            self._bases[path] = named[0]
+            self._roots.setdefault(named[0], path)
+        base = self._bases[path] = self._base(path)
         if isinstance(one.get("$dynamicAnchor"), str):
-            self._dynamic.append(one["$dynamicAnchor"])
+            self._dynamic[one["$dynamicAnchor"]] += 1
         if one.get("$recursiveAnchor") is True:
-            self._dynamic.append("")
+            self._dynamic[""] += 1
         for name in names:
-            self._anchors.setdefault((self._base(path), name), path)
+            self._anchors.setdefault((base, name), path)
 
     def _base(self, path: Path) -> str:
         """The `$id` that a schema is below."""
@@ -89,29 +93,51 @@ class _NamedParts:
                 if not isinstance(ref, str) or (key != "$ref" and "$ref" in one):
                     continue
                 target = self._find(self._base(path), ref)
-                if key != "$ref" and self._dynamic.count(urldefrag(ref).fragment) > 1:
+                if (
+                    self._undated
+                    and "$id" in one
+                    and self._find_beside(path, ref) not in (None, target)
+                ):
+                    continue  # who wrote it has to say of which draft it is
+                if key != "$ref" and self._dynamic[ref.partition("#")[2]] > 1:
                     continue
                 if target is not None:
                     del one[key]
-                    one["$ref"] = _as_pointer(target)
+                    one["$ref"] = self._as_pointer(target)
         for path, one in self._parts:
             for key in (*ANCHORS, "$recursiveAnchor", *(["$id"] if path else [])):
                 one.pop(key, None)
 
+    def _find_beside(self, path: Path, ref: str) -> Path | None:
+        """Where a reference leads in drafts 6 and 7, for which an `$id` beside it is nothing."""
+        return self._find(self._base(path[:-1]) if path else "", ref)
+
     def _find(self, base: str, ref: str) -> Path | None:
         """Where the schema stands that a reference is to, below the `$id` that it stands below."""
-        uri, fragment = urldefrag(ref)
-        start = self._roots.get(urldefrag(urljoin(base, uri)).url if uri else base)
-        if start is None:
+        named = _absolute(base, ref)
+        if named is None or (start := self._roots.get(named[0])) is None:
             return None
+        fragment = named[1]
         if not fragment:
             return start
         if not fragment.startswith("/"):
             return self._anchors.get((self._base(start), unquote(fragment)))
-        found = pointed(self._schema, _as_pointer(start) + fragment)
+        found = pointed(self._schema, self._as_pointer(start) + fragment)
         return found and found[0]
 
+    def _as_pointer(self, path: Path) -> str:
+        written = self._written
+        for part in path:
+            if part not in written:
+                plain = str(part).replace("~", "~0").replace("/", "~1")
+                written[part] = "/" + quote(plain, safe=IN_POINTERS)
+        return "#" + "".join([written[part] for part in path])
 
-def _as_pointer(path: Path) -> str:
-    parts = (str(part).replace("~", "~0").replace("/", "~1") for part in path)
-    return "#" + "".join("/" + quote(part, safe=IN_POINTERS) for part in parts)
+
+def _absolute(base: str, ref: str) -> tuple[str, str] | None:
+    """A URI without its fragment, and that; None: it is none."""
+    try:
+        uri, fragment = urldefrag(ref)
+        return urldefrag(urljoin(base, uri)).url if uri else base, fragment
+    except ValueError:
+        return None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from vivace.errors import RankLost, one_line_over_file_limit
+from vivace.errors import CannotStart, RankLost, one_line_over_file_limit
 
 
 class RankMemory:
@@ -29,7 +29,19 @@ class RankMemory:
         # Others do the same, at other times: this makes the file longer, and never cuts it.
         with one_line_over_file_limit("what ranks exchange", self._length):
             os.posix_fallocate(self._descriptor, self._length - 1, 1)
+        self._check_room(length)
         return mmap.mmap(self._descriptor, length, offset=start)
+
+    def _check_room(self, nbytes: int) -> None:
+        """A file of /dev/shm may be longer than that is large; who touches the rest is killed."""
+        disk = os.fstatvfs(self._descriptor)
+        free = disk.f_bavail * disk.f_frsize
+        if disk.f_blocks and free < nbytes:  # memory without a folder has no blocks
+            raise CannotStart(
+                f"ranks exchange through {nbytes >> 20} MB of memory, and /dev/shm has "
+                f"{free >> 20} MB free: make it larger (docker run --shm-size 1g), or allow "
+                "memfd_create"
+            )
 
     def skip(self, nbytes: int) -> None:
         """Leave the next region to others."""

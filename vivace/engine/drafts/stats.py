@@ -76,6 +76,20 @@ class DraftStats:
             for sequence, count in zip(decodes, planned, strict=True):
                 sequence.num_drafts += count - 1
 
+    def correct(self, sequence: Sequence, plan: int, ahead: int, *, drew: bool) -> None:
+        """What `record` has of a span, of whose tokens behind the first so many were known: they
+        are no drafts. One that only computed such tokens verified nothing."""
+        known = min(ahead, plan - 1)
+        if drew and not known:
+            return
+        sequence.num_drafts -= known
+        self._accepted -= known
+        self._spans[plan] -= 1
+        if drew:
+            self._spans[plan - known] += 1
+        else:
+            sequence.num_draws -= 1
+
     def _settle(self) -> None:
         """Tell sequences what they had in common since the last time."""
         if self._draws:
