@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from grammar_kit import VOCABULARY, spell, walk_randomly
 
 from vivace.config.time_slices import be_less_urgent
+from vivace.config.trial_process import frame, receive
 from vivace.grammar.backend import GrammarError, JsonFormat
-from vivace.grammar.limited_process import TrialLimits
+from vivace.grammar.limited_child import serve
+from vivace.grammar.limited_process import CompilerFailure, TrialLimits, encode, read_answer
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.source import GrammarDialect, translate
-from vivace.grammar.translator import TranslatorProcess
+from vivace.grammar.translator import TranslatedGrammar, TranslatorProcess
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
 DIALECT = GrammarDialect(JsonFormat(compact=True), VOCABULARY.special_texts)
@@ -84,6 +88,25 @@ def test_a_process_that_somebody_kills_is_replaced(translator: TranslatorProcess
         second = thread.submit(ask).result()
         assert os.getpriority(os.PRIO_PROCESS, second) == own
     assert not Path(f"/proc/{second}").exists(), "each thread's ends with it"
+
+
+def test_an_error_of_ours_ends_no_process_and_blames_nobody() -> None:
+    def answer(constraint: Constraint) -> TranslatedGrammar:
+        if constraint.kind == REGEX:
+            raise IndexError(constraint.text)
+        return TranslatedGrammar(grammars=[constraint.text])
+
+    ours, theirs = socket.socketpair()
+    with ours, ThreadPoolExecutor(1) as thread:
+        serving = thread.submit(serve, theirs, answer, TrialLimits(cpu_seconds=1000.0))
+        ours.sendall(frame(encode(Constraint(kind=REGEX, text="a"))))
+        with pytest.raises(CompilerFailure, match="Traceback"):
+            read_answer(receive(ours))
+        ours.sendall(frame(encode(Constraint(kind=EBNF, text="b"))))
+        found = msgspec.msgpack.decode(read_answer(receive(ours)), type=TranslatedGrammar)
+        assert found.grammars == ["b"]
+        ours.shutdown(socket.SHUT_RDWR)
+        serving.result()
 
 
 def test_a_backend_obeys_what_the_process_made(translator: TranslatorProcess) -> None:

@@ -168,7 +168,8 @@ class GrammarGate:
             self._refuse(str(error), status=503)
         elif error is not None:
             log.error("a %s cannot be compiled", self._constraint.kind, exc_info=error)
-            self._refuse(f"cannot be compiled ({type(error).__name__})", status=500)
+            reason = f"cannot be compiled: internal error of the compiler ({type(error).__name__})"
+            self._refuse(f"{reason}; its traceback is in the log", status=500)
 
     def _refuse(self, reason: str, status: int = 400) -> None:
         field = self._constraint.field or self._constraint.kind

@@ -6,6 +6,7 @@ import contextlib
 import resource
 import socket
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import msgspec
 
 from vivace.config.time_slices import be_less_urgent, yield_often
 from vivace.config.trial_process import frame, limit_memory, open_parent, processor_time, receive
-from vivace.grammar.limited_process import TrialLimits, encode
+from vivace.grammar.limited_process import TrialAnswer, TrialLimits, encode
 from vivace.grammar.limits import STACK
 from vivace.protocol.constraints import Constraint
 
+MAX_TRACEBACK = 8000
+"""characters, the last ones: the error itself may quote a constraint"""
 Answer = Callable[[Constraint], msgspec.Struct]
 
 
@@ -41,6 +44,16 @@ def serve(sock: socket.socket, answer: Answer, limits: TrialLimits) -> None:
         while True:
             constraint = msgspec.msgpack.decode(receive(sock), type=Constraint)
             with processor_time(limits.cpu_seconds), yield_often():
-                message = encode(answer(constraint))
+                message = encode(answered(answer, constraint))
             sock.sendall(frame(message))
             be_less_urgent()  # what is only loaded for the first answer is part of the start
+
+
+def answered(answer: Answer, constraint: Constraint) -> TrialAnswer:
+    """With what went wrong, where that is an error of this program."""
+    try:
+        return TrialAnswer(answer=msgspec.Raw(encode(answer(constraint))))
+    except MemoryError:
+        raise  # nobody knows what it has left undone: the process ends
+    except Exception:
+        return TrialAnswer(failure=traceback.format_exc()[-MAX_TRACEBACK:])

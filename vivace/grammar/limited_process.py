@@ -41,6 +41,19 @@ class TrialLimits(msgspec.Struct, frozen=True, kw_only=True):
     """bytes beyond what the idle process has mapped"""
 
 
+class TrialAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What such a process sends."""
+
+    answer: msgspec.Raw = msgspec.Raw()
+    failure: str = ""
+    """the traceback of an error that it has not foreseen"""
+
+
+class CompilerFailure(Exception):
+    """An internal error of the compiler, with its traceback in the other process: whoever sent the
+    constraint is not to blame."""
+
+
 class LimitedProcess:
     """It starts with the first message. Each thread that calls has one of its own, which ends with
     the thread."""
@@ -66,13 +79,14 @@ class LimitedProcess:
         """None where nothing was asked yet."""
         return self._link and self._link.pid
 
-    def ask(self, message: bytes) -> bytearray:
-        """The answer. Raises GrammarError; GrammarUnavailable where the machine is to blame."""
+    def ask(self, message: bytes) -> msgspec.Raw:
+        """The answer. Raises GrammarError; GrammarUnavailable where the machine is to blame;
+        CompilerFailure."""
         for _ in range(ATTEMPTS):
             try:
                 if self._link is None:
                     self._link = self._starter.submit(self._start).result()
-                return self._link.exchange(message)
+                return read_answer(self._link.exchange(message))
             except (OSError, EOFError, subprocess.SubprocessError) as error:
                 self._judge(error)
         raise GrammarError("ends the process that compiles it; make it simpler")
@@ -97,6 +111,14 @@ class LimitedProcess:
         if code in (-signal.SIGABRT, -signal.SIGSEGV):
             limit = f"{self._limits.memory >> 20} MiB"
             raise GrammarError(f"takes more than {limit} to compile; make it simpler")
+
+
+def read_answer(message: bytearray) -> msgspec.Raw:
+    """Raises CompilerFailure."""
+    found = msgspec.msgpack.decode(message, type=TrialAnswer)
+    if found.failure:
+        raise CompilerFailure(found.failure)
+    return found.answer
 
 
 class ProcessLink:
