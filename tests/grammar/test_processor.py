@@ -14,6 +14,7 @@ from grammar_kit import BACKEND, SIZE
 
 from vivace.grammar.backend import PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
+from vivace.grammar.joint_matcher import STUCK
 from vivace.grammar.processor import GrammarLogitsProcessor
 from vivace.grammar.replay import SLICE
 from vivace.grammar.standing import MOST_MATCHERS, MOST_TOKENS, StandingMatchers
@@ -166,3 +167,30 @@ def test_a_row_that_leaves_lets_go() -> None:
     assert len(WatchedMatcher.living) == before + 2, "that of the row, and the one that it copied"
     processors.update(StepPlan(number=2, leaves=[0]))
     assert len(WatchedMatcher.living) == before + 1
+
+
+class FailedMatcher(WatchedMatcher):
+    def __init__(self, error: str) -> None:
+        super().__init__()
+        self.error = error
+
+    def copy(self) -> FailedMatcher:
+        return FailedMatcher(self.error)
+
+
+@pytest.mark.parametrize(("error", "times"), [(STUCK, 1), ("too many items", 2)])
+def test_a_grammar_is_compiled_anew_where_it_is_to_blame(error: str, times: int) -> None:
+    compiled: list[Constraint] = []
+
+    def compile_constraint(constraint: Constraint) -> FailedMatcher:
+        compiled.append(constraint)
+        return FailedMatcher(error)
+
+    backend: Any = SimpleNamespace(compile=compile_constraint)
+    compiler = GrammarCompiler(lambda: backend)
+    constraint = Constraint(kind=REGEX, text="a")
+    processor = build(compiler)
+    processor.joined(0, join([1], SamplingParams(constraint=constraint)))
+    assert error in processor.why_stuck(0)
+    compiler.matcher(constraint)
+    assert len(compiled) == times

@@ -65,7 +65,7 @@ class GrammarMatcher(Protocol):
 
     @property
     def error(self) -> str:
-        """Why it cannot go on: it took more than a limit. Empty: it can."""
+        """Why it cannot go on: it took more than a limit, or is `STUCK`. Empty: it can."""
         ...
 
     def fill(self, mask: np.ndarray) -> None:

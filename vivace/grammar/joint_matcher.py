@@ -13,6 +13,11 @@ from vivace.grammar.backend import GrammarMatcher
 STUCK = "the input of a custom tool has in it what ends its call, but its grammar demands more"
 
 
+def first_error(matchers: Sequence[GrammarMatcher]) -> str:
+    """Empty: none has taken more than a limit."""
+    return next(filter(None, (one.error for one in matchers)), "")
+
+
 def joint_matcher(matchers: Sequence[GrammarMatcher]) -> GrammarMatcher:
     """Of one, that."""
     return matchers[0] if len(matchers) == 1 else JointMatcher(matchers)
@@ -31,7 +36,7 @@ class JointMatcher:
 
     @property
     def error(self) -> str:
-        return next(filter(None, (one.error for one in self.matchers)), STUCK * self.stuck)
+        return first_error(self.matchers) or STUCK * self.stuck
 
     def fill(self, mask: np.ndarray) -> None:
         first, *others = self.matchers
@@ -57,4 +62,4 @@ class JointMatcher:
         return len(tokens)
 
     def copy(self) -> JointMatcher:
-        return JointMatcher([one.copy() for one in self.matchers])
+        return JointMatcher([one.copy() for one in self.matchers], self.stuck)

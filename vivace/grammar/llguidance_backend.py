@@ -17,7 +17,7 @@ from vivace.grammar.backend import (
     PlacedMatcher,
     TokenVocabulary,
 )
-from vivace.grammar.joint_matcher import joint_matcher
+from vivace.grammar.joint_matcher import first_error, joint_matcher
 from vivace.grammar.masks import mask_words
 from vivace.grammar.source import GrammarDialect, explain, translate
 from vivace.protocol.constraints import EBNF, Constraint
@@ -101,15 +101,14 @@ class LLGuidanceBackend:
     def build(self, constraint: Constraint, grammars: Sequence[str]) -> GrammarMatcher:
         """Of the constraint's translation. Raises GrammarError."""
         mask = np.zeros(mask_words(len(self._vocabulary.tokens)), np.int32)
-        matcher = joint_matcher(
-            [
-                LLGuidanceMatcher(self._match(grammar, constraint.kind), self._eos_ids)
-                for grammar in grammars
-            ]
-        )
+        matchers = [
+            LLGuidanceMatcher(self._match(grammar, constraint.kind), self._eos_ids)
+            for grammar in grammars
+        ]
+        matcher = joint_matcher(matchers)
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
-        if matcher.error:
-            raise GrammarError(explain(constraint, matcher.error))
+        if error := first_error(matchers):
+            raise GrammarError(explain(constraint, error))
         if not mask.any():
             raise GrammarError("nothing can ever obey it")
         return matcher

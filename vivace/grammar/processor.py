@@ -13,6 +13,7 @@ from torch import Tensor
 from vivace.errors import StepRefused
 from vivace.grammar.backend import GrammarError, GrammarMatcher, PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
+from vivace.grammar.joint_matcher import STUCK
 from vivace.grammar.masks import mask_words
 from vivace.grammar.next_masks import NextMasks
 from vivace.grammar.replay import SLICE, replay
@@ -191,7 +192,8 @@ class GrammarLogitsProcessor:
         if not error:
             return ""
         constraint = state.constraint
-        self._compiler.forget(constraint)
+        if error != STUCK:  # of that the answer is to blame
+            self._compiler.forget(constraint)
         reason = " ".join(error.split())[:MAX_REASON]
         told = f"cannot be obeyed any further ({reason}); make it simpler"
         return f"{constraint.field or constraint.kind}: {told}"
