@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from vivace.frontend.errors import BadRequest
 from vivace.grammar.backend import GrammarError, JsonFormat
-from vivace.grammar.flat_grammars import flat_terminals
+from vivace.grammar.flat_grammars import NO_FORCING, flat_terminals
 from vivace.grammar.joint_matcher import STUCK
+from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.masks import mask_words
 from vivace.grammar.quoted_regex import quote_regex
 from vivace.grammar.thinking import ThinkingBackend
+from vivace.grammar.tool_tags import regex
 from vivace.parsers.events import CallInput, CallStart
 from vivace.parsers.inputs import InputReader
 from vivace.parsers.parser import AnswerParser, ParseOptions, answer_format
@@ -198,10 +200,58 @@ def test_grammars_without_recursion_are_one_terminal() -> None:
         'start: "a"\nstart: "b"',
         "start: /" + 4096 * "a" + "/",
         "start: ~~~",
+        'start: "a" %llguidance {}',
+        'start: "a" & /b/',
     ],
 )
 def test_other_grammars_are_not(text: str) -> None:
     assert flat_terminals(text, "T") is None
+
+
+def test_empty_rules_are_terminals_too() -> None:
+    grammar = 'start: "a" e\ne:\n'
+    lines = flat_terminals(NO_FORCING + grammar, "T")
+    assert lines is not None
+    assert obeys(EBNF, "\n".join(["start: T0", *lines]), "a") and obeys(EBNF, grammar, "a")
+
+
+@pytest.mark.parametrize("name", FENCED)
+def test_grammars_are_refused_in_words_about_what_was_sent(name: str) -> None:
+    text = 'start: b%llguidance {"a":1}\n | "c"\nb: "b"\n'
+    constraint = syntax(name, "required", [custom_tool("page", "lark", text)])[0].constraint
+    assert constraint is not None
+    with pytest.raises(GrammarError) as caught:
+        BACKEND.compile(constraint)
+    told = str(caught.value)
+    assert told.startswith("tools[0]") and "line 1, column 9" in told
+
+
+@pytest.mark.parametrize("kind", ["regex", "lark"])
+def test_empty_definitions_are_refused(kind: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        syntax("qwen3_coder", "required", [custom_tool("page", kind, "")])
+    assert caught.value.field.endswith("format.grammar.definition")
+
+
+def joint(*patterns: str) -> LLGuidanceBackend:
+    """That obeys all of these, whatever is asked."""
+    from llguidance import LLMatcher
+
+    class Joined:
+        def translate(self, constraint: Constraint) -> list[str]:
+            return [LLMatcher.grammar_from_regex(pattern) for pattern in patterns]
+
+    return LLGuidanceBackend(VOCABULARY, JsonFormat(), translator=lambda _: Joined())
+
+
+def test_an_answer_is_stuck_and_a_constraint_cannot_be_obeyed() -> None:
+    asked = Constraint(kind=REGEX, text="a")
+    with pytest.raises(GrammarError, match="nothing"):
+        joint("a", "b").compile(asked)
+    matcher = joint("ab", "ac").compile(asked)
+    assert matcher.accept(encode("a")) == 1 and not matcher.error
+    matcher.fill(np.zeros(mask_words(len(VOCABULARY.tokens)), np.int32))
+    assert matcher.error == matcher.copy().error == STUCK
 
 
 def test_calls_of_custom_tools_need_to_be_found() -> None:
@@ -281,6 +331,18 @@ def allows(pattern: str, text: str) -> bool:
 def test_expressions_that_cannot_be_written_in_strings(pattern: str) -> None:
     with pytest.raises(GrammarError, match=re.escape("JSON")):
         quote_regex(pattern)
+
+
+@pytest.mark.parametrize("quoted", [True, False])
+def test_a_backslash_escapes_something(quoted: bool) -> None:
+    with pytest.raises(GrammarError, match=r"tools\[0\].*backslash"):
+        compiled(STRUCTURAL_TAG, {"format": regex("a\\", "tools[0]", quoted=quoted)})
+    with pytest.raises(GrammarError, match="backslash"):
+        compiled(REGEX, "\\")
+
+
+def test_comments_stay_for_the_library_to_refuse() -> None:
+    assert quote_regex('a(?#"c)b') == 'a(?#"c)b'
 
 
 SIGNS = st.sampled_from([*"\\[](){}?*+|^$.-&~pPxusdDWSA<>:=!i0a", "\\p{L}", "(?i", "[[:alpha:]]"])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivace.grammar.backend import GrammarError
-from vivace.grammar.endless_rules import has_no_finite_text
+from vivace.grammar.endless_rules import check_ends, has_no_finite_text
 from vivace.protocol.constraints import EBNF
 
 ENDLESS = [
@@ -38,6 +38,29 @@ def test_what_never_ends_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("text", "answer"), FINITE)
 def test_what_may_end_is_obeyed(text: str, answer: str) -> None:
     assert obeys(EBNF, text, answer)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'a: "x" -> b\nstart: @grammar_0 a',
+        'start.2: @tags "a"',
+        "start: /a\n/ @grammar_0 /b/",
+        'start: %json {"a": "/"} @grammar_0 /b/',
+    ],
+)
+def test_references_to_other_grammars_are_found_everywhere(text: str) -> None:
+    with pytest.raises(GrammarError, match="refers"):
+        check_ends(text)
+
+
+def test_what_only_looks_like_a_reference_is_none() -> None:
+    check_ends('start: "@a" /[@b]/ <@c> %json {"const": "@d"} // @e\n# @f')
+
+
+def test_rules_with_aliases_are_read() -> None:
+    assert has_no_finite_text('start: a "x" -> one\na: "(" start ")" -> two')
+    assert not has_no_finite_text('start: a "x" -> start\na: "b" | start -> a')
 
 
 def test_a_long_chain_takes_no_time() -> None:

@@ -19,12 +19,19 @@ LARK_TOKEN = re.compile(
     |(?P<skipped>%(?:ignore|import|declare|override|extend)\b[^\n]*)
     |(?P<options>%llguidance\s*)
     |(?P<value>%(?:json|regex)\s*)
-    |(?P<text>"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[imslux]*|<[^>\n]*>|@[\w-]+)
+    |(?P<text>"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\]|\\.)+/[imslux]*|<[^>\n]*>|@[\w-]+)
+    |(?P<alias>->[ \t]*[?!]?[A-Za-z_][\w-]*)
     |(?P<name>[?!]?[A-Za-z_][\w-]*)
     |(?P<repeat>[*+?]|\{[\d\s,]*\}|~\s*\d+(?:\s*\.\.\s*\d+)?)
     |(?P<mark>->|\.\.|[()\[\]|:,=.&~-]|\d+)""",
     re.VERBOSE,
 )
+_TO_LOOK_BEHIND = re.compile(
+    r"""(?://|\#)[^\n]*|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\]|\\.)+/|<[^<>\s]+>
+    |(?P<value>%(?:json|regex|llguidance)\s*)|(?P<reference>@[\w-]+)""",
+    re.VERBOSE,
+)
+"""what may have an @ in it that refers to nothing; and what does"""
 _NOTHING_NEEDED = re.compile(r"[*?]|\{\s*(?:0\s*)?(?:,.*)?\}|~\s*0.*")
 """repeats that may be none; of `{0,3}`, `{,3}`, not of `{3,}`"""
 _HEAD = re.compile(r"^[?!]?([a-z_][\w-]*)(?:\[[^\]\n]*\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
@@ -51,6 +58,10 @@ class ChoiceOfItems:
 def check_ends(lark: str) -> None:
     """Raises GrammarError for a grammar without a finite text, and for one that refers to others:
     there are none but those that this program has made."""
+    if reference := _find_reference(lark):
+        raise GrammarError(
+            f"{reference:.60} refers to another grammar, and there is none; write its rules here"
+        )
     if has_no_finite_text(lark):
         raise GrammarError(
             "never ends: every text of its first rule has another one in it; give a rule on the "
@@ -64,6 +75,21 @@ def has_no_finite_text(lark: str) -> bool:
         return START in _EndSearch(_read_rules(lark)).without_end()
     except (UnreadGrammar, RecursionError):
         return False
+
+
+def _find_reference(lark: str) -> str:
+    """To another grammar, wherever it stands, in rules that are not read otherwise, too."""
+    place = 0
+    while found := _TO_LOOK_BEHIND.search(lark, place):
+        place = found.end()
+        if found["reference"]:
+            return found["reference"]
+        if found["value"]:
+            try:
+                place = _skip_value(lark, place)
+            except UnreadGrammar:
+                break  # the library refuses it
+    return ""
 
 
 class _EndSearch:
@@ -118,10 +144,6 @@ def _read_choice(lark: str, place: int, end: int) -> ChoiceOfItems:
     for kind, text in _tokens(lark, place, end):
         choice, closing = open_groups[-1]
         sequence = choice.sequences[-1]
-        if text.startswith("@"):
-            raise GrammarError(
-                f"{text:.60} refers to another grammar, and there is none; write its rules here"
-            )
         if kind == "name" and text[0].islower():
             sequence.append(text)
         elif kind == "repeat" and sequence and _NOTHING_NEEDED.fullmatch(text):
@@ -152,12 +174,17 @@ def _tokens(lark: str, place: int, end: int) -> Iterator[tuple[str, str]]:
             raise UnreadGrammar
         place = found.end()
         if found.lastgroup in ("options", "value"):
-            try:
-                _, place = json.JSONDecoder().raw_decode(lark, place)
-            except ValueError:
-                raise UnreadGrammar from None
+            place = _skip_value(lark, place)
         rest = lark[place : place + 1]
         if found.lastgroup == "name" and found[0].isupper() and rest == ":":
             return  # expressions follow
-        if found.lastgroup not in ("space", "line", "skipped", "options"):
+        if found.lastgroup not in ("space", "line", "skipped", "options", "alias"):
             yield found.lastgroup, found[0]
+
+
+def _skip_value(lark: str, place: int) -> int:
+    """Behind the JSON that begins there."""
+    try:
+        return json.JSONDecoder().raw_decode(lark, place)[1]
+    except (ValueError, RecursionError):
+        raise UnreadGrammar from None

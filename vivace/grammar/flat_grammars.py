@@ -14,21 +14,24 @@ from itertools import pairwise
 
 from vivace.grammar.endless_rules import LARK_TOKEN, START, UnreadGrammar
 
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
+"""The library looks ahead as far as text is forced, which never ends behind `/a+/ "a"`: what is
+repeated takes every a, so that one must follow for ever. For grammars and expressions in them."""
 MOST_CHARACTERS = 4096
 """of a grammar: as an expression a large one may have more states than are followed"""
 _IMPORT = re.compile(r"%import\s+common\.(\w+)(?:\s*->\s*(\w+))?\s*$")
-_ALIAS = "->"
+EMPTY = '""'
 LarkToken = tuple[str, str]
 """kind and text"""
 
 
 def flat_terminals(lark: str, prefix: str) -> list[str] | None:
     """Definitions of terminals, the whole grammar's first, whose name is `prefix` and 0; None where
-    it has in it what expressions have not, or is large."""
+    it has in it what expressions have not, is large, or is no grammar: the library says why."""
     if len(lark) > MOST_CHARACTERS:
         return None
     try:
-        rules = _read_rules(lark)
+        rules = _read_rules(lark.removeprefix(NO_FORCING))  # options of others are not read
         uses = {name: _names(body) for name, body in rules.items()}
         TopologicalSorter(uses).prepare()
     except (UnreadGrammar, CycleError):
@@ -40,21 +43,21 @@ def flat_terminals(lark: str, prefix: str) -> list[str] | None:
         for number, name in enumerate([START, *(one for one in rules if one != START)])
     }
     lines = [_definition(name, rules[name], known) for name in known]
-    return lines if _is_read(lines, known[START]) else None
+    flat = "\n".join([f"start: {known[START]}", *lines])
+    return lines if _is_read(lark) and _is_read(flat) else None
 
 
-def _is_read(lines: list[str], whole: str) -> bool:
+def _is_read(lark: str) -> bool:
     from llguidance import LLMatcher
 
-    lark = LLMatcher.grammar_from_lark("\n".join([f"start: {whole}", *lines]))
-    return not LLMatcher.validate_grammar(lark, None)
+    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(lark), None)
 
 
 def _definition(name: str, body: list[LarkToken], known: dict[str, str]) -> str:
-    if body[:1] == [("import", body[0][1])]:
+    if body and body[0][0] == "import":
         return f"%import common.{body[0][1]} -> {known[name]}"
     words = [known[text] if kind == "name" else text for kind, text in body]
-    return f"{known[name]}: {' '.join(words)}"
+    return f"{known[name]}: {' '.join(words) or EMPTY}"
 
 
 def _names(body: list[LarkToken]) -> set[str]:
@@ -65,7 +68,6 @@ def _read_rules(lark: str) -> dict[str, list[LarkToken]]:
     """What each name stands for; `import`: something of Lark's own. Raises UnreadGrammar."""
     rules: dict[str, list[LarkToken]] = {}
     body: list[LarkToken] | None = None
-    before = ""
     for (kind, text), (_, behind) in pairwise([*_tokens(lark), ("", "")]):
         if kind == "skipped":
             found = _IMPORT.match(text)
@@ -76,9 +78,8 @@ def _read_rules(lark: str) -> dict[str, list[LarkToken]]:
             body = _begin(rules, text.lstrip("?!"))
         elif body is None:
             raise UnreadGrammar
-        elif text not in (":", _ALIAS) and before != _ALIAS:
+        elif text != ":":
             body.append((kind, text))
-        before = text
     return rules
 
 
@@ -90,16 +91,14 @@ def _begin(rules: dict[str, list[LarkToken]], name: str) -> list[LarkToken]:
 
 
 def _tokens(lark: str) -> Iterator[LarkToken]:
-    """But for options and what separates. Raises UnreadGrammar for what no expression has."""
+    """But for aliases and what separates. Raises UnreadGrammar for what no expression has."""
     place = 0
     while place < len(lark):
         found = LARK_TOKEN.match(lark, place)
         if found is None or found.lastgroup is None:
             raise UnreadGrammar
         kind, text, place = found.lastgroup, found[0], found.end()
-        if kind == "options":
-            place = lark.find("\n", place)
-        elif kind == "value" or (kind == "text" and text[0] in "<@"):
+        if kind in ("options", "value") or (kind == "text" and text[0] in "<@"):
             raise UnreadGrammar
-        elif kind not in ("space", "line"):
+        if kind not in ("space", "line", "alias"):
             yield kind, text

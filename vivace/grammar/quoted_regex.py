@@ -25,9 +25,11 @@ _ESCAPE = (
 _CLASS = r"\[:\^?\w+:\]"
 _PART = re.compile(
     rf"(?P<set>\[\^?+\]?+(?:{_ESCAPE}|{_CLASS}|[^\\\]])*+\])|(?P<escape>{_ESCAPE})|(?P<dot>\.)"
+    r"|(?P<refused>\(\?#[^)]*\)?|\\\Z)"
     r"|(?P<flags>\(\?[a-zA-Z]*-?[a-zA-Z]*[:)])|(?P<group>\((?:\?P?<\w+>)?)|(?P<end>\))|(?P<other>.)",
     re.DOTALL,
 )
+"""`refused`: comments, which the library has not, and a last backslash: that stands as it is"""
 _MEMBER = re.compile(rf"({_ESCAPE}|[^\\])(?:-({_ESCAPE}|[^\\\]]))?", re.DOTALL)
 NAMED = {
     **dict.fromkeys(("graph", "print", "punct"), frozenset('"\\')),
@@ -74,6 +76,8 @@ def quote_regex(pattern: str, flags: str = "") -> str:
             case "end":
                 if len(scopes) > 1:
                     scopes.pop()
+                found.append(text)
+            case "refused":
                 found.append(text)
             case _:
                 found.append(_spelled(text, {text} & ALL))

@@ -10,6 +10,7 @@ from typing import Any
 
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.endless_rules import check_ends
+from vivace.grammar.flat_grammars import NO_FORCING
 from vivace.grammar.json_schema import json_grammar, read_schema
 from vivace.grammar.schema_refusals import (
     MAX_REASON,
@@ -18,7 +19,7 @@ from vivace.grammar.schema_refusals import (
     explain_expression,
     explain_refusal,
 )
-from vivace.grammar.structural_tag import NO_FORCING, tag_grammars
+from vivace.grammar.structural_tag import tag_grammars
 from vivace.grammar.tag_forms import read_structural_tag, tag_schemas, tag_texts
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
@@ -106,7 +107,14 @@ def _translate_schema(text: str, dialect: GrammarDialect) -> str:
 def _translate_regex(text: str) -> str:
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_regex(text)
+    return LLMatcher.grammar_from_regex(_escaping_something(text))
+
+
+def _escaping_something(pattern: str) -> str:
+    """It; the library would leave out a last backslash. Raises GrammarError."""
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise GrammarError("ends with a backslash that escapes nothing; write two of them for one")
+    return pattern
 
 
 def _translate_ebnf(text: str) -> str:
@@ -148,7 +156,7 @@ def _translate_tag(text: str, dialect: GrammarDialect) -> Iterator[str]:
 
     return tag_grammars(
         *(read_structural_tag(text), dialect.form, to_lark),
-        to_regex=lambda pattern: regex_to_lark(pattern, ""),
+        to_regex=lambda pattern: regex_to_lark(_escaping_something(pattern), ""),
         special_ids=dialect.special_ids,
     )
 

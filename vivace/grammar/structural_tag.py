@@ -13,7 +13,7 @@ from typing import Any
 
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.endless_rules import check_ends
-from vivace.grammar.flat_grammars import flat_terminals
+from vivace.grammar.flat_grammars import NO_FORCING, flat_terminals
 from vivace.grammar.json_schema import check_schema, json_options
 from vivace.grammar.limits import MAX_DEPTH
 from vivace.grammar.quoted_regex import quote_regex
@@ -38,9 +38,6 @@ MAX_RULE_CHARACTERS = 1 << 20
 """A tag whose begin several triggers begin has its inside as often."""
 TEXT = "TEXT"
 """the rule of any text"""
-NO_FORCING = '%llguidance {"no_forcing": true}\n'
-"""The library looks ahead as far as text is forced, which never ends behind `/a+/ "a"`: what is
-repeated takes every a, so that one must follow for ever. For grammars and expressions in them."""
 MAY_GO_ON = re.compile(r"[*+)]|,\}|\{\d\d|\{.*\{|.{65}", re.DOTALL)
 """what those have that do so, or whose texts are long, which takes as much work; and some others"""
 
@@ -146,10 +143,11 @@ class _TagRules:
     def _regex(self, node: dict[str, Any], place: str, last: bool) -> str:
         self._foreign = True
         pattern = node_text(node, "pattern", place)
-        if node.get("quoted", False):
-            with _blaming(node, place):
+        with _blaming(node, f"{place}.pattern"):
+            if node.get("quoted", False):
                 pattern = quote_regex(pattern)
-        return self._rule(f"/{self._to_regex(pattern)}/")
+            pattern = self._to_regex(pattern)
+        return self._rule(f"/{pattern}/")
 
     def _grammar(self, node: dict[str, Any], place: str, last: bool) -> str:
         self._foreign = True
@@ -176,7 +174,8 @@ class _TagRules:
         if excluded:
             words = "|".join(map(_as_pattern, dict.fromkeys(excluded)))
             unlike = [*unlike, f"(?s:.*)(?:{words})(?s:.*)"]
-        terms = [f"/{self._to_regex(pattern)}/" for pattern in patterns]
+        with _blaming(node, f"{place}.patterns"):
+            terms = [f"/{self._to_regex(pattern)}/" for pattern in patterns]
         terms += [f"~/{self._to_regex(pattern)}/" for pattern in unlike]
         if self._joined:
             self._foreign = True

@@ -97,7 +97,10 @@ def read_grammar(custom: CustomDefinition, place: str) -> InputGrammar | None:
     if given.syntax not in (LARK, REGEX):
         reason = f"{abbreviate(given.syntax)!r}: must be {LARK} or {REGEX}"
         raise BadRequest(f"{place}.format.grammar.syntax", reason)
-    return InputGrammar(given.syntax, given.definition, f"{place}.format.grammar.definition")
+    at = f"{place}.format.grammar.definition"
+    if not given.definition:
+        raise BadRequest(at, "is empty: must be a grammar in the syntax that is named beside it")
+    return InputGrammar(given.syntax, given.definition, at)
 
 
 def input_schema(found: InputGrammar | None) -> dict[str, Any]:
