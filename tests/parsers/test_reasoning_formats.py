@@ -44,14 +44,17 @@ def test_answers_that_begin_inside(name: str) -> None:
 @pytest.mark.parametrize("name", SPLIT)
 def test_thinking_that_was_cut_off(name: str) -> None:
     assert parse(name, ["Well, "], inside=True) == Parsed("Well,", "", [])
-    form, said = REASONING_FORMATS[name], Parsed("Well,", "", [])
+    form = REASONING_FORMATS[name]
     for place in range(1, len(form.end)):
         pieces = ["Well,", *form.end[:place]]
-        assert parse(name, pieces, inside=True, cut_off=True) == said
-        assert parse(name, ["".join(pieces)], inside=True, cut_off=True) == said
-        assert parse(name, pieces, inside=True).reasoning == "".join(pieces)
-    for place in range(len(form.begin)):
-        assert parse(name, [f"\n{form.begin[:place]}"], cut_off=True) == Parsed("", "", [])
+        for cut_off in (True, False):
+            said = Parsed("".join(pieces), "", [])
+            assert parse(name, pieces, inside=True, cut_off=cut_off) == said
+            assert parse(name, ["".join(pieces)], inside=True, cut_off=cut_off) == said
+    for place in range(1, len(form.begin)):
+        said = form.begin[:place]
+        assert parse(name, [f"\n{said}"], cut_off=True) == Parsed("", f"\n{said}", [])
+        assert parse(name, [f"\n{said}"], inside=True, cut_off=True) == Parsed(said, "", [])
 
 
 def test_answers_without_thinking_are_content() -> None:

@@ -83,6 +83,37 @@ def test_answers_that_are_cut_off_say_the_same(transcript: Transcript) -> None:
         if place > len(text) - len(last) + 1:  # one character may begin something else
             assert found == whole
     assert parse(name, [f"{text}<"]).content == "<"
+    opening = (*(form.section or ())[:1], form.begin)
+    for said in (f"if a {one[:place]}" for one in opening for place in range(1, len(one))):
+        assert parse(name, [said], cut_off=True) == Parsed("", said, [])
+        assert parse(name, list(said), cut_off=True) == Parsed("", said, [])
+
+
+HERMES_INPUT = '<tool_call>{"name": "search", "arguments": ```\n'
+DEEPSEEK_INPUT = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>search\n```json\n```\n"
+)
+CODER_VALUE = "<tool_call><function=search><parameter=query>"
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [
+        ("hermes", HERMES_INPUT, "\n```}</tool_call>"),
+        ("deepseekv3", DEEPSEEK_INPUT, "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        ("qwen3_coder", CODER_VALUE, "</parameter></function></tool_call>"),
+    ],
+)
+def test_what_is_left_of_an_end_is_no_input(name: str, begin: str, end: str) -> None:
+    options = ParseOptions(tools=TOOLS, inputs=() if name == "qwen3_coder" else ("search",))
+    before = '{"query": "' if name == "qwen3_coder" else ""
+    for place in range(len(end)):
+        text = f"{begin}SELECT 1{end[:place]}"
+        found = parse(name, [text], options=options, cut_off=True)
+        assert parse(name, list(text), options=options, cut_off=True) == found
+        assert not found.content
+        said = f"{before}SELECT 1{end[0] if place == 1 else ''}"
+        assert found.calls[0][1].removesuffix('"}').removesuffix('"') == said
 
 
 CODED = "<function=get_weather><parameter={}>{}</parameter></function>"
@@ -106,12 +137,15 @@ PIECES = sorted(
     st.sampled_from(TOOL_CALL_PARSERS),
     st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=5)), max_size=6),
     st.lists(st.integers(0, 400), max_size=12),
+    st.booleans(),
 )
-def test_malformed_answers_are_cut_alike(name: str, pieces: list[str], places: list[int]) -> None:
+def test_malformed_answers_are_cut_alike(
+    name: str, pieces: list[str], places: list[int], cut_off: bool
+) -> None:
     text = "".join(pieces)
-    whole = parse(name, [text])
-    assert parse(name, list(cut(text, places))) == whole
-    assert parse(name, list(text)) == whole
+    whole = parse(name, [text], cut_off=cut_off)
+    assert parse(name, list(cut(text, places)), cut_off=cut_off) == whole
+    assert parse(name, list(text), cut_off=cut_off) == whole
 
 
 @pytest.mark.parametrize(
@@ -324,12 +358,14 @@ def test_messages_without_a_reasoning_parser_are_all_content() -> None:
         "plain",
         " to=you",
         "<|channel|>",
+        "<|channel|>final a text without a tag",
         "<|channel|>commentary to=functions.unknown<|message|>{}",
         "a <|b|>",
     ],
 )
 def test_messages_that_are_none_are_text(text: str) -> None:
-    assert parse("gpt-oss", [text], "gpt-oss") == Parsed("", text, [])
+    for cut_off in (False, True):
+        assert parse("gpt-oss", [text], "gpt-oss", cut_off=cut_off) == Parsed("", text, [])
 
 
 LONG: dict[str, Any] = {

@@ -93,12 +93,13 @@ def read_reasoning(
         return
     reader.record()
     yield from reader.skip_space()
-    if not (yield from reader.skip(form.begin)) and not inside:
-        said = reader.take_record()
-        writer.content("" if reader.cut_off else said)
+    begun = yield from reader.skip(form.begin)
+    said = reader.take_record()
+    if not begun and not inside:
+        writer.content(said)
         return
-    reader.take_record()
     writer.begin_reasoning()
+    writer.reasoning("" if begun else said)
     ends = marker_set(form.end, *form.interrupts)
     marker = yield from reader.copy_until(ends, writer.reasoning)
     if marker != form.end:
@@ -128,7 +129,9 @@ def read_calls(calls: CallReader, form: ToolFormat) -> Steps[None]:
             continue
         reader.record(marker)
         if (yield from read_call(calls, form, marker)) and form.section is not None:
-            markers = inside
+            yield from reader.skip_space()
+            ended = yield from reader.skip(form.section[1])
+            markers = outside if ended else inside
 
 
 def call_markers(form: ToolFormat) -> tuple[MarkerSet, MarkerSet]:

@@ -69,8 +69,9 @@ class CallReader:
         """That input. `close`, or the end of the answer, follows its fence, and stays."""
         reader, write = self.reader, self.writer.input
         yield from reader.skip(FENCE)
-        while (yield from reader.copy_until(marker_set(FENCE_END), write)):
-            if (yield from reader.is_next(close)) or not (yield from reader.more()):
+        while (yield from reader.copy_until(marker_set(FENCE_END), write, FENCE_END)):
+            closes = (yield from reader.is_next(close)) or reader.is_cut(close)
+            if closes or not (yield from reader.more()):
                 break
             write(FENCE_END)
 

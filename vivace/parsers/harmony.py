@@ -60,8 +60,7 @@ def read_begin(calls: CallReader, marker: str, *, separate: bool) -> Steps[Write
         header = marker + (yield from read_header(calls))
         return (yield from begin_message(calls, header, separate=separate))
     except NotACall:
-        said = reader.take_record()
-        writer.content("" if reader.cut_off else said)
+        writer.content(reader.take_record())
         return writer.content
 
 

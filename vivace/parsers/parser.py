@@ -238,8 +238,8 @@ class AnswerParser:
         return self._writer.take()
 
     def finish(self, *, cut: bool = False) -> list[AnswerEvent]:
-        """No text comes any more. `cut`: it would have gone on, so the beginning of a tag at its
-        end is no text."""
+        """No text comes any more. `cut`: it would have gone on, so what is left of the tag that
+        ends a call is no text."""
         self._reader.ended, self._reader.cut = True, cut
         next(self._steps, None)
         return self._writer.finish()

@@ -57,7 +57,7 @@ class TextReader:
         self.at = 0
         self.ended = False
         self.cut = False
-        """where it ended, it would have gone on: what may begin a marker there is no text"""
+        """where it ended, it would have gone on"""
         self._record: list[str] | None = None
 
     def feed(self, text: str) -> None:
@@ -125,12 +125,9 @@ class TextReader:
 
     def is_cut(self, literal: str) -> bool:
         """Whether its beginning is what is left of a text that was cut."""
-        return self.cut and not self.cut_off and literal.startswith(self.text[self.at :])
-
-    @property
-    def cut_off(self) -> bool:
-        """Nothing is left of a text that was cut."""
-        return self.cut and self.at == len(self.text)
+        if not (self.cut and 0 < len(self.text) - self.at < len(literal)):
+            return False
+        return literal.startswith(self.text[self.at :])
 
     def expect(self, literal: str) -> Steps[None]:
         """Read it. Raises NotACall when something else comes."""
@@ -152,16 +149,15 @@ class TextReader:
     def skip_space(self) -> Steps[None]:
         yield from self.run(SPACE)
 
-    def copy_until(self, markers: MarkerSet, write: Write) -> Steps[str]:
+    def copy_until(self, markers: MarkerSet, write: Write, end: str = "") -> Steps[str]:
         """Hand on the text before the first marker and read that; "" when the text ends first. Of
-        a text that was cut what is left of a marker is read, too."""
+        a text that was cut what is left of `end` is read, too."""
         while self.at < len(self.text) or (yield from self.more()):  # mostly it is there
             found = markers.pattern.search(self.text, self.at)
             if found is not None:
                 write(self.take(found.start()))
                 return self.take(found.end())
-            whole = self.ended and not self.cut
-            safe = len(self.text) if whole else markers.partial(self.text, self.at)
+            safe = self._end(end) if self.ended else markers.partial(self.text, self.at)
             if safe > self.at:
                 write(self.take(safe))
             elif self.ended:
@@ -169,3 +165,12 @@ class TextReader:
             else:
                 yield
         return ""
+
+    def _end(self, marker: str) -> int:
+        """Where a text that has ended does: before what is left of the marker if it was cut there,
+        unless that is one character, which mostly is text."""
+        if self.cut and marker:
+            place = marker_set(marker).partial(self.text, self.at)
+            if len(self.text) - place > 1:
+                return place
+        return len(self.text)

@@ -139,11 +139,11 @@ class TaggedCall:
         markers = marker_set(*self.value_ends)
         if is_string:
             string = StringWriter(write, newlines=self.newlines)
-            marker = yield from reader.copy_until(markers, string.push)
+            marker = yield from reader.copy_until(markers, string.push, self.value_close)
             if marker:
                 write('"')
         else:
-            text, marker = yield from read_value(reader, markers)
+            text, marker = yield from read_value(reader, markers, self.value_close)
             if self.newlines:
                 text = text.removeprefix("\n").removesuffix("\n")
             write(converted(text, allowed) if marker else text)
@@ -151,11 +151,12 @@ class TaggedCall:
             reader.unread(marker)
 
 
-def read_value(reader: TextReader, markers: MarkerSet) -> Steps[tuple[str, str]]:
-    """(a value that need not be a string, the marker that ends it), "" when the text ends first.
-    What stands in a string of JSON is no marker, if the whole is JSON, or its beginning."""
+def read_value(reader: TextReader, markers: MarkerSet, end: str) -> Steps[tuple[str, str]]:
+    """(a value that need not be a string, the marker that ends it), "" when the text ends first;
+    `end`: see `copy_until`. What stands in a string of JSON is no marker, if the whole is JSON, or
+    its beginning."""
     parts: list[str] = []
-    marker = yield from reader.copy_until(markers, parts.append)
+    marker = yield from reader.copy_until(markers, parts.append, end)
     text = "".join(parts)
     first, passed, segment = marker, [text], text
     may_be_json = text.lstrip()[:1] in ("[", "{", '"')
@@ -163,7 +164,8 @@ def read_value(reader: TextReader, markers: MarkerSet) -> Steps[tuple[str, str]]
         reader.unread(marker)
         may_be_json = yield from read_string_end(reader, passed)
         more: list[str] = []
-        marker = (yield from reader.copy_until(markers, more.append)) if may_be_json else ""
+        read = reader.copy_until(markers, more.append, end)
+        marker = (yield from read) if may_be_json else ""
         segment = "".join(more)
         passed.append(segment)
     whole = "".join(passed)
