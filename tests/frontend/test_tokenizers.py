@@ -324,7 +324,9 @@ def varint(value: int) -> bytes:
     return bytes([*(one | 128 for one in more[:-1]), more[-1]])
 
 
-def sentencepiece_file(*, kind: int = 2, squeezes: int = 0) -> bytes:
+def sentencepiece_file(
+    *, kind: int = 2, squeezes: int = 0, marks_spaces: int = 1, suffixed: int = 0
+) -> bytes:
     meta = sentencepiece_metadata()
     columns = (meta[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type"))
     pieces = [
@@ -332,9 +334,9 @@ def sentencepiece_file(*, kind: int = 2, squeezes: int = 0) -> bytes:
         for token, score, kind_of_token in zip(*columns, strict=True)
     ]
     trainer = proto(3, kind) + proto(40, 0) + proto(41, 1) + proto(42, 2) + proto(43, 2**64 - 1)
-    return (
-        b"".join(pieces) + proto(2, trainer) + proto(3, proto(1, b"identity") + proto(4, squeezes))
-    )
+    trainer += proto(24, suffixed)
+    normalizer = proto(1, b"identity") + proto(4, squeezes) + proto(5, marks_spaces)
+    return b"".join(pieces) + proto(2, trainer) + proto(3, normalizer)
 
 
 @given(st.text(alphabet="helowrd \u2581é\n", max_size=30), st.booleans())
@@ -356,7 +358,9 @@ def sentencepiece_from_file() -> Tokenizer:
     return found
 
 
-@pytest.mark.parametrize("wrong", [{"kind": 1}, {"squeezes": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"kind": 1}, {"squeezes": 1}, {"marks_spaces": 0}, {"suffixed": 1}]
+)
 def test_sentencepiece_that_is_not_read(wrong: dict[str, int], tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file(**wrong))
     with pytest.raises(TokenizerError, match="--tokenizer-path"):

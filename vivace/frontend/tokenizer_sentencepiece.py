@@ -20,9 +20,11 @@ TEXT, SCORE, TYPE = 1, 2, 3
 MODEL_TYPE, BPE, UNIGRAM = 3, 2, 1
 IDS = {40: ("unknown", 0), 41: ("bos", 1), 42: ("eos", 2)}
 """of the trainer: names, and what they are unless it says so"""
-TABLE, DUMMY_PREFIX, SQUEEZES = 2, 3, 4
-"""of the normalizer: characters that it replaces, whether it puts a space before a text, and
-whether it makes one of several"""
+SUFFIXED = 24
+"""of the trainer: whether spaces end pieces, not begin them"""
+TABLE, DUMMY_PREFIX, SQUEEZES, MARKS_SPACES = 2, 3, 4, 5
+"""of the normalizer: characters that it replaces, whether it puts a space before a text, whether it
+makes one of several, and whether it writes them as the mark that pieces have"""
 NORMAL = 1
 CONVERT = (
     "convert it once with transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...)), "
@@ -60,6 +62,8 @@ def read_model(data: bytes, config: ConfigFields, where: str) -> dict[str, Any]:
         raise TokenizerError(f"{where}: of its kinds only BPE is read; {CONVERT}")
     if normalizer.get(TABLE) or normalizer.get(SQUEEZES, 1):
         raise TokenizerError(f"{where}: it rewrites texts, which is not read; {CONVERT}")
+    if trainer.get(SUFFIXED, 0) or not normalizer.get(MARKS_SPACES, 1):
+        raise TokenizerError(f"{where}: its spaces are not those of others; {CONVERT}")
     ids = {name: trainer.get(number, default) for number, (name, default) in IDS.items()}
     known = {f"{KEY}{name}_token_id": one for name, one in ids.items() if one in range(len(pieces))}
     adds = {"bos": True, "eos": False}
