@@ -139,8 +139,18 @@ def test_what_is_missing_in_the_middle(
             assert request.tokens == asked
             assert set(names) <= set(request.sampling.stop_token_ids)
         assert "insert" in ask(server, "/api/show", {"model": MODEL}).json["capabilities"]
-        answer = ask(server, "/v1/completions", {**body, "prompt": [65], "max_tokens": 3})
-        assert (answer.status, answer.json["param"]) == (400, "suffix")
+        encoded: list[str] = []
+        encode = Tokenizer.encode
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                Tokenizer,
+                "encode",
+                lambda *args, **kw: encoded.append(args[1]) or encode(*args, **kw),
+            )
+            answer = ask(server, "/v1/completions", {**body, "prompt": [65], "max_tokens": 3})
+            assert (answer.status, answer.json["param"], encoded) == (400, "suffix", [])
+            assert ask(server, "/v1/completions", {**body, "max_tokens": 3}).status == 200
+            assert sorted(encoded) == ["", "begin", "end"]
         monkeypatch.setattr("vivace.server.openai.completions.IDS", 5)
         for prompt, code in ((["a"], 200), (["a", "b"], 400)):
             asked_for = {**body, "prompt": prompt, "max_tokens": 3}

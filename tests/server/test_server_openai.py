@@ -353,6 +353,7 @@ def test_continuous_usage_is_in_every_chunk(server: Running) -> None:
     ("body", "field"),
     [
         ({"suffix": "x"}, "suffix"),
+        ({"suffix": "x", "echo": True, "logprobs": 0}, "echo"),
         ({"best_of": 3}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"prompt": []}, "prompt"),

@@ -65,9 +65,10 @@ async def answer_completions(
     check(context, params)
     tokenizer = context.tokenizer("prompt")
     with text_named("prompt"):
-        prompts = await read_prompts(context, params.prompt, "prompt")
         if params.suffix:
-            prompts = await fill_prompts(context, params, prompts)
+            prompts = await fill_prompts(context, params)
+        else:
+            prompts = await read_prompts(context, params.prompt, "prompt")
     answer_id = new_id("cmpl")
     with openai_names():
         inputs = (prompt_input(params, prompts, index, answer_id) for index in range(len(prompts)))
@@ -100,13 +101,18 @@ def check(context: Context, params: CompletionRequest) -> None:
         raise BadRequest("best_of", "must be equal to n, or left out")
     if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
         raise BadRequest("logprobs", f"must be between 0 and {MAX_LOGPROBS}")
+    if params.suffix and params.echo and params.logprobs is not None:
+        # They would be of all tokens around the gap, and the text is that before it.
+        raise BadRequest("echo", "does not go with suffix and logprobs; leave one of them out")
 
 
-async def read_prompts(context: Context, prompt: str | list, field: str) -> list[Prompt]:
+async def read_prompts(
+    context: Context, prompt: str | list, field: str, *, special: bool = True
+) -> list[Prompt]:
     """One Prompt per prompt, in order; BadRequest when the list mixes kinds or is empty. `field`:
-    where they stand in the request."""
+    where they stand in the request; `special`: texts begin with what every prompt begins with."""
     if isinstance(prompt, str):
-        return [Prompt(await context.frontend.encode(prompt), prompt)]
+        return [Prompt(await context.frontend.encode(prompt, special), prompt)]
     if not prompt:
         raise BadRequest(field, "must not be empty")
     max_prompts = context.settings.max_batch
@@ -117,34 +123,34 @@ async def read_prompts(context: Context, prompt: str | list, field: str) -> list
         raise BadRequest(field, f"has {len(prompt)} entries; at most {max_prompts} are allowed")
     if kind is str:
         texts = [str(text) for text in prompt]
-        found = [ids async for group in context.frontend.encode_all(texts) for ids in group]
+        found = [
+            ids async for group in context.frontend.encode_all(texts, special) for ids in group
+        ]
         return [Prompt(ids, text) for ids, text in zip(found, texts, strict=True)]
     if kind is list:
         return [Prompt(ids, None) for ids in prompt]
     raise BadRequest(field, "must be a string, strings, token ids, or lists of token ids")
 
 
-async def fill_prompts(
-    context: Context, params: CompletionRequest, prompts: list[Prompt]
-) -> list[Prompt]:
+async def fill_prompts(context: Context, params: CompletionRequest) -> list[Prompt]:
     """The same with `suffix` behind what is to be written. BadRequest for a model that does not
     fill in, and for prompts of ids."""
     form = middle_tokens(context.tokenizer("prompt"))
     if form is None:
         raise BadRequest("suffix", NO_TOKENS)
+    prompts = await read_prompts(context, params.prompt, "prompt", special=False)
+    if any(prompt.text is None for prompt in prompts):
+        raise BadRequest("suffix", "needs a prompt that is text")
     special = await context.frontend.encode("")
     with text_named("suffix"):
         behind = await encode_behind(context, params.suffix or "")
     if len(prompts) * len(behind) > IDS:
         many = f"{len(behind)} tokens for each of {len(prompts)} prompts"
         raise BadRequest("suffix", f"has {many}; at most {IDS} together are allowed")
-    found: list[Prompt] = []
-    for prompt in prompts:
-        if prompt.text is None:
-            raise BadRequest("suffix", "needs a prompt that is text")
-        before = await context.frontend.encode(prompt.text, add_special_tokens=False)
-        found.append(Prompt(form.prompt(special, before, behind), prompt.text, form.ends))
-    return found
+    return [
+        Prompt(form.prompt(special, prompt.tokens, behind), prompt.text, form.ends)
+        for prompt in prompts
+    ]
 
 
 async def encode_behind(context: Context, text: str) -> list[int]:
