@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 UV ?= uv
-WORKERS ?= 4
+WORKERS ?= 3
 ARGS ?=
 SOURCES = vivace tests examples
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check

@@ -24,6 +24,19 @@ from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, Constraint
 from vivace.protocol.messages import Request, SamplingParams
 
 
+@pytest.fixture
+def hasty() -> None:
+    """What had no processor for a while is begun again."""
+
+
+@pytest.fixture(autouse=True)
+def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere nothing is begun twice, whatever else the machine does."""
+    if "hasty" not in request.fixturenames:
+        monkeypatch.setattr("vivace.grammar.compile_threads.PATIENCE", 60.0)
+        monkeypatch.setattr("vivace.grammar.compiler.PATIENCE", 60.0)
+
+
 class SlowBackend:
     """Compiles when it is let; counts."""
 
@@ -101,11 +114,7 @@ def test_a_gate_refuses_what_does_not_compile(error: Exception, status: int, tol
     assert backend.compiled == ["ab", *again], "what is not its own fault may not come again"
 
 
-def test_what_is_made_once_is_as_urgent_as_streams_and_the_rest_is_less(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("vivace.grammar.compile_threads.PATIENCE", 60.0)  # nothing is begun twice
-    monkeypatch.setattr("vivace.grammar.compiler.PATIENCE", 60.0)
+def test_what_is_made_once_is_as_urgent_as_streams_and_the_rest_is_less() -> None:
     seen: list[int] = []
 
     def look() -> None:
@@ -128,6 +137,7 @@ def test_what_is_made_once_is_as_urgent_as_streams_and_the_rest_is_less(
     assert seen == [own, own, 19]
 
 
+@pytest.mark.usefixtures("hasty")
 def test_what_gets_no_processor_is_made_again_as_urgently_as_streams() -> None:
     """And what waits behind it, while the usual thread is stuck there."""
     go, threads = threading.Event(), list[str]()
@@ -262,10 +272,7 @@ def test_a_thread_is_watched_from_others() -> None:
     thread.join()
 
 
-def test_clients_take_turns_and_who_has_left_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("vivace.grammar.compile_threads.PATIENCE", 60.0)  # nothing is begun twice
+def test_clients_take_turns_and_who_has_left_costs_nothing() -> None:
     backend = SlowBackend()
     compiler = GrammarCompiler(lambda: backend)
     crowd = [request(text, client=1) for text in ("a", "b", "c", "d")]
