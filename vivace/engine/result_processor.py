@@ -165,10 +165,10 @@ class ResultProcessor:
                 continue
             known = sequence.tokens
             length = len(known) + count
-            ahead = length - computed - 1  # of the span's tokens that were known already
-            if ahead or count != len(ids) or not (count and sequence.steady):
+            if length - computed != 1 or count != len(ids) or not (count and sequence.steady):
                 others[place] = 0
                 if count and self._table.pages.drafts:
+                    ahead = length - computed - 1  # of the span's tokens that were known already
                     self._stats.drafts.correct(sequence, plan, ahead, drew=bool(ids))
                 self._process_span(sequence, result, first + place, drawn, now)
                 continue
