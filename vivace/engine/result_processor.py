@@ -154,7 +154,7 @@ class ResultProcessor:
             self._learn_of_drafts(step, advanced, tokens)
         moments = [sequence.last_token_time for sequence in step.decodes]
         running, deltas = State.RUNNING, self._outputs.deltas
-        others = dict[int, int]()  # whose tokens are not all booked here -> how many of them are
+        others: dict[int, int] = {}  # whose tokens are not all booked here -> how many of them are
         spans = zip(range(len(tokens)), step.decodes, planned, advanced, tokens, strict=True)
         for place, sequence, plan, count, ids in spans:
             computed = sequence.computed_len = sequence.computed_len + count

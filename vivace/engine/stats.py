@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Values
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 from vivace.engine.drafts.stats import DraftStats
@@ -74,15 +74,14 @@ class EngineLoad:
         return self.used_tokens / self.total_tokens
 
 
-@dataclass(slots=True)
 class StepTokens:
     """Tokens of a step, as metrics count them."""
 
-    total: int = 0
-    first: int = 0
-    """of requests that metrics count, those that had no token before them"""
-    gaps: Counter[float] = field(default_factory=Counter[float])
-    """seconds since the token before -> how many of the others"""
+    def __init__(self) -> None:
+        self.total = self.first = 0
+        """`first`: of requests that metrics count, those that had no token before them"""
+        self.gaps: defaultdict[float, int] = defaultdict(int)  # others take longer to make
+        """seconds since the token before -> how many of the others"""
 
     @property
     def counted(self) -> int:
