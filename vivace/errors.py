@@ -17,6 +17,11 @@ class NotJoined(CannotStart):
     """Who was awaited has not come in time, and may come when we start again."""
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether it is a Rust library's own BaseException, which is in no module."""
+    return type(error).__name__ == "PanicException"
+
+
 @contextlib.contextmanager
 def one_line_without_memory() -> Iterator[None]:
     """What runs out of memory in here raises CannotStart."""

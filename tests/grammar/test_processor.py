@@ -12,7 +12,7 @@ import pytest
 import torch
 from grammar_kit import BACKEND, SIZE
 
-from vivace.grammar.backend import PlacedMatcher
+from vivace.grammar.backend import LIBRARY_FAILED, PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.joint_matcher import STUCK
 from vivace.grammar.processor import GrammarLogitsProcessor
@@ -178,8 +178,18 @@ class FailedMatcher(WatchedMatcher):
         return FailedMatcher(self.error)
 
 
-@pytest.mark.parametrize(("error", "times"), [(STUCK, 1), ("too many items", 2)])
-def test_a_grammar_is_compiled_anew_where_it_is_to_blame(error: str, times: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "remedy", "times"),
+    [
+        (STUCK, 400, "exclude", 1),
+        ("parser error: Too many items (limit 10000; mask)", 400, "left-recursive", 2),
+        ("lexer error: too many states: 20001 >= 20000", 400, "maxLength", 2),
+        (f"{LIBRARY_FAILED}: assertion failed", 500, LIBRARY_FAILED, 2),
+    ],
+)
+def test_a_grammar_is_compiled_anew_where_it_is_to_blame(
+    error: str, status: int, remedy: str, times: int
+) -> None:
     compiled: list[Constraint] = []
 
     def compile_constraint(constraint: Constraint) -> FailedMatcher:
@@ -191,6 +201,8 @@ def test_a_grammar_is_compiled_anew_where_it_is_to_blame(error: str, times: int)
     constraint = Constraint(kind=REGEX, text="a")
     processor = build(compiler)
     processor.joined(0, join([1], SamplingParams(constraint=constraint)))
-    assert error in processor.why_stuck(0)
+    stuck = processor.why_stuck(0)
+    assert stuck is not None and stuck[0] == status
+    assert error in stuck[1] and remedy in stuck[1]
     compiler.matcher(constraint)
     assert len(compiled) == times

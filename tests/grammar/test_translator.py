@@ -18,7 +18,7 @@ from grammar_kit import VOCABULARY, spell, walk_randomly
 
 from vivace.config.time_slices import be_less_urgent
 from vivace.config.trial_process import frame, receive
-from vivace.grammar.backend import GrammarError, JsonFormat
+from vivace.grammar.backend import GrammarError, JsonFormat, LibraryFault
 from vivace.grammar.limited_child import serve
 from vivace.grammar.limited_process import CompilerFailure, TrialLimits, encode, read_answer
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
@@ -88,6 +88,23 @@ def test_a_process_that_somebody_kills_is_replaced(translator: TranslatorProcess
         second = thread.submit(ask).result()
         assert os.getpriority(os.PRIO_PROCESS, second) == own
     assert not Path(f"/proc/{second}").exists(), "each thread's ends with it"
+
+
+PANICKED_AT = 'start: %regex {"substring_chunks": [""]}'
+"""by llguidance 1.9.1, which catches that where it compiles, not where it explains"""
+PANICKED_AT_PART = json.dumps({"format": {"type": "grammar", "grammar": PANICKED_AT}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(EBNF, PANICKED_AT), (STRUCTURAL_TAG, PANICKED_AT_PART)]
+)
+def test_a_panic_of_the_library_is_called_so_and_ends_nothing(
+    translator: TranslatorProcess, kind: str, text: str
+) -> None:
+    before = translator.translate(schema(PLAIN)) and translator.process.pid
+    with pytest.raises(LibraryFault, match="library"):
+        translator.translate(Constraint(kind=kind, text=text))
+    assert translator.process.pid == before
 
 
 def test_an_error_of_ours_ends_no_process_and_blames_nobody() -> None:

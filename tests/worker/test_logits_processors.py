@@ -73,7 +73,7 @@ class Successors:
         return {}
 
     def why_stuck(self, row):
-        return ""
+        return None
 
     def left(self, row):
         del self.state[row]

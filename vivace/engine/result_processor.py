@@ -58,7 +58,7 @@ class ResultProcessor:
         """An exception about one sequence ends that sequence."""
         for index, message in result.bad.items():
             stuck = result.stuck.get(index)
-            finish = bad_numbers(message) if stuck is None else _abort(400, stuck)
+            finish = bad_numbers(message) if stuck is None else _abort(*stuck)
             self._process_bad_numbers(*step.spans()[index], index < len(step.chunks), finish)
         self._table.step_returned(step.number)
         drawn = StepTokens()

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as Core
 
+from vivace.errors import is_panic
 from vivace.frontend.chat_template import ChatTemplate
 from vivace.frontend.errors import BadRequest, TokenizerError
-from vivace.frontend.tokenizer_core import byte_alphabet, from_library, is_panic
+from vivace.frontend.tokenizer_core import byte_alphabet, from_library
 from vivace.frontend.tokenizer_files import load_from_folder
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from tokenizers import Tokenizer as Core
 from tokenizers import processors
 
-from vivace.errors import CannotStart
+from vivace.errors import CannotStart, is_panic
 from vivace.frontend.chat_template import TemplateSet
 from vivace.frontend.errors import TokenizerError
 from vivace.observability.log import escape
@@ -49,8 +49,3 @@ def from_library(make: Callable[[], T], what: str) -> T:
             raise
         reason = escape(" ".join(str(error).split())[:300])  # it may quote the file
         raise TokenizerError(f"{what} ({reason}); fetch it again") from None
-
-
-def is_panic(error: BaseException) -> bool:
-    """Whether it is the library's own BaseException, which is in no module."""
-    return type(error).__name__ == "PanicException"

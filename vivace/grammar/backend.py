@@ -16,6 +16,11 @@ class GrammarError(ValueError):
     """A constraint that cannot be enforced; the text says where in it, why, and what to do."""
 
 
+class LibraryFault(Exception):
+    """The library has failed at a constraint, of which nobody knows whether it is to blame. The
+    text is what the client is told; another time may go well."""
+
+
 class GrammarUnavailable(Exception):
     """A constraint that cannot be compiled now, for no fault of its own."""
 
@@ -53,6 +58,10 @@ class JsonFormat:
     @property
     def whitespace(self) -> str:
         return WHITESPACE if self.whitespace_pattern is None else self.whitespace_pattern
+
+
+LIBRARY_FAILED = "the grammar library failed"
+"""begins the error of a matcher whose library has; its constraint may be as it should"""
 
 
 class GrammarMatcher(Protocol):

@@ -18,6 +18,7 @@ from vivace.grammar.backend import (
     GrammarError,
     GrammarMatcher,
     GrammarUnavailable,
+    LibraryFault,
     PlacedMatcher,
 )
 from vivace.grammar.compile_queue import URGENT
@@ -30,6 +31,7 @@ from vivace.grammar.compile_threads import (
     watch_thread,
 )
 from vivace.grammar.compiled import Compiled, CompiledGrammars
+from vivace.grammar.limited_process import LESS
 from vivace.grammar.replay import resume
 from vivace.grammar.standing import StandingMatchers
 from vivace.protocol.constraints import REGEX, Constraint
@@ -154,7 +156,7 @@ class GrammarGate:
         self._threads.hurry()
         spent = self._threads.spent(self._made)
         if spent.cpu > MAX_CPU_SECONDS:
-            self._refuse(f"takes longer than {MAX_CPU_SECONDS:g} s to compile; make it simpler")
+            self._refuse(f"takes longer than {MAX_CPU_SECONDS:g} s to compile; {LESS}")
         elif spent.wall > MAX_SECONDS:
             reason = f"was not compiled in {MAX_SECONDS:g} s: the machine is busy; try again later"
             self._refuse(reason, status=503)
@@ -163,6 +165,9 @@ class GrammarGate:
     def _judge(self) -> None:
         error = self._made.exception()
         if isinstance(error, GrammarError):
+            self._refuse(str(error))
+        elif isinstance(error, LibraryFault):
+            log.error("a %s cannot be compiled: %s", self._constraint.kind, error)
             self._refuse(str(error))
         elif isinstance(error, GrammarUnavailable):
             self._refuse(str(error), status=503)

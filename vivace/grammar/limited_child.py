@@ -14,6 +14,7 @@ import msgspec
 
 from vivace.config.time_slices import be_less_urgent, yield_often
 from vivace.config.trial_process import frame, limit_memory, open_parent, processor_time, receive
+from vivace.errors import is_panic
 from vivace.grammar.limited_process import TrialAnswer, TrialLimits, encode
 from vivace.grammar.limits import STACK
 from vivace.protocol.constraints import Constraint
@@ -55,5 +56,7 @@ def answered(answer: Answer, constraint: Constraint) -> TrialAnswer:
         return TrialAnswer(answer=msgspec.Raw(encode(answer(constraint))))
     except MemoryError:
         raise  # nobody knows what it has left undone: the process ends
-    except Exception:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         return TrialAnswer(failure=traceback.format_exc()[-MAX_TRACEBACK:])

@@ -20,13 +20,14 @@ import msgspec
 
 from vivace.config.child_process import bare_environment, python_module
 from vivace.config.trial_process import frame, receive
-from vivace.grammar.backend import GrammarError, GrammarUnavailable
+from vivace.grammar.backend import LIBRARY_FAILED, GrammarError, GrammarUnavailable, LibraryFault
 
 MAX_FRAME = 64 << 20
 START_SECONDS = 60.0
 """until it has imported what it needs"""
 ATTEMPTS = 2
 """Somebody may kill a process that is not to blame."""
+LESS = "allow fewer repetitions ({0,N}, maxLength, maxItems) and alternatives that begin alike"
 encode = msgspec.msgpack.Encoder().encode
 
 
@@ -80,8 +81,8 @@ class LimitedProcess:
         return self._link and self._link.pid
 
     def ask(self, message: bytes) -> msgspec.Raw:
-        """The answer. Raises GrammarError; GrammarUnavailable where the machine is to blame;
-        CompilerFailure."""
+        """The answer. Raises GrammarError; LibraryFault; GrammarUnavailable where the machine is to
+        blame; CompilerFailure."""
         for _ in range(ATTEMPTS):
             try:
                 if self._link is None:
@@ -89,7 +90,7 @@ class LimitedProcess:
                 return read_answer(self._link.exchange(message))
             except (OSError, EOFError, subprocess.SubprocessError) as error:
                 self._judge(error)
-        raise GrammarError("ends the process that compiles it; make it simpler")
+        raise LibraryFault(f"{LIBRARY_FAILED}: it ends its process; write it in other words")
 
     def _start(self) -> ProcessLink:
         return ProcessLink(self._module, self._begin, self._limits.wall_seconds)
@@ -107,10 +108,10 @@ class LimitedProcess:
             raise GrammarUnavailable(reason)
         if code == -signal.SIGPROF:
             limit = f"{self._limits.cpu_seconds:g} s"
-            raise GrammarError(f"takes longer than {limit} to compile; make it simpler")
+            raise GrammarError(f"takes longer than {limit} to compile; {LESS}")
         if code in (-signal.SIGABRT, -signal.SIGSEGV):
             limit = f"{self._limits.memory >> 20} MiB"
-            raise GrammarError(f"takes more than {limit} to compile; make it simpler")
+            raise GrammarError(f"takes more than {limit} to compile; {LESS}")
 
 
 def read_answer(message: bytearray) -> msgspec.Raw:

@@ -11,9 +11,11 @@ import numpy as np
 
 from vivace.config.time_slices import yield_often
 from vivace.grammar.backend import (
+    LIBRARY_FAILED,
     GrammarError,
     GrammarMatcher,
     JsonFormat,
+    LibraryFault,
     PlacedMatcher,
     TokenVocabulary,
 )
@@ -32,6 +34,8 @@ INITIAL_LEXER_FUEL = 200_000
 second here, and another one where it is tried"""
 MAX_LEXER_STATES = 20_000
 """of one matcher, 1 to 2 KB each"""
+PANIC = "panic: "
+"""of the library, which it catches; a line of what was wrong and its backtrace follow"""
 CHARACTER = r'[^"\\\x00-\x1F\x7F]'
 SLICES = (
     r"[\x20\x0A\x0D\x09]+",
@@ -99,7 +103,7 @@ class LLGuidanceBackend:
             return self.build(constraint, grammars)
 
     def build(self, constraint: Constraint, grammars: Sequence[str]) -> GrammarMatcher:
-        """Of the constraint's translation. Raises GrammarError."""
+        """Of the constraint's translation. Raises GrammarError, LibraryFault."""
         mask = np.zeros(mask_words(len(self._vocabulary.tokens)), np.int32)
         matchers = [
             LLGuidanceMatcher(self._match(grammar, constraint.kind), self._eos_ids)
@@ -107,7 +111,9 @@ class LLGuidanceBackend:
         ]
         matcher = joint_matcher(matchers)
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
-        if error := first_error(matchers):
+        if (error := first_error(matchers)).startswith(LIBRARY_FAILED):
+            raise LibraryFault(f"{error}; write it in other words")
+        if error:
             raise GrammarError(explain(constraint, error))
         if not mask.any():
             raise GrammarError("nothing can ever obey it")
@@ -152,7 +158,10 @@ class LLGuidanceMatcher:
 
     @property
     def error(self) -> str:
-        return self.handle.get_error()
+        said = self.handle.get_error()
+        if not said.startswith(PANIC):
+            return said
+        return f"{LIBRARY_FAILED}: {said.removeprefix(PANIC).splitlines()[0]:.200}"
 
     def fill(self, mask: np.ndarray) -> None:
         self.handle.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)

@@ -11,12 +11,13 @@ import numpy as np
 from torch import Tensor
 
 from vivace.errors import StepRefused
-from vivace.grammar.backend import GrammarError, GrammarMatcher, PlacedMatcher
+from vivace.grammar.backend import GrammarError, GrammarMatcher, LibraryFault, PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.joint_matcher import STUCK
 from vivace.grammar.masks import mask_words
 from vivace.grammar.next_masks import NextMasks
 from vivace.grammar.replay import SLICE, replay
+from vivace.grammar.stuck_answers import explain_stuck
 from vivace.platforms.host import HOST, download, upload
 from vivace.platforms.ops.sampling import SamplingOps
 from vivace.platforms.rows import TokensByRow
@@ -25,7 +26,6 @@ from vivace.protocol.step import Join
 from vivace.protocol.tasks import GENERATE
 from vivace.sampling.processors import Entries, Histories
 
-MAX_REASON = 200
 MOST_FORCED = 11
 """tokens at once: with the one that was drawn a step of one row is still a replay of single tokens
 (`REPLAYED_TOKENS`)"""
@@ -120,7 +120,7 @@ class GrammarLogitsProcessor:
             return found
         try:
             matcher = self._compiler.matcher(constraint)
-        except GrammarError as error:
+        except (GrammarError, LibraryFault) as error:
             raise StepRefused(f"{constraint.field or constraint.kind}: {error}") from error
 
         def follow() -> GrammarMatcher:
@@ -185,18 +185,17 @@ class GrammarLogitsProcessor:
         tokens = takewhile(lambda token: token not in stops, row.matcher.forced())
         return list(tokens)[: min(room, MOST_FORCED)]
 
-    def why_stuck(self, row: int) -> str:
+    def why_stuck(self, row: int) -> tuple[int, str] | None:
         self._masks.wait()
         state = self._rows[row]
         error = state.matcher.error
         if not error:
-            return ""
+            return None
         constraint = state.constraint
         if error != STUCK:  # of that the answer is to blame
             self._compiler.forget(constraint)
-        reason = " ".join(error.split())[:MAX_REASON]
-        told = f"cannot be obeyed any further ({reason}); make it simpler"
-        return f"{constraint.field or constraint.kind}: {told}"
+        status, told = explain_stuck(error)
+        return status, f"{constraint.field or constraint.kind}: {told}"
 
     def _fill_behind_drafts(self, entries: Entries, masks: np.ndarray) -> None:
         drafts = self._drafts(entries)

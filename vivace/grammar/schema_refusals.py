@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from vivace.errors import is_panic
 from vivace.grammar.backend import JsonFormat
 from vivace.grammar.json_schema import json_grammar
 from vivace.grammar.schema_keywords import spelled, subschemas
@@ -196,8 +197,6 @@ def _guilty(schema: Any, found: Sequence[tuple[Any, ...]], said: re.Match[str]) 
 
 
 def _said_without(schema: Any, paths: Sequence[tuple[Any, ...]]) -> str:
-    from llguidance import LLMatcher
-
     copy: Any = msgspec.json.decode(msgspec.json.encode(schema))
     for path in paths:
         value = copy
@@ -205,4 +204,16 @@ def _said_without(schema: Any, paths: Sequence[tuple[Any, ...]]) -> str:
             inside = isinstance(value, list) or part in value
             value = value[part] if inside else {}  # what it stood in is taken off
         value.pop(path[-1], None)
-    return LLMatcher.validate_grammar(json_grammar(copy, JsonFormat()), None)
+    return validate_grammar(json_grammar(copy, JsonFormat()))
+
+
+def validate_grammar(grammar: str) -> str:
+    """What the library says is wrong with it; nothing where it fails at it."""
+    from llguidance import LLMatcher
+
+    try:
+        return LLMatcher.validate_grammar(grammar, None)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        return ""

@@ -18,6 +18,7 @@ from vivace.grammar.schema_refusals import (
     explain_blamed,
     explain_expression,
     explain_refusal,
+    validate_grammar,
 )
 from vivace.grammar.structural_tag import tag_grammars
 from vivace.grammar.tag_forms import read_structural_tag, tag_schemas, tag_texts
@@ -83,10 +84,8 @@ def _explain_tag(root: dict[str, Any], reason: str) -> str:
 
 def _refusal_alone(part: Constraint) -> str:
     """Of an expression or a grammar; empty: it is none."""
-    from llguidance import LLMatcher
-
     translate_part = _translate_regex if part.kind == REGEX else _translate_ebnf
-    reason = LLMatcher.validate_grammar(translate_part(part.text), None)
+    reason = validate_grammar(translate_part(part.text))
     return explain(part, reason) if reason else ""
 
 

@@ -6,9 +6,9 @@ from functools import partial
 
 import msgspec
 
-from vivace.grammar.backend import GrammarError, TokenVocabulary
+from vivace.grammar.backend import GrammarError, LibraryFault, TokenVocabulary
 from vivace.grammar.limited_child import Answer, answer_constraints
-from vivace.grammar.limited_process import TrialLimits
+from vivace.grammar.limited_process import LESS, TrialLimits
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.source import GrammarDialect, translate
 from vivace.grammar.translator import BeginTranslating, TranslatedGrammar
@@ -47,8 +47,10 @@ def answer_to(
         backend.build(constraint, grammars)
     except GrammarError as error:
         return TranslatedGrammar(refusal=str(error))
+    except LibraryFault as error:
+        return TranslatedGrammar(fault=str(error))
     except MemoryError:
-        return TranslatedGrammar(refusal="takes too much memory to compile; make it simpler")
+        return TranslatedGrammar(refusal=f"takes too much memory to compile; {LESS}")
     return TranslatedGrammar(grammars=grammars)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vivace.grammar.backend import GrammarError
+from vivace.grammar.backend import GrammarError, LibraryFault
 from vivace.grammar.limited_process import LimitedProcess, TrialLimits, encode
 from vivace.grammar.source import GrammarDialect
 from vivace.protocol.constraints import Constraint
@@ -24,6 +24,8 @@ class TranslatedGrammar(msgspec.Struct, frozen=True, omit_defaults=True):
 
     grammars: list[str] = []
     refusal: str = ""
+    fault: str = ""
+    """of the library"""
 
 
 class TranslatorProcess:
@@ -34,9 +36,11 @@ class TranslatorProcess:
         self.process = LimitedProcess(MODULE, BeginTranslating(dialect, limits), limits)
 
     def translate(self, constraint: Constraint) -> list[str]:
-        """Raises GrammarError; GrammarUnavailable where the machine is to blame."""
+        """Raises GrammarError; LibraryFault; GrammarUnavailable where the machine is to blame."""
         answer = self.process.ask(encode(constraint))
         found = msgspec.msgpack.decode(answer, type=TranslatedGrammar)
         if found.refusal:
             raise GrammarError(found.refusal)
+        if found.fault:
+            raise LibraryFault(found.fault)
         return found.grammars

@@ -168,8 +168,8 @@ class StepResult(msgspec.Struct, omit_defaults=True, kw_only=True, tag="result")
     payloads: dict[int, Payload] = {}
     """span index -> its embedding, or the hidden states of the last positions it advanced by"""
     bad: dict[int, str] = {}
-    stuck: dict[int, str] = {}
-    """of the spans in `bad` those whose request is to blame -> why"""
+    stuck: dict[int, tuple[int, str]] = {}
+    """of the spans in `bad` those whose constraint is to blame -> status and why"""
     expert_counts: bytes = b""
     """[layers with experts, slots] int64: pairs of tokens and experts that went to each slot; empty
     where nobody counts"""

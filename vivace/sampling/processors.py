@@ -72,7 +72,7 @@ class HostState(Protocol):
         `at_once`: no other step has begun; these tokens follow then, since no others may."""
         ...
 
-    def why_stuck(self, row: int) -> str: ...  # why its request is to blame; empty: it is not
+    def why_stuck(self, row: int) -> tuple[int, str] | None: ...  # status, why; None: not it
     def left(self, row: int) -> None: ...  # the row is nobody's
 
 
@@ -155,9 +155,9 @@ class LogitsProcessors:
                 found |= state.landed(own, at_once=at_once)
         return found
 
-    def why_stuck(self, row: int) -> str:
+    def why_stuck(self, row: int) -> tuple[int, str] | None:
         states = [state for one in self.rows.get(row, ()) if (state := one.host_state)]
-        return next(filter(None, (state.why_stuck(row) for state in states)), "")
+        return next(filter(None, (state.why_stuck(row) for state in states)), None)
 
 
 # --- those that every worker has ------------------------------------------------------------

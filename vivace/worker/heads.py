@@ -130,8 +130,8 @@ class Heads(Protocol):
         """As of `HostState`"""
         ...
 
-    def why_stuck(self, row: int) -> str:
-        """Why the row's request is to blame that its numbers are bad; empty: it is not."""
+    def why_stuck(self, row: int) -> tuple[int, str] | None:
+        """Status and why, where what constrains the row is to blame that its numbers are bad."""
         ...
 
     def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
@@ -158,7 +158,7 @@ class StepHeads:
     def landed(self, drawn: TokensByRow, *, at_once: bool) -> TokensByRow:
         return self._sampling.processors.landed(drawn, at_once=at_once)
 
-    def why_stuck(self, row: int) -> str:
+    def why_stuck(self, row: int) -> tuple[int, str] | None:
         return self._sampling.processors.why_stuck(row)
 
     def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:

@@ -81,8 +81,8 @@ class HeadsElsewhere:
         """Nobody here wants to hear it."""
         return {}
 
-    def why_stuck(self, row: int) -> str:
-        return ""
+    def why_stuck(self, row: int) -> tuple[int, str] | None:
+        return None
 
     def read(self, step: StepInput, spans: Spans, hidden: Tensor) -> StepOutput:
         final = spans.final

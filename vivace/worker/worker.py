@@ -247,7 +247,7 @@ class WorkerStep:
         arrival: ReadBack,
         rows: RowStates,
         drafter: Drafter,
-        why_stuck: Callable[[int], str],
+        why_stuck: Callable[[int], tuple[int, str] | None],
         zero: Callable[[np.ndarray], None],
         started: float,
         captured: bool,
