@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
+from vivace.errors import is_panic
 from vivace.grammar.endless_rules import LARK_TOKEN, START, UnreadGrammar
 
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
@@ -50,7 +51,19 @@ def flat_terminals(lark: str, prefix: str) -> list[str] | None:
 def _is_read(lark: str) -> bool:
     from llguidance import LLMatcher
 
-    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(lark), None)
+    return not validate_grammar(LLMatcher.grammar_from_lark(lark))
+
+
+def validate_grammar(grammar: str) -> str:
+    """What the library says is wrong with it; nothing where it fails at it."""
+    from llguidance import LLMatcher
+
+    try:
+        return LLMatcher.validate_grammar(grammar, None)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        return ""
 
 
 def _definition(name: str, body: list[LarkToken], known: dict[str, str]) -> str:

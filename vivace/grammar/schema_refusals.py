@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from vivace.errors import is_panic
 from vivace.grammar.backend import JsonFormat
+from vivace.grammar.flat_grammars import validate_grammar
 from vivace.grammar.json_schema import json_grammar
 from vivace.grammar.schema_keywords import spelled, subschemas
 from vivace.parsers.schema_types import Path, pointed
@@ -205,15 +205,3 @@ def _said_without(schema: Any, paths: Sequence[tuple[Any, ...]]) -> str:
             value = value[part] if inside else {}  # what it stood in is taken off
         value.pop(path[-1], None)
     return validate_grammar(json_grammar(copy, JsonFormat()))
-
-
-def validate_grammar(grammar: str) -> str:
-    """What the library says is wrong with it; nothing where it fails at it."""
-    from llguidance import LLMatcher
-
-    try:
-        return LLMatcher.validate_grammar(grammar, None)
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        return ""

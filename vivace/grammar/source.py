@@ -10,7 +10,7 @@ from typing import Any
 
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.endless_rules import check_ends
-from vivace.grammar.flat_grammars import NO_FORCING
+from vivace.grammar.flat_grammars import NO_FORCING, validate_grammar
 from vivace.grammar.json_schema import json_grammar, read_schema
 from vivace.grammar.schema_refusals import (
     MAX_REASON,
@@ -18,7 +18,6 @@ from vivace.grammar.schema_refusals import (
     explain_blamed,
     explain_expression,
     explain_refusal,
-    validate_grammar,
 )
 from vivace.grammar.structural_tag import tag_grammars
 from vivace.grammar.tag_forms import read_structural_tag, tag_schemas, tag_texts
