@@ -13,7 +13,7 @@ import pytest
 from grammar_kit import EOS, obeys, schema_matcher
 
 from vivace.grammar.backend import GrammarError
-from vivace.grammar.schema_references import with_pointers
+from vivace.grammar.schema_references import MOST_VALUES, with_pointers
 from vivace.protocol.constraints import JSON_SCHEMA
 
 FEW = {"$defs": {"few": {"type": ["string", "null", "number"], "enum": ["a", None, 1, 1.0, True]}}}
@@ -145,9 +145,19 @@ def test_a_reference_that_drafts_read_differently_is_refused_where_none_is_named
     ],
 )
 def test_what_is_no_uri_is_refused(schema: dict[str, Any]) -> None:
-    assert with_pointers(schema) is not None
+    assert with_pointers({"f": schema})
     with pytest.raises(GrammarError):
         obeys(JSON_SCHEMA, schema, "1")
+
+
+def test_schemas_of_a_request_are_followed_up_to_a_number_of_values() -> None:
+    """All together: nothing else goes on meanwhile."""
+    named: dict[str, Any] = {"$ref": "#n", "$defs": {"n": {"$anchor": "n"}}}
+    large = {**named, "enum": list(range(MOST_VALUES))}
+    plain = {"$id": "http://a/", "$ref": "#/$defs/n", "$defs": {"n": {}}, "enum": large["enum"]}
+    found = with_pointers({"plain": plain, "first": named, "large": large, "last": named})
+    assert found["first"] == {"$ref": "#/$defs/n", "$defs": {"n": {}}}
+    assert found["plain"] is plain and found["large"] is large and found["last"] is named
 
 
 @pytest.mark.parametrize("schema", NAMED)

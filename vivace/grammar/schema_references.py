@@ -4,30 +4,39 @@ follow, the library among them."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import islice
 from typing import Any
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
 from vivace.grammar.schema_keywords import subschemas
-from vivace.parsers.schema_types import Path, is_pointer, pointed
+from vivace.parsers.schema_types import Path, is_pointer, pointed, values
 
 ANCHORS = ("$anchor", "$dynamicAnchor")
 DYNAMIC = ("$dynamicRef", "$recursiveRef")
-NAMING = (*ANCHORS, *DYNAMIC, "$recursiveAnchor")
+NAMING = frozenset((*ANCHORS, *DYNAMIC, "$recursiveAnchor"))
 REF_ALONE = ("draft-04", "draft-06", "draft-07")
 """drafts in which nothing beside a `$ref` counts"""
 IN_POINTERS = "!$&'()*+,;=:@~?"
 Part = tuple[Path, dict[str, Any]]
 """a schema within another, and where"""
+MOST_VALUES = 4000
+"""of all schemas of a request that are read while nothing else is done"""
 
 
-def with_pointers(schema: Any) -> Any:
-    """The schema, or a copy that refers by pointers."""
-    if refers_by_names(schema):
-        schema = deepcopy(schema)
-        use_pointers(schema)
-    return schema
+def with_pointers(schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """The schemas, with copies that refer by pointers in the place of those that refer by names;
+    beyond `MOST_VALUES` the rest as they are."""
+    found, left = dict(schemas), MOST_VALUES
+    for key, schema in schemas.items():
+        if refers_by_names(schema):
+            left -= sum(1 for _ in islice(values(schema), left + 1))
+            if left < 0:
+                break
+            found[key] = deepcopy(schema)
+            use_pointers(found[key])
+    return found
 
 
 def use_pointers(schema: Any) -> None:
@@ -38,12 +47,14 @@ def use_pointers(schema: Any) -> None:
 
 
 def refers_by_names(schema: Any) -> bool:
-    return any(_is_named(path, one) for path, one in subschemas(schema))
-
-
-def _is_named(path: Path, one: dict[str, Any]) -> bool:
-    named = any(key in one for key in NAMING) or (bool(path) and "$id" in one)
-    return named or not is_pointer(str(one.get("$ref", "#")))
+    """Or looks so, where an instance or a map of properties has these keys."""
+    return any(
+        not NAMING.isdisjoint(one)
+        or ("$id" in one and one is not schema)
+        or not is_pointer(str(one.get("$ref", "#")))
+        for one in values(schema)
+        if isinstance(one, dict)
+    )
 
 
 class _NamedParts:

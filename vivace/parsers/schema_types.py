@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -103,3 +103,14 @@ def pointed(root: Any, ref: str) -> tuple[Path, Any] | None:
         else:
             return None
     return path, value
+
+
+def values(value: Any) -> Iterator[Any]:
+    """It, and all that is in it."""
+    stack = [value]
+    while stack:
+        yield (one := stack.pop())
+        if isinstance(one, Mapping):
+            stack += one.values()
+        elif isinstance(one, list):
+            stack += one

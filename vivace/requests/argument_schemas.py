@@ -14,7 +14,7 @@ from typing import Any
 from vivace.grammar.schema_keywords import DEFINITIONS, spelled, wrong_keywords
 from vivace.grammar.tool_tags import TagFormat, json_value
 from vivace.parsers.json_values import MAX_NAME
-from vivace.parsers.schema_types import MAX_STEPS, kinds, pointed_value
+from vivace.parsers.schema_types import MAX_STEPS, kinds, pointed_value, values
 
 OF_STRINGS = frozenset(("minLength", "maxLength", "pattern", "format"))
 OF_OTHERS = frozenset(
@@ -221,14 +221,3 @@ def text_size(value: Any) -> int:
         size += VALUE + (len(one) if isinstance(one, str) else 0)
         size += sum(map(len, one)) if isinstance(one, Mapping) else 0
     return size
-
-
-def values(value: Any) -> Iterator[Any]:
-    """It, and all that is in it."""
-    stack = [value]
-    while stack:
-        yield (one := stack.pop())
-        if isinstance(one, Mapping):
-            stack += one.values()
-        elif isinstance(one, list):
-            stack += one

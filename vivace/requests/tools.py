@@ -104,9 +104,9 @@ def offered_tools(params: ToolFields) -> OfferedTools:
     tools, choice = read_tools(params.tools or ()), params.tool_choice
     if choice == "none":
         return OfferedTools()
-    schemas = {
-        name: with_pointers(tool.definition.parameters or {}) for name, tool in tools.items()
-    }
+    schemas = with_pointers(
+        {name: tool.definition.parameters or {} for name, tool in tools.items()}
+    )
     offered = OfferedTools(
         described=[tool.described() for tool in tools.values()],
         schemas=schemas,
