@@ -102,6 +102,16 @@ def test_the_masks_of_rows_are_those_of_where_they_stand() -> None:
             assert (bits == [allowed(rows[row]) for row in chosen.tolist()]).all()
 
 
+def test_masks_of_rows_behind_each_other_are_the_tables() -> None:
+    """Until the next ones begin; those of others are copies."""
+    masks, rows = NextMasks(BACKEND.fill), {row: compiled(REGEX, "abc") for row in range(3)}
+    near, apart = (masks.take(rows, np.array(some), mask_words(SIZE)) for some in ([1, 2], [0, 2]))
+    rows[2].accept([97])
+    masks.begin({2: rows[2]})
+    now = masks.take(rows, np.array([2]), mask_words(SIZE))[0]
+    assert (near[1] == now).all() and (apart[1] != now).any()
+
+
 @st.composite
 def schemas(draw: st.DrawFn, depth: int = 2) -> dict[str, object]:
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "const"]

@@ -147,9 +147,7 @@ class GrammarLogitsProcessor:
         picked = entries.select(places, index)
         matchers = {row: self._rows[row].matcher for row in picked.host_rows.tolist()}
         masks = self._masks.take(matchers, picked.host_rows, mask_words(logits.shape[1]))
-        if self._history.drafts:
-            masks = masks.copy()
-            self._fill_behind_drafts(picked, masks)
+        masks = self._with_drafts(picked, masks)
         self._ops.apply_token_bitmask(logits, index, upload(masks, logits.device))
 
     def _find_masked(self, logits: Tensor, entries: Entries, places: np.ndarray) -> np.ndarray:
@@ -197,10 +195,12 @@ class GrammarLogitsProcessor:
         status, told = explain_stuck(error)
         return status, f"{constraint.field or constraint.kind}: {told}"
 
-    def _fill_behind_drafts(self, entries: Entries, masks: np.ndarray) -> None:
+    def _with_drafts(self, entries: Entries, masks: np.ndarray) -> np.ndarray:
+        """Those masks; where entries stand behind drafts a copy that has theirs."""
         drafts = self._drafts(entries)
         if not any(drafts):
-            return
+            return masks
+        masks = masks.copy()
         behind: list[PlacedMatcher] = []
         rows = entries.host_rows.tolist()
         for row, lines in groupby(enumerate(drafts), lambda line: rows[line[0]]):
@@ -214,6 +214,7 @@ class GrammarLogitsProcessor:
                 else:
                     behind.append((matcher.copy(), place))
         self._compiler.fill(behind, masks)
+        return masks
 
     def _drafts(self, entries: Entries) -> list[list[int]]:
         """What stands between the known tokens and each entry."""
