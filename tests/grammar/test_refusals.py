@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grammar_kit import BACKEND, SIZE, VOCABULARY
+from grammar_kit import BACKEND, SIZE, VOCABULARY, obeys
 
 from vivace.errors import CannotStart
 from vivace.grammar.backend import GrammarError
@@ -150,7 +150,6 @@ EXPLODING = {
     ("kind", "what"),
     [
         (JSON_SCHEMA, nested(300)),
-        (JSON_SCHEMA, json.dumps(nested(300)) * 1),
         (JSON_SCHEMA, "[" * 200_000),
         (JSON_SCHEMA, EXPLODING),
         (REGEX, "("),
@@ -187,6 +186,8 @@ def test_grammars_are_told_by_their_own_lines() -> None:
         (regex("a(", "", quoted=True), "tools[0]: unclosed group"),
         (grammar("start: foo", ""), "tools[0]: line 1, column 8: unknown name"),
         (any_text(patterns=["a["]), "tools[0]: unclosed character class"),
+        (any_text(unlike=["a["]), "tools[0]: unclosed character class"),
+        (any_text(unlike=["a\\"]), "tools[0]: ends with a backslash"),
     ],
 )
 def test_expressions_and_grammars_in_tags_are_told_by_their_place(part: Any, told: str) -> None:
@@ -207,6 +208,11 @@ def test_expressions_and_grammars_in_tags_are_told_by_their_place(part: Any, tol
 )
 def test_a_start_is_a_rule_of_lark_and_of_gbnf(text: str) -> None:
     BACKEND.compile(Constraint(kind=EBNF, text=text))
+
+
+def test_a_start_of_gbnf_is_no_other_rule() -> None:
+    text = 'root ::= start start-rule\nstart ::= "a"\nstart-rule ::= "b"\nStart_Rule-X ::= "c"'
+    assert [obeys(EBNF, text, said) for said in ("ab", "bb", "aa")] == [True, False, False]
 
 
 def test_a_pattern_of_the_operator_is_tried_at_the_start() -> None:

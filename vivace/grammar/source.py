@@ -132,15 +132,19 @@ def to_lark(text: str) -> str:
     if not is_lark and _GBNF not in text:
         raise GrammarError(NO_START)
     try:
-        lark = text if is_lark else gbnf_to_lark(_OWN_START.sub(_renamed_start, text))
+        lark = text if is_lark else gbnf_to_lark(_without_start(text))
     except Exception as error:  # the converter raises plain ones
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise GrammarError(f"is no grammar in GBNF: {reason}") from error
     return NO_FORCING + _OPTIONS.sub("", lark)
 
 
-def _renamed_start(found: re.Match[str]) -> str:
-    return found[1] or "start-rule"
+def _without_start(gbnf: str) -> str:
+    """With another name for that rule, which no rule has, to the converter either."""
+    name, known = "start-rule", gbnf.lower().replace("_", "-")
+    while name in known:
+        name += "-x"
+    return _OWN_START.sub(lambda found: found[1] or name, gbnf)
 
 
 def _written_out(escape: re.Match[str]) -> str:

@@ -170,13 +170,12 @@ class _TagRules:
         and is not `unlike`: expressions for the whole of it."""
         excluded = [*node_texts(node, "excludes", place), *also]
         patterns, unlike = node_texts(node, "patterns", place), node_texts(node, "unlike", place)
-        self._foreign = self._foreign or bool(unlike) or any(map(MAY_GO_ON.search, patterns))
+        self._foreign |= bool(unlike) or any(map(MAY_GO_ON.search, patterns))
+        terms = self._expressions(node, "patterns", place)
+        terms += [f"~{one}" for one in self._expressions(node, "unlike", place)]
         if excluded:
             words = "|".join(map(_as_pattern, dict.fromkeys(excluded)))
-            unlike = [*unlike, f"(?s:.*)(?:{words})(?s:.*)"]
-        with _blaming(node, f"{place}.patterns"):
-            terms = [f"/{self._to_regex(pattern)}/" for pattern in patterns]
-        terms += [f"~/{self._to_regex(pattern)}/" for pattern in unlike]
+            terms.append(f"~/{self._to_regex(f'(?s:.*)(?:{words})(?s:.*)')}/")
         if self._joined:
             self._foreign = True
             terms.append(self._joined)
@@ -187,6 +186,14 @@ class _TagRules:
             self._texts[body] = f"{TEXT}_{len(self._texts)}"
             self._append(self._texts[body], body)
         return self._texts[body]
+
+    def _expressions(self, node: dict[str, Any], key: str, place: str) -> list[str]:
+        """Between slashes."""
+        found: list[str] = []
+        for index, pattern in enumerate(node_texts(node, key, place)):
+            with _blaming(node, f"{place}.{key}.{index}"):
+                found.append(f"/{self._to_regex(pattern)}/")
+        return found
 
     # --- parts of parts -------------------------------------------------------------------------
 

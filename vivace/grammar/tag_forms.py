@@ -106,8 +106,12 @@ def tag_texts(root: Any) -> list[tuple[str, Constraint]]:
             texts = {f"{place}.pattern": node.get("pattern")}
         elif has_type(node, "grammar"):
             texts = {f"{place}.grammar": node.get("grammar")}
-        elif has_type(node, ANY_TEXT) and isinstance(node.get("patterns"), list):
-            texts = {f"{place}.patterns.{i}": text for i, text in enumerate(node["patterns"])}
+        elif has_type(node, ANY_TEXT):
+            texts = {
+                f"{place}.{key}.{i}": text
+                for key in ("patterns", "unlike")
+                for i, text in enumerate(node_texts(node, key, place))
+            }
         else:
             continue
         kind = EBNF if node["type"] == "grammar" else REGEX
