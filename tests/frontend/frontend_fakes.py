@@ -59,12 +59,14 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def sentencepiece_metadata() -> dict[str, Any]:
-    """A small vocabulary in the form of `tokenizer.ggml.*` of a Llama 2 file."""
+    """A small vocabulary in the form of `tokenizer.ggml.*` of a Llama 2 file, with runs of spaces
+    of one score, as Mistral's."""
     words = ["\u2581", "h", "e", "l", "o", "w", "r", "d", "he", "ll", "\u2581he", "llo"]
-    words += ["\u2581w", "or", "\u2581wor", "ld", "\u2581hello", "\u2581world", "\u2581\u2581"]
-    tokens = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], *words]
-    types = [2, 3, 3, *[6] * 256, *[1] * len(words)]
-    scores = [0.0] * 259 + [-float(len(words) - i) for i in range(len(words))]
+    words += ["\u2581w", "or", "\u2581wor", "ld", "\u2581hello", "\u2581world"]
+    runs = ["\u2581" * count for count in (8, 2, 4, 3, 5)]
+    tokens = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], *words, *runs]
+    types = [2, 3, 3, *[6] * 256, *[1] * (len(words) + len(runs))]
+    scores = [0.0] * 259 + [-float(len(words) - i) for i in range(len(words))] + [-1e9] * len(runs)
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,

@@ -6,6 +6,7 @@ import itertools
 import json
 import struct
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,7 +193,7 @@ def greedy_by_score(text: str) -> list[int]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(text=st.text(alphabet="helowrd  é😀", max_size=30))
+@given(text=st.text(alphabet="helowrd   é😀", max_size=30) | st.integers(9, 40).map(" ".__mul__))
 def test_sentencepiece_equals_greedy_joining(text: str) -> None:
     ours = sentencepiece_tokenizer()
     ids = ours.encode(text)
@@ -325,9 +326,16 @@ def varint(value: int) -> bytes:
 
 
 def sentencepiece_file(
-    *, kind: int = 2, squeezes: int = 0, marks_spaces: int = 1, suffixed: int = 0
+    *,
+    kind: int = 2,
+    squeezes: int = 0,
+    marks_spaces: int = 1,
+    suffixed: int = 0,
+    whole: Sequence[str] = (),
 ) -> bytes:
     meta = sentencepiece_metadata()
+    for name, each in (("tokens", None), ("scores", 0.0), ("token_type", 4)):
+        meta[f"tokenizer.ggml.{name}"] += [piece if each is None else each for piece in whole]
     columns = (meta[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type"))
     pieces = [
         proto(1, proto(1, token.encode()) + proto(2, score) + proto(3, kind_of_token))
@@ -361,10 +369,22 @@ def sentencepiece_from_file() -> Tokenizer:
 @pytest.mark.parametrize(
     "wrong", [{"kind": 1}, {"squeezes": 1}, {"marks_spaces": 0}, {"suffixed": 1}]
 )
-def test_sentencepiece_that_is_not_read(wrong: dict[str, int], tmp_path: Path) -> None:
+def test_sentencepiece_that_is_not_read(wrong: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file(**wrong))
     with pytest.raises(TokenizerError, match="--tokenizer-path"):
         load_tokenizer(Source(tmp_path))  # type: ignore[arg-type]
+
+
+def test_pieces_of_sentencepiece_that_are_kept_whole() -> None:
+    data = sentencepiece_file(whole=["<sep>", "\n", "\u2581\u2581", "\n\n"])
+    core = sentencepiece_core(data, ConfigFields({}, str, ""), "tokenizer.model")
+    for text, pieces in {
+        "<sep>he": "<s> \u2581 <sep> he",
+        "\n\n\n hello": "<s> \u2581 \n\n \n \u2581hello",
+        "he   he": "<s> \u2581he \u2581\u2581 \u2581he",
+    }.items():
+        assert core.encode(text).tokens == pieces.split(" ")  # as the library sentencepiece says
+        assert core.decode(core.encode(text).ids) == text
 
 
 @given(st.data())

@@ -115,15 +115,17 @@ def merges_by_score(
 ) -> list[tuple[str, str]]:
     """SentencePiece BPE as merges: the pair whose result has the best score joins first.
 
-    Every way to split a token into two tokens is a merge that leads to it. Raises TokenizerError
-    for a file in `where` that has too many.
+    Every way to split a token into two tokens is a merge that leads to it. Of equal scores, which
+    Mistral's files have for all runs of spaces, the pair on the left joins first: what has joined
+    already stands there, so the one with the longer left part. Raises TokenizerError for a file in
+    `where` that has too many.
     """
     found, room = list[tuple[float, int, int, str, str]](), MERGES_CHARACTERS
     for left, right, score in split_tokens(tokens, scores, vocabulary):
         room -= len(left) + len(right)
         if room < 0:
             raise TokenizerError(f"{where}: too many pairs of its tokens are tokens")
-        found.append((-score, vocabulary[left], vocabulary[right], left, right))
+        found.append((-score, -len(left), -len(right), left, right))
     found.sort(key=lambda entry: entry[:3])
     return [(left, right) for *_, left, right in found]
 

@@ -3,15 +3,18 @@ columns are those that GGUF files have of it."""
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any
 
+from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from vivace.checkpoint.fields import ConfigFields, Flag
 from vivace.frontend.errors import TokenizerError
-from vivace.frontend.gguf_words import KEY
+from vivace.frontend.gguf_words import KEY, USER
+from vivace.frontend.tokenizer_core import from_library
 from vivace.frontend.tokenizer_gguf import build_tokenizer
 
 PIECES, TRAINER, NORMALIZER = 1, 2, 3
@@ -37,7 +40,11 @@ Value = int | float | bytes
 def sentencepiece_core(data: bytes, config: ConfigFields, where: str) -> Core:
     """`config`: tokenizer_config.json. Raises TokenizerError."""
     try:
-        return build_tokenizer(read_model(data, config, where), where)[0]
+        model = read_model(data, config, where)
+        whole = take_user_pieces(model) if model[f"{KEY}add_space_prefix"] else []
+        core = build_tokenizer(model, where)[0]
+        from_library(lambda: isolate(core, whole), f"{where}: pieces that are kept whole")
+        return core
     except TokenizerError:
         raise
     except (struct.error, IndexError, UnicodeDecodeError, TypeError, ValueError) as error:
@@ -79,6 +86,23 @@ def read_model(data: bytes, config: ConfigFields, where: str) -> dict[str, Any]:
         },
         **known,
     }
+
+
+def take_user_pieces(model: dict[str, Any]) -> list[str]:
+    """Pieces that the trainer was told to keep whole, which are words like others from now on: an
+    added token would have a space put behind it, too, not only before the text."""
+    tokens, types = model[f"{KEY}tokens"], model[f"{KEY}token_type"]
+    found = [token for token, kind in zip(tokens, types, strict=True) if kind == USER and token]
+    model[f"{KEY}token_type"] = [NORMAL if kind == USER else kind for kind in types]
+    return found
+
+
+def isolate(core: Core, pieces: list[str]) -> None:
+    """Have each piece be one token wherever it stands, the longest first."""
+    if pieces:
+        pattern = "|".join(map(re.escape, sorted(pieces, key=len, reverse=True)))
+        core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")  # type: ignore[assignment]
+        core.model.ignore_merges = True  # type: ignore[attr-defined]
 
 
 def as_bytes(value: Value) -> bytes:
