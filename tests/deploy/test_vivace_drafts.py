@@ -87,6 +87,17 @@ def test_a_refusal_is_about_the_flag_that_names_the_draft(toy: Path, tmp_path: P
     assert found.flag == "--speculative-draft-model-path"
 
 
+@pytest.mark.parametrize("named", ["/nowhere/draft", "./nowhere", "org/draft"])
+def test_a_draft_lies_where_its_model_does(named: str, toy: Path) -> None:
+    """What the hub may have is not looked for."""
+    words = ["--model-path", str(toy), *DRAFT.split(), named]
+    with pytest.raises(CannotStart, match="speculative-draft-model-path"):
+        configure(parse(words, {}))
+    found = [(each.flag, named in each.text) for each in worst(words)]
+    assert found == [("--speculative-draft-model-path", True)] * (not named.startswith("org"))
+    assert worst(["--model-path", "org/model", *words[2:]]) == []
+
+
 @pytest.mark.parametrize("algorithm", ["NEXTN", "EAGLE"])
 def test_a_model_without_layers_for_drafts_is_told_wherever_it_lies(algorithm: str) -> None:
     words = ["--model-path", "meta-llama/Llama-3.1-8B-Instruct", "--device", "cpu"]

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from vivace.checkpoint.hub_cache import is_repo_id, split_quantization
 from vivace.checkpoint.layouts import InputGroups
 from vivace.checkpoint.source import ModelSource, locate, merge
 from vivace.checkpoint.weight_files import PICKLED
@@ -155,11 +156,12 @@ def why_model_refused(options: Options, *, layout_known: bool, steps_known: bool
 def locate_draft_here(
     options: Options, target: ModelSource, facts: ModelFacts
 ) -> DraftModel | None:
-    """None: no model drafts, or it does not lie here."""
+    """None: no model drafts, or its name is one of the hub's. A path has to lie here as the model
+    does. Raises SourceError, ConfigError."""
     path = draft_path(options)
     if path is None:
         return locate_draft(options, target, facts, None) if takes_own_layers(options) else None
-    if not lies_here(Path(path)):
+    if not lies_here(Path(path)) and is_repo_id(split_quantization(path)[0]):
         return None
     if is_only_described(Path(path)):
         options = with_values(options, {"speculative_draft_load_format": "dummy"})

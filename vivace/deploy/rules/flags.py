@@ -303,7 +303,8 @@ def vivace_start(server: ServerPlan, case: Case) -> Iterator[Issue]:
     Its own checks stop the start, as for a --host that others reach without a key. Where only
     scripts were read, a key may come from outside: that is a warning; so may that of nodes always
     (`render --to kubernetes` and `compose` add one). A model is looked at where
-    its files lie on this machine: the embedded one, a folder, a GGUF file. What it takes and has
+    its files lie on this machine: the embedded one, a folder, a GGUF file; a draft that is named by
+    its path has to lie there, too. What it takes and has
     something to say of, as of a flag without effect beside others, is a note."""
     from vivace.deploy.own_checks import said_together
 
