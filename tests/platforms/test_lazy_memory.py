@@ -84,10 +84,16 @@ def test_what_threads_share_of_attention_costs_nothing_before_it_is_used() -> No
 
 
 def test_ranks_do_not_begin_with_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a folder in memory: who touched what it has no room for would be killed."""
-    memory = RankMemory(open_memory("ranks"))
+    """Of a folder in memory: who touched what it has no room for would be killed. All regions count
+    but for what somebody has touched."""
+    descriptor = open_memory("ranks")
+    memory = RankMemory(descriptor)
     small = SimpleNamespace(f_blocks=16, f_bavail=16, f_frsize=4096)
     monkeypatch.setattr(os, "fstatvfs", lambda _: small)
-    assert len(memory.take(1 << 16)) == 1 << 16
+    region = memory.take(1 << 16)
     with pytest.raises(CannotStart, match="shm"):
-        memory.take((1 << 16) + 1)
+        memory.take(1 << 14)
+    region[:] = bytes(1 << 16)
+    other = RankMemory(descriptor)
+    assert [len(other.take(1 << shift)) for shift in (16, 14)] == [1 << 16, 1 << 14]
+    os.close(descriptor)

@@ -11,6 +11,9 @@ from typing import Protocol
 
 from vivace.errors import CannotStart, RankLost, one_line_over_file_limit
 
+BLOCK = 512
+"""bytes of `st_blocks`"""
+
 
 class RankMemory:
     """A file without a name that all ranks of a machine have inherited, to be mapped by those whose
@@ -24,23 +27,24 @@ class RankMemory:
 
     def take(self, nbytes: int) -> mmap.mmap:
         """The next region, which costs memory as far as it is touched."""
-        start, length = self._length, pages(nbytes)
+        start = self._length
         self.skip(nbytes)
         # Others do the same, at other times: this makes the file longer, and never cuts it.
         with one_line_over_file_limit("what ranks exchange", self._length):
             os.posix_fallocate(self._descriptor, self._length - 1, 1)
-        self._check_room(length)
-        return mmap.mmap(self._descriptor, length, offset=start)
+        self._check_room()
+        return mmap.mmap(self._descriptor, self._length - start, offset=start)
 
-    def _check_room(self, nbytes: int) -> None:
-        """A file of /dev/shm may be longer than that is large; who touches the rest is killed."""
+    def _check_room(self) -> None:
+        """A file may be longer than its folder has room for; who touches the rest is killed."""
         disk = os.fstatvfs(self._descriptor)
         free = disk.f_bavail * disk.f_frsize
-        if disk.f_blocks and free < nbytes:  # memory without a folder has no blocks
+        untouched = self._length - BLOCK * os.fstat(self._descriptor).st_blocks
+        if disk.f_blocks and free < untouched:  # memory without a folder has no blocks
             raise CannotStart(
-                f"ranks exchange through {nbytes >> 20} MB of memory, and /dev/shm has "
-                f"{free >> 20} MB free: make it larger (docker run --shm-size 1g), or allow "
-                "memfd_create"
+                f"ranks exchange through {self._length >> 20} MB of memory, and its folder "
+                f"(/dev/shm, else that of temporary files) has {free >> 20} MB free: make it "
+                "larger (docker run --shm-size 1g), or allow memfd_create"
             )
 
     def skip(self, nbytes: int) -> None:
