@@ -15,9 +15,9 @@ from grammar_kit import BACKEND, SIZE
 from vivace.grammar.backend import LIBRARY_FAILED, PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.joint_matcher import STUCK
+from vivace.grammar.matcher_cache import MOST_MATCHERS, MOST_TOKENS, MatcherCache
 from vivace.grammar.processor import GrammarLogitsProcessor
 from vivace.grammar.replay import SLICE
-from vivace.grammar.standing import MOST_MATCHERS, MOST_TOKENS, StandingMatchers
 from vivace.platforms.ops.sampling import TorchSampling
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import LogprobOptions, SamplingParams
@@ -124,7 +124,7 @@ def test_a_row_that_joins_again_goes_on_with_its_matcher(monkeypatch: pytest.Mon
 
 
 def test_matchers_are_kept_of_few_tokens() -> None:
-    kept = StandingMatchers()
+    kept = MatcherCache()
     constraint = Constraint(kind=REGEX, text="[ab]*")
     answers = [[number] * (MOST_TOKENS // 3) for number in range(5)]
     matcher = BACKEND.compile(constraint)
@@ -135,7 +135,7 @@ def test_matchers_are_kept_of_few_tokens() -> None:
 
 
 def test_few_matchers_are_kept_of_answers_of_any_length() -> None:
-    kept = StandingMatchers()
+    kept = MatcherCache()
     constraint = Constraint(kind=REGEX, text="[ab]*")
     matcher = BACKEND.compile(constraint)
     answers = [[number] * (SLICE + 1) for number in range(MOST_MATCHERS + 2)]

@@ -32,8 +32,8 @@ from vivace.grammar.compile_threads import (
 )
 from vivace.grammar.compiled import Compiled, CompiledGrammars
 from vivace.grammar.limited_process import LESS
+from vivace.grammar.matcher_cache import MatcherCache
 from vivace.grammar.replay import resume
-from vivace.grammar.standing import StandingMatchers
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
@@ -59,7 +59,7 @@ class GrammarCompiler:
         """of the backend, while it is made"""
         self._compiled = CompiledGrammars()
         self._threads = CompileThreads(self._compiled.let_go, watch)
-        self.standing = StandingMatchers()
+        self.matcher_cache = MatcherCache()
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         """`ring` is called, from any thread, when a grammar is compiled."""
@@ -92,7 +92,7 @@ class GrammarCompiler:
     ) -> GrammarMatcher:
         """Where the answer stands, for the row that it joins."""
         found = resume(start, tokens)
-        self.standing.keep(constraint, tokens, found)
+        self.matcher_cache.keep(constraint, tokens, found)
         return found
 
     def matcher(self, constraint: Constraint) -> GrammarMatcher:

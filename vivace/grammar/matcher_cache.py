@@ -23,17 +23,17 @@ Place = tuple[str, str, bytes]
 
 
 @dataclass(frozen=True)
-class StandingMatcher:
+class CachedMatcher:
     matcher: GrammarMatcher
     tokens: int
 
 
-class StandingMatchers:
+class MatcherCache:
     """By constraint and tokens of the answer; the last ones that were kept. Any thread calls it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Place, StandingMatcher] = OrderedDict()
+        self._kept: OrderedDict[Place, CachedMatcher] = OrderedDict()
         self._tokens = 0
 
     def keep(self, constraint: Constraint, tokens: Sequence[int], matcher: GrammarMatcher) -> None:
@@ -44,7 +44,7 @@ class StandingMatchers:
         place = find_place(constraint, tokens)
         with self._lock:
             self._remove(place)
-            self._kept[place] = StandingMatcher(matcher, len(tokens))
+            self._kept[place] = CachedMatcher(matcher, len(tokens))
             self._tokens += len(tokens)
             while self._tokens > MOST_TOKENS or len(self._kept) > MOST_MATCHERS:
                 self._remove(next(iter(self._kept)))
@@ -58,7 +58,7 @@ class StandingMatchers:
             found = self._remove(place)
         return found and found.matcher
 
-    def _remove(self, place: Place) -> StandingMatcher | None:
+    def _remove(self, place: Place) -> CachedMatcher | None:
         found = self._kept.pop(place, None)
         if found is not None:
             self._tokens -= found.tokens

@@ -38,7 +38,7 @@ class ConstrainedRow:
     """Where the answer of a row stands, and what it obeys."""
 
     constraint: Constraint
-    standing: Future[GrammarMatcher]
+    future: Future[GrammarMatcher]
     prompt: int
     """tokens in front of the answer"""
     answer: array[int]
@@ -58,7 +58,7 @@ class ConstrainedRow:
 
     @property
     def matcher(self) -> GrammarMatcher:
-        return self.standing.result()
+        return self.future.result()
 
     def go_on(self, tokens: list[int]) -> None:
         self.matcher.accept(tokens)
@@ -105,7 +105,7 @@ class GrammarLogitsProcessor:
         alone = join.logprobs is None and join.task == GENERATE
         self._rows[row] = ConstrainedRow(
             constraint=constraint,
-            standing=self._stand(constraint, answer),
+            future=self._find_matcher(constraint, answer),
             prompt=join.prompt,
             answer=array("i", answer),
             stops=frozenset(join.stop_ids) if self._forces and alone else None,
@@ -113,9 +113,9 @@ class GrammarLogitsProcessor:
         )
         return True
 
-    def _stand(self, constraint: Constraint, tokens: list[int]) -> Future[GrammarMatcher]:
+    def _find_matcher(self, constraint: Constraint, tokens: list[int]) -> Future[GrammarMatcher]:
         found: Future[GrammarMatcher] = Future()
-        if (kept := self._compiler.standing.take(constraint, tokens)) is not None:
+        if (kept := self._compiler.matcher_cache.take(constraint, tokens)) is not None:
             found.set_result(kept)
             return found
         try:
@@ -135,9 +135,9 @@ class GrammarLogitsProcessor:
     def left(self, row: int) -> None:
         """For good, or to join again."""
         gone = self._rows.pop(row)
-        if len(gone.answer) > SLICE and gone.standing.done():
+        if len(gone.answer) > SLICE and gone.future.done():
             self._masks.wait()
-            self._compiler.standing.keep(gone.constraint, gone.answer, gone.matcher)
+            self._compiler.matcher_cache.keep(gone.constraint, gone.answer, gone.matcher)
 
     def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
         places = self._find_masked(logits, entries, places)
