@@ -56,7 +56,6 @@ class RequestState:
         "_cached",
         "_clock",
         "_detokenizer",
-        "_drafts",
         "_ended",
         "_first",
         "_hidden_states",
@@ -104,7 +103,6 @@ class RequestState:
         self._offer = sink.offer if plain and isinstance(sink, TextSink) else None
         self._cached = 0
         self._retractions = 0
-        self._drafts: tuple[int, int, int] | None = None
         self._sent = clock() - request.arrival
         self._queue = 0.0
         self._first = 0.0
@@ -173,7 +171,6 @@ class RequestState:
         ledger.extend(tokens)
         if delta.retractions:
             self._retractions = delta.retractions
-        self._drafts = delta.drafts or self._drafts
         if finish is not None:
             timings = self._final_timings()
         return RequestOutput(
@@ -189,7 +186,7 @@ class RequestState:
             hidden_states=self._take_hidden_states(),
             retractions=self._retractions,
             dp_rank=self.engine.index if self.engine is not None else 0,
-            drafts=self._drafts,
+            drafts=delta.drafts,
             timings=timings,
         )
 
@@ -215,7 +212,6 @@ class RequestState:
             cached_tokens=self._cached,
             retractions=self._retractions,
             dp_rank=self.engine.index if self.engine is not None else 0,
-            drafts=self._drafts,
             timings=timings,
         )
 
