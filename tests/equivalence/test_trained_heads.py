@@ -37,7 +37,14 @@ from vivace.protocol.messages import Request, SamplingParams
 from vivace.train.draft import find_chats
 from vivace.train.head import HeadPasses, HeadSizes
 from vivace.train.progress import TrainingProgress
-from vivace.train.prompts import cut_text, make_chats, read_chats, read_lines
+from vivace.train.prompts import (
+    cut_text,
+    hold_out,
+    make_chats,
+    needed_sequences,
+    read_chats,
+    read_lines,
+)
 from vivace.train.state_files import StateFiles
 
 SHAPE = {
@@ -285,6 +292,17 @@ def test_texts_and_given_answers_are_learned_as_they_are(toy: Trained, tmp_path:
     assert answer(model, requests, tmp_path / "of chats")[0] == plain
 
 
+def test_as_many_tokens_as_a_refusal_asks_for_are_enough(toy: Trained, tmp_path: Path) -> None:
+    assert toy.train("Llama", tmp_path / "head", *SMALL, *"--tokens 480 --epochs 1".split()) == 0
+    for batch in range(1, 100):
+        least = needed_sequences(batch)
+        learned = [
+            sum(not one.held_out for one in hold_out([[1]] * count, answered=True, seed=0))
+            for count in (least - 1, least)
+        ]
+        assert learned[0] < batch <= learned[1]
+
+
 REFUSED: dict[str, tuple[list[str], str]] = {
     "no text": (["--text", "empty.txt"], "no text"),
     "a missing file": (["--text", "nowhere.txt"], "No such file"),
@@ -298,6 +316,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "another output": (["--output", "."], "new folder"),
     "an output in a file": (["--output", "short.txt"], "short.txt"),
     "a long sequence": (["--sequence-length", "513"], "--sequence-length 513"),
+    "few tokens": (["--tokens", "479"], "480"),
     "drafts": (["--speculative-algorithm", "NGRAM"], "--speculative-algorithm"),
     "ranks": (["--tp-size", "2"], "--tp-size"),
     "engines": (["--dp-size", "2"], "one engine"),

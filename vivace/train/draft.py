@@ -33,6 +33,7 @@ from vivace.train.prompts import (
     encode_chats,
     hold_out,
     make_chats,
+    needed_sequences,
     read_chats,
     read_lines,
     read_text,
@@ -74,6 +75,11 @@ def train_draft(config: Config, asked: argparse.Namespace) -> int:
         raise CannotStart(
             f"--sequence-length {asked.sequence_length} is above the model's context of "
             f"{config.facts.context} tokens; give less"
+        )
+    if asked.tokens < (least := needed_sequences(asked.batch) * asked.sequence_length):
+        raise CannotStart(
+            f"--tokens {asked.tokens} is too little for a batch and what is held out; give "
+            f"{least} or more, a smaller --batch or a shorter --sequence-length"
         )
     folder, prompts = HeadFolder(asked.output), find_prompts(config, asked)
     taps = choose_taps(config.facts.layers)
@@ -141,21 +147,22 @@ def find_prompts(config: Config, asked: argparse.Namespace) -> list[TrainingProm
             tokenizer.chat.close()
     shortest = asked.steps + 3
     found = [one for one in found if answered or len(one) >= shortest]
-    if len(found) <= asked.batch:
+    if len(found) < (least := needed_sequences(asked.batch)):
         raise CannotStart(
-            f"there are {len(found)} sequences of up to {longest} tokens, and a batch has "
-            f"{asked.batch} besides one that is held out; give more text or prompts, a smaller "
-            "--batch, or a shorter --sequence-length"
+            f"sequences of up to {longest} tokens: {len(found)}, and a batch of {asked.batch} and "
+            f"what is held out take {least}; give more text or prompts, a smaller --batch, or a "
+            "shorter --sequence-length"
         )
     return hold_out(found, answered=answered, seed=asked.seed)
 
 
 def find_chats(asked: argparse.Namespace) -> list[Chat]:
     """Those of a file, or the package's. Raises CannotStart."""
+    least = needed_sequences(asked.batch)
     if asked.prompts is None:
-        return make_chats(1 + asked.tokens // USUAL_ANSWER, asked.seed)
+        return make_chats(max(least, 1 + asked.tokens // USUAL_ANSWER), asked.seed)
     lines = read_lines(asked.prompts)
-    most = 1 + asked.batch + asked.tokens // SHORT_SEQUENCE
+    most = least + asked.tokens // SHORT_SEQUENCE
     if len(lines) > most:
         print_wrapped(
             f"--prompts {asked.prompts}: {most:,} of {len(lines):,} prompts are used, drawn by "

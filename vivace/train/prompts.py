@@ -23,6 +23,7 @@ from vivace.requests.schema import Message
 MOST_BYTES = 1 << 30
 MOST_PROMPT_BYTES = 64 << 20
 PART = 1 << 20
+HELD_OUT = 20
 """characters of a text that become tokens at once"""
 SUFFIX = ".jsonl"
 MOST_VAIN = 5000
@@ -161,13 +162,18 @@ def cut_text(
     return found
 
 
+def needed_sequences(batch: int) -> int:
+    """So many that `batch` of them are not held out."""
+    return batch + -(-batch // (HELD_OUT - 1))
+
+
 def hold_out(found: Sequence[list[int]], *, answered: bool, seed: int) -> list[TrainingPrompt]:
-    """Every twentieth one, and one at least, is only to measure with. Shuffled."""
+    """One of `HELD_OUT`, and one at least, is only to measure with. Shuffled."""
     order = list(range(len(found)))
     random.Random(seed).shuffle(order)
     return [
         TrainingPrompt(
-            number=place, tokens=found[index], answered=answered, held_out=place % 20 == 0
+            number=place, tokens=found[index], answered=answered, held_out=place % HELD_OUT == 0
         )
         for place, index in enumerate(order)
     ]
