@@ -172,7 +172,7 @@ def test_a_record_that_has_no_room_is_kept(tmp_path: Path) -> None:
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
     try:
-        with pytest.raises(ValueError, match="large"):
+        with pytest.raises(OSError, match="large"):
             experts.execute(RecordExperts("dump"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -184,7 +184,7 @@ def test_a_record_that_has_no_room_is_kept(tmp_path: Path) -> None:
 def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="recorder"):
         NoExpertDistribution().execute(RecordExperts("start"))
-    with pytest.raises(ValueError, match="gone"):
+    with pytest.raises(OSError, match="gone"):
         made(Ranks(), folder=str(tmp_path / "gone")).execute(RecordExperts("dump"))
 
 

@@ -7,6 +7,7 @@ import threading
 import pytest
 from engine_rig import EOS, Rig
 
+from vivace.engine.expert_distribution import NoExpertDistribution
 from vivace.engine.loop import Loop
 from vivace.engine.result_processor import MAX_PREFIXES, Aborts
 from vivace.engine.settings import EngineSettings
@@ -20,6 +21,7 @@ from vivace.protocol.messages import (
     FlushCache,
     GetState,
     LastRequest,
+    RecordExperts,
     Reply,
     Request,
     SamplingParams,
@@ -309,3 +311,21 @@ def test_who_added_a_corpus_hears_of_its_removal() -> None:
         rig.run()
     replies = [(1, Reply(adding, True)), (2, Reply(removing, True)), (2, Reply(removing, True))]
     assert sent == [replies[0], (1, CorpusRemoved("a")), *replies[1:]]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(OSError("/x: No space left on device"), 500), (ValueError("none"), 400)]
+)
+def test_a_file_that_cannot_be_written_is_no_fault_of_who_asks(
+    error: Exception, status: int
+) -> None:
+    rig = rig_with()
+
+    class Failing(NoExpertDistribution):
+        def execute(self, command: RecordExperts) -> str:
+            raise error
+
+    rig.loop._experts = Failing()
+    rig.mailbox.post(Command(1, RecordExperts("dump")))
+    rig.run()
+    assert rig.replies == [Reply(1, False, str(error), status=status)]

@@ -115,7 +115,7 @@ class ExpertDistribution:
 
     def execute(self, command: RecordExperts) -> str:
         """What was done, or nothing where another engine keeps records. Raises ValueError where it
-        cannot be."""
+        cannot be, OSError where a file cannot."""
         if not self._settings.keeps:
             return ""
         if command.action == "start":
@@ -185,7 +185,7 @@ class ExpertDistribution:
         try:
             write_whole(name, self._record.write(self._placed))
         except OSError as error:
-            raise ValueError(f"{name}: {error.strerror or error}") from None
+            raise OSError(f"{name}: {error.strerror or error}") from None
         self._record = self._new_record()
         return name
 

@@ -339,8 +339,7 @@ class Loop:
     def _change_corpora(self, ticket: int, command: AddCorpus | RemoveCorpus) -> Reply:
         """Who added one tells the next engine of it, so it hears of a removal, too."""
         states = self._executor.control(command)
-        refused = next((state.refused for state in states if state.refused), "")
-        if refused:
+        if refused := next((state.refused for state in states if state.refused), ""):
             return Reply(ticket, False, refused)
         if isinstance(command, AddCorpus):
             self._corpora[command.name] = ticket >> KEY_SHIFT
@@ -351,8 +350,9 @@ class Loop:
     def _record_experts(self, ticket: int, command: RecordExperts) -> Reply:
         try:
             return Reply(ticket, True, self._experts.execute(command))
-        except ValueError as error:
-            return Reply(ticket, False, str(error))
+        except (ValueError, OSError) as error:
+            status = 500 if isinstance(error, OSError) else 400
+            return Reply(ticket, False, str(error), status=status)
 
     def state(self) -> EngineState:
         state = self._scheduler.state()

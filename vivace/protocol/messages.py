@@ -223,8 +223,7 @@ class GetState(msgspec.Struct, frozen=True, tag="get_state"):
 
 
 class RecordExperts(msgspec.Struct, frozen=True, tag="record_experts"):
-    """Begin or end a record of where tokens go among experts, or write it to a file, whose name is
-    the answer; refused where nobody counts."""
+    """Record where tokens go among experts, or write that to a file, whose name is the answer."""
 
     action: Literal["start", "stop", "dump"]
 
@@ -286,6 +285,7 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     ok: bool
     message: str = ""
     state: EngineState | None = None
+    status: int = 400
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -45,11 +45,11 @@ async def dump_expert_record(context: Context, _request: web.Request, _body: Bod
 async def record_experts(
     context: Context, action: Literal["start", "stop", "dump"], done: str
 ) -> web.Response:
-    """Of every engine that keeps records; 400 where nobody counts, or a file cannot be written."""
+    """Of every engine that keeps records; 400 where nobody counts, 500 where a file cannot be."""
     replies = await context.command(RecordExperts(action))
     for reply in replies:
         if reply is not None and not reply.ok:
-            raise HTTPError(400, f"expert distribution: {reply.message}")
+            raise HTTPError(reply.status, f"expert distribution: {reply.message}")
     names = [reply.message for reply in replies if reply is not None and reply.message]
     return text_response(done + "".join(f"{name}\n" for name in names if action == "dump"))
 
