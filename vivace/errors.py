@@ -36,20 +36,21 @@ def one_line_without_memory() -> Iterator[None]:
         ) from error
 
 
+NO_ROOM = {
+    errno.EFBIG: "which count as a file: raise `ulimit -f` (prlimit --fsize, systemd's LimitFSIZE)",
+    errno.ENOSPC: "and there is no room: free memory, or make /dev/shm larger (docker --shm-size)",
+}
+
+
 @contextlib.contextmanager
-def one_line_over_file_limit(what: str, nbytes: int) -> Iterator[None]:
-    """In here a file without a name, which is memory, gets so many bytes. Where the limit on the
-    size of files forbids that this raises CannotStart."""
+def one_line_without_room(what: str, nbytes: int) -> Iterator[None]:
+    """A file without a name, which is memory, gets so many bytes. Raises CannotStart."""
     try:
         yield
     except OSError as error:
-        if error.errno != errno.EFBIG:
+        if error.errno not in NO_ROOM:
             raise
-        raise CannotStart(
-            f"{what}: {nbytes:,} bytes of memory that processes share, which counts as a file, and "
-            "files may not be so large here. Raise the limit (`ulimit -f unlimited`, prlimit "
-            "--fsize, LimitFSIZE of systemd)"
-        ) from error
+        raise CannotStart(f"{what}: {nbytes:,} shared bytes, {NO_ROOM[error.errno]}") from error
 
 
 class RankLost(Exception):

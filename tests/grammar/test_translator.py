@@ -110,7 +110,7 @@ def test_a_panic_of_the_library_is_called_so_and_ends_nothing(
 def test_an_error_of_ours_ends_no_process_and_blames_nobody() -> None:
     def answer(constraint: Constraint) -> TranslatedGrammar:
         if constraint.kind == REGEX:
-            raise IndexError(constraint.text)
+            raise IndexError(f"{constraint.text} in \udcfc")  # as in a path that is not UTF-8
         return TranslatedGrammar(grammars=[constraint.text])
 
     ours, theirs = socket.socketpair()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import sys
@@ -17,6 +18,7 @@ from vivace.platforms.cpu.native_attention import PartialResults
 from vivace.platforms.cpu.native_latent import LatentPartials
 from vivace.platforms.memory import LazyMemory, zeroed_memory
 from vivace.platforms.rendezvous import RankMemory
+from vivace.protocol.shm_broadcast import BroadcastMemory
 from vivace.system_calls import open_memory
 
 MIB = 1 << 20
@@ -96,4 +98,12 @@ def test_ranks_do_not_begin_with_more_memory_than_there_is(monkeypatch: pytest.M
     region[:] = bytes(1 << 16)
     other = RankMemory(descriptor)
     assert [len(other.take(1 << shift)) for shift in (16, 14)] == [1 << 16, 1 << 14]
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    for more in (lambda: other.take(1), lambda: BroadcastMemory(descriptor, 1)):
+        with pytest.raises(CannotStart, match="shm"):
+            more()
     os.close(descriptor)

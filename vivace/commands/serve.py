@@ -6,7 +6,6 @@ This process only decides, starts and watches; it loads neither torch nor a toke
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.config.child_process import no_process
-from vivace.errors import FAILED, CannotStart, cause, exit_code
+from vivace.errors import FAILED, CannotStart, cause, exit_code, one_line_without_room
 from vivace.launch.configure import configure
 from vivace.launch.listen import PortInUse, allow_open_files, bind, local_url
 from vivace.launch.prefetch import read_ahead
@@ -30,7 +29,7 @@ from vivace.observability.log import protect_standard_streams
 from vivace.observability.timeline import Timeline, boot_clock, process_start
 from vivace.protocol.listening_socket import listen, new_socket
 from vivace.protocol.messages import Capacity
-from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve
+from vivace.protocol.shared_memory import SharedMemory, new_descriptor, reserve, size_for
 from vivace.supervisor.child import Child, process_command, spawn, with_preload
 from vivace.supervisor.plan import WARMING_UP
 from vivace.terminal import forget_wrong_sizes, open_closed_streams
@@ -287,12 +286,5 @@ def link_files(config: Config) -> LinkFiles | None:
 
 
 def shared_memory(descriptor: int, frontends: int, engines: int) -> SharedMemory:
-    try:
+    with one_line_without_room("counters of frontends", size_for(frontends, engines)):
         return reserve(descriptor, frontends, engines)
-    except OSError as error:
-        mend = "lower --tokenizer-worker-num or free some memory"
-        if error.errno == errno.EFBIG:  # it counts as a file
-            mend = "raise the limit on the size of files (ulimit -f)"
-        raise CannotStart(
-            f"no memory for the counters of {frontends} frontends: {error.strerror}; {mend}"
-        ) from None

@@ -59,4 +59,6 @@ def answered(answer: Answer, constraint: Constraint) -> TrialAnswer:
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        return TrialAnswer(failure=traceback.format_exc()[-MAX_TRACEBACK:])
+        said = traceback.format_exc()[-MAX_TRACEBACK:]
+        # A path of this program need not be UTF-8.
+        return TrialAnswer(failure=said.encode(errors="backslashreplace").decode())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from vivace.errors import CannotStart, RankLost, one_line_over_file_limit
+from vivace.errors import CannotStart, RankLost, one_line_without_room
 
 BLOCK = 512
 """bytes of `st_blocks`"""
@@ -30,7 +30,7 @@ class RankMemory:
         start = self._length
         self.skip(nbytes)
         # Others do the same, at other times: this makes the file longer, and never cuts it.
-        with one_line_over_file_limit("what ranks exchange", self._length):
+        with one_line_without_room("what ranks exchange", self._length):
             os.posix_fallocate(self._descriptor, self._length - 1, 1)
         self._check_room()
         return mmap.mmap(self._descriptor, self._length - start, offset=start)

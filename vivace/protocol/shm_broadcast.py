@@ -16,7 +16,7 @@ import mmap
 import os
 import time
 
-from vivace.errors import one_line_over_file_limit
+from vivace.errors import one_line_without_room
 from vivace.protocol.futex import Futex
 from vivace.protocol.shared_memory import Fence
 
@@ -45,7 +45,7 @@ class BroadcastMemory:
     def __init__(self, descriptor: int, readers: int) -> None:
         self.readers = readers
         self.start = pages(8 * (LINE_WORDS + readers * READER_WORDS))
-        with one_line_over_file_limit("plans for ranks", self.start + RING_BYTES):
+        with one_line_without_room("plans for ranks", self.start + RING_BYTES):
             os.posix_fallocate(descriptor, 0, self.start + RING_BYTES)
         self._map = mmap.mmap(descriptor, self.start + RING_BYTES)
         self.bytes = memoryview(self._map)
