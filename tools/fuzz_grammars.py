@@ -210,6 +210,7 @@ class Bench:
                 return ("stuck at a limit" if matcher.error else "no token may follow"), text
             token = int(bits[chance.randrange(len(bits))])
             if matcher.accept([token]) != 1:
+                matcher.fill(mask)  # some limits are told of then
                 return ("stuck at a limit" if matcher.error else "refuses what it allowed"), text
             self.findings.note(begun, number, "for a mask")
             text += self.token_bytes(token)

@@ -10,14 +10,17 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 import torch
-from grammar_kit import BACKEND, SIZE
+from grammar_kit import BACKEND, SIZE, VOCABULARY
 
-from vivace.grammar.backend import LIBRARY_FAILED, PlacedMatcher
+from vivace.grammar.backend import LIBRARY_FAILED, JsonFormat, PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.joint_matcher import STUCK
+from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.matcher_cache import MOST_MATCHERS, MOST_TOKENS, MatcherCache
 from vivace.grammar.processor import GrammarLogitsProcessor
 from vivace.grammar.replay import SLICE
+from vivace.grammar.thinking import ThinkingBackend
+from vivace.grammar.thinking_rule import ThinkingRule, thinking_constraint
 from vivace.platforms.ops.sampling import TorchSampling
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import LogprobOptions, SamplingParams
@@ -143,6 +146,40 @@ def test_few_matchers_are_kept_of_answers_of_any_length() -> None:
         kept.keep(constraint, answer, matcher)
     found = [kept.take(constraint, answer) for answer in answers]
     assert found == [None, None, *[matcher] * MOST_MATCHERS]
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_answers_do_not_count_in_the_limits_of_others(
+    thinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's copies have one lexer together, of so many states."""
+    monkeypatch.setattr("vivace.grammar.llguidance_backend.MAX_LEXER_STATES", 300)
+    backend = ThinkingBackend(LLGuidanceBackend(VOCABULARY, JsonFormat()), VOCABULARY)
+    compiler = GrammarCompiler(lambda: backend)
+    processor = build(compiler)
+    constraint = Constraint(kind=REGEX, text="|".join(f"{one}[xy{one}]{{900}}" for one in "abcdef"))
+    if thinks:
+        rule = ThinkingRule(begin="<t>", end="</t>", answer=constraint)
+        constraint = thinking_constraint(rule, "regex")
+    sampling = SamplingParams(temperature=0.9, constraint=constraint)
+    told: list[Any] = []
+    for first in b"abcdef":
+        processor.joined(0, join([1], sampling))
+        for best in (first, *b"xy" * 50):
+            logits = torch.zeros(1, SIZE)
+            logits[0, best] = 1.0
+            if draw(processor, logits) != best:
+                break
+            processor.landed({0: [best]}, at_once=False)
+        told.append(processor.why_stuck(0))
+        processor.left(0)
+    assert told == [None] * 6
+    processor.joined(0, join([1, *b"a" + b"xy" * 300], sampling))
+    for _ in range(2):
+        draw(processor, torch.zeros(1, SIZE))
+        processor.landed({0: [*b"x"]}, at_once=False)
+    told.append(processor.why_stuck(0))
+    assert told[-1], "its own are too many"
 
 
 class WatchedMatcher:

@@ -96,7 +96,13 @@ class GrammarMatcher(Protocol):
         ...
 
     def copy(self) -> GrammarMatcher:
-        """Another answer that stands here."""
+        """Another answer that stands here; what is found out about texts may be for both, and count
+        for both where there is a limit."""
+        ...
+
+    def fresh(self) -> GrammarMatcher | None:
+        """Another answer, at its start, that has nothing in common with others; None where making
+        it takes long, or nothing is shared."""
         ...
 
 

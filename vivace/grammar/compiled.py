@@ -69,6 +69,17 @@ class CompiledGrammars:
             self._held.pop(key, None)
             self._take(key)
 
+    def replace(self, constraint: Constraint, matcher: GrammarMatcher) -> None:
+        """Who comes next begins with this."""
+        found, key = Compiled(), content_key(constraint)
+        found.set_result(matcher)
+        with self._lock:
+            if key in self._held:
+                self._held[key].compiled = found
+            else:
+                self._take(key)
+                self._keep(key, found)
+
     def let_go(self) -> None:
         """What nobody waits for any more need not be compiled."""
         with self._lock:

@@ -104,9 +104,13 @@ class GrammarCompiler:
             self._threads.hurry()
         return compiled.result().copy()
 
-    def forget(self, constraint: Constraint) -> None:
-        """It has reached a limit: what it found out about texts is not for the next ones."""
-        self._compiled.forget(constraint)
+    def forget(self, constraint: Constraint, instead: GrammarMatcher | None = None) -> None:
+        """It has reached a limit: what it found out about texts is not for the next ones. These
+        begin with `instead`, or have it compiled."""
+        if instead is None:
+            self._compiled.forget(constraint)
+        else:
+            self._compiled.replace(constraint, instead)
 
     def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
         """As `GrammarBackend.fill`."""

@@ -63,3 +63,7 @@ class JointMatcher:
 
     def copy(self) -> JointMatcher:
         return JointMatcher([one.copy() for one in self.matchers], self.stuck)
+
+    def fresh(self) -> JointMatcher | None:
+        found = [one for matcher in self.matchers if (one := matcher.fresh()) is not None]
+        return JointMatcher(found) if len(found) == len(self.matchers) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,13 +28,21 @@ from vivace.protocol.constraints import EBNF, Constraint
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
-MAX_GRAMMAR_SIZE = 200_000
-"""symbols"""
-INITIAL_LEXER_FUEL = 200_000
-"""work on an expression before the first token: with the library's million `😀{100000}` takes a
-second here, and another one where it is tried"""
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """`symbols`: of a grammar; `fuel`: work on its expressions before the first token."""
+
+    symbols: int
+    fuel: int
+
+
+SIZES = SizeLimits(symbols=200_000, fuel=200_000)
+"""With the library's million fuel `😀{100000}` takes a second here, and one where it is tried."""
+QUICK_SIZES = SizeLimits(symbols=2000, fuel=50_000)
+"""What may be made in a step: most take 1 ms. By sizes, since ranks have to do the same."""
 MAX_LEXER_STATES = 20_000
-"""of one matcher, 1 to 2 KB each"""
+"""of a matcher and its copies together, 1 to 2 KB each"""
 PANIC = "panic: "
 """of the library, which it catches; a line of what was wrong and its backtrace follow"""
 CHARACTER = r'[^"\\\x00-\x1F\x7F]'
@@ -105,10 +114,9 @@ class LLGuidanceBackend:
     def build(self, constraint: Constraint, grammars: Sequence[str]) -> GrammarMatcher:
         """Of the constraint's translation. Raises GrammarError, LibraryFault."""
         mask = np.zeros(mask_words(len(self._vocabulary.tokens)), np.int32)
-        matchers = [
-            LLGuidanceMatcher(self._match(grammar, constraint.kind), self._eos_ids)
-            for grammar in grammars
-        ]
+        tokenizer = self._tokenizer = self._tokenizer or _tokenizer(self._vocabulary)
+        makers = [partial(_match, tokenizer, grammar, constraint.kind) for grammar in grammars]
+        matchers = [LLGuidanceMatcher(make(SIZES), self._eos_ids, make) for make in makers]
         matcher = joint_matcher(matchers)
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
         if (error := first_error(matchers)).startswith(LIBRARY_FAILED):
@@ -138,19 +146,18 @@ class LLGuidanceBackend:
         for matcher, place in own:
             matcher.clear_if_stuck(masks[place])
 
-    def _match(self, grammar: str, kind: str) -> LLMatcher:
-        from llguidance import LLMatcher
-
-        if self._tokenizer is None:
-            self._tokenizer = _tokenizer(self._vocabulary)
-        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits(kind))
-
 
 class LLGuidanceMatcher:
     """`LLMatcher` refuses the end where it has stopped by itself: here it may follow, and more."""
 
-    def __init__(self, matcher: LLMatcher, eos_ids: frozenset[int]) -> None:
-        self.handle, self._eos_ids = matcher, eos_ids
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        eos_ids: frozenset[int],
+        make: Callable[[SizeLimits], LLMatcher],
+    ) -> None:
+        """`make`: another one, at its start"""
+        self.handle, self._eos_ids, self._make = matcher, eos_ids, make
 
     @property
     def ended(self) -> bool:
@@ -195,10 +202,15 @@ class LLGuidanceMatcher:
         return count + sum(1 for _ in ends)
 
     def copy(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self.handle.deep_copy(), self._eos_ids)
+        return LLGuidanceMatcher(self.handle.deep_copy(), self._eos_ids, self._make)
+
+    def fresh(self) -> LLGuidanceMatcher | None:
+        """The library's copies have one lexer, with what it knows and its limits."""
+        made = self._make(QUICK_SIZES)
+        return None if made.is_error() else LLGuidanceMatcher(made, self._eos_ids, self._make)
 
 
-def parser_limits(kind: str) -> LLParserLimits:
+def parser_limits(kind: str, sizes: SizeLimits = SIZES) -> LLParserLimits:
     """Of a constraint."""
     from llguidance import LLParserLimits
 
@@ -206,8 +218,8 @@ def parser_limits(kind: str) -> LLParserLimits:
     return LLParserLimits(
         max_items_in_row=ambiguity.row,
         step_max_items=ambiguity.mask,
-        max_grammar_size=MAX_GRAMMAR_SIZE,
-        initial_lexer_fuel=INITIAL_LEXER_FUEL,
+        max_grammar_size=sizes.symbols,
+        initial_lexer_fuel=sizes.fuel,
         max_lexer_states=MAX_LEXER_STATES,
         verbose_errors=False,
     )
@@ -227,6 +239,12 @@ class _WrappedVocabulary:
 
     def __call__(self, text: str) -> list[int]:
         return self._encode(text)
+
+
+def _match(tokenizer: LLTokenizer, grammar: str, kind: str, sizes: SizeLimits) -> LLMatcher:
+    from llguidance import LLMatcher
+
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits(kind, sizes))
 
 
 def _tokenizer(vocabulary: TokenVocabulary) -> LLTokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby, takewhile
@@ -26,6 +27,9 @@ from vivace.protocol.step import Join
 from vivace.protocol.tasks import GENERATE
 from vivace.sampling.processors import Entries, Histories
 
+MOST_RENEWED = 32
+"""rows that get matchers of their own in a step: each takes a millisecond or some, and replays its
+answer"""
 MOST_FORCED = 11
 """tokens at once: with the one that was drawn a step of one row is still a replay of single tokens
 (`REPLAYED_TOKENS`)"""
@@ -50,6 +54,8 @@ class ConstrainedRow:
     """it takes its best token, and nothing else is wanted of that"""
     obeying: bool = False
     """its last best token might follow without a mask"""
+    alone: bool = False
+    """its matcher has nothing in common with those of other rows"""
 
     @property
     def known(self) -> int:
@@ -114,10 +120,8 @@ class GrammarLogitsProcessor:
         return True
 
     def _find_matcher(self, constraint: Constraint, tokens: list[int]) -> Future[GrammarMatcher]:
-        found: Future[GrammarMatcher] = Future()
         if (kept := self._compiler.matcher_cache.take(constraint, tokens)) is not None:
-            found.set_result(kept)
-            return found
+            return found_matcher(kept)
         try:
             matcher = self._compiler.matcher(constraint)
         except (GrammarError, LibraryFault) as error:
@@ -129,8 +133,7 @@ class GrammarLogitsProcessor:
 
         if len(tokens) > SLICE:
             return self._replays.submit(follow)
-        found.set_result(follow())
-        return found
+        return found_matcher(follow())
 
     def left(self, row: int) -> None:
         """For good, or to join again."""
@@ -147,8 +150,30 @@ class GrammarLogitsProcessor:
         picked = entries.select(places, index)
         matchers = {row: self._rows[row].matcher for row in picked.host_rows.tolist()}
         masks = self._masks.take(matchers, picked.host_rows, mask_words(logits.shape[1]))
+        if renewed := self._renew(matchers):
+            matchers |= renewed
+            masks = self._masks.take(matchers, picked.host_rows, mask_words(logits.shape[1]))
         masks = self._with_drafts(picked, masks)
         self._ops.apply_token_bitmask(logits, index, upload(masks, logits.device))
+
+    def _renew(self, matchers: Mapping[int, GrammarMatcher]) -> dict[int, GrammarMatcher]:
+        """Of rows whose matchers have come to a limit. That counts what all copies have found out
+        together: each gets one of its own, which has found out what its answer needs."""
+        at_limits = [
+            (row, matcher, state)
+            for row, matcher in matchers.items()
+            if matcher.error not in ("", STUCK) and not (state := self._rows[row]).alone
+        ]
+        found: dict[int, GrammarMatcher] = {}
+        for row, matcher, state in at_limits[:MOST_RENEWED]:
+            state.alone, own = True, matcher.fresh()
+            if own is None or replay(own, state.answer) < len(state.answer):
+                continue
+            found[row] = own
+            state.future = found_matcher(own)
+            self._masks.drop(row)
+            self._compiler.forget(state.constraint, matcher.fresh())
+        return found
 
     def _find_masked(self, logits: Tensor, entries: Entries, places: np.ndarray) -> np.ndarray:
         """Those whose best token may not follow, or is not what they draw."""
@@ -232,6 +257,12 @@ class GrammarLogitsProcessor:
             line[start:end].tolist()
             for line, start, end in zip(found, known, positions, strict=True)
         ]
+
+
+def found_matcher(matcher: GrammarMatcher) -> Future[GrammarMatcher]:
+    found: Future[GrammarMatcher] = Future()
+    found.set_result(matcher)
+    return found
 
 
 class DraftBranches:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -49,7 +49,8 @@ class ThinkingBackend:
             free=self._words.mask(rule.avoided, ends=rule.answer is None),
             spaces=self._words.spaces,
         )
-        return ThinkingMatcher(plan.start(answer, inside=rule.inside), answer)
+        start = partial(plan.start, inside=rule.inside)
+        return ThinkingMatcher(start, start(answer), answer)
 
     def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
         answers: list[PlacedMatcher] = []
@@ -247,11 +248,17 @@ class BehindThinking:
         return None
 
 
+ThinkingStart = Callable[[GrammarMatcher], ThinkingPhase]
+
+
 class ThinkingMatcher:
     """A phase and, at its start, the grammar of the answer; or that alone."""
 
-    def __init__(self, phase: ThinkingPhase | None, answer: GrammarMatcher) -> None:
-        self._phase, self._answer = phase, answer
+    def __init__(
+        self, start: ThinkingStart, phase: ThinkingPhase | None, answer: GrammarMatcher
+    ) -> None:
+        """`start`: the first phase before an answer of that grammar"""
+        self._start, self._phase, self._answer = start, phase, answer
 
     @property
     def deciding(self) -> GrammarMatcher:
@@ -299,7 +306,11 @@ class ThinkingMatcher:
         return len(tokens)
 
     def copy(self) -> ThinkingMatcher:
-        return ThinkingMatcher(self._phase, self._answer.copy())
+        return ThinkingMatcher(self._start, self._phase, self._answer.copy())
+
+    def fresh(self) -> ThinkingMatcher | None:
+        answer = self._answer.fresh()
+        return ThinkingMatcher(self._start, self._start(answer), answer) if answer else None
 
 
 class AnyAnswer:
@@ -324,4 +335,7 @@ class AnyAnswer:
         return len(tokens)
 
     def copy(self) -> AnyAnswer:
+        return self
+
+    def fresh(self) -> AnyAnswer:
         return self

@@ -133,3 +133,6 @@ class XGrammarMatcher:
 
     def copy(self) -> XGrammarMatcher:
         return XGrammarMatcher(self.handle.fork(), self._ends)
+
+    def fresh(self) -> None:
+        return None
