@@ -961,6 +961,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
             "messages": [Effect(HI, HALF)],
             "tools": [Effect([TOOL], [], "engine")],
         },
+        ollama.OLLAMA_REFUSED,
     ),
     ollama.OllamaGenerateRequest: Body(
         "/api/generate",

@@ -44,6 +44,11 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     conversation_id: str | None = None
     external_trace_header: Members[Any] | None = None
     # Refused with a reason when set (REFUSED).
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
+    response_format: Any = None
     modalities: Any = None
     custom_labels: Any = None
     received_time: Any = None
@@ -107,7 +112,11 @@ NO_REASONING = "grammars begin with the answer here, thinking included; leave th
 NO_MASK = "sampling masks are not supported yet; leave the field out"
 NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
 
+CONSTRAINTS = "regex", "ebnf", "json_schema", "structural_tag"
+"""fields of which an answer obeys one; where a path has them by another name they are refused"""
 REFUSED: dict[str, str] = {
+    **dict.fromkeys(CONSTRAINTS, "goes into sampling_params"),
+    "response_format": "use json_schema in sampling_params",
     "modalities": TEXT_ONLY,
     "custom_labels": "metrics take no labels from requests in this server",
     "received_time": "times are measured from the arrival at this server",

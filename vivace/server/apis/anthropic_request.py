@@ -48,6 +48,7 @@ THOUGHTS = {"enabled": True, "adaptive": True, "disabled": False}
 
 def read_turns(params: CountTokensRequest) -> Work[ChatMessages]:
     """The messages of a body; BadRequest for parts that the served model cannot take."""
+    refuse_unsupported(params, ANTHROPIC_REFUSED)
     found = ChatMessages(RENAMED_FIELDS, tool_fields={".parameters": ".input_schema"})
     add_system(found, params.system)
     for number, turn in enumerate(params.messages):
@@ -205,7 +206,6 @@ def with_shared_fields(
     params: CountTokensRequest, found: ChatMessages, **fields: Any
 ) -> ChatRequest:
     """What decides the prompt, and more `fields` of the chat path."""
-    refuse_unsupported(params, ANTHROPIC_REFUSED)
     output = params.output_config or OutputConfig()
     request = chat_request(
         {

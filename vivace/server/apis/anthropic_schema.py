@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from vivace.requests.limits import Entries, Members, Messages, Parts
+from vivace.requests.schema import CONSTRAINTS
 from vivace.server.openai.schema import DEFAULT_MODEL
 
 
@@ -138,6 +139,11 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     cache_control: Any = None
     # Refused with a reason when set (ANTHROPIC_REFUSED).
     output_format: Any = None
+    response_format: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
     mcp_servers: Any = None
     container: Any = None
     prefill: Any = None
@@ -159,7 +165,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 
 ANTHROPIC_REFUSED: dict[str, str] = {
-    "output_format": "send it as output_config.format",
+    **dict.fromkeys(
+        ("output_format", "response_format", *CONSTRAINTS), "send a schema as output_config.format"
+    ),
     "mcp_servers": "this server calls no tools; call them, and send tool_result",
     "container": "this server runs no code; remove the field",
     "prefill": "end messages with a turn of the assistant instead; the answer goes on with it",

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from vivace.frontend.fields import refuse_unsupported
 from vivace.server.apis.chat_run import (
     ABORTED_ANSWER,
     ChatResult,
@@ -35,6 +36,8 @@ from vivace.server.apis.ollama_request import (
     rename_generate,
 )
 from vivace.server.apis.ollama_schema import (
+    GENERATE_REFUSED,
+    OLLAMA_REFUSED,
     OllamaAnswer,
     OllamaAnswerMessage,
     OllamaChatAnswer,
@@ -68,6 +71,7 @@ async def chat(context: Context, http: web.Request, body: Body) -> web.StreamRes
     params = await CHAT.read(context, body)
     if not params.messages:
         return loaded(context, show_message, params.keep_alive)
+    refuse_unsupported(params, OLLAMA_REFUSED)
     with own_names(rename_chat):
         request = read_chat(params, new_rid())
         request.messages = await context.slicer.run(read_messages(params.messages))
@@ -81,6 +85,7 @@ async def generate(context: Context, http: web.Request, body: Body) -> web.Strea
     params = await GENERATE.read(context, body)
     if not params.prompt and not params.suffix:
         return loaded(context, show_response, params.keep_alive)
+    refuse_unsupported(params, GENERATE_REFUSED)
     tokenizer = context.tokenizer("prompt")
     with own_names(rename_generate):
         raw = params.raw or params.suffix or tokenizer.chat is None

@@ -11,7 +11,6 @@ from vivace.requests.schema import TEXT_ONLY, FunctionCall, Message, ToolCall
 from vivace.requests.tools import FUNCTION
 from vivace.server.apis.chat_run import chat_request, completion_request, renamed
 from vivace.server.apis.ollama_schema import (
-    GENERATE_REFUSED,
     OPTIONS_HARMLESS,
     OPTIONS_REFUSED,
     OllamaChatRequest,
@@ -124,8 +123,6 @@ def read_raw(params: OllamaGenerateRequest, rid: str) -> CompletionRequest:
 
 
 def shared_fields(params: OllamaFields, rid: str) -> dict[str, Any]:
-    if isinstance(params, OllamaGenerateRequest):
-        refuse_unsupported(params, GENERATE_REFUSED)
     stream = params.stream is not False
     return {
         "model": plain_name(params.model),

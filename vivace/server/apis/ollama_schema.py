@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from vivace.requests.limits import Calls, Entries, Members, Messages, PerPrompt
-from vivace.requests.schema import TEXT_ONLY
+from vivace.requests.schema import CONSTRAINTS, TEXT_ONLY
 from vivace.server.openai.schema import DEFAULT_MODEL
 
 
@@ -98,6 +98,17 @@ class OllamaFields(msgspec.Struct, kw_only=True):
     keep_alive: Any = None
     """Any value: the model stays while the server runs; 0 without a prompt is answered as if it
     did not."""
+    # Refused with a reason when set (OLLAMA_REFUSED).
+    response_format: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
+
+
+OLLAMA_REFUSED: dict[str, str] = dict.fromkeys(
+    ("response_format", *CONSTRAINTS), "send a schema as format"
+)
 
 
 class OllamaChatRequest(OllamaFields, kw_only=True):
@@ -127,6 +138,7 @@ class OllamaGenerateRequest(OllamaFields, kw_only=True):
 
 NO_PICTURES = "this server makes no pictures"
 GENERATE_REFUSED: dict[str, str] = {
+    **OLLAMA_REFUSED,
     "images": TEXT_ONLY,
     "template": "the chat template is the model's, or --chat-template's; send raw prompts",
     "context": "send the conversation to /api/chat; its prefix is cached",

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from vivace.requests.limits import Entries, Members, Messages, Parts, PerPrompt
-from vivace.requests.schema import NO_SESSIONS
+from vivace.requests.schema import CONSTRAINTS, NO_SESSIONS
 from vivace.server.openai.schema import DEFAULT_MODEL
 
 
@@ -187,6 +187,10 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     data_parallel_rank: int | None = None
     # Refused with a reason when set (RESPONSES_REFUSED).
     response_format: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
     messages: Any = None
     max_tokens: Any = None
     session_id: Any = None
@@ -205,7 +209,7 @@ PEERS: dict[str, str] = dict.fromkeys(
 )
 """Fields of a tool that would choose whom this server speaks with, or as whom."""
 RESPONSES_REFUSED: dict[str, str] = {
-    "response_format": "use text, with a format in it",
+    **dict.fromkeys(("response_format", *CONSTRAINTS), "use text, with a format in it"),
     "messages": "use input, which takes messages, too",
     "max_tokens": "use max_output_tokens",
     "session_id": NO_SESSIONS,
