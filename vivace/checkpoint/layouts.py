@@ -76,7 +76,7 @@ def where_a_model_is(folder: Path) -> str:
     found = {place.parent for pattern in BELOW for place in islice(folder.glob(pattern), SHOWN)}
     if found:
         names = ", ".join(str(place) for place in sorted(found)[:SHOWN])
-        return f"no model lies in it, but below: give --model-path {names}"
+        return f"no model lies in it, but below: give {names}"
     if is_file(folder / MISTRALS_CONFIG):
         return (
             f"{MISTRALS_CONFIG} and no config.json: Mistral's own layout, which is not read; fetch "

@@ -166,7 +166,7 @@ NO_FUNCTIONS = "use tools and tool_choice in the place of functions and function
 REFUSED: dict[str, str] = {
     "resumed": "answers are taken up by /generate only",
     "custom_labels": native.REFUSED["custom_labels"],
-    "return_spec_tokens_details": "nothing is speculated in this server",
+    "return_spec_tokens_details": "use /generate, whose meta_info has spec_verify_ct and the like",
     "grammar": "use ebnf, which takes the same grammars",  # llama.cpp's name, and vLLM's
     "guided_json": "use json_schema, or response_format",
     "guided_regex": "use regex",
