@@ -116,6 +116,18 @@ def test_what_is_left_of_an_end_is_no_input(name: str, begin: str, end: str) -> 
         assert found.calls[0][1].removesuffix('"}').removesuffix('"') == said
 
 
+def test_the_newline_before_an_end_that_never_came_is_the_tags() -> None:
+    """As Qwen's own parser has it: of a value that is cut off one newline is taken, too."""
+    text = f"{CODER_VALUE}\nSELECT 1\n\n</parameter>"
+    for place in range(len(CODER_VALUE) + 1, len(text)):
+        found = parse("qwen3_coder", [text[:place]], cut_off=True)
+        assert parse("qwen3_coder", list(text[:place]), cut_off=True) == found
+        value = text[len(CODER_VALUE) + 1 : place]
+        if value[-2:] != "\n<":  # which may begin something else
+            value = value.partition("</")[0].removesuffix("\n")
+        assert found.calls == [("search", f'{{"query": {json.dumps(value)[:-1]}')]
+
+
 CODED = "<function=get_weather><parameter={}>{}</parameter></function>"
 END = "</parameter>"
 STEP3 = (
