@@ -415,8 +415,27 @@ ANTHROPIC: dict[str, list[Case]] = {
     "metadata": [Logged({"user_id": "u-1"})],
     "service_tier": [Harmless(("auto", "standard_only"), "there is one tier")],
 }
+FILE_FIELDS: dict[str, list[Case]] = {
+    "file_data": [
+        Effect("aGk=", "data:text/plain;base64,aGEh", "engine", A_FILE),
+        Effect("a\r\nGk=\n", "data:application/octet-stream;base64,aGEh", "engine", A_FILE),
+        Refused(None, "required", A_FILE),
+        Refused("data:application/pdf;base64,aGk=", "text only", A_FILE),
+        Refused("data:text/plain,hi", "base64", A_FILE),
+        Refused("data:" + ";" * 100_000, "base64", A_FILE),
+        Refused("?", "base64", A_FILE),
+        Refused("//8=", "no text", A_FILE),
+    ],
+    "filename": [Effect("a.txt", "b.txt", "engine", {**A_FILE, "file_data": "aGk="})],
+    "file_id": [Refused("file-1", "stores no files", A_FILE)],
+    "file_url": [Refused("http://localhost", "fetches none", A_FILE)],
+}
 CONTENT_BLOCK: dict[str, list[Case]] = {
-    "type": [Refused("image", "takes text only")],
+    "type": [
+        Refused("image", "takes text only"),
+        Refused("server_tool_use", "no tools of its own"),
+        Refused("search_result", "document"),
+    ],
     "text": [Effect("a", "b", "engine"), Refused(ABSENT, "text", {"text": None})],
     "id": [Effect("1", "2", "engine", TOOL_USE), Refused(None, "required", TOOL_USE)],
     "name": [Effect("f", "g", "engine", TOOL_USE), Refused(None, "required", TOOL_USE)],
@@ -736,10 +755,28 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         "/v1/chat/completions",
         {**CHAT_BASE, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
         {
-            "type": [Refused("image_url", "takes text only")],
+            "type": [
+                Refused("image_url", "takes text only"),
+                Refused("input_file", "text and file"),
+            ],
             "text": [Effect("a", "b", "engine")],
+            "file": [
+                Effect({"file_data": "aGk="}, {"file_data": "aGE="}, "engine", {"type": "file"}),
+                Refused(None, "required", {"type": "file"}),
+            ],
         },
         place=("messages", 0, "content", 0),
+    ),
+    requests.FileContent: Body(
+        "/v1/chat/completions",
+        {
+            **CHAT_BASE,
+            "messages": [
+                {"role": "user", "content": [{"type": "file", "file": {"file_data": "aGk="}}]}
+            ],
+        },
+        FILE_FIELDS,
+        place=("messages", 0, "content", 0, "file"),
     ),
     requests.ToolCall: Body(
         "/v1/chat/completions",
@@ -1070,19 +1107,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         {
             "type": [Refused("input_image", "takes text only")],
             "text": [Effect("a", "b", "engine"), Refused(None, "is missing")],
-            "file_data": [
-                Effect("aGk=", "data:text/plain;base64,aGEh", "engine", A_FILE),
-                Effect("a\r\nGk=\n", "data:application/octet-stream;base64,aGEh", "engine", A_FILE),
-                Refused(None, "required", A_FILE),
-                Refused("data:application/pdf;base64,aGk=", "text only", A_FILE),
-                Refused("data:text/plain,hi", "base64", A_FILE),
-                Refused("data:" + ";" * 100_000, "base64", A_FILE),
-                Refused("?", "base64", A_FILE),
-                Refused("//8=", "no text", A_FILE),
-            ],
-            "filename": [Effect("a.txt", "b.txt", "engine", {**A_FILE, "file_data": "aGk="})],
-            "file_id": [Refused("file-1", "stores no files", A_FILE)],
-            "file_url": [Refused("http://localhost", "fetches none", A_FILE)],
+            **FILE_FIELDS,
             "detail": [Harmless(("low",), "no page is a picture")],
             "annotations": [Harmless(([],), "of a past answer")],
             "logprobs": [Harmless(([],), "of a past answer")],
@@ -1093,7 +1118,12 @@ BODIES: dict[type[msgspec.Struct], Body] = {
         "/v1/responses",
         {"input": "ab", "max_output_tokens": 24, **RESPONSE_TOOLS},
         {
-            "type": [Refused("web_search", "no tools of its own")],
+            "type": [
+                Refused("web_search", "tool-server"),
+                Refused("apply_patch", "custom tool"),
+                Refused("namespace", "beside the others"),
+                Refused("shell", "function"),
+            ],
             "name": [Effect("f", "g"), Refused(None, "required")],
             "description": [Effect("a", "b")],
             "parameters": [

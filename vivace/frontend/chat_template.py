@@ -13,7 +13,7 @@ import msgspec
 
 from vivace.checkpoint.fields import abbreviate
 from vivace.frontend.errors import BadRequest, ChatTemplateError, OverLimit
-from vivace.frontend.fields import NO_TEXT
+from vivace.frontend.fields import NO_TEXT, refuse_part
 from vivace.frontend.renderer import Renderer
 
 log = logging.getLogger(__name__)
@@ -346,7 +346,7 @@ def _part_text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if kind == "text":
         raise BadRequest(f"{where}.text", NO_TEXT)
-    raise BadRequest(where, f"part of type {kind!r}: the served model takes text only")
+    raise refuse_part(str(kind), where)
 
 
 def _split_beginning(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:

@@ -14,6 +14,23 @@ from vivace.frontend.errors import BadRequest
 
 NO_TEXT = "is missing; a part of type text needs its text, a string"
 """of a part of a message"""
+MEDIA = frozenset(
+    f"{prefix}{kind}{suffix}"
+    for kind in ("image", "audio", "video")
+    for prefix, suffix in (("", ""), ("input_", ""), ("", "_url"))
+)
+OF_SERVERS = re.compile(r"server_tool_use|mcp_tool_use|container_upload|\w+_tool_result")
+"""parts that Anthropic's own tools leave in a conversation"""
+
+
+def refuse_part(kind: str, place: str, known: str = "text") -> BadRequest:
+    """Of a part of a message whose type is not one of those `known`."""
+    reason = f"is none that is known here; there is {known}"
+    if kind in MEDIA:
+        reason = "the served model takes text only"
+    elif OF_SERVERS.fullmatch(kind):
+        reason = "this server runs no tools of its own; send what came of it as text"
+    return BadRequest(place, f"part of type {abbreviate(kind)!r}: {reason}")
 
 
 class Fields:

@@ -14,18 +14,20 @@ import msgspec
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
-from vivace.frontend.fields import NO_TEXT, abbreviate, json_type, refuse_unsupported
+from vivace.frontend.fields import NO_TEXT, abbreviate, json_type, refuse_part, refuse_unsupported
 from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.validation import SamplingChecks, build_logprobs, check_prompt, samples
 from vivace.parsers.inputs import INPUT
 from vivace.protocol.messages import LogprobOptions, Request, SamplingParams
 from vivace.protocol.tasks import GENERATE, HIDDEN, Task
+from vivace.requests.input_files import file_text
 from vivace.requests.json_scan import PART_BYTES, Scan
 from vivace.requests.limits import DEPTH, VALUES
 from vivace.requests.long_texts import decode_document
 from vivace.requests.schema import (
     MESSAGE_REFUSED,
+    ContentPart,
     CustomCall,
     FunctionCall,
     GenerateRequest,
@@ -328,14 +330,21 @@ def content(message: Message, field: str) -> str | list[dict[str, str]] | None:
     texts: list[dict[str, str]] = []
     for number, part in enumerate(parts):
         place = f"{field}.content[{number}]"
-        if part.type != "text":
-            raise BadRequest(
-                place, f"part of type {abbreviate(part.type)!r}: the served model takes text only"
-            )
-        if part.text is None:
-            raise BadRequest(f"{place}.text", NO_TEXT)
-        texts.append({"type": "text", "text": part.text})
+        texts.append({"type": "text", "text": part_text(part, place)})
     return texts
+
+
+def part_text(part: ContentPart, place: str) -> str:
+    """What it says. BadRequest for a part that is no text."""
+    if part.type == "file":
+        if part.file is None:
+            raise BadRequest(f"{place}.file", "is required")
+        return file_text(part.file, f"{place}.file")
+    if part.type != "text":
+        raise refuse_part(part.type, place, "text and file")
+    if part.text is None:
+        raise BadRequest(f"{place}.text", NO_TEXT)
+    return part.text
 
 
 def template_call(call: ToolCall, field: str) -> Work[tuple[dict[str, Any], int]]:

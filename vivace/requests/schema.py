@@ -172,11 +172,22 @@ HARMLESS: dict[str, tuple[Any, ...]] = {"modalities": (["text"],)}
 """Values of refused fields that ask for what happens anyway."""
 
 
+class FileContent(msgspec.Struct, kw_only=True):
+    """A file that is text, in base64 or as a `data:` URL."""
+
+    file_data: str | None = None
+    filename: str | None = None
+    # Refused with a reason when set (`input_files`).
+    file_id: Any = None
+    file_url: Any = None
+
+
 class ContentPart(msgspec.Struct, kw_only=True):
-    """One part of a message; only `type: text` is served."""
+    """One part of a message: `type: text`, or `file` with a file that is text."""
 
     type: str
     text: str | None = None
+    file: FileContent | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, omit_defaults=True):

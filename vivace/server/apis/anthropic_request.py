@@ -6,7 +6,7 @@ from typing import Any
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
-from vivace.frontend.fields import NO_TEXT, abbreviate, is_set, refuse_unsupported
+from vivace.frontend.fields import NO_TEXT, abbreviate, is_set, refuse_part, refuse_unsupported
 from vivace.requests.schema import FunctionCall, Message, ToolCall
 from vivace.server.apis.anthropic_schema import (
     ANTHROPIC_REFUSED,
@@ -42,6 +42,7 @@ RENAMED_FIELDS = {
 }
 """The chat path's name -> Anthropic's."""
 CLEAR_THINKING = "clear_thinking_20251015"
+BLOCKS = "text, document, tool_use, tool_result, thinking and redacted_thinking"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 THOUGHTS = {"enabled": True, "adaptive": True, "disabled": False}
 
@@ -134,14 +135,15 @@ def add_block(found: ChatMessages, role: str, block: ContentBlock, turn: str, pl
         case "document":
             found.add_text(role, document_text(block, place), turn)
         case _:
-            found.add_text(role, plain_text(block, place), turn)
+            found.add_text(role, plain_text(block, place, BLOCKS), turn)
 
 
-def plain_text(block: ContentBlock | ResultBlock | SystemBlock, place: str) -> str:
-    """BadRequest for a part that is no text."""
+def plain_text(
+    block: ContentBlock | ResultBlock | SystemBlock, place: str, known: str = "text"
+) -> str:
+    """BadRequest for a part that is no text. `known`: the types that may stand there."""
     if block.type != "text":
-        kind = abbreviate(block.type)
-        raise BadRequest(place, f"part of type {kind!r}: the served model takes text only")
+        raise refuse_part(block.type, place, known)
     if block.text is None:
         raise BadRequest(f"{place}.text", NO_TEXT)
     return block.text

@@ -10,14 +10,14 @@ import msgspec
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
-from vivace.frontend.fields import NO_TEXT, abbreviate
+from vivace.frontend.fields import NO_TEXT, abbreviate, refuse_part
 from vivace.parsers.answer import new_call_id
+from vivace.requests.input_files import file_text
 from vivace.requests.limits import ENTRIES
 from vivace.requests.schema import ContentPart, CustomCall, FunctionCall, Message, ToolCall
 from vivace.requests.tools import ALLOWED
 from vivace.server.apis.chat_messages import ChatMessages, needed
 from vivace.server.apis.chat_run import chat_request
-from vivace.server.apis.input_files import FILE, file_text
 from vivace.server.apis.response_items import Item
 from vivace.server.apis.responses_schema import (
     InputItem,
@@ -62,6 +62,7 @@ NO_CHOICE = (
 AUTO, DISABLED = "auto", "disabled"
 """whether the oldest turns may be left out"""
 ROLES = ("system", "developer", "user", "assistant")
+FILE = "input_file"
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
@@ -160,9 +161,7 @@ def texts(parts: str | list[ItemPart] | None, place: str) -> list[str]:
             found.append(file_text(part, f"{place}[{index}]"))
             continue
         if part.type not in TEXTS:
-            kind = abbreviate(part.type)
-            reason = f"part of type {kind!r}: the served model takes text only"
-            raise BadRequest(f"{place}[{index}]", reason)
+            raise refuse_part(part.type, f"{place}[{index}]", f"{FILE}, {', '.join(TEXTS)}")
         if part.text is None:
             raise BadRequest(f"{place}[{index}].text", NO_TEXT)
         found.append(part.text)

@@ -35,9 +35,19 @@ OF_OTHERS = {
 """fields of the other kind of tool, and why not"""
 OF_CUSTOM = ("description",)
 BESIDE = "is required, beside type (chats have it in an object of its own)"
-NO_OWN_TOOLS = (
-    "must be function, custom or mcp (a tool server): this server runs no tools of its own"
-)
+NO_OWN_TOOLS = "must be function, custom or mcp: this server runs no tools of its own"
+AS_FUNCTION = "offer a function, and do in the client what it is called with"
+ON_SERVER = "name a tool server that has it at the start (--tool-server)"
+INSTEAD = {
+    "namespace": "put its tools into tools, beside the others",
+    "tool_search": "offer the tools themselves: all are listed",
+    "apply_patch": "offer a custom tool whose input is the patch, and apply it in the client",
+    "shell": AS_FUNCTION,
+    "local_shell": AS_FUNCTION,
+    "computer": AS_FUNCTION,
+    "computer_use_preview": AS_FUNCTION,
+}
+"""of tools that OpenAI has -> what there is here; of others `ON_SERVER`"""
 ALWAYS, NEVER = "always", "never"
 EVERY = ToolFilter()
 """of `never`, where nobody is asked"""
@@ -121,7 +131,8 @@ async def read_offer(
 def read_tool(tool: ResponseTool, place: str) -> dict[str, Any]:
     """A function or a custom tool of the client, as the chat path takes it."""
     if tool.type not in (FUNCTION, CUSTOM):
-        raise BadRequest(f"{place}.type", f"{abbreviate(tool.type)!r}: {NO_OWN_TOOLS}")
+        reason = f"{NO_OWN_TOOLS}; {INSTEAD.get(tool.type, ON_SERVER)}"
+        raise BadRequest(f"{place}.type", f"{abbreviate(tool.type)!r}: {reason}")
     found: dict[str, Any] = {"name": needed(tool.name, f"{place}.name", BESIDE)}
     name, reason = OF_OTHERS[tool.type]
     if getattr(tool, name) is not None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from typing import Any, Protocol
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import abbreviate
-from vivace.server.apis.responses_schema import ItemPart
 
-FILE = "input_file"
 DATA, BASE64 = "data:", "base64"
 LONGEST_HEAD = 1024
 """characters of a `data:` URL before the data"""
@@ -19,12 +18,21 @@ TEXT_TYPES = re.compile(
     r"|octet-stream)"
 )
 """of media; nothing, and octet-stream: whatever is in it"""
-NO_BASE64 = "is not valid base64; a text that is none may stand in a part input_text"
+NO_BASE64 = "is not valid base64; a text may stand in a part of its own"
 NO_PLACE = "this server stores no files and fetches none; send the file itself as file_data"
 NO_TEXT_FILE = "the served model takes text only; send what the file says as text"
 
 
-def file_text(part: ItemPart, place: str) -> str:
+class FilePart(Protocol):
+    """A file as a client sends it; without base64 it is elsewhere."""
+
+    file_data: str | None
+    filename: str | None
+    file_id: Any
+    file_url: Any
+
+
+def file_text(part: FilePart, place: str) -> str:
     """What a file says, its name in front. BadRequest for one that is no text, or elsewhere."""
     for name in ("file_id", "file_url"):
         if getattr(part, name) is not None:
