@@ -119,8 +119,10 @@ class TextReader:
     def skip(self, literal: str) -> Steps[bool]:
         """Read it if it comes next, or what is left of it where the text was cut."""
         found = yield from self.is_next(literal)
-        if found or self.is_cut(literal):
-            self.take(min(self.at + len(literal), len(self.text)))
+        if found:
+            self.take(self.at + len(literal))
+        elif self.cut and self.is_cut(literal):
+            self.take(len(self.text))
         return found
 
     def is_cut(self, literal: str) -> bool:
