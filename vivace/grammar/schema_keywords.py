@@ -17,6 +17,7 @@ IN_ONE = (
 )
 IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 IN_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+HOLDING = frozenset((*IN_ONE, *IN_LISTS, *IN_MAPS))
 DEFINITIONS = ("$defs", "definitions")
 DESCRIBING = frozenset(
     ("binary", "byte", "color", "directory-path", "file-path", "json-string", "password", "path")
@@ -44,6 +45,8 @@ def subschemas(
         if not isinstance(value, dict):
             continue
         yield place, value
+        if HOLDING.isdisjoint(value):
+            continue  # as most have it
         inner = [((*place, key), value[key]) for key in IN_ONE if key in value]
         for key in (*IN_LISTS, *maps):
             held = value.get(key)
