@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from grammar_kit import compiled, obeys
 
-from vivace.grammar.backend import GrammarError
+from vivace.grammar.backend import GrammarError, JsonFormat
+from vivace.grammar.source import GrammarDialect, translate
 from vivace.grammar.tool_tags import (
     any_text,
     defined,
@@ -266,7 +267,10 @@ def test_references_are_to_what_came_before(form: Any) -> None:
 
 
 ANY_TAG = {"type": "tag", "begin": "aa", "content": {"type": "any_text"}, "end": "b"}
-SCHEMA_TAG = {**ANY_TAG, "content": {"type": "json_schema", "json_schema": {"enum": ["x" * 9000]}}}
+
+
+def schema_tag(value: str) -> dict[str, Any]:
+    return {**ANY_TAG, "content": {"type": "json_schema", "json_schema": {"enum": [value]}}}
 
 
 @pytest.mark.parametrize(
@@ -279,7 +283,11 @@ SCHEMA_TAG = {**ANY_TAG, "content": {"type": "json_schema", "json_schema": {"enu
             "texts",
         ),
         (
-            {"type": "triggered_tags", "triggers": ["a", "aa"], "tags": [SCHEMA_TAG] * 90},
+            {
+                "type": "triggered_tags",
+                "triggers": ["a", "aa"],
+                "tags": [schema_tag(f"{number}" * 4000) for number in range(100, 200)],
+            },
             "large",
         ),
     ],
@@ -289,6 +297,18 @@ def test_what_multiplies_is_refused_while_it_grows(form: dict[str, Any], told: s
     with pytest.raises(GrammarError, match=told):
         compiled(STRUCTURAL_TAG, {"format": form})
     assert time.thread_time() - begun < 2.0
+
+
+def test_what_is_written_several_times_is_one_rule() -> None:
+    tags = [schema_tag("x"), {**schema_tag("x"), "begin": "a"}, schema_tag("y")]
+    form = {"type": "triggered_tags", "triggers": ["a", "aa"], "tags": [*tags, tags[0]]}
+    (grammar,) = translate(
+        Constraint(kind=STRUCTURAL_TAG, text=json.dumps({"format": form})),
+        GrammarDialect(JsonFormat(), {}),
+    )
+    assert grammar.count("%json") == 2
+    assert fits(form, 'so a"x"b') and fits(form, 'so aa"x"b') and fits(form, 'so aa"y"b')
+    assert not fits(form, 'so a"y"b')
 
 
 def test_the_same_trigger_or_end_counts_once() -> None:

@@ -97,6 +97,8 @@ class _TagRules:
             "guarded": self._guarded_part,
         }
         self._defined: dict[str, str] = {}
+        self._rules: dict[tuple[str, str], str] = {}
+        """attributes and bodies -> names"""
         self._newlines_optional = False
         self._texts: dict[str, str] = {}
         """terminals of text that lacks something"""
@@ -184,7 +186,7 @@ class _TagRules:
         body = " & ".join([TEXT, *terms])
         if body not in self._texts:
             self._texts[body] = f"{TEXT}_{len(self._texts)}"
-            self._append(self._texts[body], body)
+            self._write(f"{self._texts[body]}: {body}")
         return self._texts[body]
 
     def _expressions(self, node: dict[str, Any], key: str, place: str) -> list[str]:
@@ -333,16 +335,13 @@ class _TagRules:
 
     # --- words ----------------------------------------------------------------------------------
 
-    def _rule(self, body: str) -> str:
-        return self._add("", body)
-
-    def _add(self, attributes: str, body: str) -> str:
-        name = f"part_{len(self.lines)}"
-        self._append(f"{name}{attributes}", body)
+    def _rule(self, body: str, attributes: str = "") -> str:
+        """One for each body: models write the same tools in several ways."""
+        name = self._rules.get((attributes, body))
+        if name is None:
+            name = self._rules[attributes, body] = f"part_{len(self.lines)}"
+            self._write(f"{name}{attributes}: {body}")
         return name
-
-    def _append(self, head: str, body: str) -> None:
-        self._write(f"{head}: {body}")
 
     def _write(self, line: str) -> None:
         self.lines.append(line)
@@ -358,7 +357,7 @@ class _TagRules:
         head, *rest = self._framing(end)
         if head.startswith("<["):
             return self._rule(" ".join([text, head, *rest]))
-        return " ".join([self._add("[lazy]", f"{text} {head}"), *rest])
+        return " ".join([self._rule(f"{text} {head}", "[lazy]"), *rest])
 
     def _literal(self, text: str) -> str:
         return " ".join(self._words(text)) if text else '""'
