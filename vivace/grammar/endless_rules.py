@@ -26,7 +26,7 @@ LARK_TOKEN = re.compile(
     |(?P<mark>->|\.\.|[()\[\]|:,=.&~-]|\d+)""",
     re.VERBOSE,
 )
-_TO_LOOK_BEHIND = re.compile(
+_REFERENCES = re.compile(
     r"""(?://|\#)[^\n]*|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\]|\\.)+/|<[^<>\s]+>
     |(?P<value>%(?:json|regex|llguidance)\s*)|(?P<reference>@[\w-]+)""",
     re.VERBOSE,
@@ -80,7 +80,7 @@ def has_no_finite_text(lark: str) -> bool:
 def _find_reference(lark: str) -> str:
     """To another grammar, wherever it stands, in rules that are not read otherwise, too."""
     place = 0
-    while found := _TO_LOOK_BEHIND.search(lark, place):
+    while found := _REFERENCES.search(lark, place):
         place = found.end()
         if found["reference"]:
             return found["reference"]

@@ -165,11 +165,11 @@ def skip_value(calls: CallReader, key: str, *, begun: bool) -> Steps[None]:
 @dataclass(frozen=True, kw_only=True)
 class NamedCall:
     """A name, a literal behind it, and a JSON object. `head` comes first and `tail` last, an id
-    behind `id_open` where that comes. `behind_input`: see `CallSyntax`. With `numbered` the name is
-    one of a namespace and has a number: `functions.look:0`."""
+    behind `id_open` where that comes. `behind_input`: as in `CallSyntax`, where nothing ends a
+    call. With `numbered` the name is one of a namespace and has a number: `functions.look:0`."""
 
     separator: str
-    behind_input: str
+    behind_input: str = ""
     head: str = ""
     tail: str = ""
     id_open: str = ""
@@ -192,7 +192,7 @@ class NamedCall:
             yield from calls.copy_arguments(self.tail or end)
         elif (yield from calls.fenced(name)):
             calls.begin(name)
-            yield from calls.copy_fenced(self.behind_input)
+            yield from calls.copy_fenced(end or self.behind_input)
         elif (yield from reader.is_next(self.tail or end)) or reader.is_cut(self.tail or end):
             calls.begin(name)
             calls.writer.arguments("{}")

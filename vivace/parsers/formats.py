@@ -139,12 +139,7 @@ DEEPSEEK_V3 = ToolFormat(
     section=(CALLS_BEGIN, CALLS_END),
     begin=CALL_BEGIN,
     end=CALL_END,
-    body=NamedCall(
-        head=f"function{SEPARATOR}",
-        separator="```json",
-        tail="```",
-        behind_input=CALL_END,
-    ),
+    body=NamedCall(head=f"function{SEPARATOR}", separator="```json", tail="```"),
     shape=AnswerShape(
         markers=(CALLS_BEGIN, CALL_BEGIN),
         syntaxes=(
@@ -162,7 +157,7 @@ DEEPSEEK_V31 = ToolFormat(
     section=(CALLS_BEGIN, CALLS_END),
     begin=CALL_BEGIN,
     end=CALL_END,
-    body=NamedCall(separator=SEPARATOR, behind_input=CALL_END),
+    body=NamedCall(separator=SEPARATOR),
     shape=AnswerShape(
         markers=(CALLS_BEGIN, CALL_BEGIN),
         syntaxes=(
@@ -230,11 +225,7 @@ KIMI_K2 = ToolFormat(
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     begin="<|tool_call_begin|>",
     end="<|tool_call_end|>",
-    body=NamedCall(
-        separator="<|tool_call_argument_begin|>",
-        behind_input="<|tool_call_end|>",
-        numbered=True,
-    ),
+    body=NamedCall(separator="<|tool_call_argument_begin|>", numbered=True),
     shape=AnswerShape(
         markers=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
         syntaxes=(
