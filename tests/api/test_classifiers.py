@@ -222,6 +222,21 @@ def test_files_of_nomics_own_class(tmp_path: Path, start: Start) -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["encoder.layers.1.attn.Wqkv.weight", "encoder.layers.0.mlp.fc11.weight", "emb_ln.bias"],
+)
+def test_what_files_lack_is_named_as_they_would(tmp_path: Path, name: str) -> None:
+    write_encoder(tmp_path, "NomicBertModel")
+    write_as_nomic(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights[name]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(vivace.CannotStart, match="missing") as caught:
+        Engine(tmp_path, cpu_threads=1)
+    assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("key", "value"),
     [
         *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable
 from math import prod
 from typing import Protocol
@@ -20,6 +21,8 @@ IGNORABLE = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 """buffers that old checkpoints carry and that are computed, not read"""
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 ALL = slice(None)
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+"""in a name: of a layer or an expert"""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """what a weight is that no quantization owns"""
 
@@ -186,7 +189,8 @@ class TrackedWeights:
         stem = name.rpartition(".")[0] + "."
         beside = sorted(one for one in self._names if one.startswith(stem))
         advice = (
-            f"fetch it again; there is, for example, {readable_key(min(self._names, default=''))}"
+            "fetch it again; there is, for example, "
+            f"{readable_key(min(map(self._stored_name, self._names), default=''))}"
         )
         if beside and name.endswith(".bias"):
             key = "mlp_bias" if ".mlp." in name else "attention_bias"
@@ -199,7 +203,25 @@ class TrackedWeights:
                 "if the model shares it with its embeddings, give --json-model-override-args "
                 """'{"tie_word_embeddings": true}'; otherwise fetch the model again"""
             )
-        return CheckpointError(f"{self._reader.place}: the tensor {name!r} is missing; {advice}")
+        called = self._guess_stored_name(name)
+        return CheckpointError(f"{self._reader.place}: the tensor {called!r} is missing; {advice}")
+
+    def _guess_stored_name(self, name: str) -> str:
+        """Of a tensor that the files lack: as they call the same of another layer, or one beside
+        it; what it is called here where there is neither."""
+        stem, _, last = name.rpartition(".")
+        alike, numbers = NUMBER.sub("0", name), iter(NUMBER.findall(name))
+        for other in self._names:
+            if NUMBER.sub("0", other) == alike:
+                return NUMBER.sub(lambda one: next(numbers, one[0]), self._stored_name(other))
+        for other in self._names:
+            own, _, kind = self._stored_name(other).rpartition(".")
+            if other.rpartition(".") == (stem, ".", kind):
+                return f"{own}.{last}"
+        return name
+
+    def _stored_name(self, name: str) -> str:
+        return self._reader.label(name).rpartition(": tensor ")[2].strip("'")
 
     def _report(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> None:
         share = prod(
