@@ -148,10 +148,7 @@ def aiohttp_error(context: Context, request: web.Request, error: web.HTTPExcepti
     known = stored or (request.method == "POST" and request.path in MISSING)
     if isinstance(error, web.HTTPMethodNotAllowed) and not known:
         if meant := _meant_path(request):
-            message = (
-                f"Not found: {path}; did you mean {meant}? GET /openapi.json lists what is here"
-            )
-            return HTTPError(404, message)
+            return HTTPError(404, describe_unknown_path(request.path, [meant]))
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"Method {error.method} not allowed on {path} (allowed: {allowed})"
         return HTTPError(405, message, headers={"Allow": allowed})
