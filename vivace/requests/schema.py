@@ -114,6 +114,7 @@ NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
 
 CONSTRAINTS = "regex", "ebnf", "json_schema", "structural_tag"
 """fields of which an answer obeys one; where a path has them by another name they are refused"""
+OTHER_CONSTRAINTS = "/v1/chat/completions and /generate take others"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(CONSTRAINTS, "goes into sampling_params"),
     "response_format": "use json_schema in sampling_params",

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from vivace.requests.limits import Entries, Members, Messages, Parts
-from vivace.requests.schema import CONSTRAINTS
+from vivace.requests.schema import CONSTRAINTS, OTHER_CONSTRAINTS
 from vivace.server.openai.schema import DEFAULT_MODEL
 
 
@@ -166,7 +166,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 ANTHROPIC_REFUSED: dict[str, str] = {
     **dict.fromkeys(
-        ("output_format", "response_format", *CONSTRAINTS), "send a schema as output_config.format"
+        ("output_format", "response_format", *CONSTRAINTS),
+        f"send a schema as output_config.format; {OTHER_CONSTRAINTS}",
     ),
     "mcp_servers": "this server calls no tools; call them, and send tool_result",
     "container": "this server runs no code; remove the field",

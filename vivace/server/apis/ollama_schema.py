@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from vivace.requests.limits import Calls, Entries, Members, Messages, PerPrompt
-from vivace.requests.schema import CONSTRAINTS, TEXT_ONLY
+from vivace.requests.schema import CONSTRAINTS, OTHER_CONSTRAINTS, TEXT_ONLY
 from vivace.server.openai.schema import DEFAULT_MODEL
 
 
@@ -107,7 +107,7 @@ class OllamaFields(msgspec.Struct, kw_only=True):
 
 
 OLLAMA_REFUSED: dict[str, str] = dict.fromkeys(
-    ("response_format", *CONSTRAINTS), "send a schema as format"
+    ("response_format", *CONSTRAINTS), f"send a schema as format; {OTHER_CONSTRAINTS}"
 )
 
 

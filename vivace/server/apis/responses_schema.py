@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from vivace.requests.limits import Entries, Members, Messages, Parts, PerPrompt
-from vivace.requests.schema import CONSTRAINTS, NO_SESSIONS
+from vivace.requests.schema import CONSTRAINTS, NO_SESSIONS, OTHER_CONSTRAINTS
 from vivace.server.openai.schema import DEFAULT_MODEL
 
 
@@ -209,7 +209,9 @@ PEERS: dict[str, str] = dict.fromkeys(
 )
 """Fields of a tool that would choose whom this server speaks with, or as whom."""
 RESPONSES_REFUSED: dict[str, str] = {
-    **dict.fromkeys(("response_format", *CONSTRAINTS), "use text, with a format in it"),
+    **dict.fromkeys(
+        ("response_format", *CONSTRAINTS), f"use text, with a format in it; {OTHER_CONSTRAINTS}"
+    ),
     "messages": "use input, which takes messages, too",
     "max_tokens": "use max_output_tokens",
     "session_id": NO_SESSIONS,
