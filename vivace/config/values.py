@@ -54,15 +54,14 @@ def parse_value(option: OptionValues, value: Any) -> Any:
         result = convert(option, value)
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{option.flag}: {error}") from None
-    if (
-        option.choices
-        and str(result) not in option.choices
-        and str(result) not in installed(option.plugins)
-    ):
-        raise ConfigError(
-            f"{option.flag}: {str(result)!r} is not one of {', '.join(option.offered)}"
-            f"{nearest(str(result), option.offered)}"
-        )
+    if option.choices and str(result) not in option.choices:
+        added = installed(option.plugins)
+        if str(result) not in added:
+            names = (*option.offered, *added)
+            raise ConfigError(
+                f"{option.flag}: {str(result)!r} is not one of {', '.join(names)}"
+                f"{nearest(str(result), names)}"
+            )
     return result
 
 
