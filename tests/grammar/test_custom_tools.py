@@ -295,6 +295,7 @@ def test_arguments_that_are_no_input_are_not_lost() -> None:
 
 PATTERNS = [r'[^"]*', ".*", "(?s:.)*", r"[\s\S]+", r'["\\]+', r"\S+|\W", r'(?i)a"b\n', r"\P{L}+"]
 PATTERNS += [r"[\p{P}x]+", r'[]"]+', r"[^]\\]*", "[!-~]*", r"\x22\u{5c}|\t", r'(?P<n>".)"', r"\.\/"]
+PATTERNS += [rf"(?:\{name}|b)+" for name in ("P{Letter}", "p{gc=Cc}", "p{other_punctuation}")]
 PATTERNS += [f"[[:{name}:]b]+" for name in ("punct", "^alnum", "cntrl", "^cntrl", "space", "print")]
 
 

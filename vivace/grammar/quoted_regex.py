@@ -39,6 +39,23 @@ NAMED = {
     "ascii": ALL,
 }
 """classes of ASCII -> those of their characters that are escaped; others have none"""
+LONG_NAMES = (
+    "Letter L Cased_Letter LC Uppercase_Letter Lu Lowercase_Letter Ll Titlecase_Letter Lt "
+    "Modifier_Letter Lm Other_Letter Lo Mark M Nonspacing_Mark Mn Spacing_Mark Mc "
+    "Enclosing_Mark Me Number N Decimal_Number Nd Letter_Number Nl Other_Number No "
+    "Punctuation P Dash_Punctuation Pd Connector_Punctuation Pc Open_Punctuation Ps "
+    "Close_Punctuation Pe Initial_Punctuation Pi Final_Punctuation Pf Other_Punctuation Po "
+    "Symbol S Math_Symbol Sm Currency_Symbol Sc Modifier_Symbol Sk Other_Symbol So Separator Z "
+    "Space_Separator Zs Line_Separator Zl Paragraph_Separator Zp Other C Control Cc Format Cf "
+    "Private_Use Co Unassigned Cn"
+).split()
+_LOOSE = re.compile(r"[\s_-]")
+CATEGORIES = {
+    _LOOSE.sub("", name).lower(): short
+    for long, short in zip(LONG_NAMES[::2], LONG_NAMES[1::2], strict=True)
+    for name in (long, short)
+}
+"""general categories of Unicode, however they are spelled -> as `unicodedata` has them"""
 _NESTED = re.compile(rf"(?:{_ESCAPE}|{_CLASS}|[^\\\[&~-]|-(?!-)|&(?!&)|~(?!~))*+", re.DOTALL)
 _ANCHORS = frozenset("AzbB")
 OTHER_SYNTAX = frozenset("xR")
@@ -135,10 +152,11 @@ def _class_members(text: str) -> frozenset[str]:
         return frozenset() if kind in "dw" else ALL
     if kind in "sS":
         return SPACE if kind == "s" else ALL - SPACE
-    name = text[2:].strip("{}").removeprefix("^")
-    if len(name) > 2 or name[:1] not in set("LMNPSZC"):
+    spelled = _LOOSE.sub("", text[2:].strip("{}").removeprefix("^")).lower()
+    name = CATEGORIES.get(re.sub("^(?:gc|generalcategory)[=:]", "", spelled))
+    if name is None:
         raise GrammarError(
-            f"{WITHIN}{text[:40]} cannot stand; name a general category, as \\p{{L}}"
+            f"{WITHIN}{text[:40]} cannot stand; name a general category, as \\p{{Letter}}"
         )
     found = frozenset(one for one in ESCAPED if unicodedata.category(one).startswith(name))
     return ALL - found if (kind == "P") != ("^" in text) else found
