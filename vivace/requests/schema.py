@@ -183,7 +183,7 @@ class FileContent(msgspec.Struct, kw_only=True):
     file_url: Any = None
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
+class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One part of a message: `type: text`, or `file` with a file that is text."""
 
     type: str
