@@ -44,7 +44,7 @@ is it known what the others take"""
 def choose_widths(settings: EngineSettings, costs: StepCosts) -> DraftWidths:
     """Where nothing was measured all drafts are tried."""
     if settings.fixed_draft_width or not costs.tokens:
-        return FixedWidth()
+        return FixedWidth(told=settings.reports_ready)
     return AdaptiveWidth(
         settings.draft_shape,
         costs,
@@ -79,21 +79,33 @@ class DraftWidths(Protocol):
 
 
 class FixedWidth:
-    """Every row has as many as its drafter has."""
+    """Every row has as many as its drafter has. Where that is not told after each step, only rows
+    whose drafts spoil their numbers have others than before: of those nothing advances."""
+
+    def __init__(self, *, told: bool = True) -> None:
+        self._told = told
+        self._decoding: list[Sequence] = []
+        self._counts: list[int] = []
+        """of these, at the last look"""
 
     def choose(self, decoding: list[Sequence]) -> list[int]:
-        return [1 + sequence.ready_drafts for sequence in decoding]
+        if self._told or decoding != self._decoding:
+            self._decoding = decoding
+            self._counts = [1 + sequence.ready_drafts for sequence in decoding]
+        return self._counts
 
     def undrafted(self, decoding: list[Sequence]) -> list[int]:
         return []
 
     def unread(self, chunks: list[Sequence], tokens: int) -> list[int]:
+        self._decoding = []  # what comes of such a step is not observed
         return []
 
     def observe(
         self, counts: list[int], seconds: float, advanced: list[int], accepted: list[int]
     ) -> None:
-        """It does not matter."""
+        if 0 in advanced:
+            self._decoding = []
 
 
 class AdaptiveWidth:
