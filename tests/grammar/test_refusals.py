@@ -90,7 +90,11 @@ OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
         ({"patternProperties": {"a": {}, "\\bb": {}}}, "patternProperties: cannot"),
         ({"type": "string", "pattern": "(?=a)b"}, "look"),
         ({"enum": []}, "anyOf"),
-        ({"type": "integer", "minimum": 10**400}, "too large"),
+        ({"type": "integer", "minimum": 10**400}, "minimum: cannot"),
+        ({"type": "integer", "maximum": -(2**63)}, "maximum: cannot"),
+        ({"enum": [1, 2**53 + 1]}, "enum: a number"),
+        ({"enum": [-(2**63)]}, "enum: a number"),  # ends the process that compiles it
+        ({"const": 123456789.123456789}, "const: a number"),
         (False, "false"),
         ({"x-guidance": {"lenient": True}, "not": {}}, "not"),
         ("{", "JSON"),

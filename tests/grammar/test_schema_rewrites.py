@@ -29,6 +29,36 @@ UNIQUE: list[dict[str, Any]] = [
 ]
 
 
+LARGE = [2**53, 2**53 + 1, 2**63 - 1025, 2**63 - 1024]
+LARGE_BOUNDS: list[dict[str, Any]] = [
+    {"minimum": -(2**63), "maximum": 2**63 - 1},
+    {"exclusiveMinimum": -1e308, "minimum": 0, "maximum": 1.7976931348623157e308},
+    {"minimum": 2**53 + 1, "maximum": 2**53 + 3},
+    {"exclusiveMinimum": 2**53, "exclusiveMaximum": 2**63 - 1024},
+    {"minimum": -(2**53) - 5, "exclusiveMaximum": -(2**53)},
+    {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "exclusiveMinimum": True,
+        "minimum": 2**53,
+    },
+]
+
+
+@pytest.mark.parametrize("schema", LARGE_BOUNDS)
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_bounds_that_the_library_takes_for_others(schema: dict[str, Any], kind: str) -> None:
+    schema = {**schema, "type": kind}
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    start, found = schema_matcher(schema), list[int]()
+    for value in [
+        sign * (one + more) for sign in (1, -1) for one in LARGE for more in range(-2, 4)
+    ]:
+        ids = [*str(value).encode(), EOS]
+        if start.copy().accept(ids) == len(ids):
+            found.append(value)
+    assert found and all(map(validator.is_valid, found))
+
+
 @pytest.mark.parametrize("schema", UNIQUE)
 def test_items_that_differ(schema: dict[str, Any]) -> None:
     schema = {**schema, "uniqueItems": True}

@@ -12,6 +12,7 @@ from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.limits import MAX_DEPTH, MAX_VALUES
 from vivace.grammar.recursion import never_ends
 from vivace.grammar.schema_keywords import check_keywords, simplify
+from vivace.grammar.schema_numbers import fit_numbers
 from vivace.grammar.schema_references import use_pointers
 from vivace.grammar.schema_rewrites import rewrite
 
@@ -46,6 +47,7 @@ def check_schema(schema: Any, place: str = "") -> None:
             raise GrammarError(f"{before}nests deeper than {MAX_DEPTH} levels")
     use_pointers(schema)
     check_keywords(schema, place)
+    fit_numbers(schema, place)
     simplify(schema)
     rewrite(schema)
     endless = never_ends(schema)
