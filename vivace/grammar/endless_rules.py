@@ -27,7 +27,7 @@ LARK_TOKEN = re.compile(
     re.VERBOSE,
 )
 _REFERENCES = re.compile(
-    r"""(?://|\#)[^\n]*|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\]|\\.)+/|<[^<>\s]+>
+    r"""(?://|\#)[^\n]*|"(?:[^"\\\n]|\\.)*+"?|/(?:[^/\\]|\\.)++/?|<[^<>\s]+>
     |(?P<value>%(?:json|regex|llguidance)\s*)|(?P<reference>@[\w-]+)""",
     re.VERBOSE,
 )

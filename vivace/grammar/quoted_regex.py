@@ -23,13 +23,16 @@ _ESCAPE = (
     r"|[pP](?:\{[^}]{0,40}\}|.)|.)"
 )
 _CLASS = r"\[:\^?\w+:\]"
+_SET = rf"\[\^?+\]?+(?:{_ESCAPE}|{_CLASS}|[^\\\]])*+"
+"""but for its end"""
 _PART = re.compile(
-    rf"(?P<set>\[\^?+\]?+(?:{_ESCAPE}|{_CLASS}|[^\\\]])*+\])|(?P<escape>{_ESCAPE})|(?P<dot>\.)"
-    r"|(?P<refused>\(\?#[^)]*\)?|\\\Z)"
+    rf"(?P<set>{_SET}\])|(?P<escape>{_ESCAPE})|(?P<dot>\.)"
+    rf"|(?P<refused>\(\?#[^)]*\)?|\\\Z|{_SET})"
     r"|(?P<flags>\(\?[a-zA-Z]*-?[a-zA-Z]*[:)])|(?P<group>\((?:\?P?<\w+>)?)|(?P<end>\))|(?P<other>.)",
     re.DOTALL,
 )
-"""`refused`: comments, which the library has not, and a last backslash: that stands as it is"""
+"""`refused`: comments, which the library has not, a last backslash, a set without an end: these stay
+as they are"""
 _MEMBER = re.compile(rf"({_ESCAPE}|[^\\])(?:-({_ESCAPE}|[^\\\]]))?", re.DOTALL)
 NAMED = {
     **dict.fromkeys(("graph", "print", "punct"), frozenset('"\\')),
