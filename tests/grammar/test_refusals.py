@@ -163,6 +163,10 @@ EXPLODING = {
         (EBNF, "nonsense"),
         (EBNF, 'root ::= "a'),
         (EBNF, "root ::= " + "(" * 5000),
+        (EBNF, "root ::= " + "[" * 60_000),
+        (EBNF, 'start: "' + r"\"" * 30_000),
+        (EBNF, "start: /" + r"\/" * 30_000),
+        (STRUCTURAL_TAG, {"format": regex("[" * 16_000, "", quoted=True)}),
     ],
 )
 def test_what_explodes_is_refused_soon(kind: str, what: Any) -> None:
@@ -214,9 +218,16 @@ def test_a_start_is_a_rule_of_lark_and_of_gbnf(text: str) -> None:
     BACKEND.compile(Constraint(kind=EBNF, text=text))
 
 
-def test_a_start_of_gbnf_is_no_other_rule() -> None:
-    text = 'root ::= start start-rule\nstart ::= "a"\nstart-rule ::= "b"\nStart_Rule-X ::= "c"'
-    assert [obeys(EBNF, text, said) for said in ("ab", "bb", "aa")] == [True, False, False]
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("start", "rule-0"), ("Start", "start"), ("fooBar", "foo-bar"), ("a-b", "a_b"), ("A", "a")],
+)
+def test_rules_of_gbnf_are_told_apart_by_their_names(first: str, second: str) -> None:
+    """Also those that stay rules, since they refer to themselves."""
+    text = f'root ::= {first} {second} # {first}\n{first} ::= "a"\n{second} ::= "{second}!"'
+    assert obeys(EBNF, text, f"a{second}!") and not obeys(EBNF, text, f"{second}!a")
+    text = f'root ::= {first} {second}\n{first} ::= "a" {first}?\n{second} ::= [b] {second}?'
+    assert obeys(EBNF, text, "aabb") and not obeys(EBNF, text, "aab" + "a")
 
 
 def test_a_pattern_of_the_operator_is_tried_at_the_start() -> None:

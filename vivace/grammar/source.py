@@ -30,10 +30,10 @@ _LARK = re.compile(
 )
 """tells it from GBNF, which may have a rule `start ::=`"""
 _GBNF = "::="
-_OWN_START = re.compile(
-    r'("(?:[^"\\\n]|\\.)*"|\[(?:[^\]\\\n]|\\.)*\]|#[^\n]*)|(?<![\w-])start(?![\w-])'
-)
-"""in GBNF, which the converter has for itself; or what it may stand in"""
+_GBNF_HEAD = re.compile(r"^[^\S\n]*([\w-]+)\s*::=", re.MULTILINE)
+_GBNF_NAME = re.compile(r'("(?:[^"\\\n]|\\.)*+"?|\[(?:[^\]\\\n]|\\.)*+\]?|#[^\n]*)|[\w-]+')
+"""of a rule; or what it may stand in, up to the end of its line where it has none"""
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 NO_START = "is no grammar: it has neither a rule start: (Lark) nor one root ::= (GBNF)"
 _AT = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _EXCERPT = re.compile(r"\n +\d+ \| ")
@@ -132,19 +132,26 @@ def to_lark(text: str) -> str:
     if not is_lark and _GBNF not in text:
         raise GrammarError(NO_START)
     try:
-        lark = text if is_lark else gbnf_to_lark(_without_start(text))
+        lark = text if is_lark else gbnf_to_lark(_with_other_names(text))
     except Exception as error:  # the converter raises plain ones
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise GrammarError(f"is no grammar in GBNF: {reason}") from error
     return NO_FORCING + _OPTIONS.sub("", lark)
 
 
-def _without_start(gbnf: str) -> str:
-    """With another name for that rule, which no rule has, to the converter either."""
-    name, known = "start-rule", gbnf.lower().replace("_", "-")
-    while name in known:
-        name += "-x"
-    return _OWN_START.sub(lambda found: found[1] or name, gbnf)
+def _with_other_names(gbnf: str) -> str:
+    """For rules whose names the converter would take for another one's, or for its own `start`."""
+    begin, taken, renamed = "rule", {"start"}, dict[str, str]()
+    while begin in gbnf.lower():
+        begin += "x"
+    for name in dict.fromkeys(_GBNF_HEAD.findall(gbnf)):
+        if name == "root":
+            continue
+        converted = _HUMP.sub("_", name.replace("-", "_")).lower()
+        if converted in taken:
+            renamed[name] = f"{begin}-{len(renamed)}"
+        taken.add(converted)
+    return _GBNF_NAME.sub(lambda found: found[1] or renamed.get(found[0], found[0]), gbnf)
 
 
 def _written_out(escape: re.Match[str]) -> str:
