@@ -31,8 +31,8 @@ _PART = re.compile(
     r"|(?P<flags>\(\?[a-zA-Z]*-?[a-zA-Z]*[:)])|(?P<group>\((?:\?P?<\w+>)?)|(?P<end>\))|(?P<other>.)",
     re.DOTALL,
 )
-"""`refused`: comments, which the library has not, a last backslash, a set without an end: these stay
-as they are"""
+"""`refused`: comments, which the library has not, a last backslash, a set without an end: as they
+stand"""
 _MEMBER = re.compile(rf"({_ESCAPE}|[^\\])(?:-({_ESCAPE}|[^\\\]]))?", re.DOTALL)
 NAMED = {
     **dict.fromkeys(("graph", "print", "punct"), frozenset('"\\')),
