@@ -17,7 +17,7 @@ from vivace.grammar.backend import GrammarError
 from vivace.grammar.masks import mask_words
 from vivace.grammar.thinking import ThinkingBackend
 from vivace.grammar.thinking_rule import ThinkingRule, thinking_constraint
-from vivace.grammar.tool_tags import any_text, constant, grammar, regex, sequence
+from vivace.grammar.tool_tags import any_text, constant, grammar, json_value, regex, sequence
 from vivace.launch.grammars import check_whitespace
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
@@ -124,6 +124,14 @@ def test_schemas_in_tags_are_named_as_the_client_wrote_them() -> None:
     assert refusal(STRUCTURAL_TAG, tag).startswith("structures.0.schema.oneOf: ")
     form = {"type": "sequence", "elements": [{"type": "json_schema", "json_schema": {"if": {}}}]}
     assert refusal(STRUCTURAL_TAG, {"format": form}).startswith("format.elements.0.json_schema.if:")
+
+
+def test_what_no_keyword_is_to_blame_for_is_told_with_its_schema_alone() -> None:
+    """And not with rules of ours that stand around it."""
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(900)}
+    schema = {**PLAIN, "$ref": "#/$defs/d0", "$defs": {**chain, "d900": PLAIN}}
+    told = refusal(STRUCTURAL_TAG, {"format": sequence(constant("a"), json_value(schema, "here"))})
+    assert told.startswith("here: ") and "TEXT" not in told and "part_" not in told
 
 
 def test_recursion_with_an_end_is_fine() -> None:

@@ -13,7 +13,7 @@ import pytest
 from grammar_kit import EOS, obeys, schema_matcher
 
 from vivace.grammar.backend import GrammarError
-from vivace.grammar.schema_references import MOST_VALUES, with_pointers
+from vivace.grammar.schema_references import MAX_URI, MOST_VALUES, with_pointers
 from vivace.protocol.constraints import JSON_SCHEMA
 
 FEW = {"$defs": {"few": {"type": ["string", "null", "number"], "enum": ["a", None, 1, 1.0, True]}}}
@@ -188,6 +188,23 @@ def test_schemas_of_a_request_are_followed_up_to_a_number_of_values() -> None:
     found = with_pointers({"plain": plain, "first": named, "large": large, "last": named})
     assert found["first"] == {"$ref": "#/$defs/n", "$defs": {"n": {}}}
     assert found["plain"] is plain and found["large"] is large and found["last"] is named
+
+
+def test_what_takes_long_to_be_joined_is_not_followed() -> None:
+    """A thousand names below a base of 60 KB took seconds, in which nothing else was done."""
+    names = {f"d{i}": {"$id": f"x{i}", "$ref": f"x{i + 1}"} for i in range(300)}
+    ids = ("http://e.org/" + "a/" * MAX_URI, "http://e.org/")
+    long, short = (
+        {"$id": one, "$ref": "x0", "$defs": {**names, "d300": {"$id": "x300"}}} for one in ids
+    )
+    found = with_pointers({"long": long, "short": short})
+    assert found["long"] == long and found["short"]["$ref"] == "#/$defs/d0"
+    nested: dict[str, Any] = {"$anchor": "a"}
+    for _ in range(9):
+        nested = {"$id": "a" * 99 + "/", "items": nested, "$ref": "#a"}
+    assert with_pointers({"f": nested})["f"] == nested
+    with pytest.raises(GrammarError, match="refers"):
+        obeys(JSON_SCHEMA, long, "1")
 
 
 @pytest.mark.parametrize("schema", NAMED)

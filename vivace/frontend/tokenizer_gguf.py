@@ -21,6 +21,8 @@ from vivace.frontend.tokenizer_gguf_encoders import frame_pairs, unigram, wordpi
 
 MERGES_CHARACTERS = 1 << 25
 """of all merges that follow from scores; of 260,000 tokens they have about 5 million"""
+SPLIT_CHARACTERS = 1 << 32
+"""of all ways to split all tokens: some seconds; 260,000 tokens have about 20 million"""
 
 
 def load_from_gguf(file: Path) -> Loaded:
@@ -120,6 +122,8 @@ def merges_by_score(
     already stands there, so the one with the longer left part. Raises TokenizerError for a file in
     `where` that has too many.
     """
+    if sum(len(token) ** 2 for token in tokens) > SPLIT_CHARACTERS:
+        raise TokenizerError(f"{where}: its tokens are too long to be split")
     found, room = list[tuple[float, int, int, str, str]](), MERGES_CHARACTERS
     for left, right, score in split_tokens(tokens, scores, vocabulary):
         room -= len(left) + len(right)

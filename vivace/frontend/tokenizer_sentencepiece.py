@@ -18,6 +18,7 @@ from vivace.frontend.tokenizer_core import from_library
 from vivace.frontend.tokenizer_gguf import build_tokenizer
 
 PIECES, TRAINER, NORMALIZER = 1, 2, 3
+MOST_PIECES = 1 << 20
 TEXT, SCORE, TYPE = 1, 2, 3
 """of a piece"""
 MODEL_TYPE, BPE, UNIGRAM = 3, 2, 1
@@ -60,6 +61,8 @@ def read_model(data: bytes, config: ConfigFields, where: str) -> dict[str, Any]:
     normalizer: dict[int, Value] = {}
     for number, value in read_fields(data):
         if number == PIECES:
+            if len(pieces) == MOST_PIECES:
+                raise TokenizerError(f"{where}: has more than {MOST_PIECES} pieces")
             pieces.append(dict(read_fields(as_bytes(value))))
         elif number == TRAINER:
             trainer = dict(read_fields(as_bytes(value)))

@@ -41,7 +41,8 @@ def with_pointers(schemas: Mapping[str, Any]) -> dict[str, Any]:
 
 def use_pointers(schema: Any) -> None:
     """In place. What refers to nothing that is in the schema stays, and so does what refers to
-    whichever of several is the outermost one: both are refused then."""
+    whichever of several is the outermost one: both are refused then. With an `$id` of more than
+    `MAX_URI` all stay."""
     if refers_by_names(schema):
         _NamedParts(schema).use_pointers()
 
@@ -55,6 +56,10 @@ def refers_by_names(schema: Any) -> bool:
         for one in values(schema)
         if isinstance(one, dict)
     )
+
+
+MAX_URI = 512
+"""characters: to join two takes as long as they are, for each name and each reference"""
 
 
 class _NamedParts:
@@ -73,6 +78,8 @@ class _NamedParts:
         self._alone = any(name in draft for name in REF_ALONE)
         self._dynamic = Counter[str]()
         """names of anchors that `$dynamicRef` looks for from the outside"""
+        self._followed = True
+        """whether all names can be"""
         for path, one in self._parts:
             self._note(path, one)
 
@@ -82,7 +89,8 @@ class _NamedParts:
         if isinstance(identity, str) and identity.startswith("#"):  # as drafts 6 and 7 have it
             names.append(identity[1:])
         elif isinstance(identity, str) and (named := _absolute(self._base(path), identity)):
-            self._bases[path] = named[0]
+            self._bases[path] = named[0][:MAX_URI]
+            self._followed = self._followed and len(named[0]) <= MAX_URI
             self._roots.setdefault(named[0], path)
         base = self._bases[path] = self._base(path)
         if isinstance(one.get("$dynamicAnchor"), str):
@@ -98,6 +106,8 @@ class _NamedParts:
         return next(self._bases[path[:n]] for n in lengths if path[:n] in self._bases)
 
     def use_pointers(self) -> None:
+        if not self._followed:
+            return
         for path, one in self._parts:
             for key in ("$ref", *DYNAMIC):
                 ref = one.get(key)

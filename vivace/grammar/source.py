@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.endless_rules import check_ends
 from vivace.grammar.flat_grammars import NO_FORCING, validate_grammar
-from vivace.grammar.json_schema import json_grammar, read_schema
+from vivace.grammar.json_schema import check_schema, json_grammar, read_schema
 from vivace.grammar.schema_refusals import (
     MAX_REASON,
     MOST_TRIALS,
+    MOST_TRIED_BYTES,
     explain_blamed,
     explain_expression,
     explain_refusal,
@@ -78,7 +79,8 @@ def _explain_tag(root: dict[str, Any], reason: str) -> str:
     for place, part in islice(tag_texts(root), MOST_TRIALS):
         if said := _refusal_alone(part):
             return f"{place}: {said}"
-    return " ".join(reason.split())[:MAX_REASON]
+    said = _without_grammar(reason)
+    return f"{place}: {said}" if (place := _refused_schema(tag_schemas(root))) else said
 
 
 def _refusal_alone(part: Constraint) -> str:
@@ -86,6 +88,25 @@ def _refusal_alone(part: Constraint) -> str:
     translate_part = _translate_regex if part.kind == REGEX else _translate_ebnf
     reason = validate_grammar(translate_part(part.text))
     return explain(part, reason) if reason else ""
+
+
+def _refused_schema(schemas: Sequence[tuple[str, Any]]) -> str:
+    """The place of the first one that is refused alone; empty: none of those that are tried."""
+    left = MOST_TRIED_BYTES
+    for place, schema in schemas[:MOST_TRIALS]:
+        check_schema(schema, place)
+        left -= len(grammar := json_grammar(schema, JsonFormat()))
+        if left < 0:
+            break
+        if validate_grammar(grammar):
+            return place
+    return ""
+
+
+def _without_grammar(reason: str) -> str:
+    """What the library says, but for lines of the grammar that it shows."""
+    said = _EXCERPT.split(reason, maxsplit=1)[0]
+    return " ".join(_AT.sub("", said, count=1).split())[:MAX_REASON]
 
 
 def _explain_grammar(text: str, reason: str) -> str:
