@@ -4,6 +4,7 @@ what the parser makes of anything that can be said obeys."""
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import jsonschema
@@ -364,6 +365,13 @@ def test_what_tags_cannot_say_is_refused_but_required_as_json(schema: Any, place
     assert caught.value.field == f"tools[0].function.parameters.{place}".rstrip(".")
     required = asked(name, {"f": schema}, required=("f",)).syntax(None)
     assert required.constraint is not None and '{\\"name\\": \\"f\\"' in required.constraint.text
+
+
+def test_a_pattern_with_sets_without_an_end_takes_no_time() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "[" * 60_000}}}
+    begun = time.thread_time()
+    assert asked("qwen3_coder", {"f": schema}, strict=frozenset("f")).syntax(None).constraint
+    assert time.thread_time() - begun < 1.0
 
 
 def test_names_that_python_has_not_cannot_be_called() -> None:

@@ -32,8 +32,9 @@ FORMATS: Mapping[str, str] = MappingProxyType(
 )
 """of texts that are of the format whoever judges: narrower than the standards"""
 ANYTHING = "(?s:.*)"
-GROUPED = re.compile(r"\\.|\[(?:\\.|[^\\\]])*\]|[()|^$]", re.DOTALL)
-"""what says where an expression's branches and anchors are"""
+GROUPED = re.compile(r"\\.|\[(?:\\.|[^\\\]])*\]?|[()|^$]", re.DOTALL)
+"""what says where an expression's branches and anchors are; a set without an end goes to the end:
+else each [ in it would be looked at as far"""
 
 
 def as_search(pattern: str) -> str | None:
