@@ -387,6 +387,13 @@ def test_pieces_of_sentencepiece_that_are_kept_whole() -> None:
         assert core.decode(core.encode(text).ids) == text
 
 
+@pytest.mark.parametrize(("legacy", "last"), [(True, "\u2581he"), (False, "he")])
+def test_spaces_behind_special_tokens_are_as_the_config_says(legacy: bool, last: str) -> None:
+    config = ConfigFields({"legacy": legacy}, str, "")
+    core = sentencepiece_core(sentencepiece_file(), config, "tokenizer.model")
+    assert core.encode("he</s>he").tokens == ["<s>", "\u2581he", "</s>", last]  # transformers' too
+
+
 @given(st.data())
 def test_damaged_files_of_sentencepiece(data: st.DataObject) -> None:
     whole = sentencepiece_file()

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from vivace.checkpoint.fields import ConfigFields, Flag
@@ -42,9 +42,13 @@ def sentencepiece_core(data: bytes, config: ConfigFields, where: str) -> Core:
     """`config`: tokenizer_config.json. Raises TokenizerError."""
     try:
         model = read_model(data, config, where)
-        whole = take_user_pieces(model) if model[f"{KEY}add_space_prefix"] else []
+        prefixed = model[f"{KEY}add_space_prefix"]
+        whole = take_user_pieces(model) if prefixed else []
         core = build_tokenizer(model, where)[0]
-        from_library(lambda: isolate(core, whole), f"{where}: pieces that are kept whole")
+        once = prefixed and not config.get("legacy", Flag(), True)
+        from_library(
+            lambda: split_texts(core, whole, once=once), f"{where}: pieces that are kept whole"
+        )
         return core
     except TokenizerError:
         raise
@@ -100,12 +104,19 @@ def take_user_pieces(model: dict[str, Any]) -> list[str]:
     return found
 
 
-def isolate(core: Core, pieces: list[str]) -> None:
-    """Have each piece be one token wherever it stands, the longest first."""
-    if pieces:
-        pattern = "|".join(map(re.escape, sorted(pieces, key=len, reverse=True)))
-        core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")  # type: ignore[assignment]
+def split_texts(core: Core, whole: list[str], *, once: bool) -> None:
+    """Have each of these pieces be one token wherever it stands, the longest first. `once`: a space
+    is put before the text, not behind each special token, as transformers has it (`legacy`)."""
+    steps = list[pre_tokenizers.PreTokenizer]()
+    if once:
+        core.normalizer = normalizers.Replace(" ", "\u2581")  # type: ignore[assignment]
+        steps.append(pre_tokenizers.Metaspace(prepend_scheme="first", split=False))
+    if whole:
+        pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))
+        steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
         core.model.ignore_merges = True  # type: ignore[attr-defined]
+    if steps:
+        core.pre_tokenizer = pre_tokenizers.Sequence(steps)  # type: ignore[assignment]
 
 
 def as_bytes(value: Value) -> bytes:
