@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import pytest
@@ -166,6 +166,29 @@ def test_terminals_without_end_end_with_the_input(name: str, said: str) -> None:
         assert found.constraint is not None
         drawn = BACKEND.compile(found.constraint)
         assert drawn.accept([*encode(text), EOS]) == len(encode(text)) + 1
+
+
+BACK = "start: line\nline: %s\nREST: /[\\s\\S]+/\nALL: /x(?s:.)*/\n"
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+@pytest.mark.parametrize(
+    ("rule", "ends"),
+    [
+        ('"a" line REST | REST', False),
+        ('"a" line | /b.*/s', False),
+        ('"a" line | ALL', False),
+        ('"a" line | REST?', True),
+        ('"a" line | REST | "."', True),
+        ('"a" line | /b.*/', True),
+        (r'"a" line | /b|[\s\S]+/', True),
+    ],
+)
+def test_inputs_without_end_are_refused(name: str, rule: str, ends: bool) -> None:
+    found = syntax(name, "required", [custom_tool("page", "lark", BACK % rule)])[0].constraint
+    assert found is not None
+    with nullcontext() if ends else pytest.raises(GrammarError, match=r"tools\[0\].*never"):
+        BACKEND.compile(found)
 
 
 FLAT = """

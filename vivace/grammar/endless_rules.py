@@ -1,11 +1,12 @@
-"""Grammars that never end: each text of a rule would have to contain another one of it."""
+"""Grammars that never end: each text of a rule would have to contain another one of it, or what
+takes its end, too."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from vivace.grammar.backend import GrammarError
@@ -34,6 +35,19 @@ _REFERENCES = re.compile(
 """what may have an @ in it that refers to nothing; and what does"""
 _NOTHING_NEEDED = re.compile(r"[*?]|\{\s*(?:0\s*)?(?:,.*)?\}|~\s*0.*")
 """repeats that may be none; of `{0,3}`, `{,3}`, not of `{3,}`"""
+_HEAD_OF_TERMINAL = re.compile(
+    r"^([A-Z_][A-Z0-9_]*)(?:\.-?\d+)?[ \t]*:(.*)(?!\n\s*\|)$", re.MULTILINE
+)
+"""of one line"""
+_ALL = (
+    r"\[(?:\\s\\S|\\S\\s|\\d\\D|\\D\\d|\\w\\W|\\W\\w)\]|\((?:\?:)?(?:\.\|\\n|\\n\|\.)\)|\(\?s:\.\)"
+)
+_TAKES_ALL = re.compile(
+    rf"/(?:[^|\\]|\\.)*?(?:(?:{_ALL})(?:[*+]|\{{\d+,\}})|\(\?s:\.[*+]\))/[imux]*"
+    rf"|/(?:[^|\\]|\\.)*?(?:{_ALL}|\.)(?:[*+]|\{{\d+,\}})/[imux]*s[imsux]*",
+    re.DOTALL,
+)
+"""an expression that goes on with whatever comes"""
 _HEAD = re.compile(r"^[?!]?([a-z_][\w-]*)(?:\[[^\]\n]*\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
 
 
@@ -69,10 +83,35 @@ def check_ends(lark: str) -> None:
         )
 
 
-def has_no_finite_text(lark: str) -> bool:
-    """Of a grammar in Lark's syntax. Where that is not clear: False."""
+def check_input_ends(lark: str) -> None:
+    """Raises GrammarError for a grammar behind which nothing can come, since a terminal takes that,
+    too: a lexer takes as much as it can, and does not go back."""
+    greedy = _find_greedy(lark)
+    if has_no_finite_text(lark, lambda text: text in greedy or bool(_TAKES_ALL.fullmatch(text))):
+        raise GrammarError(
+            "never ends: each text of it has a terminal that takes whatever comes, as /[\\s\\S]+/, "
+            "and so the end of the input, too; use a regex, or write what it may not take"
+        )
+
+
+def _find_greedy(lark: str) -> frozenset[str]:
+    """Terminals that take whatever comes, as far as that is clear."""
+    greedy = set[str]()
+    for name, body in _HEAD_OF_TERMINAL.findall(lark):
+        try:
+            words = [text for _, text in _tokens(body, 0, len(body))]
+        except UnreadGrammar:
+            continue
+        if words and _TAKES_ALL.fullmatch(words[-1]) and not {"|", "&", "~"} & set(words):
+            greedy.add(name)
+    return frozenset(greedy)
+
+
+def has_no_finite_text(lark: str, is_endless: Callable[[str], bool] = lambda _: False) -> bool:
+    """Of a grammar in Lark's syntax. Where that is not clear: False. `is_endless`: of a terminal,
+    or its name."""
     try:
-        return START in _EndSearch(_read_rules(lark)).without_end()
+        return START in _EndSearch(_read_rules(lark, is_endless)).without_end()
     except (UnreadGrammar, RecursionError):
         return False
 
@@ -125,7 +164,7 @@ class _EndSearch:
         return item in self._finite or item not in self._rules
 
 
-def _read_rules(lark: str) -> dict[str, ChoiceOfItems]:
+def _read_rules(lark: str, is_endless: Callable[[str], bool]) -> dict[str, ChoiceOfItems]:
     """Those in small letters: what they refer to. Words in capitals are expressions, which end."""
     heads = list(_HEAD.finditer(lark))
     ends = [*[head.start() for head in heads], len(lark)][1:]
@@ -133,11 +172,13 @@ def _read_rules(lark: str) -> dict[str, ChoiceOfItems]:
     for head, end in zip(heads, ends, strict=True):
         if head[1] in rules:
             raise UnreadGrammar
-        rules[head[1]] = _read_choice(lark, head.end(), end)
+        rules[head[1]] = _read_choice(lark, head.end(), end, is_endless)
     return rules
 
 
-def _read_choice(lark: str, place: int, end: int) -> ChoiceOfItems:
+def _read_choice(
+    lark: str, place: int, end: int, is_endless: Callable[[str], bool]
+) -> ChoiceOfItems:
     """The body of a rule; a line that is not continued by `|` ends it."""
     whole = ChoiceOfItems()
     open_groups = [(whole, "")]
@@ -149,7 +190,7 @@ def _read_choice(lark: str, place: int, end: int) -> ChoiceOfItems:
         elif kind == "repeat" and sequence and _NOTHING_NEEDED.fullmatch(text):
             sequence[-1] = ChoiceOfItems([[]])
         elif kind in ("text", "value", "name"):
-            sequence.append(ChoiceOfItems([[]]))
+            sequence.append(ChoiceOfItems([] if is_endless(text) else [[]]))
         elif text == "|":
             choice.sequences.append([])
         elif text in ("(", "["):
