@@ -12,6 +12,7 @@ from vivace.engine.drafts.gains import DraftShape, TreeGains
 from vivace.engine.drafts.levels import FIRST_LEVEL, next_level
 from vivace.engine.drafts.widths import AdaptiveWidth
 from vivace.protocol.metrics import StepCosts
+from vivace.protocol.step import StepResult
 
 PARENTS = [-1, 0, -1, 1, 0, -1, 2, 3]
 SHARES = [0.6, 0.7, 0.25, 0.7, 0.15, 0.1, 0.5, 0.1]
@@ -57,7 +58,11 @@ def simulate(cost: float, steps: int = 1500) -> list[int]:
         (count,) = chosen.choose([row])
         places = accept(count - 1, draw)
         counts = [int(place in places) for place in range(max(places, default=-1) + 1)]
-        chosen.observe([count], 1.0 + (count - 1) * cost, [1 + len(places)], counts)
+        tokens = [[0] * (1 + len(places))]
+        result = StepResult(
+            number=1, advanced=[len(tokens[0])], tokens=tokens, accepted_drafts=counts
+        )
+        chosen.observe([count], 1.0 + (count - 1) * cost, result)
         if count > 1:
             row.draft_level = next_level(row.draft_level, count - 1, len(places), SHAPE.depth)
         widths.append(count - 1)

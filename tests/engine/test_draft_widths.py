@@ -31,10 +31,17 @@ from vivace.engine.drafts.widths import (
 )
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.metrics import StepCosts
+from vivace.protocol.step import StepResult
 
 FLAT = StepCosts(tokens=[1, 64], seconds=[1.0, 1.0])
 DRAFT_OF_A_TENTH = StepCosts(tokens=[1, 100], seconds=[1.0, 1.0], draft_seconds=[0.1, 10.0])
 STEEP = StepCosts(tokens=[1, 64], seconds=[1.0, 64.0])
+
+
+def drawn(advanced: list[int], known: int = 0) -> StepResult:
+    """A step of spans; `known`: so many of each one's tokens were known when it was computed."""
+    tokens = [[0] * (count - known) for count in advanced]
+    return StepResult(number=1, advanced=advanced, tokens=tokens)
 
 
 def sequence(level: int, ready: int, row: int = 0) -> Any:
@@ -65,7 +72,7 @@ def test_fixed_widths_are_looked_for_anew_where_they_may_have_changed() -> None:
     rows[1].ready_drafts = 0  # spoiled
     assert widths(told, rows) == [4, 0]
     assert widths(untold, rows) == [4, 4]
-    untold.observe([5, 5], 1.0, [1, 0], [])
+    untold.observe([5, 5], 1.0, drawn([1, 0]))
     assert widths(untold, rows) == [4, 0]
     assert widths(untold, [*rows, sequence(25, 2)]) == [4, 0, 2]
 
@@ -168,7 +175,7 @@ def test_a_row_comes_near_to_the_best_width(accepted: float, draft: float, told:
         (drafts,) = widths(chosen, [row])
         right = next((done for done in range(drafts) if draw.random() >= accepted), drafts)
         row.draft_level = table[row.draft_level][drafts][right]
-        chosen.observe([1 + drafts], seconds(drafts), [1 + right], [])
+        chosen.observe([1 + drafts], seconds(drafts), drawn([1 + right]))
         took, tokens = took + seconds(drafts), tokens + 1 + right
     best = max(
         sum(accepted**place for place in range(width + 1)) / seconds(width) for width in range(4)
@@ -201,7 +208,7 @@ def test_a_new_engine_loses_little_where_steps_take_longer_than_at_its_start(
             right = next((done for done in range(width) if draw.random() >= accepted), width)
             row.draft_level = table[row.draft_level][width][right] if width else row.draft_level
             advanced.append(1 + right)
-        chosen.observe([1 + width for width in drafts], seconds, advanced, [])
+        chosen.observe([1 + width for width in drafts], seconds, drawn(advanced))
         took, tokens = took + seconds, tokens + sum(advanced)
     plain = 8 / (busy * (1 + slope * 7) * 1.08)
     assert tokens / took > 0.95 * plain
@@ -225,7 +232,7 @@ def test_a_drafter_that_has_to_catch_up_costs_little(rows: int, told: bool) -> N
                 row.drafted_len, tried = len(row.tokens), tried + 1
                 row.draft_level = table[row.draft_level][count - 1][0]
             row.tokens.append(1)
-        chosen.observe(counts, seconds, [1] * rows, [])
+        chosen.observe(counts, seconds, drawn([1] * rows))
         taken += seconds
         if number % length == length - 1:
             running = [sequence(running[0].draft_level, 4, row) for row in range(rows)]
@@ -242,7 +249,7 @@ def test_prompts_are_read_while_drafts_pay_for_it() -> None:
     others = [sequence(20, 4, row) for row in range(3)]
     for _ in range(200):  # who was read before has good drafts still
         chosen.choose(others)
-        chosen.observe([5] * 3, 1.4, [5] * 3, [])
+        chosen.observe([5] * 3, 1.4, drawn([5] * 3))
     assert chosen.unread(rows, 100) == []
     other = AdaptiveWidth(DraftShape(4, 4), DRAFT_OF_A_TENTH)
     assert [other.unread(rows, 100) for _ in range(30)] == [[]] * 30
@@ -254,15 +261,25 @@ def test_nothing_is_read_while_drafts_are_paused() -> None:
     assert chosen.unread(rows, 1) == []
     for _ in range(20):
         chosen.choose(rows)
-        chosen.observe([5] * 3, 9.0, [1] * 3, [])
+        chosen.observe([5] * 3, 9.0, drawn([1] * 3))
     assert chosen.unread(rows, 1) == [0, 1, 2]
+
+
+def test_tokens_that_were_known_are_no_drafts_that_pay() -> None:
+    """As those that a grammar has forced while the step was on its way."""
+    for known, pays in ((0, True), (4, False)):
+        chosen, rows = AdaptiveWidth(DraftShape(4, 4), FLAT), [sequence(25, 4)]
+        for _ in range(40):
+            chosen.choose(rows)
+            chosen.observe([5], 3.0, drawn([5], known))
+        assert (sum(widths(chosen, rows)[0] for _ in range(16)) > 40) is pays
 
 
 def test_drafts_that_pay_survive_an_accident() -> None:
     chosen, rows = AdaptiveWidth(DraftShape(4, 4), FLAT), [sequence(25, 4)]
     for step in range(100):
         (width,) = widths(chosen, rows)
-        chosen.observe([1 + width], 500.0 if step == 60 else 1.0, [1 + width], [])
+        chosen.observe([1 + width], 500.0 if step == 60 else 1.0, drawn([1 + width]))
     assert sum(widths(chosen, rows) == [4] for _ in range(16)) >= 15
 
 
@@ -275,7 +292,7 @@ def test_now_and_then_a_step_has_no_drafts() -> None:
     chosen = AdaptiveWidth(DraftShape(4, 4), FLAT)
     for _ in range(200):
         (width,) = widths(chosen, rows)
-        chosen.observe([1 + width], 1.0 + width, [1 + width], [])
+        chosen.observe([1 + width], 1.0 + width, drawn([1 + width]))
     assert sum(widths(chosen, rows)[0] for _ in range(50)) < 60
 
 
@@ -283,7 +300,7 @@ def test_steps_that_take_longer_than_they_did_count() -> None:
     chosen, rows = AdaptiveWidth(DraftShape(4, 4), FLAT), [sequence(20, 4)]
     assert widths(chosen, rows) == [4]
     for _ in range(200):
-        chosen.observe([5], 9.0, [5], [])
+        chosen.observe([5], 9.0, drawn([5]))
     assert sum(widths(chosen, rows)[0] for _ in range(16)) < 64
 
 

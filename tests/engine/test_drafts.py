@@ -79,6 +79,21 @@ def test_new_requests_expect_what_drafts_of_others_came_to() -> None:
     rig.run()
 
 
+@pytest.mark.parametrize("how", ["finished", "moved"])
+def test_nothing_is_held_of_requests_that_others_end(how: str) -> None:
+    """And a stop string, which the frontend finds, ends drafts at their level as any end does."""
+    rig = rig_with(3)
+    draft_with(rig, lambda seed, position: (oracle_token(seed, position, VOCABULARY) + 1) % 97)
+    rig.send(1, [1], 60, ignore_eos=True)
+    rig.step(20)
+    drafts = rig.scheduler._stats.drafts
+    assert drafts._decodes
+    rig.cancel(1, **{how: True})
+    rig.run()
+    assert not drafts._decodes
+    assert (drafts._level < FIRST_LEVEL) is (how == "finished")
+
+
 def test_drafts_take_no_page_that_a_sequence_needs() -> None:
     """While pages are short there are fewer drafts, not more retractions."""
     rig = rig_with(7, pages=12, page_size=4, rows=4)

@@ -90,8 +90,7 @@ class Batching:
     def observe(self, step: InFlightStep, seconds: float, result: StepResult) -> None:
         """What a step took, so that the next ones are cut by it."""
         if not step.chunks and self._pages.drafts:
-            advanced, accepted = result.advanced, result.accepted_drafts
-            self._widths.observe(step.decode_counts, seconds, advanced, accepted)
+            self._widths.observe(step.decode_counts, seconds, result)
         decodes = sum(step.decode_counts) + (ahead := sum(step.counts[: step.ahead]))
         self._dynamic_chunk.observe(sum(step.counts) - ahead, decodes, seconds)
         if step.pairs and not decodes:

@@ -148,13 +148,14 @@ class Scheduler:
         """Stop requests; what they hold is free as soon as the steps in flight are committed."""
         self._aborts.add(cancel)
         for sequence in self._select(cancel):
-            if cancel.moved:
-                self._table.end(sequence)
-            elif cancel.finished:
-                self._table.end(sequence)
-                self._stats.record_finish(sequence, None, self._clock())
-            else:
+            if not (cancel.moved or cancel.finished):
                 self._outputs.finish(sequence, ABORTED)
+                continue
+            self._table.end(sequence)
+            self._stats.drafts.settle()
+            if cancel.finished:
+                self._stats.drafts.end(sequence)
+                self._stats.record_finish(sequence, None, self._clock())
 
     def _select(self, cancel: Cancel) -> list[Sequence]:
         live = self._table.live

@@ -24,6 +24,7 @@ from vivace.protocol.metrics import StepCosts
 if TYPE_CHECKING:
     from vivace.engine.sequence import Sequence
     from vivace.engine.settings import EngineSettings
+    from vivace.protocol.step import StepResult
 
 _PROBED_ROWS, _LONGEST_PERIOD = 8, 8
 """at most so many rows that get no drafts get one again, in turn: what they write may have changed;
@@ -70,11 +71,9 @@ class DraftWidths(Protocol):
         read."""
         ...
 
-    def observe(
-        self, counts: list[int], seconds: float, advanced: list[int], accepted: list[int]
-    ) -> None:
+    def observe(self, counts: list[int], seconds: float, result: StepResult) -> None:
         """A step of nothing but decode spans, of so many tokens each, took so long; drafting
-        included. `advanced`, `accepted`: as in StepResult"""
+        included."""
         ...
 
 
@@ -101,10 +100,8 @@ class FixedWidth:
         self._decoding = []  # what comes of such a step is not observed
         return []
 
-    def observe(
-        self, counts: list[int], seconds: float, advanced: list[int], accepted: list[int]
-    ) -> None:
-        if 0 in advanced:
+    def observe(self, counts: list[int], seconds: float, result: StepResult) -> None:
+        if 0 in result.advanced:
             self._decoding = []
 
 
@@ -244,9 +241,7 @@ class AdaptiveWidth:
         cost = (probed / self._times.step(rows) - 1) / _LIMIT_STEPS
         return max(1, min(_LONGEST_PERIOD, ceil(cost / _PROBE_COST)))
 
-    def observe(
-        self, counts: list[int], seconds: float, advanced: list[int], accepted: list[int]
-    ) -> None:
+    def observe(self, counts: list[int], seconds: float, result: StepResult) -> None:
         rows, drafting, stands_for = len(counts), 0.0, 1
         if rows > _FEW_ROWS:
             if self._steps % _LEARNED_STEPS:
@@ -255,14 +250,15 @@ class AdaptiveWidth:
         passes = max(counts, default=1) - 1
         if passes:
             drafting = float(self._drafting(rows, np.array(passes)))
-            saved = stands_for * sum(advanced) / rows
+            came = sum(map(len, result.tokens))  # fewer where tokens were known that it computed
+            saved = stands_for * min(sum(result.advanced), came) / rows
             took = stands_for * seconds / self._times.step(rows)
             self._balance.observe(saved, took)
             if self._catches_up:
                 of_one = self._in_single_steps(rows)
                 self._reading.observe(saved * of_one, took * of_one)
         self._times.observe(sum(counts), drafting, seconds)
-        self._gains.observe(counts, accepted)
+        self._gains.observe(counts, result.accepted_drafts)
 
     def _drafting(self, rows: int, passes: np.ndarray) -> np.ndarray:
         """Seconds of so many passes of drafts (1 or more) for so many rows."""
