@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from vivace.grammar.backend import GrammarError, JsonFormat
-from vivace.grammar.endless_rules import check_ends, check_input_ends
-from vivace.grammar.flat_grammars import NO_FORCING, flat_terminals
+from vivace.grammar.endless_rules import check_ends
+from vivace.grammar.flat_grammars import NO_FORCING, input_terminals
 from vivace.grammar.json_schema import check_schema, json_options
 from vivace.grammar.limits import MAX_DEPTH
 from vivace.grammar.quoted_regex import quote_regex
@@ -306,8 +306,6 @@ class _TagRules:
         self._joined = self._flat(node, place)
         if not self._joined:
             self.guarded = True
-            with _blaming(node, place):
-                check_input_ends(self._to_lark(node_text(node, "grammar", place)))
         chosen = "guard" if self._guarding or self._joined else "format"
         part = self.part(node.get(chosen), f"{place}.{chosen}", last=last)
         self._joined = ""
@@ -319,7 +317,7 @@ class _TagRules:
         if text not in self._flats:
             prefix = f"FLAT_{len(self._flats)}_"
             with _blaming(node, place):
-                lines = flat_terminals(self._to_lark(text), prefix)
+                lines = input_terminals(self._to_lark(text), prefix)
             self._flats[text] = f"{prefix}0" if lines else ""
             for line in lines or ():
                 self._write(line)
