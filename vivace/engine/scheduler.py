@@ -152,9 +152,8 @@ class Scheduler:
                 self._outputs.finish(sequence, ABORTED)
                 continue
             self._table.end(sequence)
-            self._stats.drafts.settle()
+            self._stats.drafts.end(sequence)
             if cancel.finished:
-                self._stats.drafts.end(sequence)
                 self._stats.record_finish(sequence, None, self._clock())
 
     def _select(self, cancel: Cancel) -> list[Sequence]:

@@ -40,7 +40,7 @@ class DraftStats:
     def end(self, sequence: Sequence) -> tuple[int, int, int] | None:
         """It ends at its level. One that had no drafts tells nothing; it is the less sure that
         others need none. Returns its drafts, as in `Delta`."""
-        self.settle()
+        self._settle()
         tells = sequence.num_drafts and sequence.draft_level != SPOILED
         self._level += _ENDED * ((sequence.draft_level if tells else FIRST_LEVEL) - self._level)
         if not sequence.num_drafts:
@@ -67,7 +67,7 @@ class DraftStats:
             drew = [count > 0 for count in advanced]
             decodes, planned = list(compress(decodes, drew)), list(compress(planned, drew))
         if decodes != self._decodes:
-            self.settle()
+            self._settle()
             self._decodes = decodes
         self._draws += 1
         if len(spans) == 1:
@@ -90,7 +90,7 @@ class DraftStats:
         else:
             sequence.num_draws -= 1
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Tell sequences what they had in common since the last time."""
         if self._draws:
             for sequence in self._decodes:
