@@ -98,8 +98,8 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "required", "must be a list of names of properties, beside properties"
     if not isinstance(schema.get("enum", []), list):
         yield "enum", "must be a list of values"
-    for keyword in IN_MAPS:
-        held = schema.get(keyword, {})
+    for keyword in filter(schema.__contains__, IN_MAPS):
+        held = schema[keyword]
         if not isinstance(held, dict):
             yield keyword, "must be an object: names and their schemas"
         elif not all(isinstance(one, dict | bool) for one in held.values()):

@@ -18,6 +18,9 @@ DIGITS, POWER = 15, 22
 """of a fraction that is read exactly"""
 BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 """the inclusive and the exclusive keyword; the sign with which it is a lower one"""
+KEYWORDS = frozenset(
+    ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "const", "enum")
+)
 Number = int | float
 
 
@@ -25,6 +28,8 @@ def fit_numbers(schema: Any, place: str) -> None:
     """In place: a bound that the library would take for another one becomes the next one inside
     that it would not. Raises GrammarError for values like that, and where nothing is inside."""
     for path, one in subschemas(schema):
+        if KEYWORDS.isdisjoint(one):
+            continue  # as most have none
         for keyword, exclusive, sign in BOUNDS:
             if not _fit_bound(one, keyword, exclusive, sign):
                 reason = f"cannot be enforced: numbers go from -{LARGEST} to {LARGEST}"

@@ -52,7 +52,7 @@ def refers_by_names(schema: Any) -> bool:
     return any(
         not NAMING.isdisjoint(one)
         or ("$id" in one and one is not schema)
-        or not is_pointer(str(one.get("$ref", "#")))
+        or ("$ref" in one and not is_pointer(str(one["$ref"])))
         for one in values(schema)
         if isinstance(one, dict)
     )
