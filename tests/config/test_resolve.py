@@ -75,6 +75,7 @@ def test_what_this_version_promises_works() -> None:
         (["--log-level", "loud"], ["warning"]),
         (["--constrained-json-whitespace-pattern", "a"], ["whitespace", "blanks"]),
         (["--constrained-json-whitespace-pattern", "[^a]"], ["whitespace", "blanks"]),
+        (["--model-path", "a\udcfc"], ["--model-path", "PYTHONUTF8"]),
         (["--preferred-sampling-params", "[1]"], ["object"]),
         (["--quantization", "gguf"], ["safetensors"]),
         (["--bucket-time-to-first-token", "2", "1"], ["--bucket-time-to-first-token"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -58,6 +59,8 @@ DRAFT_LAYERS = "num_nextn_predict_layers"
 _BLANK = r"(?:[ \t\n\r]|\\[tnr]|\\x(?:20|09|0[aAdD]))"
 WHITESPACE = re.compile(rf"(?:{_BLANK}|\[{_BLANK}+\]|\((?:\?:)?|[)|?*+]|\{{\d*,?\d*\}})*")
 """expressions of what may stand between parts of JSON"""
+NO_CHARACTERS = re.compile("[\ud800-\udfff]")
+"""what Python makes of bytes of a command line that it cannot read"""
 LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -120,6 +123,18 @@ def names(options: Options) -> list[str]:
         value: Any = getattr(options.model, flag)
         if value is not None and not isinstance(value, dict):
             raise ConfigError(f"--{flag.replace('_', '-')}: must be a JSON object")
+    return []
+
+
+def characters(options: Options) -> list[str]:
+    """Texts go to other processes and to clients, as UTF-8."""
+    for option in all_options():
+        text = shown_value(option_value(options, option))
+        if NO_CHARACTERS.search(text):
+            raise ConfigError(
+                f"{option.flag} {text!r}: is no text in the encoding of this process "
+                f"({sys.getfilesystemencoding()}): set PYTHONUTF8=1, or give it a name in UTF-8"
+            )
     return []
 
 
@@ -275,6 +290,7 @@ def retractions(options: Options, context: ResolveContext) -> list[str]:
 OPTION_CHECKS: list[Callable[[Options], list[str]]] = [
     ranges,
     names,
+    characters,
     whitespace,
     origins,
     hosts,
