@@ -316,6 +316,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "another output": (["--output", "."], "new folder"),
     "an output in a file": (["--output", "short.txt"], "short.txt"),
     "a long sequence": (["--sequence-length", "513"], "--sequence-length 513"),
+    "a large vocabulary": (["--draft-vocab-size", "9999"], "above the model's vocabulary"),
     "few tokens": (["--tokens", "479"], "480"),
     "drafts": (["--speculative-algorithm", "NGRAM"], "--speculative-algorithm"),
     "ranks": (["--tp-size", "2"], "--tp-size"),

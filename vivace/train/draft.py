@@ -71,11 +71,7 @@ def train_draft(config: Config, asked: argparse.Namespace) -> int:
     """Returns the exit code. Raises CannotStart before anything long begins."""
     began = time.monotonic()
     check_target(config)
-    if asked.sequence_length > config.facts.context:
-        raise CannotStart(
-            f"--sequence-length {asked.sequence_length} is above the model's context of "
-            f"{config.facts.context} tokens; give less"
-        )
+    check_sizes(config, asked)
     if asked.tokens < (least := needed_sequences(asked.batch) * asked.sequence_length):
         raise CannotStart(
             f"--tokens {asked.tokens} is too little for a batch and what is held out; give "
@@ -100,6 +96,19 @@ def train_draft(config: Config, asked: argparse.Namespace) -> int:
             progress.say("interrupted; the same command goes on from here")
             return 130
         return train(config, asked, files, folder, taps, progress, began)
+
+
+def check_sizes(config: Config, asked: argparse.Namespace) -> None:
+    """Raises CannotStart for what is larger than the model's."""
+    facts = config.facts
+    for flag, given, most, of in (
+        ("--sequence-length", asked.sequence_length, facts.context, "context"),
+        ("--draft-vocab-size", asked.draft_vocab_size or 0, facts.vocabulary, "vocabulary"),
+    ):
+        if given > most:
+            raise CannotStart(
+                f"{flag} {given} is above the model's {of} of {most} tokens; give less"
+            )
 
 
 @contextmanager
@@ -195,8 +204,8 @@ def make_plan(
 def draft_vocabulary_size(config: Config, asked: argparse.Namespace) -> int:
     """By default what makes the head's product half as large as its layer; published heads have
     32,000 for 4,096 numbers."""
-    wanted = asked.draft_vocab_size or TOKENS_PER_NUMBER * config.facts.hidden_size
-    return min(wanted, config.facts.vocabulary)
+    usual = min(TOKENS_PER_NUMBER * config.facts.hidden_size, config.facts.vocabulary)
+    return asked.draft_vocab_size or usual
 
 
 def collect(
