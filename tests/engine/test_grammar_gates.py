@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from engine_rig import Rig
+from engine_rig import EOS, Rig
 
+from vivace.engine.settings import EngineSettings
 from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
+from vivace.protocol.step import StepResult
 
 
 @dataclass
@@ -76,3 +78,22 @@ def test_who_waits_at_a_gate_can_be_cancelled(rig: Rig) -> None:
     rig.cancel(1)
     rig.step(2)
     assert rig.scheduler.load()[0] == 0 and not rig.scheduler.audit()
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_an_answer_that_cannot_go_on_ends_with_the_status_that_its_row_gave(status: int) -> None:
+    """500 where the library of grammars has failed; the others go on."""
+    rig = Rig(EngineSettings(eos_ids=(EOS,)))
+    for key in range(2):
+        rig.send(key, [1, 2], 10, ignore_eos=True)
+    rig.step(2)
+    plan = rig.scheduler.plan(idle=True)
+    assert plan is not None
+    why = {0: (status, "regex: why")}
+    result = StepResult(
+        number=plan.number, advanced=[0, 1], tokens=[[], [EOS + 1]], bad={0: "NaN"}, stuck=why
+    )
+    rig.scheduler.commit(plan, result)
+    (ended,) = (one for one in rig.scheduler.take_deltas() if one.finish is not None)
+    assert ended.key == 0 and ended.finish is not None and not ended.finish.bad_numbers
+    assert (ended.finish.status, ended.finish.message) == why[0]
