@@ -38,6 +38,7 @@ INFINITE = {
 }
 
 
+DRAFTS = "http://json-schema.org"
 PLAIN = {"type": "object"}
 CHOICES = {"oneOf": [{"type": "string"}, {"type": "integer"}]}
 OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
@@ -53,7 +54,10 @@ OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
         ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 1}]}, "oneOf"),
         ({"type": "array", "contains": {}}, "contains"),
         ({"properties": {"a": {"$ref": "http://example.org/schema"}}}, "properties.a.$ref: refers"),
+        ({"properties": {"a": {"$ref": "./schema.json"}}}, "properties.a.$ref: refers to another"),
+        ({"properties": {"a": {"$ref": f"{DRAFTS}/draft-07/schema#"}}}, "a.$ref: refers to JSON"),
         ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "properties.a.$ref: refers to nothing"),
+        ({"$ref": "#/x/a", "x": {"a": {"const": 2**53 + 1}}}, "x.a.const: a number"),
         ({"properties": {"a": {"$ref": "#b"}}}, "properties.a.$ref: refers to nothing"),
         (
             {
@@ -112,6 +116,7 @@ def test_schemas(schema: Any, place: str) -> None:
         {"type": "array", "uniqueItems": False},
         {"type": "object", "propertyNames": {"type": "string"}, "unevaluatedProperties": {}},
         {"properties": {"a": {"type": "string", "format": "password"}}},
+        {"$ref": "#/x/a", "x": {"a": {"type": "string", "format": "binary"}}},
         {"properties": {"uniqueItems": {"type": "boolean"}, "required": {}, "enum": {}}},
     ],
 )

@@ -29,6 +29,15 @@ UNIQUE: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("draft", ["https://json-schema.org/draft/2020-12/schema", "draft-07", ""])
+def test_prefixes_count_beside_what_older_drafts_have(draft: str) -> None:
+    schema: dict[str, Any] = {"prefixItems": [{"type": "null"}], "additionalItems": False}
+    if draft:
+        schema["$schema"] = draft.replace("draft-07", "http://json-schema.org/draft-07/schema#")
+    assert obeys(JSON_SCHEMA, schema, "[1]") is (draft == "draft-07")
+    assert obeys(JSON_SCHEMA, schema, "[null,2]")
+
+
 LARGE = [2**53, 2**53 + 1, 2**63 - 1025, 2**63 - 1024]
 LARGE_BOUNDS: list[dict[str, Any]] = [
     {"minimum": -(2**63), "maximum": 2**63 - 1},
@@ -155,6 +164,9 @@ def test_a_reference_that_drafts_read_differently_is_refused_where_none_is_named
     }
     with pytest.raises(GrammarError, match="refers"):
         obeys(JSON_SCHEMA, schema, "1")
+    pointing = {"items": {"$id": "http://e.org/", "$ref": "#/x", "x": NUMBER}, "x": {}}
+    with pytest.raises(GrammarError, match="refers"):
+        obeys(JSON_SCHEMA, pointing, "[1]")
     drafts = (
         "http://json-schema.org/draft-07/schema#",
         "https://json-schema.org/draft/2020-12/schema",

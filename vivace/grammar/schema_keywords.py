@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from vivace.grammar.backend import GrammarError
-from vivace.parsers.schema_types import TYPE_NAMES, TYPES, Path, is_pointer
+from vivace.parsers.schema_types import TYPE_NAMES, TYPES, Path, is_pointer, pointed
 
 IN_ONE = (
     *("additionalProperties", "items", "additionalItems", "not", "if", "then", "else"),
@@ -31,6 +31,8 @@ OUTERMOST = (
 )
 IN_URIS = "#/%:?@!$&'()*+,;=~"
 ANYTHING = (True, {})
+WITHOUT_PREFIXES = ("draft-04", "draft-06", "draft-07", "2019-09")
+"""drafts that have no `prefixItems`"""
 
 
 def subschemas(
@@ -57,9 +59,28 @@ def subschemas(
         stack += reversed(inner)
 
 
+def all_schemas(root: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """`subschemas` of a whole one, and of what stands where only references lead (OpenAPI's
+    components)."""
+    seen = set[Path]()
+    starts: list[tuple[Path, Any]] = [((), root)]
+    for start, value in starts:  # which grows
+        for path, one in () if start in seen else subschemas(value, start):
+            if path not in seen:
+                seen.add(path)
+                yield path, one
+                target = pointed(root, str(one.get("$ref")))
+                starts += [target] if target and target[0] not in seen else []
+
+
 def spelled(place: str, path: Path) -> str:
     """A path as messages have it; `place`: of the schema."""
     return ".".join([*([place] if place else []), *map(str, path)])
+
+
+def draft_of(schema: Any) -> str:
+    """What it says of that; nothing, mostly."""
+    return str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
 
 
 def check_keywords(schema: Any, place: str) -> None:
@@ -71,11 +92,11 @@ def check_keywords(schema: Any, place: str) -> None:
 def wrong_keywords(schema: Any) -> Iterator[tuple[Path, str]]:
     """(the path of a keyword, what is wrong with its value)"""
     if isinstance(schema, dict):
-        if "draft-03" in str(schema.get("$schema")):
+        if "draft-03" in draft_of(schema):
             yield ("$schema",), "draft 3 cannot be enforced; write the schema in a later one"
         if schema.keys() <= WRAPPING and isinstance(schema.get("schema"), dict):
             yield ("schema",), "give this schema alone"
-    for path, value in subschemas(schema):
+    for path, value in all_schemas(schema):
         yield from (((*path, keyword), reason) for keyword, reason in _wrong(value))
 
 
@@ -110,7 +131,10 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def simplify(schema: Any) -> None:
     """Take keywords off that hold for every instance, which the library might refuse, and write
     references as URIs are written."""
-    for _, value in subschemas(schema):
+    older = any(name in draft_of(schema) for name in WITHOUT_PREFIXES)
+    for _, value in all_schemas(schema):
+        if "prefixItems" in value and not older:
+            value.pop("additionalItems", None)  # the library would leave out the others
         if isinstance(ref := value.get("$ref"), str):
             value["$ref"] = quote(ref, safe=IN_URIS)
         if value.get("uniqueItems") is False:

@@ -8,7 +8,7 @@ from math import inf, nextafter
 from typing import Any, TypeGuard
 
 from vivace.grammar.backend import GrammarError
-from vivace.grammar.schema_keywords import spelled, subschemas
+from vivace.grammar.schema_keywords import all_schemas, spelled
 
 ALL_WHOLE = 1 << 53
 """Up to here each whole number is a double."""
@@ -27,7 +27,7 @@ Number = int | float
 def fit_numbers(schema: Any, place: str) -> None:
     """In place: a bound that the library would take for another one becomes the next one inside
     that it would not. Raises GrammarError for values like that, and where nothing is inside."""
-    for path, one in subschemas(schema):
+    for path, one in all_schemas(schema):
         if KEYWORDS.isdisjoint(one):
             continue  # as most have none
         for keyword, exclusive, sign in BOUNDS:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
-from vivace.grammar.schema_keywords import subschemas
+from vivace.grammar.schema_keywords import all_schemas, draft_of
 from vivace.parsers.schema_types import Path, is_pointer, pointed, values
 
 ANCHORS = ("$anchor", "$dynamicAnchor")
@@ -67,13 +67,13 @@ class _NamedParts:
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
-        self._parts: Sequence[Part] = list(subschemas(schema))  # the outer ones first
+        self._parts: Sequence[Part] = list(all_schemas(schema))  # the outer ones first
         self._written: dict[int | str, str] = {}
         """parts of pointers as they are written"""
         self._bases: dict[Path, str] = {(): ""}
         self._roots: dict[str, Path] = {"": ()}
         self._anchors: dict[tuple[str, str], Path] = {}
-        draft = str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
+        draft = draft_of(schema)
         self._undated = not draft
         self._alone = any(name in draft for name in REF_ALONE)
         self._dynamic = Counter[str]()
@@ -119,14 +119,16 @@ class _NamedParts:
                     and "$id" in one
                     and self._find_beside(path, ref) not in (None, target)
                 ):
+                    if is_pointer(ref):  # which would be followed from the outermost one
+                        one["$ref"] = self._base(path) + ref
                     continue  # who wrote it has to say of which draft it is
                 if key != "$ref" and self._dynamic[ref.partition("#")[2]] > 1:
                     continue
                 if target is not None:
                     del one[key]
                     one["$ref"] = self._as_pointer(target)
-        for path, one in self._parts:
-            for key in (*ANCHORS, "$recursiveAnchor", *(["$id"] if path else [])):
+        for _, one in self._parts:
+            for key in (*ANCHORS, "$recursiveAnchor", "$id"):
                 one.pop(key, None)
 
     def _find_beside(self, path: Path, ref: str) -> Path | None:

@@ -47,7 +47,7 @@ def _as_shown(pattern: str) -> str:
 
 def _refers(said: re.Match[str], keyword: str, value: Any) -> bool:
     other = str(value).partition("#")[0]
-    return keyword == "$ref" and bool(other) and said[1].endswith(other)
+    return keyword == "$ref" and bool(other) and said[1].endswith(other.lstrip("./"))
 
 
 def _points(said: re.Match[str], keyword: str, value: Any) -> bool:
@@ -126,6 +126,11 @@ RULES = (
         re.compile("required property '([^']*)' is unsatisfiable"),
         lambda said, keyword, value: keyword == "required" and said[1] in value,
         "no value of {0!r:.60} is possible: its keywords contradict each other",
+    ),
+    RefusalRule(  # the library knows those documents, and no other rule has found anything
+        re.compile("Unimplemented keys|Unknown format"),
+        lambda _, keyword, value: keyword == "$ref" and "//json-schema.org/" in str(value),
+        'refers to JSON Schema itself, which cannot be enforced; use {{"type": "object"}}',
     ),
 )
 

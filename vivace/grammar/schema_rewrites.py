@@ -7,7 +7,7 @@ from itertools import permutations
 from math import perm
 from typing import Any
 
-from vivace.grammar.schema_keywords import subschemas
+from vivace.grammar.schema_keywords import all_schemas
 from vivace.parsers.schema_types import TYPES, pointed
 
 MAX_CHOICES = 600
@@ -34,7 +34,7 @@ FORMATS = {
 def rewrite(schema: Any) -> None:
     """In place; what it finds no other words for it leaves, to be refused."""
     choices = 0
-    for _, one in subschemas(schema):
+    for _, one in all_schemas(schema):
         if (pattern := FORMATS.get(str(one.get("format")))) and "pattern" not in one:
             del one["format"]
             one["pattern"] = f"^{pattern}$"
