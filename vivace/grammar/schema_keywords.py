@@ -79,7 +79,7 @@ def spelled(place: str, path: Path) -> str:
 
 
 def draft_of(schema: Any) -> str:
-    """What it says of that; nothing, mostly."""
+    """The URI of the draft that a schema is written in; empty where it does not say."""
     return str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
 
 
