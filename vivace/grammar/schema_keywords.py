@@ -78,7 +78,7 @@ def spelled(place: str, path: Path) -> str:
     return ".".join([*([place] if place else []), *map(str, path)])
 
 
-def draft_of(schema: Any) -> str:
+def named_draft(schema: Any) -> str:
     """The URI of the draft that a schema is written in; empty where it does not say."""
     return str(schema.get("$schema", "")) if isinstance(schema, dict) else ""
 
@@ -92,7 +92,7 @@ def check_keywords(schema: Any, place: str) -> None:
 def wrong_keywords(schema: Any) -> Iterator[tuple[Path, str]]:
     """(the path of a keyword, what is wrong with its value)"""
     if isinstance(schema, dict):
-        if "draft-03" in draft_of(schema):
+        if "draft-03" in named_draft(schema):
             yield ("$schema",), "draft 3 cannot be enforced; write the schema in a later one"
         if schema.keys() <= WRAPPING and isinstance(schema.get("schema"), dict):
             yield ("schema",), "give this schema alone"
@@ -131,7 +131,7 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def simplify(schema: Any) -> None:
     """Take keywords off that hold for every instance, which the library might refuse, and write
     references as URIs are written."""
-    older = any(name in draft_of(schema) for name in WITHOUT_PREFIXES)
+    older = any(name in named_draft(schema) for name in WITHOUT_PREFIXES)
     for _, value in all_schemas(schema):
         if "prefixItems" in value and not older:
             value.pop("additionalItems", None)  # the library would leave out the others

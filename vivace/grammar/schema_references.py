@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
-from vivace.grammar.schema_keywords import all_schemas, draft_of
+from vivace.grammar.schema_keywords import all_schemas, named_draft
 from vivace.parsers.schema_types import Path, is_pointer, pointed, values
 
 ANCHORS = ("$anchor", "$dynamicAnchor")
@@ -73,7 +73,7 @@ class _NamedParts:
         self._bases: dict[Path, str] = {(): ""}
         self._roots: dict[str, Path] = {"": ()}
         self._anchors: dict[tuple[str, str], Path] = {}
-        draft = draft_of(schema)
+        draft = named_draft(schema)
         self._undated = not draft
         self._alone = any(name in draft for name in REF_ALONE)
         self._dynamic = Counter[str]()
