@@ -192,6 +192,13 @@ def test_what_is_no_uri_is_refused(schema: dict[str, Any]) -> None:
         obeys(JSON_SCHEMA, schema, "1")
 
 
+def test_names_are_found_beside_half_a_character() -> None:
+    found = with_pointers(
+        {"f": {"not": {"$anchor": "a"}, "anyOf": [{"$ref": "#a"}], "x": "\ud800"}}
+    )
+    assert found["f"]["anyOf"] == [{"$ref": "#/not"}]
+
+
 def test_schemas_of_a_request_are_followed_up_to_a_number_of_values() -> None:
     """All together: nothing else goes on meanwhile."""
     named: dict[str, Any] = {"$ref": "#n", "$defs": {"n": {"$anchor": "n"}}}

@@ -10,12 +10,16 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
+import msgspec
+
 from vivace.grammar.schema_keywords import all_schemas, named_draft
 from vivace.parsers.schema_types import Path, is_pointer, pointed, values
 
 ANCHORS = ("$anchor", "$dynamicAnchor")
 DYNAMIC = ("$dynamicRef", "$recursiveRef")
 NAMING = frozenset((*ANCHORS, *DYNAMIC, "$recursiveAnchor"))
+TELLING = NAMING | {"$id", "$ref"}
+"""Without one of these a schema neither has nor uses a name."""
 REF_ALONE = ("draft-04", "draft-06", "draft-07")
 """drafts in which nothing beside a `$ref` counts"""
 IN_POINTERS = "!$&'()*+,;=:@~?"
@@ -29,6 +33,8 @@ def with_pointers(schemas: Mapping[str, Any]) -> dict[str, Any]:
     """The schemas, with copies that refer by pointers in the place of those that refer by names;
     beyond `MOST_VALUES` the rest as they are."""
     found, left = dict(schemas), MOST_VALUES
+    if not _may_refer(schemas):
+        return found
     for key, schema in schemas.items():
         if refers_by_names(schema):
             left -= sum(1 for _ in islice(values(schema), left + 1))
@@ -37,6 +43,14 @@ def with_pointers(schemas: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = deepcopy(schema)
             use_pointers(found[key])
     return found
+
+
+def _may_refer(schemas: Mapping[str, Any]) -> bool:
+    """A quick look, since each request brings its tools: most have no key that begins with $."""
+    try:
+        return b'"$' in msgspec.json.encode(list(schemas.values()))
+    except ValueError:  # half a character
+        return True
 
 
 def use_pointers(schema: Any) -> None:
@@ -52,9 +66,9 @@ def refers_by_names(schema: Any) -> bool:
     return any(
         not NAMING.isdisjoint(one)
         or ("$id" in one and one is not schema)
-        or ("$ref" in one and not is_pointer(str(one["$ref"])))
+        or not is_pointer(str(one.get("$ref", "#")))
         for one in values(schema)
-        if isinstance(one, dict)
+        if isinstance(one, dict) and not TELLING.isdisjoint(one)
     )
 
 

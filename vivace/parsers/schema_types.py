@@ -106,11 +106,11 @@ def pointed(root: Any, ref: str) -> tuple[Path, Any] | None:
 
 
 def values(value: Any) -> Iterator[Any]:
-    """It, and all that is in it."""
+    """A value of JSON, and all that is in it."""
     stack = [value]
     while stack:
         yield (one := stack.pop())
-        if isinstance(one, Mapping):
+        if isinstance(one, dict):
             stack += one.values()
         elif isinstance(one, list):
             stack += one
