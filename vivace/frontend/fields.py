@@ -25,7 +25,7 @@ OF_SERVERS = re.compile(r"server_tool_use|mcp_tool_use|container_upload|\w+_tool
 
 def refuse_part(kind: str, place: str, known: str = "text") -> BadRequest:
     """Of a part of a message whose type is not one of those `known`."""
-    reason = f"is none that is known here; there is {known}"
+    reason = f"not known here; there is {known}"
     if kind in MEDIA:
         reason = "the served model takes text only"
     elif OF_SERVERS.fullmatch(kind):
