@@ -27,7 +27,7 @@ from vivace.grammar.translator import TranslatedGrammar, TranslatorProcess
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, Constraint
 
 DIALECT = GrammarDialect(JsonFormat(compact=True), VOCABULARY.special_texts)
-LIMITS = TrialLimits(cpu_seconds=0.3, memory=256 << 20)
+LIMITS = TrialLimits(cpu_seconds=0.3, wall_seconds=250.0, memory=256 << 20)
 PATTERNS = [{"type": "string", "pattern": f"(a|b)*a(a|b){{{count}}}"} for count in range(1, 40)]
 BOMBS = {
     "doubles with each pattern": (JSON_SCHEMA, {"allOf": PATTERNS}),
