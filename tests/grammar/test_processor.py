@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -180,6 +181,32 @@ def test_answers_do_not_count_in_the_limits_of_others(
         processor.landed({0: [*b"x"]}, at_once=False)
     told.append(processor.why_stuck(0))
     assert told[-1], "its own are too many"
+
+
+def test_all_rows_that_come_to_a_limit_together_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vivace.grammar.llguidance_backend.MAX_LEXER_STATES", 300)
+    backend = LLGuidanceBackend(VOCABULARY, JsonFormat())
+    compiler = GrammarCompiler(lambda: backend)
+    rows = 40
+    tokens = torch.zeros(rows, 2000, dtype=torch.int32)
+    histories = Histories(
+        tokens=tokens, prompt=torch.ones(rows).long(), known=np.ones(rows, np.int64)
+    )
+    processor = GrammarLogitsProcessor(TorchSampling(reads=True), histories, compiler)
+    every = np.arange(rows)
+    firsts = [bytes([ord("a") + row % 20]) for row in range(rows)]
+    names = dict.fromkeys(one.decode() for one in firsts)
+    text = "|".join(f"{one}[xy{one}]{{900}}" for one in names)
+    sampling = SamplingParams(temperature=0.9, constraint=Constraint(kind=REGEX, text=text))
+    for row in range(rows):
+        processor.joined(row, msgspec.structs.replace(join([1], sampling), row=row))
+    entries = Entries(torch.arange(rows), torch.ones(rows).long(), every)
+    for place in range(60):
+        logits = torch.zeros(rows, SIZE)
+        processor.apply(logits, entries, every)
+        best = firsts if not place else [b"x"] * rows
+        assert all(logits[row, ord(one)] == 0 for row, one in enumerate(best))
+        processor.landed({row: [ord(one)] for row, one in enumerate(best)}, at_once=False)
 
 
 class WatchedMatcher:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby, takewhile
@@ -27,9 +27,10 @@ from vivace.protocol.step import Join
 from vivace.protocol.tasks import GENERATE
 from vivace.sampling.processors import Entries, Histories
 
+TOGETHER = 8, 1
+"""rows that get copies of another matcher when theirs have come to a limit; the second time"""
 MOST_RENEWED = 32
-"""rows that get matchers of their own in a step: each takes a millisecond or some, and replays its
-answer"""
+"""matchers that are made in a step for that: each takes a millisecond or some"""
 MOST_FORCED = 11
 """tokens at once: with the one that was drawn a step of one row is still a replay of single tokens
 (`REPLAYED_TOKENS`)"""
@@ -54,8 +55,8 @@ class ConstrainedRow:
     """it takes its best token, and nothing else is wanted of that"""
     obeying: bool = False
     """its last best token might follow without a mask"""
-    alone: bool = False
-    """its matcher has nothing in common with those of other rows"""
+    renewals: int = 0
+    """how often it got another matcher"""
 
     @property
     def known(self) -> int:
@@ -158,21 +159,38 @@ class GrammarLogitsProcessor:
 
     def _renew(self, matchers: Mapping[int, GrammarMatcher]) -> dict[int, GrammarMatcher]:
         """Of rows whose matchers have come to a limit. That counts what all copies have found out
-        together: each gets one of its own, which has found out what its answer needs."""
-        at_limits = [
-            (row, matcher, state)
-            for row, matcher in matchers.items()
-            if matcher.error not in ("", STUCK) and not (state := self._rows[row]).alone
+        together: few rows go on with copies of another one, and at the next limit each alone."""
+        stuck = [row for row, one in matchers.items() if one.error not in ("", STUCK)]
+        alike: dict[tuple[str, str, int], list[int]] = {}
+        for row in stuck:
+            state = self._rows[row]
+            if state.renewals < len(TOGETHER):
+                key = (state.constraint.kind, state.constraint.text, state.renewals)
+                alike.setdefault(key, []).append(row)
+        groups = [
+            rows[place : place + TOGETHER[renewals]]
+            for (_, _, renewals), rows in alike.items()
+            for place in range(0, len(rows), TOGETHER[renewals])
         ]
         found: dict[int, GrammarMatcher] = {}
-        for row, matcher, state in at_limits[:MOST_RENEWED]:
-            state.alone, own = True, matcher.fresh()
-            if own is None or replay(own, state.answer) < len(state.answer):
-                continue
-            found[row] = own
-            state.future = found_matcher(own)
-            self._masks.drop(row)
-            self._compiler.forget(state.constraint, matcher.fresh())
+        for rows in groups[:MOST_RENEWED]:
+            found |= self._begin_again(rows, matchers[rows[0]])
+        return found
+
+    def _begin_again(self, rows: Sequence[int], stuck: GrammarMatcher) -> dict[int, GrammarMatcher]:
+        """Their matchers behind their answers, where these may go on."""
+        found: dict[int, GrammarMatcher] = {}
+        start = stuck.fresh()
+        for row in rows:
+            state = self._rows[row]
+            state.renewals += 1
+            matcher = start and start.copy()
+            if matcher is not None and replay(matcher, state.answer) == len(state.answer):
+                found[row] = matcher
+                state.future = found_matcher(matcher)
+                self._masks.drop(row)
+        if found:
+            self._compiler.forget(self._rows[rows[0]].constraint, stuck.fresh())
         return found
 
     def _find_masked(self, logits: Tensor, entries: Entries, places: np.ndarray) -> np.ndarray:
