@@ -4,7 +4,7 @@ that say nothing."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -33,6 +33,45 @@ IN_URIS = "#/%:?@!$&'()*+,;=~"
 ANYTHING = (True, {})
 WITHOUT_PREFIXES = ("draft-04", "draft-06", "draft-07", "2019-09")
 """drafts that have no `prefixItems`"""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict | bool)
+
+
+NO_SCHEMA = 'must be a schema, such as {"type": "string"}'
+Check = tuple[Callable[[Any], bool], str]
+"""what a value has to be, and what is told where it is not"""
+VALUES: dict[str, Check] = {
+    **dict.fromkeys(
+        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        (
+            lambda value: type(value) is int and value >= 0,
+            "must be a whole number from 0 on, without a point",
+        ),
+    ),
+    **dict.fromkeys(("minimum", "maximum"), (_is_number, "must be a number")),
+    **dict.fromkeys(
+        ("exclusiveMinimum", "exclusiveMaximum"),
+        (lambda value: isinstance(value, int | float), "must be a number"),  # draft 4: true
+    ),
+    "multipleOf": (lambda value: _is_number(value) and value > 0, "must be a number above 0"),
+    **dict.fromkeys(
+        ("pattern", "format", "$ref"), (lambda value: isinstance(value, str), "must be a text")
+    ),
+    **dict.fromkeys(IN_ONE, (_is_schema, NO_SCHEMA)),
+    **dict.fromkeys(IN_LISTS, (lambda value: isinstance(value, list), "must be a list of schemas")),
+    "items": (lambda value: _is_schema(value) or isinstance(value, list), NO_SCHEMA),
+    "enum": (lambda value: isinstance(value, list), "must be a list of values"),
+    **dict.fromkeys(
+        IN_MAPS,
+        (lambda value: isinstance(value, dict), "must be an object: names and their schemas"),
+    ),
+}
 
 
 def subschemas(
@@ -117,15 +156,20 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         yield "required", "must be a list of names of properties, beside properties"
-    if not isinstance(schema.get("enum", []), list):
-        yield "enum", "must be a list of values"
-    for keyword in filter(schema.__contains__, IN_MAPS):
-        held = schema[keyword]
-        if not isinstance(held, dict):
-            yield keyword, "must be an object: names and their schemas"
-        elif not all(isinstance(one, dict | bool) for one in held.values()):
-            name = next(name for name, one in held.items() if not isinstance(one, dict | bool))
-            yield f"{keyword}.{name}", 'must be a schema, such as {"type": "string"}'
+    for keyword in filter(VALUES.__contains__, schema):
+        value, (is_right, told) = schema[keyword], VALUES[keyword]
+        if not is_right(value):
+            yield keyword, told
+        for name, one in _held(keyword, value):
+            if not _is_schema(one):
+                yield f"{keyword}.{name}", NO_SCHEMA
+
+
+def _held(keyword: str, value: Any) -> Iterable[tuple[Any, Any]]:
+    """What a list or map of schemas has in it."""
+    if isinstance(value, list):
+        return enumerate(value) if keyword in IN_LISTS else ()
+    return value.items() if keyword in IN_MAPS and isinstance(value, dict) else ()
 
 
 def simplify(schema: Any) -> None:

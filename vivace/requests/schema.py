@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from vivace.frontend.validation import NO_PROCESSORS, NO_WATERMARK
+from vivace.protocol.constraints import CONSTRAINTS
 from vivace.requests.limits import Calls, Chosen, Ids, Members, Parts, PerPrompt, Prompts
 
 
@@ -112,8 +113,6 @@ NO_REASONING = "grammars begin with the answer here, thinking included; leave th
 NO_MASK = "sampling masks are not supported yet; leave the field out"
 NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
 
-CONSTRAINTS = "regex", "ebnf", "json_schema", "structural_tag"
-"""fields of which an answer obeys one; where a path has them by another name they are refused"""
 OTHER_CONSTRAINTS = "/v1/chat/completions and /generate take others"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(CONSTRAINTS, "goes into sampling_params"),

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from vivace.protocol.constraints import CONSTRAINTS
 from vivace.requests.limits import Calls, Entries, Members, Messages, PerPrompt
-from vivace.requests.schema import CONSTRAINTS, OTHER_CONSTRAINTS, TEXT_ONLY
+from vivace.requests.schema import OTHER_CONSTRAINTS, TEXT_ONLY
 from vivace.server.openai.schema import DEFAULT_MODEL
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from vivace.protocol.constraints import CONSTRAINTS
 from vivace.requests.limits import Entries, Members, Messages, Parts, PerPrompt
-from vivace.requests.schema import CONSTRAINTS, NO_SESSIONS, OTHER_CONSTRAINTS
+from vivace.requests.schema import NO_SESSIONS, OTHER_CONSTRAINTS
 from vivace.server.openai.schema import DEFAULT_MODEL
 
 
