@@ -4,7 +4,7 @@ that say nothing."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -35,43 +35,24 @@ WITHOUT_PREFIXES = ("draft-04", "draft-06", "draft-07", "2019-09")
 """drafts that have no `prefixItems`"""
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_schema(value: Any) -> bool:
-    return isinstance(value, dict | bool)
-
-
-NO_SCHEMA = 'must be a schema, such as {"type": "string"}'
-Check = tuple[Callable[[Any], bool], str]
-"""what a value has to be, and what is told where it is not"""
-VALUES: dict[str, Check] = {
-    **dict.fromkeys(
-        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
-        (
-            lambda value: type(value) is int and value >= 0,
-            "must be a whole number from 0 on, without a point",
-        ),
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+SCHEMA, NO_SCHEMA = (dict, bool), 'must be a schema, such as {"type": "string"}'
+VALUES: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(COUNTS, ((int,), "must be a whole number from 0 on, without a point")),
+    **dict.fromkeys(("minimum", "maximum"), ((int, float), "must be a number")),
+    **dict.fromkeys(  # true and false in draft 4
+        ("exclusiveMinimum", "exclusiveMaximum"), ((int, float, bool), "must be a number")
     ),
-    **dict.fromkeys(("minimum", "maximum"), (_is_number, "must be a number")),
-    **dict.fromkeys(
-        ("exclusiveMinimum", "exclusiveMaximum"),
-        (lambda value: isinstance(value, int | float), "must be a number"),  # draft 4: true
-    ),
-    "multipleOf": (lambda value: _is_number(value) and value > 0, "must be a number above 0"),
-    **dict.fromkeys(
-        ("pattern", "format", "$ref"), (lambda value: isinstance(value, str), "must be a text")
-    ),
-    **dict.fromkeys(IN_ONE, (_is_schema, NO_SCHEMA)),
-    **dict.fromkeys(IN_LISTS, (lambda value: isinstance(value, list), "must be a list of schemas")),
-    "items": (lambda value: _is_schema(value) or isinstance(value, list), NO_SCHEMA),
-    "enum": (lambda value: isinstance(value, list), "must be a list of values"),
-    **dict.fromkeys(
-        IN_MAPS,
-        (lambda value: isinstance(value, dict), "must be an object: names and their schemas"),
-    ),
+    "multipleOf": ((int, float), "must be a number above 0"),
+    **dict.fromkeys(("pattern", "format", "$ref"), ((str,), "must be a text")),
+    **dict.fromkeys(IN_ONE, (SCHEMA, NO_SCHEMA)),
+    **dict.fromkeys(IN_LISTS, ((list,), "must be a list of schemas")),
+    "items": ((*SCHEMA, list), NO_SCHEMA),
+    "enum": ((list,), "must be a list of values"),
+    **dict.fromkeys(IN_MAPS, ((dict,), "must be an object: names and their schemas")),
 }
+"""types of a keyword's value, and what is told where it has another"""
+LEAST = {**dict.fromkeys(COUNTS, 0), "multipleOf": 5e-324}
 
 
 def subschemas(
@@ -157,11 +138,11 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         yield "required", "must be a list of names of properties, beside properties"
     for keyword in filter(VALUES.__contains__, schema):
-        value, (is_right, told) = schema[keyword], VALUES[keyword]
-        if not is_right(value):
+        value, (kinds, told) = schema[keyword], VALUES[keyword]
+        if type(value) not in kinds or (keyword in LEAST and value < LEAST[keyword]):
             yield keyword, told
         for name, one in _held(keyword, value):
-            if not _is_schema(one):
+            if type(one) not in SCHEMA:
                 yield f"{keyword}.{name}", NO_SCHEMA
 
 
