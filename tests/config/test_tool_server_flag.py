@@ -73,6 +73,7 @@ def test_refusals(value: str, word: str) -> None:
         ("{", "truncated"),
         ("{}", "mcpServers"),
         ('{"mcpServers": {"a": {}}}', "command"),
+        ('{"servers": {"a": {}}}', r" servers\.a"),
         ('{"mcpServers": {"a": {"command": "x", "url": "http://x"}}}', "command"),
         ('{"mcpServers": {"a": {"command": "x\\u0000"}}}', "NUL"),
         ('{"mcpServers": {"a": {"command": "x", "shell": true}}}', "shell"),

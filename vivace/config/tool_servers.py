@@ -127,12 +127,13 @@ def read_server_file(path: str) -> Iterator[ToolServerSpec]:
         raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: {error}") from None
-    entries = {**file.mcp_servers, **file.servers}
-    if not entries:
-        raise ConfigError(f"{where}: has no mcpServers")
-    for label, entry in entries.items():
-        if not entry.disabled:
-            yield read_entry(f"{where}: mcpServers.{label}", label, entry)
+    lists = {"mcpServers": file.mcp_servers, "servers": file.servers}
+    if not any(lists.values()):
+        raise ConfigError(f"{where}: has neither mcpServers nor servers")
+    for key, entries in lists.items():
+        for label, entry in entries.items():
+            if not entry.disabled:
+                yield read_entry(f"{where}: {key}.{label}", label, entry)
 
 
 def read_entry(where: str, label: str, entry: ServerEntry) -> ToolServerSpec:
