@@ -200,6 +200,7 @@ def test_tokens_that_were_known_when_a_span_came_back_are_no_drafts(forced: int)
     assert ended.drafts == (3 + max(0, 3 - forced), 0, 2)
     state = rig.scheduler.state()
     assert state.avg_spec_accept_rate == 0 and state.avg_spec_accept_length == 1
+    assert sum(state.spec_draft_widths.values()) == 2, "as many steps as the request had"
 
 
 def test_who_was_spoiled_gets_none_whatever_its_drafter_has() -> None:

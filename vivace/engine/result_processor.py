@@ -95,6 +95,8 @@ class ResultProcessor:
             sequence.computed_len += count
             if result.tokens[index]:
                 sequence.num_draws += 1
+                if self._table.pages.drafts and sequence.first_token_time:
+                    self._stats.drafts.record_ahead()
             if sequence.state is State.RUNNING:
                 self._process_span(sequence, result, index, drawn, now)
 

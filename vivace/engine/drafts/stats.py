@@ -90,6 +90,10 @@ class DraftStats:
         else:
             sequence.num_draws -= 1
 
+    def record_ahead(self) -> None:
+        """A span of known tokens drew the one behind them: a step of its request without drafts."""
+        self._spans[1] += 1
+
     def _settle(self) -> None:
         """Tell sequences what they had in common since the last time."""
         if self._draws:
