@@ -7,6 +7,7 @@ import argparse
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +21,8 @@ FEW = 8
 """choices that are listed whole"""
 MAX_DIGITS = 4000
 """of a number that Python reads"""
+MISSING = "the following arguments are required"
+"""argparse's words"""
 
 
 INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -52,12 +55,17 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(*args, **options)
         self.register("type", int, whole_number)
         self.register("type", float, finite_number)
+        self._words: list[str] = []
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] - it has overloads
         found, stray = self.parse_known_args(args, namespace)
         if stray:
             self.refuse(stray)
         return found
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] - it has overloads
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(self._words, namespace)
 
     def refuse(self, stray: Sequence[str], more: Iterable[str] = ()) -> NoReturn:
         """Exit because of words that no argument takes; `more`: flags that someone else takes."""
@@ -76,6 +84,13 @@ class ArgumentParser(argparse.ArgumentParser):
                     yield from parser.flags()
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith(MISSING):  # which may be there, misspelled
+            known = [*self.flags()]
+            words = [word.partition("=")[0] for word in self._words if word.startswith("--")]
+            told = [(word, nearest(word, known)) for word in words if word not in known]
+            message = "; ".join(
+                [*(f"unknown flag {one}{near}" for one, near in told if near), message]
+            )
         print_wrapped(f"{self.prog}: {message} (see `{self.prog} --help`)")
         self.exit(CANNOT_START)
 

@@ -263,3 +263,11 @@ def test_numbers_of_other_commands_too(kind: type, capsys: pytest.CaptureFixture
         with pytest.raises(SystemExit):
             parser.parse_args([f"--number={text}"])
         assert "--number" in capsys.readouterr().err
+
+
+def test_a_required_flag_that_is_misspelled_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = ArgumentParser("x")
+    parser.add_argument("--output", required=True)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--outptu", "a"])
+    assert "unknown flag --outptu; did you mean --output?" in capsys.readouterr().err
