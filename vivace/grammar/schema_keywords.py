@@ -29,6 +29,10 @@ OUTERMOST = (
     "refers to nothing, or to whichever of several schemas is the outermost one, which cannot be "
     "enforced; use $ref"
 )
+REPEATED = (
+    "can be enforced only up to one more than are required, since a name may come twice; leave it "
+    "out, or name them under required"
+)
 IN_URIS = "#/%:?@!$&'()*+,;=~"
 ANYTHING = (True, {})
 WITHOUT_PREFIXES = ("draft-04", "draft-06", "draft-07", "2019-09")
@@ -137,6 +141,8 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         yield "required", "must be a list of names of properties, beside properties"
+    elif may_repeat(schema, len(required)):
+        yield "minProperties", REPEATED
     for keyword in filter(VALUES.__contains__, schema):
         value, (kinds, told) = schema[keyword], VALUES[keyword]
         if type(value) not in kinds or (keyword in LEAST and value < LEAST[keyword]):
@@ -151,6 +157,12 @@ def _held(keyword: str, value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, list):
         return enumerate(value) if keyword in IN_LISTS else ()
     return value.items() if keyword in IN_MAPS and isinstance(value, dict) else ()
+
+
+def may_repeat(schema: dict[str, Any], named: int) -> bool:
+    """Whether one name, given twice, could count for two of those that an object must have."""
+    least, kinds = schema.get("minProperties"), schema.get("type", "object")
+    return isinstance(least, int) and least > named + 1 and "object" in kinds
 
 
 def simplify(schema: Any) -> None:
