@@ -375,6 +375,16 @@ def test_sentencepiece_that_is_not_read(wrong: dict[str, Any], tmp_path: Path) -
         load_tokenizer(Source(tmp_path))  # type: ignore[arg-type]
 
 
+def test_files_that_are_not_of_sentencepiece_and_wrong_flags_are_told(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")  # Llama 3's is such a file
+    with pytest.raises(TokenizerError, match="pieces"):
+        load_tokenizer(Source(tmp_path))  # type: ignore[arg-type]
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_file())
+    (tmp_path / "tokenizer_config.json").write_text('{"legacy": "yes"}')
+    with pytest.raises(CannotStart, match="legacy"):
+        load_tokenizer(Source(tmp_path))  # type: ignore[arg-type]
+
+
 def test_pieces_of_sentencepiece_that_are_kept_whole() -> None:
     data = sentencepiece_file(whole=["<sep>", "\n", "\u2581\u2581", "\n\n"])
     core = sentencepiece_core(data, ConfigFields({}, str, ""), "tokenizer.model")

@@ -12,6 +12,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from vivace.checkpoint.fields import ConfigFields, Flag
+from vivace.errors import CannotStart
 from vivace.frontend.errors import TokenizerError
 from vivace.frontend.gguf_words import KEY, USER
 from vivace.frontend.tokenizer_core import from_library
@@ -39,7 +40,7 @@ Value = int | float | bytes
 
 
 def sentencepiece_core(data: bytes, config: ConfigFields, where: str) -> Core:
-    """`config`: tokenizer_config.json. Raises TokenizerError."""
+    """`config`: tokenizer_config.json. Raises TokenizerError, SourceError."""
     try:
         model = read_model(data, config, where)
         prefixed = model[f"{KEY}add_space_prefix"]
@@ -50,7 +51,7 @@ def sentencepiece_core(data: bytes, config: ConfigFields, where: str) -> Core:
             lambda: split_texts(core, whole, once=once), f"{where}: pieces that are kept whole"
         )
         return core
-    except TokenizerError:
+    except CannotStart:
         raise
     except (struct.error, IndexError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise TokenizerError(
@@ -72,6 +73,8 @@ def read_model(data: bytes, config: ConfigFields, where: str) -> dict[str, Any]:
             trainer = dict(read_fields(as_bytes(value)))
         elif number == NORMALIZER:
             normalizer = dict(read_fields(as_bytes(value)))
+    if not pieces:
+        raise TokenizerError(f"{where}: has no pieces, so it is none of SentencePiece's; {CONVERT}")
     if trainer.get(MODEL_TYPE, UNIGRAM) != BPE:
         raise TokenizerError(f"{where}: of its kinds only BPE is read; {CONVERT}")
     if normalizer.get(TABLE) or normalizer.get(SQUEEZES, 1):
