@@ -65,18 +65,6 @@ def test_drafts_that_cost_nothing_are_all_tried_and_those_that_cost_a_step_are_n
     assert widths(FixedWidth(), rows) == [4, 4, 1, 0]
 
 
-def test_fixed_widths_are_looked_for_anew_where_they_may_have_changed() -> None:
-    rows = [sequence(25, 4), sequence(25, 4)]
-    told, untold = FixedWidth(told=True), FixedWidth(told=False)
-    assert widths(told, rows) == widths(untold, rows) == [4, 4]
-    rows[1].ready_drafts = 0  # spoiled
-    assert widths(told, rows) == [4, 0]
-    assert widths(untold, rows) == [4, 4]
-    untold.observe([5, 5], 1.0, drawn([1, 0]))
-    assert widths(untold, rows) == [4, 0]
-    assert widths(untold, [*rows, sequence(25, 2)]) == [4, 0, 2]
-
-
 def test_what_is_not_measured_limits_nothing() -> None:
     settings = EngineSettings(num_speculative_tokens=3)
     assert isinstance(choose_widths(settings, StepCosts()), FixedWidth)

@@ -45,7 +45,7 @@ is it known what the others take"""
 def choose_widths(settings: EngineSettings, costs: StepCosts) -> DraftWidths:
     """Where nothing was measured all drafts are tried."""
     if settings.fixed_draft_width or not costs.tokens:
-        return FixedWidth(told=settings.reports_ready)
+        return FixedWidth()
     return AdaptiveWidth(
         settings.draft_shape,
         costs,
@@ -78,31 +78,19 @@ class DraftWidths(Protocol):
 
 
 class FixedWidth:
-    """Every row has as many as its drafter has. Where that is not told after each step, only rows
-    whose drafts spoil their numbers have others than before: of those nothing advances."""
-
-    def __init__(self, *, told: bool = True) -> None:
-        self._told = told
-        self._decoding: list[Sequence] = []
-        self._counts: list[int] = []
-        """of these, at the last look"""
+    """Every row has as many as its drafter has."""
 
     def choose(self, decoding: list[Sequence]) -> list[int]:
-        if self._told or decoding != self._decoding:
-            self._decoding = decoding
-            self._counts = [1 + sequence.ready_drafts for sequence in decoding]
-        return self._counts
+        return [1 + sequence.ready_drafts for sequence in decoding]
 
     def undrafted(self, decoding: list[Sequence]) -> list[int]:
         return []
 
     def unread(self, chunks: list[Sequence], tokens: int) -> list[int]:
-        self._decoding = []  # what comes of such a step is not observed
         return []
 
     def observe(self, counts: list[int], seconds: float, result: StepResult) -> None:
-        if 0 in result.advanced:
-            self._decoding = []
+        """It does not matter."""
 
 
 class AdaptiveWidth:
