@@ -12,7 +12,6 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from vivace.checkpoint.fields import ConfigFields, Flag
-from vivace.errors import CannotStart
 from vivace.frontend.errors import TokenizerError
 from vivace.frontend.gguf_words import KEY, USER
 from vivace.frontend.tokenizer_core import from_library
@@ -25,6 +24,8 @@ TEXT, SCORE, TYPE = 1, 2, 3
 MODEL_TYPE, BPE, UNIGRAM = 3, 2, 1
 IDS = {40: ("unknown", 0), 41: ("bos", 1), 42: ("eos", 2)}
 """of the trainer: names, and what they are unless it says so"""
+ADDED = (("bos", True), ("eos", False))
+"""tokens that frame a prompt, unless tokenizer_config.json says otherwise"""
 SUFFIXED = 24
 """of the trainer: whether spaces end pieces, not begin them"""
 TABLE, DUMMY_PREFIX, SQUEEZES, MARKS_SPACES = 2, 3, 4, 5
@@ -41,17 +42,19 @@ Value = int | float | bytes
 
 def sentencepiece_core(data: bytes, config: ConfigFields, where: str) -> Core:
     """`config`: tokenizer_config.json. Raises TokenizerError, SourceError."""
+    legacy = config.get("legacy", Flag(), True)
+    adds = {name: config.get(f"add_{name}_token", Flag(), is_usual) for name, is_usual in ADDED}
     try:
-        model = read_model(data, config, where)
+        model = read_model(data, adds, where)
         prefixed = model[f"{KEY}add_space_prefix"]
         whole = take_user_pieces(model) if prefixed else []
         core = build_tokenizer(model, where)[0]
-        once = prefixed and not config.get("legacy", Flag(), True)
+        once = prefixed and not legacy
         from_library(
             lambda: split_texts(core, whole, once=once), f"{where}: pieces that are kept whole"
         )
         return core
-    except CannotStart:
+    except TokenizerError:
         raise
     except (struct.error, IndexError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise TokenizerError(
@@ -59,8 +62,8 @@ def sentencepiece_core(data: bytes, config: ConfigFields, where: str) -> Core:
         ) from None
 
 
-def read_model(data: bytes, config: ConfigFields, where: str) -> dict[str, Any]:
-    """The metadata that a GGUF file would have."""
+def read_model(data: bytes, adds: dict[str, bool], where: str) -> dict[str, Any]:
+    """The metadata that a GGUF file would have. `adds`: which tokens frame a prompt."""
     pieces: list[dict[int, Value]] = []
     trainer: dict[int, Value] = {}
     normalizer: dict[int, Value] = {}
@@ -83,17 +86,13 @@ def read_model(data: bytes, config: ConfigFields, where: str) -> dict[str, Any]:
         raise TokenizerError(f"{where}: its spaces are not those of others; {CONVERT}")
     ids = {name: trainer.get(number, default) for number, (name, default) in IDS.items()}
     known = {f"{KEY}{name}_token_id": one for name, one in ids.items() if one in range(len(pieces))}
-    adds = {"bos": True, "eos": False}
     return {
         f"{KEY}model": "llama",
         f"{KEY}tokens": [as_bytes(one.get(TEXT, b"")).decode() for one in pieces],
         f"{KEY}scores": [float(one.get(SCORE, 0.0)) for one in pieces],
         f"{KEY}token_type": [int(one.get(TYPE, NORMAL)) for one in pieces],
         f"{KEY}add_space_prefix": bool(normalizer.get(DUMMY_PREFIX, 1)),
-        **{
-            f"{KEY}add_{name}_token": config.get(f"add_{name}_token", Flag(), adds[name])
-            for name in adds
-        },
+        **{f"{KEY}add_{name}_token": added for name, added in adds.items()},
         **known,
     }
 
