@@ -31,6 +31,8 @@ TOGETHER = 8, 1
 """rows that get copies of another matcher when theirs have come to a limit; the second time"""
 MOST_RENEWED = 32
 """matchers that are made in a step for that: each takes a millisecond or some"""
+MOST_ALONE = 64
+"""rows with one of their own at a time: each takes tens of megabytes when it comes to a limit"""
 MOST_FORCED = 11
 """tokens at once: with the one that was drawn a step of one row is still a replay of single tokens
 (`REPLAYED_TOKENS`)"""
@@ -161,10 +163,14 @@ class GrammarLogitsProcessor:
         """Of rows whose matchers have come to a limit. That counts what all copies have found out
         together: few rows go on with copies of another one, and at the next limit each alone."""
         stuck = [row for row, one in matchers.items() if one.error not in ("", STUCK)]
+        if not stuck:
+            return {}
+        alone = sum(state.renewals == len(TOGETHER) for state in self._rows.values())
+        most = len(TOGETHER) if alone < MOST_ALONE else 1
         alike: dict[tuple[str, str, int], list[int]] = {}
         for row in stuck:
             state = self._rows[row]
-            if state.renewals < len(TOGETHER):
+            if state.renewals < most:
                 key = (state.constraint.kind, state.constraint.text, state.renewals)
                 alike.setdefault(key, []).append(row)
         groups = [
