@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +96,70 @@ def test_a_greedy_row_is_masked_only_where_its_best_token_may_not_follow(
             processor.landed({0: [token]}, at_once=False)
     assert said == "aababa"
     assert backend.filled == masks
+
+
+def test_nothing_is_drawn_behind_a_draft_that_may_not_stand() -> None:
+    """Where only a limit forbids it, it may be what the row draws all the same."""
+    tokens = torch.tensor([[0, ord("x"), 0]], dtype=torch.int32)
+    known = np.ones(1, np.int64)
+    histories = Histories(tokens=tokens, prompt=torch.ones(1).long(), known=known, drafts=1)
+    compiler = GrammarCompiler(CountingBackend)
+    processor = GrammarLogitsProcessor(TorchSampling(reads=True), histories, compiler)
+    constraint = Constraint(kind=REGEX, text="[ab]*")
+    processor.joined(0, join([1], SamplingParams(temperature=0.9, constraint=constraint)))
+    logits = torch.zeros(2, SIZE)
+    entries = Entries(torch.zeros(2).long(), torch.tensor([1, 2]), np.zeros(2, np.int64))
+    processor.apply(logits, entries, np.arange(2))
+    assert logits[0].isfinite().any()
+    assert not logits[1].isfinite().any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_limits_end_no_answer_for_its_drafts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of copies, which go on over drafts, some come to it first."""
+    monkeypatch.setattr("vivace.grammar.llguidance_backend.MAX_LEXER_STATES", 300)
+    chance = random.Random(seed)
+    tokens = torch.zeros(1, 200, dtype=torch.int32)
+    known = np.ones(1, np.int64)
+    histories = Histories(tokens=tokens, prompt=torch.ones(1).long(), known=known, drafts=3)
+    compiler = GrammarCompiler(lambda: LLGuidanceBackend(VOCABULARY, JsonFormat()))
+    processor = GrammarLogitsProcessor(TorchSampling(reads=True), histories, compiler)
+    text = "|".join(f"{one}[xy{one}]{{900}}" for one in "abc")
+    sampling = SamplingParams(temperature=0.9, constraint=Constraint(kind=REGEX, text=text))
+    for first in b"abc":
+        wanted = [first, *b"xy" * 50]
+        processor.joined(0, join([1], sampling))
+        said = list[int]()
+        while len(said) < 90:
+            right = wanted[len(said) :][: chance.randrange(4)]
+            drafts = [one if chance.random() < 0.7 else ord("q") for one in right]
+            said += draw_behind(processor, tokens, drafts, wanted[len(said) :], len(said))
+        assert said == wanted[: len(said)]
+        processor.left(0)
+
+
+def draw_behind(
+    processor: GrammarLogitsProcessor,
+    tokens: torch.Tensor,
+    drafts: list[int],
+    best: list[int],
+    known: int,
+) -> list[int]:
+    """What stays of what row 0 draws behind its known tokens and its drafts."""
+    places = torch.arange(known + 1, known + 2 + len(drafts))
+    tokens[0, places[:-1]] = torch.tensor(drafts, dtype=torch.int32)
+    logits = torch.zeros(len(places), SIZE)
+    logits[range(len(places)), best[: len(places)]] = 1.0
+    rows = np.zeros(len(places), np.int64)
+    entries = Entries(torch.zeros(len(places)).long(), places, rows)
+    processor.apply(logits, entries, np.arange(len(places)))
+    drawn, bad = logits.argmax(1).tolist(), (~logits.isfinite().any(1)).tolist()
+    assert not bad[0], processor.why_stuck(0)
+    count = 1
+    while count <= len(drafts) and drawn[count - 1] == drafts[count - 1] and not bad[count]:
+        count += 1
+    processor.landed({0: drawn[:count]}, at_once=False)
+    return drawn[:count]
 
 
 @pytest.mark.parametrize("length", [0, SLICE, 3 * SLICE + 5])

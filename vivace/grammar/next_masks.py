@@ -52,8 +52,8 @@ class NextMasks:
         these are the table's own, to be read before the next `begin`."""
         self.wait()
         self._grow(int(rows.max()) + 1, words)
-        missing = rows[~self._current[rows]].tolist()
-        if missing:
+        if not self._current[rows].all():
+            missing: list[int] = np.unique(rows[~self._current[rows]]).tolist()
             self._fill([(matchers[row], row) for row in missing], self._table)
             self._current[missing] = True
         first = int(rows[0])

@@ -36,8 +36,9 @@ MOST_ALONE = 64
 MOST_FORCED = 11
 """tokens at once: with the one that was drawn a step of one row is still a replay of single tokens
 (`REPLAYED_TOKENS`)"""
-ANYTHING = -1
-"""mask behind a draft that may not stand where it does: nothing there is ever kept"""
+NOTHING = 0
+"""mask behind a draft that may not stand where it does: whatever it is, it is refused then, so that
+one that only a limit met by its copy forbids is tried again as what the row has drawn"""
 
 
 @dataclass
@@ -259,7 +260,7 @@ class GrammarLogitsProcessor:
                     continue
                 matcher = branches.follow(tuple(line))
                 if matcher is None:
-                    masks[place] = ANYTHING
+                    masks[place] = NOTHING
                 else:
                     behind.append((matcher.copy(), place))
         self._compiler.fill(behind, masks)
