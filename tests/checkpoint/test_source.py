@@ -216,9 +216,9 @@ def test_a_projector_beside_a_model_is_not_meant(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        (["Q4/a.gguf", "Q8/a.gguf"], "below: give --model-path FOLDER/Q4, FOLDER/Q8"),
-        (["snapshots/0123abc/config.json"], "--model-path FOLDER/snapshots/0123abc"),
-        (["original/config.json", "a.onnx"], "--model-path FOLDER/original"),
+        (["Q4/a.gguf", "Q8/a.gguf"], "below: give FOLDER/Q4, FOLDER/Q8"),
+        (["snapshots/0123abc/config.json"], "give FOLDER/snapshots/0123abc"),
+        (["original/config.json", "a.onnx"], "give FOLDER/original"),
         (["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"], "in 2 parts.*--merge"),
         (["params.json", "consolidated.safetensors"], "Mistral's own layout"),
         (["Modelfile"], "its line FROM names"),

@@ -421,7 +421,7 @@ def test_a_limit_on_files_is_the_cause_that_is_named() -> None:
         "shared_memory(new_descriptor(), 1, 1)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "CannotStart: no memory for the counters" in done.stderr and "ulimit -f" in done.stderr
+    assert "CannotStart: counters of frontends: " in done.stderr and "ulimit -f" in done.stderr
 
 
 def test_a_locale_without_the_characters_is_no_error(tmp_path: Path) -> None:

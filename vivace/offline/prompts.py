@@ -12,6 +12,7 @@ import msgspec
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import json_type, refuse_unsupported, validation_error
 from vivace.frontend.frontend import Frontend
+from vivace.frontend.validation import SAMPLING_FIELDS
 from vivace.offline.schemas import with_schemas
 from vivace.requests.embeddings import ENCODE_REFUSED, EncodeRequest, embedding_inputs
 from vivace.requests.prompts import PromptInput, prompt_inputs
@@ -45,7 +46,8 @@ UNAVAILABLE = {
 }
 """arguments of SGLang's Engine that no field of /generate stands for"""
 REFUSED_HERE = {**REFUSED, "max_thinking_tokens": "a prompt is not parsed for thinking; use chat"}
-OPTIONS = frozenset((*GenerateOptions.__annotations__, *REFUSED_HERE, *UNAVAILABLE))
+_ALL_OPTIONS = frozenset((*GenerateOptions.__annotations__, *REFUSED_HERE, *UNAVAILABLE))
+OPTIONS = _ALL_OPTIONS.difference(SAMPLING_FIELDS)
 """every keyword of `**options`, those that are refused with a reason included"""
 
 
