@@ -23,7 +23,7 @@ from vivace.parsers.harmony import MARKERS, SHAPE, read_messages
 from vivace.parsers.names import HARMONY
 from vivace.parsers.reader import Steps, TextReader
 
-SLICE = 1 << 14
+SLICE = 1 << 11
 """Characters of a long text that are parsed at a time."""
 
 
