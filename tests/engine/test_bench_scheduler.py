@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
-from vivace.bench.scheduler import main, run
+from vivace.bench import scheduler
+from vivace.bench.scheduler import ROUNDS, Row, Shape, main, run
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -25,6 +27,20 @@ def test_only_the_scheduler_is_timed() -> None:
     assert row["total_median_ms"] == 2000.0
 
 
+def test_rounds_with_drafts_are_compared_with_as_many_without() -> None:
+    rounds: list[int] = []
+
+    def measure(shape: Shape, _clock: Callable[[], float]) -> Row:
+        rounds.append(shape.drafts)
+        return {"total_median_ms": 1.0 + shape.drafts + len(rounds) % 3}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "_measure", measure)
+        (row,) = run([3], 10, drafts=4)
+    assert rounds == [0, 4] * ROUNDS
+    assert row == {"total_median_ms": 6.0, "ratio": 3.0}
+
+
 def test_the_table_and_the_json_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rows", "2", "--steps", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -32,6 +48,9 @@ def test_the_table_and_the_json_form(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["--rows", "2", "3", "--steps", "5", "--json"]) == 0
     rows = [json.loads(line)["rows"] for line in capsys.readouterr().out.splitlines()]
     assert rows == [2, 3]
+    assert main(["--rows", "2", "--steps", "5", "--drafts", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].endswith("of the total without") and float(lines[-1].split()[-1]) > 0
 
 
 @pytest.mark.parametrize(("accepted", "tokens"), [(None, 3.0), (0, 1.0), (2, 3.0), (4, 5.0)])

@@ -8,7 +8,8 @@ over the steps as in real traffic.
 
 With `--drafts` every row has so many behind its token, of which half are right on average, or as
 many as `--accepted` says with all drafts in each step; without it widths follow from costs as on a
-device on which they pay.
+device on which they pay. Rounds with drafts and without are measured in turn then, so that their
+ratio is that of one machine at one time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -34,6 +35,8 @@ _PROMPT = 64
 _VOCABULARY = 32000
 _TOKEN = 7
 MOST_DRAFTS = 63
+ROUNDS = 5
+"""with drafts, and as many without"""
 STEP_COSTS = StepCosts(tokens=[1, 8192], seconds=[1e-2, 1.1e-2])
 """of a device on which drafts pay"""
 
@@ -89,10 +92,12 @@ def run(
 
     `accepted`: of the drafts of a row in each step; None: half on average.
     Keys: rows, steps, page_size, depth, drafts, plan_median_ms, plan_p99_ms, commit_median_ms,
-    commit_p99_ms, total_median_ms, total_p99_ms, tokens_per_second.
+    commit_p99_ms, total_median_ms, total_p99_ms, tokens_per_second; with drafts ratio, of the total
+    to that without.
     """
     shapes = (Shape(count, steps, page_size, depth, drafts, accepted) for count in rows)
-    return [_measure(shape, clock) for shape in shapes]
+    measure = _measure_in_turn if drafts else _measure
+    return [measure(shape, clock) for shape in shapes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,19 @@ class Shape:
     depth: int
     drafts: int
     accepted: int | None
+
+
+def _measure_in_turn(shape: Shape, clock: Callable[[], float]) -> Row:
+    """The round with drafts whose total is the median, and `ratio` to the median of the others."""
+    plain = replace(shape, drafts=0, accepted=None)
+    pairs = [(_measure(plain, clock), _measure(shape, clock)) for _ in range(ROUNDS)]
+    without, drafted = (sorted(rows, key=_total) for rows in zip(*pairs, strict=True))
+    median = drafted[ROUNDS // 2]
+    return {**median, "ratio": _total(median) / _total(without[ROUNDS // 2])}
+
+
+def _total(row: Row) -> float:
+    return row["total_median_ms"]
 
 
 def _measure(shape: Shape, clock: Callable[[], float]) -> Row:
@@ -221,13 +239,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     write("Scheduler only: wall time of plan and commit per decode step, ms (null executor,\n")
     write(f"every row streams; page size {options.page_size}, {options.steps} steps each)\n\n")
-    write("   rows     plan median/p99   commit median/p99    total median/p99     tokens/s\n")
+    against = "   of the total without" if options.drafts else ""
+    write("   rows     plan median/p99   commit median/p99    total median/p99     tokens/s")
+    write(f"{against}\n")
     for row in results:
         cells = "".join(
             f"   {row[f'{name}_median_ms']:8.3f} {row[f'{name}_p99_ms']:8.3f}"
             for name in ("plan", "commit", "total")
         )
-        write(f"{int(row['rows']):7d}{cells} {row['tokens_per_second']:12,.0f}\n")
+        ratio = f"{row['ratio']:23.2f}" if options.drafts else ""
+        write(f"{int(row['rows']):7d}{cells} {row['tokens_per_second']:12,.0f}{ratio}\n")
     return 0
 
 
