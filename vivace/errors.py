@@ -36,9 +36,14 @@ def one_line_without_memory() -> Iterator[None]:
         ) from error
 
 
+NO_SHARED_ROOM = (
+    "and there is no room: free memory, or make /dev/shm larger (docker --shm-size), or where that "
+    "cannot be written the folder of TMPDIR"
+)
 NO_ROOM = {
     errno.EFBIG: "which count as a file: raise `ulimit -f` (prlimit --fsize, systemd's LimitFSIZE)",
-    errno.ENOSPC: "and there is no room: free memory, or make /dev/shm larger (docker --shm-size)",
+    errno.ENOSPC: NO_SHARED_ROOM,
+    errno.EDQUOT: NO_SHARED_ROOM,
 }
 
 

@@ -395,6 +395,8 @@ def test_pieces_of_sentencepiece_that_are_kept_whole() -> None:
     }.items():
         assert core.encode(text).tokens == pieces.split(" ")  # as the library sentencepiece says
         assert core.decode(core.encode(text).ids) == text
+    spelled = "\n<0x41>\n"
+    assert core.decode(core.encode(spelled).ids) == spelled, "which is no A"
 
 
 @pytest.mark.parametrize(("legacy", "last"), [(True, "\u2581he"), (False, "he")])

@@ -10,6 +10,7 @@ from vivace.parsers.parser import ParseOptions
 from vivace.protocol.constraints import Constraint
 from vivace.protocol.messages import FINISH_STOP, Finish
 from vivace.requests.answer_syntax import AnswerSyntax
+from vivace.requests.input_files import file_text
 from vivace.requests.schema import Message
 from vivace.requests.thinking import ThinkingFields, behind_thinking, read_thinking_limit
 from vivace.requests.tool_constraints import ToolCalls
@@ -82,7 +83,10 @@ def message_text(message: Message) -> str:
     """All text of a message."""
     if isinstance(message.content, str):
         return message.content
-    return "".join(part.text or "" for part in message.content or ())
+    parts = message.content or ()
+    return "".join(
+        file_text(part.file, "file") if part.file is not None else part.text or "" for part in parts
+    )
 
 
 def is_cut(finish: Finish | None) -> bool:

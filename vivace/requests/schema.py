@@ -113,7 +113,7 @@ NO_REASONING = "grammars begin with the answer here, thinking included; leave th
 NO_MASK = "sampling masks are not supported yet; leave the field out"
 NO_FLAT_LOGPROBS = "use top_logprobs_num instead"
 
-OTHER_CONSTRAINTS = "/v1/chat/completions and /generate take others"
+OTHER_CONSTRAINTS = "/v1/chat/completions, /v1/completions and /generate take others"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(CONSTRAINTS, "goes into sampling_params"),
     "response_format": "use json_schema in sampling_params",

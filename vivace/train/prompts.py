@@ -23,8 +23,8 @@ from vivace.requests.schema import Message
 MOST_BYTES = 1 << 30
 MOST_PROMPT_BYTES = 64 << 20
 PART = 1 << 20
-HELD_OUT = 20
 """characters of a text that become tokens at once"""
+HELD_OUT = 20
 SUFFIX = ".jsonl"
 MOST_VAIN = 5000
 """prompts in a row that came before: then there are no others"""

@@ -57,15 +57,15 @@ class DraftStats:
         came: Mapping[int, int],
     ) -> None:
         """Tokens that the spans of a step had and that came of each; `came`: tally of these."""
+        if 0 in came:
+            drew = [count > 0 for count in advanced]
+            decodes, planned = list(compress(decodes, drew)), list(compress(planned, drew))
         spans = tally(planned)
         for tokens, times in spans.items():
             self._spans[tokens] += times
         for tokens, times in came.items():
             if tokens:
                 self._accepted += (tokens - 1) * times
-        if 0 in came:
-            drew = [count > 0 for count in advanced]
-            decodes, planned = list(compress(decodes, drew)), list(compress(planned, drew))
         if decodes != self._decodes:
             self._settle()
             self._decodes = decodes

@@ -238,8 +238,8 @@ class AdaptiveWidth:
         passes = max(counts, default=1) - 1
         if passes:
             drafting = float(self._drafting(rows, np.array(passes)))
-            came = sum(map(len, result.tokens))  # fewer where tokens were known that it computed
-            saved = stands_for * min(sum(result.advanced), came) / rows
+            came = map(len, result.tokens)  # fewer where tokens were known that it computed
+            saved = stands_for * sum(map(min, result.advanced, came)) / rows
             took = stands_for * seconds / self._times.step(rows)
             self._balance.observe(saved, took)
             if self._catches_up:
