@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from vivace.frontend.errors import BadRequest
 from vivace.grammar.backend import GrammarError, JsonFormat
+from vivace.grammar.endless_rules import check_input_ends
 from vivace.grammar.flat_grammars import NO_FORCING, flat_terminals
 from vivace.grammar.joint_matcher import STUCK
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
@@ -189,6 +190,13 @@ def test_inputs_without_end_are_refused(name: str, rule: str, ends: bool) -> Non
     assert found is not None
     with nullcontext() if ends else pytest.raises(GrammarError, match=r"tools\[0\].*never"):
         BACKEND.compile(found)
+
+
+def test_rules_that_end_by_what_they_say_are_no_inputs_without_end() -> None:
+    for attribute in ('stop="END"', 'suffix="END"', "max_tokens=3"):
+        check_input_ends(f'start: a "x"\na[{attribute}]: /[\\s\\S]*/\n')
+    with pytest.raises(GrammarError, match="never"):
+        check_input_ends('start: a "x"\na: /[\\s\\S]*/\n')
 
 
 FLAT = """

@@ -45,6 +45,8 @@ LARGE_BOUNDS: list[dict[str, Any]] = [
     {"minimum": 2**53 + 1, "maximum": 2**53 + 3},
     {"exclusiveMinimum": 2**53, "exclusiveMaximum": 2**63 - 1024},
     {"minimum": -(2**53) - 5, "exclusiveMaximum": -(2**53)},
+    {"exclusiveMinimum": -(2**53), "maximum": 2**53 - 1},
+    {"minimum": 2**53 - 3, "exclusiveMaximum": 2**53},
     {
         "$schema": "http://json-schema.org/draft-04/schema#",
         "exclusiveMinimum": True,

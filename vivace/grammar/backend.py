@@ -60,6 +60,8 @@ class JsonFormat:
         return WHITESPACE if self.whitespace_pattern is None else self.whitespace_pattern
 
 
+SHARED_LIMIT = "too many states"
+"""is in the error of a matcher at a limit for which those of its copies count, too"""
 LIBRARY_FAILED = "the grammar library failed"
 """begins the error of a matcher whose library has; its constraint may be as it should"""
 

@@ -48,6 +48,9 @@ _TAKES_ALL = re.compile(
     re.DOTALL,
 )
 """an expression that goes on with whatever comes"""
+_ENDED_RULE = re.compile(
+    r"^[?!]?[a-z_][\w-]*\[[^\]\n]*\b(?:stop|suffix|lazy|max_tokens)\b", re.MULTILINE
+)
 _HEAD = re.compile(r"^[?!]?([a-z_][\w-]*)(?:\[[^\]\n]*\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
 
 
@@ -86,6 +89,8 @@ def check_ends(lark: str) -> None:
 def check_input_ends(lark: str) -> None:
     """Raises GrammarError for a grammar behind which nothing can come, since a terminal takes that,
     too: a lexer takes as much as it can, and does not go back."""
+    if _ENDED_RULE.search(lark):
+        return  # which it may end by
     greedy = _find_greedy(lark)
     if has_no_finite_text(lark, lambda text: text in greedy or bool(_TAKES_ALL.fullmatch(text))):
         raise GrammarError(

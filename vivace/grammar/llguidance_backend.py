@@ -40,6 +40,7 @@ class SizeLimits:
 SIZES = SizeLimits(symbols=200_000, fuel=200_000)
 """With the library's million fuel `😀{100000}` takes a second here, and one where it is tried."""
 QUICK_SIZES = SizeLimits(symbols=2000, fuel=50_000)
+QUICK_CHARACTERS = 4096
 """What may be made in a step: most take 1 ms. By sizes, since ranks have to do the same."""
 MAX_LEXER_STATES = 20_000
 """of a matcher and its copies together, 1 to 2 KB each"""
@@ -116,7 +117,11 @@ class LLGuidanceBackend:
         mask = np.zeros(mask_words(len(self._vocabulary.tokens)), np.int32)
         tokenizer = self._tokenizer = self._tokenizer or _tokenizer(self._vocabulary)
         makers = [partial(_match, tokenizer, grammar, constraint.kind) for grammar in grammars]
-        matchers = [LLGuidanceMatcher(make(SIZES), self._eos_ids, make) for make in makers]
+        quick = all(len(grammar) <= QUICK_CHARACTERS for grammar in grammars)
+        matchers = [
+            LLGuidanceMatcher(make(SIZES), self._eos_ids, make if quick else None)
+            for make in makers
+        ]
         matcher = joint_matcher(matchers)
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
         if (error := first_error(matchers)).startswith(LIBRARY_FAILED):
@@ -154,9 +159,9 @@ class LLGuidanceMatcher:
         self,
         matcher: LLMatcher,
         eos_ids: frozenset[int],
-        make: Callable[[SizeLimits], LLMatcher],
+        make: Callable[[SizeLimits], LLMatcher] | None,
     ) -> None:
-        """`make`: another one, at its start"""
+        """`make`: another one, at its start; None: that takes long"""
         self.handle, self._eos_ids, self._make = matcher, eos_ids, make
 
     @property
@@ -206,6 +211,8 @@ class LLGuidanceMatcher:
 
     def fresh(self) -> LLGuidanceMatcher | None:
         """The library's copies have one lexer, with what it knows and its limits."""
+        if self._make is None:
+            return None
         made = self._make(QUICK_SIZES)
         return None if made.is_error() else LLGuidanceMatcher(made, self._eos_ids, self._make)
 

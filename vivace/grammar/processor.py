@@ -12,7 +12,13 @@ import numpy as np
 from torch import Tensor
 
 from vivace.errors import StepRefused
-from vivace.grammar.backend import GrammarError, GrammarMatcher, LibraryFault, PlacedMatcher
+from vivace.grammar.backend import (
+    SHARED_LIMIT,
+    GrammarError,
+    GrammarMatcher,
+    LibraryFault,
+    PlacedMatcher,
+)
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.joint_matcher import STUCK
 from vivace.grammar.masks import mask_words
@@ -31,6 +37,8 @@ TOGETHER = 8, 1
 """rows that get copies of another matcher when theirs have come to a limit; the second time"""
 MOST_RENEWED = 32
 """matchers that are made in a step for that: each takes a millisecond or some"""
+MOST_REPLAYED = 100_000
+"""tokens of answers in a step for that, two microseconds each"""
 MOST_ALONE = 64
 """rows with one of their own at a time: each takes tens of megabytes when it comes to a limit"""
 MOST_FORCED = 11
@@ -154,18 +162,20 @@ class GrammarLogitsProcessor:
         picked = entries.select(places, index)
         matchers = {row: self._rows[row].matcher for row in picked.host_rows.tolist()}
         masks = self._masks.take(matchers, picked.host_rows, mask_words(logits.shape[1]))
-        if renewed := self._renew(matchers):
-            matchers |= renewed
+        for _ in TOGETHER:
+            stuck = [row for row, one in matchers.items() if SHARED_LIMIT in one.error]
+            if not stuck:
+                break
+            matchers |= self._renew(stuck, matchers)
             masks = self._masks.take(matchers, picked.host_rows, mask_words(logits.shape[1]))
         masks = self._with_drafts(picked, masks)
         self._ops.apply_token_bitmask(logits, index, upload(masks, logits.device))
 
-    def _renew(self, matchers: Mapping[int, GrammarMatcher]) -> dict[int, GrammarMatcher]:
+    def _renew(
+        self, stuck: Sequence[int], matchers: Mapping[int, GrammarMatcher]
+    ) -> dict[int, GrammarMatcher]:
         """Of rows whose matchers have come to a limit. That counts what all copies have found out
         together: few rows go on with copies of another one, and at the next limit each alone."""
-        stuck = [row for row, one in matchers.items() if one.error not in ("", STUCK)]
-        if not stuck:
-            return {}
         alone = sum(state.renewals == len(TOGETHER) for state in self._rows.values())
         most = len(TOGETHER) if alone < MOST_ALONE else 1
         alike: dict[tuple[str, str, int], list[int]] = {}
@@ -180,8 +190,14 @@ class GrammarLogitsProcessor:
             for place in range(0, len(rows), TOGETHER[renewals])
         ]
         found: dict[int, GrammarMatcher] = {}
+        room = MOST_REPLAYED
         for rows in groups[:MOST_RENEWED]:
-            found |= self._begin_again(rows, matchers[rows[0]])
+            room -= sum(len(self._rows[row].answer) for row in rows)
+            if room >= 0:
+                found |= self._begin_again(rows, matchers[rows[0]])
+        for constraint in {self._rows[row].constraint for row in found}:
+            row = next(row for row in found if self._rows[row].constraint == constraint)
+            self._compiler.forget(constraint, found[row].fresh())
         return found
 
     def _begin_again(self, rows: Sequence[int], stuck: GrammarMatcher) -> dict[int, GrammarMatcher]:
@@ -196,8 +212,6 @@ class GrammarLogitsProcessor:
                 found[row] = matcher
                 state.future = found_matcher(matcher)
                 self._masks.drop(row)
-        if found:
-            self._compiler.forget(self._rows[rows[0]].constraint, stuck.fresh())
         return found
 
     def _find_masked(self, logits: Tensor, entries: Entries, places: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ that say nothing."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -60,15 +60,15 @@ LEAST = {**dict.fromkeys(COUNTS, 0), "multipleOf": 5e-324}
 
 
 def subschemas(
-    schema: Any, path: Path = (), *, defined: bool = True
+    schema: Any, path: Path = (), *, defined: bool = True, seen: Container[Path] = ()
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every schema that is an object, with its path, the outer ones first. `defined`: also those
-    that stand there to be referred to."""
+    that stand there to be referred to. `seen`: not these, nor what is in them."""
     maps = [key for key in IN_MAPS if defined or key not in DEFINITIONS]
     stack: list[tuple[Path, Any]] = [(path, schema)]
     while stack:
         place, value = stack.pop()
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) or place in seen:
             continue
         yield place, value
         if HOLDING.isdisjoint(value):
@@ -89,12 +89,11 @@ def all_schemas(root: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
     seen = set[Path]()
     starts: list[tuple[Path, Any]] = [((), root)]
     for start, value in starts:  # which grows
-        for path, one in () if start in seen else subschemas(value, start):
-            if path not in seen:
-                seen.add(path)
-                yield path, one
-                target = pointed(root, str(one.get("$ref")))
-                starts += [target] if target and target[0] not in seen else []
+        for path, one in subschemas(value, start, seen=seen):
+            seen.add(path)
+            yield path, one
+            target = pointed(root, str(one.get("$ref")))
+            starts += [target] if target and target[0] not in seen else []
 
 
 def spelled(place: str, path: Path) -> str:
@@ -141,7 +140,7 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         yield "required", "must be a list of names of properties, beside properties"
-    elif may_repeat(schema, len(required)):
+    elif may_repeat(schema, len(set(required))):
         yield "minProperties", REPEATED
     for keyword in filter(VALUES.__contains__, schema):
         value, (kinds, told) = schema[keyword], VALUES[keyword]

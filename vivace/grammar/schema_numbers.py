@@ -52,7 +52,7 @@ def _fit_bound(schema: dict[str, Any], keyword: str, exclusive: str, sign: int) 
                 del schema[key]
         elif _is_number(bound) and key == keyword:
             found.append(bound * sign)
-    if found and abs(max(found)) >= ALL_WHOLE:
+    if found:
         schema[keyword] = max(found) * sign
     return not found or max(found) <= LARGEST
 
