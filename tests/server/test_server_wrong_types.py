@@ -89,8 +89,9 @@ def test_any_value_is_taken_or_refused_by_name(
                 if problem:
                     found.append(f"{path} {name}={str(value)[:60]!r}: {problem}")
     assert not found, "\n".join(found)
-    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert not [said for said in errors if "the network is gone" not in said], "of another test"
+    # This server has one node: what watches connections between nodes is another test's thread.
+    own = [record for record in caplog.records if record.name != "vivace.launch.silent_peers"]
+    assert not [record.getMessage() for record in own if record.levelname == "ERROR"]
 
 
 def wrong(status: int, text: str, body: Body, name: str, value: Any) -> str:
