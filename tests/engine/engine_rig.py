@@ -338,3 +338,16 @@ class Rig:
         state = self.scheduler.state()
         assert (state.running, state.waiting, state.used_tokens) == (0, 0, 0), state
         assert state.audit == []
+
+    def check_drafts(self) -> None:
+        """The server counts the drafts that requests were told of with their ends, and no more."""
+        ends = [answer.deltas[-1].drafts for answer in self.answers.values() if answer.deltas]
+        told = [one for one in ends if one is not None]
+        drafts, accepted = (sum(one[part] for one in told) for part in (0, 1))
+        state = self.scheduler.state()
+        widths = state.spec_draft_widths
+        assert sum(width * spans for width, spans in widths.items()) == drafts
+        assert round((state.avg_spec_accept_rate or 0) * drafts, 6) == accepted
+        assert all(spans >= 0 for spans in widths.values()), widths
+        resumed = sum(len(answer.request.resumed) for answer in self.answers.values())
+        assert sum(widths.values()) >= sum(one[2] for one in told) - resumed

@@ -167,6 +167,27 @@ def test_drafts_behind_an_end_are_no_tokens_of_the_answer(depth: int) -> None:
         assert (one.deltas[-1].drafts or ())[2:] == (steps - 1,)
 
 
+@pytest.mark.parametrize("ahead", [0.0, 0.4])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_server_counts_the_drafts_of_its_answers(depth: int, ahead: float) -> None:
+    """Not what a step in flight still computes for an answer that is over, as a draft or behind
+    tokens that were known; rows are retracted meanwhile, and draw what follows as prompts do."""
+    settings = EngineSettings(
+        eos_ids=(EOS,), depth=depth, num_speculative_tokens=3, retract_every=5
+    )
+    rig = Rig(settings, eos_rate=0.02, faults=Faults(ahead_rate=ahead))
+    for key in range(8):
+        rig.send(key, [key, 1, 2], 30 + key, ignore_eos=key == 0)
+        rig.step()
+    rig.cancel(2, 5)
+    rig.run()
+    assert rig.scheduler.state().metrics.counters["num_retracted_requests_total"] > 0
+    rig.check_drafts()
+    told = [answer.deltas[-1].drafts for answer in rig.answers.values()]
+    steps = sum(one[2] for one in told if one is not None)
+    assert sum(rig.scheduler.state().spec_draft_widths.values()) == steps
+
+
 def test_a_span_without_a_token_ends_nothing() -> None:
     """What StepResult allows: nothing advanced, nothing drawn."""
     rig = rig_with(0)

@@ -131,6 +131,7 @@ def run_on(rig: Rig) -> None:
         rig.run()
     assert oracle_worker(rig).transfers.corrupted == [], (rig.settings, rig.capacity, rig.faults)
     rig.at_rest()
+    rig.check_drafts()
 
 
 class SchedulerMachine(RuleBasedStateMachine):

@@ -93,12 +93,13 @@ class ResultProcessor:
         self._table.take_back(step.chunks, step.counts, advanced)
         for index, (sequence, count) in enumerate(zip(step.chunks, advanced, strict=True)):
             sequence.computed_len += count
+            if sequence.state is not State.RUNNING:
+                continue
             if result.tokens[index]:
                 sequence.num_draws += 1
                 if self._table.pages.drafts and sequence.first_token_time:
                     self._stats.drafts.record_ahead()
-            if sequence.state is State.RUNNING:
-                self._process_span(sequence, result, index, drawn, now)
+            self._process_span(sequence, result, index, drawn, now)
 
     def _process_span(
         self, sequence: Sequence, result: StepResult, index: int, drawn: StepTokens, now: float
@@ -162,17 +163,16 @@ class ResultProcessor:
             computed = sequence.computed_len = sequence.computed_len + count
             if plan > count and not apart:
                 sequence.scheduled_len -= plan - count
-            if sequence.state is not running:
-                others[place] = 0
-                continue
-            known = sequence.tokens
-            length = len(known) + count
-            if length - computed != 1 or count != len(ids) or not (count and sequence.steady):
+            known, runs = sequence.tokens, sequence.state is running
+            length, plain = len(known) + count, runs and count and sequence.steady
+            if length - computed != 1 or count != len(ids) or not plain:
                 others[place] = 0
                 if count and self._table.pages.drafts:
                     ahead = length - computed - 1  # of the span's tokens that were known already
-                    self._stats.drafts.correct(sequence, plan, ahead, drew=bool(ids))
-                self._process_span(sequence, result, first + place, drawn, now)
+                    drew = runs and bool(ids)
+                    self._stats.drafts.correct(sequence, plan, count, ahead, drew=drew)
+                if runs:
+                    self._process_span(sequence, result, first + place, drawn, now)
                 continue
             sequence.last_token_time = now
             try:

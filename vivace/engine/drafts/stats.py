@@ -76,14 +76,15 @@ class DraftStats:
             for sequence, count in zip(decodes, planned, strict=True):
                 sequence.num_drafts += count - 1
 
-    def correct(self, sequence: Sequence, plan: int, ahead: int, *, drew: bool) -> None:
-        """What `record` has of a span, of whose tokens behind the first so many were known: they
-        are no drafts. One that only computed such tokens verified nothing."""
-        known = min(ahead, plan - 1)
+    def correct(self, sequence: Sequence, plan: int, done: int, ahead: int, *, drew: bool) -> None:
+        """What `record` has of a span that moved on by `done`, of whose tokens behind the first so
+        many were known: they are no drafts. One that drew nothing for its answer, since it only
+        computed such tokens or the answer was over, verified nothing."""
+        known = min(ahead, plan - 1) if drew else plan - 1
         if drew and not known:
             return
         sequence.num_drafts -= known
-        self._accepted -= known
+        self._accepted -= known if drew else done - 1
         self._spans[plan] -= 1
         if drew:
             self._spans[plan - known] += 1
