@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, takewhile
 
 import numpy as np
@@ -19,6 +20,7 @@ from vivace.grammar.backend import (
     LibraryFault,
     PlacedMatcher,
 )
+from vivace.grammar.compiled import Key, content_key
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.joint_matcher import STUCK
 from vivace.grammar.masks import mask_words
@@ -77,6 +79,14 @@ class ConstrainedRow:
     @property
     def matcher(self) -> GrammarMatcher:
         return self.future.result()
+
+    @property
+    def content(self) -> Key:
+        return content_key(self.constraint)
+
+    @property
+    def at_limit(self) -> bool:
+        return SHARED_LIMIT in self.matcher.error
 
     def go_on(self, tokens: list[int]) -> None:
         self.matcher.accept(tokens)
@@ -161,15 +171,30 @@ class GrammarLogitsProcessor:
         index = upload(places, logits.device)
         picked = entries.select(places, index)
         matchers = {row: self._rows[row].matcher for row in picked.host_rows.tolist()}
-        masks = self._masks.take(matchers, picked.host_rows, mask_words(logits.shape[1]))
+        take = partial(self._take, rows=picked.host_rows, words=mask_words(logits.shape[1]))
+        masks, stuck = take(matchers)
         for _ in TOGETHER:
-            stuck = [row for row, one in matchers.items() if SHARED_LIMIT in one.error]
             if not stuck:
                 break
             matchers |= self._renew(stuck, matchers)
-            masks = self._masks.take(matchers, picked.host_rows, mask_words(logits.shape[1]))
+            masks, stuck = take(matchers)
         masks = self._with_drafts(picked, masks)
         self._ops.apply_token_bitmask(logits, index, upload(masks, logits.device))
+
+    def _take(
+        self, matchers: Mapping[int, GrammarMatcher], rows: np.ndarray, words: int
+    ) -> tuple[np.ndarray, list[int]]:
+        """Masks, and which matchers have come to a limit that they share. Threads decide who does
+        so first, with all behind it: here everybody does, so that ranks have the same."""
+        masks = self._masks.take(matchers, rows, words)
+        known = {row: state for row, state in self._rows.items() if state.future.done()}
+        if not (alike := {one.content for one in known.values() if one.at_limit}):
+            return masks, []
+        for row, state in known.items():
+            if state.content in alike:
+                self._masks.drop(row)
+        masks = self._masks.take(matchers, rows, words)
+        return masks, [row for row in matchers if self._rows[row].at_limit]
 
     def _renew(
         self, stuck: Sequence[int], matchers: Mapping[int, GrammarMatcher]
@@ -178,15 +203,14 @@ class GrammarLogitsProcessor:
         together: few rows go on with copies of another one, and at the next limit each alone."""
         alone = sum(state.renewals == len(TOGETHER) for state in self._rows.values())
         most = len(TOGETHER) if alone < MOST_ALONE else 1
-        alike: dict[tuple[str, str, int], list[int]] = {}
+        alike: dict[tuple[Key, int], list[int]] = {}
         for row in stuck:
             state = self._rows[row]
             if state.renewals < most:
-                key = (state.constraint.kind, state.constraint.text, state.renewals)
-                alike.setdefault(key, []).append(row)
+                alike.setdefault((state.content, state.renewals), []).append(row)
         groups = [
             rows[place : place + TOGETHER[renewals]]
-            for (_, _, renewals), rows in alike.items()
+            for (_, renewals), rows in alike.items()
             for place in range(0, len(rows), TOGETHER[renewals])
         ]
         found: dict[int, GrammarMatcher] = {}
@@ -267,6 +291,7 @@ class GrammarLogitsProcessor:
         masks = masks.copy()
         behind: list[PlacedMatcher] = []
         rows = entries.host_rows.tolist()
+        content = [self._rows[row].content for row in rows]
         for row, lines in groupby(enumerate(drafts), lambda line: rows[line[0]]):
             branches = DraftBranches(self._rows[row].matcher)
             for place, line in lines:
@@ -278,6 +303,10 @@ class GrammarLogitsProcessor:
                 else:
                     behind.append((matcher.copy(), place))
         self._compiler.fill(behind, masks)
+        alike = {content[place] for one, place in behind if SHARED_LIMIT in one.error}
+        for _, place in behind:
+            if content[place] in alike:
+                masks[place] = NOTHING  # as in `_take`
         return masks
 
     def _drafts(self, entries: Entries) -> list[list[int]]:
