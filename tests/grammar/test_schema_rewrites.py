@@ -232,3 +232,73 @@ def test_names_refer_as_pointers_do(schema: dict[str, Any]) -> None:
     for instance in (1, "x", None, [], [1], [[2]], ["x"], [None], {}):
         text = json.dumps(instance)
         assert obeys(JSON_SCHEMA, schema, text) is validator.is_valid(instance), text
+
+
+BOTH: list[tuple[dict[str, Any], list[Any]]] = [
+    (
+        {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True},
+        [[True], [True, True], [1], {}],
+    ),
+    ({"type": "string", "format": "password", "uniqueItems": False}, ["a", 1]),
+    ({"type": "object", "minProperties": 1}, [{"a": 1}, {}]),
+    ({"type": "integer", "exclusiveMaximum": 2**53}, [0, "a"]),
+    ({"const": {"items": {"$ref": "#"}, "format": "path"}}, [{"format": "path"}, 1]),
+    ({"enum": [{"$ref": "#/$defs/n", "format": "path"}, 2]}, [{"format": "path"}, 2]),
+]
+
+
+@pytest.mark.parametrize("keyword", ["const", "enum", "default", "examples"])
+@pytest.mark.parametrize(("schema", "others"), BOTH)
+def test_an_instance_that_is_referred_to_is_both(
+    schema: dict[str, Any], others: list[Any], keyword: str
+) -> None:
+    """A value as it is written, and what its keywords say where a reference leads to it."""
+    listed = keyword in ("enum", "examples")
+    a = {"type": ["object", "string"], keyword: [schema, "x"] if listed else schema}
+    b = {"$ref": f"#/properties/a/{keyword}{'/0' if listed else ''}"}
+    whole = {
+        "type": "object",
+        "properties": {"a": a, "b": b},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    validator = jsonschema.Draft202012Validator(whole)
+    values = [schema, {**schema, "type": "null"}, "x", *others]
+    for first, second in product(values, values):
+        instance = {"a": first, "b": second}
+        if keyword in ("default", "examples") and not isinstance(first, dict):
+            continue
+        text = json.dumps(instance)
+        assert obeys(JSON_SCHEMA, whole, text) is validator.is_valid(instance), text
+
+
+def test_an_instance_may_refer_to_itself_and_to_names() -> None:
+    tree = {"type": "array", "items": {"$ref": "#/enum/0"}, "maxItems": 2, "format": "path"}
+    schema = {"enum": [tree], "$defs": {"enum.0": {"$ref": "#/enum/0"}}}
+    assert obeys(JSON_SCHEMA, schema, json.dumps(tree))
+    assert not obeys(JSON_SCHEMA, schema, "[[]]")
+    tree["items"] = {"$ref": "#"}
+    trees = {"$ref": "#/$defs/const/const", "$defs": {"const": {"const": tree}}}
+    assert obeys(JSON_SCHEMA, trees, "[[],[[]]]") and not obeys(JSON_SCHEMA, trees, "[1]")
+    named = {
+        "$id": ROOT,
+        "const": {"format": "path", "type": "object"},
+        "$defs": {"n": {"$ref": f"{ROOT}#/const"}},
+    }
+    assert obeys(JSON_SCHEMA, named, json.dumps(named["const"]))
+    assert not obeys(JSON_SCHEMA, named, '{"type": "object"}')
+
+
+def test_instances_that_are_referred_to_have_limits() -> None:
+    """Of all their copies together: each within another one is one more."""
+    nested: Any = {"x": [0] * 3000}
+    for _ in range(30):
+        nested = {"not": nested}
+    refs = [{"$ref": f"#/const{'/not' * depth}"} for depth in range(30)]
+    with pytest.raises(GrammarError, match="const"):
+        obeys(JSON_SCHEMA, {"const": nested, "$defs": {str(i): r for i, r in enumerate(refs)}}, "1")
+    deep: Any = {}
+    for _ in range(120):
+        deep = {"not": deep}
+    with pytest.raises(GrammarError, match="deeper"):
+        obeys(JSON_SCHEMA, {"const": deep, "anyOf": [{"$ref": "#/const"}]}, "1")

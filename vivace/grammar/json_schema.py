@@ -11,15 +11,13 @@ import msgspec
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.limits import MAX_DEPTH, MAX_VALUES
 from vivace.grammar.recursion import never_ends
-from vivace.grammar.schema_keywords import check_keywords, simplify
+from vivace.grammar.schema_keywords import DATA, check_keywords, simplify
 from vivace.grammar.schema_numbers import fit_numbers
-from vivace.grammar.schema_references import use_pointers
+from vivace.grammar.schema_references import separate_instances, use_pointers
 from vivace.grammar.schema_rewrites import rewrite
 
 ANY = "$$ANY$$"
 """SGLang's word for any JSON"""
-DATA = ("const", "enum", "default", "examples")
-"""keywords whose values are no schemas"""
 
 
 def read_schema(text: str) -> Any:
@@ -40,12 +38,10 @@ def check_schema(schema: Any, place: str = "") -> None:
     before = f"{place}: " if place else ""
     if not isinstance(schema, dict | bool):
         raise GrammarError(f"{before}must be a JSON schema: an object, or true")
-    for values, (path, _) in enumerate(walk(schema)):
-        if values >= MAX_VALUES:
-            raise GrammarError(f"{before}has more than {MAX_VALUES} values")
-        if len(path) > MAX_DEPTH:
-            raise GrammarError(f"{before}nests deeper than {MAX_DEPTH} levels")
+    _check_size(schema, before)
     use_pointers(schema)
+    for copy in separate_instances(schema, before):
+        _check_size(copy, before)
     check_keywords(schema, place)
     fit_numbers(schema, place)
     simplify(schema)
@@ -56,6 +52,14 @@ def check_schema(schema: Any, place: str = "") -> None:
             f"{before}{endless}: recurses for ever, nothing finite obeys it; make a property on "
             "the way optional, or allow null"
         )
+
+
+def _check_size(schema: Any, before: str) -> None:
+    for values, (path, _) in enumerate(walk(schema)):
+        if values >= MAX_VALUES:
+            raise GrammarError(f"{before}has more than {MAX_VALUES} values")
+        if len(path) > MAX_DEPTH:
+            raise GrammarError(f"{before}nests deeper than {MAX_DEPTH} levels")
 
 
 def json_grammar(schema: Any, form: JsonFormat) -> str:

@@ -19,6 +19,8 @@ IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 IN_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 HOLDING = frozenset((*IN_ONE, *IN_LISTS, *IN_MAPS))
 DEFINITIONS = ("$defs", "definitions")
+DATA = ("const", "enum", "default", "examples")
+"""keywords whose values are no schemas"""
 DESCRIBING = frozenset(
     ("binary", "byte", "color", "directory-path", "file-path", "json-string", "password", "path")
 )

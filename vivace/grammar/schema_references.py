@@ -4,7 +4,7 @@ follow, the library among them."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import islice
 from typing import Any
@@ -12,7 +12,9 @@ from urllib.parse import quote, unquote, urldefrag, urljoin
 
 import msgspec
 
-from vivace.grammar.schema_keywords import all_schemas, named_draft
+from vivace.grammar.backend import GrammarError
+from vivace.grammar.limits import MAX_VALUES
+from vivace.grammar.schema_keywords import DATA, IN_MAPS, all_schemas, named_draft
 from vivace.parsers.schema_types import Path, is_pointer, pointed, values
 
 ANCHORS = ("$anchor", "$dynamicAnchor")
@@ -61,6 +63,39 @@ def use_pointers(schema: Any) -> None:
         _NamedParts(schema).use_pointers()
 
 
+def separate_instances(schema: Any, before: str) -> Iterator[Any]:
+    """In place: what a `$ref` leads to within an instance is copied to `$defs`, and it leads there:
+    schemas are written in other words, and what instances are is not. The copies. Raises
+    GrammarError, which begins as `before` says, where these have too many values."""
+    copies, left = dict[Path, str](), MAX_VALUES
+    for _, one in all_schemas(schema):
+        path, value = pointed(schema, str(one.get("$ref"))) or ((), None)
+        if not (keyword := _instance_keyword(path)) or not isinstance(value, dict):
+            continue
+        if path not in copies:
+            left -= sum(1 for _ in islice(values(value), left + 1))
+            definitions = schema.setdefault("$defs", {})
+            if left < 0 or not isinstance(definitions, dict):
+                raise GrammarError(f"{before}put what $ref leads to under $defs, not {keyword}")
+            name = f"{keyword}.{len(copies)}"
+            while name in definitions:
+                name += "_"
+            definitions[name] = deepcopy(value)
+            copies[path] = f"#/$defs/{name}"
+            yield definitions[name]
+        one["$ref"] = copies[path]
+
+
+def _instance_keyword(path: Path) -> str:
+    """The first one on the way whose value is no schema; empty: there is none."""
+    named = False  # by who wrote the schema
+    for part in path:
+        if part in DATA and not named:
+            return str(part)
+        named = part in IN_MAPS and not named
+    return ""
+
+
 def refers_by_names(schema: Any) -> bool:
     """Or looks so, where an instance or a map of properties has these keys."""
     return any(
@@ -81,7 +116,9 @@ class _NamedParts:
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
-        self._parts: Sequence[Part] = list(all_schemas(schema))  # the outer ones first
+        self._parts: Sequence[Part] = [  # the outer ones first
+            part for part in all_schemas(schema) if not _instance_keyword(part[0])
+        ]
         self._written: dict[int | str, str] = {}
         """parts of pointers as they are written"""
         self._bases: dict[Path, str] = {(): ""}
