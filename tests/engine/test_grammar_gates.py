@@ -80,9 +80,10 @@ def test_who_waits_at_a_gate_can_be_cancelled(rig: Rig) -> None:
     assert rig.scheduler.load()[0] == 0 and not rig.scheduler.audit()
 
 
-@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize("status", [400, 500, 503])
 def test_an_answer_that_cannot_go_on_ends_with_the_status_that_its_row_gave(status: int) -> None:
-    """500 where the library of grammars has failed; the others go on."""
+    """500 where the library of grammars has failed, 503 where another time may go well; the others
+    go on."""
     rig = Rig(EngineSettings(eos_ids=(EOS,)))
     for key in range(2):
         rig.send(key, [1, 2], 10, ignore_eos=True)
@@ -97,3 +98,4 @@ def test_an_answer_that_cannot_go_on_ends_with_the_status_that_its_row_gave(stat
     (ended,) = (one for one in rig.scheduler.take_deltas() if one.finish is not None)
     assert ended.key == 0 and ended.finish is not None and not ended.finish.bad_numbers
     assert (ended.finish.status, ended.finish.message) == why[0]
+    assert (ended.finish.retry_after is not None) == (status == 503)

@@ -248,30 +248,56 @@ def test_answers_do_not_count_in_the_limits_of_others(
     assert told[-1], "its own are too many"
 
 
+class RowsTogether:
+    """Rows of one constraint that begin with other letters, which the state of each remembers."""
+
+    def __init__(self, rows: int, monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
+        monkeypatch.setattr("vivace.grammar.llguidance_backend.MAX_LEXER_STATES", 300)
+        for name, limit in limits.items():
+            monkeypatch.setattr(f"vivace.grammar.processor.{name}", limit)
+        self.every = np.arange(rows)
+        tokens = torch.zeros(rows, 2000, dtype=torch.int32)
+        ones = torch.ones(rows).long()
+        histories = Histories(tokens=tokens, prompt=ones, known=np.ones(rows, np.int64))
+        compiler = GrammarCompiler(lambda: LLGuidanceBackend(VOCABULARY, JsonFormat()))
+        self.processor = GrammarLogitsProcessor(TorchSampling(reads=True), histories, compiler)
+        self.firsts = [ord("a") + row % 20 for row in range(rows)]
+        text = "|".join(f"{one}[xy{one}]{{900}}" for one in map(chr, sorted({*self.firsts})))
+        sampling = SamplingParams(temperature=0.9, constraint=Constraint(kind=REGEX, text=text))
+        for row in range(rows):
+            self.processor.joined(row, msgspec.structs.replace(join([1], sampling), row=row))
+
+    def draw(self, place: int) -> list[int]:
+        """Statuses of rows that cannot go on, which leave; the others draw a token."""
+        logits, ones = torch.zeros(len(self.every), SIZE), torch.ones(len(self.every)).long()
+        entries = Entries(torch.from_numpy(self.every), ones, self.every)
+        self.processor.apply(logits, entries, np.arange(len(self.every)))
+        stuck = self.every[~logits.isfinite().any(1).numpy()].tolist()
+        told = [self.processor.why_stuck(row) for row in stuck]
+        self.every = np.setdiff1d(self.every, stuck)
+        for row in stuck:
+            self.processor.left(row)
+        drawn = {row: [ord("x") if place else self.firsts[row]] for row in self.every.tolist()}
+        self.processor.landed(drawn, at_once=False)
+        return [why[0] if why else 0 for why in told]
+
+
 def test_all_rows_that_come_to_a_limit_together_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivace.grammar.llguidance_backend.MAX_LEXER_STATES", 300)
-    backend = LLGuidanceBackend(VOCABULARY, JsonFormat())
-    compiler = GrammarCompiler(lambda: backend)
-    rows = 40
-    tokens = torch.zeros(rows, 2000, dtype=torch.int32)
-    histories = Histories(
-        tokens=tokens, prompt=torch.ones(rows).long(), known=np.ones(rows, np.int64)
-    )
-    processor = GrammarLogitsProcessor(TorchSampling(reads=True), histories, compiler)
-    every = np.arange(rows)
-    firsts = [bytes([ord("a") + row % 20]) for row in range(rows)]
-    names = dict.fromkeys(one.decode() for one in firsts)
-    text = "|".join(f"{one}[xy{one}]{{900}}" for one in names)
-    sampling = SamplingParams(temperature=0.9, constraint=Constraint(kind=REGEX, text=text))
-    for row in range(rows):
-        processor.joined(row, msgspec.structs.replace(join([1], sampling), row=row))
-    entries = Entries(torch.arange(rows), torch.ones(rows).long(), every)
-    for place in range(60):
-        logits = torch.zeros(rows, SIZE)
-        processor.apply(logits, entries, every)
-        best = firsts if not place else [b"x"] * rows
-        assert all(logits[row, ord(one)] == 0 for row, one in enumerate(best))
-        processor.landed({row: [ord(one)] for row, one in enumerate(best)}, at_once=False)
+    rows = RowsTogether(40, monkeypatch)
+    assert not any(rows.draw(place) for place in range(60))
+
+
+@pytest.mark.parametrize("limit", [{"MOST_RENEWED": 1}, {"MOST_REPLAYED": 99}, {"MOST_ALONE": 0}])
+def test_rows_for_which_there_is_no_room_at_a_limit_may_come_again(
+    limit: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that comes to it alone is told that it is to blame."""
+    rows = RowsTogether(10, monkeypatch, **limit)
+    told = [status for place in range(60) for status in rows.draw(place)]
+    assert set(told) == {503}
+    alone = RowsTogether(1, monkeypatch, **limit | {"MOST_ALONE": 1})
+    told = [status for place in range(400) if len(alone.every) for status in alone.draw(place)]
+    assert told == [400]
 
 
 class WatchedMatcher:
@@ -312,7 +338,8 @@ class FailedMatcher(WatchedMatcher):
     [
         (STUCK, 400, "exclude", 1),
         ("parser error: Too many items (limit 10000; mask)", 400, "left-recursive", 2),
-        ("lexer error: too many states: 20001 >= 20000", 400, "maxLength", 2),
+        ("lexer error: too many states: 20001 >= 20000", 503, "try again", 2),
+        ("parser error: fuel", 400, "maxLength", 2),
         (f"{LIBRARY_FAILED}: assertion failed", 500, LIBRARY_FAILED, 2),
     ],
 )
@@ -332,6 +359,6 @@ def test_a_grammar_is_compiled_anew_where_it_is_to_blame(
     processor.joined(0, join([1], SamplingParams(constraint=constraint)))
     stuck = processor.why_stuck(0)
     assert stuck is not None and stuck[0] == status
-    assert error in stuck[1] and remedy in stuck[1]
+    assert (error in stuck[1] or status == 503) and remedy in stuck[1]
     compiler.matcher(constraint)
     assert len(compiled) == times

@@ -168,9 +168,8 @@ class ResultProcessor:
             if length - computed != 1 or count != len(ids) or not plain:
                 others[place] = 0
                 if count and self._table.pages.drafts:
-                    ahead = length - computed - 1  # of the span's tokens that were known already
-                    drew = runs and bool(ids)
-                    self._stats.drafts.correct(sequence, plan, count, ahead, drew=drew)
+                    old = length - computed - 1  # of the span's tokens that were known already
+                    self._stats.drafts.correct(sequence, plan, count, old, drew=runs and ids != [])
                 if runs:
                     self._process_span(sequence, result, first + place, drawn, now)
                 continue
@@ -361,8 +360,9 @@ def bad_numbers(message: str) -> Finish:
     return Finish(FINISH_ABORT, message=message, status=500, bad_numbers=True)
 
 
-def _abort(status: int, message: str, retry_after: float | None = None) -> Finish:
-    return Finish(FINISH_ABORT, message=message, status=status, retry_after=retry_after)
+def _abort(status: int, message: str, retry_after: float = _MIN_RETRY_SECONDS) -> Finish:
+    retry = retry_after if status == 503 else None
+    return Finish(FINISH_ABORT, message=message, status=status, retry_after=retry)
 
 
 MAX_PREFIXES = 4096

@@ -26,7 +26,7 @@ from vivace.grammar.joint_matcher import STUCK
 from vivace.grammar.masks import mask_words
 from vivace.grammar.next_masks import NextMasks
 from vivace.grammar.replay import SLICE, replay
-from vivace.grammar.stuck_answers import explain_stuck
+from vivace.grammar.stuck_answers import NO_ROOM, explain_stuck
 from vivace.platforms.host import HOST, download, upload
 from vivace.platforms.ops.sampling import SamplingOps
 from vivace.platforms.rows import TokensByRow
@@ -40,7 +40,7 @@ TOGETHER = 8, 1
 MOST_RENEWED = 32
 """matchers that are made in a step for that: each takes a millisecond or some"""
 MOST_REPLAYED = 100_000
-"""tokens of answers in a step for that, two microseconds each"""
+"""tokens of answers in a step for that, two microseconds each; or those of a single one"""
 MOST_ALONE = 64
 """rows with one of their own at a time: each takes tens of megabytes when it comes to a limit"""
 MOST_FORCED = 11
@@ -216,8 +216,9 @@ class GrammarLogitsProcessor:
         found: dict[int, GrammarMatcher] = {}
         room = MOST_REPLAYED
         for rows in groups[:MOST_RENEWED]:
-            room -= sum(len(self._rows[row].answer) for row in rows)
-            if room >= 0:
+            answers = sum(len(self._rows[row].answer) for row in rows)
+            if answers <= room or len(stuck) == 1:
+                room -= answers
                 found |= self._begin_again(rows, matchers[rows[0]])
         for constraint in {self._rows[row].constraint for row in found}:
             row = next(row for row in found if self._rows[row].constraint == constraint)
@@ -280,7 +281,8 @@ class GrammarLogitsProcessor:
         constraint = state.constraint
         if error != STUCK:  # of that the answer is to blame
             self._compiler.forget(constraint)
-        status, told = explain_stuck(error)
+        own = SHARED_LIMIT not in error or state.renewals == len(TOGETHER)
+        status, told = explain_stuck(error) if own else (503, NO_ROOM)
         return status, f"{constraint.field or constraint.kind}: {told}"
 
     def _with_drafts(self, entries: Entries, masks: np.ndarray) -> np.ndarray:

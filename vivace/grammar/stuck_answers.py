@@ -22,6 +22,10 @@ REMEDIES = (
     (re.compile(re.escape(STUCK)), "exclude that end from what the grammar of the tool allows"),
 )
 """what the library says of its limits -> what to change"""
+NO_ROOM = (
+    "cannot be obeyed any further: too many answers have come to a limit together, and there is no "
+    "room for an automaton of its own; try again"
+)
 
 
 def explain_stuck(error: str) -> tuple[int, str]:
