@@ -18,10 +18,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivace.platforms.attention import AttentionLayer, HostStep, LatentLayer, StepPages
+from vivace.platforms.attention import (
+    AttentionLayer,
+    HostStep,
+    LatentLayer,
+    RecurrentInputs,
+    RecurrentLayer,
+    RecurrentWeights,
+    StepPages,
+    StepStates,
+)
 from vivace.platforms.cpu.native import Kernels
 from vivace.platforms.cpu.native_attention import NativeAttention
 from vivace.platforms.cpu.native_ops import NativeSampling
+from vivace.platforms.cpu.native_recurrence import NativeRecurrence
 from vivace.platforms.cpu.native_table import native_ops
 from vivace.platforms.ops.elementwise import SwigluOai
 from vivace.platforms.ops.linear import Operands
@@ -84,6 +94,11 @@ MEMORY: Any = SimpleNamespace(
 ATTENTION = NativeAttention(KERNELS, [LAYER], MEMORY, PAGES * PAGE_SIZE)
 LATENT = LatentLayer(index=0, heads=HEADS, latent_dim=N, rope_dim=SIZE, scale=1.0)
 LATENTS = PagedCache([LATENT], [PAGES - 1], PAGE_SIZE, torch.float32, torch.device("cpu"))
+RECURRENT = RecurrentLayer(
+    index=0, key_heads=2, value_heads=4, key_dim=SIZE, value_dim=SIZE, kernel=3
+)
+STATES = PagedCache([RECURRENT], [1], PAGE_SIZE, torch.float32, torch.device("cpu"), slots=16)
+RECURRENCE = NativeRecurrence(KERNELS, STATES)
 LATENT_ATTENTION = NativeAttention(KERNELS, [LATENT], LATENTS, PAGES * PAGE_SIZE)
 
 
@@ -102,6 +117,37 @@ def step_by(decode: bool, parts: Arguments) -> Any:
     host = HostStep(starts=empty, context_lens=empty, decode=decode)
     where = StepPages(slot_mapping=parts["slot_mapping"], page_table=parts["page_table"])
     return SimpleNamespace(**parts, host=host, groups=(where,), attention=LATENT_ATTENTION)
+
+
+def recurrent(decode: bool) -> Case:
+    def arguments() -> Arguments:
+        layer, spans = RECURRENT, T if decode else 2
+        return {
+            "q": torch.ones(T, layer.key_heads, layer.key_dim),
+            "k": torch.ones(T, layer.key_heads, layer.key_dim),
+            "v": torch.ones(T, layer.key_heads, layer.group * layer.value_dim),
+            "a": torch.ones(T, layer.key_heads, layer.group),
+            "b": torch.ones(T, layer.key_heads, layer.group),
+            "conv": torch.ones(layer.kernel, layer.channels),
+            "decay": torch.ones(layer.value_heads),
+            "dt_bias": torch.ones(layer.value_heads),
+            "read": torch.arange(spans),
+            "write": torch.arange(spans).unsqueeze(1) + spans,
+            "query_starts": torch.arange(T + 1) if decode else torch.tensor([0, 2, T]),
+        }
+
+    def call(read: Any, write: Any, query_starts: Any, **rest: Any) -> Any:
+        inputs = RecurrentInputs(**{name: rest[name] for name in "qkvab"})
+        weights = RecurrentWeights(**{name: rest[name] for name in ("conv", "decay", "dt_bias")})
+        empty = np.zeros(1, np.int64)
+        step: Any = SimpleNamespace(
+            states=StepStates(read=read, write=write, drafts=None),
+            query_starts=query_starts,
+            host=HostStep(starts=empty, context_lens=empty, decode=decode),
+        )
+        return RECURRENCE.recur(RECURRENT, inputs, weights, step)
+
+    return Case("recur", arguments, call)
 
 
 def latent_attention(decode: bool, rotated: bool) -> Case:
@@ -218,6 +264,15 @@ CASES: dict[str, Case] = {
     "add_rms_norm": plain(
         "add_rms_norm", lambda **a: OPS.add_rms_norm(a["x"], a["residual"], a["weight"], 1e-5),
         x=(T, N), residual=(T, N), weight=(N,),
+    ),
+    "gated_rms_norm": plain(
+        "gated_rms_norm",
+        lambda **a: OPS.gated_rms_norm(a["x"], a["weight"], a["gate"], 1e-5),
+        x=(T, HEADS, SIZE), weight=(SIZE,), gate=(T, KV_HEADS, HEADS // KV_HEADS * SIZE),
+    ),
+    "sigmoid_mul": plain(
+        "sigmoid_mul", lambda **a: OPS.sigmoid_mul(a["x"], a["gate"]),
+        x=(T, HEADS * SIZE), gate=(T, HEADS, SIZE),
     ),
     "rotary": Case(
         "rotary",
@@ -350,6 +405,8 @@ CASES: dict[str, Case] = {
     "rotate and attend": attention(decode=False, rotated=True),
     "attend_latent of prompts": latent_attention(decode=False, rotated=False),
     "rotary_attend_latent decoding": latent_attention(decode=True, rotated=True),
+    "recur of prompts": recurrent(decode=False),
+    "recur decoding": recurrent(decode=True),
     "argmax": plain("argmax", lambda **a: SAMPLING.argmax(a["x"]), x=(T, N)),
     "sample": Case("sample", lambda: {"x": torch.ones(T, N), "entries": ids(T)}, drawn),
     "apply_penalties": Case(

@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 
-from vivace.platforms.attention import AttentionLayer, LatentLayer, RecurrentLayer
+from vivace.platforms.attention import (
+    AttentionLayer,
+    LatentLayer,
+    RecurrentInputs,
+    RecurrentLayer,
+    RecurrentWeights,
+)
 
 HIDDEN, HEADS, SIZE, ROPE, KERNEL = 24, 2, 16, 8, 3
 VOCABULARY, CONTEXT = 300, 400
@@ -69,16 +75,20 @@ class CachedToy:
         return mixed.view(len(mixed), -1)
 
     def recurrent(self, index: int, parts: Any, step: Any) -> torch.Tensor:
-        x, gate = parts
-        layer = self.attention_layers[index]
-        return step.attention.recur(layer, x, self.kernels[index], gate + 2, step)
+        x, a, b = parts
+        q, k, v = x.unflatten(-1, (3, HEADS, SIZE)).unbind(1)
+        inputs = RecurrentInputs(q=q, k=k, v=v, a=a.unsqueeze(-1), b=b.unsqueeze(-1))
+        decay, bias = torch.full((HEADS,), 0.02), torch.zeros(HEADS)
+        weights = RecurrentWeights(conv=self.kernels[index], decay=decay, dt_bias=bias)
+        said = step.attention.recur(self.attention_layers[index], inputs, weights, step)
+        return self.ops.scale(said.view(len(said), -1), 4.0)
 
 
 SIZES = {
     "attention": [HEADS * SIZE] * 3,
     "window": [HEADS * SIZE] * 3,
     "latent": [HEADS * SIZE, HEADS * ROPE, SIZE, ROPE],
-    "recurrent": [3 * HEADS * SIZE, HEADS],
+    "recurrent": [3 * HEADS * SIZE, HEADS, HEADS],
 }
 """kind -> what a layer makes of a hidden state"""
 
@@ -87,7 +97,14 @@ def make_layer(kind: str, index: int) -> AttentionLayer | LatentLayer | Recurren
     if kind == "latent":
         return LatentLayer(index=index, heads=HEADS, latent_dim=SIZE, rope_dim=ROPE, scale=0.3)
     if kind == "recurrent":
-        return RecurrentLayer(index=index, heads=HEADS, key_dim=SIZE, value_dim=SIZE, kernel=KERNEL)
+        return RecurrentLayer(
+            index=index,
+            key_heads=HEADS,
+            value_heads=HEADS,
+            key_dim=SIZE,
+            value_dim=SIZE,
+            kernel=KERNEL,
+        )
     return AttentionLayer(
         index=index,
         heads=HEADS,

@@ -100,7 +100,7 @@ def test_memory_of_vacated_pages_goes_back():
 MIXED = [
     LAYERS[0],
     LatentLayer(index=1, heads=2, latent_dim=8, rope_dim=4, scale=1.0),
-    RecurrentLayer(index=2, heads=2, key_dim=3, value_dim=5, kernel=3),
+    RecurrentLayer(index=2, key_heads=1, value_heads=2, key_dim=3, value_dim=5, kernel=3),
     AttentionLayer(index=3, heads=4, kv_heads=2, head_dim=16, scale=1.0, window=9),
 ]
 

@@ -94,30 +94,62 @@ class LatentLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentLayer:
-    """Linear attention with a state of fixed size for each row, behind a short convolution (the
-    gated layers of Qwen3-Next and its kin, without the delta rule)."""
+    """Linear attention by the gated delta rule (Yang et al. 2024, arXiv 2412.06464), behind a short
+    convolution, as Qwen3-Next has it: a state of fixed size for each row. Neighboring value heads
+    share a key head."""
 
     index: int
-    heads: int
+    key_heads: int
+    value_heads: int
     key_dim: int
     value_dim: int
     kernel: int
     """tokens that the convolution sees, its own among them"""
-    window: int | None = None
+
+    @property
+    def group(self) -> int:
+        """value heads of a key head"""
+        return self.value_heads // self.key_heads
 
     @property
     def channels(self) -> int:
-        """of the convolution: q, k and v of every head"""
-        return self.heads * (2 * self.key_dim + self.value_dim)
+        """of the convolution: all heads' q, then k, then v"""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
     def cache(self) -> LayerCache:
-        shape = (self.heads, self.key_dim, self.value_dim)
+        shape = (self.value_heads, self.key_dim, self.value_dim)
         parts = (
             CachePart("state", shape, torch.float32),
             CachePart("conv", (self.kernel - 1, self.channels), torch.float32),
         )
         return LayerCache(index=self.index, parts=parts, state=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecurrentInputs:
+    """What a recurrent layer has of T tokens; each may be a part of a wider tensor."""
+
+    q: Tensor
+    """[T, key_heads, key_dim] before the convolution, as k and v"""
+    k: Tensor
+    v: Tensor
+    """[T, key_heads, group * value_dim]"""
+    a: Tensor
+    """[T, key_heads, group]: how much a head forgets"""
+    b: Tensor
+    """[T, key_heads, group]: how much of what is new it takes"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecurrentWeights:
+    """Of a recurrent layer, float32."""
+
+    conv: Tensor
+    """[kernel, channels]"""
+    decay: Tensor
+    """[value_heads]: a state keeps exp(-decay * softplus(a + dt_bias))"""
+    dt_bias: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,10 +276,14 @@ class AttentionBackend(Protocol):
         ...
 
     def recur(
-        self, layer: RecurrentLayer, x: Tensor, kernel: Tensor, gate: Tensor, step: Step
+        self,
+        layer: RecurrentLayer,
+        inputs: RecurrentInputs,
+        weights: RecurrentWeights,
+        step: Step,
     ) -> Tensor:
-        """x[T, channels] before the convolution with kernel[K, channels], gate[T, H], whose sigmoid
-        is what stays of a state -> [T, H * value_dim] float32."""
+        """-> [T, value_heads, value_dim] float32: what the states of the rows say to their tokens,
+        each behind the token itself"""
         ...
 
 

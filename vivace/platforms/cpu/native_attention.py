@@ -36,9 +36,9 @@ from vivace.platforms.cpu.native import (
 )
 from vivace.platforms.cpu.native_latent import NativeLatentAttention, Rotation, path_words
 from vivace.platforms.cpu.native_ops import rotation
+from vivace.platforms.cpu.native_recurrence import NativeRecurrence
 from vivace.platforms.memory import zeroed_memory
 from vivace.platforms.ops.paged_cache import PagedCache
-from vivace.platforms.ops.sequential import SequentialLayers
 
 TILE = 128
 """keys; as in attention_tile.inc"""
@@ -100,7 +100,7 @@ class NativeAttention:
         self._attention = kernels.operation("attention", "qqqqqqqqqqqdqqdqqqqqqqqqqqq")
         self._store = kernels.operation("store_kv", "q" * 10)
         self.attend_latent = self._latent.attend
-        self.recur = SequentialLayers(memory).recur
+        self.recur = NativeRecurrence(kernels, memory).recur
         self._rotary_store = kernels.operation("rotary_store", "q" * 16)
 
     def plan(self, step: Step) -> None:

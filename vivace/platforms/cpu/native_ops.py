@@ -16,6 +16,7 @@ from vivace.platforms.cpu.native import (
     matrix,
     require,
     sizes,
+    spread_heads,
     wrong,
 )
 from vivace.platforms.ops.elementwise import SwigluOai
@@ -33,6 +34,8 @@ class NativeOps:
             name: kernels.operation(name, "q" * 5)
             for name in ("silu_mul", "gelu_mul", "gelu_tanh_mul")
         }
+        self._gated_rms_norm = kernels.operation("gated_rms_norm", "q" * 10 + "d")
+        self._sigmoid_mul = kernels.operation("sigmoid_mul", "q" * 7)
         self._swigluoai = kernels.operation("swigluoai_mul", "q" * 5 + "dd")
         self._scale = kernels.operation("scale", "qqqd")
         self._scale_positions = kernels.operation("scale_positions", "q" * 6)
@@ -91,6 +94,36 @@ class NativeOps:
             offset,
         )
         return result, residual
+
+    def gated_rms_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
+        op = "gated_rms_norm"
+        rows, heads, size = sizes(op, "x", x, 3)
+        _, groups, width = sizes(op, "gate", gate, 3)
+        require(op, groups * width == heads * size, f"{heads} heads of {size} in {groups} groups")
+        address, stride, group_stride = spread_heads(op, "gate", gate, rows, groups, width)
+        require(op, width % size == 0, f"{width} numbers of heads of {size}")
+        result = self._empty(rows, heads * size)
+        self._gated_rms_norm(
+            rows,
+            block(op, "x", x, rows, heads, size),
+            block(op, "weight", weight, size),
+            address,
+            stride,
+            group_stride,
+            heads,
+            groups,
+            result.data_ptr(),
+            size,
+            eps,
+        )
+        return result
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        op = "sigmoid_mul"
+        rows, heads, size = sizes(op, "gate", gate, 3)
+        given = spread_heads(op, "gate", gate, rows, heads, size)
+        self._sigmoid_mul(rows, block(op, "x", x, rows, heads * size), *given, heads, size)
+        return x
 
     def rotary(
         self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor

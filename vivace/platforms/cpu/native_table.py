@@ -34,6 +34,8 @@ def native_ops(kernels: Kernels) -> Ops:
         rotary=rows.rotary,
         rotary_attend=rotary_attend,
         rotary_attend_latent=rotary_attend_latent,
+        gated_rms_norm=rows.gated_rms_norm,
+        sigmoid_mul=rows.sigmoid_mul,
         silu_mul=rows.silu_mul,
         gelu_mul=rows.gelu_mul,
         swigluoai_mul=rows.swigluoai_mul,

@@ -64,6 +64,19 @@ def add_rms_norm(
     return rms_norm(residual, weight, eps, offset=offset), residual
 
 
+def gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
+    """The norm of float32 x[T, H, n], times silu(gate[T, groups, H / groups * n]) -> [T, H * n] of
+    the weight's dtype"""
+    normed = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    opened = functional.silu(gate.to(x.dtype)).reshape(x.shape)
+    return ((weight * normed.to(weight.dtype)) * opened).to(weight.dtype).flatten(1)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """x[T, H * n] *= sigmoid(gate[T, H, n]), in place"""
+    return x.mul_(gate.sigmoid().flatten(1))
+
+
 def add_bias(x: Tensor, bias: Tensor) -> Tensor:
     """x[..., n] += bias[n]"""
     return x.add_(bias)

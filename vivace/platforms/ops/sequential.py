@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu, softplus
 
-from vivace.platforms.attention import LatentLayer, RecurrentLayer, Step
+from vivace.platforms.attention import (
+    LatentLayer,
+    RecurrentInputs,
+    RecurrentLayer,
+    RecurrentWeights,
+    Step,
+)
 from vivace.platforms.ops.cache import dequantize_kv, quantize_kv
 from vivace.platforms.ops.paged_cache import PagedCache
 from vivace.platforms.trees import locate_context
+
+SHORTEST = 1e-6
+"""is added to squared lengths of queries and keys of recurrent layers"""
 
 
 class SequentialLayers:
@@ -54,26 +64,38 @@ class SequentialLayers:
         return result
 
     def recur(
-        self, layer: RecurrentLayer, x: Tensor, kernel: Tensor, gate: Tensor, step: Step
+        self,
+        layer: RecurrentLayer,
+        inputs: RecurrentInputs,
+        weights: RecurrentWeights,
+        step: Step,
     ) -> Tensor:
         states, convs = self._memory.parts(layer.index)
         assert step.states is not None
         host, slots = step.host, step.states
-        result = torch.empty(len(x), layer.heads, layer.value_dim, device=x.device)
+        x = torch.cat([part.flatten(1).float() for part in (inputs.q, inputs.k, inputs.v)], 1)
+        kept_share = (
+            -weights.decay * softplus(inputs.a.flatten(1).float() + weights.dt_bias)
+        ).exp()
+        new_share = inputs.b.flatten(1).float().sigmoid()
+        result = torch.empty(len(x), layer.value_heads, layer.value_dim, device=x.device)
         for span in range(len(host.starts) - 1):
             first, end = int(host.starts[span]), int(host.starts[span + 1])
             kept = end - 1 - (0 if slots.drafts is None else int(slots.drafts[span]))
             read = slots.read[span : span + 1]
             state, conv = (cache.index_select(0, read)[0] for cache in (states, convs))
             for token in range(first, end):
-                conv = torch.cat((conv, x[token : token + 1].float()))
-                state, result[token] = _advance(layer, state, conv, kernel, gate[token])
+                conv = torch.cat((conv, x[token : token + 1]))
+                mixed = silu((conv * weights.conv).sum(0))
+                state, result[token] = _advance(
+                    layer, state, mixed, kept_share[token], new_share[token]
+                )
                 conv = conv[1:]
                 if token >= kept:
                     slot = slots.write[span, token - kept : token - kept + 1]
                     states.index_copy_(0, slot, state.unsqueeze(0))
                     convs.index_copy_(0, slot, conv.unsqueeze(0))
-        return result.flatten(1)
+        return result
 
 
 def _hide(layer: LatentLayer, position: Tensor, bound: int) -> Tensor:
@@ -84,13 +106,21 @@ def _hide(layer: LatentLayer, position: Tensor, bound: int) -> Tensor:
 
 
 def _advance(
-    layer: RecurrentLayer, state: Tensor, conv: Tensor, kernel: Tensor, gate: Tensor
+    layer: RecurrentLayer, state: Tensor, mixed: Tensor, kept_share: Tensor, new_share: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(the state behind a token, its output [H, value_dim]), from conv[K, channels]."""
-    mixed = torch.nn.functional.silu((conv * kernel.float()).sum(0))
-    q, k, v = mixed.split(
-        [layer.heads * size for size in (layer.key_dim, layer.key_dim, layer.value_dim)]
-    )
-    q, k, v = (part.unflatten(0, (layer.heads, -1)) for part in (q, k, v))
-    state = state * gate.float().sigmoid()[:, None, None] + k.unsqueeze(2) * v.unsqueeze(1)
-    return state, (q.unsqueeze(2) * state).sum(1)
+    """(the state behind a token, its output [H, value_dim]), from mixed[channels]; shares[H]"""
+    keys = layer.key_heads * layer.key_dim
+    q, k, v = mixed.split([keys, keys, layer.value_heads * layer.value_dim])
+    q, k = (_spread(layer, part) for part in (q, k))
+    state = state * kept_share[:, None, None]
+    known = (k.unsqueeze(2) * state).sum(1)
+    change = (v.view_as(known) - known) * new_share.unsqueeze(1)
+    state = state + k.unsqueeze(2) * change.unsqueeze(1)
+    return state, (q.unsqueeze(2) * state).sum(1) * layer.key_dim**-0.5
+
+
+def _spread(layer: RecurrentLayer, part: Tensor) -> Tensor:
+    """[key_heads * key_dim] -> [value_heads, key_dim], each of length 1"""
+    heads = part.view(layer.key_heads, layer.key_dim)
+    heads = heads * (heads.square().sum(1, keepdim=True) + SHORTEST).rsqrt()
+    return heads.repeat_interleave(layer.group, 0)

@@ -160,6 +160,12 @@ class Ops:
     rope[T, rope_dim], cos_sin[max, rope_dim], step) -> [T, H, latent_dim] float32, weighted
     latents: rotates q_rope and rope in place, stores latent and rope, attends; any of them may be
     a part of a wider tensor"""
+    gated_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    """(x[T, H, n] float32, weight[n], gate[T, groups, H / groups * n], eps) -> [T, H * n]: the norm
+    of x times silu(gate); the gate may be a part of a wider tensor"""
+    sigmoid_mul: Callable[[Tensor, Tensor], Tensor]
+    """(x[T, H * n], gate[T, H, n]) -> x, in place: times sigmoid(gate), which may be a part of a
+    wider tensor"""
     silu_mul: SiluMulOp
     """(x[T, 2n], out=None) -> [T, n]: silu(x[:, :n]) * x[:, n:]"""
     gelu_mul: GeluMulOp
@@ -240,6 +246,8 @@ def reference_ops() -> Ops:
         rotary=elementwise.rotary,
         rotary_attend=attention.RotaryAttend(elementwise.rotary),
         rotary_attend_latent=attention.RotaryAttendLatent(elementwise.rotary),
+        gated_rms_norm=elementwise.gated_rms_norm,
+        sigmoid_mul=elementwise.sigmoid_mul,
         silu_mul=elementwise.silu_mul,
         gelu_mul=elementwise.gelu_mul,
         swigluoai_mul=elementwise.swigluoai_mul,

@@ -11,7 +11,8 @@
 namespace vivace {
 // The families of operations; each is a source of its own (kernels.cpp, CMakeLists.txt).
 #define VV_FAMILIES(declare) declare(elementwise) declare(linear) declare(linear_vnni) declare(linear_int8) \
-    declare(attention) declare(heads) declare(sampling) declare(moe) declare(segments) declare(collectives)
+    declare(attention) declare(recurrent) declare(heads) declare(sampling) declare(moe) declare(segments) \
+    declare(collectives)
 // What an instruction set that only adds to the one below it compiles anew.
 #define VV_VNNI_FAMILIES(declare) declare(linear_vnni) declare(linear_int8)
 #define VV_DECLARE(family) OpTable family();
