@@ -49,6 +49,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixture": ("Qwen3Moe", SIZES | {
         "num_key_value_heads": 24, "head_dim": 16, "num_experts": EXPERTS,
         "num_experts_per_tok": 3, "moe_intermediate_size": 96, "mlp_only_layers": [1]}),
+    "recurrent": ("Qwen3Next", SIZES | {
+        "num_key_value_heads": 24, "head_dim": 16, "num_experts": EXPERTS,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 96, "linear_num_key_heads": 24,
+        "linear_num_value_heads": 48, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+        "shared_expert_intermediate_size": 96, "full_attention_interval": 2}),
     "latent": ("DeepseekV3", SIZES | {
         "num_key_value_heads": 24, "q_lora_rank": 24, "kv_lora_rank": 40, "qk_nope_head_dim": 16,
         "qk_rope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": EXPERTS,

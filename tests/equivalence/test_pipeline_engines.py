@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draft_head_toys import RECURRENT
 from engine_under_test import Answer, Setting, build_config, toy_requests
 from layout_engines import LayoutEngines
 from msgspec.structs import replace
@@ -53,6 +54,7 @@ LATENT = {
 MODELS: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Qwen3Moe": EXPERTS,
+    "Qwen3Next": RECURRENT,
     "DeepseekV3": LATENT,
     "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
 }

@@ -250,21 +250,54 @@ LATENT: dict[str, Any] = {
     "n_group": 2,
     "topk_group": 1,
 }
-NEXTN: dict[str, dict[str, Any]] = {"Glm4Moe": MIXTURE, "DeepseekV3": {**MIXTURE, **LATENT}}
-"""transformers' families of models with a layer for drafts behind the last one"""
+RECURRENT: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 24,
+}
+"""settings of "Qwen3Next": layers with states, of which every fourth attends"""
+NEXTN: dict[str, dict[str, Any]] = {
+    "Glm4Moe": MIXTURE,
+    "DeepseekV3": {**MIXTURE, **LATENT},
+    "Qwen3Next": RECURRENT,
+}
+"""transformers' families of models with a layer for drafts"""
+
+
+@dataclass(frozen=True)
+class LayerNames:
+    """Of a layer for drafts in files; norms in front of what joins, of embedding and state, and
+    the last one. `norm_offset`: is added to weights of norms."""
+
+    joined: str
+    norms: tuple[str, str, str]
+    norm_offset: float = 0.0
+
+
+BEHIND = LayerNames("eh_proj", ("enorm", "hnorm", "shared_head.norm"))
+BESIDE = LayerNames("fc", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), 1.0)
 
 
 class ReferenceNextn(ReferenceHead):
     """Puts such a layer behind those of a model that `toy_models.make` has saved, and behind
-    `before` others."""
+    `before` others; Qwen3-Next's beside them."""
 
     def __init__(self, model: Any, folder: Path, before: int = 0) -> None:
-        place = f"model.layers.{len(model.model.layers) + before}"
+        beside = model.config.model_type == "qwen3_next"
+        self._names = names = BESIDE if beside else BEHIND
+        place = "mtp" if beside else f"model.layers.{len(model.model.layers) + before}"
         random = torch.Generator().manual_seed(5 + before)
         layer = type(model.model.layers[-1])(model.config, len(model.model.layers) - 1)
-        names = ("enorm", "hnorm", "shared_head.norm")
-        own = {f"{name}.weight": 1 + 0.2 * torch.randn(HIDDEN, generator=random) for name in names}
-        own["eh_proj.weight"] = (
+        own = {
+            f"{name}.weight": 1 - names.norm_offset + 0.2 * torch.randn(HIDDEN, generator=random)
+            for name in names.norms
+        }
+        own[f"{names.joined}.weight"] = (
             torch.randn(HIDDEN, 2 * HIDDEN, generator=random) / (2 * HIDDEN) ** 0.5
         )
         for tensor in layer.state_dict().values():
@@ -277,9 +310,12 @@ class ReferenceNextn(ReferenceHead):
         file = folder / "model.safetensors"
         saved = load_file(file)
         spelled = self._as_saved(saved, last)
+        if beside:
+            spelled = {f"layers.0.{name}": tensor for name, tensor in spelled.items()}
         extra = {f"{place}.{name}": tensor for name, tensor in {**own, **spelled}.items()}
-        extra[f"{place}.embed_tokens.weight"] = saved["model.embed_tokens.weight"].clone()
-        extra[f"{place}.shared_head.head.weight"] = saved["lm_head.weight"].clone()
+        if not beside:
+            extra[f"{place}.embed_tokens.weight"] = saved["model.embed_tokens.weight"].clone()
+            extra[f"{place}.shared_head.head.weight"] = saved["lm_head.weight"].clone()
         save_file({**saved, **extra}, file)
 
     def _as_saved(self, saved: dict[str, Tensor], last: str) -> dict[str, Tensor]:
@@ -301,8 +337,9 @@ class ReferenceNextn(ReferenceHead):
     def compute(self, ids: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
             embedded = self.model.get_input_embeddings()(ids)
-            normed = self._norm("enorm", embedded), self._norm("hnorm", states)
-            x = (torch.cat(normed, -1) @ self._weights["eh_proj.weight"].T).unsqueeze(0)
+            of_embedding, of_state, last = self._names.norms
+            normed = self._norm(of_embedding, embedded), self._norm(of_state, states)
+            x = self._linear(self._names.joined, torch.cat(normed, -1)).unsqueeze(0)
             positions = torch.arange(len(ids)).unsqueeze(0)
             mask = torch.full((len(ids), len(ids)), -torch.inf).triu(1)[None, None]
             found = self._block(
@@ -312,8 +349,12 @@ class ReferenceNextn(ReferenceHead):
                 position_embeddings=self.model.model.rotary_emb(x, positions),
             )
         hidden = found[0] if isinstance(found, tuple) else found
-        hidden = self._norm("shared_head.norm", hidden.view(len(ids), -1))
+        hidden = self._norm(last, hidden.view(len(ids), -1))
         return hidden, hidden
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        scale = (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        return x * scale * (self._weights[f"{name}.weight"] + self._names.norm_offset)
 
 
 def export_layer(whole: Path, folder: Path, number: int) -> None:

@@ -28,7 +28,7 @@ from vivace.models.pooling.facts import read_served_facts
 from vivace.models.transformers_facts import facts_from, trace_request
 from vivace.models.transformers_impl import TransformersModel
 from vivace.models.transformers_trace import trace_result
-from vivace.platforms.attention import HostStep, StepPages
+from vivace.platforms.attention import HostStep, StepPages, StepStates
 from vivace.platforms.cpu.attention import CpuAttention
 from vivace.platforms.cpu.ops import cpu_ops
 from vivace.platforms.groups import SINGLE_RANK, Group
@@ -99,6 +99,8 @@ def load(
     )
 
 
+SEQUENCES = 32
+"""most of a `PagedModel` whose layers have states"""
 UNSEEN = WeightReading(progress=lambda stage, fraction: None)
 
 
@@ -134,7 +136,13 @@ class PagedModel:
     ) -> None:
         self.model = model
         layers, kind = model.attention_layers, dtype or torch.float32
-        self.kv = PagedCache(layers, [pages], page_size, kind, torch.device("cpu"))
+        self.kv = PagedCache(
+            layers, [pages], page_size, kind, torch.device("cpu"), slots=2 * SEQUENCES + 1
+        )
+        self._has_states = any(layer.cache.state for layer in layers)
+        self._states: dict[str, int] = {}
+        """the slot of each sequence's state; of two it has, since none is written where it is
+        read"""
         native = None if isinstance(model, TransformersModel) else platform or PLATFORM
         self.attention = (
             native.attention_backend(layers, self.kv, torch.float32, pages * page_size)
@@ -187,7 +195,9 @@ class PagedModel:
         for row, name in zip(table, spans, strict=True):
             row[: len(self._pages[name])] = self._pages[name]
         starts = np.concatenate([[0], np.cumsum(counts)])
+        states = self._move_states(list(spans)) if self._has_states else None
         return StepInput(
+            states=states,
             input_ids=torch.tensor([t for tokens in spans.values() for t in tokens]),
             positions=torch.tensor(positions),
             query_starts=torch.from_numpy(starts),
@@ -207,3 +217,11 @@ class PagedModel:
                 decode=all(count == 1 for count in counts),
             ),
         )
+
+    def _move_states(self, names: list[str]) -> StepStates:
+        """The last slot is the empty state."""
+        read = [self._states.get(name, 2 * SEQUENCES) for name in names]
+        for name in names:
+            self._states[name] = self._states.get(name, 2 * len(self._states)) ^ 1
+        write = [[self._states[name]] for name in names]
+        return StepStates(read=torch.tensor(read), write=torch.tensor(write), drafts=None)

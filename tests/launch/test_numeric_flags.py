@@ -168,6 +168,7 @@ NUMERIC = [
     if option.states["cpu"].kind is Support.WORKS
     and option.slice_name != "experts"  # this model has none: tests/config/test_expert_options.py
     and option.slice_name != "speculative"  # they need a drafter: tests/config/test_draft_flags.py
+    and option.slice_name != "mamba"  # no layer has a state: tests/config/test_recurrent_options.py
     and option.name not in ("nnodes", "node_rank")  # another machine: tests/e2e/test_nodes.py
     and (
         option.shape.removeprefix("list of ") in ("int", "float")

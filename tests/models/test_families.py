@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from draft_head_toys import RECURRENT
 from paged_model import ONCE, PagedModel, load
 from safetensors.torch import load_file
 from toy_models import GROUPED, LATENT, config_class, make, reference, tokens
@@ -63,6 +64,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-mixed": ("Qwen3Moe", EXPERTS | {
         "head_dim": 16, "decoder_sparse_step": 2, "attention_bias": True,
         "tie_word_embeddings": True, "use_sliding_window": True, **SLIDING}),
+    "qwen3-next": ("Qwen3Next", RECURRENT | {"num_hidden_layers": 5, "head_dim": 16}),
+    "qwen3-next-listed": ("Qwen3Next", RECURRENT | {
+        "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+        "head_dim": 32, "linear_num_value_heads": 2, "linear_conv_kernel_dim": 2,
+        "mlp_only_layers": [1], "attention_bias": True, "tie_word_embeddings": True,
+        "norm_topk_prob": False, "partial_rotary_factor": 0.5}),
     "deepseek-v2": ("DeepseekV2", LATENT | {
         "topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2,
         "rope_parameters": YARN}),
@@ -190,8 +197,9 @@ def test_facts_describe_the_model(name: str, toys: Callable[[str], Toy]) -> None
     layer = 2 * facts.kv_heads * facts.head_dim
     if kind.startswith("Deepseek"):
         layer = 32 + 16  # a latent, and what is rotated of a key
-    assert facts.kv_elements == facts.layers * layer
-    assert facts.full_kv_elements == slides.count(None) * layer
+    keeping = len(shown) - shown.count("linear_attention")
+    assert facts.kv_elements == keeping * layer
+    assert facts.full_kv_elements == (keeping - len(slides) + slides.count(None)) * layer
     assert bytes_per_token(load(folder).attention_layers, torch.float32) == 4 * facts.kv_elements
 
 

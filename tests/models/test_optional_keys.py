@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from draft_head_toys import RECURRENT
 from paged_model import PagedModel, load
 from toy_models import config_class, make, reference, tokens
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -30,6 +31,7 @@ KINDS = {
     "MixtralForCausalLM": "Mixtral",
     "Qwen2MoeForCausalLM": "Qwen2Moe",
     "Qwen3MoeForCausalLM": "Qwen3Moe",
+    "Qwen3NextForCausalLM": "Qwen3Next",
     "DeepseekV2ForCausalLM": "DeepseekV2",
     "DeepseekV3ForCausalLM": "DeepseekV3",
     "Glm4MoeForCausalLM": "Glm4Moe",
@@ -58,6 +60,7 @@ CODE_ONLY = {
     *("rope_theta", "rope_local_base_freq", "original_max_position_embeddings"),
     *("num_experts", "num_local_experts"),  # one is the other's second name
     *("topk_method", "scoring_func", "moe_layer_freq", "num_nextn_predict_layers"),
+    "full_attention_interval",
 }
 """keys that transformers reads, and that are no fields of its classes"""
 UNUSED = {
@@ -225,6 +228,7 @@ BASES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 24,
     },
     "Qwen3Moe": {**EXPERTS, "sliding_window": 7, "use_sliding_window": True},
+    "Qwen3Next": RECURRENT,
     "Mixtral": {"sliding_window": 7, "num_local_experts": 4},
     "DeepseekV2": LATENT,
     "DeepseekV3": {**LATENT, "topk_method": "noaux_tc"},
@@ -244,8 +248,10 @@ IMPOSSIBLE = {
     ("DeepseekV2ForCausalLM", "num_key_value_heads"),
     ("DeepseekV3ForCausalLM", "num_key_value_heads"),
     ("DeepseekV3ForCausalLM", "head_dim"),
+    ("Qwen3NextForCausalLM", "layer_types"),
+    ("Qwen3NextForCausalLM", "hidden_act"),
 }
-"""transformers' code fails over that change"""
+"""transformers' code fails over that change, or it is refused here"""
 QUIET = ("use_sliding_window", "max_window_layers", "sliding_window_pattern")
 """keys that say nothing about a model without windows"""
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}

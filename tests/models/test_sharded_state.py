@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import rank_toys
 import torch
+from draft_head_toys import RECURRENT
 from embedding_toys import write_embedding_toy
 from fp8_toys import make_fp8
 from mxfp4_toys import make_mxfp4
@@ -77,6 +78,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "llama": lambda folder: make("Llama", folder, **SIZES),
     "tied": lambda folder: make("Llama", folder, **SIZES, tie_word_embeddings=True),
     "qwen3-moe": lambda folder: make("Qwen3Moe", folder, **SIZES, **EXPERTS),
+    "qwen3-next": lambda folder: make("Qwen3Next", folder, **SIZES, **RECURRENT),
     "deepseek-v3": lambda folder: make("DeepseekV3", folder, **{**SIZES, **LATENT}),
     "gpt-oss": lambda folder: make("GptOss", folder, **SIZES, **FUSED),
     "mxfp4": lambda folder: make_mxfp4(folder, **SIZES, **FUSED),

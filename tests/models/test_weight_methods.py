@@ -13,6 +13,7 @@ import paged_model
 import pytest
 import torch
 import transformers
+from draft_head_toys import RECURRENT
 from paged_model import CPU, PagedModel, load
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -63,6 +64,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4},
     "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
     "Qwen3Moe": EXPERTS,
+    "Qwen3Next": RECURRENT,
     "DeepseekV2": {**GROUPED, **LATENT, "q_lora_rank": None},
     "DeepseekV3": {**GROUPED, **LATENT, "n_group": 2, "topk_group": 2},
     "Glm4Moe": GROUPED,

@@ -30,6 +30,7 @@ from vivace.config.option import Option, Support
 from vivace.config.pipeline_parallel import pipeline_parallel
 from vivace.config.pooled_models import pooled_models
 from vivace.config.ranges import BUCKETS, ranges
+from vivace.config.recurrent import recurrent_layers
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
 from vivace.config.sharded_state import loader_settings, saved_state
@@ -326,6 +327,7 @@ MODEL_CHECKS: list[Callable[[Options, ModelContext], list[str]]] = [
     saved_state,
     pooled_models,
     draft_models,
+    recurrent_layers,
 ]
 """of values beside a model, whatever the machine"""
 CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [

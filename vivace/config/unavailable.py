@@ -19,7 +19,6 @@ NO_TOKENS_OF_EXPERTS = not_available(
     "the experts of single tokens are not recorded", "use per_pass, which counts them in each step"
 )
 ONE_PLACEMENT = not_available("it is not one of the published algorithms", "use auto")
-NO_MAMBA = not_available("models with recurrent layers are not supported yet")
 NO_TIERS = not_available("KV tiers behind the device are not supported yet")
 NO_PD = not_available(
     "prefill and decode on separate servers is not supported yet", "let one server do both"
@@ -44,6 +43,11 @@ NO_CODE = not_available("code from outside is never run", "use a registered feat
 EAGER = no_effect(
     "on the CPU only decode steps are captured: a prompt step is long, its calls are not"
 )
+FLOAT_STATES = no_effect("recurrent states are kept in float32")
+SIZED_STATES = no_effect(
+    "a state takes the same for every length; --max-mamba-cache-size says how many are saved"
+)
+SAVED_STATES = no_effect("a step never writes a state where it reads one, whatever is overlapped")
 ONE_BACKEND = no_effect("the CPU has one attention backend")
 GPU_KERNELS = no_effect("it tunes GPU kernels, which a CPU does not have")
 NO_COLLECTIVES = no_effect("ranks on CPUs exchange over shared memory")

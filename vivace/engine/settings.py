@@ -144,6 +144,7 @@ def engine_settings(config: Config, capacity: Capacity) -> EngineSettings:
         max_queued=schedule.max_queued_requests,
         conservativeness=schedule.schedule_conservativeness,
         prefix_cache=not memory.disable_radix_cache,
+        state_interval=config.mamba.mamba_track_interval,
         eviction=memory.radix_eviction_policy,
         seed=runtime.random_seed or 0,
         stream_interval=max(1, runtime.stream_interval),

@@ -77,12 +77,17 @@ class Attention(Module):
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
         sinks: AttentionSinks | None = None,
+        gated: bool = False,
     ) -> None:
+        """`gated`: each head of `q_proj` has as many numbers again, whose sigmoid its result is
+        times (Qwen3-Next); it takes norms of heads"""
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.shape = shape
         """this rank's heads, once it is bound"""
+        self._parts = 2 if gated else 1
+        """of a head of `q_proj`"""
         parts = [
-            Part("q_proj", q, shape.head_dim),
+            Part("q_proj", self._parts * q, self._parts * shape.head_dim),
             Part("k_proj", kv, shape.head_dim, repeated=True),
             Part("v_proj", kv, shape.head_dim, repeated=True),
         ]
@@ -106,17 +111,24 @@ class Attention(Module):
         self.sizes = [part.local_size for part in self.qkv_proj.shape.parts]
         q, kv, _ = (size // self.shape.head_dim for size in self.sizes)
         sinks = None if self.sinks is None else self.sinks.values
-        self.shape = replace(self.shape, heads=q, kv_heads=kv, sinks=sinks)
+        self.shape = replace(self.shape, heads=q // self._parts, kv_heads=kv, sinks=sinks)
 
     def __call__(self, x: Tensor, step: AttendingStep) -> Tensor:
         """x[T, hidden] -> [T, hidden]; keys and values of the T tokens are stored on the way."""
-        head = self.shape.head_dim
+        head, gate = self.shape.head_dim, None
+        q, k, v = self.qkv_proj(x, step).split(self.sizes, -1)
         q, k, v = (
-            part.unflatten(-1, (-1, head)) for part in self.qkv_proj(x, step).split(self.sizes, -1)
+            q.unflatten(-1, (self.shape.heads, -1)),
+            *(part.unflatten(-1, (-1, head)) for part in (k, v)),
         )
+        if self._parts > 1:
+            q, gate = q.split(head, -1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        return self.o_proj(self.attend(q, k, v, step), step)
+        attended = self.attend(q, k, v, step)
+        if gate is not None:
+            attended = self._ops.sigmoid_mul(attended, gate)
+        return self.o_proj(attended, step)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, step: AttendingStep) -> Tensor:
         """q[T, Hq, D], k[T, Hk, D], v[T, Hk, D] as they were projected and normed -> [T, Hq * D]"""

@@ -32,7 +32,10 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 """a configuration's name -> the operation's"""
-SLIDING = {"sliding_attention": True, "full_attention": False, "chunked_attention": True}
+SLIDING = {
+    "full_attention": False,
+    **dict.fromkeys(("sliding_attention", "chunked_attention", "linear_attention"), True),
+}
 """kinds of layers -> whether a query misses keys before it"""
 MOST_LAYERS = 4096
 MOST_TOKENS = 1 << 24
@@ -87,6 +90,12 @@ TABLE: dict[str, FieldKind[Any]] = {
     "first_k_dense_replace": Integer(0, MOST_LAYERS),
     "moe_layer_freq": Integer(1, MOST_LAYERS),
     "num_nextn_predict_layers": Integer(0, 64),
+    "full_attention_interval": Integer(1, MOST_LAYERS),
+    "linear_conv_kernel_dim": Integer(2, 64),
+    "linear_key_head_dim": Integer(1, LARGEST_HEAD),
+    "linear_value_head_dim": Integer(1, LARGEST_HEAD),
+    "linear_num_key_heads": Integer(1, 1 << 16),
+    "linear_num_value_heads": Integer(1, 1 << 16),
     "use_qk_norm": Flag(),
     "q_lora_rank": Integer(1, 1 << 20),
     "kv_lora_rank": Integer(1, 1 << 16),

@@ -14,7 +14,7 @@ from vivace.layers.module import Bindings, Module
 from vivace.layers.rotary import RotaryTable
 from vivace.models.causal_lm import ModelStep, rotary_table
 from vivace.models.facts import DecoderFacts, ModelFacts
-from vivace.platforms.attention import AttentionLayer, LatentLayer
+from vivace.platforms.cache import CacheLayer
 
 BuildLayer = Callable[[ModelFacts, DecoderFacts, int, RotaryTable], Any]
 """The layer with this index: (x[T, hidden], residual or None, step) -> the same for the next layer;
@@ -105,7 +105,7 @@ class DecoderForCausalLM(Module):
             self.model.embed_tokens.elsewhere = False
 
     @property
-    def attention_layers(self) -> list[AttentionLayer | LatentLayer]:
+    def attention_layers(self) -> Sequence[CacheLayer]:
         """This rank's heads of its layers; after `bind`."""
         return [layer.self_attn.shape for layer in self.model.held_layers]
 
@@ -118,16 +118,23 @@ class DecoderForCausalLM(Module):
 
 
 class PlainDecoderForCausalLM(DecoderForCausalLM):
-    """Layers of one kind that share one rotary table. `positions`: the served context in tokens."""
+    """Layers that share one rotary table. `positions`: the served context in tokens;
+    `norm_offset`: of the last norm."""
 
     def __init__(
-        self, facts: ModelFacts, decoder: DecoderFacts, positions: int, build: BuildLayer
+        self,
+        facts: ModelFacts,
+        decoder: DecoderFacts,
+        positions: int,
+        build: BuildLayer,
+        *,
+        norm_offset: float = 0.0,
     ) -> None:
         rotary, hidden = rotary_table(decoder.rope, positions), facts.hidden_size
         model = DecoderModel(
             Embedding(facts.vocabulary, hidden),
             [build(facts, decoder, index, rotary) for index in range(facts.layers)],
-            RMSNorm(hidden, decoder.norm_eps),
+            RMSNorm(hidden, decoder.norm_eps, offset=norm_offset),
             [rotary],
         )
         super().__init__(model, tied=facts.tied)

@@ -86,4 +86,5 @@ class DeepseekForCausalLM(PlainDecoderForCausalLM):
             )
 
         super().__init__(facts, decoder, positions, layer)
-        self.draft_layers = DraftLayers(facts.layers, facts.draft_layers)
+        behind = range(facts.layers, facts.layers + facts.draft_layers)
+        self.draft_layers = DraftLayers(*(f"model.layers.{index}." for index in behind))

@@ -42,6 +42,11 @@ Rotary embedding may be plain, linear, dynamic, llama3, yarn
 or longrope.
 """
 PICTURES = """
+Three of four layers of Qwen3-Next keep a state of fixed size for each request, in float32, in the
+place of keys and values. The prefix cache saves states, too: behind every
+`--mamba-track-interval` tokens of a prompt and an answer, from where others go on. Prompts may be
+cut anywhere, and answers are the same.
+
 Of {classes} the language model is served, as {served}: text only; what reads pictures is not
 loaded.
 """

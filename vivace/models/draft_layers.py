@@ -10,16 +10,14 @@ from vivace.layers.module import Module
 
 
 class DraftLayers(Module):
-    """`model.layers.first` and those behind it; no number of them is read."""
+    """Everything whose name begins with one of these; no number of it is read."""
 
-    def __init__(self, first: int, count: int) -> None:
-        self.first = first
-        self.count = count
+    def __init__(self, *prefixes: str) -> None:
+        self.prefixes = prefixes
         self.found: tuple[str, ...] = ()
 
     def load(self, weights: Weights) -> None:
-        prefixes = tuple(f"model.layers.{self.first + i}." for i in range(self.count))
-        self.found = tuple(name for name in weights.names() or () if name.startswith(prefixes))
+        self.found = tuple(name for name in weights.names() or () if name.startswith(self.prefixes))
 
     def claims(self) -> Iterator[str]:
         """Whatever a format has of them."""

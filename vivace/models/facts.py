@@ -20,6 +20,7 @@ from vivace.models.families import FAMILIES
 from vivace.models.head_facts import HeadFacts, LatentFacts, read_heads, read_query_scale
 from vivace.models.layer_windows import idle_patterns, layer_windows, sliding_layers
 from vivace.models.llama4_facts import Llama4Facts, read_llama4, read_width
+from vivace.models.recurrent_facts import RecurrentFacts, read_recurrent
 from vivace.models.rope import (
     Rope,
     RotatedHead,
@@ -69,6 +70,7 @@ class DecoderFacts:
     latent: LatentFacts | None = None
     experts: ExpertFacts | None = None
     llama4: Llama4Facts | None = None
+    recurrent: RecurrentFacts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +308,7 @@ def read_decoder_facts(
         latent=found.latent,
         experts=read_experts(config, len(local)),
         llama4=read_llama4(config, local),
+        recurrent=read_recurrent(config, local),
     )
 
 
@@ -347,6 +350,7 @@ def add_sizes(facts: ModelFacts) -> ModelFacts:
 def describe_architecture(facts: ModelFacts) -> Architecture:
     """The same model as memory and communication see it."""
     attention = describe_attention(facts)
+    recurrent = facts.decoder.recurrent if facts.decoder is not None else None
     found = facts.decoder.experts if facts.decoder is not None else None
     return Architecture(
         title=facts.architecture,
@@ -359,6 +363,8 @@ def describe_architecture(facts: ModelFacts) -> Architecture:
         dense_layers=facts.layers if found is None else found.layers.count(False),
         dense_width=facts.intermediate_size,
         experts=None if found is None else describe_experts(found),
+        linear=None if recurrent is None else recurrent.shape,
+        linear_layers=0 if recurrent is None else sum(recurrent.layers),
         sliding=attention if isinstance(attention, GroupedAttention) else None,
         sliding_layers=sum(window is not None for window in facts.layer_windows),
         name=facts.architecture,
@@ -373,6 +379,7 @@ def describe_attention(facts: ModelFacts) -> Attention:
             kv_heads=facts.kv_heads,
             head_dim=facts.head_dim,
             value_dim=facts.head_dim,
+            gated=facts.decoder is not None and facts.decoder.recurrent is not None,
         )
     return LatentAttention(
         heads=facts.heads,

@@ -31,7 +31,9 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     all behind them. `rotated_share`: how much of a head is turned where `partial_rotary_factor` is
     missing; None: the family turns whole heads and does not read it.
     `local`: the kind of layer that misses keys; `shared_experts`: where no key says how many.
-    `rope`: the rotary embedding of a config.json without a word about it; None: the plain one.
+    `draft_stem`: how the names of the layers for drafts begin that stand beside the model's, not
+    behind its last one. `rope`: the rotary embedding of a config.json without a word about it;
+    None: the plain one.
     """
 
     model_types: tuple[str, ...] = ()
@@ -42,6 +44,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     rope: dict[str, Any] | None = None
     local: str = "sliding_attention"
     shared_experts: int = 0
+    draft_stem: str = ""
 
     def reads(self, key: str) -> bool:
         return key in self.defaults
@@ -204,6 +207,36 @@ FAMILIES: dict[str, Family] = {
             "num_local_experts": None,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
+        },
+    ),
+    "Qwen3NextForCausalLM": Family(
+        model_types=("qwen3_next",),
+        rotated_share=0.25,
+        local="linear_attention",
+        draft_stem="mtp.",
+        defaults={
+            **_DECODER,
+            **_EXPERTS,
+            "hidden_act": "silu",
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "max_position_embeddings": 32768,
+            "original_max_position_embeddings": None,
+            "eos_token_id": None,
+            "attention_bias": False,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "norm_topk_prob": True,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "layer_types": None,
+            "full_attention_interval": 4,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "num_nextn_predict_layers": 1,
         },
     ),
     "DeepseekV2ForCausalLM": Family(

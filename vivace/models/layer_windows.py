@@ -44,6 +44,7 @@ def unlisted_layers(config: ModelFields, layers: int) -> list[bool]:
     if config.family.reads("no_rope_layers"):
         return list(rotated_layers(config, layers))
     every = config.get_known("sliding_window_pattern") or config.family.full_every
+    every = config.get_known("full_attention_interval") or every
     return [not every or (index + 1) % every != 0 for index in range(layers)]
 
 

@@ -383,6 +383,9 @@ def memory_demand(
         step_tokens=config.depth * (chunk if chunk and chunk > 0 else context),
         window_ratio=config.memory.swa_full_tokens_ratio,
         state_bytes=bytes_per_state(layers, kv_dtype),
+        drafts=config.draft_width,
+        state_interval=max(1, config.mamba.mamba_track_interval),
+        saved_states=config.mamba.max_mamba_cache_size,
         row_bytes=row_bytes,
         draft_logits=config.draft_width * config.facts.vocabulary,
     )

@@ -77,6 +77,12 @@ class Demand:
     """that divide the memory of this machine; all bytes are of one's share"""
     state_bytes: int = 0
     """of the states of one row; 0: no layer has one"""
+    drafts: int = 0
+    """of a row in one step: each has a state behind it"""
+    state_interval: int = STATE_INTERVAL
+    """tokens of a prefix from one saved state to the next"""
+    saved_states: int | None = None
+    """most of these (--max-mamba-cache-size)"""
     row_bytes: int = 0
     """that a drafter keeps of each row, beside pages"""
     draft_logits: int = 0
@@ -86,6 +92,11 @@ class Demand:
     def fixed_bytes(self) -> int:
         """Whatever the pool has: weights, and what a drafter keeps."""
         return self.weight_bytes + self.rows * self.row_bytes
+
+    @property
+    def whole_interval(self) -> int:
+        """`state_interval` in whole pages"""
+        return -(-self.state_interval // self.page_size) * self.page_size
 
     @property
     def page_bytes(self) -> int:
@@ -99,8 +110,9 @@ class Demand:
         """A state for each row to go on from, and one for every so many tokens of the pool."""
         if self.state_bytes:
             rows = min(self.rows, pages)
-            count = rows + pages * self.page_size // STATE_INTERVAL
-            nbytes = count_slots(rows, 0, count) * self.state_bytes
+            count = rows + pages * self.page_size // self.whole_interval
+            count = min(count, self.saved_states or count)
+            nbytes = count_slots(rows, self.drafts, count) * self.state_bytes
             yield CacheGroup(pages=count, reach=1, state=True, kv_bytes=nbytes)
 
     def _window_groups(self, pages: int) -> tuple[CacheGroup, ...]:
@@ -236,6 +248,7 @@ def _rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
         reason = f"{_gib(demand.reserve)} of what is free are kept for activations and the process"
         yield _rewrite("mem_fraction_static", demand.static_fraction, got, reason)
     yield from _ratio_rewrites(demand, size)
+    yield from _state_rewrites(demand, size)
     if size.rows < demand.rows:
         reason = f"a running request needs a page of KV, and there are {size.pages:,}"
         yield _rewrite("max_running_requests", demand.rows, size.rows, reason)
@@ -260,6 +273,17 @@ def _ratio_rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
         got = round(max(group.pages for group in windows) / size.pages, 3)
         reason = "a window's pool holds at least one request, and no more tokens than the full one"
         yield _rewrite("swa_full_tokens_ratio", ratio, got, reason)
+
+
+def _state_rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
+    for group in size.others:
+        interval, asked = demand.state_interval, demand.saved_states
+        if group.state and interval != (whole := demand.whole_interval):
+            reason = f"whole pages of {demand.page_size} tokens"
+            yield _rewrite("mamba_track_interval", interval, whole, reason)
+        if group.state and asked is not None and asked != group.pages:
+            reason = "one for each running request and each interval of the KV pool are enough"
+            yield _rewrite("max_mamba_cache_size", asked, group.pages, reason)
 
 
 def _rewrite(field: str, before: Any, after: Any, reason: str) -> Rewrite:

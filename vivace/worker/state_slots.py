@@ -29,9 +29,10 @@ class StateSlots:
         self._empty, self._scratch = self.count - 2, self.count - 1
         self.current = torch.full((rows,), self._empty, dtype=torch.int64, device=device)
         """[rows]: the slot of each row's state; who left a row leaves its state, too"""
-        self._read = torch.full((rows,), self._empty, dtype=torch.int64, device=device)
+        spans = rows * (1 + drafts)  # of captured steps, where drafts may be spans of their own
+        self._read = torch.full((spans,), self._empty, dtype=torch.int64, device=device)
         self._write = torch.full(
-            (rows, 1 + drafts), self._scratch, dtype=torch.int64, device=device
+            (spans, 1 + drafts), self._scratch, dtype=torch.int64, device=device
         )
         self._joined: dict[int, int] = {}
 

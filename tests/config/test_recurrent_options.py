@@ -1,0 +1,141 @@
+"""Flags of states of recurrent layers, and what does not go with such layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draft_head_toys import HEADS, HIDDEN, RECURRENT, VOCABULARY, ReferenceNextn
+from served_toy import write_byte_tokenizer, write_toy_llama
+from toy_models import make
+
+from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.source import locate
+from vivace.config.config import Config
+from vivace.config.parsing import from_arguments
+from vivace.engine.settings import engine_settings
+from vivace.errors import CannotStart
+from vivace.launch.configure import configure
+from vivace.models.facts import read_facts
+from vivace.worker.build import build_worker
+
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "head_dim": 16,
+}
+STATES = "max_mamba_cache_size"
+
+
+def silent(stage: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recurrent")
+    shape = {**SHAPE, "num_hidden_layers": 4, **RECURRENT}
+    ReferenceNextn(make("Qwen3Next", folder, **shape), folder)
+    write_byte_tokenizer(folder)
+    return folder
+
+
+def configured(model: Path, **flags: Any) -> Config:
+    usual = {"page_size": 16, "max_total_tokens": 2048, "max_running_requests": 4}
+    return configure(from_arguments(model_path=str(model), **{**usual, **flags}))
+
+
+@pytest.mark.parametrize(
+    ("flags", "saved", "interval"),
+    [
+        ({}, 4 + 8, 256),
+        ({"mamba_track_interval": 64}, 4 + 32, 64),
+        ({"max_mamba_cache_size": 5}, 5, 256),
+        ({"max_mamba_cache_size": 5000}, 12, 256),
+    ],
+)
+def test_states_are_saved_as_flags_say(
+    model: Path, flags: dict[str, Any], saved: int, interval: int
+) -> None:
+    config = configured(model, **flags)
+    worker = build_worker(config, silent)
+    (group,) = worker.capacity.others
+    assert (group.pages, group.state) == (saved, True)
+    assert engine_settings(config, worker.capacity).state_interval == interval
+    told = {one.field: one.after for one in worker.capacity.rewrites}
+    assert told.get("max_mamba_cache_size") == (12 if flags.get(STATES) == 5000 else None)
+
+
+def test_states_are_float32(model: Path) -> None:
+    told = configured(model, mamba_ssm_dtype="bfloat16").notices
+    assert any("kept in float32" in one for one in told)
+
+
+def test_intervals_are_whole_pages(model: Path) -> None:
+    rewrites = build_worker(configured(model, mamba_track_interval=40), silent).capacity.rewrites
+    (told,) = (one for one in rewrites if one.field == "mamba_track_interval")
+    assert (told.before, told.after) == (40, 48) and "pages of 16" in told.reason
+
+
+def test_drafts_have_states_that_are_sized(model: Path) -> None:
+    plain, drafting = (
+        build_worker(configured(model, **flags), silent).capacity.others[0].kv_bytes
+        for flags in ({}, {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4})
+    )
+    state = plain // (12 + 4 * 2 + 2)
+    assert drafting == state * (12 + 4 * 5 + 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"max_mamba_cache_size": 0}, "max-mamba-cache-size"),
+        ({"mamba_track_interval": 0}, "mamba-track-interval"),
+        (
+            {"speculative_algorithm": "NGRAM", "speculative_ngram_max_bfs_breadth": 4},
+            "speculative-ngram-max-bfs-breadth 1",
+        ),
+        (
+            {"speculative_algorithm": "NEXTN", "speculative_eagle_topk": 2},
+            "speculative-eagle-topk 1",
+        ),
+    ],
+)
+def test_what_does_not_go_with_states_is_refused(
+    model: Path, flags: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(CannotStart, match=words):
+        configured(model, **flags)
+
+
+def test_such_a_model_does_not_draft(model: Path, tmp_path: Path) -> None:
+    target = write_toy_llama(tmp_path)
+    flags = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(model)}
+    with pytest.raises(CannotStart, match="keep a state does not draft"):
+        configured(target, **flags)
+
+
+def test_flags_without_such_layers_have_no_effect(tmp_path: Path) -> None:
+    told = configured(write_toy_llama(tmp_path), mamba_track_interval=64).notices
+    assert any("--mamba-track-interval has no effect" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
+        ({"linear_key_head_dim": 0}, "linear_key_head_dim"),
+        ({"full_attention_interval": 0}, "full_attention_interval"),
+        ({"layer_types": ["mamba"] * 4}, "layer_types"),
+        ({"layer_types": ["linear_attention"]}, "layer_types"),
+    ],
+)
+def test_nonsense_in_a_configuration_is_named(
+    model: Path, keys: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(SourceError, match=named):
+        read_facts(locate(str(model), overrides=keys))

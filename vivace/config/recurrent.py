@@ -1,0 +1,35 @@
+"""Models with layers that keep a state: what their flags mean, and what does not go with them."""
+
+from __future__ import annotations
+
+from vivace.config.config import ModelContext, Options
+from vivace.config.drafts import tree_flag
+from vivace.config.errors import ConfigError
+from vivace.models.facts import ModelFacts
+
+STATE_FLAGS = ("max_mamba_cache_size", "mamba_track_interval")
+
+
+def recurrent_layers(options: Options, context: ModelContext) -> list[str]:
+    draft = context.draft
+    if draft is not None and draft.head is None and has_states(draft.facts):
+        raise ConfigError(
+            f"--speculative-draft-model-path {draft.source.path}: a model whose layers keep a "
+            "state does not draft; use one that only attends, or NGRAM"
+        )
+    if not has_states(context.facts):
+        return [
+            f"--{name.replace('_', '-')} has no effect: no layer of this model keeps a state"
+            for name in STATE_FLAGS
+            if getattr(options.mamba, name) != getattr(type(options.mamba)(), name)
+        ]
+    if flag := tree_flag(options):
+        raise ConfigError(
+            f"{flag}: layers of this model keep a state, which is that behind a chain of drafts; "
+            f"use {flag.rpartition(' ')[0]} 1"
+        )
+    return []
+
+
+def has_states(facts: ModelFacts) -> bool:
+    return facts.decoder is not None and facts.decoder.recurrent is not None
