@@ -11,7 +11,10 @@ PAGE = ROOT / "docs" / "architecture.md"
 CORE = ("engine", "kv", "worker", "layers", "models", "sampling", "protocol")
 CORE_LIMIT = 20_000
 KERNELS = "platforms/cpu/kernels"
-PARTS = ("engine/drafts", "worker/drafters", "worker/pooling", "models/pooling", "server/apis")
+PARTS = (
+    *("engine/drafts", "worker/drafters", "worker/pooling"),
+    *("models/pooling", "models/recurrent", "server/apis"),
+)
 """of rooms, counted by themselves: the rest runs without them"""
 STALE = 0.3
 """how far the page's count may be from the real one, or 500 lines"""

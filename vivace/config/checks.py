@@ -30,7 +30,7 @@ from vivace.config.option import Option, Support
 from vivace.config.pipeline_parallel import pipeline_parallel
 from vivace.config.pooled_models import pooled_models
 from vivace.config.ranges import BUCKETS, ranges
-from vivace.config.recurrent import recurrent_layers
+from vivace.config.recurrent import recurrent_layers, whole_intervals
 from vivace.config.rules import why_float_activations
 from vivace.config.sglang import RETIRED_SPELLING
 from vivace.config.sharded_state import loader_settings, saved_state
@@ -344,6 +344,7 @@ FINAL_CHECKS: list[Callable[[Options, ResolveContext], list[str]]] = [
     decoded_blocks,
     kernels_of_draft,
     settled_trees,
+    whole_intervals,
     crowded,
     kernels_of_nodes,
     dispatch,

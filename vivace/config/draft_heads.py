@@ -19,6 +19,7 @@ from vivace.config.draft_tensors import (
 from vivace.config.drafts import EAGLE3
 from vivace.config.errors import ConfigError
 from vivace.models.facts import ModelFacts, read_facts
+from vivace.models.families import FAMILIES
 
 PATH = "--speculative-draft-model-path"
 LLAMA = "LlamaForCausalLM"
@@ -180,9 +181,10 @@ def head_behind(source: ModelSource, facts: ModelFacts, *, each: bool) -> DraftM
             f"{source.path}: layers for drafts are read from safetensors files, this is a "
             f"{source.format} model; use NGRAM or STANDALONE"
         )
-    count = facts.draft_layers if each else 1
+    beside = bool(FAMILIES[facts.architecture].draft_stem)
+    count = facts.draft_layers if each and not beside else 1
     head = HeadShape(vocabulary=facts.vocabulary, behind=count, first_layer=facts.layers)
-    check_layer_tensors(source, head, facts.hidden_size)
+    check_layer_tensors(source, facts, head)
     return DraftModel(source=source, facts=facts, head=head)
 
 
@@ -204,7 +206,7 @@ def exported_layer(source: ModelSource, facts: ModelFacts) -> DraftModel:
                 "exported of it"
             )
     head = HeadShape(vocabulary=facts.vocabulary, behind=1)
-    check_layer_tensors(source, head, facts.hidden_size)
+    check_layer_tensors(source, facts, head)
     read = replace(source, config={**source.config, "architectures": [stem]})
     return DraftModel(source=read, facts=facts, head=head)
 
@@ -216,7 +218,9 @@ def is_exported(source: ModelSource) -> bool:
 def has_layers(source: ModelSource) -> bool:
     """Whether a checkpoint is of a whole model with such layers, or of one of these alone, and
     not of a head."""
-    return is_exported(source) or bool(source.config.get("num_nextn_predict_layers"))
+    family = FAMILIES.get(read_class(source))
+    beside = family is not None and bool(family.draft_stem)
+    return is_exported(source) or beside or bool(source.config.get("num_nextn_predict_layers"))
 
 
 def read_taps(fields: ConfigFields, source: ModelSource, layers: int) -> tuple[int, ...]:

@@ -15,8 +15,13 @@ from vivace.checkpoint.tensor_headers import (
 )
 from vivace.config.config import DraftModel, HeadShape
 from vivace.models.facts import ModelFacts, checkpoint_quantization
+from vivace.models.families import FAMILIES
 
 MAP = "d2t"
+BEHIND = ("eh_proj", "enorm", "hnorm")
+"""what joins embedding and state in a layer behind a model's last one, and the norms in front"""
+BESIDE = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+"""the same of one that stands beside the model (Qwen3-Next)"""
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -101,22 +106,25 @@ def layer_shapes(own: ModelFacts, *, third: bool) -> Iterator[tuple[str, tuple[i
             yield f"{name}.weight", (hidden,)
 
 
-def check_layer_tensors(source: ModelSource, head: HeadShape, hidden: int) -> None:
-    """Of layers behind a model's last one; quantized repositories may have dropped them. Raises
-    SourceError."""
+def check_layer_tensors(source: ModelSource, own: ModelFacts, head: HeadShape) -> None:
+    """Of layers for multi-token prediction; quantized repositories may have dropped them. `own`: of
+    the model that they belong to. Raises SourceError."""
     if source.format != "safetensors":
         return
-    stems = [f"model.layers.{head.first_layer + place}." for place in range(head.behind)]
+    beside = FAMILIES[own.architecture].draft_stem
+    places = range(head.first_layer, head.first_layer + head.behind)
+    stems = [beside] if beside else [f"model.layers.{place}." for place in places]
+    joined, *norms = BESIDE if beside else BEHIND
     found = read_headers(source.files, tuple(stems))
     for stem in stems:
-        if not any(name.startswith(f"{stem}eh_proj.") for name in found):
+        if not any(name.startswith(f"{stem}{joined}.") for name in found):
             raise SourceError(
-                f"{source.path}: its files have no {stem}eh_proj, so they lack the layer for "
-                "drafts that config.json tells of (num_nextn_predict_layers); give a checkpoint "
-                "that has it with --speculative-draft-model-path, or use NGRAM"
+                f"{source.path}: its files have no {stem}{joined}, so they lack the layer for "
+                "drafts that models of its architecture have, or that config.json tells of "
+                "(num_nextn_predict_layers); give a checkpoint that has it with "
+                "--speculative-draft-model-path, or use NGRAM"
             )
-        norms = {f"{stem}{name}.weight": (hidden,) for name in ("enorm", "hnorm")}
-        check_tensors(source, found, norms)
+        check_tensors(source, found, {f"{stem}{name}.weight": (own.hidden_size,) for name in norms})
 
 
 def check_whole_model(draft: DraftModel) -> None:

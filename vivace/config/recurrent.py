@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vivace.config.config import ModelContext, Options
+from vivace.config.config import ModelContext, Options, ResolveContext
 from vivace.config.drafts import tree_flag
 from vivace.config.errors import ConfigError
 from vivace.models.facts import ModelFacts
@@ -33,3 +33,13 @@ def recurrent_layers(options: Options, context: ModelContext) -> list[str]:
 
 def has_states(facts: ModelFacts) -> bool:
     return facts.decoder is not None and facts.decoder.recurrent is not None
+
+
+def whole_intervals(options: Options, context: ResolveContext) -> list[str]:
+    """After the rules, which decide how large pages are."""
+    page = options.memory.page_size or context.platform.page_sizes[0]
+    interval = options.mamba.mamba_track_interval
+    if not has_states(context.facts) or interval % page == 0:
+        return []
+    whole = -(-interval // page) * page
+    return [f"--mamba-track-interval {interval} means {whole}: whole pages of {page} tokens"]

@@ -108,12 +108,8 @@ class EngineSettings:
 
 def engine_settings(config: Config, capacity: Capacity) -> EngineSettings:
     """The engine's view of a resolved configuration and of what the device can hold."""
-    schedule, memory, runtime, logging = (
-        config.schedule,
-        config.memory,
-        config.runtime,
-        config.logging,
-    )
+    schedule, memory, runtime = config.schedule, config.memory, config.runtime
+    logging = config.logging
     chunk, stages = schedule.chunked_prefill_size, config.parallel.pp_size
     rows = min(schedule.max_running_requests or capacity.rows, capacity.rows)
     batch = (config.parallel.pp_max_micro_batch_size if stages > 1 else None) or rows

@@ -116,11 +116,9 @@ class Attention(Module):
     def __call__(self, x: Tensor, step: AttendingStep) -> Tensor:
         """x[T, hidden] -> [T, hidden]; keys and values of the T tokens are stored on the way."""
         head, gate = self.shape.head_dim, None
-        q, k, v = self.qkv_proj(x, step).split(self.sizes, -1)
-        q, k, v = (
-            q.unflatten(-1, (self.shape.heads, -1)),
-            *(part.unflatten(-1, (-1, head)) for part in (k, v)),
-        )
+        parts = self.qkv_proj(x, step).split(self.sizes, -1)
+        widths = self._parts * head, head, head
+        q, k, v = (x.unflatten(-1, (-1, n)) for x, n in zip(parts, widths, strict=True))
         if self._parts > 1:
             q, gate = q.split(head, -1)
         if self.q_norm is not None and self.k_norm is not None:

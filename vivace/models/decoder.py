@@ -118,23 +118,16 @@ class DecoderForCausalLM(Module):
 
 
 class PlainDecoderForCausalLM(DecoderForCausalLM):
-    """Layers that share one rotary table. `positions`: the served context in tokens;
-    `norm_offset`: of the last norm."""
+    """Layers of one kind that share one rotary table. `positions`: the served context in tokens."""
 
     def __init__(
-        self,
-        facts: ModelFacts,
-        decoder: DecoderFacts,
-        positions: int,
-        build: BuildLayer,
-        *,
-        norm_offset: float = 0.0,
+        self, facts: ModelFacts, decoder: DecoderFacts, positions: int, build: BuildLayer
     ) -> None:
         rotary, hidden = rotary_table(decoder.rope, positions), facts.hidden_size
         model = DecoderModel(
             Embedding(facts.vocabulary, hidden),
             [build(facts, decoder, index, rotary) for index in range(facts.layers)],
-            RMSNorm(hidden, decoder.norm_eps, offset=norm_offset),
+            RMSNorm(hidden, decoder.norm_eps),
             [rotary],
         )
         super().__init__(model, tied=facts.tied)

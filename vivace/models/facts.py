@@ -350,8 +350,7 @@ def add_sizes(facts: ModelFacts) -> ModelFacts:
 def describe_architecture(facts: ModelFacts) -> Architecture:
     """The same model as memory and communication see it."""
     attention = describe_attention(facts)
-    recurrent = facts.decoder.recurrent if facts.decoder is not None else None
-    found = facts.decoder.experts if facts.decoder is not None else None
+    found, recurrent = (own.experts, own.recurrent) if (own := facts.decoder) else (None, None)
     return Architecture(
         title=facts.architecture,
         layers=facts.layers,

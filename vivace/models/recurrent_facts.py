@@ -8,13 +8,12 @@ from vivace.models.attention_shapes import LinearAttention
 from vivace.models.config_fields import ModelFields
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RecurrentFacts:
-    """Of a model with gated delta layers (Qwen3-Next)."""
+    """`layers`: which keep one; the others attend."""
 
     shape: LinearAttention
     layers: tuple[bool, ...]
-    """which layers; the others attend"""
 
 
 def read_recurrent(config: ModelFields, linear: list[bool]) -> RecurrentFacts | None:
@@ -24,16 +23,11 @@ def read_recurrent(config: ModelFields, linear: list[bool]) -> RecurrentFacts | 
         return None
     if config.get_known("hidden_act") != "silu":  # the convolution in front goes through it, too
         raise config.unsupported("hidden_act", "beside recurrent layers only silu is supported")
-    keys, values = (config.get_known(f"linear_num_{part}_heads") for part in ("key", "value"))
+    parts = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim"
+    keys, values, *sizes = (config.get_known(f"linear_{part}") for part in parts)
     if values % keys:
-        raise config.refusal(
-            "linear_num_value_heads", f"the {keys} key heads (linear_num_key_heads) must divide it"
-        )
-    shape = LinearAttention(
-        key_heads=keys,
-        value_heads=values,
-        key_dim=config.get_known("linear_key_head_dim"),
-        value_dim=config.get_known("linear_value_head_dim"),
-        window=config.get_known("linear_conv_kernel_dim"),
-    )
-    return RecurrentFacts(shape=shape, layers=tuple(linear))
+        why = f"the {keys} key heads (linear_num_key_heads) must divide it"
+        raise config.refusal("linear_num_value_heads", why)
+    names = "key_heads", "value_heads", "key_dim", "value_dim", "window"
+    shape = LinearAttention(**dict(zip(names, (keys, values, *sizes), strict=True)))
+    return RecurrentFacts(shape, tuple(linear))

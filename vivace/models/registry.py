@@ -21,7 +21,7 @@ ARCHITECTURES: Registry[Callable[[ModelFacts, DecoderFacts, int], object]] = Reg
         "MixtralForCausalLM": "vivace.models.llama:MixtralForCausalLM",
         "Qwen2MoeForCausalLM": "vivace.models.qwen2:Qwen2MoeForCausalLM",
         "Qwen3MoeForCausalLM": "vivace.models.qwen3:Qwen3MoeForCausalLM",
-        "Qwen3NextForCausalLM": "vivace.models.qwen3_next:Qwen3NextForCausalLM",
+        "Qwen3NextForCausalLM": "vivace.models.recurrent.qwen3_next:Qwen3NextForCausalLM",
         "DeepseekV2ForCausalLM": "vivace.models.deepseek:DeepseekForCausalLM",
         "DeepseekV3ForCausalLM": "vivace.models.deepseek:DeepseekForCausalLM",
         "Glm4MoeForCausalLM": "vivace.models.glm4_moe:Glm4MoeForCausalLM",

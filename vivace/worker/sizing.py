@@ -94,11 +94,6 @@ class Demand:
         return self.weight_bytes + self.rows * self.row_bytes
 
     @property
-    def whole_interval(self) -> int:
-        """`state_interval` in whole pages"""
-        return -(-self.state_interval // self.page_size) * self.page_size
-
-    @property
     def page_bytes(self) -> int:
         return self.kv_bytes_per_token * self.page_size + PAGE_COST
 
@@ -110,7 +105,7 @@ class Demand:
         """A state for each row to go on from, and one for every so many tokens of the pool."""
         if self.state_bytes:
             rows = min(self.rows, pages)
-            count = rows + pages * self.page_size // self.whole_interval
+            count = rows + pages * self.page_size // self.state_interval
             count = min(count, self.saved_states or count)
             nbytes = count_slots(rows, self.drafts, count) * self.state_bytes
             yield CacheGroup(pages=count, reach=1, state=True, kv_bytes=nbytes)
@@ -277,10 +272,7 @@ def _ratio_rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
 
 def _state_rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
     for group in size.others:
-        interval, asked = demand.state_interval, demand.saved_states
-        if group.state and interval != (whole := demand.whole_interval):
-            reason = f"whole pages of {demand.page_size} tokens"
-            yield _rewrite("mamba_track_interval", interval, whole, reason)
+        asked = demand.saved_states
         if group.state and asked is not None and asked != group.pages:
             reason = "one for each running request and each interval of the KV pool are enough"
             yield _rewrite("max_mamba_cache_size", asked, group.pages, reason)

@@ -23,6 +23,7 @@ from vivace.layers.module import Bindings, Module
 from vivace.models.causal_lm import CausalLM
 from vivace.models.decoder import DecoderForCausalLM
 from vivace.models.facts import checkpoint_quantization
+from vivace.models.families import FAMILIES
 from vivace.platforms.attention import AttentionLayer, LatentLayer
 from vivace.platforms.cache import CacheLayer
 from vivace.platforms.ngrams import NgramSettings
@@ -35,7 +36,7 @@ from vivace.worker.drafters.guarded import GuardedDrafter
 from vivace.worker.drafters.head_drafter import HeadDrafter
 from vivace.worker.drafters.heads import ChosenWords, DraftHead, Eagle3Body, EagleBody, OwnWords
 from vivace.worker.drafters.layered_drafter import LayeredDrafter
-from vivace.worker.drafters.nextn import NextnBody
+from vivace.worker.drafters.nextn import MtpBody, NextnBody
 from vivace.worker.drafters.ngram import Breadth, NgramDrafter
 from vivace.worker.drafters.relaxed import EXACT, AcceptThresholds
 from vivace.worker.drafters.scripted import RememberedAnswers, ScriptedDrafter, SentDrafter
@@ -252,9 +253,14 @@ def build_heads(config: Config, model: DecoderForCausalLM) -> list[DraftHead]:
     shapes, hidden = (draft.facts, draft.facts.decoder), draft.facts.hidden_size
     positions = config.model.context_length or config.facts.context
     if draft.head.behind:
-        first = draft.head.first_layer
-        places = range(first, first + draft.head.behind)
-        bodies = [NextnBody(*shapes, positions, place) for place in places]
+        first, beside = draft.head.first_layer, FAMILIES[draft.facts.architecture].draft_stem
+        bodies = (
+            [MtpBody(*shapes, positions)]
+            if beside
+            else [
+                NextnBody(*shapes, positions, first + place) for place in range(draft.head.behind)
+            ]
+        )
         return [DraftHead(model, hidden, body, body) for body in bodies[: config.draft_width]]
     if config.speculative.speculative_algorithm == EAGLE3:
         features, shape = config.facts.hidden_size, draft.head

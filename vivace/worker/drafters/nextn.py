@@ -1,5 +1,5 @@
-"""The layer that checkpoints have behind the last one to predict a further token (multi-token
-prediction; DeepSeek-V3, 2024): DeepSeek V3's and GLM-4.5's."""
+"""The layer that checkpoints have to predict a further token (multi-token prediction; DeepSeek-V3,
+2024): DeepSeek V3's and GLM-4.5's behind the last one, Qwen3-Next's beside the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from vivace.layers.module import Module
 from vivace.models.causal_lm import ModelStep, rotary_table
 from vivace.models.deepseek import DeepseekDecoderLayer, latent_attention
 from vivace.models.facts import DecoderFacts, ModelFacts
+from vivace.models.gemma import GemmaRMSNorm
 from vivace.models.glm4_moe import grouped_attention
+from vivace.models.recurrent.qwen3_next import Qwen3NextDecoderLayer, gated_attention
 from vivace.worker.drafters.joined_linear import JoinedLinear
 
 
@@ -66,4 +68,36 @@ class NextnBody(Module):
 
     def __call__(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
         hidden = self._layer(embedded, state, step)
+        return hidden, hidden
+
+
+class MtpLayers(Module):
+    """A layer of Qwen3-Next's that attends, with its own norms in front and behind."""
+
+    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
+        hidden, eps = facts.hidden_size, decoder.norm_eps
+        rotary = rotary_table(decoder.rope, positions)
+        self.rotary = rotary
+        self.pre_fc_norm_embedding = GemmaRMSNorm(hidden, eps)
+        self.pre_fc_norm_hidden = GemmaRMSNorm(hidden, eps)
+        self.fc = JoinedLinear(hidden, 2, [Part("fc", hidden)])
+        attention = gated_attention(facts, decoder, 0, rotary)
+        self.layers = [Qwen3NextDecoderLayer(facts, decoder, 0, attention)]
+        self.norm = GemmaRMSNorm(hidden, eps)
+
+    def __call__(self, embedded: Tensor, state: Tensor, step: ModelStep) -> Tensor:
+        inputs = self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(state)
+        (layer,) = self.layers
+        x, residual = layer(self.fc(inputs, step), None, step)
+        return self.norm.add(x, residual)[0]
+
+
+class MtpBody(Module):
+    """As `NextnBody`."""
+
+    def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
+        self.mtp = MtpLayers(facts, decoder, positions)
+
+    def __call__(self, embedded: Tensor, state: Tensor, step: ModelStep) -> tuple[Tensor, Tensor]:
+        hidden = self.mtp(embedded, state, step)
         return hidden, hidden
