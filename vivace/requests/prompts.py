@@ -21,7 +21,7 @@ from vivace.frontend.validation import SamplingChecks, build_logprobs, check_pro
 from vivace.parsers.inputs import INPUT
 from vivace.protocol.messages import LogprobOptions, Request, SamplingParams
 from vivace.protocol.tasks import GENERATE, HIDDEN, Task
-from vivace.requests.input_files import file_text
+from vivace.requests.input_files import read_file
 from vivace.requests.json_scan import PART_BYTES, Scan
 from vivace.requests.limits import DEPTH, VALUES
 from vivace.requests.long_texts import decode_document
@@ -291,7 +291,7 @@ def template_messages(messages: list[Message]) -> Work[list[dict[str, Any]]]:
     normalized: list[dict[str, Any]] = []
     values = 0
     for number, message in enumerate(messages):
-        normalized.append(template_message(message, f"messages[{number}]"))
+        normalized.append((yield from template_message(message, f"messages[{number}]")))
         yield
         calls: list[dict[str, Any]] = []
         for index, call in enumerate(message.tool_calls or ()):
@@ -307,12 +307,13 @@ def template_messages(messages: list[Message]) -> Work[list[dict[str, Any]]]:
     return normalized
 
 
-def template_message(message: Message, field: str) -> dict[str, Any]:
+def template_message(message: Message, field: str) -> Work[dict[str, Any]]:
     """One message, without its tool calls."""
     if message.role not in ROLES:
         raise BadRequest(f"{field}.role", f"must be one of {', '.join(ROLES)}")
     refuse_unsupported(message, MESSAGE_REFUSED, place=f"{field}.")
-    normalized: dict[str, Any] = {"role": message.role, "content": content(message, field)}
+    shown = yield from content(message, field)
+    normalized: dict[str, Any] = {"role": message.role, "content": shown}
     for name in ("name", "tool_call_id", "reasoning_content"):
         value = getattr(message, name)
         if value is not None:
@@ -320,7 +321,7 @@ def template_message(message: Message, field: str) -> dict[str, Any]:
     return normalized
 
 
-def content(message: Message, field: str) -> str | list[dict[str, str]] | None:
+def content(message: Message, field: str) -> Work[str | list[dict[str, str]] | None]:
     """The content if it is text, whole or in parts; other parts are refused."""
     parts = message.content
     if parts is None and message.role not in SPEAKERS_WITHOUT_TEXT:
@@ -330,16 +331,17 @@ def content(message: Message, field: str) -> str | list[dict[str, str]] | None:
     texts: list[dict[str, str]] = []
     for number, part in enumerate(parts):
         place = f"{field}.content[{number}]"
-        texts.append({"type": "text", "text": part_text(part, place)})
+        texts.append({"type": "text", "text": (yield from part_text(part, place))})
+        yield
     return texts
 
 
-def part_text(part: ContentPart, place: str) -> str:
+def part_text(part: ContentPart, place: str) -> Work[str]:
     """What it says. BadRequest for a part that is no text."""
     if part.type == "file":
         if part.file is None:
             raise BadRequest(f"{place}.file", "is required")
-        return file_text(part.file, f"{place}.file")
+        return (yield from read_file(part.file, f"{place}.file"))
     if part.type != "text":
         raise refuse_part(part.type, place, "text and file")
     if part.text is None:

@@ -1,0 +1,66 @@
+"""Files in messages are read a piece at a time."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+import pytest
+
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import run_now
+from vivace.requests.input_files import SLICE, file_text
+from vivace.requests.prompts import template_messages
+from vivace.requests.schema import ContentPart, FileContent, Message
+
+TEXTS = [b"", b"a", b"\xef\xbb\xbfa", "äöü€😀\n".encode() * 3, bytes(3), b"a\xff", "€".encode()[:2]]
+DATA = [
+    *(base64.b64encode(text).decode() for text in TEXTS),
+    *(base64.encodebytes(text * 40).decode() + "\r\n" * 9 for text in TEXTS),
+    *(
+        "=",
+        "QQ=",
+        "QQ==\n\n\n\n\n\n\n=",
+        "QQ==QQ==",
+        "QUFB\nQQ==\nQQ",
+        "QQ\n=\n=",
+        "Q",
+        "Q-==",
+        "äää",
+    ),
+]
+
+
+def read_whole(data: str) -> str | None:
+    """None: it is no text."""
+    try:
+        content = base64.b64decode(data.replace("\r", "").replace("\n", ""), validate=True)
+        text = content.decode("utf-8-sig")
+    except (binascii.Error, ValueError):
+        return None
+    return None if "\0" in text else text
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 61, SLICE])
+@pytest.mark.parametrize("data", DATA)
+def test_a_file_says_the_same_however_it_is_cut(
+    data: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vivace.requests.input_files.SLICE", size)
+    wanted = read_whole(data)
+    for head in ("", "data:text/plain;base64,"):
+        try:
+            found = file_text(FileContent(file_data=head + data, filename="f"), "file")
+        except BadRequest:
+            assert wanted is None
+        else:
+            assert wanted is not None and found == f"f\n{wanted}"
+
+
+def test_others_have_their_turn_while_a_large_file_is_read() -> None:
+    data = base64.b64encode(b"a" * (3 << 20)).decode()
+    parts = [ContentPart(type="file", file=FileContent(file_data=data))]
+    work = template_messages([Message(role="user", content=parts)])
+    assert sum(1 for _ in work) > len(data) / SLICE
+    (message,) = run_now(template_messages([Message(role="user", content=parts)]))
+    assert message["content"] == [{"type": "text", "text": "a" * (3 << 20)}]
