@@ -421,7 +421,19 @@ def test_a_limit_on_files_is_the_cause_that_is_named() -> None:
         "shared_memory(new_descriptor(), 1, 1)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "CannotStart: counters of frontends: " in done.stderr and "ulimit -f" in done.stderr
+    assert "CannotStart: counters of 1 frontends" in done.stderr and "ulimit -f" in done.stderr
+
+
+def test_a_limit_on_memory_is_the_cause_that_is_named() -> None:
+    code = (
+        "import resource\n"
+        "from vivace.commands.serve import new_descriptor, shared_memory\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (10 << 20),) * 2)\n"
+        "shared_memory(new_descriptor(), 64, 1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "CannotStart: counters of 64 frontends" in done.stderr and "ulimit -v" in done.stderr
 
 
 def test_a_locale_without_the_characters_is_no_error(tmp_path: Path) -> None:

@@ -286,5 +286,6 @@ def link_files(config: Config) -> LinkFiles | None:
 
 
 def shared_memory(descriptor: int, frontends: int, engines: int) -> SharedMemory:
-    with one_line_without_room("counters of frontends", size_for(frontends, engines)):
+    counters = f"counters of {frontends} frontends (--tokenizer-worker-num)"
+    with one_line_without_room(counters, size_for(frontends, engines)):
         return reserve(descriptor, frontends, engines)

@@ -32,8 +32,8 @@ class RankMemory:
         # Others do the same, at other times: this makes the file longer, and never cuts it.
         with one_line_without_room("what ranks exchange", self._length):
             os.posix_fallocate(self._descriptor, self._length - 1, 1)
-        self._check_room()
-        return mmap.mmap(self._descriptor, self._length - start, offset=start)
+            self._check_room()
+            return mmap.mmap(self._descriptor, self._length - start, offset=start)
 
     def _check_room(self) -> None:
         """A file may be longer than its folder has room for; who touches the rest is killed."""

@@ -47,7 +47,7 @@ class BroadcastMemory:
         self.start = pages(8 * (LINE_WORDS + readers * READER_WORDS))
         with one_line_without_room("plans for ranks", self.start + RING_BYTES):
             os.posix_fallocate(descriptor, 0, self.start + RING_BYTES)
-        self._map = mmap.mmap(descriptor, self.start + RING_BYTES)
+            self._map = mmap.mmap(descriptor, self.start + RING_BYTES)
         self.bytes = memoryview(self._map)
         self.words = self.bytes.cast("q")
         """signed, as in protocol/shared_memory.py"""
