@@ -175,6 +175,7 @@ void linear_vnni(Suite& suite);
 void kvcache(Suite& suite);
 void attention(Suite& suite);
 void latent_attention(Suite& suite);
+void recurrent(Suite& suite);
 void heads(Suite& suite);
 void segments(Suite& suite);
 void sampling(Suite& suite);

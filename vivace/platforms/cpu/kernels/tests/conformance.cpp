@@ -21,6 +21,7 @@ int conform(const char* isa) {
     check::kvcache(suite);
     check::attention(suite);
     check::latent_attention(suite);
+    check::recurrent(suite);
     check::heads(suite);
     check::sampling(suite);
     check::moe(suite);

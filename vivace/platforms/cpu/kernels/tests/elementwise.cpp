@@ -44,6 +44,58 @@ bool rms_norm(Suite& suite, Random& random, int64_t rows, int64_t heads, int64_t
            suite.close("rms_norm", out, wanted, std::vector<double>(wanted.size(), 1), 1e-5);
 }
 
+// gate is [rows, groups, heads / groups * n] with gaps between the rows and the groups.
+bool gated_rms_norm(Suite& suite, Random& random, int64_t rows, int64_t groups, int64_t shared, int64_t n) {
+    const int64_t heads = groups * shared, group_stride = shared * n + 2, stride = groups * group_stride + 3;
+    const double eps = 1e-5;
+    const auto x = floats(random, rows * heads * n, 3), weight = floats(random, n);
+    const auto gate = floats(random, (rows - 1) * stride + (groups - 1) * group_stride + shared * n, 8);
+    std::vector<float> out;
+    const auto reset = [&] { out.assign(x.size(), 0); };
+    reset();
+    Words words;
+    words.add(rows).add(x).add(weight).add(gate).add(stride).add(group_stride).add(heads).add(groups);
+    words.add(out).add(n).add(eps);
+    if (!suite.run("gated_rms_norm", words, reset, [&] { return bytes_of(out); })) return false;
+    std::vector<double> wanted, scale;
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t h = 0; h < heads; ++h) {
+            const float* line = &x[(r * heads + h) * n];
+            double squares = 0;
+            for (int64_t i = 0; i < n; ++i) squares += (double)line[i] * line[i];
+            for (int64_t i = 0; i < n; ++i) {
+                const double open = gate[r * stride + h / shared * group_stride + h % shared * n + i];
+                wanted.push_back(line[i] / std::sqrt(squares / (double)n + eps) * weight[i] * silu(open));
+                scale.push_back(1 + std::fabs(open));
+            }
+        }
+    return suite.close("gated_rms_norm", out, wanted, scale, 1e-5);
+}
+
+// A gate that is no number must not look like a closed one.
+bool sigmoid_mul(Suite& suite, Random& random, int64_t rows, int64_t heads, int64_t n) {
+    const int64_t head_stride = n + 2, stride = heads * head_stride + 3;
+    const auto before = floats(random, rows * heads * n, 8);
+    auto gate = floats(random, (rows - 1) * stride + (heads - 1) * head_stride + n, 20);
+    gate[0] = 300, gate.back() = -300;
+    std::vector<float> x;
+    const auto reset = [&] { x = before; };
+    reset();
+    Words words;
+    words.add(rows).add(x).add(gate).add(stride).add(head_stride).add(heads).add(n);
+    if (!suite.run("sigmoid_mul", words, reset, [&] { return bytes_of(x); })) return false;
+    std::vector<double> wanted;
+    for (int64_t i = 0; i < rows * heads * n; ++i) {
+        const double open = gate[i / (heads * n) * stride + i / n % heads * head_stride + i % n];
+        wanted.push_back(before[i] / (1 + std::exp(-open)));
+    }
+    if (!suite.close("sigmoid_mul", x, wanted, std::vector<double>(before.begin(), before.end()), 1e-6)) return false;
+    gate[0] = NAN;
+    reset();
+    run_one(suite.contexts[0], vv_find(suite.contexts[0], "sigmoid_mul"), words.list.data());
+    return std::isnan(x[0]) || suite.fail("sigmoid_mul", "loses a NaN");
+}
+
 bool gated(Suite& suite, Random& random, const char* op, Number activation, int64_t rows, int64_t n) {
     const int64_t stride = 2 * n + 5;
     const auto x = floats(random, rows * stride, 8);
@@ -156,6 +208,17 @@ void elementwise(Suite& suite) {
                 if (!rms_norm(suite, random, rows, 1, n, true) || !rms_norm(suite, random, rows, 3, n, false))
                     return false;
         return true;
+    });
+    suite.op("gated_rms_norm", [&](Random& random) {
+        for (int64_t rows : {1, 3, 17})
+            for (int64_t n : {1, 16, 37, 576})
+                if (!gated_rms_norm(suite, random, rows, 1, 1, n) || !gated_rms_norm(suite, random, rows, 3, 2, n))
+                    return false;
+        return true;
+    });
+    suite.op("sigmoid_mul", [&](Random& random) {
+        return sigmoid_mul(suite, random, 1, 1, 40) && sigmoid_mul(suite, random, 9, 3, 37) &&
+               sigmoid_mul(suite, random, 3, 2, 576);
     });
     const std::pair<const char*, Number> activations[] = {
         {"silu_mul", silu}, {"gelu_mul", gelu}, {"gelu_tanh_mul", gelu_tanh}};
