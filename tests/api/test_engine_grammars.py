@@ -79,6 +79,17 @@ def test_an_answer_obeys_its_schema(engine: Engine, sampling: dict[str, Any]) ->
         assert " " not in answer["text"]
 
 
+@pytest.mark.parametrize("sampling", [{}, {"ignore_eos": True}, {"stop_token_ids": [5]}])
+def test_an_answer_that_may_only_end_ends(engine: Engine, sampling: dict[str, Any]) -> None:
+    """Whatever `min_new_tokens` says; not a token is drawn and counted behind it."""
+    plain, longer = (ask(engine, regex="ab", min_new_tokens=least, **sampling) for least in (0, 40))
+    for answer in (plain, longer):
+        assert answer["text"] == "ab"
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+    counts = [one["meta_info"]["completion_tokens"] for one in (plain, longer)]
+    assert counts[0] == counts[1] <= 3
+
+
 def test_each_sample_obeys(engine: Engine) -> None:
     answers: Any = engine.generate(
         "abc", {"n": 6, "temperature": 1.0, "json_schema": SCHEMA, "max_new_tokens": 80}

@@ -227,8 +227,9 @@ class Sequence:
         generated = len(self.tokens) - self.num_prompt_tokens
         if len(self.tokens) >= self.max_len:
             return Finish(FINISH_LENGTH, length=generated)
-        token = self.tokens[-1]
-        if token in self.ending_ids and generated > self.request.sampling.min_new_tokens:
+        token, sampling = self.tokens[-1], self.request.sampling
+        enough = generated > sampling.min_new_tokens or sampling.constraint is not None
+        if token in self.ending_ids and enough:  # a constraint had nothing else to say
             return Finish(FINISH_STOP, matched=token)
         return None
 

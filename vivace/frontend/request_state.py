@@ -238,8 +238,11 @@ class RequestState:
         if self._ended is not None:
             return self._ended
         sampling, ledger = self.request.sampling, self.ledger
-        if ledger and len(ledger) > sampling.min_new_tokens:
-            ends = sampling.stop_token_ids + (() if sampling.ignore_eos else eos_ids)
+        constrained = sampling.constraint is not None
+        if ledger and (constrained or len(ledger) > sampling.min_new_tokens):
+            ends = sampling.stop_token_ids + eos_ids
+            if sampling.ignore_eos:  # as `engine.sequence.ending_ids`
+                ends = eos_ids if constrained else ()
             if ledger[-1] in ends:
                 return Finish(type=FINISH_STOP, matched=ledger[-1])
         if ledger and len(ledger) >= sampling.max_new_tokens:
