@@ -183,9 +183,12 @@ def test_a_row_that_joins_again_goes_on_with_its_matcher(monkeypatch: pytest.Mon
     processor.landed({0: said[9:]}, at_once=False)
     processor.left(0)
     replayed: list[int] = []
-    monkeypatch.setattr(
-        "vivace.grammar.processor.replay", lambda _, tokens: replayed.append(len(tokens))
-    )
+
+    def replay(_: object, tokens: list[int]) -> int:
+        replayed.append(len(tokens))
+        return len(tokens)
+
+    monkeypatch.setattr("vivace.grammar.replay.replay", replay)
     for tokens, anew in ((said, []), (said, [len(said)]), (said[1:], [len(said), len(said) - 1])):
         processor.joined(0, join([1, *tokens], sampling))
         assert draw(processor, torch.zeros(1, SIZE)) >= 0

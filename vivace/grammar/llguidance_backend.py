@@ -210,10 +210,12 @@ class LLGuidanceMatcher:
         return LLGuidanceMatcher(self.handle.deep_copy(), self._eos_ids, self._make)
 
     def fresh(self) -> LLGuidanceMatcher | None:
-        """The library's copies have one lexer, with what it knows and its limits."""
+        """The library's copies have one lexer, with what it knows and its limits. That of one which
+        has filled no mask yet gets no fuel but the first for all that it ever does."""
         if self._make is None:
             return None
         made = self._make(QUICK_SIZES)
+        made.compute_bitmask()
         return None if made.is_error() else LLGuidanceMatcher(made, self._eos_ids, self._make)
 
 

@@ -25,7 +25,7 @@ from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.joint_matcher import STUCK
 from vivace.grammar.masks import mask_words
 from vivace.grammar.next_masks import NextMasks
-from vivace.grammar.replay import SLICE, replay
+from vivace.grammar.replay import SLICE, follow, replay
 from vivace.grammar.stuck_answers import NO_ROOM, explain_stuck
 from vivace.platforms.host import HOST, download, upload
 from vivace.platforms.ops.sampling import SamplingOps
@@ -149,13 +149,12 @@ class GrammarLogitsProcessor:
         except (GrammarError, LibraryFault) as error:
             raise StepRefused(f"{constraint.field or constraint.kind}: {error}") from error
 
-        def follow() -> GrammarMatcher:
-            replay(matcher, tokens)
-            return matcher
+        def go_on() -> GrammarMatcher:
+            return follow(matcher, tokens) or matcher  # whose next mask fails
 
         if len(tokens) > SLICE:
-            return self._replays.submit(follow)
-        return found_matcher(follow())
+            return self._replays.submit(go_on)
+        return found_matcher(go_on())
 
     def left(self, row: int) -> None:
         """For good, or to join again."""

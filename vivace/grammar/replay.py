@@ -29,10 +29,18 @@ def replay(matcher: GrammarMatcher, tokens: Sequence[int]) -> int:
     return done
 
 
+def follow(matcher: GrammarMatcher, tokens: Sequence[int]) -> GrammarMatcher | None:
+    """It, at its start, behind these tokens; where others have used up a limit that it shares,
+    which it need not say, one that has nothing in common with them. None: they do not obey."""
+    if replay(matcher, tokens) == len(tokens):
+        return matcher
+    other = matcher.fresh()
+    return other if other is not None and replay(other, tokens) == len(tokens) else None
+
+
 def resume(start: Future[GrammarMatcher], tokens: Sequence[int]) -> GrammarMatcher:
     """Behind an answer's first tokens. Raises GrammarError where they do not obey, and what `start`
     failed with."""
-    matcher = start.result().copy()
-    if replay(matcher, tokens) < len(tokens):
+    if (found := follow(start.result().copy(), tokens)) is None:
         raise GrammarError("is not obeyed by the tokens in resumed")
-    return matcher
+    return found

@@ -1,0 +1,50 @@
+"""Automata that rows get when theirs have come to a limit."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+from grammar_kit import BACKEND, SIZE, VOCABULARY
+
+from vivace.grammar.backend import GrammarMatcher, JsonFormat
+from vivace.grammar.llguidance_backend import LLGuidanceBackend
+from vivace.grammar.masks import mask_words
+from vivace.grammar.replay import follow, resume
+from vivace.protocol.constraints import REGEX, Constraint
+
+SPLITTING = Constraint(kind=REGEX, text="[ab]*a[ab]{20}")
+"""each text of 20 letters has a state of its own"""
+
+
+def random_text(length: int) -> list[int]:
+    return random.Random(1).choices(b"ab", k=length)
+
+
+def test_another_matcher_goes_as_far_as_the_first() -> None:
+    text = random_text(4000)
+    first = BACKEND.compile(SPLITTING)
+    assert first.copy().accept(text) == len(text)
+    other = first.fresh()
+    assert other is not None
+    assert other.accept(text) == len(text), other.error
+
+
+def test_an_answer_that_goes_on_is_not_refused_for_what_others_have_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vivace.grammar.llguidance_backend.MAX_LEXER_STATES", 300)
+    start = LLGuidanceBackend(VOCABULARY, JsonFormat()).compile(SPLITTING)
+    others, mask = start.copy(), np.zeros(mask_words(SIZE), np.int32)
+    for token in random_text(400):
+        others.accept([token])
+        others.fill(mask)
+    assert others.error
+    text = [*b"ba" * 30]
+    compiled = Future[GrammarMatcher]()
+    compiled.set_result(start)
+    assert not resume(compiled, text).error
+    found = follow(start.copy(), text)
+    assert found is not None and not found.error
