@@ -303,6 +303,13 @@ def test_rows_for_which_there_is_no_room_at_a_limit_may_come_again(
     assert told == [400]
 
 
+def test_a_step_has_room_for_some_rows_of_a_large_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long answers take none from others that fit."""
+    rows = RowsTogether(8, monkeypatch, MOST_REPLAYED=100)
+    told = [status for place in range(60) for status in rows.draw(place)]
+    assert set(told) == {503} and len(rows.every) >= 2
+
+
 class WatchedMatcher:
     living: WeakSet[WatchedMatcher] = WeakSet()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -213,16 +213,25 @@ class GrammarLogitsProcessor:
             for place in range(0, len(rows), TOGETHER[renewals])
         ]
         found: dict[int, GrammarMatcher] = {}
-        room = MOST_REPLAYED
-        for rows in groups[:MOST_RENEWED]:
-            answers = sum(len(self._rows[row].answer) for row in rows)
-            if answers <= room or len(stuck) == 1:
-                room -= answers
-                found |= self._begin_again(rows, matchers[rows[0]])
+        for rows in self._find_fitting(groups[:MOST_RENEWED]):
+            found |= self._begin_again(rows, matchers[rows[0]])
         for constraint in {self._rows[row].constraint for row in found}:
             row = next(row for row in found if self._rows[row].constraint == constraint)
             self._compiler.forget(constraint, found[row].fresh())
         return found
+
+    def _find_fitting(self, groups: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """The rows of each whose answers there is time for in a step; for one there always is."""
+        room, first = MOST_REPLAYED, True
+        for rows in groups:
+            fitting: list[int] = []
+            for row in rows:
+                length = len(self._rows[row].answer)
+                if length <= room or first:
+                    room, first = room - length, False
+                    fitting.append(row)
+            if fitting:
+                yield fitting
 
     def _begin_again(self, rows: Sequence[int], stuck: GrammarMatcher) -> dict[int, GrammarMatcher]:
         """Their matchers behind their answers, where these may go on."""
