@@ -82,7 +82,7 @@ def test_ranks_agree_on_who_has_come_to_a_limit(
     """Which rows of one constraint do so first is of the order of the threads; then some go on with
     an automaton of their own, and of drafts what may follow is not known."""
     monkeypatch.setattr("vivace.grammar.llguidance_backend.MAX_LEXER_STATES", 100)
-    monkeypatch.setattr("vivace.grammar.processor.MOST_RENEWED", 1)
+    monkeypatch.setattr("vivace.grammar.processor.MOST_MADE", 1)
     first = run_rank(lambda matchers: matchers, drafts)
     assert not all(map(all, first)), "some are refused"
     for order in (lambda matchers: matchers[::-1], *map(shuffled, range(3))):

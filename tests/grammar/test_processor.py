@@ -290,7 +290,7 @@ def test_all_rows_that_come_to_a_limit_together_go_on(monkeypatch: pytest.Monkey
     assert not any(rows.draw(place) for place in range(60))
 
 
-@pytest.mark.parametrize("limit", [{"MOST_RENEWED": 1}, {"MOST_REPLAYED": 99}, {"MOST_ALONE": 0}])
+@pytest.mark.parametrize("limit", [{"MOST_MADE": 1}, {"MOST_REPLAYED": 99}, {"MOST_ALONE": 0}])
 def test_rows_for_which_there_is_no_room_at_a_limit_may_come_again(
     limit: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

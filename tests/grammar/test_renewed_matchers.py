@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from concurrent.futures import Future
 
@@ -13,7 +14,7 @@ from vivace.grammar.backend import GrammarMatcher, JsonFormat
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.masks import mask_words
 from vivace.grammar.replay import follow, resume
-from vivace.protocol.constraints import REGEX, Constraint
+from vivace.protocol.constraints import JSON_SCHEMA, REGEX, Constraint
 
 SPLITTING = Constraint(kind=REGEX, text="[ab]*a[ab]{20}")
 """each text of 20 letters has a state of its own"""
@@ -48,3 +49,24 @@ def test_an_answer_that_goes_on_is_not_refused_for_what_others_have_taken(
     assert not resume(compiled, text).error
     found = follow(start.copy(), text)
     assert found is not None and not found.error
+
+
+def schema_cost(**keywords: object) -> int | None:
+    """None: no other matcher is made of it in a step."""
+    schema = {"type": "object", "properties": {"n": keywords}}
+    matcher = BACKEND.compile(Constraint(kind=JSON_SCHEMA, text=json.dumps(schema)))
+    return None if matcher.fresh() is None else matcher.cost
+
+
+def test_only_what_takes_little_is_made_in_a_step() -> None:
+    """Remainders take time, but neither characters nor the library's fuel."""
+    plain = schema_cost(type="integer")
+    some = schema_cost(type="integer", multipleOf=997)
+    assert plain and some and plain < 5000 < some
+    assert schema_cost(type="number", multipleOf=0.01)
+    assert schema_cost(type="integer", multipleOf=24999) is None
+    assert schema_cost(type="number", multipleOf=249.75) is None
+    assert schema_cost(allOf=[{"multipleOf": 97}, {"multipleOf": 89}], type="integer") is None
+    date = {"type": "string", "format": "date-time"}
+    dates = schema_cost(type="object", properties={str(number): date for number in range(30)})
+    assert dates and dates > 2 * plain

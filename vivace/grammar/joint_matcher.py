@@ -64,6 +64,10 @@ class JointMatcher:
     def copy(self) -> JointMatcher:
         return JointMatcher([one.copy() for one in self.matchers], self.stuck)
 
+    @property
+    def cost(self) -> int:
+        return sum(one.cost for one in self.matchers)
+
     def fresh(self) -> JointMatcher | None:
         found = [one for matcher in self.matchers if (one := matcher.fresh()) is not None]
         return JointMatcher(found) if len(found) == len(self.matchers) else None

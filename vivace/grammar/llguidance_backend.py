@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
+from math import lcm
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -39,11 +41,18 @@ class SizeLimits:
 
 SIZES = SizeLimits(symbols=200_000, fuel=200_000)
 """With the library's million fuel `😀{100000}` takes a second here, and one where it is tried."""
-QUICK_SIZES = SizeLimits(symbols=2000, fuel=50_000)
+QUICK_SIZES = tuple(SizeLimits(symbols=2000, fuel=fuel) for fuel in (2000, 6000, 20_000, 50_000))
 QUICK_CHARACTERS = 4096
-"""What may be made in a step: most take 1 ms. By sizes, since ranks have to do the same."""
+QUICK_COST = 60_000
+"""What may be made in a step: most take 1 ms, the largest 30. By sizes, since ranks have to do the
+same."""
+COST_OF_REMAINDER = 8
+"""of each that a number may leave: `multipleOf` has a state for it, which takes no fuel"""
 MAX_LEXER_STATES = 20_000
 """of a matcher and its copies together, 1 to 2 KB each"""
+MULTIPLE_OF = re.compile(r'multipleOf\\*"\s*:\s*(\d*)\.?(\d*)(?:[eE][+-]?(\d+))?')
+"""in the text of a grammar, which may stand in a string of another one"""
+MAX_POWER = 9
 PANIC = "panic: "
 """of the library, which it catches; a line of what was wrong and its backtrace follow"""
 CHARACTER = r'[^"\\\x00-\x1F\x7F]'
@@ -110,17 +119,21 @@ class LLGuidanceBackend:
     def compile(self, constraint: Constraint) -> GrammarMatcher:
         grammars = self._translator.translate(constraint)
         with yield_often():
-            return self.build(constraint, grammars)
+            return self.build(constraint, grammars, renews=True)
 
-    def build(self, constraint: Constraint, grammars: Sequence[str]) -> GrammarMatcher:
-        """Of the constraint's translation. Raises GrammarError, LibraryFault."""
+    def build(
+        self, constraint: Constraint, grammars: Sequence[str], *, renews: bool = False
+    ) -> GrammarMatcher:
+        """Of the constraint's translation. `renews`: it may say what `fresh` costs, and has it.
+        Raises GrammarError, LibraryFault."""
         mask = np.zeros(mask_words(len(self._vocabulary.tokens)), np.int32)
         tokenizer = self._tokenizer = self._tokenizer or _tokenizer(self._vocabulary)
         makers = [partial(_match, tokenizer, grammar, constraint.kind) for grammar in grammars]
-        quick = all(len(grammar) <= QUICK_CHARACTERS for grammar in grammars)
         matchers = [
-            LLGuidanceMatcher(make(SIZES), self._eos_ids, make if quick else None)
-            for make in makers
+            LLGuidanceMatcher(
+                make(SIZES), _find_quick(make, grammar) if renews else None, self._eos_ids
+            )
+            for make, grammar in zip(makers, grammars, strict=True)
         ]
         matcher = joint_matcher(matchers)
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
@@ -152,17 +165,25 @@ class LLGuidanceBackend:
             matcher.clear_if_stuck(masks[place])
 
 
+@dataclass(frozen=True)
+class QuickStart:
+    """How another matcher of a grammar is made in a step."""
+
+    make: Callable[[], LLMatcher]
+    cost: int
+
+
 class LLGuidanceMatcher:
     """`LLMatcher` refuses the end where it has stopped by itself: here it may follow, and more."""
 
     def __init__(
         self,
         matcher: LLMatcher,
+        quick: QuickStart | None,
         eos_ids: frozenset[int],
-        make: Callable[[SizeLimits], LLMatcher] | None,
     ) -> None:
-        """`make`: another one, at its start; None: that takes long"""
-        self.handle, self._eos_ids, self._make = matcher, eos_ids, make
+        """`quick`: how another one is made; None: that takes long"""
+        self.handle, self._quick, self._eos_ids = matcher, quick, eos_ids
 
     @property
     def ended(self) -> bool:
@@ -207,16 +228,18 @@ class LLGuidanceMatcher:
         return count + sum(1 for _ in ends)
 
     def copy(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self.handle.deep_copy(), self._eos_ids, self._make)
+        return LLGuidanceMatcher(self.handle.deep_copy(), self._quick, self._eos_ids)
+
+    @property
+    def cost(self) -> int:
+        return self._quick.cost if self._quick else 0
 
     def fresh(self) -> LLGuidanceMatcher | None:
-        """The library's copies have one lexer, with what it knows and its limits. That of one which
-        has filled no mask yet gets no fuel but the first for all that it ever does."""
-        if self._make is None:
+        """The library's copies have one lexer, with what it knows and its limits."""
+        if self._quick is None:
             return None
-        made = self._make(QUICK_SIZES)
-        made.compute_bitmask()
-        return None if made.is_error() else LLGuidanceMatcher(made, self._eos_ids, self._make)
+        made = self._quick.make()
+        return None if made.is_error() else LLGuidanceMatcher(made, self._quick, self._eos_ids)
 
 
 def parser_limits(kind: str, sizes: SizeLimits = SIZES) -> LLParserLimits:
@@ -254,6 +277,41 @@ def _match(tokenizer: LLTokenizer, grammar: str, kind: str, sizes: SizeLimits) -
     from llguidance import LLMatcher
 
     return LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits(kind, sizes))
+
+
+def _find_quick(make: Callable[[SizeLimits], LLMatcher], grammar: str) -> QuickStart | None:
+    """Where it takes little, as is tried: with how little fuel there is one."""
+    size = len(grammar) + COST_OF_REMAINDER * count_remainders(grammar)
+    if len(grammar) <= QUICK_CHARACTERS and size <= QUICK_COST:
+        for sizes in QUICK_SIZES:
+            tried = _behind_mask(make, sizes)
+            tried.try_consume_tokens(tried.compute_ff_tokens())  # of which a mask says nothing
+            if not tried.is_error():
+                return QuickStart(partial(_behind_mask, make, SIZES), size + sizes.fuel)
+    return None
+
+
+def _behind_mask(make: Callable[[SizeLimits], LLMatcher], sizes: SizeLimits) -> LLMatcher:
+    """Its first mask takes of the first fuel; only then has it got more, for all that comes."""
+    made = make(sizes)
+    if not made.is_error():
+        made.compute_bitmask()
+    return made
+
+
+def count_remainders(grammar: str) -> int:
+    """By all its `multipleOf`, at most: some of these may become a common multiple."""
+    numbers = MULTIPLE_OF.findall(grammar)
+    if not numbers:
+        return 0
+    powers = [min(int(power or 0), MAX_POWER) for _, _, power in numbers]
+    wholes = [
+        int(whole + part or 0) * 10**power
+        for (whole, part, _), power in zip(numbers, powers, strict=True)
+    ]
+    places = max(len(part) + power for (_, part, _), power in zip(numbers, powers, strict=True))
+    common = lcm(*filter(None, wholes)) * (10**places if len(numbers) > 1 else 1)
+    return len(numbers) * common
 
 
 def _tokenizer(vocabulary: TokenVocabulary) -> LLTokenizer:

@@ -37,8 +37,8 @@ from vivace.sampling.processors import Entries, Histories
 
 TOGETHER = 8, 1
 """rows that get copies of another matcher when theirs have come to a limit; the second time"""
-MOST_RENEWED = 32
-"""matchers that are made in a step for that: each takes a millisecond or some"""
+MOST_MADE = 100_000
+"""costs of matchers that are made in a step for that: 50 ms; or that of a single one"""
 MOST_REPLAYED = 100_000
 """tokens of answers in a step for that, two microseconds each; or those of a single one"""
 MOST_ALONE = 64
@@ -213,24 +213,32 @@ class GrammarLogitsProcessor:
             for place in range(0, len(rows), TOGETHER[renewals])
         ]
         found: dict[int, GrammarMatcher] = {}
-        for rows in self._find_fitting(groups[:MOST_RENEWED]):
+        for rows in self._find_fitting(groups, matchers):
             found |= self._begin_again(rows, matchers[rows[0]])
         for constraint in {self._rows[row].constraint for row in found}:
             row = next(row for row in found if self._rows[row].constraint == constraint)
             self._compiler.forget(constraint, found[row].fresh())
         return found
 
-    def _find_fitting(self, groups: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """The rows of each whose answers there is time for in a step; for one there always is."""
-        room, first = MOST_REPLAYED, True
+    def _find_fitting(
+        self, groups: Sequence[Sequence[int]], matchers: Mapping[int, GrammarMatcher]
+    ) -> Iterator[list[int]]:
+        """The rows of each for which there is time in a step; for one there always is."""
+        work, room, known = MOST_MADE, MOST_REPLAYED, set[Key]()
         for rows in groups:
+            content = self._rows[rows[0]].content
+            cost = matchers[rows[0]].cost * (1 if content in known else 2)  # one for who comes next
+            if cost > work and known:
+                continue
             fitting: list[int] = []
             for row in rows:
                 length = len(self._rows[row].answer)
-                if length <= room or first:
-                    room, first = room - length, False
+                if length <= room or not (fitting or known):
+                    room -= length
                     fitting.append(row)
             if fitting:
+                work -= cost
+                known.add(content)
                 yield fitting
 
     def _begin_again(self, rows: Sequence[int], stuck: GrammarMatcher) -> dict[int, GrammarMatcher]:

@@ -308,6 +308,10 @@ class ThinkingMatcher:
     def copy(self) -> ThinkingMatcher:
         return ThinkingMatcher(self._start, self._phase, self._answer.copy())
 
+    @property
+    def cost(self) -> int:
+        return self._answer.cost
+
     def fresh(self) -> ThinkingMatcher | None:
         answer = self._answer.fresh()
         return ThinkingMatcher(self._start, self._start(answer), answer) if answer else None
@@ -316,7 +320,7 @@ class ThinkingMatcher:
 class AnyAnswer:
     """No grammar: `mask` has every token."""
 
-    ended, error = False, ""
+    ended, error, cost = False, "", 0
 
     def __init__(self, mask: np.ndarray) -> None:
         self._mask = mask

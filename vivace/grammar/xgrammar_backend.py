@@ -94,7 +94,7 @@ class XGrammarBackend:
 class XGrammarMatcher:
     """`GrammarMatcher` takes nothing behind an end: here another one may follow."""
 
-    error = ""
+    error, cost = "", 0
 
     def __init__(self, handle: Any, ends: AnswerEnds) -> None:
         self.handle, self._ends = handle, ends
