@@ -39,8 +39,9 @@ TOGETHER = 8, 1
 """rows that get copies of another matcher when theirs have come to a limit; the second time"""
 MOST_MADE = 100_000
 """costs of matchers that are made in a step for that: 50 ms; or that of a single one"""
-MOST_REPLAYED = 100_000
-"""tokens of answers in a step for that, two microseconds each; or those of a single one"""
+MOST_REPLAYED = 20_000
+"""tokens of answers in a step for that, 4 to 20 microseconds each, since a new lexer knows none of
+their states; or those of a single one"""
 MOST_ALONE = 64
 """rows with one of their own at a time: each takes tens of megabytes when it comes to a limit"""
 MOST_FORCED = 11
