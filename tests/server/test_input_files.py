@@ -9,6 +9,7 @@ import pytest
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import run_now
+from vivace.requests.answer_rules import message_text
 from vivace.requests.input_files import SLICE, file_text
 from vivace.requests.prompts import template_messages
 from vivace.requests.schema import ContentPart, FileContent, Message
@@ -55,6 +56,14 @@ def test_a_file_says_the_same_however_it_is_cut(
             assert wanted is None
         else:
             assert wanted is not None and found == f"f\n{wanted}"
+
+
+def test_a_part_is_what_its_type_says_wherever_it_is_read() -> None:
+    file = FileContent(file_data=base64.b64encode(b"b").decode())
+    kinds = [ContentPart(type="text", text="a", file=file), ContentPart(type="file", file=file)]
+    message = Message(role="assistant", content=kinds)
+    (shown,) = run_now(template_messages([message]))
+    assert message_text(message) == "".join(part["text"] for part in shown["content"]) == "ab"
 
 
 def test_others_have_their_turn_while_a_large_file_is_read() -> None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from vivace.frontend.fairness import run_now
 from vivace.parsers.parser import ParseOptions
 from vivace.protocol.constraints import Constraint
 from vivace.protocol.messages import FINISH_STOP, Finish
 from vivace.requests.answer_syntax import AnswerSyntax
-from vivace.requests.input_files import file_text
+from vivace.requests.prompts import part_text
 from vivace.requests.schema import Message
 from vivace.requests.thinking import ThinkingFields, behind_thinking, read_thinking_limit
 from vivace.requests.tool_constraints import ToolCalls
@@ -80,13 +81,11 @@ def answer_rules(
 
 
 def message_text(message: Message) -> str:
-    """All text of a message."""
+    """All text of a message, as its prompt has it."""
     if isinstance(message.content, str):
         return message.content
     parts = message.content or ()
-    return "".join(
-        file_text(part.file, "file") if part.file is not None else part.text or "" for part in parts
-    )
+    return "".join(run_now(part_text(part, "content")) for part in parts)
 
 
 def is_cut(finish: Finish | None) -> bool:
