@@ -332,10 +332,14 @@ def sentencepiece_file(
     marks_spaces: int = 1,
     suffixed: int = 0,
     whole: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> bytes:
+    """`whole`: pieces that a user has defined; `more`: others, of characters first."""
     meta = sentencepiece_metadata()
-    for name, each in (("tokens", None), ("scores", 0.0), ("token_type", 4)):
-        meta[f"tokenizer.ggml.{name}"] += [piece if each is None else each for piece in whole]
+    for pieces, kind_of_piece in ((whole, 4), (more, 1)):
+        meta["tokenizer.ggml.tokens"] += pieces
+        meta["tokenizer.ggml.scores"] += [-float(place) for place in range(len(pieces))]
+        meta["tokenizer.ggml.token_type"] += [kind_of_piece] * len(pieces)
     columns = (meta[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type"))
     pieces = [
         proto(1, proto(1, token.encode()) + proto(2, score) + proto(3, kind_of_token))
@@ -395,8 +399,22 @@ def test_pieces_of_sentencepiece_that_are_kept_whole() -> None:
     }.items():
         assert core.encode(text).tokens == pieces.split(" ")  # as the library sentencepiece says
         assert core.decode(core.encode(text).ids) == text
-    spelled = "\n<0x41>\n"
-    assert core.decode(core.encode(spelled).ids) == spelled, "which is no A"
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("he <0x41>", "<s> \u2581he \u2581< 0 x <0x34> <0x31> >"),
+        ("he<0x41>", "<s> \u2581he <0 x <0x34> <0x31> >"),
+        ("\n<0x41>\n", "<s> \u2581 \n <0 x <0x34> <0x31> > \n"),
+    ],
+)
+def test_what_is_written_like_a_byte_is_divided_like_others(text: str, pieces: str) -> None:
+    more = ["<", ">", "0", "x", "\u2581<", "<0"]
+    data = sentencepiece_file(whole=["<sep>", "\n"], more=more)
+    core = sentencepiece_core(data, ConfigFields({}, str, ""), "tokenizer.model")
+    assert core.encode(text).tokens == pieces.split(" ")  # as the library sentencepiece says
+    assert core.decode(core.encode(text).ids) == text
 
 
 @pytest.mark.parametrize(("legacy", "last"), [(True, "\u2581he"), (False, "he")])

@@ -24,8 +24,9 @@ TEXT, SCORE, TYPE = 1, 2, 3
 MODEL_TYPE, BPE, UNIGRAM = 3, 2, 1
 IDS = {40: ("unknown", 0), 41: ("bos", 1), 42: ("eos", 2)}
 """of the trainer: names, and what they are unless it says so"""
-BYTE_HEAD = r"<(?=0x[0-9A-F]{2}>)"
-"""of a text that is no byte, though the piece of one is written like that"""
+BYTE_TAIL = r"(?<=\A<0x[0-9A-F]{2})>\z"
+"""of a text that is no byte, though the piece of one is written like that, where it is all between
+others: elsewhere merges may go across it. Hardly any goes across its last character."""
 ADDED = (("bos", True), ("eos", False))
 """tokens that frame a prompt, unless tokenizer_config.json says otherwise"""
 SUFFIXED = 24
@@ -117,8 +118,8 @@ def split_texts(core: Core, whole: list[str], *, once: bool) -> None:
         steps.append(pre_tokenizers.Metaspace(prepend_scheme="first", split=False))
     if whole:
         words = map(re.escape, sorted(whole, key=len, reverse=True))
-        pattern = "|".join([*words, BYTE_HEAD])
-        steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
+        for pattern in ("|".join(words), BYTE_TAIL):
+            steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
         core.model.ignore_merges = True  # type: ignore[attr-defined]
     if steps:
         core.pre_tokenizer = pre_tokenizers.Sequence(steps)  # type: ignore[assignment]
