@@ -193,10 +193,30 @@ def test_inputs_without_end_are_refused(name: str, rule: str, ends: bool) -> Non
 
 
 def test_rules_that_end_by_what_they_say_are_no_inputs_without_end() -> None:
-    for attribute in ('stop="END"', 'suffix="END"', "max_tokens=3"):
-        check_input_ends(f'start: a "x"\na[{attribute}]: /[\\s\\S]*/\n')
+    for attribute, text in {
+        'stop="END"': "abENDx",
+        'capture="a]", suffix="END"': "abENDx",
+        "max_tokens=3": "abcx",
+        "lazy": "ax",
+    }.items():
+        lark = f'start: a "x"\na[{attribute}]: /[\\s\\S]*/\n'
+        check_input_ends(lark)
+        assert obeys(EBNF, lark, text)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        'c[max_tokens=3]: "q"',
+        'd: "q" c\nc[lazy]: "q"',
+        '//a[lazy]: "q"',
+        'a[capture="suffix"]: "q"',
+    ],
+)
+def test_only_a_rule_that_says_so_ends(more: str) -> None:
     with pytest.raises(GrammarError, match="never"):
-        check_input_ends('start: a "x"\na: /[\\s\\S]*/\n')
+        check_input_ends(f'start: b /[\\s\\S]+/\nb: "(" b ")" | "x"\n{more}\n')
 
 
 FLAT = """

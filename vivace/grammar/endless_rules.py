@@ -48,10 +48,13 @@ _TAKES_ALL = re.compile(
     re.DOTALL,
 )
 """an expression that goes on with whatever comes"""
-_ENDED_RULE = re.compile(
-    r"^[?!]?[a-z_][\w-]*\[[^\]\n]*\b(?:stop|suffix|lazy|max_tokens)\b", re.MULTILINE
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_ATTRIBUTES = rf'(?:{_STRING.pattern}|[^"\]\n])*'
+_ENDS_ITSELF = re.compile(r"\s*(?:stop|suffix|lazy|max_tokens)\b")
+"""an attribute of a rule by which whatever it takes has an end"""
+_HEAD = re.compile(
+    rf"^[?!]?([a-z_][\w-]*)(?:\[({_ATTRIBUTES})\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE
 )
-_HEAD = re.compile(r"^[?!]?([a-z_][\w-]*)(?:\[[^\]\n]*\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
 
 
 class UnreadGrammar(Exception):
@@ -89,8 +92,6 @@ def check_ends(lark: str) -> None:
 def check_input_ends(lark: str) -> None:
     """Raises GrammarError for a grammar behind which nothing can come, since a terminal takes that,
     too: a lexer takes as much as it can, and does not go back."""
-    if _ENDED_RULE.search(lark):
-        return  # which it may end by
     greedy = _find_greedy(lark)
     if has_no_finite_text(lark, lambda text: text in greedy or bool(_TAKES_ALL.fullmatch(text))):
         raise GrammarError(
@@ -177,7 +178,11 @@ def _read_rules(lark: str, is_endless: Callable[[str], bool]) -> dict[str, Choic
     for head, end in zip(heads, ends, strict=True):
         if head[1] in rules:
             raise UnreadGrammar
-        rules[head[1]] = _read_choice(lark, head.end(), end, is_endless)
+        attributes = _STRING.sub("", head[2] or "").split(",")
+        ended = any(map(_ENDS_ITSELF.match, attributes))
+        rules[head[1]] = _read_choice(
+            lark, head.end(), end, (lambda _: False) if ended else is_endless
+        )
     return rules
 
 
