@@ -1258,6 +1258,7 @@ BODIES: dict[type[msgspec.Struct], Body] = {
                 Refused({"stream": True}, "answers are whole"),
             ],
         },
+        vertex.VERTEX_REFUSED,
     ),
     vertex.VertexInstance: Body(
         "/vertex_generate",

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import refuse_unsupported, validation_error
+from vivace.protocol.constraints import CONSTRAINTS
 from vivace.requests.limits import Ids, Members, PerPrompt
 from vivace.requests.schema import TEXT_ONLY, GenerateRequest
 from vivace.server.apis.chat_run import own_names
@@ -29,9 +30,18 @@ class VertexInstance(msgspec.Struct, kw_only=True):
     # Refused with a reason when set (INSTANCE_REFUSED).
     image_data: Any = None
     input_embeds: Any = None
+    response_format: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
 
 
-INSTANCE_REFUSED = {"image_data": TEXT_ONLY, "input_embeds": TEXT_ONLY}
+VERTEX_REFUSED = {
+    **dict.fromkeys(CONSTRAINTS, "goes into sampling_params of parameters"),
+    "response_format": "use json_schema in sampling_params of parameters",
+}
+INSTANCE_REFUSED = {"image_data": TEXT_ONLY, "input_embeds": TEXT_ONLY, **VERTEX_REFUSED}
 
 
 class VertexRequest(msgspec.Struct, kw_only=True):
@@ -39,6 +49,12 @@ class VertexRequest(msgspec.Struct, kw_only=True):
 
     instances: PerPrompt[VertexInstance]
     parameters: Members[Any] | None = None
+    # Refused with a reason when set (VERTEX_REFUSED).
+    response_format: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
 
 
 class VertexAnswer(msgspec.Struct, kw_only=True):
@@ -56,6 +72,7 @@ async def vertex_generate(context: Context, http: web.Request, body: Body) -> we
     """Generate from every instance."""
     arrival = time.monotonic()
     params = await READER.read(context, body)
+    refuse_unsupported(params, VERTEX_REFUSED)
     if not params.instances:
         return json_response(VertexAnswer(predictions=[]))
     with own_names(rename):
