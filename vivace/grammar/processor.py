@@ -37,6 +37,10 @@ from vivace.sampling.processors import Entries, Histories
 
 TOGETHER = 8, 1
 """rows that get copies of another matcher when theirs have come to a limit; the second time"""
+MOST_RENEWALS = len(TOGETHER)
+"""of a row: at the next limit it is alone, and to blame"""
+RENEWALS_OF_A_STEP = 2
+"""for rows that are at a limit again with the matcher that they got, or had no room at first"""
 MOST_MADE = 100_000
 """costs of matchers that are made in a step for that: 50 ms; or that of a single one"""
 MOST_REPLAYED = 20_000
@@ -173,7 +177,7 @@ class GrammarLogitsProcessor:
         matchers = {row: self._rows[row].matcher for row in picked.host_rows.tolist()}
         take = partial(self._take, rows=picked.host_rows, words=mask_words(logits.shape[1]))
         masks, stuck = take(matchers)
-        for _ in TOGETHER:
+        for _ in range(RENEWALS_OF_A_STEP):
             if not stuck:
                 break
             matchers |= self._renew(stuck, matchers)
@@ -201,8 +205,8 @@ class GrammarLogitsProcessor:
     ) -> dict[int, GrammarMatcher]:
         """Of rows whose matchers have come to a limit. That counts what all copies have found out
         together: few rows go on with copies of another one, and at the next limit each alone."""
-        alone = sum(state.renewals == len(TOGETHER) for state in self._rows.values())
-        most = len(TOGETHER) if alone < MOST_ALONE else 1
+        alone = sum(state.renewals == MOST_RENEWALS for state in self._rows.values())
+        most = MOST_RENEWALS if alone < MOST_ALONE else 1
         alike: dict[tuple[Key, int], list[int]] = {}
         for row in stuck:
             state = self._rows[row]
@@ -298,7 +302,7 @@ class GrammarLogitsProcessor:
         constraint = state.constraint
         if error != STUCK:  # of that the answer is to blame
             self._compiler.forget(constraint)
-        own = SHARED_LIMIT not in error or state.renewals == len(TOGETHER)
+        own = SHARED_LIMIT not in error or state.renewals == MOST_RENEWALS
         status, told = explain_stuck(error) if own else (503, NO_ROOM)
         return status, f"{constraint.field or constraint.kind}: {told}"
 

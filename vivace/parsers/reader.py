@@ -121,7 +121,7 @@ class TextReader:
         found = yield from self.is_next(literal)
         if found:
             self.take(self.at + len(literal))
-        elif self.cut and self.is_cut(literal):
+        elif self.is_cut(literal):
             self.take(len(self.text))
         return found
 
