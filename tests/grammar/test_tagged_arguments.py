@@ -343,7 +343,6 @@ def test_parameters_that_are_no_schemas_are_read_all_the_same(properties: Any) -
         ),
         (offer({"$ref": "#/$defs/color", "minLength": 2}), "properties.a.$ref"),
         (offer({"type": "string", "anyOf": 3}), "properties.a.anyOf"),
-        ({"type": "array"}, "type"),
         (offer({"type": "str"}), "properties.a.type"),
         (offer({"type": "string", "required": True}), "properties.a.required"),
         ({"required": ["a"], "additionalProperties": False}, "required"),

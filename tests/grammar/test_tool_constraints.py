@@ -381,3 +381,11 @@ def test_parameters_without_a_keyword_are_refused_where_they_count() -> None:
         with pytest.raises(BadRequest, match="keyword") as caught:
             calls.syntax(None)
         assert caught.value.field == "here"
+
+
+@pytest.mark.parametrize("name", [None, "hermes", "qwen3_coder", "pythonic"])
+@pytest.mark.parametrize("named", ["string", "array", ["string", "null"]])
+def test_parameters_that_are_no_object_are_refused(name: str | None, named: Any) -> None:
+    offered = OfferedTools(schemas={"a": {"type": named}}, places={"a": "here"}, required=("a",))
+    with pytest.raises(BadRequest, match="type"):
+        ToolCalls(offered=offered, form=answer_format(name, None), parallel=True).syntax(None)

@@ -11,6 +11,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.grammar.tool_tags import either, json_calls, tag_constraint
 from vivace.parsers.call_syntax import AnswerShape
 from vivace.parsers.parser import ParserFormat
+from vivace.parsers.schema_types import kinds
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
 from vivace.requests.argument_schemas import NotWritable, said
 from vivace.requests.call_formats import CalledFunction, CallFormats, Functions, can_call
@@ -118,7 +119,10 @@ class ToolCalls:
         offered, schema = self.offered, self.offered.schemas[name]
         if schema and not said(schema) and all(isinstance(one, dict) for one in schema.values()):
             raise BadRequest(offered.places[name], NO_KEYWORD)
-        whole = {**ANY_OBJECT, **schema} if schema else NO_ARGUMENTS
+        named = kinds({"type": schema.get("type")}, schema)
+        if named and "object" not in named:
+            raise BadRequest(f"{offered.places[name]}.type", "must be object, as arguments are")
+        whole = {**schema, **ANY_OBJECT} if schema else NO_ARGUMENTS
         return CalledFunction(whole, offered.places[name], offered.inputs.get(name))
 
 
