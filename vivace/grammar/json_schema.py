@@ -13,6 +13,7 @@ from vivace.grammar.limits import MAX_DEPTH, MAX_VALUES
 from vivace.grammar.recursion import never_ends
 from vivace.grammar.schema_keywords import DATA, check_keywords, simplify
 from vivace.grammar.schema_numbers import fit_numbers
+from vivace.grammar.schema_patterns import fit_patterns
 from vivace.grammar.schema_references import separate_instances, use_pointers
 from vivace.grammar.schema_rewrites import rewrite
 
@@ -44,6 +45,7 @@ def check_schema(schema: Any, place: str = "") -> None:
         _check_size(copy, before)
     check_keywords(schema, place)
     fit_numbers(schema, place)
+    fit_patterns(schema, place)
     simplify(schema)
     rewrite(schema)
     endless = never_ends(schema)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Iterator
 
 from vivace.grammar.backend import GrammarError
 
@@ -24,9 +25,13 @@ _ESCAPE = (
 )
 _CLASS = r"\[:\^?\w+:\]"
 _SET = rf"\[\^?+\]?+(?:{_ESCAPE}|{_CLASS}|[^\\\]])*+"
-"""but for its end"""
+"""without an end"""
+_SETS = _CLASS
+for _ in range(4):
+    _SETS = rf"\[\^?+\]?+(?:{_ESCAPE}|{_CLASS}|{_SETS}|[^\\\[\]])*+\]"
+"""with others in them, which have others in them"""
 _PART = re.compile(
-    rf"(?P<set>{_SET}\])|(?P<escape>{_ESCAPE})|(?P<dot>\.)"
+    rf"(?P<set>{_SETS})|(?P<escape>{_ESCAPE})|(?P<dot>\.)"
     rf"|(?P<refused>\(\?#[^)]*\)?|\\\Z|{_SET})"
     r"|(?P<flags>\(\?[a-zA-Z]*-?[a-zA-Z]*[:)])|(?P<group>\((?:\?P?<\w+>)?)|(?P<end>\))|(?P<other>.)",
     re.DOTALL,
@@ -108,6 +113,27 @@ def _quote_escape(text: str) -> str:
     if text[1] in _ANCHORS:
         return text
     return _spelled(text, _class_members(text))
+
+
+def set_parts(pattern: str) -> Iterator[tuple[str, frozenset[str] | None]]:
+    """Every part of a pattern, all together as it is written; of one that stands for a character
+    those of `ESCAPED` that it fits, None where that is not known. Raises GrammarError."""
+    for part in _PART.finditer(pattern):
+        text, kind, fits = part[0], part.lastgroup, frozenset[str]()
+        if kind == "flags" and "x" in text.partition("-")[0]:
+            raise GrammarError("an expression with the flag x cannot be enforced")
+        if kind == "refused" and text.startswith("[") and "[" in text[1:]:
+            raise GrammarError("a set of characters has no end, or sets in it that are too deep")
+        try:
+            if kind == "set":
+                fits = _members(text)
+            elif kind == "escape":
+                fits = frozenset[str]() if text[1] in _ANCHORS else _class_members(text)
+            elif kind == "other":
+                fits = frozenset((text,)) & ALL
+        except GrammarError:
+            fits = None
+        yield text, fits
 
 
 def _spelled(text: str, escaped: frozenset[str] | set[str]) -> str:

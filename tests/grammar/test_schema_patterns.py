@@ -1,0 +1,114 @@
+"""Patterns of strings and of names: what may be an answer fits them, and what fits them may be one,
+but for U+0000 where a set has no quote or no backslash. Python's `re` is the judge."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import product
+from typing import Any
+
+import pytest
+from grammar_kit import EOS, schema_matcher
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vivace.grammar.backend import GrammarError, GrammarMatcher
+
+ALPHABET = '"\\\x00\x01\n\x1b\x7f\u2028a'
+TEXTS = ["".join(text) for count in range(3) for text in product(ALPHABET, repeat=count)]
+MEMBERS = ["a", '"', r"\"", r"\\", r"\x00", "\x00", r"\n", r"\x01-\x1f", r"\x00-\x0f", r"\x10-\x1f"]
+MEMBERS += [
+    r"\x00-\x1f",
+    r"\x00-\x21",
+    r"\x20-\x7e",
+    r"\x7f",
+    r"\d",
+    r"\s",
+    r"\D",
+    "/:*?<>|",
+    "\u2028",
+]
+OTHERS = [
+    (r"\p{Cc}", r"[\x00-\x1f\x7f-\x9f]"),
+    (r"\P{L}", r"[\W\d_]"),
+    (r"[^\p{Cc}\p{P}]", r"[^\x00-\x1f\x7f-\x9f\"\\]"),
+    (r"\p{Greek}", "[\u0391-\u03c9]"),
+    (r"[\P{Greek}--[\"]]", r"[^\"\u0391-\u03c9]"),
+    ("[[:cntrl:]]", r"[\x00-\x1f\x7f]"),
+    ("[^[:punct:]]", r"[^!-/:-@\[-`{-~]"),
+    (r"[[^a]&&[^\"]]", r"[^a\"]"),
+    (r"[^a&&[^\"]]", "[^a]"),
+    (r"[\x00-\x7f~~\\]", r"[\x00-\x5b\x5d-\x7f]"),
+    (r"[\\[^\n\\[\"]]]", r"[^\n\"]"),
+    (r"(?i:[^A\"])", r"[^aA\"]"),
+    *((one, one) for one in (".", "(?s:.)", r"\D", r"\W", r"\S", r"\x00", r"\"", r"\\", "a")),
+]
+"""as the library reads them, and as Python does"""
+
+
+def _sets(members: list[str], negated: bool) -> tuple[str, str]:
+    text = f"[{'^' * negated}{''.join(members)}]"
+    return text, text
+
+
+SETS = st.builds(_sets, st.lists(st.sampled_from(MEMBERS), min_size=1, max_size=3), st.booleans())
+ATOMS = st.one_of(SETS, st.sampled_from(OTHERS))
+REPEATED = st.tuples(ATOMS, st.sampled_from(["", "", "?", "*", "{2}"])).map(
+    lambda found: tuple(side + found[1] for side in found[0])
+)
+JOINED = st.lists(REPEATED, min_size=1, max_size=3).map(
+    lambda some: tuple(map("".join, zip(*some, strict=True)))
+)
+PATTERNS = st.lists(JOINED, min_size=1, max_size=3).map(
+    lambda some: tuple(f"^(?:{'|'.join(side)})$" for side in zip(*some, strict=True))
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PATTERNS, st.sampled_from([None, 1]))
+def test_strings_fit_their_pattern(pattern: tuple[str, str], most: int | None) -> None:
+    schema = {"type": "string", "pattern": pattern[0]}
+    judge = re.compile(pattern[1][:-1] + r"\Z")
+    try:
+        start = schema_matcher(schema if most is None else {**schema, "maxLength": most})
+    except GrammarError:
+        start = None
+    for text in TEXTS:
+        good = judge.match(text) is not None and (most is None or len(text) <= most)
+        if _may_be(start, text) != good:
+            assert good and "\0" in text, (pattern, text)
+
+
+def _may_be(start: GrammarMatcher | None, value: Any) -> bool:
+    ids = [*json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f").encode(), EOS]
+    return start is not None and start.copy().accept(ids) == len(ids)
+
+
+@pytest.mark.parametrize("pattern", ['^[^"]$', r"^[\x00-\x1f]$", "^[^/]$", r"^[^\\]$", "^a"])
+def test_names_fit_their_patterns(pattern: str) -> None:
+    schema = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}}
+    closed = {**schema, "additionalProperties": False}
+    for name in [*ALPHABET, "ab"]:
+        good = re.search(pattern, name) is not None
+        for value, form in product((1, "x"), (schema, closed)):
+            valid = value == 1 if good else form is schema
+            try:
+                found = _may_be(schema_matcher(form), {name: value})
+            except GrammarError as error:
+                assert form is schema and "patternProperties" in str(error)
+                continue
+            assert found == valid or (valid and name == "\0"), (name, value)
+
+
+def test_what_names_with_a_zero_would_get_is_not_left_open() -> None:
+    named = {"patternProperties": {'[^"]': {"type": "integer"}}, "additionalProperties": False}
+    with pytest.raises(GrammarError, match="patternProperties"):
+        schema_matcher({"items": {**named, "properties": {"\0": {"type": "string"}}}})
+    schema_matcher({"items": {**named, "properties": {"a": {"type": "integer"}}}})
+
+
+@pytest.mark.parametrize("pattern", ["(?x)a b", "(?i-x:a)(?sx: a)", "[[[[[[a]]]]]]"])
+def test_patterns_that_are_not_read_are_refused(pattern: str) -> None:
+    with pytest.raises(GrammarError, match="pattern"):
+        schema_matcher({"items": {"pattern": pattern}})
