@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from decimal import Decimal
-from math import inf, nextafter
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Decimal
+from math import floor, inf, nextafter
 from typing import Any, TypeGuard
 
 from vivace.grammar.backend import GrammarError
 from vivace.grammar.schema_keywords import all_schemas, spelled
+from vivace.parsers.schema_types import Path
 
 ALL_WHOLE = 1 << 53
 """Up to here each whole number is a double."""
@@ -16,7 +18,12 @@ LARGEST = (1 << 63) - (1 << 10)
 """the last double below 2 to the power of 63; the library ends with signal 11 at a lower one"""
 DIGITS, POWER = 15, 22
 """of a fraction that is read exactly"""
-BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
+LARGEST_INNER = 10**18
+"""From here on the library has no lower bounds, and from minus that down no upper ones."""
+Side = tuple[str, str, int]
+LOWER: Side = ("minimum", "exclusiveMinimum", 1)
+UPPER: Side = ("maximum", "exclusiveMaximum", -1)
+BOUNDS: tuple[Side, ...] = (LOWER, UPPER)
 """the inclusive and the exclusive keyword; the sign with which it is a lower one"""
 KEYWORDS = frozenset(
     ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "const", "enum")
@@ -25,36 +32,92 @@ Number = int | float
 
 
 def fit_numbers(schema: Any, place: str) -> None:
-    """In place: a bound that the library would take for another one becomes the next one inside
-    that it would not. Raises GrammarError for values like that, and where nothing is inside."""
-    for path, one in all_schemas(schema):
-        if KEYWORDS.isdisjoint(one):
-            continue  # as most have none
-        for keyword, exclusive, sign in BOUNDS:
-            if not _fit_bound(one, keyword, exclusive, sign):
-                reason = f"cannot be enforced: numbers go from -{LARGEST} to {LARGEST}"
-                raise GrammarError(f"{spelled(place, (*path, keyword))}: {reason}")
+    """In place: a bound that the library would take for another one becomes one inside that it
+    would not. Raises GrammarError for values like that, and where nothing is inside."""
+    held = [(path, one) for path, one in all_schemas(schema) if not KEYWORDS.isdisjoint(one)]
+    fits = {side: [_fit_bound(path, one, side, place) for path, one in held] for side in BOUNDS}
+    lower, upper = (list(filter(None, fits[side])) for side in BOUNDS)
+    for side, own, others in ((LOWER, lower, upper), (UPPER, upper, lower)):
+        # the library takes a strict one for inclusive where another is less than 1 behind it
+        near = {floor(-one.value) for one in others}
+        for one in own:
+            if one.strict and not one.integers and one.value >= 0 and one.value in near:
+                one = replace(one, value=_rounded(one.value.next_plus()), strict=False)
+            one.write(side)
+    for path, one in held:
         for keyword in ("const", "enum"):
             if not all(map(_is_exact, _numbers(one.get(keyword)))):
                 reason = "a number with so many digits cannot be enforced; use a string, or bounds"
                 raise GrammarError(f"{spelled(place, (*path, keyword))}: {reason}")
 
 
-def _fit_bound(schema: dict[str, Any], keyword: str, exclusive: str, sign: int) -> bool:
-    """Whether some number is inside."""
-    strict = schema.get(exclusive)
-    found = list[Number]()
-    for key, beyond in ((keyword, strict is True), (exclusive, True)):
-        bound = schema.get(key)
-        if _is_number(bound) and abs(bound) >= ALL_WHOLE:
-            found.append(_next_inside(bound * sign, beyond))
-            if key == exclusive:
-                del schema[key]
-        elif _is_number(bound) and key == keyword:
-            found.append(bound * sign)
-    if found:
-        schema[keyword] = max(found) * sign
-    return not found or max(found) <= LARGEST
+@dataclass(frozen=True)
+class FittedBound:
+    """`value`: as a lower bound; `integers`: there are no others."""
+
+    schema: dict[str, Any]
+    value: Decimal
+    strict: bool
+    integers: bool
+
+    def write(self, side: Side) -> None:
+        inclusive, exclusive, sign = side
+        value = self.value * sign
+        number = int(value) if value == value.to_integral_value() else float(value)
+        older = self.schema.get(exclusive) is True
+        for key in (inclusive, exclusive):
+            self.schema.pop(key, None)
+        self.schema[exclusive if self.strict and not older else inclusive] = number
+        if self.strict and older:
+            self.schema[exclusive] = True
+
+
+def _fit_bound(path: Path, schema: dict[str, Any], side: Side, place: str) -> FittedBound | None:
+    """The inner one of the inclusive and the exclusive one."""
+    inclusive, exclusive, sign = side
+    kinds = schema.get("type", ())
+    integers = "integer" in kinds and "number" not in kinds
+    found = list[tuple[Decimal, bool]]()
+    for key, strict in ((inclusive, schema.get(exclusive) is True), (exclusive, True)):
+        if not _is_number(bound := schema.get(key)):
+            continue
+        bound *= sign
+        if isinstance(bound, float) and bound.is_integer():
+            bound = int(bound)
+        found.append(_whole(bound, strict) if _is_whole(bound, integers) else _any(bound, strict))
+        if found[-1][0] >= LARGEST_INNER:
+            reason = "cannot be enforced: so large a number can only be a bound on the other side"
+            raise GrammarError(f"{spelled(place, (*path, key))}: {reason}")
+    return FittedBound(schema, *max(found), integers) if found else None
+
+
+def _is_whole(bound: Number, integers: bool) -> TypeGuard[int]:
+    return integers and isinstance(bound, int)
+
+
+def _whole(bound: int, strict: bool) -> tuple[Decimal, bool]:
+    """Of integers, and whether it is not one itself."""
+    if abs(bound) < ALL_WHOLE:
+        return Decimal(bound), strict
+    return Decimal(_next_inside(bound, strict)), False
+
+
+def _any(bound: Number, strict: bool) -> tuple[Decimal, bool]:
+    """The same of all numbers: the library has those bounds whose shortest spelling this is."""
+    if isinstance(bound, int):
+        double = _next_inside(bound, beyond=False)
+        strict, bound = strict and double == bound, double
+        exact = Decimal(repr(float(bound))) == bound
+    else:
+        exact = _is_exact(bound)
+    value = Decimal(bound) if isinstance(bound, int) else Decimal(repr(bound))
+    return (value, strict) if exact else (_rounded(value), False)
+
+
+def _rounded(value: Decimal) -> Decimal:
+    """Up, to so many digits, none behind those that the library has."""
+    power = max(value.adjusted() + 1 - DIGITS, -POWER)
+    return value.quantize(Decimal((0, (1,), power)), ROUND_CEILING)
 
 
 def _next_inside(bound: Number, beyond: bool) -> int:
