@@ -103,6 +103,8 @@ OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
         ),
         ({"patternProperties": {"a": {}, "\\bb": {}}}, "patternProperties: cannot"),
         ({"type": "string", "pattern": "(?=a)b"}, "look"),
+        ({"items": {"type": "string", "pattern": "^a/(?=b)/\\d"}}, "items.pattern: cannot"),
+        ({"items": {"type": "string", "pattern": r"^a\/b/(?=b)"}}, "items.pattern: cannot"),
         ({"enum": []}, "anyOf"),
         ({"type": "integer", "minimum": 10**400}, "minimum: cannot"),
         ({"type": "integer", "maximum": -(2**63)}, "maximum: cannot"),

@@ -41,7 +41,7 @@ def _has_expression(said: re.Match[str], keyword: str, value: Any) -> bool:
 
 def _as_shown(pattern: str) -> str:
     """By the library."""
-    plain = " ".join(pattern.split())
+    plain = re.sub(r"\\?/", r"\\/", " ".join(pattern.split()))
     return plain.replace(r"\d", "[0-9]").replace(r"\w", "[0-9a-zA-Z_]")
 
 
