@@ -17,6 +17,7 @@ from vivace.requests.schema import ContentPart, FileContent, Message
 TEXTS = [b"", b"a", b"\xef\xbb\xbfa", "äöü€😀\n".encode() * 3, bytes(3), b"a\xff", "€".encode()[:2]]
 DATA = [
     *(base64.b64encode(text).decode() for text in TEXTS),
+    *(base64.urlsafe_b64encode(text).decode().rstrip("=") for text in TEXTS),
     *(base64.encodebytes(text * 40).decode() + "\r\n" * 9 for text in TEXTS),
     *(
         "=",
@@ -35,7 +36,9 @@ DATA = [
 def read_whole(data: str) -> str | None:
     """None: it is no text."""
     try:
-        content = base64.b64decode(data.replace("\r", "").replace("\n", ""), validate=True)
+        plain = data.translate(str.maketrans("-_", "+/", "\r\n"))
+        padding = "" if "=" in plain else "=" * (-len(plain) % 4)
+        content = base64.b64decode(plain + padding, validate=True)
         text = content.decode("utf-8-sig")
     except (binascii.Error, ValueError):
         return None
@@ -49,7 +52,7 @@ def test_a_file_says_the_same_however_it_is_cut(
 ) -> None:
     monkeypatch.setattr("vivace.requests.input_files.SLICE", size)
     wanted = read_whole(data)
-    for head in ("", "data:text/plain;base64,"):
+    for head in ("", "data:text/plain;base64,", "DATA:TEXT/PLAIN;BASE64,"):
         try:
             found = file_text(FileContent(file_data=head + data, filename="f"), "file")
         except BadRequest:

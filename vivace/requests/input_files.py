@@ -23,6 +23,8 @@ TEXT_TYPES = re.compile(
     r"|octet-stream)"
 )
 """of media; nothing, and octet-stream: whatever is in it"""
+OTHER_ALPHABETS = str.maketrans("-_", "+/", "\r\n")
+"""base64 of URLs, and lines as mail has them"""
 NO_BASE64 = "is not valid base64; a text may stand in a part of its own"
 NO_PLACE = "this server stores no files and fetches none; send the file itself as file_data"
 NO_TEXT_FILE = "the served model takes text only; send what the file says as text"
@@ -68,10 +70,11 @@ def decoded_slices(data: str, place: str) -> Iterator[tuple[bytes, bool]]:
     start, rest = _find_base64(data, place), ""
     for begin in range(start, len(data), SLICE):
         last = begin + SLICE >= len(data)
-        piece = rest + data[begin : begin + SLICE].replace("\r", "").replace("\n", "")  # of mail
+        piece = rest + data[begin : begin + SLICE].translate(OTHER_ALPHABETS)
         whole = len(piece) if last else (len(piece) - 1) // 4 * 4  # padding stays with the last one
         try:
-            content = base64.b64decode(piece[:whole], validate=True)
+            padding = "=" * (-whole % 4) if "=" not in piece else ""  # which some leave out
+            content = base64.b64decode(piece[:whole] + padding, validate=True)
         except (binascii.Error, ValueError):
             raise BadRequest(place, NO_BASE64) from None
         if "=" in piece[:whole] and not last:
@@ -82,7 +85,7 @@ def decoded_slices(data: str, place: str) -> Iterator[tuple[bytes, bool]]:
 
 def _find_base64(data: str, place: str) -> int:
     """Where it begins."""
-    if not data.startswith(DATA):
+    if data[: len(DATA)].lower() != DATA:
         return 0
     end = data.find(",", 0, LONGEST_HEAD)
     kind, *parameters = data[len(DATA) : max(end, 0)].lower().split(";")
