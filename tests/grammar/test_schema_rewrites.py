@@ -13,6 +13,7 @@ import pytest
 from grammar_kit import EOS, obeys, schema_matcher
 
 from vivace.grammar.backend import GrammarError
+from vivace.grammar.limits import MAX_TEXTS
 from vivace.grammar.schema_references import MAX_URI, MOST_VALUES, with_pointers
 from vivace.protocol.constraints import JSON_SCHEMA
 
@@ -208,6 +209,33 @@ def test_schemas_of_a_request_are_followed_up_to_a_number_of_values() -> None:
     found = with_pointers({"plain": plain, "first": named, "large": large, "last": named})
     assert found["first"] == {"$ref": "#/$defs/n", "$defs": {"n": {}}}
     assert found["plain"] is plain and found["large"] is large and found["last"] is named
+
+
+@pytest.mark.parametrize("name", ["x" * 60_000, "\U0001f600" * 20_000])
+@pytest.mark.parametrize("below", [{"$anchor": "a"}, {"$id": "http://e.org/a", "not": {}}])
+def test_pointers_to_long_names_are_written_up_to_a_number_of_characters(
+    name: str, below: dict[str, Any]
+) -> None:
+    """Each of 1900 references had a copy of the name."""
+    ref = "#a" if "$anchor" in below else "http://e.org/a#/not"
+    refs = {f"p{i}": {"$ref": ref} for i in range(1000)}
+    schema = {"type": "object", "properties": {name: below, **refs}}
+    short = {"$ref": "#n", "$defs": {"n": {"$anchor": "n"}}}
+    found = with_pointers({"long": schema, "short": short})
+    assert found["long"] is schema and found["short"]["$ref"] == "#/$defs/n"
+    many = {f"f{i}": {"properties": {name[:2000]: below, "p": {"$ref": ref}}} for i in range(30)}
+    copies = [one["properties"]["p"]["$ref"] for one in with_pointers(many).values()]
+    assert sum(map(len, copies)) <= MAX_TEXTS
+    with pytest.raises(GrammarError):
+        obeys(JSON_SCHEMA, schema, "1")
+
+
+@pytest.mark.parametrize("half", ["", "\ud800"])
+def test_schemas_of_a_request_are_followed_up_to_a_number_of_characters(half: str) -> None:
+    schema = {"$ref": "#n", "$defs": {"n": {"$anchor": "n"}}, "x": half}
+    assert with_pointers({"f": schema})["f"] is not schema
+    for long in ("a" * MAX_TEXTS, {"a" * MAX_TEXTS: 1}):
+        assert with_pointers({"f": schema, "g": {"x": long}})["f"] is schema
 
 
 def test_what_takes_long_to_be_joined_is_not_followed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from itertools import islice
 from typing import Any
@@ -13,7 +14,7 @@ from urllib.parse import quote, unquote, urldefrag, urljoin
 import msgspec
 
 from vivace.grammar.backend import GrammarError
-from vivace.grammar.limits import MAX_VALUES
+from vivace.grammar.limits import MAX_TEXTS, MAX_VALUES
 from vivace.grammar.schema_keywords import DATA, IN_MAPS, all_schemas, named_draft
 from vivace.parsers.schema_types import Path, is_pointer, pointed, values
 
@@ -29,12 +30,14 @@ Part = tuple[Path, dict[str, Any]]
 """a schema within another, and where"""
 MOST_VALUES = 4000
 """of all schemas of a request that are read while nothing else is done"""
+MOST_WRITTEN = 1 << 20
+"""characters of pointers: each reference to a long name has that in it"""
 
 
 def with_pointers(schemas: Mapping[str, Any]) -> dict[str, Any]:
     """The schemas, with copies that refer by pointers in the place of those that refer by names;
-    beyond `MOST_VALUES` the rest as they are."""
-    found, left = dict(schemas), MOST_VALUES
+    beyond `MOST_VALUES` and `MAX_TEXTS` the rest as they are."""
+    found, left, room = dict(schemas), MOST_VALUES, MAX_TEXTS
     if not _may_refer(schemas):
         return found
     for key, schema in schemas.items():
@@ -42,25 +45,42 @@ def with_pointers(schemas: Mapping[str, Any]) -> dict[str, Any]:
             left -= sum(1 for _ in islice(values(schema), left + 1))
             if left < 0:
                 break
-            found[key] = deepcopy(schema)
-            use_pointers(found[key])
+            copy = deepcopy(schema)
+            with suppress(GrammarError):
+                room -= use_pointers(copy, room)
+                found[key] = copy
     return found
 
 
 def _may_refer(schemas: Mapping[str, Any]) -> bool:
-    """A quick look, since each request brings its tools: most have no key that begins with $."""
+    """A quick look, since each request brings its tools: most have no key that begins with $. What
+    is longer than `MAX_TEXTS` is not read."""
     try:
-        return b'"$' in msgspec.json.encode(list(schemas.values()))
+        text = msgspec.json.encode(list(schemas.values()))
     except ValueError:  # half a character
-        return True
+        return _is_short(list(schemas.values()))
+    return len(text) <= MAX_TEXTS and b'"$' in text
 
 
-def use_pointers(schema: Any) -> None:
+def _is_short(schema: Any) -> bool:
+    left = MAX_TEXTS
+    for one in values(schema):
+        left -= 1 + (len(one) if isinstance(one, str) else 0)
+        left -= sum(map(len, one)) if isinstance(one, dict) else 0
+        if left < 0:
+            return False
+    return True
+
+
+def use_pointers(schema: Any, most: int = MOST_WRITTEN) -> int:
     """In place. What refers to nothing that is in the schema stays, and so does what refers to
     whichever of several is the outermost one: both are refused then. With an `$id` of more than
-    `MAX_URI` all stay."""
-    if refers_by_names(schema):
-        _NamedParts(schema).use_pointers()
+    `MAX_URI` all stay. The characters that were written; GrammarError beyond `most` of them."""
+    if not refers_by_names(schema):
+        return 0
+    parts = _NamedParts(schema, most)
+    parts.use_pointers()
+    return most - parts.room
 
 
 def separate_instances(schema: Any, before: str) -> Iterator[Any]:
@@ -114,13 +134,15 @@ MAX_URI = 512
 class _NamedParts:
     """The schemas within one, by their names: an absolute `$id`, or an anchor below one."""
 
-    def __init__(self, schema: Any) -> None:
-        self._schema = schema
+    def __init__(self, schema: Any, room: int) -> None:
+        self.room = room
+        """characters of pointers that may be written"""
         self._parts: Sequence[Part] = [  # the outer ones first
             part for part in all_schemas(schema) if not _instance_keyword(part[0])
         ]
-        self._written: dict[int | str, str] = {}
-        """parts of pointers as they are written"""
+        self._schemas = dict(self._parts)
+        self._written: dict[Path, str] = {}
+        """pointers"""
         self._bases: dict[Path, str] = {(): ""}
         self._roots: dict[str, Path] = {"": ()}
         self._anchors: dict[tuple[str, str], Path] = {}
@@ -196,16 +218,20 @@ class _NamedParts:
             return start
         if not fragment.startswith("/"):
             return self._anchors.get((self._base(start), unquote(fragment)))
-        found = pointed(self._schema, self._as_pointer(start) + fragment)
-        return found and found[0]
+        found = pointed(self._schemas[start], "#" + fragment)
+        return found and (*start, *found[0])
 
     def _as_pointer(self, path: Path) -> str:
-        written = self._written
-        for part in path:
-            if part not in written:
-                plain = str(part).replace("~", "~0").replace("/", "~1")
-                written[part] = "/" + quote(plain, safe=IN_POINTERS)
-        return "#" + "".join([written[part] for part in path])
+        if path not in self._written:
+            parts = [str(part).replace("~", "~0").replace("/", "~1") for part in path]
+            self._written[path] = "#" + "".join(
+                ["/" + quote(part, safe=IN_POINTERS) for part in parts]
+            )
+        pointer = self._written[path]
+        self.room -= len(pointer)
+        if self.room < 0:
+            raise GrammarError("its references by $anchor or $id lead to names that are too long")
+        return pointer
 
 
 def _absolute(base: str, ref: str) -> tuple[str, str] | None:
