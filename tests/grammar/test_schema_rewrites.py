@@ -15,6 +15,7 @@ from grammar_kit import EOS, obeys, schema_matcher
 from vivace.grammar.backend import GrammarError
 from vivace.grammar.limits import MAX_TEXTS
 from vivace.grammar.schema_references import MAX_URI, MOST_VALUES, with_pointers
+from vivace.parsers.schema_types import MAX_REFERENCE, pointed_value
 from vivace.protocol.constraints import JSON_SCHEMA
 
 FEW = {"$defs": {"few": {"type": ["string", "null", "number"], "enum": ["a", None, 1, 1.0, True]}}}
@@ -228,6 +229,18 @@ def test_pointers_to_long_names_are_written_up_to_a_number_of_characters(
     assert sum(map(len, copies)) <= MAX_TEXTS
     with pytest.raises(GrammarError):
         obeys(JSON_SCHEMA, schema, "1")
+
+
+@pytest.mark.parametrize("length", [2000, 5000])
+def test_references_may_be_so_long(length: int) -> None:
+    ref = "#/$defs/" + "%41" * (length // 3)
+    schema = {"$ref": ref, "$defs": {"A" * (length // 3): {"type": "null"}}}
+    assert pointed_value(schema, ref) == ({"type": "null"} if length < MAX_REFERENCE else None)
+    if length < MAX_REFERENCE:
+        assert obeys(JSON_SCHEMA, schema, "null") and not obeys(JSON_SCHEMA, schema, "1")
+        return
+    with pytest.raises(GrammarError, match="longer"):
+        obeys(JSON_SCHEMA, schema, "null")
 
 
 @pytest.mark.parametrize("half", ["", "\ud800"])

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from vivace.grammar.backend import GrammarError
-from vivace.parsers.schema_types import TYPE_NAMES, TYPES, Path, is_pointer, pointed
+from vivace.parsers.schema_types import MAX_REFERENCE, TYPE_NAMES, TYPES, Path, is_pointer, pointed
 
 IN_ONE = (
     *("additionalProperties", "items", "additionalItems", "not", "if", "then", "else"),
@@ -136,6 +136,11 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     ref = schema.get("$ref")
     if isinstance(ref, str) and ref.startswith("#") and not is_pointer(ref):
         yield "$ref", "refers to nothing: no $anchor has this name"
+    if isinstance(ref, str) and len(ref) > MAX_REFERENCE:
+        yield (
+            "$ref",
+            f"is longer than {MAX_REFERENCE} characters; give what it leads to under $defs",
+        )
     for keyword in ("$dynamicRef", "$recursiveRef"):
         if keyword in schema:
             yield keyword, OUTERMOST

@@ -11,7 +11,7 @@ from vivace.parsers.events import EventWriter
 from vivace.parsers.inputs import FENCE, FENCE_END
 from vivace.parsers.json_values import MAX_NAME, copy_value, object_text, read_string
 from vivace.parsers.reader import NotACall, Steps, TextReader, marker_set
-from vivace.parsers.schema_types import kinds, referred
+from vivace.parsers.schema_types import MAX_WORK, read_kinds, referred
 
 NAME = re.compile(r"[\w.:/\-]*")
 ARGUMENTS = ("arguments", "parameters")
@@ -39,8 +39,13 @@ class CallReader:
         self._forwarded = forwarded
         self._most = most
         self._inputs = inputs
-        self.types: dict[tuple[str, str], set[str]] = {}
-        """of parameters, by function and name, as far as somebody asked"""
+        self._parameters: dict[str, tuple[Mapping[str, Any], Any]] = {}
+        """schemas of parameters by function, as far as somebody asked: those with names, and of all
+        others"""
+        self._kinds: dict[tuple[str, int], set[str]] = {}
+        """by function and schema: one may be long, and the schema of a thousand names"""
+        self._work = MAX_WORK
+        """that is left for them; what it does not reach says nothing of types"""
 
     def begin(self, name: str) -> None:
         """From here on what is read is the call's. Raises NotACall when it is not to be made."""
@@ -53,13 +58,24 @@ class CallReader:
 
     def parameter_kinds(self, name: str, key: str) -> set[str]:
         """The types that the schema of a function's parameter allows; none if it does not say."""
-        root = self._tools.get(name, {})
-        schema = referred(root, root)
-        if not isinstance(schema, Mapping):
+        if name not in self._tools:
             return set()
+        if name not in self._parameters:
+            self._parameters[name] = self._schemas(name)
+        listed, others = self._parameters[name]
+        schema = listed.get(key, others)
+        place = name, id(schema)
+        if place not in self._kinds:
+            root = self._tools[name]
+            self._kinds[place], self._work = read_kinds(schema, root, self._work)
+        return self._kinds[place]
+
+    def _schemas(self, name: str) -> tuple[Mapping[str, Any], Any]:
+        schema = referred(self._tools[name], self._tools[name])
+        if not isinstance(schema, Mapping):
+            return {}, None
         properties, others = schema.get("properties"), schema.get("additionalProperties")
-        listed = properties if isinstance(properties, Mapping) else {}
-        return kinds(listed.get(key, others), root)
+        return (properties if isinstance(properties, Mapping) else {}), others
 
     def fenced(self, name: str) -> Steps[bool]:
         """Whether what comes is the input of a custom tool as a grammar has demanded it."""

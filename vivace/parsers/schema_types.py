@@ -15,6 +15,11 @@ INDEX = re.compile(r"[0-9]{1,9}")
 """of a list, in a reference"""
 MAX_STEPS = 100
 """references to references"""
+MAX_REFERENCE = 4096
+"""characters of one"""
+MAX_WORK = 1 << 17
+"""schemas that are read for their types, and characters of references, and every `LISTED` values"""
+LISTED = 8
 STRING = frozenset({"string"})
 JSON_KINDS: Mapping[type, frozenset[str]] = {
     bool: frozenset({"boolean"}),
@@ -46,34 +51,48 @@ def json_kinds(value: Any) -> frozenset[str]:
 
 def kinds(schema: Any, root: Mapping[str, Any]) -> set[str]:
     """The types that a part of `root` allows; none if it does not say."""
+    return read_kinds(schema, root, MAX_WORK)[0]
+
+
+def read_kinds(schema: Any, root: Mapping[str, Any], left: int) -> tuple[set[str], int]:
+    """These, as far as so much work finds them, and what is left of that."""
     found: set[str] = set()
     seen: set[str] = set()
     stack = [schema]
-    while stack:
+    while stack and left > 0:
         one = stack.pop()
+        left -= 1
         if not isinstance(one, Mapping):
             continue
         if isinstance(ref := one.get("$ref"), str):
             if ref not in seen:
                 seen.add(ref)
+                left -= len(ref)
                 stack.append(pointed_value(root, ref))
         elif isinstance(named := one.get("type"), str | list):
-            names = [named] if isinstance(named, str) else map(str, named)
+            names = {named} if isinstance(named, str) else set(map(str, named[: LISTED * left]))
+            left -= len(named) // LISTED
             found |= {TYPE_NAMES.get(kind.lower(), kind) for kind in names}
         elif isinstance(one.get("enum"), list):
-            found.update(*map(json_kinds, one["enum"]))
+            types = set(map(type, one["enum"][: LISTED * left]))
+            found = found.union(*(JSON_KINDS.get(kind, STRING) for kind in types))
+            left -= len(one["enum"]) // LISTED
         elif "const" in one:
             found |= json_kinds(one["const"])
         else:
-            stack += [each for key in UNIONS if isinstance(one.get(key), list) for each in one[key]]
-    return found
+            for key in UNIONS:
+                stack += one[key][:left] if isinstance(one.get(key), list) else ()
+    return found, left
 
 
 def referred(schema: Any, root: Mapping[str, Any]) -> Any:
     """What a part of `root` refers to, and that; itself where it refers to nothing."""
+    left = MAX_WORK
     for _ in range(MAX_STEPS):
         if not isinstance(schema, Mapping) or not isinstance(ref := schema.get("$ref"), str):
             return schema
+        if (left := left - len(ref)) < 0:
+            break
         schema = pointed_value(root, ref)
     return None
 
@@ -90,9 +109,10 @@ def pointed_value(root: Any, ref: str) -> Any:
 
 
 def pointed(root: Any, ref: str) -> tuple[Path, Any] | None:
-    """What a reference within a schema is to, with its path; None where that is nothing."""
+    """What a reference within a schema is to, with its path; None where that is nothing, or
+    a reference longer than any is (`MAX_REFERENCE`)."""
     path, value = (), root
-    if not is_pointer(ref):
+    if not is_pointer(ref) or len(ref) > MAX_REFERENCE:
         return None
     for part in ref[1:].split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")

@@ -112,7 +112,7 @@ class TaggedCall:
             reader.take_record()
             write(f'{before}"{escape(key)}": ')
             before = ", "
-            allowed = parameter_types(calls, name, key)
+            allowed = calls.parameter_kinds(name, key)
             if is_string is None:
                 is_string = allowed == STRING or not (allowed or self.untyped)
             yield from self._copy_value(calls, allowed, is_string=is_string)
@@ -279,11 +279,3 @@ def number_json(text: str) -> str:
         return number(text)
     except NotACall:
         return ""
-
-
-def parameter_types(calls: CallReader, name: str, key: str) -> set[str]:
-    """Looked up once: a schema may be long, and its key come often."""
-    types = calls.types
-    if (name, key) not in types:
-        types[name, key] = calls.parameter_kinds(name, key)
-    return types[name, key]
