@@ -14,6 +14,8 @@ from vivace.parsers.schema_types import STRING, json_kinds
 
 KEYS = re.compile(r'[^<>"\n]*')
 WORD = re.compile(r"[a-z]*")
+MAX_PYTHON = 1 << 14
+"""characters of a value that is read as Python writes it, which takes longest: all at once"""
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 WHOLE = re.compile(r"[+-]?[0-9][0-9_]{0,4000}")
 NUMBERED = {"1": "true", "0": "false"}
@@ -264,7 +266,7 @@ def other_json(text: str, allowed: set[str]) -> str:
         found = number_json(text) if whole or "number" in allowed else ""
         if found:
             return found
-    if not allowed & {"object", "array"}:
+    if not allowed & {"object", "array"} or len(text) > MAX_PYTHON:
         return ""
     try:
         found = literal_json(text)
