@@ -361,6 +361,29 @@ def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     backend.compiled.clear()
     take("b", "d")
     assert backend.compiled == ["d"]
+    take("f" * 11)
+    backend.compiled.clear()
+    take("f" * 11, "d")  # the last one is kept, however long
+    assert backend.compiled == ["d"]
+
+
+def test_living_requests_have_room_for_so_much() -> None:
+    """One constraint of any length, or several: the next ones may come again."""
+    backend = SlowBackend()
+    compiler = GrammarCompiler(lambda: backend, room=100 * module.BYTES)
+    living = [request("a" * 60), request("b" * 40), request("a" * 60)]
+    gates = [compiler.gate(one) for one in living]
+    refused = compiler.gate(request("c"))
+    assert refused is not None and refused.is_open() and refused.refusal is not None
+    assert refused.refusal.status == 503 and refused.refusal.retry_after
+    assert all(gate is not None and not gate.is_open() for gate in gates)
+    del living[1:], gates[1:]
+    gate = compiler.gate(last := request("d" * 40))
+    assert gate is not None and not gate.is_open() and last
+    del living, last, gates, gate
+    gate = compiler.gate(alone := request("e" * 101))
+    assert gate is not None and not gate.is_open() and alone
+    backend.go.set()
 
 
 def test_what_living_requests_need_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

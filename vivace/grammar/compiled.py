@@ -8,14 +8,23 @@ from collections import OrderedDict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from vivace.grammar.backend import GrammarMatcher
+from vivace.grammar.backend import GrammarMatcher, GrammarUnavailable
 from vivace.protocol.constraints import Constraint
 
 KEPT = 64
 """that nobody uses and somebody may ask for again"""
-KEPT_CHARACTERS = 16 << 20
-"""of the constraints of these together"""
+BYTES = 600
+"""that an automaton takes for each character of its constraint, at most by what was measured: 360
+of a long constant, 570 of tags with a hundred of them (usual schemas: 30 to 90). No library tells,
+and what a process grows by differs among ranks."""
+KEPT_CHARACTERS = (256 << 20) // BYTES
+"""of the constraints of these together, but for the last one"""
+LIVING_BYTES = 1 << 30
+"""of automata that living requests need"""
 
+NO_MEMORY = (
+    "the constraints of other requests leave no memory for one of its length now: try again later"
+)
 Key = tuple[str, str]
 Compiled = Future[GrammarMatcher]
 
@@ -32,7 +41,10 @@ class HeldGrammar:
 class CompiledGrammars:
     """Futures: who finds one that is not done has it compiled. Any thread calls everything."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = LIVING_BYTES) -> None:
+        """`room`: bytes of what living requests need"""
+        self._room, self._living = room // BYTES, 0
+        """characters"""
         self._lock = threading.RLock()
         self._held: dict[Key, HeldGrammar] = {}
         self._kept: OrderedDict[Key, Compiled] = OrderedDict()
@@ -53,11 +65,18 @@ class CompiledGrammars:
             return found
 
     def hold(self, constraint: Constraint) -> Compiled:
-        """The same; it stays as long as this object does."""
+        """The same; it stays as long as this object does. Raises GrammarUnavailable where those of
+        other requests leave no room."""
         with self._lock:
-            found, key = self.find(constraint), content_key(constraint)
-            self._take(key)
-            held = self._held.setdefault(key, HeldGrammar(found))
+            self.let_go()
+            key = content_key(constraint)
+            if key not in self._held:
+                if self._living and self._living + len(key[1]) > self._room:
+                    raise GrammarUnavailable(NO_MEMORY)
+                self._held[key] = HeldGrammar(self._take(key) or Compiled())
+                self._living += len(key[1])
+            held = self._held[key]
+            found = held.compiled
             held.requests += 1
         weakref.finalize(constraint, self._gone.append, (key, held)).atexit = False
         return found
@@ -66,7 +85,7 @@ class CompiledGrammars:
         """Who comes next has it compiled anew."""
         with self._lock:
             key = content_key(constraint)
-            self._held.pop(key, None)
+            self._drop(key)
             self._take(key)
 
     def replace(self, constraint: Constraint, matcher: GrammarMatcher) -> None:
@@ -87,15 +106,23 @@ class CompiledGrammars:
                 key, held = self._gone.popleft()
                 held.requests -= 1
                 if not held.requests and self._held.get(key) is held:
-                    del self._held[key]
+                    self._drop(key)
                     if not held.compiled.cancel():
                         self._keep(key, held.compiled)
 
     def _keep(self, key: Key, compiled: Compiled) -> None:
         self._kept[key] = compiled
         self._characters += len(key[1])
-        while len(self._kept) > KEPT or self._characters > KEPT_CHARACTERS:
+        while len(self._kept) > 1 and self._too_many:
             self._take(next(iter(self._kept)))
+
+    @property
+    def _too_many(self) -> bool:
+        return len(self._kept) > KEPT or self._characters > KEPT_CHARACTERS
+
+    def _drop(self, key: Key) -> None:
+        if self._held.pop(key, None) is not None:
+            self._living -= len(key[1])
 
     def _take(self, key: Key) -> Compiled | None:
         found = self._kept.pop(key, None)

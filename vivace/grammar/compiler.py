@@ -30,7 +30,7 @@ from vivace.grammar.compile_threads import (
     Watch,
     watch_thread,
 )
-from vivace.grammar.compiled import Compiled, CompiledGrammars
+from vivace.grammar.compiled import LIVING_BYTES, Compiled, CompiledGrammars
 from vivace.grammar.limited_process import LESS
 from vivace.grammar.matcher_cache import MatcherCache
 from vivace.grammar.replay import resume
@@ -52,12 +52,14 @@ class GrammarCompiler:
         self,
         create_backend: Callable[[], GrammarBackend],
         watch: Watch = watch_thread,
+        room: int = LIVING_BYTES,
     ) -> None:
+        """`room`: bytes of the grammars of living requests"""
         self._create_backend = create_backend
         self._backend: GrammarBackend | None = None
         self._lock = threading.Lock()
         """of the backend, while it is made"""
-        self._compiled = CompiledGrammars()
+        self._compiled = CompiledGrammars(room)
         self._threads = CompileThreads(self._compiled.let_go, watch)
         self.matcher_cache = MatcherCache()
 
@@ -74,7 +76,12 @@ class GrammarCompiler:
         constraint = request.sampling.constraint
         if constraint is None:
             return None
-        made = compiled = self._compiled.hold(constraint)
+        try:
+            made = compiled = self._compiled.hold(constraint)
+        except GrammarUnavailable as error:
+            made = Compiled()
+            made.set_exception(error)
+            return GrammarGate(constraint, made, self._threads)
         if not compiled.done():
             self._threads.submit(
                 partial(self._compile, copied(constraint)), compiled, request.client

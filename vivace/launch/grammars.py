@@ -9,7 +9,9 @@ from vivace.config.parallelism import requested_sizes
 from vivace.errors import CannotStart, cause
 from vivace.grammar.availability import XGRAMMAR, why_no_grammars
 from vivace.grammar.backend import GrammarBackend, JsonFormat
+from vivace.grammar.compiled import LIVING_BYTES
 from vivace.grammar.compiler import GrammarCompiler
+from vivace.platforms.cpu.facts import memory
 
 if TYPE_CHECKING:
     from vivace.config.config import Config
@@ -49,7 +51,7 @@ def grammar_compiler(config: Config, *, checked: bool = False) -> GrammarCompile
             answers = XGrammarBackend(vocabulary, form, answers, threads, checked=checked)
         return ThinkingBackend(answers, vocabulary)
 
-    return GrammarCompiler(create)
+    return GrammarCompiler(create, room=max(LIVING_BYTES, memory()[0] // 8))
 
 
 def check_whitespace(pattern: str) -> None:
