@@ -431,8 +431,18 @@ def test_damaged_files_of_sentencepiece(data: st.DataObject) -> None:
     broken = whole[:place] + bytes([data.draw(st.integers(0, 255))]) + whole[place + 1 :]
     nothing = ConfigFields({}, str, "")
     for one in (broken, whole[:place], data.draw(st.binary(max_size=50))):
-        with contextlib.suppress(TokenizerError):
+        with contextlib.suppress(CannotStart):
             sentencepiece_core(one, nothing, "tokenizer.model")
+
+
+@pytest.mark.parametrize(("score", "kind", "said"), [(float("nan"), 1, "scores"), (0.0, 9, "type")])
+def test_what_is_wrong_with_pieces_of_sentencepiece_is_said(
+    score: float, kind: int, said: str
+) -> None:
+    piece = proto(1, proto(1, b"odd") + proto(2, score) + proto(3, kind))
+    with pytest.raises(CannotStart, match=said) as caught:
+        sentencepiece_core(piece + sentencepiece_file(), ConfigFields({}, str, ""), "the.model")
+    assert "the.model" in str(caught.value) and "damaged" not in str(caught.value)
 
 
 def test_what_a_folder_lacks_is_said(tmp_path: Path) -> None:

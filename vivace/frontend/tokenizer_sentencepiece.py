@@ -12,6 +12,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from vivace.checkpoint.fields import ConfigFields, Flag
+from vivace.errors import CannotStart
 from vivace.frontend.errors import TokenizerError
 from vivace.frontend.gguf_words import KEY, USER
 from vivace.frontend.tokenizer_core import from_library
@@ -57,7 +58,7 @@ def sentencepiece_core(data: bytes, config: ConfigFields, where: str) -> Core:
             lambda: split_texts(core, whole, once=once), f"{where}: pieces that are kept whole"
         )
         return core
-    except TokenizerError:
+    except CannotStart:  # says what is wrong
         raise
     except (struct.error, IndexError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise TokenizerError(
