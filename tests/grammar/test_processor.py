@@ -350,6 +350,7 @@ class FailedMatcher(WatchedMatcher):
         ("parser error: Too many items (limit 10000; mask)", 400, "left-recursive", 2),
         ("lexer error: too many states: 20001 >= 20000", 503, "try again", 2),
         ("parser error: fuel", 400, "maxLength", 2),
+        ("lexer error: too many expressions constructed", 400, "constants", 2),
         (f"{LIBRARY_FAILED}: assertion failed", 500, LIBRARY_FAILED, 2),
     ],
 )

@@ -15,6 +15,11 @@ REMEDIES = (
         "item`), its expressions longer, and drop alternatives that begin alike",
     ),
     (
+        re.compile(r"too many expressions constructed"),
+        "it takes too many expressions: shorten its constants (const, enum, texts of tags and "
+        "grammars) to 100,000 characters together, and repeat less ({0,N}, maxLength)",
+    ),
+    (
         re.compile(r"too many (states|expressions)|fuel"),
         "its expressions take too many states: repeat less ({0,N}, maxLength) of what may be told "
         "apart only far behind",
