@@ -1,4 +1,5 @@
-"""What waits for the thread that compiles: clients take turns, so nobody is behind a crowd."""
+"""What waits for the thread that compiles: clients take turns, so nobody is behind a crowd, and
+small constraints come before large ones."""
 
 from __future__ import annotations
 
@@ -12,12 +13,20 @@ from vivace.grammar.backend import GrammarMatcher
 
 URGENT = None
 """instead of a client: a step waits for it"""
+SMALL = 8192
+"""characters: most compile in milliseconds, and those of more in up to seconds"""
+SMALL_FIRST = 8
+"""small ones, before a large one that waits: whatever comes, it has its turn"""
+Turns = dict[int, deque["CompileJob"]]
+"""by client; the first one is next"""
 
 
 @dataclass(frozen=True)
 class CompileJob:
     make: Callable[[], GrammarMatcher]
     made: Future[GrammarMatcher]
+    characters: int = 0
+    """of the constraint"""
 
     @property
     def waits(self) -> bool:
@@ -31,8 +40,9 @@ class CompileQueue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._urgent: deque[CompileJob] = deque()
-        self._clients: dict[int, deque[CompileJob]] = {}
-        """the first one is next"""
+        self._small, self._large = Turns(), Turns()
+        self._passed = 0
+        """small ones since a large one had its turn"""
 
     def put(self, job: CompileJob, client: int | None) -> None:
         """Also again, for another client: it is compiled when the first one's turn comes."""
@@ -40,19 +50,29 @@ class CompileQueue:
             if client is None:
                 self._urgent.append(job)
             else:
-                self._clients.setdefault(client, deque()).append(job)
+                turns = self._small if job.characters <= SMALL else self._large
+                turns.setdefault(client, deque()).append(job)
 
     def next(self) -> CompileJob | None:
         with self._lock:
             while self._urgent:
                 if (job := self._urgent.popleft()).waits:
                     return job
-            while self._clients:
-                client = next(iter(self._clients))
-                jobs = self._clients.pop(client)
-                job = jobs.popleft()
-                if jobs:
-                    self._clients[client] = jobs  # behind the others
-                if job.waits:
+            both = (self._small, self._large)
+            for turns in reversed(both) if self._passed >= SMALL_FIRST else both:
+                if (job := _take(turns)) is not None:
+                    self._passed = self._passed + 1 if turns is self._small else 0
                     return job
         return None
+
+
+def _take(turns: Turns) -> CompileJob | None:
+    while turns:
+        client = next(iter(turns))
+        jobs = turns.pop(client)
+        job = jobs.popleft()
+        if jobs:
+            turns[client] = jobs  # behind the others
+        if job.waits:
+            return job
+    return None

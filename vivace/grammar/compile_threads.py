@@ -65,10 +65,14 @@ class CompileThreads:
         self._urgent: threading.Thread | None = None
 
     def submit(
-        self, make: Callable[[], GrammarMatcher], made: Compiled, client: int | None
+        self,
+        make: Callable[[], GrammarMatcher],
+        made: Compiled,
+        client: int | None,
+        characters: int = 0,
     ) -> None:
-        """For a thread, when it is the client's turn."""
-        self._queue.put(CompileJob(make, made), client)
+        """For a thread, when it is the client's turn. `characters`: of the constraint."""
+        self._queue.put(CompileJob(make, made, characters), client)
         self._threads.submit(self._work)
         if self._stuck:
             self._begin_urgent(None)

@@ -82,15 +82,15 @@ class GrammarCompiler:
             made = Compiled()
             made.set_exception(error)
             return GrammarGate(constraint, made, self._threads)
+        size = len(constraint.text)
         if not compiled.done():
-            self._threads.submit(
-                partial(self._compile, copied(constraint)), compiled, request.client
-            )
+            make = partial(self._compile, copied(constraint))
+            self._threads.submit(make, compiled, request.client, size)
         if request.resumed:
             made = Compiled()
             weakref.finalize(constraint, made.cancel).atexit = False  # nobody waits any more
             follow = partial(self._resume, copied(constraint), compiled, request.resumed)
-            self._threads.submit(follow, made, request.client)
+            self._threads.submit(follow, made, request.client, size)
         gate = GrammarGate(constraint, made, self._threads)
         return None if gate.is_open() and gate.refusal is None else gate
 
