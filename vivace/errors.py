@@ -44,7 +44,7 @@ NO_ROOM = {
     errno.EFBIG: "which count as a file: raise `ulimit -f` (prlimit --fsize, systemd's LimitFSIZE)",
     errno.ENOSPC: NO_SHARED_ROOM,
     errno.EDQUOT: NO_SHARED_ROOM,
-    errno.ENOMEM: "and there is no memory: free some, or raise its limit (ulimit -v, a container's)",
+    errno.ENOMEM: "and no memory: free some, or raise its limit (`ulimit -v`, the container's)",
 }
 
 
