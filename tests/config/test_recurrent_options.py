@@ -125,6 +125,7 @@ def test_flags_without_such_layers_have_no_effect(tmp_path: Path) -> None:
     ("keys", "named"),
     [
         ({"linear_num_value_heads": 3}, "linear_num_value_heads"),
+        ({"linear_num_value_heads": 65536, "linear_value_head_dim": 512}, "linear_num_value_heads"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
         ({"linear_key_head_dim": 0}, "linear_key_head_dim"),

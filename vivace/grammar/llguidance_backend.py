@@ -281,8 +281,10 @@ def _match(tokenizer: LLTokenizer, grammar: str, kind: str, sizes: SizeLimits) -
 
 def _find_quick(make: Callable[[SizeLimits], LLMatcher], grammar: str) -> QuickStart | None:
     """Where it takes little, as is tried: with how little fuel there is one."""
+    if len(grammar) > QUICK_CHARACTERS:
+        return None
     size = len(grammar) + COST_OF_REMAINDER * count_remainders(grammar)
-    if len(grammar) <= QUICK_CHARACTERS and size <= QUICK_COST:
+    if size <= QUICK_COST:
         for sizes in QUICK_SIZES:
             tried = _behind_mask(make, sizes)
             tried.try_consume_tokens(tried.compute_ff_tokens())  # of which a mask says nothing

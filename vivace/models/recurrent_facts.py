@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vivace.models.attention_shapes import LinearAttention
 from vivace.models.config_fields import ModelFields
+from vivace.models.head_facts import MOST_PROJECTED
 
 
 @dataclass(frozen=True)
@@ -17,16 +18,18 @@ class RecurrentFacts:
 
 
 def read_recurrent(config: ModelFields, linear: list[bool]) -> RecurrentFacts | None:
-    """`linear`: which layers do not attend fully. None where none has a state. Raises SourceError
-    naming the bad key."""
+    """None where no layer is `linear`. Raises SourceError naming the bad key."""
     if not config.family.reads("linear_num_value_heads") or not any(linear):
         return None
     if config.get_known("hidden_act") != "silu":  # the convolution in front goes through it, too
         raise config.unsupported("hidden_act", "beside recurrent layers only silu is supported")
     parts = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim"
     keys, values, *sizes = (config.get_known(f"linear_{part}") for part in parts)
-    if values % keys:
-        why = f"the {keys} key heads (linear_num_key_heads) must divide it"
+    if values % keys or max(keys * sizes[0], values * sizes[1]) > MOST_PROJECTED:
+        why = f"the {keys} key heads (linear_num_key_heads) must divide it, and all heads have at "
+        why += (
+            f"most {MOST_PROJECTED} numbers together (linear_key_head_dim, linear_value_head_dim)"
+        )
         raise config.refusal("linear_num_value_heads", why)
     names = "key_heads", "value_heads", "key_dim", "value_dim", "window"
     shape = LinearAttention(**dict(zip(names, (keys, values, *sizes), strict=True)))
