@@ -99,7 +99,7 @@ def test_bfloat16_weights(reference: tuple[float, list[int]], bfloat16_model: st
     exact, _ = perplexity(ids, disable_cpu_kernels=True, dtype="float32", **same)
     found, _ = perplexity(ids, dtype="bfloat16", **same)
     rounded, _ = perplexity(ids, disable_cpu_kernels=True, dtype="bfloat16", **same)
-    assert found == pytest.approx(rounded, rel=3e-3), "torch rounds at much the same places"
+    assert found == pytest.approx(rounded, rel=6e-3), "torch rounds at much the same places"
     assert found == pytest.approx(exact, rel=4e-3), "a cosine's last bit moves it by up to 2e-3"
 
 

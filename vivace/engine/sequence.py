@@ -228,8 +228,8 @@ class Sequence:
         if len(self.tokens) >= self.max_len:
             return Finish(FINISH_LENGTH, length=generated)
         token, sampling = self.tokens[-1], self.request.sampling
-        enough = generated > sampling.min_new_tokens or sampling.constraint is not None
-        if token in self.ending_ids and enough:  # a constraint had nothing else to say
+        enough = generated > sampling.min_new_tokens or sampling.constraint  # has no more to say
+        if token in self.ending_ids and enough:
             return Finish(FINISH_STOP, matched=token)
         return None
 
