@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from vivace.config.mamba import MambaOptions
 from vivace.config.memory import MemoryOptions
 from vivace.config.observability import LoggingOptions
 from vivace.config.parallel import ParallelOptions
@@ -28,6 +29,7 @@ def config(environment: dict[str, str] | None = None, **changes: Any) -> Any:
         "runtime": RuntimeOptions(),
         "logging": LoggingOptions(),
         "parallel": ParallelOptions(),
+        "mamba": MambaOptions(),
         "speculative": SpeculativeOptions(),
     }
     for name, value in changes.items():

@@ -11,14 +11,13 @@ from vivace.config.unavailable import FLOAT_STATES, SAVED_STATES, SIZED_STATES
 @dataclass(frozen=True)
 class MambaOptions:
     max_mamba_cache_size: int | None = option(
-        help="States saved for others to start from (default, and most: one for each running "
-        "request, and one for every --mamba-track-interval tokens of the KV pool).",
+        help="States saved for others to start from (default: as many as can be used).",
     )
     mamba_ssm_dtype: str = option(
         "float32",
         "Type of recurrent states.",
         choices=["float32", "bfloat16", "float16"],
-        values={"bfloat16": FLOAT_STATES, "float16": FLOAT_STATES},
+        cpu=FLOAT_STATES,
     )
     mamba_full_memory_ratio: float = option(
         0.9,

@@ -126,7 +126,9 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
         if possible == [1]:
             found = "one device only (leave the flag out)"
         raise ConfigError(
-            f"--tensor-parallel-size {ranks}: {facts.heads} heads, {facts.kv_heads} of keys, and "
+            f"--tensor-parallel-size {ranks}: {facts.heads} heads, {facts.kv_heads} of keys, "
+            + (f"{count} of keys in recurrent layers, " if (count := key_heads(facts)) else "")
+            + "and "
             f"{join_sizes(facts.mlp_widths)} numbers inside of an MLP are divided among "
             + (found if possible else f"no number of them with {given}, so give another")
             + division.why_experts_are_few(ranks)
@@ -139,6 +141,12 @@ def tensor_parallel(options: Options, context: ModelContext) -> list[str]:
             f"{', '.join(map(str, whole)) or 'none'}"
         )
     return notices
+
+
+def key_heads(facts: ModelFacts) -> int:
+    """Of recurrent layers; 0: there are none."""
+    recurrent = facts.decoder.recurrent if facts.decoder is not None else None
+    return 0 if recurrent is None else recurrent.shape.key_heads
 
 
 def input_groups(slices: Slices, source: ModelSource) -> InputGroups:
@@ -182,6 +190,7 @@ class Division:
         heads_ranks, kv = self._heads_ranks(ranks), facts.kv_heads
         return not (
             facts.heads % heads_ranks
+            or key_heads(facts) % heads_ranks
             or (ranks % self.options.experts.ep_size and not sizes.all_to_all)
             or not all(width.divides() for width in self._widths(ranks))
             or (kv % heads_ranks and heads_ranks % kv)

@@ -117,7 +117,7 @@ def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "
     layers = values.size("num_hidden_layers")
     experts = parse_experts(values, meant)
     dense, dense_width = parse_dense(values, meant, layers, experts)
-    linear, linear_layers = parse_linear(values, layers)
+    linear, linear_layers = parse_linear(values, meant, layers)
     sliding, sliding_layers = parse_sliding(values, layers)
     return Architecture(
         title=title,
@@ -200,13 +200,16 @@ def parse_attention(values: Shapes, meant: Callable[[str], Any], layers: int) ->
     if heads > hidden:
         raise values.refusal("num_attention_heads", f"hidden_size is only {hidden}")
     head_dim = values.size("head_dim", meant("head_dim") or hidden // heads)
-    gated = values.get("attn_output_gate", Flag(), False)
+    gated, interval = (
+        values.get("attn_output_gate", Flag(), False),
+        meant("full_attention_interval"),
+    )
     return GroupedAttention(
         heads=heads,
         kv_heads=values.size("num_key_value_heads", meant("num_key_value_heads") or heads),
         head_dim=head_dim,
         value_dim=values.size("v_head_dim", head_dim),
-        gated=gated or values.values.get("model_type") == "qwen3_next",
+        gated=gated or values.values.get("model_type") == "qwen3_next" or bool(interval),
     )
 
 
@@ -282,9 +285,11 @@ def parse_experts(values: Shapes, meant: Callable[[str], Any]) -> Experts | None
     )
 
 
-def parse_linear(values: Shapes, layers: int) -> tuple[LinearAttention | None, int]:
+def parse_linear(
+    values: Shapes, meant: Callable[[str], Any], layers: int
+) -> tuple[LinearAttention | None, int]:
     """(its shapes, how many layers have it)"""
-    heads = values.count("linear_num_value_heads")
+    heads = values.count("linear_num_value_heads") or meant("linear_num_value_heads")
     if not heads:
         return None, 0
     interval = values.size("full_attention_interval", 4)
@@ -293,9 +298,9 @@ def parse_linear(values: Shapes, layers: int) -> tuple[LinearAttention | None, i
     if full > layers:
         raise values.refusal("layer_types", f"there are {layers} layers")
     return LinearAttention(
-        key_heads=values.size("linear_num_key_heads"),
+        key_heads=values.size("linear_num_key_heads", meant("linear_num_key_heads")),
         value_heads=heads,
-        key_dim=values.size("linear_key_head_dim"),
-        value_dim=values.size("linear_value_head_dim"),
+        key_dim=values.size("linear_key_head_dim", meant("linear_key_head_dim")),
+        value_dim=values.size("linear_value_head_dim", meant("linear_value_head_dim")),
         window=values.size("linear_conv_kernel_dim", 4),
     ), layers - full

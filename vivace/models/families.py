@@ -31,9 +31,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     all behind them. `rotated_share`: how much of a head is turned where `partial_rotary_factor` is
     missing; None: the family turns whole heads and does not read it.
     `local`: the kind of layer that misses keys; `shared_experts`: where no key says how many.
-    `draft_stem`: how the names of the layers for drafts begin that stand beside the model's, not
-    behind its last one. `rope`: the rotary embedding of a config.json without a word about it;
-    None: the plain one.
+    `draft_stem`: of names of a layer for drafts that stands beside the model's. `rope`: the rotary
+    embedding of a config.json without a word about it; None: the plain one.
     """
 
     model_types: tuple[str, ...] = ()

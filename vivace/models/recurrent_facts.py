@@ -26,10 +26,7 @@ def read_recurrent(config: ModelFields, linear: list[bool]) -> RecurrentFacts | 
     parts = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim"
     keys, values, *sizes = (config.get_known(f"linear_{part}") for part in parts)
     if values % keys or max(keys * sizes[0], values * sizes[1]) > MOST_PROJECTED:
-        why = f"the {keys} key heads (linear_num_key_heads) must divide it, and all heads have at "
-        why += (
-            f"most {MOST_PROJECTED} numbers together (linear_key_head_dim, linear_value_head_dim)"
-        )
+        why = f"{keys} key heads must divide it, and heads have at most {MOST_PROJECTED} numbers"
         raise config.refusal("linear_num_value_heads", why)
     names = "key_heads", "value_heads", "key_dim", "value_dim", "window"
     shape = LinearAttention(**dict(zip(names, (keys, values, *sizes), strict=True)))
