@@ -70,7 +70,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, everything: bool) -> Non
 
 
 def test_help_fits_on_a_few_screens() -> None:
-    assert len(help_text("vivace serve", "cpu", everything=False, width=80).splitlines()) < 390
+    assert len(help_text("vivace serve", "cpu", everything=False, width=80).splitlines()) < 380
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--help-all"], ["--port", "x", "--help"]])

@@ -18,6 +18,7 @@ from engine_under_test import skip_unbuilt
 
 import vivace
 from vivace.checkpoint.source import locate
+from vivace.platforms.cpu.library import best_isa
 
 TEXT = """
 The lighthouse on the northern point was built when ships still carried grain and timber along the
@@ -99,7 +100,8 @@ def test_bfloat16_weights(reference: tuple[float, list[int]], bfloat16_model: st
     exact, _ = perplexity(ids, disable_cpu_kernels=True, dtype="float32", **same)
     found, _ = perplexity(ids, dtype="bfloat16", **same)
     rounded, _ = perplexity(ids, disable_cpu_kernels=True, dtype="bfloat16", **same)
-    assert found == pytest.approx(rounded, rel=6e-3), "torch rounds at much the same places"
+    rounding = 3e-3 if best_isa() != "avx2" else 6e-3  # torch is further off
+    assert found == pytest.approx(rounded, rel=rounding), "torch rounds at much the same places"
     assert found == pytest.approx(exact, rel=4e-3), "a cosine's last bit moves it by up to 2e-3"
 
 

@@ -68,7 +68,7 @@ class HttpOptions:
     """what --api-key-file holds"""
     admin_file_keys: tuple[Secret, ...] = ()
     allowed_origins: tuple[str, ...] | None = option(
-        help="Web pages that may use this server without a key, as https://ui.example; * for all.",
+        help="Web pages that may use it without a key, as https://ui.example; * for all.",
         trivial=[()],
     )
     allowed_hosts: tuple[str, ...] | None = option(
@@ -107,7 +107,7 @@ class HttpOptions:
         help="Directory of uploaded files.", cpu=no_effect("there are no uploads")
     )
     uvicorn_access_log_exclude_prefixes: tuple[str, ...] | None = option(
-        help="Path prefixes that the access log leaves out; successful probes always are."
+        help="Path prefixes that the access log leaves out, beside successful probes."
     )
     tool_call_parser: str | None = option(
         help="The format of the model's tool calls (docs/tools.md); auto: by its chat template. "

@@ -82,7 +82,7 @@ class ParallelOptions:
         False, "Reserve devices in a Ray cluster, which starts the other nodes as actors."
     )
     cluster_key_file: str | None = option(
-        help="File with the key that the machines know each other by. Others must not read it."
+        help="File with the key that the machines know each other by; keep it private."
     )
     cluster_key: Secret | None = None
     """what that file, or VIVACE_CLUSTER_KEY, holds"""

@@ -31,7 +31,7 @@ class RuntimeOptions:
         300.0, "Seconds without progress after which the engine is replaced; 0: never."
     )
     soft_watchdog_timeout: float | None = option(
-        help="Seconds without progress after which stacks are logged; default and 0: never."
+        help="Seconds without progress until stacks are logged; default and 0: never."
     )
     sleep_on_idle: bool = option(
         False, "Sleep while idle instead of polling.", cpu=no_effect("an idle engine always sleeps")
@@ -41,7 +41,7 @@ class RuntimeOptions:
     )
     disable_cuda_graph: bool = option(False, "Run every step eagerly; none is captured.")
     cuda_graph_bs: tuple[int, ...] | None = option(
-        help="Batch sizes of decode steps to capture; default: one that serves every size.",
+        help="Batch sizes of decode steps to capture; default: one that serves all.",
         aliases=["cuda-graph-bs-decode"],
     )
     cuda_graph_max_bs: int | None = option(

@@ -17,7 +17,7 @@ class ScheduleOptions:
         help="Maximum number of requests whose prompts share a step; default: no limit."
     )
     max_queued_requests: int | None = option(
-        help="Maximum number of waiting requests, default: no limit; more are answered with 503."
+        help="Most waiting requests, default: no limit; more are answered with 503."
     )
     chunked_prefill_size: int | None = option(
         help="Prompt tokens of one step, default: 1024 on the CPU; longer prompts continue later. "
