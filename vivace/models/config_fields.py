@@ -32,8 +32,8 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 """a configuration's name -> the operation's"""
-SLIDING = dict.fromkeys(("sliding_attention", "chunked_attention", "linear_attention"), True)
-SLIDING["full_attention"] = False
+SLIDING = {"sliding_attention": True, "full_attention": False, "chunked_attention": True}
+SLIDING["linear_attention"] = True
 """kinds of layers -> whether a query misses keys before it"""
 MOST_LAYERS = 4096
 MOST_TOKENS = 1 << 24

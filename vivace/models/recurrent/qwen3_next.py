@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from vivace.layers.attention import Attention
-from vivace.layers.linear import Embedding
 from vivace.layers.module import Module
 from vivace.layers.rotary import RotaryTable
-from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward, rotary_table
-from vivace.models.decoder import DecoderForCausalLM, DecoderModel
+from vivace.models.causal_lm import ModelStep, attention_shape, feed_forward
+from vivace.models.decoder import PlainDecoderForCausalLM
 from vivace.models.draft_layers import DraftLayers
 from vivace.models.facts import DecoderFacts, ModelFacts
 from vivace.models.families import FAMILIES
@@ -99,18 +98,10 @@ def decoder_layer(
     return Qwen3NextDecoderLayer(facts, decoder, index, mixer)
 
 
-class Qwen3NextForCausalLM(DecoderForCausalLM):
-    """`positions`: the served context in tokens"""
-
+class Qwen3NextForCausalLM(PlainDecoderForCausalLM):
     def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
-        rotary, hidden = rotary_table(decoder.rope, positions), facts.hidden_size
-        model = DecoderModel(
-            Embedding(facts.vocabulary, hidden),
-            [decoder_layer(facts, decoder, index, rotary) for index in range(facts.layers)],
-            GemmaRMSNorm(hidden, decoder.norm_eps),
-            [rotary],
-        )
-        super().__init__(model, tied=facts.tied)
+        super().__init__(facts, decoder, positions, decoder_layer)
+        self.model.norm = GemmaRMSNorm(facts.hidden_size, decoder.norm_eps)
         self.draft_layers = DraftLayers(FAMILIES[facts.architecture].draft_stem)
 
     @property
