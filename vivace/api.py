@@ -257,7 +257,7 @@ class Engine:
         max_size: int | None = None,
     ) -> None:
         """Write files for `load_format="sharded_state"` (docs/python.md). Raises CannotStart."""
-        from vivace.worker.sharded_state import save_sharded_state
+        from vivace.offline.sharded_state import save_sharded_state
 
         save_sharded_state(self.config, Path(path), pattern, max_size, report=report)
 

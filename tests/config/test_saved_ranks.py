@@ -17,7 +17,7 @@ from vivace.config.errors import ConfigError
 from vivace.config.parsing import from_arguments
 from vivace.launch.configure import configure
 from vivace.launch.node_hello import differences, hello
-from vivace.worker.sharded_state import save_sharded_state
+from vivace.offline.sharded_state import save_sharded_state
 
 NODES: dict[str, Any] = {"tp_size": 2, "nnodes": 2, "dist_init_addr": "127.0.0.2:5000"}
 

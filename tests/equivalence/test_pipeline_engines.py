@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from toy_models import make
 
 from vivace.config.errors import ConfigError
+from vivace.offline.sharded_state import save_sharded_state
 from vivace.platforms.cpu.facts import has_kernels
 from vivace.protocol.messages import Cancel, Request
-from vivace.worker.sharded_state import save_sharded_state
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="the native kernels were not built")
 SIZES: dict[str, Any] = {

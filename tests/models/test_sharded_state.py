@@ -41,7 +41,7 @@ from vivace.config.config import Config
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import from_arguments
 from vivace.launch.configure import configure
-from vivace.worker.sharded_state import save_sharded_state
+from vivace.offline.sharded_state import save_sharded_state
 
 EXPERTS = {**rank_toys.EXPERTS, "num_experts": 4}
 LATENT = FAMILIES["DeepseekV3"]

@@ -360,3 +360,79 @@ def test_an_engine_that_follows_another_has_its_share():
 def test_rank_0_tells_the_others_the_share():
     free, share = share_memory(Memory(55 * GIB), 4, 25 * GIB, FirstRank([[0], [24 * GIB]]))
     assert (free, share) == (24 * GIB, 25 * GIB)
+
+
+STATE = 36 * 4 * (32 * 128 * 128 + 3 * 8192)
+"""bytes: of Qwen3-Next-80B-A3B, whose other layers keep 24 KiB of a token"""
+
+
+def recurrent(**changes):
+    values = {
+        "free_bytes": 200 * GIB,
+        "available_bytes": 40 * GIB,
+        "weight_bytes": 160 * GIB,
+        "kv_bytes_per_token": 24 << 10,
+        "context": 1 << 18,
+        "state_bytes": STATE,
+    }
+    return demand(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"drafts": 3},
+        {"rows": 2},
+        {"saved_states": 0},
+        {"saved_states": 1000},
+        {"state_ratio": 0.2},
+        {"static_fraction": 0.95},
+        {"static_fraction": 0.82, "drafts": 4},
+    ],
+)
+def test_large_states_leave_room_for_tokens(changes):
+    """The ratio divides the pool, whatever was asked for; rows are lowered, and it is said."""
+    asked = recurrent(**changes)
+    fit = size_pool(asked)
+    (states,) = fit.others
+    tokens = fit.pages * asked.page_size * asked.kv_bytes_per_token
+    own = fit.rows * (2 + asked.drafts) + 2
+    assert states.kv_bytes == (own + states.pages) * STATE
+    assert states.kv_bytes <= 1.01 * asked.state_ratio * tokens
+    assert states.pages >= fit.rows or asked.saved_states == 0
+    assert fit.context >= 65_536 or asked.static_fraction == 0.82
+    if fit.rows < asked.rows:
+        assert told(fit)["max_running_requests"] == (asked.rows, fit.rows)
+        more = own + states.pages + 2 + asked.drafts + (asked.saved_states != 0)
+        assert (more + fit.rows) * STATE > asked.state_ratio * tokens, "one more had room"
+    asked_states = {0: None, 1000: (1000, states.pages)}.get(asked.saved_states)
+    assert told(fit).get("max_mamba_cache_size") == asked_states
+
+
+def test_one_request_gets_its_states_whatever_the_ratio():
+    fit = size_pool(recurrent(state_ratio=0.001))
+    assert (fit.rows, fit.others[0].pages) == (1, 0)
+
+
+def test_states_that_do_not_fit_are_named():
+    with pytest.raises(SizingError, match="states") as caught:
+        size_pool(recurrent(static_fraction=0.801, drafts=3))
+    assert "7 states of 75.38 MiB (--max-running-requests 1)" in str(caught.value)
+    least = float(re.search(r"works is ([\d.]+)", str(caught.value))[1])
+    assert size_pool(recurrent(static_fraction=least, drafts=3)).rows == 1
+
+
+def test_a_stage_without_states_counts_as_many_as_the_others():
+    ranks = [recurrent(), recurrent(state_bytes=0)]
+    sizes = on_ranks(2, lambda group: size_together(ranks[group.rank], group, lambda *_: None))
+    assert [size.others[0].pages for size in sizes] == [sizes[0].others[0].pages] * 2
+    assert sizes[1].others[0].kv_bytes == 0 < sizes[0].others[0].kv_bytes
+    assert sizes[0].rows == sizes[1].rows
+
+
+def test_large_weights_are_worth_a_larger_pool():
+    small, large = (
+        size_pool(recurrent(weight_bytes=n * GIB, available_bytes=100 * GIB)) for n in (8, 80)
+    )
+    assert large.pages > 2 * small.pages

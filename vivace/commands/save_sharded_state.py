@@ -46,7 +46,7 @@ def run(words: Sequence[str]) -> int:
     if chosen.max_file_size is not None and chosen.max_file_size < 1:
         parser.error("--max-file-size must be at least 1")
     config = configure(parse(others, process_environment(), program=PROGRAM))
-    from vivace.worker.sharded_state import save_sharded_state
+    from vivace.offline.sharded_state import save_sharded_state
 
     save_sharded_state(
         config,

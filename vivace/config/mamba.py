@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vivace.config.option import option
-from vivace.config.unavailable import FLOAT_STATES, SAVED_STATES, SIZED_STATES
+from vivace.config.unavailable import FLOAT_STATES, SAVED_STATES
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,6 @@ class MambaOptions:
     mamba_full_memory_ratio: float = option(
         0.9,
         "Memory of recurrent states per memory of full-attention KV.",
-        trivial=[0.2],
-        cpu=SIZED_STATES,
     )
     mamba_scheduler_strategy: str = option(
         "auto",

@@ -12,12 +12,12 @@ from vivace.config.unavailable import NO_OFFLOAD
 class MemoryOptions:
     mem_fraction_static: float | None = option(
         help="Share for weights and KV of the memory that was free before loading; unset: for KV "
-        "a quarter of what is free after loading, at most 4 GiB, of which cached prefixes take as "
-        "much as one longest request at first. Given: they may fill the pool."
+        "a quarter of what is free after loading, at most 4 GiB (or a quarter of the weights); "
+        "cached prefixes take what one longest request does. Given: they may fill it."
     )
     max_total_tokens: int | None = option(
         help="KV pool in tokens, as far as memory goes (--mem-fraction-static, or else 0.8). "
-        "Cached prefixes may fill it. Default: what --mem-fraction-static has room for."
+        "Cached prefixes may fill it. Default: what there is room for."
     )
     page_size: int | None = option(
         help="Tokens per KV page, default: 16; prefix hits are whole pages."
@@ -34,7 +34,7 @@ class MemoryOptions:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Type of cached keys and values; int8 has a float scale for each token and head.",
+        "Type of cached keys and values; int8 has a scale for each token and head.",
         choices=[
             "auto", "float32", "bf16", "bfloat16", "int8", "fp8_e5m2", "fp8_e4m3", "fp4_e2m1",
             "mxfp8", "nvfp4", "fp4_mx_block16",
@@ -49,8 +49,7 @@ class MemoryOptions:
         },
     )  # fmt: skip
     swa_full_tokens_ratio: float | None = option(
-        help="Tokens of the sliding-window pool per token of the full one; default: what all rows "
-        "need at once."
+        help="Window pool's tokens per token of the full one; default: for all rows."
     )
     disable_hybrid_swa_memory: bool = option(
         False, "One pool for sliding and full layers: all keep every token."

@@ -31,6 +31,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "max_total_tokens": (1, 1 << 40),
     "page_size": (1, 1 << 16),
     "max_mamba_cache_size": (1, 1 << 40),
+    "mamba_full_memory_ratio": (0.001, 1000.0),
     "mamba_track_interval": (1, 1 << 31),
     "max_running_requests": (1, 1 << 16),
     "prefill_max_requests": (1, 1 << 16),

@@ -7,7 +7,7 @@ from vivace.config.drafts import tree_flag
 from vivace.config.errors import ConfigError
 from vivace.models.facts import ModelFacts
 
-STATE_FLAGS = ("max_mamba_cache_size", "mamba_track_interval")
+STATE_FLAGS = ("max_mamba_cache_size", "mamba_full_memory_ratio", "mamba_track_interval")
 
 
 def recurrent_layers(options: Options, context: ModelContext) -> list[str]:
@@ -28,6 +28,11 @@ def recurrent_layers(options: Options, context: ModelContext) -> list[str]:
             f"{flag}: layers of this model keep a state, which is that behind a chain of drafts; "
             f"use {flag.rpartition(' ')[0]} 1"
         )
+    if options.mamba.max_mamba_cache_size is not None and options.memory.disable_radix_cache:
+        return [
+            "--max-mamba-cache-size has no effect: --disable-radix-cache is given, and saved "
+            "states are for the prefix cache"
+        ]
     return []
 
 

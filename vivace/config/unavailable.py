@@ -44,9 +44,6 @@ EAGER = no_effect(
     "on the CPU only decode steps are captured: a prompt step is long, its calls are not"
 )
 FLOAT_STATES = no_effect("recurrent states are kept in float32")
-SIZED_STATES = no_effect(
-    "a state takes the same for every length; --max-mamba-cache-size says how many are saved"
-)
 SAVED_STATES = no_effect("a step never writes a state where it reads one, whatever is overlapped")
 ONE_BACKEND = no_effect("the CPU has one attention backend")
 GPU_KERNELS = no_effect("it tunes GPU kernels, which a CPU does not have")

@@ -43,9 +43,16 @@ or longrope.
 """
 PICTURES = """
 Three of four layers of Qwen3-Next keep a state of fixed size for each request, in float32, in the
-place of keys and values. The prefix cache saves states, too: behind every
-`--mamba-track-interval` tokens of a prompt and an answer, from where others go on. Prompts may be
-cut anywhere, and answers are the same.
+place of keys and values: of the published shape 75 MiB. The prefix cache saves states, too: behind
+every `--mamba-track-interval` tokens of a prompt and an answer, from where others go on. Prompts may
+be cut anywhere, and answers are the same.
+
+States may take `--mamba-full-memory-ratio` (0.9) times the memory of the other layers' keys and
+values. A running request has two, one more for each draft, and one of its own to save; where there
+is no room for those of `--max-running-requests`, this number is lowered, and the log says so. What
+is left of their share is for saved states (`--max-mamba-cache-size`): at most one for each running
+request and one for every `--mamba-track-interval` tokens of the pool, none with
+`--disable-radix-cache`. What states do not need, keys and values get.
 
 Of {classes} the language model is served, as {served}: text only; what reads pictures is not
 loaded.

@@ -385,7 +385,8 @@ def memory_demand(
         state_bytes=bytes_per_state(layers, kv_dtype),
         drafts=config.draft_width,
         state_interval=max(1, config.mamba.mamba_track_interval),
-        saved_states=config.mamba.max_mamba_cache_size,
+        saved_states=0 if config.memory.disable_radix_cache else config.mamba.max_mamba_cache_size,
+        state_ratio=config.mamba.mamba_full_memory_ratio,
         row_bytes=row_bytes,
         draft_logits=config.draft_width * config.facts.vocabulary,
     )

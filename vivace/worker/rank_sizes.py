@@ -28,7 +28,7 @@ def size_together(demand: Demand, group: Group, report: ReportProgress) -> PoolS
     report("Sizing the KV pool", 0.0)
     size = size_pool(agree(demand, group))
     report("Sizing the KV pool", 1.0)
-    return replace(size, others=demand.other_groups(size.pages))
+    return replace(size, others=demand.weigh(size.others, size.rows))
 
 
 def agree(demand: Demand, group: Group) -> Demand:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ GIB = 1 << 30
 DEFAULT_SHARE = 0.25
 """of the memory that is free after loading, when nobody says: a CPU's memory is not ours alone"""
 DEFAULT_MAX_BYTES = 4 * GIB
+"""of the pool then; but a quarter of what the weights take, where these are large"""
 ASKED_FRACTION = 0.8
 """stands in for --mem-fraction-static where only --max-total-tokens was given"""
 RESERVE = 256 << 20
@@ -82,7 +83,9 @@ class Demand:
     state_interval: int = STATE_INTERVAL
     """tokens of a prefix from one saved state to the next"""
     saved_states: int | None = None
-    """most of these (--max-mamba-cache-size)"""
+    """most of these (--max-mamba-cache-size; 0 without a prefix cache)"""
+    state_ratio: float = 0.9
+    """memory of states for that of the rest of the pool (--mamba-full-memory-ratio)"""
     row_bytes: int = 0
     """that a drafter keeps of each row, beside pages"""
     draft_logits: int = 0
@@ -98,21 +101,9 @@ class Demand:
         return self.kv_bytes_per_token * self.page_size + PAGE_COST
 
     def other_groups(self, pages: int) -> tuple[CacheGroup, ...]:
-        """Groups 1, 2 ... beside so many pages of the first one."""
-        return (*self._window_groups(pages), *self._state_groups(pages))
-
-    def _state_groups(self, pages: int) -> Iterator[CacheGroup]:
-        """A state for each row to go on from, and one for every so many tokens of the pool."""
-        if self.state_bytes:
-            rows = min(self.rows, pages)
-            count = rows + pages * self.page_size // self.state_interval
-            count = min(count, self.saved_states or count)
-            nbytes = count_slots(rows, self.drafts, count) * self.state_bytes
-            yield CacheGroup(pages=count, reach=1, state=True, kv_bytes=nbytes)
-
-    def _window_groups(self, pages: int) -> tuple[CacheGroup, ...]:
-        """Beside so many pages of the first group; never more than these: then the window has no
-        use. Enough for one row in any case."""
+        """Groups 1, 2 ... beside so many pages of the first one. Of windows never more than these:
+        then the window has no use; enough for one row in any case. Of states one for each row to
+        go on from, and one for every so many tokens of the pool."""
         groups: list[CacheGroup] = []
         for window in self.windows:
             group = CacheGroup(pages=pages, reach=window.window - 1)
@@ -120,10 +111,22 @@ class Demand:
             wanted = self.rows * row - (-self.step_tokens // self.page_size)
             if self.window_ratio is not None:
                 wanted = math.ceil(self.window_ratio * pages)
-            count = min(pages, max(row, wanted))
-            nbytes = count * self.page_size * window.kv_bytes_per_token
-            groups.append(msgspec.structs.replace(group, pages=count, kv_bytes=nbytes))
-        return tuple(groups)
+            groups.append(msgspec.structs.replace(group, pages=min(pages, max(row, wanted))))
+        rows = min(self.rows, pages)
+        if self.state_bytes:
+            count = rows + pages * self.page_size // self.state_interval
+            count = _least(count, self.saved_states)
+            groups.append(CacheGroup(pages=count, reach=1, state=True))
+        return self.weigh(groups, rows)
+
+    def weigh(self, groups: Sequence[CacheGroup], rows: int) -> tuple[CacheGroup, ...]:
+        """With the bytes that they take of this rank."""
+        each = [self.page_size * window.kv_bytes_per_token for window in self.windows]
+        sizes = [group.pages * nbytes for group, nbytes in zip(groups, each, strict=False)]
+        if len(groups) > len(sizes):
+            sizes.append(count_slots(rows, self.drafts, groups[-1].pages) * self.state_bytes)
+        weighed = zip(groups, sizes, strict=True)
+        return tuple(msgspec.structs.replace(group, kv_bytes=nbytes) for group, nbytes in weighed)
 
     def pool_bytes(self, pages: int) -> int:
         """Of all groups, with so many pages in the first one."""
@@ -177,8 +180,9 @@ def count_slots(rows: int, drafts: int, pages: int) -> int:
 
 def size_pool(demand: Demand) -> PoolSize:
     """Pages, rows and context. Raises SizingError when not even a short request fits."""
-    page = demand.page_size
-    allowed = most_pages(demand)
+    page, asked = demand.page_size, demand
+    demand = fit_states(demand)
+    allowed = demand.most_pages(_budget(demand))
     wanted = _wanted_pages(demand)
     pages = allowed if wanted is None else min(allowed, wanted)
     tokens = pages * page
@@ -194,12 +198,31 @@ def size_pool(demand: Demand) -> PoolSize:
         others=demand.other_groups(pages),
         free_bytes=demand.free_bytes,
     )
-    return replace(size, rewrites=tuple(_rewrites(demand, size)))
+    return replace(size, rewrites=tuple(_rewrites(asked, demand, size)))
 
 
 def most_pages(demand: Demand) -> int:
     """Of the first group, whatever was asked for."""
+    demand = fit_states(demand)
     return demand.most_pages(_budget(demand))
+
+
+def fit_states(demand: Demand) -> Demand:
+    """With as many rows as have room for their states, and the rest of that for saved ones: the
+    ratio divides the pool, as in SGLang. One row in any case."""
+    if not demand.state_bytes:
+        return demand
+    share = _budget(demand) * demand.state_ratio / (1 + demand.state_ratio)
+    most, asked = int(share) // demand.state_bytes, demand.saved_states
+    rows = demand.rows
+    while rows > 1 and count_slots(rows, demand.drafts, _least(rows, asked)) > most:
+        rows -= 1
+    saved = _least(max(0, most - count_slots(rows, demand.drafts, 0)), asked)
+    return replace(demand, rows=rows, saved_states=saved)
+
+
+def _least(count: int, limit: int | None) -> int:
+    return count if limit is None else min(count, limit)
 
 
 def _context(demand: Demand, tokens: int) -> int:
@@ -210,7 +233,8 @@ def _budget(demand: Demand) -> int:
     """Bytes for the KV pool: what was free before loading times the fraction, less the
     weights; without a wish a share of what is free now, with a largest size."""
     if demand.static_fraction is None and demand.max_total_tokens is None:
-        share = min(DEFAULT_MAX_BYTES, int(demand.available_bytes * DEFAULT_SHARE))
+        most = max(DEFAULT_MAX_BYTES, demand.weight_bytes // 4)
+        share = min(most, int(demand.available_bytes * DEFAULT_SHARE))
     else:
         fraction = demand.static_fraction or ASKED_FRACTION
         share = int(demand.free_bytes * fraction) - demand.fixed_bytes
@@ -226,7 +250,8 @@ def _wanted_pages(demand: Demand) -> int | None:
     return demand.rows * -(-(demand.context + 1) // demand.page_size)
 
 
-def _rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
+def _rewrites(asked: Demand, demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
+    """`demand`: what was asked for with the rows that have room for their states"""
     tokens, requested = size.pages * demand.page_size, demand.max_total_tokens
     whole = requested is not None and requested // demand.page_size == size.pages
     fraction = demand.static_fraction or ASKED_FRACTION
@@ -243,10 +268,7 @@ def _rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
         reason = f"{_gib(demand.reserve)} of what is free are kept for activations and the process"
         yield _rewrite("mem_fraction_static", demand.static_fraction, got, reason)
     yield from _ratio_rewrites(demand, size)
-    yield from _state_rewrites(demand, size)
-    if size.rows < demand.rows:
-        reason = f"a running request needs a page of KV, and there are {size.pages:,}"
-        yield _rewrite("max_running_requests", demand.rows, size.rows, reason)
+    yield from _row_rewrites(asked, demand, size)
     if size.context < demand.context:
         reason = (
             f"the KV pool holds {tokens:,} tokens"
@@ -270,12 +292,20 @@ def _ratio_rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
         yield _rewrite("swa_full_tokens_ratio", ratio, got, reason)
 
 
-def _state_rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
-    for group in size.others:
-        asked = demand.saved_states
-        if group.state and asked is not None and asked != group.pages:
-            reason = "one for each running request and each interval of the KV pool are enough"
-            yield _rewrite("max_mamba_cache_size", asked, group.pages, reason)
+def _row_rewrites(asked: Demand, demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
+    share = (
+        f"states of {_gib(demand.state_bytes)} may take {demand.state_ratio:g} "
+        f"(--mamba-full-memory-ratio) times what KV has of {_gib(_budget(demand))}"
+    )
+    saved = sum(group.pages for group in size.others if group.state)
+    if asked.saved_states and asked.saved_states != saved:
+        enough = "one for each running request and each interval of the KV pool are enough"
+        reason = share if saved == demand.saved_states else enough
+        yield _rewrite("max_mamba_cache_size", asked.saved_states, saved, reason)
+    if size.rows < asked.rows:
+        pages = f"a running request needs a page of KV, and there are {size.pages:,}"
+        reason = pages if size.rows < demand.rows else share
+        yield _rewrite("max_running_requests", asked.rows, size.rows, reason)
 
 
 def _rewrite(field: str, before: Any, after: Any, reason: str) -> Rewrite:
@@ -291,7 +321,16 @@ def _memory_text(demand: Demand, fraction: float) -> str:
             f" and {_kib(window.kv_bytes_per_token)} for each of the last {window.window:,}"
             for window in demand.windows
         )
+        + _states_text(demand)
     )
+
+
+def _states_text(demand: Demand) -> str:
+    if not demand.state_bytes:
+        return ""
+    count = count_slots(demand.rows, demand.drafts, 0)
+    size = _gib(demand.state_bytes)
+    return f", with {count} states of {size} (--max-running-requests {demand.rows})"
 
 
 def _fixed_text(demand: Demand) -> str:
@@ -315,17 +354,12 @@ def _too_small(demand: Demand, allowed: int) -> str:
     if demand.static_fraction is not None and need <= demand.room:
         memory = _memory_text(demand, demand.static_fraction)
     else:
-        share = (
-            ""
-            if demand.workers == 1
-            else (
-                f" for each of {demand.workers} workers (--data-parallel-size, "
-                "--tensor-parallel-size)"
-            )
-        )
+        workers, flags = demand.workers, "--data-parallel-size, --tensor-parallel-size"
+        share = "" if workers == 1 else f" for each of {workers} workers ({flags})"
         memory = (
             f"{_gib(demand.free_bytes)} were free{share} before loading, less "
             f"{_fixed_text(demand)}, {_gib(max(0, demand.room))} are left for KV"
+            f"{_states_text(demand)}"
         )
     return (
         f"the KV pool would hold {allowed * page} tokens: {memory}, and {fewest * page} tokens "

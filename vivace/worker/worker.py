@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -233,45 +234,33 @@ class Worker:
             self._kv.zero_slots(found, group)
 
 
+@dataclass(kw_only=True)
 class WorkerStep:
     """`result` waits for the step, forgets what it stored of numbers that went wrong, and settles
     what the host knows of its rows."""
 
-    def __init__(
-        self,
-        *,
-        number: int,
-        undrafted: frozenset[int],
-        spans: Spans,
-        output: StepOutput,
-        arrival: ReadBack,
-        rows: RowStates,
-        drafter: Drafter,
-        why_stuck: Callable[[int], tuple[int, str] | None],
-        zero: Callable[[np.ndarray], None],
-        started: float,
-        captured: bool,
-    ) -> None:
-        """`arrival`: of the output's tokens, stays, bad_spans and bad_tokens, and of counts of
-        experts where there are any. `zero` forgets what
-        tokens [T] bool of the step have stored."""
-        self._number = number
-        self._undrafted = undrafted
-        self._spans = spans
-        self._output = output
-        self._arrival = arrival
-        self.here = arrival.here
-        self._rows = rows
-        self._joined = rows.joined[spans.rows]
-        self.listeners: list[Callable[[TokensByRow], TokensByRow]] = []
-        """who want to hear what rows have drawn, and may say what must follow there"""
-        self.forced: dict[int, list[int]] = {}
-        """what rows know besides, once the step was read"""
-        self._drafter = drafter
-        self._why_stuck = why_stuck
-        self._zero = zero
-        self._started = started
-        self._captured = captured
+    number: int
+    undrafted: frozenset[int]
+    spans: Spans
+    output: StepOutput
+    arrival: ReadBack
+    """of the output's tokens, stays, bad_spans and bad_tokens, and of counts of experts where there
+    are any"""
+    rows: RowStates
+    drafter: Drafter
+    why_stuck: Callable[[int], tuple[int, str] | None]
+    zero: Callable[[np.ndarray], None]
+    """forgets what tokens [T] bool of the step have stored"""
+    started: float
+    captured: bool
+    listeners: list[Callable[[TokensByRow], TokensByRow]] = field(default_factory=list)
+    """who want to hear what rows have drawn, and may say what must follow there"""
+    forced: dict[int, list[int]] = field(default_factory=dict)
+    """what rows know besides, once the step was read"""
+
+    def __post_init__(self) -> None:
+        self.here = self.arrival.here
+        self._joined = self.rows.joined[self.spans.rows]
         self._result: StepResult | None = None
 
     @property
@@ -284,15 +273,15 @@ class WorkerStep:
         return self._result
 
     def _read(self) -> StepResult:
-        tokens, stays, bad, bad_tokens, *counts = self._arrival.wait()
-        spans, advanced = self._spans, self._spans.counts
+        tokens, stays, bad, bad_tokens, *counts = self.arrival.wait()
+        spans, advanced = self.spans, self.spans.counts
         if spans.drafts is not None or bad.any():
             if bad_tokens.any():
-                self._zero(bad_tokens)
+                self.zero(bad_tokens)
             advanced = self._settle(stays, bad)
         drawn = _split_tokens(spans, tokens, stays)
         if self.listeners:
-            same = self._rows.joined[spans.rows] == self._joined
+            same = self.rows.joined[spans.rows] == self._joined
             rows = zip(spans.rows.tolist(), drawn, same, strict=True)
             landed = {row: some for row, some, stayed in rows if stayed and some}
             for listener in self.listeners:
@@ -300,28 +289,28 @@ class WorkerStep:
                     self.forced[row] = tokens
                     landed[row] += tokens
         return StepResult(
-            number=self._number,
+            number=self.number,
             advanced=advanced.tolist(),
             tokens=drawn,
-            logprobs=self._output.read_logprobs(stays),
-            prompt_logprobs=self._output.read_prompt_logprobs(bad),
-            payloads=self._output.read_payloads(advanced),
+            logprobs=self.output.read_logprobs(stays),
+            prompt_logprobs=self.output.read_prompt_logprobs(bad),
+            payloads=self.output.read_payloads(advanced),
             bad=dict.fromkeys(wrong := np.flatnonzero(bad).tolist(), BAD_NUMBERS),
-            stuck={i: why for i in wrong if (why := self._why_stuck(int(spans.rows[i])))},
+            stuck={i: why for i in wrong if (why := self.why_stuck(int(spans.rows[i])))},
             expert_counts=b"".join(one.tobytes() for one in counts),
             ready_drafts=self._count_ready(rows := spans.rows.tolist()),
             accepted_drafts=count_places(spans, stays),
-            drafts=self._drafter.drafts_to_send(rows),
-            seconds=time.perf_counter() - self._started,
-            captured=self._captured,
+            drafts=self.drafter.drafts_to_send(rows),
+            seconds=time.perf_counter() - self.started,
+            captured=self.captured,
         )
 
     def _count_ready(self, rows: list[int]) -> list[int]:
         """Drafts that there are for each, where they are looked for."""
-        if not self._undrafted:
-            return self._drafter.ready(rows)
-        asked = [row for row in rows if row not in self._undrafted]
-        found = self._drafter.ready(asked)
+        if not self.undrafted:
+            return self.drafter.ready(rows)
+        asked = [row for row in rows if row not in self.undrafted]
+        found = self.drafter.ready(asked)
         if asked and not found:
             return []
         counts = dict(zip(asked, found, strict=True))
@@ -329,13 +318,13 @@ class WorkerStep:
 
     def _settle(self, stays: np.ndarray, bad: np.ndarray) -> np.ndarray:
         """Where less came than could have: returns how far each span moved on, [S] int64."""
-        spans = self._spans
+        spans = self.spans
         drawn = np.bincount(spans.final, stays, minlength=len(bad)).astype(np.int64)
         advanced = spans.counts
         if spans.drafts is not None:
             advanced = advanced - spans.drafts + np.maximum(drawn - 1, 0)
         advanced = np.where(bad, 0, advanced)
-        self._rows.settle(spans, self._joined, advanced, drawn)
+        self.rows.settle(spans, self._joined, advanced, drawn)
         return advanced
 
 
@@ -352,23 +341,23 @@ def _split_tokens(spans: Spans, tokens: np.ndarray, stays: np.ndarray) -> list[l
     return found
 
 
+@dataclass
 class EmptyStep:
     """A plan without spans brings no more than counts of experts, of other engines' tokens."""
 
-    def __init__(
-        self, number: int, counts: ReadBack | None = None, *, captured: bool = False
-    ) -> None:
-        self._number = number
-        self._counts = counts
-        self._captured = captured
-        self.here = counts is None or counts.here
+    number: int
+    counts: ReadBack | None = None
+    captured: bool = False
+
+    def __post_init__(self) -> None:
+        self.here = self.counts is None or self.counts.here
 
     def result(self) -> StepResult:
-        counts = () if self._counts is None else self._counts.wait()
+        counts = () if self.counts is None else self.counts.wait()
         return StepResult(
-            number=self._number,
+            number=self.number,
             advanced=[],
             tokens=[],
             expert_counts=b"".join(one.tobytes() for one in counts),
-            captured=self._captured,
+            captured=self.captured,
         )
