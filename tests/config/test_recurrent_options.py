@@ -13,6 +13,7 @@ from toy_models import make
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.source import locate
 from vivace.config.config import Config
+from vivace.config.errors import ConfigError
 from vivace.config.parsing import from_arguments
 from vivace.engine.settings import engine_settings
 from vivace.errors import CannotStart
@@ -54,6 +55,7 @@ def configured(model: Path, **flags: Any) -> Config:
         ({"mamba_track_interval": 64}, 4 + 32, 64),
         ({"max_mamba_cache_size": 5}, 5, 256),
         ({"max_mamba_cache_size": 5000}, 12, 256),
+        ({"disable_radix_cache": True}, 0, 256),
     ],
 )
 def test_states_are_saved_as_flags_say(
@@ -66,6 +68,24 @@ def test_states_are_saved_as_flags_say(
     assert engine_settings(config, worker.capacity).state_interval == interval
     told = {one.field: one.after for one in worker.capacity.rewrites}
     assert told.get("max_mamba_cache_size") == (12 if flags.get(STATES) == 5000 else None)
+
+
+def test_flags_of_states_that_do_nothing_are_told(model: Path) -> None:
+    told = configured(model, max_mamba_cache_size=5, disable_radix_cache=True).notices
+    assert any("--max-mamba-cache-size has no effect: --disable-radix-cache" in one for one in told)
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_ratio_is_a_positive_number(model: Path, ratio: float) -> None:
+    with pytest.raises(ConfigError, match="ratio"):
+        configured(model, mamba_full_memory_ratio=ratio)
+
+
+def test_the_ratio_divides_the_pool(model: Path) -> None:
+    config = configured(model, mamba_full_memory_ratio=0.001, max_running_requests=100)
+    capacity = build_worker(config, silent, share=600 << 20).capacity
+    told = {one.field: one.reason for one in capacity.rewrites}
+    assert capacity.rows < 20 and "--mamba-full-memory-ratio" in told["max_running_requests"]
 
 
 def test_states_are_float32(model: Path) -> None:

@@ -53,8 +53,9 @@ def test_a_conversation_goes_on_behind_its_answer(drafts: int, depth: int, short
     rig.at_rest()
 
 
-def test_without_pages_for_states_nothing_is_kept_and_all_is_served() -> None:
-    rig = rig_with(states=1)
+@pytest.mark.parametrize("states", [0, 1])
+def test_without_pages_for_states_nothing_is_kept_and_all_is_served(states: int) -> None:
+    rig = rig_with(states=states)
     for key in range(4):
         rig.send(key, list(range(key, 30)), 9, ignore_eos=True)
     rig.run()

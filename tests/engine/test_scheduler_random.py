@@ -66,7 +66,7 @@ def cache_groups(
     for kind in kinds:
         spare = draw(st.sampled_from([0, 1, 8, 60]))
         if kind == "s":
-            groups.append(CacheGroup(pages=1 + spare, reach=1, state=True))
+            groups.append(CacheGroup(pages=spare, reach=1, state=True))
             continue
         window = CacheGroup(pages=1, reach=draw(st.sampled_from([0, 1, 7, 30])))
         most = window.row_pages(slack, page_size)

@@ -193,7 +193,7 @@ def build_worker(case: Case, drafter: Drafter = NO_DRAFTS) -> tuple[Worker, Fail
         for window in own_windows(model.attention_layers, CONTEXT)
     ]
     if "recurrent" in case.kinds:
-        others.append(CacheGroup(pages=2 + case.spare_pages, reach=1, state=True))
+        others.append(CacheGroup(pages=case.spare_pages, reach=1, state=True))
     size = PoolSize(
         pages=pages,
         rows=case.settings.rows,

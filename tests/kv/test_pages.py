@@ -87,6 +87,10 @@ def test_audit_names_the_page_and_its_claimants() -> None:
     assert "nobody" in finding
 
 
-def test_a_pool_needs_pages() -> None:
+def test_a_pool_may_be_empty() -> None:
+    pool = PagePool(0)
+    assert (pool.free, pool.take(0), pool.audit([])) == (0, [], [])
+    with pytest.raises(OutOfPages):
+        pool.take(1)
     with pytest.raises(ValueError, match="page"):
-        PagePool(0)
+        PagePool(-1)

@@ -397,4 +397,4 @@ class Scheduler:
         others = [(group.kv_bytes, group.pages) for group in capacity.others]
         first = capacity.kv_bytes - sum(nbytes for nbytes, _ in others)
         groups = zip([(first, capacity.pages), *others], self._leases.touched_in, strict=True)
-        return sum(nbytes * touched / pages for (nbytes, pages), touched in groups)
+        return sum(nbytes * touched / max(1, pages) for (nbytes, pages), touched in groups)

@@ -20,8 +20,8 @@ class PagePool:
     """
 
     def __init__(self, total: int) -> None:
-        if total < 1:
-            raise ValueError(f"a pool needs at least one page, not {total}")
+        if total < 0:
+            raise ValueError(f"a pool of {total} pages")
         self.total = total
         self.touched = 0
         self._free: list[int] = []
