@@ -27,10 +27,9 @@ from toy_models import make
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.source import ModelSource, locate
-from vivace.checkpoint.tensor_headers import StoredTensor
+from vivace.checkpoint.tensor_headers import StoredTensor, read_draft_ids
 from vivace.config.draft_heads import TAPPED, read_head
 from vivace.config.draft_models import draft_config
-from vivace.config.draft_tensors import read_ids
 from vivace.config.parsing import from_arguments
 from vivace.config.serialize import decode, encode
 from vivace.deploy.own_checks import why_model_refused
@@ -445,4 +444,4 @@ def test_a_map_of_another_size_is_not_read(tmp_path: Path) -> None:
     source = ModelSource(path=tmp_path, format="safetensors", files=(), tokenizer_path=tmp_path)
     stored = {"d2t": StoredTensor(tmp_path / "nowhere", "d2t", (1 << 40,), "I64")}
     with pytest.raises(SourceError, match="draft_vocab_size"):
-        read_ids(source, stored, 100, 300)
+        read_draft_ids(source.path, stored, 100, 300)

@@ -11,8 +11,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from vivace.checkpoint.errors import SourceError
+from vivace.checkpoint.json_files import MAX_INDEX, read_json
+from vivace.checkpoint.weight_files import INDEX_FILE
 
 STEM = "model."
+MAP = "d2t"
 LAYER, MIDLAYER = "layers.0.", "midlayer."
 
 
@@ -64,6 +67,33 @@ def read_integers(tensor: StoredTensor) -> list[int]:
         return tensors.get_tensor(tensor.name).tolist()
 
 
+def read_draft_ids(
+    folder: Path, tensors: Mapping[str, StoredTensor], vocabulary: int, whole: int
+) -> tuple[int, ...]:
+    """The model's ids of a head's `vocabulary`; none: they are the same. Raises SourceError."""
+    if MAP not in tensors:
+        if vocabulary < whole:
+            raise SourceError(
+                f"{folder}: the tensor {MAP!r} is missing, which says what the "
+                f"{vocabulary} tokens of draft_vocab_size are; fetch the head again"
+            )
+        return ()
+    if tensors[MAP].shape != (vocabulary,):  # before it is read: it may be of any size
+        raise SourceError(
+            f"{tensors[MAP].label} has the shape {list(tensors[MAP].shape)}, draft_vocab_size is "
+            f"{vocabulary}; one of the two is damaged: fetch it again"
+        )
+    offsets = read_integers(tensors[MAP])
+    ids = tuple(own + offset for own, offset in enumerate(offsets))
+    if wrong := next((one for one in ids if not 0 <= one < whole), None):
+        own = ids.index(wrong)
+        raise SourceError(
+            f"{tensors[MAP].label}: entry {own} is {offsets[own]}, which makes token {wrong} of "
+            f"{whole}; it holds offsets, the model's id less the head's"
+        )
+    return ids
+
+
 def name_head_tensors(names: Iterable[str]) -> Mapping[str, str]:
     """Name in the files of a head that drafts -> name that this has here. Some are saved as the
     body of a model, which the vocabulary's maps are no part of, and what EAGLE3 calls its one layer
@@ -72,3 +102,30 @@ def name_head_tensors(names: Iterable[str]) -> Mapping[str, str]:
     if f"{LAYER}hidden_norm.weight" not in bare.values():
         return bare
     return {name: one.replace(LAYER, MIDLAYER, 1) for name, one in bare.items()}
+
+
+def check_shapes(
+    folder: Path,
+    tensors: Mapping[str, StoredTensor],
+    wanted: Iterable[tuple[str, tuple[int, ...]]],
+) -> None:
+    """Of a draft in this folder, against what it must have. Raises SourceError."""
+    for name, shape in wanted:
+        if (found := tensors.get(name)) is None:
+            raise SourceError(
+                f"{missing_place(folder, name)}: the tensor {name!r} is missing, which its "
+                f"config.json asks for, of the shape {list(shape)}; fetch the draft again, or use "
+                "NGRAM"
+            )
+        if found.shape != shape:
+            raise SourceError(
+                f"{found.label} has the shape {list(found.shape)}, config.json and the model need "
+                f"{list(shape)}; use a draft that was made for it, or fetch it again"
+            )
+
+
+def missing_place(folder: Path, name: str) -> Path:
+    """The file that an index says a tensor is in, else the folder."""
+    places = read_json(folder / INDEX_FILE, limit=MAX_INDEX).get("weight_map")
+    file = places.get(name) if isinstance(places, dict) else None
+    return folder / file if isinstance(file, str) else folder

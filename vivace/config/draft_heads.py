@@ -8,13 +8,12 @@ from typing import Any
 
 from vivace.checkpoint.fields import ConfigFields, Flag, Integer, ListOf, Object, Text
 from vivace.checkpoint.source import ModelSource, SourceError
-from vivace.checkpoint.tensor_headers import StoredTensor
+from vivace.checkpoint.tensor_headers import StoredTensor, read_draft_ids
 from vivace.config.config import DraftModel, HeadShape
 from vivace.config.draft_tensors import (
     check_head_tensors,
     check_layer_tensors,
     read_head_tensors,
-    read_ids,
 )
 from vivace.config.drafts import EAGLE3
 from vivace.config.errors import ConfigError
@@ -146,7 +145,9 @@ def read_eagle3(
     return HeadShape(
         taps=taps,
         vocabulary=vocabulary,
-        ids=() if tensors is None else read_ids(source, tensors, vocabulary, own.vocabulary),
+        ids=()
+        if tensors is None
+        else read_draft_ids(source.path, tensors, vocabulary, own.vocabulary),
         own_words=own_words,
         own_embedding=narrow,
         norm_before_residual=fields.get("norm_before_residual", Flag(), False),

@@ -3,25 +3,29 @@ read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from vivace.checkpoint.source import ModelSource, SourceError
 from vivace.checkpoint.tensor_headers import (
     STEM,
     StoredTensor,
+    check_shapes,
     name_head_tensors,
     read_headers,
-    read_integers,
 )
 from vivace.config.config import DraftModel, HeadShape
-from vivace.models.facts import ModelFacts, checkpoint_quantization
+from vivace.models.facts import DecoderFacts, ModelFacts, checkpoint_quantization
 from vivace.models.families import FAMILIES
 
-MAP = "d2t"
-BEHIND = ("eh_proj", "enorm", "hnorm")
-"""what joins embedding and state in a layer behind a model's last one, and the norms in front"""
-BESIDE = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+"""(name, shape)"""
+BEHIND = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+"""what joins embedding and state in a layer behind a model's last one, the norms in front of that,
+and the last norm"""
+BESIDE = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 """the same of one that stands beside the model (Qwen3-Next)"""
+HEADS = ("q_proj", "k_proj", "v_proj")
+BIASED_LATENTS = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -32,33 +36,6 @@ def read_head_tensors(source: ModelSource) -> dict[str, StoredTensor] | None:
         return None
     found = read_headers(source.files)
     return {name: found[stored] for stored, name in name_head_tensors(found).items()}
-
-
-def read_ids(
-    source: ModelSource, tensors: Mapping[str, StoredTensor], vocabulary: int, whole: int
-) -> tuple[int, ...]:
-    """The model's ids of a head's `vocabulary`; none: they are the same. Raises SourceError."""
-    if MAP not in tensors:
-        if vocabulary < whole:
-            raise SourceError(
-                f"{source.path}: the tensor {MAP!r} is missing, which says what the "
-                f"{vocabulary} tokens of draft_vocab_size are; fetch the head again"
-            )
-        return ()
-    if tensors[MAP].shape != (vocabulary,):  # before it is read: it may be of any size
-        raise SourceError(
-            f"{tensors[MAP].label} has the shape {list(tensors[MAP].shape)}, draft_vocab_size is "
-            f"{vocabulary}; one of the two is damaged: fetch it again"
-        )
-    offsets = read_integers(tensors[MAP])
-    ids = tuple(own + offset for own, offset in enumerate(offsets))
-    if wrong := next((one for one in ids if not 0 <= one < whole), None):
-        own = ids.index(wrong)
-        raise SourceError(
-            f"{tensors[MAP].label}: entry {own} is {offsets[own]}, which makes token {wrong} of "
-            f"{whole}; it holds offsets, the model's id less the head's"
-        )
-    return ids
 
 
 def check_head_tensors(
@@ -73,7 +50,7 @@ def check_head_tensors(
     not looked at. Raises SourceError."""
     if tensors is None or checkpoint_quantization(draft.source) is not None:
         return
-    wanted = dict(layer_shapes(draft.facts, third=third))
+    wanted = dict(eagle_layer(draft.facts, third=third))
     hidden = draft.facts.hidden_size
     if not third:
         wanted["fc.weight"] = hidden, 2 * hidden
@@ -83,39 +60,20 @@ def check_head_tensors(
         wanted[OUTPUT] = head.vocabulary, hidden
     if head.own_embedding:
         wanted[EMBEDDING.removeprefix(STEM)] = draft.facts.vocabulary, hidden
-    check_tensors(draft.source, tensors, wanted)
-
-
-def layer_shapes(own: ModelFacts, *, third: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner = own.hidden_size, own.intermediate_size
-    queries, keys = own.heads * own.head_dim, own.kv_heads * own.head_dim
-    stem, inputs = ("midlayer", 2 * hidden) if third else ("layers.0", hidden)
-    for part, shape in (
-        ("self_attn.q_proj", (queries, inputs)),
-        ("self_attn.k_proj", (keys, inputs)),
-        ("self_attn.v_proj", (keys, inputs)),
-        ("self_attn.o_proj", (hidden, queries)),
-        ("mlp.gate_proj", (inner, hidden)),
-        ("mlp.up_proj", (inner, hidden)),
-        ("mlp.down_proj", (hidden, inner)),
-        ("post_attention_layernorm", (hidden,)),
-    ):
-        yield f"{stem}.{part}.weight", shape
-    if third:
-        for name in ("midlayer.input_layernorm", "midlayer.hidden_norm", "norm"):
-            yield f"{name}.weight", (hidden,)
+    check_shapes(draft.source.path, tensors, wanted.items())
 
 
 def check_layer_tensors(source: ModelSource, own: ModelFacts, head: HeadShape) -> None:
-    """Of layers for multi-token prediction; quantized repositories may have dropped them. `own`: of
-    the model that they belong to. Raises SourceError."""
+    """Of layers for multi-token prediction; repositories of quantized weights may have dropped
+    them. `own`: of the model that they belong to. Raises SourceError."""
     if source.format != "safetensors":
         return
     beside = FAMILIES[own.architecture].draft_stem
     places = range(head.first_layer, head.first_layer + head.behind)
     stems = [beside] if beside else [f"model.layers.{place}." for place in places]
-    joined, *norms = BESIDE if beside else BEHIND
+    joined = (BESIDE if beside else BEHIND)[0]
     found = read_headers(source.files, tuple(stems))
+    plain = checkpoint_quantization(source) is None
     for stem in stems:
         if not any(name.startswith(f"{stem}{joined}.") for name in found):
             raise SourceError(
@@ -124,7 +82,16 @@ def check_layer_tensors(source: ModelSource, own: ModelFacts, head: HeadShape) -
                 "(num_nextn_predict_layers); give a checkpoint that has it with "
                 "--speculative-draft-model-path, or use NGRAM"
             )
-        check_tensors(source, found, {f"{stem}{name}.weight": (own.hidden_size,) for name in norms})
+        wanted = nextn_layer(own, stem)
+        check_shapes(source.path, found, wanted if plain else stored_so(wanted, found))
+
+
+def stored_so(wanted: Shapes, found: Mapping[str, StoredTensor]) -> Shapes:
+    """Without matrices that a format stores in its own way, whatever it has of them."""
+    layers = {name.rpartition(".")[0] for name in found}
+    for name, shape in wanted:
+        if len(shape) == 1 or name.rpartition(".")[0] not in layers:
+            yield name, shape
 
 
 def check_whole_model(draft: DraftModel) -> None:
@@ -135,22 +102,91 @@ def check_whole_model(draft: DraftModel) -> None:
     found = read_headers(source.files)
     plain = checkpoint_quantization(source) is None
     if plain and not facts.tied and EMBEDDING in found:
-        check_tensors(source, found, {OUTPUT: (facts.vocabulary, facts.hidden_size)})
+        check_shapes(source.path, found, [(OUTPUT, (facts.vocabulary, facts.hidden_size))])
 
 
-def check_tensors(
-    source: ModelSource,
-    tensors: Mapping[str, StoredTensor],
-    wanted: Mapping[str, tuple[int, ...]],
-) -> None:
-    for name, shape in wanted.items():
-        if (found := tensors.get(name)) is None:
-            raise SourceError(
-                f"{source.path}: the tensor {name!r} is missing, which its config.json asks for; "
-                "fetch the draft again, or use NGRAM"
-            )
-        if found.shape != shape:
-            raise SourceError(
-                f"{found.label} has the shape {list(found.shape)}, config.json and the model need "
-                f"{list(shape)}; use a draft that was made for it, or fetch it again"
-            )
+def eagle_layer(own: ModelFacts, *, third: bool) -> Shapes:
+    """Of a head. `third`: of EAGLE3."""
+    hidden = own.hidden_size
+    stem, inputs = ("midlayer", 2 * hidden) if third else ("layers.0", hidden)
+    for name, shape in attention_matrices(own, inputs):
+        yield f"{stem}.self_attn.{name}.weight", shape
+    yield from gated_mlp(f"{stem}.mlp", hidden, own.intermediate_size)
+    yield from vectors((f"{stem}.post_attention_layernorm",), hidden)
+    if third:
+        yield from vectors(("midlayer.input_layernorm", "midlayer.hidden_norm", "norm"), hidden)
+
+
+def nextn_layer(own: ModelFacts, stem: str) -> Shapes:
+    """Of one for multi-token prediction, whose names begin with `stem`. `own`: of its model, whose
+    last layer it is like, or first, where it stands beside it."""
+    decoder, hidden = own.decoder, own.hidden_size
+    assert decoder is not None
+    beside = bool(FAMILIES[own.architecture].draft_stem)
+    joined, *norms = BESIDE if beside else BEHIND
+    yield f"{stem}{joined}.weight", (hidden, 2 * hidden)
+    yield from vectors((f"{stem}{name}" for name in norms), hidden)
+    stem, index = (f"{stem}layers.0.", 0) if beside else (stem, own.layers - 1)
+    ends = ("input_layernorm", "post_attention_layernorm")
+    yield from vectors((f"{stem}{name}" for name in ends), hidden)
+    biased = BIASED_LATENTS if own.latent else (*HEADS, "o_proj") if beside else HEADS
+    for name, shape in attention_matrices(own, hidden):
+        yield f"{stem}self_attn.{name}.weight", shape
+        if decoder.attention_bias and name in biased:
+            yield f"{stem}self_attn.{name}.bias", shape[:1]
+    for name, size in head_norms(own, decoder):
+        yield f"{stem}self_attn.{name}.weight", (size,)
+    yield from feed_forward(own, decoder, f"{stem}mlp", index)
+
+
+def attention_matrices(own: ModelFacts, inputs: int) -> Shapes:
+    latent, hidden = own.latent, own.hidden_size
+    if latent is not None:
+        queries = own.heads * (latent.nope + latent.rope)
+        if latent.q_rank:
+            yield "q_a_proj", (latent.q_rank, inputs)
+        yield "q_b_proj" if latent.q_rank else "q_proj", (queries, latent.q_rank or inputs)
+        yield "kv_a_proj_with_mqa", (latent.kv_rank + latent.rope, inputs)
+        yield "kv_b_proj", (own.heads * (latent.nope + latent.value), latent.kv_rank)
+    else:
+        gated = own.decoder is not None and own.decoder.recurrent is not None
+        yield "q_proj", ((1 + gated) * own.heads * own.head_dim, inputs)
+        yield from ((name, (own.kv_heads * own.head_dim, inputs)) for name in ("k_proj", "v_proj"))
+    yield "o_proj", (hidden, own.attended_width)
+
+
+def head_norms(own: ModelFacts, decoder: DecoderFacts) -> Iterator[tuple[str, int]]:
+    if (latent := own.latent) is not None:
+        yield "kv_a_layernorm", latent.kv_rank
+        if latent.q_rank:
+            yield "q_a_layernorm", latent.q_rank
+    elif decoder.qk_norm or decoder.recurrent is not None:
+        yield from (("q_norm", own.head_dim), ("k_norm", own.head_dim))
+
+
+def feed_forward(own: ModelFacts, decoder: DecoderFacts, name: str, index: int) -> Shapes:
+    """What follows the attention of a layer; one at a time, as it may tell of millions."""
+    experts, hidden = decoder.experts, own.hidden_size
+    if experts is None or not experts.layers[index]:
+        yield from gated_mlp(name, hidden, own.intermediate_size)
+        return
+    yield f"{name}.gate.weight", (experts.count, hidden)
+    if experts.choice.corrected:
+        yield f"{name}.gate.e_score_correction_bias", (experts.count,)
+    if experts.shared_width:
+        shared = "shared_expert" if experts.shared_gate else "shared_experts"
+        yield from gated_mlp(f"{name}.{shared}", hidden, experts.shared_width)
+    if experts.shared_gate:
+        yield f"{name}.shared_expert_gate.weight", (1, hidden)
+    for expert in range(experts.count):
+        yield from gated_mlp(f"{name}.experts.{expert}", hidden, experts.width)
+
+
+def gated_mlp(name: str, hidden: int, inner: int) -> Shapes:
+    yield f"{name}.gate_proj.weight", (inner, hidden)
+    yield f"{name}.up_proj.weight", (inner, hidden)
+    yield f"{name}.down_proj.weight", (hidden, inner)
+
+
+def vectors(names: Iterable[str], size: int) -> Shapes:
+    return ((f"{name}.weight", (size,)) for name in names)
