@@ -17,7 +17,7 @@ from vivace.checkpoint.source import locate
 from vivace.config.draft_heads import head_behind
 from vivace.config.draft_tensors import check_layer_tensors, nextn_layer
 from vivace.config.parsing import from_arguments
-from vivace.deploy.own_checks import why_model_refused
+from vivace.deploy.own_checks import StartMessage, said_of_model, why_model_refused
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 from vivace.models.facts import read_facts
@@ -140,3 +140,40 @@ def test_quantized_files_have_something_of_each(
     assert configure(options).draft is not None
     rewrite(tmp_path, tmp_path, lambda name: None if name.startswith(lost) else name)
     refused(tmp_path, lost)
+
+
+@pytest.mark.parametrize("named", ["num_nextn_predict_layers", "mtp.layers.1"])
+def test_layers_that_nobody_uses_are_told(
+    named: str, toys: dict[str, Path], tmp_path: Path
+) -> None:
+    if "layers.1" in named:
+        saved = rewrite(toys["beside"], tmp_path)
+        more = {
+            name.replace("rs.0", "rs.1"): one + 1 for name, one in saved.items() if "mtp.l" in name
+        }
+        save_file({**saved, **more}, tmp_path / "model.safetensors")
+    else:
+        rewrite(toys["beside"], tmp_path, num_nextn_predict_layers=2)
+    write_byte_tokenizer(tmp_path)
+    flags = {"speculative_algorithm": "NEXTN"}
+    for layered in (False, True):
+        options = from_arguments(
+            model_path=str(tmp_path), enable_multi_layer_eagle=layered, **flags
+        )
+        (told,) = (one for one in configure(options).notices if "2 layers for drafts" in one)
+        said = said_of_model(options, layout_known=True, steps_known=True)
+        assert StartMessage(told, False) in list(said) and "see" not in told
+    whole = configure(from_arguments(model_path=str(toys["beside"]), **flags)).notices
+    assert not any("layers for drafts" in one for one in whole)
+
+
+def test_a_flag_uses_all_layers_behind_a_model(toys: dict[str, Path], tmp_path: Path) -> None:
+    saved = rewrite(toys["grouped"], tmp_path, num_nextn_predict_layers=2)
+    more = {n.replace("layers.4.", "layers.5."): one + 1 for n, one in saved.items() if "s.4." in n}
+    save_file({**saved, **more}, tmp_path / "model.safetensors")
+    write_byte_tokenizer(tmp_path)
+    asked = {"model_path": str(tmp_path), "speculative_algorithm": "NEXTN"}
+    (told,) = (n for n in configure(from_arguments(**asked)).notices if "layers for drafts" in n)
+    assert "--enable-multi-layer-eagle" in told
+    used = configure(from_arguments(**asked, enable_multi_layer_eagle=True)).notices
+    assert not any("layers for drafts" in one for one in used)

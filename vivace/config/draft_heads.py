@@ -185,7 +185,7 @@ def head_behind(source: ModelSource, facts: ModelFacts, *, each: bool) -> DraftM
     beside = bool(FAMILIES[facts.architecture].draft_stem)
     count = facts.draft_layers if each and not beside else 1
     head = HeadShape(vocabulary=facts.vocabulary, behind=count, first_layer=facts.layers)
-    check_layer_tensors(source, facts, head)
+    facts = replace(facts, draft_layers=check_layer_tensors(source, facts, head))
     return DraftModel(source=source, facts=facts, head=head)
 
 
@@ -209,7 +209,7 @@ def exported_layer(source: ModelSource, facts: ModelFacts) -> DraftModel:
     head = HeadShape(vocabulary=facts.vocabulary, behind=1)
     check_layer_tensors(source, facts, head)
     read = replace(source, config={**source.config, "architectures": [stem]})
-    return DraftModel(source=read, facts=facts, head=head)
+    return DraftModel(source=read, facts=replace(facts, draft_layers=1), head=head)
 
 
 def is_exported(source: ModelSource) -> bool:

@@ -27,6 +27,7 @@ from vivace.config.rules import why_no_kernels
 from vivace.config.token_map import FLAG as TOKEN_MAP
 from vivace.config.token_map import read_token_map
 from vivace.models.facts import ModelFacts, checkpoint_quantization, read_facts
+from vivace.models.families import FAMILIES
 from vivace.models.registry import check_architecture
 
 PATH, QUANTIZATION = "--speculative-draft-model-path", "--speculative-draft-model-quantization"
@@ -131,8 +132,14 @@ def draft_models(options: Options, context: ModelContext) -> list[str]:
 def layers_of_drafts(options: Options, draft: DraftModel) -> list[str]:
     """Where each draft comes from a layer of its own, there are as many as layers."""
     asked, layers = options.speculative, draft.head.behind if draft.head is not None else 0
-    if not asked.enable_multi_layer_eagle:
-        return []
+    layered, notices = asked.enable_multi_layer_eagle, list[str]()
+    if layers and (known := draft.facts.draft_layers) > layers:
+        beside = layered or FAMILIES[draft.facts.architecture].draft_stem
+        way = "" if beside else f" (see {LAYERED})"
+        text = f"only the first of its {known} layers for drafts is used{way}"
+        notices = [f"{draft.source.path}: {text}"]
+    if not layered:
+        return notices
     if not layers:
         return [f"{LAYERED} has no effect: drafts come from no layers behind the model's last one"]
     if branches(options) > 1:
@@ -146,7 +153,7 @@ def layers_of_drafts(options: Options, draft: DraftModel) -> list[str]:
             f"{LAYERED}: {steps} steps, and {draft.source.path} has {layers} layers for drafts, "
             f"one for each; use --speculative-num-steps {layers}, or leave the flag out"
         )
-    return []
+    return notices
 
 
 def refuse_divided_head(options: Options, context: ModelContext) -> None:

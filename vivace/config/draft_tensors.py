@@ -63,11 +63,11 @@ def check_head_tensors(
     check_shapes(draft.source.path, tensors, wanted.items())
 
 
-def check_layer_tensors(source: ModelSource, own: ModelFacts, head: HeadShape) -> None:
+def check_layer_tensors(source: ModelSource, own: ModelFacts, head: HeadShape) -> int:
     """Of layers for multi-token prediction; repositories of quantized weights may have dropped
-    them. `own`: of the model that they belong to. Raises SourceError."""
+    them. `own`: of the model that they belong to. How many there are. Raises SourceError."""
     if source.format != "safetensors":
-        return
+        return own.draft_layers
     beside = FAMILIES[own.architecture].draft_stem
     places = range(head.first_layer, head.first_layer + head.behind)
     stems = [beside] if beside else [f"model.layers.{place}." for place in places]
@@ -84,6 +84,8 @@ def check_layer_tensors(source: ModelSource, own: ModelFacts, head: HeadShape) -
             )
         wanted = nextn_layer(own, stem)
         check_shapes(source.path, found, wanted if plain else stored_so(wanted, found))
+    layers = {name.split(".")[2] for name in found if name.startswith(f"{beside}layers.")}
+    return max(own.draft_layers, len(layers)) if beside else own.draft_layers
 
 
 def stored_so(wanted: Shapes, found: Mapping[str, StoredTensor]) -> Shapes:

@@ -114,8 +114,7 @@ def said_together(server: ServerPlan, *, named: bool = False) -> Iterator[StartM
     if "model_path" in values or ("model_path" not in server.given and not named):
         steps_known = knows_steps(server) and not left_out & STEP_OPTIONS
         layout_known = not left_out & layout_options()
-        for reason in why_model_refused(made, layout_known=layout_known, steps_known=steps_known):
-            yield StartMessage(reason, True)
+        yield from said_of_model(made, layout_known=layout_known, steps_known=steps_known)
 
 
 def knows_steps(server: ServerPlan) -> bool:
@@ -124,8 +123,15 @@ def knows_steps(server: ServerPlan) -> bool:
     return server.prefills and server.decodes and limit.isdecimal()
 
 
-def why_model_refused(options: Options, *, layout_known: bool, steps_known: bool) -> Iterator[str]:
-    """What the start says of a model whose files are here: the embedded one, a folder, a file."""
+def why_model_refused(options: Options, *, layout_known: bool, steps_known: bool) -> list[str]:
+    said = said_of_model(options, layout_known=layout_known, steps_known=steps_known)
+    return [text for text, refused in said if refused]
+
+
+def said_of_model(
+    options: Options, *, layout_known: bool, steps_known: bool
+) -> Iterator[StartMessage]:
+    """Of one whose files are here: the embedded one, a folder, a file."""
     model = options.model
     path = model.model_path
     if (path and not lies_here(Path(path))) or model.model_impl == "transformers":
@@ -141,16 +147,18 @@ def why_model_refused(options: Options, *, layout_known: bool, steps_known: bool
         facts = read_served_facts(source)
         draft = locate_draft_here(options, source, facts)
         context = ModelContext(source=source, facts=facts, draft=draft)
-        for check in (*MODEL_CHECKS, *LAYOUT_CHECKS):
-            if layout_known or check not in (*LAYOUT_CHECKS, saved_state):
-                check(options, context)
+        for check in MODEL_CHECKS:
+            if layout_known or check is not saved_state:
+                yield from (StartMessage(notice, False) for notice in check(options, context))
+        for check in LAYOUT_CHECKS if layout_known else ():
+            check(options, context)
         if layout_known and steps_known:
             check_steps(options, context)
         if model.is_embedding or facts.pooled is not None:
             read_pooler(source, facts)
     except (CannotStart, OSError) as error:
         if path is not None or isinstance(error, ConfigError):  # else: it is not installed here
-            yield cause(error)
+            yield StartMessage(cause(error), True)
 
 
 def locate_draft_here(
