@@ -132,7 +132,7 @@ def parse_architecture(config: Mapping[str, Any], title: str, precision: str = "
         experts=experts,
         linear=linear,
         linear_layers=linear_layers,
-        draft_layers=values.count("num_nextn_predict_layers")
+        draft_layers=values.count("num_nextn_predict_layers", meant("num_nextn_predict_layers"))
         or values.count("mtp_num_hidden_layers")
         or MTP_LAYERS.get(first_architecture(config), 0),
         multi_layer=first_architecture(config) in MTP_LAYERS,
@@ -165,9 +165,9 @@ class Shapes(ConfigFields):
         kind = Integer(1, MOST)
         return self.need(key, kind) if default is None else self.get(key, kind, default)
 
-    def count(self, key: str) -> int:
-        """0 if the key is missing."""
-        return self.get(key, Integer(0, MOST), 0)
+    def count(self, key: str, default: int | None = None) -> int:
+        """0 if the key is missing, and no `default` is meant."""
+        return self.get(key, Integer(0, MOST), default or 0)
 
 
 def parse_attention(values: Shapes, meant: Callable[[str], Any], layers: int) -> Attention:

@@ -112,9 +112,9 @@ class LinearAttention(msgspec.Struct, frozen=True, kw_only=True):
         projections = hidden * (2 * keys + 2 * values + 2 * self.value_heads)
         return projections + (2 * keys + values) * self.window + values * hidden
 
-    def state_bytes(self, ranks: int) -> int:
-        """Of one request on one rank: the state in float32, the window in 16 bits."""
+    def state_bytes(self, ranks: int, number: int) -> int:
+        """On one rank: the state in float32, and the window, where a number has so many bytes."""
         heads = max(1, self.value_heads // ranks)
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
-        window = (2 * keys + values) // ranks * (self.window - 1) * 2
+        window = (2 * keys + values) // ranks * (self.window - 1) * number
         return heads * self.key_dim * self.value_dim * 4 + window

@@ -19,6 +19,7 @@ from vivace.deploy.memory.weights import (
     PRECISIONS,
     Precision,
     dense_ranks,
+    drafting_layers,
     weight_precision,
     weights,
 )
@@ -231,14 +232,9 @@ def token_bytes(
     if draft is not None:
         drafted = draft.kv_elements(ranks)
     else:
-        drafted = drafted_layers(model, server) * model.attention.kv_elements(ranks)
+        layers = drafting_layers(model, server) or server.speculative_algorithm == "EAGLE3"
+        drafted = layers * model.attention.kv_elements(ranks)
     return int((elements + drafted) * size)
-
-
-def drafted_layers(model: Architecture, server: ServerPlan) -> int:
-    if server.speculative_algorithm == "EAGLE":
-        return model.draft_layers
-    return 1 if server.speculative_algorithm == "EAGLE3" else 0
 
 
 def state_bytes(model: Architecture, server: ServerPlan, stage: StagePlan) -> int:
@@ -247,9 +243,12 @@ def state_bytes(model: Architecture, server: ServerPlan, stage: StagePlan) -> in
         return model.attention.window_bytes() * stage.layers
     if model.linear is None:
         return 0
-    rows = max(1, server.draft_tokens) * model.linear_layers
-    each = model.linear.state_bytes(server.parallelism.attention_tp)
-    return int(each * rows * stage.part)
+    # Vivace: that of a row, another to write, one behind each draft, and one that is saved
+    states = (
+        server.draft_tokens + 1 + server.caches_prefixes if server.ours else server.draft_tokens
+    )
+    each = model.linear.state_bytes(server.parallelism.attention_tp, 4 if server.ours else 2)
+    return int(each * states * model.linear_layers * stage.part)
 
 
 def outside_parts(model: Architecture, server: ServerPlan, case: Case) -> tuple[MemoryPart, ...]:

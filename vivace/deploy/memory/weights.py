@@ -9,6 +9,7 @@ import msgspec
 from vivace.deploy.memory.stages import StagePlan
 from vivace.deploy.server_plan import ServerPlan
 from vivace.models.architecture import Architecture
+from vivace.models.families import FAMILIES, Family
 
 
 class Precision(msgspec.Struct, frozen=True):
@@ -130,9 +131,18 @@ def tables(
     return {"embedding": embeds * embedding, "head": heads * size / layout.lm_head}
 
 
+def drafting_layers(model: Architecture, server: ServerPlan) -> int:
+    """Of those that the checkpoint brings; one, unless each step has a layer of its own."""
+    if server.speculative_algorithm != "EAGLE":
+        return 0
+    beside = bool(FAMILIES.get(model.name, Family()).draft_stem)
+    each = model.multi_layer or (server.has("enable_multi_layer_eagle") and not beside)
+    return model.draft_layers if each else min(1, model.draft_layers)
+
+
 def draft_bytes(model: Architecture, server: ServerPlan, precision: Precision) -> float:
     """Layers that the checkpoint brings (NEXTN); an external draft model is not known here."""
-    if server.speculative_algorithm != "EAGLE" or not model.draft_layers:
+    if not (layers := drafting_layers(model, server)):
         return 0.0
     own = model.sliding if model.multi_layer and model.sliding else model.attention
     by_head, everywhere = own.parameters(model.hidden)
@@ -141,8 +151,8 @@ def draft_bytes(model: Architecture, server: ServerPlan, precision: Precision) -
     linear = attention + joint
     if model.experts is None or model.multi_layer:
         linear += 3 * model.hidden * model.dense_width / dense_ranks(server)
-        return model.draft_layers * linear * precision.linear
+        return layers * linear * precision.linear
     linear += shared_parameters(model, server)
     experts = expert_parameters(model, server)
     layer = linear * precision.linear + experts * precision.experts + router_parameters(model) * 2
-    return model.draft_layers * layer
+    return layers * layer
