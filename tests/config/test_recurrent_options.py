@@ -12,7 +12,7 @@ from toy_models import make
 
 from vivace.checkpoint.errors import SourceError
 from vivace.checkpoint.source import locate
-from vivace.config.config import Config
+from vivace.config.config import Config, all_options
 from vivace.config.errors import ConfigError
 from vivace.config.parsing import from_arguments
 from vivace.engine.settings import engine_settings
@@ -86,6 +86,13 @@ def test_the_ratio_divides_the_pool(model: Path) -> None:
     capacity = build_worker(config, silent, share=600 << 20).capacity
     told = {one.field: one.reason for one in capacity.rewrites}
     assert capacity.rows < 20 and "--mamba-full-memory-ratio" in told["max_running_requests"]
+
+
+def test_help_says_what_the_default_is(model: Path) -> None:
+    (known,) = (one.help for one in all_options() if one.name == STATES)
+    assert "one for each running request and --mamba-track-interval tokens of the pool" in known
+    (group,) = build_worker(configured(model, max_total_tokens=512), silent).capacity.others
+    assert group.pages == 4 + 512 // 256
 
 
 def test_states_are_float32(model: Path) -> None:

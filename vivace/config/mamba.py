@@ -11,7 +11,8 @@ from vivace.config.unavailable import FLOAT_STATES, SAVED_STATES
 @dataclass(frozen=True)
 class MambaOptions:
     max_mamba_cache_size: int | None = option(
-        help="States saved for others to start from (default: as many as can be used).",
+        help="States saved for others to start from. Default, if they fit: one for each "
+        "running request and --mamba-track-interval tokens of the pool.",
     )
     mamba_ssm_dtype: str = option(
         "float32",

@@ -77,7 +77,7 @@ class ModelOptions:
     )
     model_impl: str = option(
         "auto",
-        "Own architecture files (auto, sglang, vivace) or transformers' classes.",
+        "Own architecture files (auto, sglang, vivace) or transformers'.",
         choices=["auto", "sglang", "vivace", "transformers", "mindspore"],
         values={"mindspore": not_available("MindSpore is not supported", "use auto")},
     )

@@ -68,7 +68,7 @@ class ParallelOptions:
     )
     pp_async_batch_depth: int = option(0, "Further micro-batches in flight, to hide communication.")
     nnodes: int = option(1, "Machines that serve together, each started with the same command.")
-    node_rank: int = option(0, "Which of the machines this is, from 0; 0 has the HTTP server.")
+    node_rank: int = option(0, "Which machine this is; 0 has the HTTP server.")
     dist_init_addr: str | None = option(
         help="host:port of node 0, where the other machines join it.",
         aliases=["nccl-init-addr"],
