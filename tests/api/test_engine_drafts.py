@@ -83,6 +83,20 @@ def test_drafts_are_right_as_often_as_a_variable_says(
         assert least <= sum(lengths) / len(lengths) <= most
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_stopped_at_a_string_tells_how_drafts_fared(toy: Path, stream: bool) -> None:
+    flags = {**FLAGS, "skip_tokenizer_init": False, "speculative_algorithm": "NGRAM"}
+    with vivace.Engine(toy, **flags, speculative_fixed_width=True) as engine:
+        asked: dict[str, Any] = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+        whole: Any = engine.generate("to be, tha", asked)
+        asked["stop"] = whole["text"][20:24]
+        found: Any = engine.generate("to be, tha", asked, stream=stream)
+        metas = [one["meta_info"] for one in (found if stream else [found])]
+    assert metas[-1]["finish_reason"] == {"type": "stop", "matched": asked["stop"]}
+    assert 0 < metas[-1]["spec_verify_ct"] < 40 and metas[-1]["spec_accept_length"] > 0
+    assert not any("spec_verify_ct" in meta for meta in metas[:-1])
+
+
 def test_drafts_come_from_a_corpus(toy: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "or not to be, that is the question"}) + "\n")

@@ -167,6 +167,22 @@ def test_drafts_behind_an_end_are_no_tokens_of_the_answer(depth: int) -> None:
         assert (one.deltas[-1].drafts or ())[2:] == (steps - 1,)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_who_may_stop_at_a_string_is_told_of_drafts_with_every_step(depth: int) -> None:
+    """The frontend ends the answer before the engine hears of it."""
+    rig = rig_with(3, depth=depth)
+    draft_with(rig, lambda seed, position: oracle_token(seed, position, VOCABULARY))
+    rig.send(0, [1], 25, ignore_eos=True, stop=("a",))
+    rig.send(1, [1], 25, ignore_eos=True)
+    rig.run()
+    told = [delta.drafts for delta in rig.answers[0].deltas if delta.tokens]
+    assert told[0] is None and [(one or ())[2:] for one in told[1:]] == [
+        (steps,) for steps in range(1, len(told))
+    ]
+    assert [one for one in (delta.drafts for delta in rig.answers[1].deltas[:-1]) if one] == []
+    rig.check_drafts()
+
+
 @pytest.mark.parametrize("ahead", [0.0, 0.4])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_the_server_counts_the_drafts_of_its_answers(depth: int, ahead: float) -> None:

@@ -217,6 +217,8 @@ class ResultProcessor:
             self._outputs.finish(sequence, finish)
         elif len(sequence.tokens) >= sequence.next_delta_len:
             self._outputs.deltas.append(sequence.take_delta())
+            if sequence.request.sampling.stop:  # the frontend may find that this is the end
+                self._outputs.deltas[-1].drafts = self._stats.drafts.told(sequence)
         return accepted
 
 
@@ -300,7 +302,8 @@ class RequestLimits:
         """Why a request is not even queued; None when it may be."""
         if request.key in table.live:
             return _abort(400, f"request key {request.key} is in use")
-        if request.priority is not None and self._priorities_rejected():
+        rejected = self._settings.abort_on_priority_when_disabled and not self._settings.priorities
+        if request.priority is not None and rejected:
             return _abort(
                 503,
                 "this server does not use priorities (start it with "
@@ -312,10 +315,6 @@ class RequestLimits:
     def queue_full(self, waiting: int) -> Finish:
         wait = min(max(waiting * self._interval, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
         return _abort(503, "the request queue is full", retry_after=round(wait, 1))
-
-    def _priorities_rejected(self) -> bool:
-        settings = self._settings
-        return settings.abort_on_priority_when_disabled and not settings.priorities
 
     def _check_fits(self, request: Request) -> Finish | None:
         """Prompts that can never be served here; frontends check first, with more words."""

@@ -136,7 +136,8 @@ class SequenceTable:
     def prefill_done(self, sequence: Sequence) -> None:
         """All tokens that were known when the sequence got its row are computed."""
         self.prefill_pending.pop(sequence.key, None)
-        sequence.steady = sequence.log_metrics and not sequence.has_more_than_tokens
+        stops = self.pages.drafts and sequence.request.sampling.stop  # drafts are told beside them
+        sequence.steady = sequence.log_metrics and not (sequence.has_more_than_tokens or stops)
 
     def clear_suspicion(self, sequence: Sequence) -> None:
         """It drew a token, and the engine lives."""

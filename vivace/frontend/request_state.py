@@ -186,7 +186,7 @@ class RequestState:
             hidden_states=self._take_hidden_states(),
             retractions=self._retractions,
             dp_rank=self.engine.index if self.engine is not None else 0,
-            drafts=delta.drafts,
+            drafts=delta.drafts if finish is not None else None,
             timings=timings,
         )
 

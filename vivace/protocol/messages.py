@@ -200,7 +200,7 @@ class Delta(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Seconds between arrival and the first token, however long it waited for its delta; set as
     `queue_time`."""
     drafts: tuple[int, int, int] | None = None
-    """With the end: verified drafts, those that were right, steps behind the first token."""
+    """With the end, or where a stop string may be it: verified drafts, right ones, later steps."""
 
 
 class Deltas(msgspec.Struct, tag="deltas"):

@@ -40,9 +40,14 @@ class DraftStats:
     def end(self, sequence: Sequence) -> tuple[int, int, int] | None:
         """It ends at its level. One that had no drafts tells nothing; it is the less sure that
         others need none. Returns its drafts, as in `Delta`."""
-        self._settle()
+        told = self.told(sequence)
         tells = sequence.num_drafts and sequence.draft_level != SPOILED
         self._level += _ENDED * ((sequence.draft_level if tells else FIRST_LEVEL) - self._level)
+        return told
+
+    def told(self, sequence: Sequence) -> tuple[int, int, int] | None:
+        """Its drafts so far, as in `Delta`."""
+        self._settle()
         if not sequence.num_drafts:
             return None
         drawn = sequence.num_output_tokens - sequence.num_resumed - sequence.num_forced
