@@ -177,3 +177,18 @@ def test_a_flag_uses_all_layers_behind_a_model(toys: dict[str, Path], tmp_path: 
     assert "--enable-multi-layer-eagle" in told
     used = configure(from_arguments(**asked, enable_multi_layer_eagle=True)).notices
     assert not any("layers for drafts" in one for one in used)
+
+
+def test_a_model_that_only_attends_has_gates(tmp_path: Path) -> None:
+    """Qwen3-Next's queries have them whatever its other layers are."""
+    shape = {**SHAPE, **NEXTN["Qwen3Next"], "num_hidden_layers": 2, "head_dim": 16}
+    ReferenceNextn(
+        make("Qwen3Next", tmp_path, **shape, layer_types=["full_attention"] * 2), tmp_path
+    )
+    write_byte_tokenizer(tmp_path)
+    options = from_arguments(model_path=str(tmp_path), speculative_algorithm="NEXTN")
+    assert configure(options).draft is not None
+    facts = read_facts(locate(str(tmp_path)))
+    saved = load_file(tmp_path / "model.safetensors")
+    own = sum(one.numel() for n, one in saved.items() if one.dim() > 1 and "mtp." not in n)
+    assert facts.parameters == own

@@ -151,7 +151,7 @@ def attention_matrices(own: ModelFacts, inputs: int) -> Shapes:
         yield "kv_a_proj_with_mqa", (latent.kv_rank + latent.rope, inputs)
         yield "kv_b_proj", (own.heads * (latent.nope + latent.value), latent.kv_rank)
     else:
-        gated = own.decoder is not None and own.decoder.recurrent is not None
+        gated = FAMILIES[own.architecture].reads("full_attention_interval")
         yield "q_proj", ((1 + gated) * own.heads * own.head_dim, inputs)
         yield from ((name, (own.kv_heads * own.head_dim, inputs)) for name in ("k_proj", "v_proj"))
     yield "o_proj", (hidden, own.attended_width)
@@ -162,7 +162,7 @@ def head_norms(own: ModelFacts, decoder: DecoderFacts) -> Iterator[tuple[str, in
         yield "kv_a_layernorm", latent.kv_rank
         if latent.q_rank:
             yield "q_a_layernorm", latent.q_rank
-    elif decoder.qk_norm or decoder.recurrent is not None:
+    elif decoder.qk_norm or FAMILIES[own.architecture].reads("full_attention_interval"):
         yield from (("q_norm", own.head_dim), ("k_norm", own.head_dim))
 
 

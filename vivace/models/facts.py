@@ -16,7 +16,7 @@ from vivace.models.attention_shapes import Attention, GroupedAttention, LatentAt
 from vivace.models.class_name import read_class_name, unread_parts
 from vivace.models.config_fields import ModelFields, read_eos_token_ids
 from vivace.models.expert_facts import ExpertFacts, read_experts
-from vivace.models.families import FAMILIES
+from vivace.models.families import ANY_FAMILY, FAMILIES
 from vivace.models.head_facts import HeadFacts, LatentFacts, read_heads, read_query_scale
 from vivace.models.layer_windows import idle_patterns, layer_windows, sliding_layers
 from vivace.models.llama4_facts import Llama4Facts, read_llama4, read_width
@@ -371,14 +371,14 @@ def describe_architecture(facts: ModelFacts) -> Architecture:
 
 
 def describe_attention(facts: ModelFacts) -> Attention:
-    latent = facts.latent
+    latent, family = facts.latent, FAMILIES.get(facts.architecture, ANY_FAMILY)
     if latent is None:
         return GroupedAttention(
             heads=facts.heads,
             kv_heads=facts.kv_heads,
             head_dim=facts.head_dim,
             value_dim=facts.head_dim,
-            gated=facts.decoder is not None and facts.decoder.recurrent is not None,
+            gated=facts.decoder is not None and family.reads("full_attention_interval"),
         )
     return LatentAttention(
         heads=facts.heads,
