@@ -100,6 +100,11 @@ def test_states_are_float32(model: Path) -> None:
     assert any("kept in float32" in one for one in told)
 
 
+def test_the_backend_of_the_first_release_with_such_layers_has_no_effect(model: Path) -> None:
+    (told,) = configured(model, attention_backend="hybrid_linear_attn").notices
+    assert told.startswith("--attention-backend has no effect")
+
+
 def test_intervals_are_whole_pages(model: Path) -> None:
     told = configured(model, mamba_track_interval=40).notices
     assert any("--mamba-track-interval 40 means 48" in one for one in told)

@@ -21,6 +21,7 @@ ATTENTION = (
     "flashmla", "trtllm_mla", "trtllm_mha", "dual_chunk_flash_attn", "aiter", "wave", "intel_amx",
     "ascend", "intel_xpu", "dsa", "qsa", "dsv4", "compressed", "llada2_cfg_flashinfer",
     "cutedsl_mla", "tokenspeed_mla", "hpc_ops", "minicpm_flashattn", "minicpm_flashinfer",
+    "hybrid_linear_attn",
 )  # fmt: skip
 SPARSE = (
     "flashmla_sparse", "flashmla_kv", "flashmla_auto", "flashmla_prefill", "flashmla_decode", "fa3",
