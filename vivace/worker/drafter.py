@@ -91,22 +91,14 @@ class Drafter(Protocol):
 
 
 class NoDrafter:
-    width = 0
-    reads_tokens = False
-    reports_ready = False
-    trees = False
+    width = text_bytes = row_numbers = nbytes = 0
+    reads_tokens = reports_ready = trees = False
     undivided = ""
-
-    @property
-    def text_bytes(self) -> int:
-        return 0
+    layers: Sequence[CacheLayer] = ()
 
     @property
     def corpora(self) -> dict[str, int]:
         return {}
-
-    layers: Sequence[CacheLayer] = ()
-    row_numbers = nbytes = 0
 
     def attach(self, place: DrafterPlace) -> None:
         """It has no layers."""

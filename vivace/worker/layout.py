@@ -27,20 +27,14 @@ def join_ranks(
     config: Config, platform: Platform, rendezvous: Rendezvous | None
 ) -> tuple[Group, ParallelLayout]:
     """(all ranks that compute together, who of them shares which layers)"""
-    group, layout = meet_ranks(config, platform, rendezvous)
+    group, layout = SINGLE_RANK, SINGLE
+    if rendezvous is not None:
+        group = platform.join(rendezvous)
+        layout = divide_layers(config, group)
     runtime = config.runtime
     fixed = runtime.enable_deterministic_inference and not runtime.disable_cpu_kernels
     most = dispatch_limit(config) if config.experts.deepep_mode == "low_latency" else None
     return group, replace(layout, deterministic=fixed, most_sent=most)
-
-
-def meet_ranks(
-    config: Config, platform: Platform, rendezvous: Rendezvous | None
-) -> tuple[Group, ParallelLayout]:
-    if rendezvous is None:
-        return SINGLE_RANK, SINGLE
-    everybody = platform.join(rendezvous)
-    return everybody, divide_layers(config, everybody)
 
 
 def divide_layers(config: Config, everybody: Group) -> ParallelLayout:
