@@ -119,9 +119,8 @@ class RowStates:
             self._join(join, changes)
         for grant in plan.grants:
             self._grant(grant.row, grant.pages, grant.group, changes)
-        self.ops.scatter(changes.collect())
-        if self.states is not None:
-            self.states.apply()
+        joined = [] if self.states is None else [self.states.take_joined()]
+        self.ops.scatter([*changes.collect(), *joined])
 
     def check_rows(self, rows: list[int]) -> None:
         """PlanError unless these are rows, each named once."""

@@ -4,7 +4,8 @@ A slot holds the state of a row in all its layers. Slots 0, 1 ... are the pages 
 the prefix cache fills with states to start from; behind them each row has slots of its own; then
 comes the empty state, which nobody writes, and one that nobody reads. A step reads the slot that is
 current and writes others of the row; which of these is current then is decided when the step is
-recorded. So a step that fails leaves the state as it was, and refused drafts leave none.
+recorded, and so when nothing of it can fail any more (`enter`). So a step that fails leaves the
+state as it was, and refused drafts leave none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from vivace.platforms.attention import StepStates
 from vivace.platforms.host import upload
-from vivace.platforms.rows import SampledTokens, Spans
+from vivace.platforms.rows import ColumnChange, SampledTokens, Spans
 from vivace.worker.sizing import count_slots
 
 
@@ -35,6 +36,9 @@ class StateSlots:
             (spans, 1 + drafts), self._scratch, dtype=torch.int64, device=device
         )
         self._joined: dict[int, int] = {}
+        nobody = torch.empty(0, dtype=torch.int64, device=device)
+        self._recorded = nobody, nobody
+        """rows, and the slots that are theirs when the step that was recorded is entered"""
 
     def join(self, row: int, pages: list[int], cached: int) -> None:
         """Somebody joins a row with `cached` tokens computed: from the state in the page, from the
@@ -42,15 +46,11 @@ class StateSlots:
         if pages or not cached:
             self._joined[row] = pages[0] if pages else self._empty
 
-    def apply(self) -> None:
-        """The device hears who joined."""
-        if self._joined:
-            rows, slots = (
-                upload(np.array(list(part), np.int64), self._device)
-                for part in (self._joined.keys(), self._joined.values())
-            )
-            self.current.index_copy_(0, rows, slots)
-            self._joined = {}
+    def take_joined(self) -> ColumnChange:
+        """What the device is to hear of who joined."""
+        joined, self._joined = self._joined, {}
+        rows, slots = (np.array(list(part), np.int64) for part in (joined, joined.values()))
+        return ColumnChange(self.current, rows, slots)
 
     def prepare(self, rows: int, drafts: np.ndarray | None = None) -> StepStates:
         """The buffers of a step of `rows` spans, with so many `drafts` each, to capture one."""
@@ -65,17 +65,15 @@ class StateSlots:
         """Of a step; changes no row."""
         rows = upload(spans.rows, self._device)
         current, first = self.current.index_select(0, rows), self.pages + rows * self._own
-        place = current - first
-        own = (place >= 0) & (place < self._own)
+        place = current - first  # in the row's ring of slots; any, where it is not the row's own
         ahead = torch.arange(1, self._own, device=self._device)
-        place = torch.where(own, place, self._own - 1).unsqueeze(1) + ahead
         states = self.prepare(len(spans.rows), spans.drafts)
         states.read.copy_(current)
-        states.write.copy_(first.unsqueeze(1) + place % self._own)
+        states.write.copy_(first.unsqueeze(1) + (place.unsqueeze(1) + ahead) % self._own)
         return states
 
     def record(self, spans: Spans, draws: SampledTokens) -> None:
-        """The state behind what stays of each span is the row's now."""
+        """The state behind what stays of each span is the row's once it is entered."""
         rows = upload(spans.rows, self._device)
         states = self.prepare(len(spans.rows))
         kept = torch.zeros_like(rows)
@@ -83,8 +81,12 @@ class StateSlots:
             final = upload(spans.final, self._device)
             kept = (kept.index_add_(0, final, draws.stays.long()) - 1).clamp_min(0)
         written = states.write.gather(1, kept.unsqueeze(1)).squeeze(1)
-        self.current.index_copy_(0, rows, torch.where(draws.bad_spans, states.read, written))
+        self._recorded = rows, torch.where(draws.bad_spans, states.read, written)
+
+    def enter(self) -> None:
+        self.current.index_copy_(0, *self._recorded)
 
     def find(self, rows: list[int]) -> Tensor:
-        """[n] int64: the slots of the states of these rows"""
-        return self.current.index_select(0, upload(np.array(rows, np.int64), self._device))
+        """[n] int64: the slots of the states of these rows, with what was recorded"""
+        recorded = self.current.index_copy(0, *self._recorded)
+        return recorded.index_select(0, upload(np.array(rows, np.int64), self._device))

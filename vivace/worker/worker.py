@@ -104,11 +104,13 @@ class Worker:
             self._rows.record(spans, output)
             if output.order is not None:
                 move_tokens(self._kv, step, output.order)
-            output.record()
             self._save_states(plan)
             hidden, *taps = straighten(output.order, [hidden, *self._runner.taps])
             self._drafter.follow(step, spans, hidden, taps)
             self._rows.extend(pending.forced)
+            output.record()  # what only grows comes last: a step that fails is computed again
+            if self._rows.states is not None:
+                self._rows.states.enter()
         return pending
 
     def draft(self, rows: int) -> None:
