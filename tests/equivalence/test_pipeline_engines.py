@@ -212,3 +212,25 @@ def test_clients_that_leave_are_forgotten_in_every_stage(models: dict[str, Path]
 
 def with_key(request: Request, key: int) -> Request:
     return replace(request, key=key)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3Next"])
+def test_stages_take_back_what_was_refused(models: dict[str, Path], name: str) -> None:
+    """Layers that keep a state go on behind the drafts that stay. Asked again, most do."""
+    drafts = {
+        "speculative_algorithm": "NGRAM",
+        "speculative_num_draft_tokens": 5,
+        "speculative_fixed_width": True,
+        "speculative_ngram_max_bfs_breadth": 1,
+    }
+    requests = toy_requests(10, stream=True, seed=0)
+    plain = {rid: answer.tokens for rid, answer in wanted(models[name], 1, 0).items()}
+    config = build_config(models[name], PLAIN, pp_size=2, **drafts)
+    setting, rates = dataclasses.replace(PLAIN, depth=config.depth), list[float]()
+    with closing(LayoutEngines(config, setting)) as staged:
+        for turn in range(2):
+            answers = staged.run(requests, arrivals=random.Random(turn))
+            assert {rid: answer.tokens for rid, answer in answers.items()} == plain
+            rates.append(staged.engines[0].accept_rate() or 0.0)
+        assert staged.engines[0].audit() == []
+    assert rates[0] < 0.1 < 0.3 < rates[1]

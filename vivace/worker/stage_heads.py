@@ -69,6 +69,8 @@ class HeadsElsewhere:
         places = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         tokens = np.array([token for row in ids for token in row], np.int64)
         computed = awaited.before[chosen] + np.array(drawn.advanced)[awaited.spans[chosen]]
+        if states.states is not None:
+            states.states.take_back(rows, states.computed[rows] - computed)
         states.known[rows], states.computed[rows] = known, computed
         lengths = (columns.known, known), (columns.computed, computed)
         changes = [ColumnChange(column, rows, length) for column, length in lengths]

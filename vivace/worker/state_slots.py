@@ -90,3 +90,9 @@ class StateSlots:
         """[n] int64: the slots of the states of these rows, with what was recorded"""
         recorded = self.current.index_copy(0, *self._recorded)
         return recorded.index_select(0, upload(np.array(rows, np.int64), self._device))
+
+    def take_back(self, rows: np.ndarray, counts: np.ndarray) -> None:
+        """So many tokens of the last span of each row were refused drafts, which it had kept."""
+        places, back = (upload(part[counts > 0], self._device) for part in (rows, counts))
+        current, first = self.current.index_select(0, places), self.pages + places * self._own
+        self.current.index_copy_(0, places, first + (current - first - back) % self._own)
