@@ -3,6 +3,8 @@ far as every group has what is needed behind it."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -112,7 +114,7 @@ class GroupMachine(RuleBasedStateMachine):
     def clear(self) -> None:
         self.leases.clear()
         assert self.leases.cached == 0
-        assert all(pool.cached == 0 for pool in self.leases.partial)
+        assert all(not pool._idle for pool in self.leases.partial)
 
     @invariant()
     def conserved(self) -> None:
@@ -125,6 +127,18 @@ GroupMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=
 TestGroups = GroupMachine.TestCase
 
 
+def test_a_long_prefix_without_states_is_looked_through_at_once() -> None:
+    """A conversation of 100,000 pages whose states are gone costs no more than reading it."""
+    pool = PartialPool(4, lambda pages: max(0, pages - 1), sparse=True)
+    lease, tree = pool.open([]), list(range(100_000))
+    lease.pages[0] = pool.take(1, 4)[0]
+    pool.keep(lease, tree)
+    started = time.process_time()
+    assert pool.usable(tree) == 1
+    assert pool.usable(tree[1:]) == 0
+    assert time.process_time() - started < 0.1
+
+
 def test_a_prefix_whose_window_is_gone_is_matched_in_front_of_it() -> None:
     leases = Leases(PAGES, 1, partial=[window_pool(4, 2)])
     first = leases.open("a", "", pack([1] * 8), 7)
@@ -134,7 +148,7 @@ def test_a_prefix_whose_window_is_gone_is_matched_in_front_of_it() -> None:
         leases.publish(first, pack([1] * (computed + 2)))
     leases.close(first, pack([1] * 8))
     assert leases.measure("", pack([1] * 8)) == 8
-    assert leases.partial[0].cached == 4
+    assert len(leases.partial[0]._idle) == 4
     leases.take(2, 1)  # somebody needs the pages of places 4 and 5, which nobody used longest
     assert leases.measure("", pack([1] * 8)) == 8
     assert leases.measure("", pack([1] * 6)) == 0

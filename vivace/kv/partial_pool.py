@@ -56,11 +56,6 @@ class PartialPool:
         return self._pool.free + len(self._idle)
 
     @property
-    def cached(self) -> int:
-        """Pages that are kept and that nobody reads."""
-        return len(self._idle)
-
-    @property
     def touched(self) -> int:
         """Pages with memory behind them, where a device gives it at the first touch."""
         return self._pool.touched
@@ -68,6 +63,8 @@ class PartialPool:
     def usable(self, tree_pages: Sequence[int]) -> int:
         """Behind how many of these pages, the first ones of a prefix, a sequence can go on."""
         kept, count = self._kept, len(tree_pages)
+        if self.sparse:  # whose last place has a state; there may be very many without one
+            return next((n for n in range(count, 0, -1) if tree_pages[n - 1] in kept), 0)
         while count:
             needed = range(count - 1, self.first_page(count) - 1, -1)
             missing = next((place for place in needed if tree_pages[place] not in kept), None)
