@@ -55,7 +55,6 @@ def configured(model: Path, **flags: Any) -> Config:
         ({"mamba_track_interval": 64}, 4 + 32, 64),
         ({"max_mamba_cache_size": 5}, 5, 256),
         ({"max_mamba_cache_size": 5000}, 12, 256),
-        ({"disable_radix_cache": True}, 0, 256),
     ],
 )
 def test_states_are_saved_as_flags_say(
@@ -68,11 +67,6 @@ def test_states_are_saved_as_flags_say(
     assert engine_settings(config, worker.capacity).state_interval == interval
     told = {one.field: one.after for one in worker.capacity.rewrites}
     assert told.get("max_mamba_cache_size") == (12 if flags.get(STATES) == 5000 else None)
-
-
-def test_flags_of_states_that_do_nothing_are_told(model: Path) -> None:
-    told = configured(model, max_mamba_cache_size=5, disable_radix_cache=True).notices
-    assert any("--max-mamba-cache-size has no effect: --disable-radix-cache" in one for one in told)
 
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan"), float("inf")])
@@ -93,6 +87,15 @@ def test_help_says_what_the_default_is(model: Path) -> None:
     assert "one for each running request and --mamba-track-interval tokens of the pool" in known
     (group,) = build_worker(configured(model, max_total_tokens=512), silent).capacity.others
     assert group.pages == 4 + 512 // 256
+
+
+def test_without_the_prefix_cache_no_states_are_saved(model: Path) -> None:
+    config = configured(model, disable_radix_cache=True, max_mamba_cache_size=5)
+    assert [one for one in config.notices if "no state is saved" in one] == [
+        "--max-mamba-cache-size has no effect: with --disable-radix-cache no state is saved"
+    ]
+    worker = build_worker(config, silent)
+    assert [group.pages for group in worker.capacity.others] == [0]
 
 
 def test_states_are_float32(model: Path) -> None:

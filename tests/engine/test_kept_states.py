@@ -8,12 +8,23 @@ from engine_rig import EOS, Rig
 from vivace.engine.oracle import Faults
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import CacheGroup
+from vivace.protocol.step import StepPlan
 
 
-def rig_with(drafts: int = 0, depth: int = 1, states: int = 20, **options: object) -> Rig:
+def rig_with(
+    drafts: int = 0,
+    depth: int = 1,
+    states: int = 20,
+    prefix_cache: bool = True,
+    **options: object,
+) -> Rig:
     """Pages of 4 tokens, and a state for each 8."""
     settings = EngineSettings(
-        eos_ids=(EOS,), depth=depth, num_speculative_tokens=drafts, state_interval=8
+        eos_ids=(EOS,),
+        depth=depth,
+        num_speculative_tokens=drafts,
+        state_interval=8,
+        prefix_cache=prefix_cache,
     )
     groups = (CacheGroup(pages=states, reach=1, state=True),)
     return Rig(settings, pages=64, page_size=4, others=groups, **options)  # type: ignore[arg-type]
@@ -50,6 +61,17 @@ def test_a_conversation_goes_on_behind_its_answer(drafts: int, depth: int, short
     rig.run()
     found = cached(rig, 1, [*prompt, *rig.answers[0].tokens, 5])
     assert found == 64 if not (drafts or shorten) else found % 8 == 0 and found >= 8
+    rig.at_rest()
+
+
+def test_without_a_prefix_cache_nothing_is_saved_and_no_chunk_is_cut() -> None:
+    plans: list[StepPlan] = []
+    rig = rig_with(prefix_cache=False, cost=lambda plan: plans.append(plan) or 0.01)
+    rig.send(0, list(range(30)), 20, ignore_eos=True)
+    rig.run()
+    rig.check(0)
+    assert plans[0].counts == [30]
+    assert not any(plan.saves for plan in plans)
     rig.at_rest()
 
 

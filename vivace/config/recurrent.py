@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vivace.config.config import ModelContext, Options, ResolveContext
 from vivace.config.drafts import tree_flag
 from vivace.config.errors import ConfigError
 from vivace.models.facts import ModelFacts
 
-STATE_FLAGS = ("max_mamba_cache_size", "mamba_full_memory_ratio", "mamba_track_interval")
+SAVING_FLAGS = ("max_mamba_cache_size", "mamba_track_interval")
+STATE_FLAGS = (*SAVING_FLAGS, "mamba_full_memory_ratio")
 
 
 def recurrent_layers(options: Options, context: ModelContext) -> list[str]:
@@ -18,22 +21,23 @@ def recurrent_layers(options: Options, context: ModelContext) -> list[str]:
             "state does not draft; use one that only attends, or NGRAM"
         )
     if not has_states(context.facts):
-        return [
-            f"--{name.replace('_', '-')} has no effect: no layer of this model keeps a state"
-            for name in STATE_FLAGS
-            if getattr(options.mamba, name) != getattr(type(options.mamba)(), name)
-        ]
+        return unused_flags(options, STATE_FLAGS, "no layer of this model keeps a state")
     if flag := tree_flag(options):
         raise ConfigError(
             f"{flag}: layers of this model keep a state, which is that behind a chain of drafts; "
             f"use {flag.rpartition(' ')[0]} 1"
         )
-    if options.mamba.max_mamba_cache_size is not None and options.memory.disable_radix_cache:
-        return [
-            "--max-mamba-cache-size has no effect: --disable-radix-cache is given, and saved "
-            "states are for the prefix cache"
-        ]
+    if options.memory.disable_radix_cache:
+        return unused_flags(options, SAVING_FLAGS, "with --disable-radix-cache no state is saved")
     return []
+
+
+def unused_flags(options: Options, names: Sequence[str], why: str) -> list[str]:
+    return [
+        f"--{name.replace('_', '-')} has no effect: {why}"
+        for name in names
+        if getattr(options.mamba, name) != getattr(type(options.mamba)(), name)
+    ]
 
 
 def has_states(facts: ModelFacts) -> bool:
@@ -44,7 +48,8 @@ def whole_intervals(options: Options, context: ResolveContext) -> list[str]:
     """After the rules, which decide how large pages are."""
     page = options.memory.page_size or context.platform.page_sizes[0]
     interval = options.mamba.mamba_track_interval
-    if not has_states(context.facts) or interval % page == 0:
+    unused = not has_states(context.facts) or options.memory.disable_radix_cache
+    if unused or interval % page == 0:
         return []
     whole = -(-interval // page) * page
     return [f"--mamba-track-interval {interval} means {whole}: whole pages of {page} tokens"]

@@ -53,8 +53,9 @@ class Leases:
         self.partial = tuple(partial)
         self.dense = (0, *(i for i, pool in enumerate(self.partial, 1) if not pool.sparse))
         """groups in which a sequence has a page for each of its tokens, or had one"""
-        self.sparse = tuple(i for i, pool in enumerate(self.partial, 1) if pool.sparse)
-        """groups of states"""
+        states = (i for i, pool in enumerate(self.partial, 1) if pool.sparse)
+        self.sparse = tuple(states) if prefix_cache else ()
+        """groups of states, which are saved for others to start from"""
         self.page_size = page_size
         self.total = pages
         self.evicted = 0
