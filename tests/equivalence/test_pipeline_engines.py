@@ -55,6 +55,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Qwen3Moe": EXPERTS,
     "Qwen3Next": RECURRENT,
+    "Qwen3Next, mixed": {
+        **RECURRENT,
+        "layer_types": ["full_attention", "linear_attention", "full_attention"],
+    },
     "DeepseekV3": LATENT,
     "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
 }
@@ -68,7 +72,7 @@ COUNT = 12 if os.environ.get("VIVACE_SLOW_TESTS") else 2
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("stages")
     for name, more in MODELS.items():
-        make(name, folder / name, **{**SIZES, **more})
+        make(name.partition(",")[0], folder / name, **{**SIZES, **more})
     return {name: folder / name for name in MODELS}
 
 
@@ -214,7 +218,7 @@ def with_key(request: Request, key: int) -> Request:
     return replace(request, key=key)
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen3Next"])
+@pytest.mark.parametrize("name", ["Llama", "Qwen3Next", "Qwen3Next, mixed"])
 def test_stages_take_back_what_was_refused(models: dict[str, Path], name: str) -> None:
     """Layers that keep a state go on behind the drafts that stay. Asked again, most do."""
     drafts = {

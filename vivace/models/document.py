@@ -44,8 +44,8 @@ or longrope.
 PICTURES = """
 Three of four layers of Qwen3-Next keep a state of fixed size for each request, in float32, in the
 place of keys and values: of the published shape 75 MiB. The prefix cache saves states, too: behind
-every `--mamba-track-interval` tokens of a prompt and an answer, from where others go on. Prompts may
-be cut anywhere, and answers are the same.
+every `--mamba-track-interval` tokens of a prompt and an answer, from where others go on. Prompts
+may be cut anywhere, and answers are the same.
 
 States may take `--mamba-full-memory-ratio` (0.9) times the memory of the other layers' keys and
 values. A running request has two, one more for each draft, and one of its own to save; where there

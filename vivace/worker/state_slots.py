@@ -36,8 +36,7 @@ class StateSlots:
             (spans, 1 + drafts), self._scratch, dtype=torch.int64, device=device
         )
         self._joined: dict[int, int] = {}
-        nobody = torch.empty(0, dtype=torch.int64, device=device)
-        self._recorded = nobody, nobody
+        self._recorded = torch.empty(2, 0, dtype=torch.int64, device=device).unbind()
         """rows, and the slots that are theirs when the step that was recorded is entered"""
 
     def join(self, row: int, pages: list[int], cached: int) -> None:
