@@ -3,6 +3,7 @@ keeps of it."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from toy_models import make
 from vivace.config.parsing import parse
 from vivace.deploy.load_case import Overrides, build_case, open_command
 from vivace.deploy.memory.plan import MemoryPlan, plan_role
+from vivace.deploy.rules.judge import judge
 from vivace.launch.configure import configure
 from vivace.worker.build import build_worker
-from vivace.worker.sizing import count_slots
+from vivace.worker.sizing import Demand, count_slots, size_pool
 
 SHAPE = {
     "vocab_size": VOCABULARY,
@@ -77,3 +79,35 @@ def test_a_layer_that_drafts_is_counted_once(toy: Path, given: int | None) -> No
     vectors = sum(one.dim() == 1 for name, one in saved.items() if "mtp." in name) * HIDDEN
     assert 0 <= 2 * sum(matrices) - parts["draft layers"] <= 2 * vectors
     assert drafting.token_bytes == 2 * plain.token_bytes
+
+
+PUBLISHED = "vivace serve --model-path Qwen/Qwen3-Next-80B-A3B-Instruct --tp-size 4"
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.9])
+def test_requests_whose_states_have_no_room_are_told_as_sizing_lowers_them(ratio: float) -> None:
+    flags = f"--mem-fraction-static 0.8 --mamba-full-memory-ratio {ratio} --max-running-requests"
+    command = open_command(f"{PUBLISHED} {flags} 2000".split())
+    case = build_case(command, Overrides(hardware="h200"))
+    plan = plan_role(case, case.servers[0])
+    assert plan is not None and case.model is not None and case.model.linear is not None
+    (told,) = (one for one in judge(case).findings if one.rule == "states-fit")
+    fit = int(re.search(r"for (\d+)$", told.text)[1])
+    demand = Demand(
+        free_bytes=plan.usable,
+        available_bytes=plan.usable,
+        weight_bytes=int(plan.usable * 0.8) - plan.pool,
+        kv_bytes_per_token=plan.token_bytes,
+        page_size=16,
+        context=1 << 18,
+        rows=2000,
+        static_fraction=0.8,
+        state_bytes=plan.state_bytes // 3,
+        state_ratio=ratio,
+    )
+    size = size_pool(demand)
+    assert abs(size.rows - fit) <= 1
+    command = open_command(f"{PUBLISHED} {flags} {size.rows - 1}".split())
+    kept = build_case(command, Overrides(hardware="h200"))
+    assert not [one for one in judge(kept).findings if one.rule == "states-fit"]
+    assert plan.room == pytest.approx(size.pages * 16, rel=0.05)

@@ -67,6 +67,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     token_bytes: int
     state_bytes: int
     """of a request with recurrent layers"""
+    state_ratio: float
+    """memory of all recurrent states for that of KV (--mamba-full-memory-ratio); 0: no layer keeps
+    one"""
     groups: int
     """attention groups of an instance"""
     max_total_tokens: int | None
@@ -105,9 +108,17 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def room(self) -> int:
         """Tokens there is memory for."""
-        free = self.pool - (self.running or 0) * self.state_bytes
+        states = (self.running or 0) * self.state_bytes
+        if self.state_ratio:
+            states = self.state_room if self.running is None else min(states, self.state_room)
+        free = self.pool - states
         pages = free // self.token_bytes // self.page if self.token_bytes else 0
         return max(0, pages * self.page)
+
+    @property
+    def state_room(self) -> int:
+        """Bytes that recurrent states may take."""
+        return int(max(0, self.pool) * self.state_ratio / (1 + self.state_ratio))
 
     @property
     def needed(self) -> int | None:
@@ -174,6 +185,7 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
         page=server.page_tokens(case.platform),
         token_bytes=token_bytes(model, server, stage, draft),
         state_bytes=state_bytes(model, server, stage),
+        state_ratio=float(server.value("mamba_full_memory_ratio") or 0.9) if model.linear else 0.0,
         groups=server.parallelism.attention_dp,
         max_total_tokens=server.max_total_tokens,
         running=concurrent_requests(server, case.load),

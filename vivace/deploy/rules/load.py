@@ -321,6 +321,23 @@ def load_fits(server: ServerPlan, case: Case) -> Iterator[Issue]:
     yield Issue(name, text, remedy, "error" if impossible else "note" if harmless else None)
 
 
+@server_rule("states-fit", "warning", source=PLANNED, needs=WEIGHTS)
+def states_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
+    """The states of all running requests fit beside the KV.
+    Layers that keep a state (Qwen3-Next) have some for each running request, which may take
+    --mamba-full-memory-ratio times the memory of KV; Vivace runs no more requests than that."""
+    plan, asked = plan_role(case, server), server.running_per_rank
+    if not server.ours or plan is None or not plan.state_ratio or asked is None:
+        return
+    if (fit := plan.state_room // max(1, plan.state_bytes)) < asked:
+        text = f"{asked} running requests need {gib(asked * plan.state_bytes)} of states"
+        remedy = "a larger --mamba-full-memory-ratio (less KV) or --mem-fraction-static"
+        room = f"{plan.state_ratio:g} times what KV has is {gib(plan.state_room)}, for {fit}"
+        yield Issue(
+            "max_running_requests", f"{text}: {room}", f"--max-running-requests {fit}, {remedy}"
+        )
+
+
 @server_rule("total-tokens", "note", "max_total_tokens", "remove it", source=PLANNED, needs=WEIGHTS)
 def total_tokens(server: ServerPlan, case: Case) -> Iterator[str]:
     """--max-total-tokens does not exceed the KV pool.
