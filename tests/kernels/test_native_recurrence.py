@@ -177,6 +177,15 @@ def test_a_replay_of_fewer_rows_is_the_step():
         assert torch.equal(part, same)
 
 
+def test_counts_of_drafts_are_never_captured():
+    """A replay would read memory that is the host's no more."""
+    kernels = load_kernels(None)
+    recur = NativeRecurrence(kernels, make_memory(LAYER)).recur
+    inputs, weights, step = make_inputs(LAYER, 6), make_weights(LAYER), make_step([3, 3], [2, 2])
+    with pytest.raises(ValueError, match="captured"):
+        CpuGraphs(kernels).capture(lambda: recur(LAYER, inputs, weights, step), StepShape(2, 3))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     isa=st.sampled_from(USABLE or [""]),

@@ -96,6 +96,8 @@ class NativeRecurrence:
         )
         require(OP, spans == rows or not decode, f"{spans} spans of one token, {rows} tokens")
         require(OP, ahead > 0, "a span has no slot to write")
+        lasting = drafts is None or not self._kernels.capturing  # the host makes them for each step
+        require(OP, lasting, "a captured step has no drafts: capture steps of one token a row")
         starts = 0
         if not decode:
             starts = block(OP, "step.query_starts", step.query_starts, spans + 1, dtype=I64)
