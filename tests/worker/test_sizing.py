@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from vivace.config.parallel import ExpertOptions, ParallelOptions
 from vivace.platforms.groups import SingleRank
@@ -318,6 +319,13 @@ def test_ranks_agree_on_what_all_have_room_for():
     sizes = on_ranks(4, lambda group: size_together(ranks[group.rank], group, lambda *_: None))
     assert {size.pages for size in sizes} == {size_pool(agreed[0]).pages}
     assert size_pool(agreed[0]).pages < size_pool(mine).pages
+
+
+def test_a_stage_without_states_has_their_group_and_nothing_in_it():
+    ranks = [demand(state_bytes=0), demand(state_bytes=9)]
+    one, other = on_ranks(2, lambda group: size_together(ranks[group.rank], group, lambda *_: None))
+    assert one.others == (structs.replace(other.others[0], kv_bytes=0),)
+    assert other.others[0].kv_bytes > 0
 
 
 def test_cache_groups_are_those_of_the_layers_of_all_stages():
