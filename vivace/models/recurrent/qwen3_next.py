@@ -4,7 +4,7 @@ Qwen Team 2025; Yang et al. 2024 (Gated Delta Networks, arXiv 2412.06464)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -102,8 +102,18 @@ class Qwen3NextForCausalLM(PlainDecoderForCausalLM):
     def __init__(self, facts: ModelFacts, decoder: DecoderFacts, positions: int) -> None:
         super().__init__(facts, decoder, positions, decoder_layer)
         self.model.norm = GemmaRMSNorm(facts.hidden_size, decoder.norm_eps)
-        self.draft_layers = DraftLayers(FAMILIES[facts.architecture].draft_stem)
+        self.draft_layers = DraftLayers(
+            FAMILIES[facts.architecture].draft_stem, *empty_experts(facts, decoder)
+        )
 
     @property
     def attention_layers(self) -> Sequence[CacheLayer]:
         return [layer.cache_layer for layer in self.model.held_layers]
+
+
+def empty_experts(facts: ModelFacts, decoder: DecoderFacts) -> Iterator[str]:
+    """How names begin of shared experts that are 0 wide, and of their gates: transformers saves
+    them nevertheless."""
+    experts = decoder.experts
+    if experts is not None and not experts.shared_width:
+        yield from (f"model.layers.{index}.mlp.shared_expert" for index in range(facts.layers))
