@@ -15,7 +15,7 @@ from vivace.config.draft_tensors import (
     check_layer_tensors,
     read_head_tensors,
 )
-from vivace.config.drafts import EAGLE3
+from vivace.config.drafts import EAGLE3, NEXTN
 from vivace.config.errors import ConfigError
 from vivace.models.facts import ModelFacts, read_facts
 from vivace.models.families import FAMILIES
@@ -79,6 +79,7 @@ def head_config(algorithm: str | None, source: ModelSource) -> dict[str, Any]:
     first = read_class(source)
     if first not in classes:
         others = [name for name, heads in CLASSES.items() if first in heads and first != LLAMA]
+        others += [NEXTN] if has_layers(source) else []
         remedy = f"use --speculative-algorithm {others[0]}" if others else WHOLE_MODEL
         if first.startswith(DFLASH):
             remedy = "heads of block diffusion are not supported; use EAGLE3, STANDALONE or NGRAM"

@@ -114,9 +114,8 @@ def eagle_layer(own: ModelFacts, *, third: bool) -> Shapes:
     for name, shape in attention_matrices(own, inputs):
         yield f"{stem}.self_attn.{name}.weight", shape
     yield from gated_mlp(f"{stem}.mlp", hidden, own.intermediate_size)
-    yield from vectors((f"{stem}.post_attention_layernorm",), hidden)
-    if third:
-        yield from vectors(("midlayer.input_layernorm", "midlayer.hidden_norm", "norm"), hidden)
+    norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "norm") if third else ()
+    yield from vectors((f"{stem}.post_attention_layernorm", *norms), hidden)
 
 
 def nextn_layer(own: ModelFacts, stem: str) -> Shapes:

@@ -30,11 +30,9 @@ SPARSE = (
 KERNELS = ("marlin", "gptq_marlin", "awq_marlin", "moe_wna16")
 """values of --quantization that name how a GPU multiplies with AWQ's and GPTQ's weights"""
 QUANTIZATIONS = (
-    "bitsandbytes", "modelopt",
-    "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "w8a8_fp8", "qoq",
-    "w4afp8", "auto-round", "quark_int4fp8_moe",
-    "mxfp8", "nvfp4_online", "modelopt_mixed", "auto-round-int8", "mxfp_w4a8", "quark",
-    "quark_mxfp4", "mlx_q4", "mlx_q8", "humming", *KERNELS,
+    "bitsandbytes", "modelopt", "modelopt_fp8", "modelopt_fp4", "petit_nvfp4", "w8a8_fp8", "qoq",
+    "w4afp8", "auto-round", "quark_int4fp8_moe", "mxfp8", "nvfp4_online", "modelopt_mixed",
+    "auto-round-int8", "mxfp_w4a8", "quark", "quark_mxfp4", "mlx_q4", "mlx_q8", "humming", *KERNELS,
 )  # fmt: skip
 INT8 = ("w8a8_int8", "w8a16")
 """values of --quantization that make int8 of what is not yet"""
