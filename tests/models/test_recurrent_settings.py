@@ -4,17 +4,21 @@ transformers does, and the same with drafts of the checkpoint's own layer."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from draft_head_toys import HEADS, HIDDEN, RECURRENT, VOCABULARY, ReferenceNextn
+from fp8_toys import CONFIG, by_blocks, widen
 from paged_model import PagedModel, load
+from quantized_toys import change_config
 from safetensors.torch import load_file, save_file
 from served_toy import write_byte_tokenizer
 from toy_models import make, reference
 
+import vivace
 from vivace.config.parsing import from_arguments
 from vivace.deploy.own_checks import why_model_refused
 from vivace.errors import CannotStart
@@ -126,3 +130,42 @@ def test_the_served_folder_may_be_named_as_the_draft(
         return
     with pytest.raises(CannotStart, match=word):
         configure(options)
+
+
+KEPT = ("mlp.gate", "mlp.shared_expert_gate", "linear_attn.in_proj_ba", "linear_attn.conv1d")
+"""what Qwen's own FP8 checkpoints of the family leave as it is, of each layer"""
+
+
+@pytest.mark.parametrize("kept", ["mtp.fc", "mtp"])
+def test_fp8_is_read_in_the_model_and_its_layer_for_drafts(kept: str, tmp_path: Path) -> None:
+    """By their lists of what is not converted, and as the same numbers without blocks are."""
+    plain, stored = tmp_path / "plain", tmp_path / "fp8"
+    written(plain, {}, {})
+    layers = [*(f"model.layers.{index}" for index in range(4)), "mtp.layers.0"]
+    whole = [f"{layer}.{name}" for layer in layers for name in KEPT]
+    shutil.copytree(plain, stored)
+    change_config(
+        stored, quantization_config={**CONFIG, "modules_to_not_convert": ["lm_head", kept, *whole]}
+    )
+    numbers, quantized = load_file(plain / "model.safetensors"), dict[str, torch.Tensor]()
+    for name, weight in numbers.items():
+        quantized[name] = weight
+        matrix = name.endswith(("proj.weight", "in_proj_qkvz.weight"))
+        if matrix and not (kept == "mtp" and name.startswith(kept)):
+            scales = by_blocks(weight)
+            quantized[name] = (weight / widen(scales, weight)).to(torch.float8_e4m3fn)
+            quantized[f"{name}_scale_inv"] = scales
+            numbers[name] = quantized[name].float() * widen(scales, weight)
+    save_file(numbers, plain / "model.safetensors")
+    save_file(quantized, stored / "model.safetensors")
+    assert drafted(stored) == drafted(plain)
+
+
+def drafted(folder: Path) -> tuple[list[int], int]:
+    """(tokens, steps that it took to find them with drafts)"""
+    flags: dict[str, Any] = {"speculative_algorithm": "NEXTN", "speculative_fixed_width": True}
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
+    sizes = {"max_total_tokens": 512, "max_running_requests": 2, "page_size": 16}
+    with vivace.Engine(str(folder), **sizes, **flags) as engine:
+        answer: Any = engine.generate(input_ids=IDS, sampling_params=sampling)
+    return answer["output_ids"], answer["meta_info"]["spec_verify_ct"]
