@@ -132,13 +132,12 @@ def draft_models(options: Options, context: ModelContext) -> list[str]:
 def layers_of_drafts(options: Options, draft: DraftModel) -> list[str]:
     """Where each draft comes from a layer of its own, there are as many as layers."""
     asked, layers = options.speculative, draft.head.behind if draft.head is not None else 0
-    layered, notices = asked.enable_multi_layer_eagle, list[str]()
+    notices = list[str]()
     if layers and (known := draft.facts.draft_layers) > layers:
-        beside = layered or FAMILIES[draft.facts.architecture].draft_stem
-        way = "" if beside else f" (see {LAYERED})"
-        text = f"only the first of its {known} layers for drafts is used{way}"
-        notices = [f"{draft.source.path}: {text}"]
-    if not layered:
+        beside = asked.enable_multi_layer_eagle or FAMILIES[draft.facts.architecture].draft_stem
+        text = f"only the first of its {known} layers for drafts is used"
+        notices = [f"{draft.source.path}: {text}{'' if beside else f' (see {LAYERED})'}"]
+    if not asked.enable_multi_layer_eagle:
         return notices
     if not layers:
         return [f"{LAYERED} has no effect: drafts come from no layers behind the model's last one"]

@@ -1,5 +1,4 @@
-"""What the files of a draft must have, by their headers: found before the model's weights are
-read."""
+"""What the files of a draft must have, by their headers: found before weights are read."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from vivace.models.families import FAMILIES
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 """(name, shape)"""
 BEHIND = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
-"""what joins embedding and state in a layer behind a model's last one, the norms in front of that,
-and the last norm"""
+"""of a layer behind a model's last one: what joins embedding and state, norms around it"""
 BESIDE = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 """the same of one that stands beside the model (Qwen3-Next)"""
 HEADS = ("q_proj", "k_proj", "v_proj")

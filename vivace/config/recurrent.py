@@ -48,8 +48,8 @@ def whole_intervals(options: Options, context: ResolveContext) -> list[str]:
     """After the rules, which decide how large pages are."""
     page = options.memory.page_size or context.platform.page_sizes[0]
     interval = options.mamba.mamba_track_interval
-    unused = not has_states(context.facts) or options.memory.disable_radix_cache
-    if unused or interval % page == 0:
+    used = has_states(context.facts) and not options.memory.disable_radix_cache
+    if not used or interval % page == 0:
         return []
     whole = -(-interval // page) * page
     return [f"--mamba-track-interval {interval} means {whole}: whole pages of {page} tokens"]
