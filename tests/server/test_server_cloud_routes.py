@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from server_kit import CONTEXT, Running, ask, documents, running_server
 
@@ -135,8 +136,9 @@ def test_what_the_engine_refuses_is_named_as_the_body_has_it() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"a": ', '{"a": ' + "[" * 5000 + "]" * 5000 + "}", "[]"])
-def test_arguments_that_are_no_whole_object_stay_text(text: str) -> None:
-    call = ResultCall(function=ResultFunction(arguments=text))
-    assert call_arguments(call) is None
-    assert call_block(call) == AnswerBlock(type="text", text=text)
-    assert show_call(call)["function"]["arguments"] == text
+def test_arguments_that_are_no_whole_object_are_one_to_clients(text: str) -> None:
+    call = ResultCall(function=ResultFunction(name="look", arguments=text), id="1")
+    found = msgspec.Raw(b"{}")
+    assert call_arguments(call) == found
+    assert call_block(call) == AnswerBlock(type="tool_use", id="1", name="look", input=found)
+    assert show_call(call)["function"]["arguments"] == found

@@ -11,6 +11,11 @@ from vivace.parsers.reader import NotACall, Steps, TextReader, Write
 
 STRING = re.compile(r'[^"\\]*')
 SCALAR = re.compile(r"[\w.+\-]*")
+ANY_STRING = r'"(?:[^"\\]++|\\.)*+"'
+BETWEEN_BRACKETS = re.compile(rf'(?:[^"{{}}\[\]]++|{ANY_STRING})*+', re.DOTALL)
+TO_LAST_COMMA = re.compile(rf'(?:[^"]|{ANY_STRING})*(?=,)', re.DOTALL)
+WHOLE_STRING = re.compile(rf"\s*,?\s*({ANY_STRING}\s*:\s*)?{ANY_STRING}\s*\Z", re.DOTALL)
+MEMBER_NAME = 1
 MAX_NAME = 256
 """Characters of a name or a key."""
 
@@ -84,6 +89,29 @@ def read_string(reader: TextReader, limit: int = MAX_NAME) -> Steps[str]:
         return whole_characters(str(parse("".join(parts) + '"')))
     except NotJson:
         raise NotACall from None
+
+
+def whole_part(text: str) -> str:
+    """What is whole of a JSON object that ends too early, closed; a text that is no beginning of
+    one gives what is none either."""
+    closers, at, kept = list[str](), 0, 0
+    while True:
+        plain = BETWEEN_BRACKETS.match(text, at)
+        at = plain.end() if plain is not None else at
+        if at == len(text) or text[at] not in "{}[]":
+            break
+        if text[at] in "{[":
+            closers.append("}" if text[at] == "{" else "]")
+        elif not closers or closers.pop() != text[at]:
+            return ""
+        at += 1
+        kept = at
+    if (before := TO_LAST_COMMA.match(text, kept)) is not None:
+        kept = before.end()
+    last = WHOLE_STRING.match(text, kept)
+    if last is not None and (last[MEMBER_NAME] or closers[-1:] == ["]"]):  # it is a value
+        kept = last.end()
+    return text[:kept] + "".join(reversed(closers))
 
 
 class NotJson(ValueError):

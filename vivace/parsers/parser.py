@@ -17,7 +17,7 @@ from vivace.parsers.answer import (
 )
 from vivace.parsers.call_syntax import AnswerShape
 from vivace.parsers.calls import CallReader
-from vivace.parsers.events import AnswerEvent, EventWriter
+from vivace.parsers.events import AnswerEvent, ContentText, EventWriter
 from vivace.parsers.formats import JSON_CALLS, REASONING_FORMATS, TOOL_FORMATS
 from vivace.parsers.harmony import MARKERS, SHAPE, read_messages
 from vivace.parsers.names import HARMONY
@@ -32,7 +32,8 @@ class ParseOptions:
     """What one request says of its answers. `tools`: the schemas of the functions that may be
     called, at most `most_calls` times; calls of others are text unless they are `forwarded`.
     `inputs`: custom tools among them. `inside`: the answer begins in the middle of the thinking.
-    `first_call`: calls that the conversation has had."""
+    `first_call`: calls that the conversation has had. `calls_only`: an answer has nothing else
+    behind its thinking, so what is left of a frame where it ends is no text."""
 
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     inputs: Collection[str] = ()
@@ -42,6 +43,7 @@ class ParseOptions:
     forwarded: bool = False
     most_calls: int | None = None
     first_call: int = 0
+    calls_only: bool = False
 
 
 class ParserFormat(Protocol):
@@ -215,6 +217,7 @@ class AnswerParser:
         )
         self._steps = form.read(calls, options)
         self._separate = options.separate_reasoning
+        self._calls_only = options.calls_only
 
     @property
     def calls(self) -> int:
@@ -242,7 +245,8 @@ class AnswerParser:
         ends a call is no text."""
         self._reader.ended, self._reader.cut = True, cut
         next(self._steps, None)
-        return self._writer.finish()
+        dropped = ContentText if self._calls_only else ()
+        return [event for event in self._writer.finish() if not isinstance(event, dropped)]
 
     def push_slices(self, text: str) -> Steps[list[AnswerEvent]]:
         """`push` of a long text; yields between the slices."""

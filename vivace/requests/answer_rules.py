@@ -75,6 +75,7 @@ def answer_rules(
             forwarded=syntax.forwards_unknown,
             most_calls=1 if offered.single or not parallel else None,
             first_call=sum(len(message.tool_calls or ()) for message in params.messages),
+            calls_only=bool(offered.required),
         ),
         constraint=behind_thinking(wanted.constraint, frame, limit, inside=inside),
     )

@@ -133,11 +133,7 @@ def blocks(message: ResultMessage, thoughts: bool) -> Iterator[AnswerBlock]:
 
 
 def call_block(call: ResultCall) -> AnswerBlock:
-    """A call; arguments that are no whole object come as text."""
-    found = call_arguments(call)
-    if found is None:
-        return AnswerBlock(type="text", text=call.function.arguments)
-    name = call.function.name or ""
+    name, found = call.function.name or "", call_arguments(call)
     return AnswerBlock(type="tool_use", id=call.id or new_call_id(), name=name, input=found)
 
 

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fields import validation_error
+from vivace.parsers.json_values import whole_part
 from vivace.requests.schema import Message
 from vivace.server.body import Body
 from vivace.server.context import Context
@@ -216,12 +217,14 @@ def own_names(rename: Callable[[str], str]) -> Iterator[None]:
         raise
 
 
-def call_arguments(call: ResultCall) -> msgspec.Raw | None:
-    """The arguments of a call as an object; None when a limit has cut them off, or they nest too
-    deep to be read."""
-    text = call.function.arguments or "{}"
-    try:
-        msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return msgspec.Raw(text.encode())
+def call_arguments(call: ResultCall) -> msgspec.Raw:
+    """The arguments of a call as an object, which clients of these APIs rely on: of one that a
+    limit has cut off what is whole, of what is none, or nests too deep to be read, {}."""
+    given = call.function.arguments or ""
+    for text in (given, whole_part(given)):
+        try:
+            msgspec.json.decode(text, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        return msgspec.Raw(text.encode())
+    return msgspec.Raw(b"{}")

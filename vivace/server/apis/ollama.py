@@ -151,11 +151,9 @@ def show_response(message: ResultMessage, fields: dict[str, Any]) -> OllamaGener
 
 
 def show_call(call: ResultCall) -> dict[str, Any]:
-    """A call with its arguments as an object; those that are no whole one come as text."""
-    found = call_arguments(call)
-    arguments = call.function.arguments if found is None else found
+    """A call with its arguments as an object."""
     name = call.function.name or ""
-    function = {"index": call.index or 0, "name": name, "arguments": arguments}
+    function = {"index": call.index or 0, "name": name, "arguments": call_arguments(call)}
     return {"id": call.id, "function": function} if call.id else {"function": function}
 
 
