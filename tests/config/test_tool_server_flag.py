@@ -48,6 +48,19 @@ def test_files(tmp_path: Path, key: str) -> None:
     assert (web.transport, old.transport, other.label) == ("http", "sse", "one.example:1")
 
 
+def test_what_other_programs_write_into_files(tmp_path: Path) -> None:
+    entries: Any = {
+        "cline": {"command": "x", "cwd": "/srv", "timeout": 90, "autoApprove": ["look"]},
+        "gemini": {"type": "streamableHttp", "url": "http://x/mcp", "timeout": 5000, "trust": True},
+        "off": {"disabled": True, "envFile": ".env", "anything": 1},
+    }
+    path = tmp_path / "tools.json"
+    path.write_text(json.dumps({"mcpServers": entries}))
+    cline, gemini = named(str(path))
+    assert (cline.cwd, cline.timeout, cline.ignored) == ("/srv", 90, ("autoApprove",))
+    assert (gemini.transport, gemini.timeout, gemini.ignored) == ("http", 5, ("trust",))
+
+
 @pytest.mark.parametrize(
     ("value", "word"),
     [
@@ -76,7 +89,14 @@ def test_refusals(value: str, word: str) -> None:
         ('{"servers": {"a": {}}}', r" servers\.a"),
         ('{"mcpServers": {"a": {"command": "x", "url": "http://x"}}}', "command"),
         ('{"mcpServers": {"a": {"command": "x\\u0000"}}}', "NUL"),
-        ('{"mcpServers": {"a": {"command": "x", "shell": true}}}', "shell"),
+        ('{"mcpServers": {"a": {"command": "x", "shell": true}}}', "remove"),
+        ('{"mcpServers": {"a": {"command": "x", "envFile": ".env"}}}', "envFile"),
+        ('{"mcpServers": {"a": {"command": "x", "disabledTools": []}}}', "allowed_tools"),
+        ('{"mcpServers": {"a": {"httpUrl": "http://x"}}}', "url"),
+        ('{"mcpServers": {"a": {"command": "x", "timeout": 0}}}', "timeout"),
+        ('{"mcpServers": {"a": {"command": "x", "cwd": "\\u0000"}}}', "NUL"),
+        ('{"servers": {"a": {"command": "x", "env": {"A": "${input:key}"}}}}', "filled"),
+        ('{"servers": {"a": {"command": "${workspaceFolder}/x"}}}', "filled"),
         ('{"mcpServers": {"a, b": {"command": "x"}}}', "label"),
         ('{"mcpServers": {"a": {"url": "x"}}}', "url"),
         ('{"mcpServers": {"a": {"type": "ws", "url": "http://x"}}}', "ws"),

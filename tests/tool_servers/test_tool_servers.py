@@ -39,9 +39,9 @@ LIMITS = ToolLimits(connect=5, call=5, stop=0.2, retry=0)
 HASTY = ToolLimits(connect=0.3, call=0.3, stop=0.2, retry=0)
 
 
-def command(fault: str = "", words: tuple[str, ...] = PROGRAM) -> ToolServerSpec:
+def command(fault: str = "", words: tuple[str, ...] = PROGRAM, **fields: Any) -> ToolServerSpec:
     env = {FAULT: Secret(fault)}
-    return ToolServerSpec(label="fake", transport="stdio", command=words, env=env)
+    return ToolServerSpec(label="fake", transport="stdio", command=words, env=env, **fields)
 
 
 @asynccontextmanager
@@ -352,8 +352,9 @@ def is_running(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("spec", "word"),
     [
-        (command(words=("/no/such/program",)), "program"),
+        (command(words=("/no/such/program",)), "correct"),
         (command(words=(sys.executable, "-c", "raise SystemExit('no key')")), "key"),
+        (command(cwd="/no/such/folder"), "folder"),
         (ToolServerSpec(label="x", transport="sse", url="http://127.0.0.1:1/sse"), "refused"),
         (ToolServerSpec(label="x", transport="http", url="http://127.0.0.1:1/mcp"), "refused"),
     ],
@@ -371,6 +372,33 @@ def test_a_server_that_is_not_there_ends_the_start_with_a_line(
         assert spec.label in str(caught.value) and "\n" not in str(caught.value)
 
     run(work)
+
+
+def test_a_file_says_where_a_command_runs_and_how_long_calls_take(tmp_path: Path) -> None:
+    async def work() -> None:
+        spec = command(cwd=str(tmp_path), timeout=0.3, ignored=("autoApprove",))
+        servers = ToolServers([spec], LIMITS)
+        try:
+            (line,) = await servers.connect()
+            assert line.startswith("fake: look") and line.endswith("(autoApprove: ignored)")
+            with pytest.raises(ToolServerError, match="answer"):
+                await servers["fake"].call("slow", {})
+        finally:
+            await servers.close()
+
+    run(work)
+    program = "import os, sys; sys.exit(os.getcwd())"
+    spec = command(words=(sys.executable, "-S", "-c", program), cwd=str(tmp_path))
+
+    async def ask_where() -> None:
+        servers = ToolServers([spec], LIMITS)
+        try:
+            with pytest.raises(CannotStart, match=tmp_path.name):
+                await servers.connect()
+        finally:
+            await servers.close()
+
+    run(ask_where)
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=5))

@@ -41,6 +41,12 @@ class ToolServerSpec:
     command: tuple[str, ...] = ()
     env: dict[str, Secret] = field(default_factory=dict[str, Secret])
     """for the command, besides PATH and the like"""
+    cwd: str | None = None
+    """where the command runs, if not where the server does"""
+    timeout: float | None = None
+    """seconds of a call, if it says so"""
+    ignored: tuple[str, ...] = ()
+    """what its file says besides, to others"""
 
     @property
     def place(self) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,23 +29,41 @@ SSE = "/sse"
 """end of the paths of servers that speak the older of the two protocols over HTTP"""
 
 
+IGNORED = frozenset(("autoApprove", "alwaysAllow", "trust", "description", "name", "icon"))
+"""members about the programs that have such files"""
+REFUSED = {
+    "envFile": "is not read; write its variables into env",
+    **dict.fromkeys(("serverUrl", "httpUrl"), "is called url here"),
+    **dict.fromkeys(
+        ("disabledTools", "includeTools", "excludeTools"),
+        "is not done here; requests say allowed_tools",
+    ),
+}
+PLACEHOLDER = re.compile(r"\$\{(?:input|env|command|config|workspaceFolder|userHome)[:}]")
+MOST_SECONDS = 3600
+"""Cline's limit of a `timeout`: larger ones are Gemini CLI's, in milliseconds."""
+
+
 class ServerEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """An entry of a file's `mcpServers` (Claude Desktop) or `servers` (VS Code)."""
+    """An entry of a file's `mcpServers` (Claude Desktop, Cursor) or `servers` (VS Code), without
+    what is IGNORED."""
 
     command: str | None = None
     args: list[str] = []
     env: dict[str, str] = {}
     url: str | None = None
     headers: dict[str, str] = {}
-    type: Literal["sse", "http", "streamable-http", "stdio"] | None = None
+    type: Literal["sse", "http", "streamable-http", "streamableHttp", "stdio"] | None = None
     disabled: bool = False
+    cwd: str | None = None
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=1000 * MOST_SECONDS)] | None = None
 
 
 class ServerFile(msgspec.Struct, kw_only=True, rename="camel"):
     """Other members of the file are those of other programs."""
 
-    mcp_servers: dict[str, ServerEntry] = {}
-    servers: dict[str, ServerEntry] = {}
+    mcp_servers: dict[str, dict[str, Any]] = {}
+    servers: dict[str, dict[str, Any]] = {}
 
 
 def tool_servers(options: Options) -> list[str]:
@@ -131,27 +150,43 @@ def read_server_file(path: str) -> Iterator[ToolServerSpec]:
     if not any(lists.values()):
         raise ConfigError(f"{where}: has neither mcpServers nor servers")
     for key, entries in lists.items():
-        for label, entry in entries.items():
-            if not entry.disabled:
-                yield read_entry(f"{where}: {key}.{label}", label, entry)
+        for label, given in entries.items():
+            if given.get("disabled") is not True:
+                yield read_entry(f"{where}: {key}.{label}", label, given)
 
 
-def read_entry(where: str, label: str, entry: ServerEntry) -> ToolServerSpec:
+def read_entry(where: str, label: str, given: dict[str, Any]) -> ToolServerSpec:
     check_label(where, label)
+    for name in given:
+        if name in REFUSED:
+            raise ConfigError(f"{where}.{name}: {REFUSED[name]}")
+    try:
+        known = {name: value for name, value in given.items() if name not in IGNORED}
+        entry = msgspec.convert(known, ServerEntry)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}; correct or remove it") from None
     if (entry.command is None) == (entry.url is None):
         raise ConfigError(f"{where}: needs either command or url")
+    words, url, seconds = (entry.command or "", *entry.args), entry.url or "", entry.timeout
+    texts = (*words, entry.cwd or "", url, *entry.env.values(), *entry.headers.values())
+    if PLACEHOLDER.search("\n".join(texts)):
+        raise ConfigError(f"{where}: ${{...}} is not filled in; write the value in its place")
+    spec = ToolServerSpec(
+        label=label,
+        transport="stdio",
+        timeout=seconds and seconds / (1000 if seconds > MOST_SECONDS else 1),
+        ignored=tuple(name for name in given if name in IGNORED),
+    )
     if entry.command is not None:
-        words = (entry.command, *entry.args)
-        texts = (*words, *entry.env, *entry.env.values())
-        if not entry.command or any("\0" in text for text in texts):
+        if not entry.command or any("\0" in text for text in (*texts, *entry.env)):
             raise ConfigError(f"{where}.command: is empty, or has a NUL character in it")
-        return ToolServerSpec(label=label, transport="stdio", command=words, env=secrets(entry.env))
-    url = entry.url or ""
+        folder, env = entry.cwd and str(Path(entry.cwd).expanduser()), secrets(entry.env)
+        return dataclasses.replace(spec, command=words, env=env, cwd=folder)
     check_url(f"{where}.url", url)
     chosen = (
         transport_by_path(url) if entry.type is None else "sse" if entry.type == "sse" else "http"
     )
-    return ToolServerSpec(label=label, transport=chosen, url=url, headers=secrets(entry.headers))
+    return dataclasses.replace(spec, transport=chosen, url=url, headers=secrets(entry.headers))
 
 
 def secrets(values: dict[str, str]) -> dict[str, Secret]:

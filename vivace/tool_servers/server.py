@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
@@ -41,8 +41,10 @@ class ToolServer:
     def __init__(self, spec: ToolServerSpec, limits: ToolLimits) -> None:
         self.label = spec.label
         self.place = spec.place
+        self.is_command = spec.transport == "stdio"
+        self.ignored = spec.ignored
         self._spec = spec
-        self._limits = limits
+        self._limits = limits if spec.timeout is None else replace(limits, call=spec.timeout)
         self._session: ToolSession | None = None
         self._tools: dict[str, ToolDescription] = {}
         self._lock = asyncio.Lock()

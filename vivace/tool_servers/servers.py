@@ -10,6 +10,11 @@ from vivace.errors import CannotStart
 from vivace.tool_servers.server import ToolServer
 from vivace.tool_servers.transport import ToolLimits, ToolServerError
 
+CORRECT_COMMAND = (
+    "Run the command to see what it lacks, correct command, args, env or cwd in the file, or set "
+    "disabled there"
+)
+
 
 class ToolServers(Mapping[str, ToolServer]):
     """By label. A process that answers requests has its own connections."""
@@ -48,8 +53,9 @@ async def describe(server: ToolServer) -> str:
     try:
         tools = await server.tools()
     except ToolServerError as error:
+        remedy = CORRECT_COMMAND if server.is_command else "Start it first, or leave it out"
         raise CannotStart(
-            f"--tool-server: {server.label} ({server.place}): {error}. Start it first, or leave it "
-            "out"
+            f"--tool-server: {server.label} ({server.place}): {error}. {remedy}"
         ) from None
-    return f"{server.label}: {', '.join(tools) or 'no tools'}"
+    said = f"{server.label}: {', '.join(tools) or 'no tools'}"
+    return said + (f" ({', '.join(server.ignored)}: ignored)" if server.ignored else "")

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 from vivace.config.child_process import begin_other_program, describe_exit, environment_of_others
@@ -169,6 +170,8 @@ async def open_stdio(
     spec: ToolServerSpec, listener: Listener, limits: ToolLimits
 ) -> StdioTransport:
     """Start the command of a server, without a shell. Raises ToolServerError."""
+    if spec.cwd is not None and not Path(spec.cwd).is_dir():  # else told of the command
+        raise ToolServerError(f"cwd: {spec.cwd} is no folder")
     given = {name: value.reveal() for name, value in spec.env.items()}
     loop = asyncio.get_running_loop()
     try:
@@ -176,6 +179,7 @@ async def open_stdio(
             lambda: StdioTransport(listener, limits),
             *spec.command,
             env={**environment_of_others(), **given},
+            cwd=spec.cwd,
             start_new_session=True,
             preexec_fn=begin_other_program(),
         )
