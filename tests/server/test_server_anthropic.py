@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -317,3 +318,35 @@ def test_an_error_in_a_stream_is_the_last_event() -> None:
     *_, (name, value) = named_events(events.convert(data).decode())
     assert name == "error" and value == anthropic_error(503, "broken")
     assert documents(events.convert(chunk({"content": "b"})).decode()) == []
+
+
+def test_a_path_that_is_asked_wrongly_answers_in_its_own_form(server: Running) -> None:
+    for method, path, status, kind in (
+        ("GET", "/v1/messages", 405, "invalid_request_error"),
+        ("PUT", "/v1/messages/count_tokens", 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", 404, "not_found_error"),
+        ("GET", "/v1/messages/batches/msgbatch_1/results", 404, "not_found_error"),
+    ):
+        answer = ask(server, path, method=method)
+        assert answer.status == status
+        assert (answer.json["type"], answer.json["error"]["type"]) == ("error", kind), path
+    for method, path in (("GET", "/api/chat"), ("POST", "/api/tags"), ("HEAD", "/api/blobs/x")):
+        answer = ask(server, path, method=method)
+        assert answer.status in (404, 405)
+        assert method == "HEAD" or isinstance(answer.json["error"], str)
+    for path in ("/v1/chat/completions", "/v1/none", "/" * 300):
+        assert ask(server, path, method="PUT").json["object"] == "error"
+
+
+def test_models_in_anthropics_form(server: Running) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    listed = ask(server, "/v1/models", method="GET", headers=headers).json
+    (model,) = listed["data"]
+    assert (model["type"], model["id"], model["display_name"]) == ("model", "toy", "toy")
+    assert datetime.fromisoformat(model["created_at"]).year > 2000
+    ends = listed["first_id"], listed["last_id"], listed["has_more"]
+    assert ends == ("toy", "toy", False)
+    assert ask(server, "/v1/models/toy", method="GET", headers=headers).json == model
+    missing = ask(server, "/v1/models/other", method="GET", headers=headers)
+    assert missing.status == 404 and missing.json["error"]["type"] == "not_found_error"
+    assert ask(server, "/v1/models/toy", method="GET").json["object"] == "model"

@@ -233,6 +233,8 @@ def configure_access_log(level: str) -> logging.Logger:
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 CLIENT_LEFT = 499
+MAX_NAMED = 256
+"""Characters of a path that are looked at for the API that it is of."""
 
 
 def bind(context: Context, route: Route) -> Handle:
@@ -302,6 +304,14 @@ def with_folders(forms: Mapping[str, ErrorForm]) -> dict[str, ErrorForm]:
     return {name: found.pop() for name, found in folders.items() if len(found) == 1} | dict(forms)
 
 
+def error_form(forms: Mapping[str, ErrorForm], path: str) -> ErrorForm:
+    """That of a route, also asked with another method, or of the folder that the path is in."""
+    name = path[:MAX_NAMED]
+    while name and name not in forms:
+        name = name.rpartition("/")[0]
+    return forms.get(name, error_body)
+
+
 def guard(
     context: Context, forms: Mapping[str, ErrorForm]
 ) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -318,7 +328,7 @@ def guard(
         label = context.http_metrics.begin(endpoint, request.method)
         status = CLIENT_LEFT
         try:
-            form = forms.get(endpoint or request.path.rpartition("/")[0], error_body)
+            form = error_form(forms, endpoint or request.path)
             response = await outcome(context, request, handler, form)
             status = response.status
             return response

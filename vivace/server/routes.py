@@ -20,6 +20,7 @@ from vivace.server import (
     scores,
     tokens,
 )
+from vivace.server.apis import anthropic_models
 from vivace.server.apis.routes import API_ROUTES
 from vivace.server.openai import chat, completions, embeddings
 from vivace.server.openai import schema as openai
@@ -67,8 +68,8 @@ FACTS = (
     get("/server_info", USER, model_info.server_info, "Settings, sizes and state of the engine"),
     get("/get_server_info", USER, model_info.server_info, "Old name of /server_info"),
     get("/v1/loads", USER, metrics.loads, "Load of each data-parallel rank"),
-    get("/v1/models", USER, model_info.list_models, "The served models", openai.ModelList),
-    get("/v1/models/{model:.+}", USER, model_info.show_model, "One model", openai.ModelCard),
+    get("/v1/models", USER, anthropic_models.list_models, "The served models", openai.ModelList),
+    get("/v1/models/{model:.+}", USER, anthropic_models.show_model, "One model", openai.ModelCard),
 )
 
 GENERATION = (
