@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import pytest
@@ -81,9 +82,11 @@ def test_who_waits_at_a_gate_can_be_cancelled(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 500, 503])
-def test_an_answer_that_cannot_go_on_ends_with_the_status_that_its_row_gave(status: int) -> None:
+def test_an_answer_that_cannot_go_on_ends_with_the_status_that_its_row_gave(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """500 where the library of grammars has failed, 503 where another time may go well; the others
-    go on."""
+    go on. What is the client's fault is no error of the server's."""
     rig = Rig(EngineSettings(eos_ids=(EOS,)))
     for key in range(2):
         rig.send(key, [1, 2], 10, ignore_eos=True)
@@ -99,3 +102,5 @@ def test_an_answer_that_cannot_go_on_ends_with_the_status_that_its_row_gave(stat
     assert ended.key == 0 and ended.finish is not None and not ended.finish.bad_numbers
     assert (ended.finish.status, ended.finish.message) == why[0]
     assert (ended.finish.retry_after is not None) == (status == 503)
+    errors = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert bool(errors) == (status >= 500)

@@ -84,7 +84,7 @@ class ResultProcessor:
             return
         sequence.has_bad_numbers = True
         if sequence.state is State.RUNNING:
-            self._outputs.abort(sequence, finish.message or "", finish)
+            self._outputs.abort(sequence, finish)
 
     def _process_chunks(
         self, step: InFlightStep, result: StepResult, drawn: StepTokens, now: float
@@ -260,12 +260,12 @@ class OutputQueue:
 
     def fail(self, sequence: Sequence, error: Exception) -> None:
         """The fault boundary: what went wrong with one request ends only that request."""
-        text = f"{type(error).__name__}: {error}"
-        message = f"internal error while processing the request: {text}"
-        self.abort(sequence, text, Finish(FINISH_ABORT, message=message, status=500))
+        message = f"internal error while processing the request: {type(error).__name__}: {error}"
+        self.abort(sequence, Finish(FINISH_ABORT, message=message, status=500))
 
-    def abort(self, sequence: Sequence, why: str, finish: Finish) -> None:
-        logger.error("request %s is ended: %s", sequence.request.rid, why)
+    def abort(self, sequence: Sequence, finish: Finish) -> None:
+        level = logging.ERROR if (finish.status or 500) >= 500 else logging.INFO
+        logger.log(level, "request %s is ended: %s", sequence.request.rid, finish.message)
         self.finish(sequence, finish)
 
     def time_out(self, sequence: Sequence, what: str) -> None:
