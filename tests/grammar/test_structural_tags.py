@@ -74,6 +74,7 @@ def tag(begin: str, content: Any, end: Any) -> dict[str, Any]:
 
 
 ANY = {"type": "any_text"}
+STRUCTURE = {"begin": "<", "schema": {}, "end": ">"}
 DIGITS = {"type": "regex", "pattern": "[0-9]+/[0-9]"}
 CALLS = [tag("<a>", schema(NUMBER), "</a>"), tag("<b>", DIGITS, "</b>")]
 
@@ -171,9 +172,16 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
         ({"format": {"type": "grammar", "grammar": 'root ::= "a" root'}}, "never ends"),
         ({"format": {"type": "grammar", "grammar": 'start: "@b" | @grammar_0'}}, "@grammar_0"),
         ({"format": {"type": "triggered_tags", "triggers": ["["], "tags": CALLS}}, "triggers"),
-        ({"structures": [1], "triggers": ["<"]}, "structures"),
-        ({"structures": [], "triggers": []}, "format.tags"),
-        ({"structures": [{"begin": 1}], "triggers": ["<"]}, "begin"),
+        ({"structures": 1, "triggers": ["<"]}, "structures and triggers"),
+        ({"structures": [1], "triggers": ["<"]}, "structures.0"),
+        ({"structures": [], "triggers": []}, "structures"),
+        ({"structures": [{"begin": 1, "end": ""}], "triggers": ["<"]}, "structures.0.begin"),
+        ({"structures": [{"begin": "<"}], "triggers": ["<"]}, "structures.0.end"),
+        ({"structures": [{"begin": "<", "end": [1]}], "triggers": ["<"]}, "structures.0.end"),
+        ({"structures": [STRUCTURE], "triggers": []}, "triggers"),
+        ({"structures": [STRUCTURE], "triggers": ["<", ""]}, "triggers.1"),
+        ({"structures": [STRUCTURE], "triggers": ["["]}, "triggers.0"),
+        ({"structures": [{**STRUCTURE, "schema": 1}], "triggers": ["<"]}, "structures.0.schema"),
         ("[", "JSON"),
     ],
 )
@@ -181,6 +189,7 @@ def test_refusals_of_tags(given: Any, place: str) -> None:
     with pytest.raises(GrammarError) as caught:
         compiled(STRUCTURAL_TAG, given)
     assert place in str(caught.value)
+    assert "structures" not in given or "format" not in str(caught.value)
 
 
 TAGS = [

@@ -44,6 +44,14 @@ def _triggered_structures(given: dict[str, Any]) -> dict[str, Any]:
     structures, triggers = given.get("structures"), given.get("triggers")
     if not isinstance(structures, list) or not isinstance(triggers, list):
         raise GrammarError("structures and triggers: must be lists")
+    begins = [_structure_begin(one, f"structures.{i}") for i, one in enumerate(structures)]
+    if not begins or not triggers:
+        raise GrammarError(f"{'triggers' if begins else 'structures'}: must not be empty")
+    for index, trigger in enumerate(triggers):
+        if not isinstance(trigger, str) or not trigger:
+            raise GrammarError(f"triggers.{index}: must be a text that is not empty")
+        if not any(begin.startswith(trigger) for begin in begins):
+            raise GrammarError(f"triggers.{index}: no structure begins with {trigger!r:.60}")
     tags = [
         {
             "type": "tag",
@@ -56,11 +64,19 @@ def _triggered_structures(given: dict[str, Any]) -> dict[str, Any]:
             "end": structure.get("end"),
         }
         for index, structure in enumerate(structures)
-        if isinstance(structure, dict)
     ]
-    if len(tags) < len(structures):
-        raise GrammarError("structures: must hold objects with begin, schema and end")
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+def _structure_begin(structure: Any, place: str) -> str:
+    if not isinstance(structure, dict):
+        raise GrammarError(f"{place}: must be an object with begin, schema and end")
+    end = structure.get("end")
+    if not isinstance(end, list):  # xgrammar takes several
+        node_text(structure, "end", place)
+    elif not end or not all(isinstance(one, str) for one in end):
+        raise GrammarError(f"{place}.end: must be a text, or a list of texts")
+    return node_text(structure, "begin", place)
 
 
 def node_text(node: dict[str, Any], key: str, place: str) -> str:
