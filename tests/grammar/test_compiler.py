@@ -72,8 +72,13 @@ class Watch:
         return lambda: self.spent
 
 
-def request(text: str, resumed: list[int] | None = None, client: int = 0) -> Request:
-    constraint = Constraint(kind=REGEX, text=text, field="sampling_params.regex")
+def request(
+    text: str,
+    resumed: list[int] | None = None,
+    client: int = 0,
+    field: str = "sampling_params.regex",
+) -> Request:
+    constraint = Constraint(kind=REGEX, text=text, field=field)
     sampling = SamplingParams(constraint=constraint)
     return Request(
         key=1, rid="r", tokens=[1], sampling=sampling, resumed=resumed or [], client=client
@@ -120,6 +125,26 @@ def test_a_gate_refuses_what_does_not_compile(error: Exception, status: int, tol
         compiler.matcher(Constraint(kind=REGEX, text="ab"))
     again = ["ab"] * (not isinstance(error, GrammarError))
     assert backend.compiled == ["ab", *again], "what is not its own fault may not come again"
+
+
+@pytest.mark.parametrize(
+    ("reason", "field"),
+    [
+        ("tools[3].function.parameters.properties.a-b: no", "tools[3].function.parameters."),
+        ("tools[0].custom.format.grammar.definition: no: at 1:2", "tools[0].custom."),
+        ("becomes too large", "tools"),
+    ],
+)
+def test_the_tool_that_is_to_blame_is_the_param(reason: str, field: str) -> None:
+    backend = SlowBackend(error=GrammarError(reason))
+    compiler = GrammarCompiler(lambda: backend)
+    bell = rung(compiler)
+    gate = compiler.gate(request("ab", field="tools"))
+    backend.go.set()
+    assert bell.wait(20) and gate is not None and gate.is_open() and gate.refusal is not None
+    told = gate.refusal.message or ""
+    assert (gate.refusal.param or "").startswith(field)
+    assert told == (f"tools: {reason}" if field == "tools" else reason)
 
 
 def test_what_is_made_once_is_as_urgent_as_streams_and_the_rest_is_less() -> None:

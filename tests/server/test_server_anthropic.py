@@ -57,7 +57,7 @@ def test_required_calls_are_demanded(server: Running, choice: Any) -> None:
     prompt(server, tools=tools, tool_choice=choice)
     constraint = server.engine.requests[-1].sampling.constraint
     assert constraint is not None and "look" in constraint.text
-    assert constraint.field == "tool_choice"
+    assert constraint.field == "tools"
 
 
 def test_the_engine_refuses_in_own_words_too() -> None:

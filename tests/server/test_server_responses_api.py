@@ -561,3 +561,13 @@ def test_a_client_that_leaves_comes_back_to_its_stream() -> None:
             ended = ask(server, f"{PATH}/{identity}/cancel").json
             last = named_events(asked.result(10).text)[-1]
         assert (last["type"], last["response"]) == ("response.cancelled", ended)
+
+
+def test_a_format_beside_a_required_call_is_named_as_the_body_has_it(server: Running) -> None:
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    tool = {"type": "function", "name": "f", "parameters": {}}
+    for choice in ({"type": "function", "name": "f"}, "required"):
+        body = {"input": "hi", "text": {"format": form}, "tools": [tool], "tool_choice": choice}
+        error = ask(server, PATH, body).json["error"]
+        assert error["param"] == "tool_choice"
+        assert "text.format" in error["message"] and "response_format" not in error["message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ log = logging.getLogger("vivace.grammar")
 MAX_CPU_SECONDS = 5.0
 """of the thread's own processor time for one grammar, behind a trial with its own limit"""
 RETRY_SECONDS = 5.0
+TOOL_PLACE = re.compile(r"tools\[\d+\].{0,256}?(?=: )", re.DOTALL)
+"""what a reason begins with that says itself which field is to blame"""
 ANY_CONSTRAINT = Constraint(kind=REGEX, text="a")
 
 
@@ -189,6 +192,8 @@ class GrammarGate:
 
     def _refuse(self, reason: str, status: int = 400) -> None:
         field = self._constraint.field or self._constraint.kind
+        if (place := TOOL_PLACE.match(reason)) is not None:
+            field, reason = place[0], reason[place.end() :].removeprefix(": ")
         self.refusal = Finish(
             FINISH_ABORT,
             message=f"{field}: {reason}",

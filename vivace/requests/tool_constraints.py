@@ -90,12 +90,12 @@ class ToolCalls:
         try:
             if shape is not None:
                 form = self._formats(shape, functions).required()
-                return ToolSyntax(self.form, tag_constraint(form, CHOICE))
+                return ToolSyntax(self.form, tag_constraint(form, TOOLS))
         except NotWritable:
             pass  # a list of JSON can be
         listed = {name: function.json(JSON_ENDS) for name, function in functions.items()}
         form = json_calls(listed, parallel=self._several)
-        return ToolSyntax(self.form.of_json_calls(), tag_constraint(form, CHOICE))
+        return ToolSyntax(self.form.of_json_calls(), tag_constraint(form, TOOLS))
 
     def _formats(self, shape: AnswerShape, functions: Functions) -> CallFormats:
         return CallFormats(shape, functions, self._several)

@@ -174,7 +174,8 @@ def goes_on(messages: Sequence[Message]) -> bool:
     return said and bool(last and last.content)
 
 
-_TOOL_PLACE = re.compile(r"\btools\[\d+\](?:\.\w+)*")
+_PLACE = re.compile(r"\b(?:tools\[\d+\]|response_format)(?:\.\w+)*")
+"""of what a body may have by another name, in what is said of another field"""
 
 P = TypeVar("P", ChatRequest, CompletionRequest)
 
@@ -200,10 +201,10 @@ def renamed(name: str, table: Mapping[str, str]) -> str:
 @contextmanager
 def own_names(rename: Callable[[str], str]) -> Iterator[None]:
     """Errors raised inside, also by the engine, name the fields of the body that came, not those
-    of the chat path; so do the places of tools in what they say."""
+    of the chat path; so do other places in what they say."""
 
     def own_places(text: str) -> str:
-        return _TOOL_PLACE.sub(lambda place: rename(place[0]), text)
+        return _PLACE.sub(lambda place: rename(place[0]), text)
 
     try:
         yield
