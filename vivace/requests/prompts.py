@@ -211,12 +211,12 @@ def check_resumed(
         raise BadRequest("resumed", "draws depend on a seed: give sampling_params.sampling_seed")
     if len(prompt.resumed) > sampling.max_new_tokens:
         raise BadRequest("resumed", f"has more than max_new_tokens ({sampling.max_new_tokens})")
-    for token in prompt.resumed:
-        if not 0 <= token < served.vocabulary:
-            raise BadRequest("resumed", f"token ids are 0 to {served.vocabulary - 1}")
+    if not all(0 <= token < served.vocabulary for token in prompt.resumed):
+        raise BadRequest("resumed", f"token ids are 0 to {served.vocabulary - 1}")
+    shortest = 0 if sampling.constraint else sampling.min_new_tokens
     ends = sampling.stop_token_ids + (() if sampling.ignore_eos else served.eos_ids)
-    if any(token in ends for token in prompt.resumed[sampling.min_new_tokens : -1]):
-        raise BadRequest("resumed", "a token before its last one has ended the answer")
+    if any(token in ends for token in prompt.resumed[: max(len(prompt.resumed) - 1, shortest)]):
+        raise BadRequest("resumed", "has a token that ends answers, before its last or too early")
     if logprobs is not None and logprobs.start >= 0:
         raise BadRequest("logprob_start_len", "the prompt was scored before: leave it out")
 
