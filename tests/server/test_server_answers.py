@@ -17,6 +17,7 @@ from vivace.server.routes import ROUTES
 from vivace.server.settings import ServerSettings
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
+PLAIN = {"type": "text"}
 GENERATE: dict[str, Any] = {"text": "ab", "sampling_params": {"max_new_tokens": 3}}
 COMPLETION: dict[str, Any] = {"prompt": "ab", "max_tokens": 3}
 CHAT: dict[str, Any] = {"messages": HI, "max_tokens": 3}
@@ -226,3 +227,43 @@ def test_a_chat_names_the_tier_it_was_served_in(server: Running) -> None:
         *found, _ = events(ask(server, "/v1/chat/completions", {**asked, "stream": True}).text)
         assert {msgspec.json.decode(event)["service_tier"] for event in found} == {"default"}
     assert "service_tier" not in ask(server, "/v1/chat/completions", CHAT).json
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "hi", "response_format": PLAIN}),
+        ("/generate", {"text": "hi", "sampling_params": {"response_format": PLAIN}}),
+        ("/v1/chat/completions", {"messages": HI, "response_format": PLAIN}),
+        ("/v1/completions", {"prompt": "hi", "response_format": PLAIN}),
+        ("/v1/responses", {"input": "hi", "text": {"format": PLAIN}, "response_format": PLAIN}),
+        (
+            "/v1/messages",
+            {
+                "messages": HI,
+                "max_tokens": 1,
+                "output_config": {"format": PLAIN},
+                "output_format": PLAIN,
+                "response_format": PLAIN,
+            },
+        ),
+        ("/api/chat", {"model": "toy", "messages": HI, "format": PLAIN, "response_format": PLAIN}),
+        ("/vertex_generate", {"instances": [{"text": "hi"}], "response_format": PLAIN}),
+    ],
+)
+def test_a_format_of_plain_text_asks_for_what_happens_anyway(path: str, body: Any) -> None:
+    with running_server() as server:
+        assert ask(server, path, body).status == 200
+        (request,) = server.engine.requests
+        assert request.sampling.constraint is None
+
+
+def test_other_formats_are_told_where_to_go() -> None:
+    with running_server() as server:
+        for given, word in (
+            ({"sampling_params": {"response_format": {"type": "json_object"}}}, "json_schema"),
+            ({"response_format": {"type": "json_object"}}, "json_schema"),
+            ({"sampling_params": {"guided_regex": "a"}}, "regex"),
+        ):
+            answer = ask(server, "/generate", {"text": "hi", **given})
+            assert answer.status == 400 and word in answer.json["message"]

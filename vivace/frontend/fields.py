@@ -21,6 +21,8 @@ MEDIA = frozenset(
 )
 OF_SERVERS = re.compile(r"server_tool_use|mcp_tool_use|container_upload|\w+_tool_result")
 """parts that Anthropic's own tools leave in a conversation"""
+PLAIN_TEXT = {"type": "text"}
+"""what a response_format asks for that wants what happens anyway"""
 
 
 def refuse_part(kind: str, place: str, known: str = "text") -> BadRequest:
@@ -205,10 +207,11 @@ def refuse_unsupported(
 ) -> None:
     """BadRequest for the first field of `reasons` that is set: nothing is silently ignored.
 
-    Empty values, lists of them and `harmless` values ask for what happens anyway. `place` stands
-    before the field's name.
+    Empty values, lists of them, a format that is plain text and `harmless` values ask for what
+    happens anyway. `place` stands before the field's name.
     """
     for field, reason in reasons.items():
         value = getattr(request, field)
-        if is_set(value) and value not in (harmless or {}).get(field, ()):
+        plain = value == PLAIN_TEXT and field.endswith("_format")
+        if is_set(value) and not plain and value not in (harmless or {}).get(field, ()):
             raise BadRequest(place + field, reason)

@@ -15,7 +15,7 @@ import msgspec
 from vivace.errors import CannotStart
 from vivace.frontend.constraints import GIVEN, read_constraint
 from vivace.frontend.errors import CONTEXT_EXCEEDED, BadRequest
-from vivace.frontend.fields import Fields, abbreviate, is_set, json_type
+from vivace.frontend.fields import PLAIN_TEXT, Fields, abbreviate, is_set, json_type
 from vivace.frontend.served_model import ServedModel
 from vivace.protocol.constraints import CONSTRAINTS, Constraint
 from vivace.protocol.messages import MAX_RID_CHARACTERS, LogprobOptions, SamplingParams
@@ -57,6 +57,10 @@ OTHER_NAMES = {
     "stop_strings": "stop",
     "eos_token_id": "stop_token_ids",
     "num_return_sequences": "n",
+    "response_format": "json_schema",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_grammar": "ebnf",
 }
 """OpenAI's, vLLM's, Ollama's or transformers' name of a setting -> SGLang's."""
 
@@ -257,6 +261,8 @@ def _checked_mapping(raw: Any, prefix: str) -> Mapping[str, Any]:
         raise BadRequest(prefix, f"must be an object, not {json_type(raw)}")
     for key in raw:
         if key == GIVEN and isinstance(raw[key], Constraint):
+            continue
+        if key == "response_format" and raw[key] == PLAIN_TEXT:
             continue
         if key not in SAMPLING_FIELDS and key not in UNAVAILABLE:
             near = [OTHER_NAMES[key]] if key in OTHER_NAMES else _similar(str(key)[:60])

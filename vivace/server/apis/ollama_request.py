@@ -6,7 +6,7 @@ from typing import Any
 
 from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
-from vivace.frontend.fields import abbreviate, refuse_unsupported
+from vivace.frontend.fields import PLAIN_TEXT, abbreviate, refuse_unsupported
 from vivace.requests.schema import TEXT_ONLY, FunctionCall, Message, ToolCall
 from vivace.requests.tools import FUNCTION
 from vivace.server.apis.chat_run import chat_request, completion_request, renamed
@@ -162,7 +162,7 @@ def thinking_fields(params: OllamaFields) -> dict[str, Any]:
 
 
 def read_format(form: str | dict[str, Any] | None) -> dict[str, Any] | None:
-    if not form:
+    if not form or form == PLAIN_TEXT:
         return None
     if form == "json":
         return {"type": "json_object"}
