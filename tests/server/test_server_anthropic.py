@@ -350,3 +350,42 @@ def test_models_in_anthropics_form(server: Running) -> None:
     missing = ask(server, "/v1/models/other", method="GET", headers=headers)
     assert missing.status == 404 and missing.json["error"]["type"] == "not_found_error"
     assert ask(server, "/v1/models/toy", method="GET").json["object"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("tool", "place", "word"),
+    [
+        ({"type": "mcp_toolset", "mcp_server_name": "x"}, "tools[0].type", "MCP"),
+        ({"type": "web_search_20250305", "name": "web_search"}, "tools[0].type", "leave"),
+        ({"type": "bash_20250124", "name": "bash"}, "tools[0].type", "describe"),
+        ({"input_schema": {}}, "tools[0].name", "required"),
+        ({"name": "f"}, "tools[0].input_schema", "required"),
+    ],
+)
+def test_tools_of_anthropics_own_are_told_what_to_do(
+    server: Running, tool: Any, place: str, word: str
+) -> None:
+    answer = ask(server, "/v1/messages", {"messages": HI, "max_tokens": 1, "tools": [tool]})
+    message = answer.json["error"]["message"]
+    assert answer.status == 400 and message.startswith(f"{place}: ") and word in message
+
+
+@pytest.mark.parametrize(
+    ("block", "word"),
+    [
+        ({"type": "code_execution_tool_result", "tool_use_id": "1",
+          "content": {"type": "code_execution_result", "stdout": "1"}}, "send what came of it"),
+        ({"type": "web_search_tool_result", "tool_use_id": "1",
+          "content": {"type": "web_search_tool_result_error"}}, "send what came of it"),
+        ({"type": "mcp_tool_result", "tool_use_id": "1", "content": [text("a")]}, "what came"),
+        ({"type": "tool_result", "tool_use_id": "1", "content": {"a": 1}}, "list of parts"),
+    ],
+)  # fmt: skip
+def test_results_of_anthropics_own_tools_are_told_what_to_do(
+    server: Running, block: Any, word: str
+) -> None:
+    turn = {"role": "user", "content": [block]}
+    answer = ask(server, "/v1/messages", {"messages": [turn], "max_tokens": 1})
+    message = answer.json["error"]["message"]
+    assert answer.status == 400 and message.startswith("messages[0].content[0]")
+    assert word in message and "messages[0].content[0]" in message

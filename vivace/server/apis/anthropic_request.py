@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from vivace.frontend.errors import BadRequest
@@ -44,6 +45,15 @@ RENAMED_FIELDS = {
 CLEAR_THINKING = "clear_thinking_20251015"
 BLOCKS = "text, document, tool_use, tool_result, thinking and redacted_thinking"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+CLIENT_TOOL = re.compile(r"(?:bash|text_editor|computer|memory)_\d+")
+OF_CLIENTS = (
+    "only Anthropic's models know how it is called; leave type out, and describe it with name, "
+    "description and input_schema"
+)
+OF_SERVERS = (
+    "this server runs no tools of its own, nor asks MCP servers here; leave it out or offer a tool "
+    "with name, description and input_schema (/v1/responses has those of --tool-server)"
+)
 THOUGHTS = {"enabled": True, "adaptive": True, "disabled": False}
 
 
@@ -174,6 +184,8 @@ def source_text(source: str | DocumentSource | None, place: str) -> str:
 def result_text(block: ContentBlock, place: str) -> str:
     """What a tool returned; that it failed is told in words, since templates know no other way."""
     parts = block.content or ""
+    if isinstance(parts, dict):
+        raise BadRequest(f"{place}.content", "must be a text, or a list of parts of type text")
     if not isinstance(parts, str):
         texts = (plain_text(part, f"{place}.content[{i}]") for i, part in enumerate(parts))
         parts = "\n".join(texts)
@@ -228,11 +240,12 @@ def with_shared_fields(
 def read_tool(tool: ToolParam, index: int) -> dict[str, Any]:
     place = f"tools[{index}]"
     if tool.type not in (None, "custom"):
-        kind = abbreviate(tool.type)
-        raise BadRequest(f"{place}.type", f"{kind!r}: this server runs no tools of its own")
+        reason = OF_CLIENTS if CLIENT_TOOL.fullmatch(tool.type) else OF_SERVERS
+        raise BadRequest(f"{place}.type", f"{abbreviate(tool.type)!r}: {reason}")
+    name = needed(tool.name, f"{place}.name")
     if tool.input_schema is None:
         raise BadRequest(f"{place}.input_schema", "is required")
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    function: dict[str, Any] = {"name": name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
     if tool.strict is not None:
@@ -274,7 +287,7 @@ def thinking_budget(params: MessagesRequest) -> int | None:
 
 def read_format(output: OutputConfig) -> dict[str, Any] | None:
     form = output.format
-    if form is None:
+    if form is None or form.type == "text":
         return None
     if form.type != "json_schema":
         raise BadRequest("output_config.format.type", "must be json_schema")

@@ -39,7 +39,8 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     name: str | None = None
     input: Members[Any] | None = None
     tool_use_id: str | None = None
-    content: str | Parts[ResultBlock] | None = None
+    content: str | Parts[ResultBlock] | Members[Any] | None = None
+    """An object only in results of Anthropic's own tools, which are refused."""
     is_error: bool | None = None
     thinking: str | None = None
     signature: str | None = None
@@ -73,7 +74,8 @@ class SystemBlock(msgspec.Struct, kw_only=True):
 class ToolParam(msgspec.Struct, kw_only=True):
     """A function that the model may ask to be called."""
 
-    name: str
+    name: str | None = None
+    """Required, but for tools of types that are refused."""
     input_schema: Members[Any] | None = None
     description: str | None = None
     type: str | None = None
