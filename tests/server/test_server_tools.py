@@ -475,3 +475,19 @@ def test_texts_of_others_are_parsed(hermes: Served) -> None:
         "reasoning_text": "Hm.",
         "text": "Yes.",
     }
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_model_that_does_not_hear_of_tools_is_told_of_once(
+    told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = TEMPLATE + "{{ tools }}" * told
+    with serving("hermes", template=template) as (server, speaker, client):
+        speaker.say("Yes.")
+        info = ask(server, "/model_info", method="GET").json
+        assert info["chat_template_has_tools"] is told
+        client.chat.completions.create(model=MODEL, messages=HI)
+        assert "chat template" not in caplog.text
+        for _ in range(2):
+            client.chat.completions.create(model=MODEL, messages=HI, tools=TOOLS)
+        assert caplog.text.count("--chat-template") == (not told)

@@ -19,9 +19,11 @@ log = logging.getLogger("vivace.server")
 class AnswerSyntax:
     """`shown`, `shown_for_tools`: special tokens that the parser must see, without and with
     tools. `reasoning_ends`: what ends reasoning, none where it is not split off; `token_bytes`:
-    those of a token. `finds_calls`, `finds_reasoning`: what the answers are parsed for."""
+    those of a token. `finds_calls`, `finds_reasoning`: what the answers are parsed for.
+    `tells_tools`: the model hears of those that requests have."""
 
     form: ParserFormat
+    tells_tools: bool = True
     finds_calls: bool = False
     finds_reasoning: bool = False
     shown: frozenset[int] = frozenset()
@@ -46,17 +48,13 @@ def answer_syntax(
     tell("--reasoning-parser", reasoning_parser, reasoning)
     if tools is None and "tools" in template:
         log.info("without --tool-call-parser calls stay text, and strict tools are not enforced")
-    if tools is not None and template and "tools" not in template:
-        log.info(
-            "--tool-call-parser %s: the model's chat template has no tools in it, so the model "
-            "does not hear of them; --chat-template names another one",
-            tools,
-        )
+    tells = not template or "tools" in template
     if tokenizer is None or (tools is None and reasoning is None):
-        return AnswerSyntax(form=TextParserFormat())
+        return AnswerSyntax(form=TextParserFormat(), tells_tools=tells)
     form = answer_format(tools, reasoning)
     return AnswerSyntax(
         form=form,
+        tells_tools=tells,
         finds_calls=tools is not None,
         finds_reasoning=reasoning is not None,
         shown=special_tokens(tokenizer, form.literals(tools=False)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -30,6 +31,12 @@ from vivace.server.responses import HTTPError
 from vivace.server.settings import ServerSettings
 from vivace.tool_servers.servers import ToolServers
 
+log = logging.getLogger("vivace.server")
+
+NO_TOOLS = (
+    "a request has tools, but the model's chat template has none in it, so the model does not hear "
+    "of them and calls only where it is made to (tool_choice); --chat-template names another one"
+)
 FRESH = 1.0
 """seconds for which a token, or the outcome of a question, is news enough"""
 
@@ -260,6 +267,14 @@ class Context:
     tool_servers: ToolServers = field(default_factory=ToolServers)
     started: float = field(default_factory=time.time)
     slicer: TimeSlicer = field(default_factory=TimeSlicer)
+    told: set[str] = field(default_factory=set[str])
+    """what the log has said, which says it once"""
+
+    def warn_of_tools(self) -> None:
+        """That the model does not hear of a request's tools, if it does not."""
+        if not self.syntax.tells_tools and NO_TOOLS not in self.told:
+            self.told.add(NO_TOOLS)
+            log.warning(NO_TOOLS)
 
     @property
     def served(self) -> ServedModel:

@@ -29,6 +29,7 @@ async def model_info(context: Context, _request: web.Request, _body: Body) -> we
             "weight_version": served.weight_version,
             "has_image_understanding": False,
             "has_audio_understanding": False,
+            "chat_template_has_tools": context.syntax.tells_tools,
             "model_type": served.model_type,
             "architectures": list(served.architectures),
             "max_model_len": served.context,

@@ -167,6 +167,8 @@ async def chat_text(
     for name in ("add_generation_prompt", "continue_final_message", "tools", "messages"):
         if name in keywords:
             raise BadRequest(f"chat_template_kwargs.{name}", "is set by the server")
+    if offered.described:
+        context.warn_of_tools()
     if params.reasoning_effort is not None:
         keywords.setdefault("reasoning_effort", params.reasoning_effort)
     if params.reasoning_effort == NO_EFFORT:
