@@ -66,6 +66,14 @@ def test_commands_instead_of_paths(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "instead"), [("/generate_from_file", "/generate"), ("/v2/rerank", "/v1/rerank")]
+)
+def test_what_will_not_come_is_not_promised(path: str, instead: str, server: Running) -> None:
+    message = ask(server, path, {}).json["message"]
+    assert "yet" not in message and instead in message.removeprefix(f"Not found: {path}")
+
+
+@pytest.mark.parametrize(
     ("method", "path"),
     [("GET", ""), ("GET", "/x"), ("POST", "/x"), ("DELETE", "/x"), ("GET", "/x/messages")],
 )

@@ -34,7 +34,12 @@ SAME: dict[str, str] = {
 }
 """a path of another server -> the one that does the same here, with a body of its own"""
 PULL = "models are fetched and removed by the commands `vivace pull` and `vivace rm`"
-ELSEWHERE = dict.fromkeys(("/api/pull", "/api/create", "/api/delete", "/api/push"), PULL)
+ELSEWHERE = {
+    **dict.fromkeys(("/api/pull", "/api/create", "/api/delete", "/api/push"), PULL),
+    "/generate_from_file": "SGLang has it no longer either; send the prompts to /generate",
+    "/v2/rerank": "/v1/rerank takes the same query and documents",
+}
+"""paths that will not come, and what does the same"""
 NOT_YET = frozenset(
     """
     /v1/moderations /v1/files /v1/batches /infill
@@ -61,8 +66,6 @@ MISSING: dict[str, str] = {
     ),
     "/v1/responses/compact": "nothing is summed up; truncation: auto leaves out the oldest turns",
     "/v1/conversations": "use previous_response_id of /v1/responses",
-    "/v2/rerank": "/v1/rerank takes the same query and documents",
-    "/generate_from_file": "SGLang has it no longer; send the prompts to /generate",
 }
 """paths without a counterpart here, and why"""
 STORED = "/v1/chat/completions"
