@@ -31,6 +31,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
     "/rerank": {"query": "x", "documents": ["y"]},
     "/v1/rerank": {"query": "x", "documents": ["y"]},
+    "/v2/rerank": {"query": "x", "documents": ["y"]},
     "/tokenize": {"prompt": "x"},
     "/v1/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [65]},

@@ -395,6 +395,7 @@ WITH_A_MODEL: dict[str, dict[str, Any]] = {
     "/v1/score": {"query": "x", "items": ["y"], "label_token_ids": [65]},
     "/rerank": {"query": "x", "documents": ["y"]},
     "/v1/rerank": {"query": "x", "documents": ["y"]},
+    "/v2/rerank": {"query": "x", "documents": ["y"]},
     "/v1/classify": {"input": "x"},
     "/tokenize": {"prompt": "x"},
     "/v1/tokenize": {"prompt": "x"},

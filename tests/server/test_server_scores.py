@@ -87,6 +87,20 @@ def test_the_best_documents_come_first(server: Running, path: str) -> None:
     assert len(few) == 2 and not any("document" in one for one in few)
 
 
+def test_clients_of_others_get_their_own_form(server: Running) -> None:
+    """litellm (hosted_vllm, cohere, jina_ai) reads `results`."""
+    mine = ask(server, "/v1/rerank", RERANK).json
+    answer = ask(server, "/v2/rerank", {**RERANK, "top_n": 2}).json
+    assert answer["id"].startswith("rerank") and answer["model"] == MODEL
+    assert [
+        (one["index"], one["relevance_score"], one["document"]["text"]) for one in answer["results"]
+    ] == [(one["index"], one["score"], one["document"]) for one in mine[:2]]
+    tokens = sum(one["meta_info"]["prompt_tokens"] for one in mine)
+    assert answer["usage"]["total_tokens"] == tokens
+    bare = ask(server, "/v2/rerank", {**RERANK, "return_documents": False}).json["results"]
+    assert len(bare) == 3 and not any("document" in one for one in bare)
+
+
 def test_a_template_that_was_written_for_it() -> None:
     with running_server(tokenizer=make_tokenizer(RERANKER)) as server:
         for instruct in ("usual", "find"):

@@ -20,7 +20,7 @@ from vivace.frontend.validation import check_prompt
 from vivace.protocol.tasks import Generate
 from vivace.requests.classes import pair_inputs, pair_score, scores_pairs
 from vivace.requests.limits import PerPrompt
-from vivace.requests.prompts import PromptInput
+from vivace.requests.prompts import PromptInput, new_id
 from vivace.requests.scores import NO_TEMPLATE, Judgment, check_texts, yes_and_no
 from vivace.server.body import Body, BodyReader
 from vivace.server.collect import complete, prepare_requests
@@ -69,11 +69,41 @@ class RerankResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     meta_info: dict[str, Any] | None = None
 
 
+class RerankAnswer(msgspec.Struct, kw_only=True):
+    """Answer of /v2/rerank. `results`: a list of `index`, `relevance_score` and `document.text`."""
+
+    id: str
+    model: str
+    results: Any
+    usage: dict[str, int]
+
+
 READER = BodyReader(RerankRequest)
 
 
 async def rerank(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
     """A list with the documents' scores, as SGLang answers."""
+    results, _ = await ranked(context, http, body)
+    return json_response(await context.slicer.run(encode_list(results)))
+
+
+async def rerank_v2(context: Context, http: web.Request, body: Body) -> web.StreamResponse:
+    """The same in an object, as Cohere, Jina and vLLM answer."""
+    results, tokens = await ranked(context, http, body)
+    shown = (
+        {"index": one.index, "relevance_score": one.score}
+        | ({} if one.document is None else {"document": {"text": one.document}})
+        for one in results
+    )
+    entries = await context.slicer.run(encode_list(shown))
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    name = context.served.name
+    answer = RerankAnswer(id=new_id("rerank"), model=name, results=entries, usage=usage)
+    return json_response(answer)
+
+
+async def ranked(context: Context, http: web.Request, body: Body) -> tuple[list[RerankResult], int]:
+    """(the documents that are wanted, the tokens of all prompts)"""
     arrival = time.monotonic()
     params = await READER.read(context, body)
     check(context, params)
@@ -89,8 +119,8 @@ async def rerank(context: Context, http: web.Request, body: Body) -> web.StreamR
         answer = SGLangOutput(request, weight_version=context.served.weight_version)
         answer.add(output)
         metas.append(answer.body(lists=False)["meta_info"])
-    results = best_first(params, list(read(outputs)), metas)
-    return json_response(await context.slicer.run(encode_list(results)))
+    tokens = sum(output.prompt_tokens for output in outputs)
+    return best_first(params, list(read(outputs)), metas), tokens
 
 
 ReadScores = Callable[[Sequence[RequestOutput]], Iterable[float]]

@@ -165,6 +165,16 @@ SCORES = tuple(
     )
     for prefix in ("", "/v1")
 )
+SCORES += (
+    post(
+        "/v2/rerank",
+        rerank.rerank_v2,
+        "The same as Cohere, Jina and vLLM answer",
+        rerank.RerankRequest,
+        rerank.RerankAnswer,
+        task=Task,
+    ),
+)
 
 TEXT = tuple(
     post(prefix + path, handler, summary, accepts, answers)

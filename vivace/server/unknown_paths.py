@@ -37,7 +37,6 @@ PULL = "models are fetched and removed by the commands `vivace pull` and `vivace
 ELSEWHERE = {
     **dict.fromkeys(("/api/pull", "/api/create", "/api/delete", "/api/push"), PULL),
     "/generate_from_file": "SGLang has it no longer either; send the prompts to /generate",
-    "/v2/rerank": "/v1/rerank takes the same query and documents",
 }
 """paths that will not come, and what does the same"""
 NOT_YET = frozenset(
