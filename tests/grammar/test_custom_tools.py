@@ -308,7 +308,7 @@ def test_an_answer_is_stuck_and_a_constraint_cannot_be_obeyed() -> None:
 def test_calls_of_custom_tools_need_to_be_found() -> None:
     with pytest.raises(BadRequest) as caught:
         syntax(None, None)
-    assert caught.value.field == "tools"
+    assert caught.value.field == "tools[0].custom"
 
 
 @given(st.text(), st.integers(1, 5))

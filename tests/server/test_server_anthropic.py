@@ -358,6 +358,7 @@ def test_models_in_anthropics_form(server: Running) -> None:
         ({"type": "mcp_toolset", "mcp_server_name": "x"}, "tools[0].type", "MCP"),
         ({"type": "web_search_20250305", "name": "web_search"}, "tools[0].type", "leave"),
         ({"type": "bash_20250124", "name": "bash"}, "tools[0].type", "describe"),
+        ({"type": "function", "function": {"name": "f"}}, "tools[0].type", "in the tool itself"),
         ({"input_schema": {}}, "tools[0].name", "required"),
         ({"name": "f"}, "tools[0].input_schema", "required"),
     ],

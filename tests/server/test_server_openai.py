@@ -483,3 +483,12 @@ def ask_flat(client: openai.OpenAI) -> dict:
     except openai.BadRequestError as error:
         return error.response.json()
     raise AssertionError("it was accepted")
+
+
+@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
+def test_what_is_said_of_a_limit_has_openais_name(limit: str) -> None:
+    with running_server() as server:
+        body = {"messages": HI, "min_tokens": 9, limit: 4}
+        answer = ask(server, "/v1/chat/completions", body).json
+        assert answer["param"] == "min_tokens"
+        assert answer["message"] == f"min_tokens: 9 is more than {limit}, which is 4"

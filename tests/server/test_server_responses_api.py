@@ -109,7 +109,7 @@ F = {"type": "function", "name": "f"}
          "input[0].content[0]"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call", "name": "f", "call_id": "1", "arguments": "["}]},
-         "input[0].tool_calls[0].function.arguments"),
+         "input[0].arguments"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
         ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type"),
         ({"input": "x" * CONTEXT}, "messages"),
@@ -571,3 +571,19 @@ def test_a_format_beside_a_required_call_is_named_as_the_body_has_it(server: Run
         error = ask(server, PATH, body).json["error"]
         assert error["param"] == "tool_choice"
         assert "text.format" in error["message"] and "response_format" not in error["message"]
+
+
+def test_a_past_call_is_named_where_it_stands(server: Running) -> None:
+    calls = [
+        {"type": "function_call", "call_id": str(one), "name": "f", "arguments": text}
+        for one, text in enumerate(("{}", "{"))
+    ]
+    items = [{"role": "assistant", "content": "a"}, *calls]
+    error = ask(server, PATH, {"input": items}).json["error"]
+    assert error["param"] == "input[2].arguments"
+
+
+def test_a_custom_tool_is_named_that_nobody_would_find(server: Running) -> None:
+    tools = [{"type": "function", "name": "f"}, {"type": "custom", "name": "g"}]
+    error = ask(server, PATH, {"input": "hi", "tools": tools}).json["error"]
+    assert error["param"] == "tools[1]" and "--tool-call-parser" in error["message"]

@@ -64,7 +64,7 @@ class ToolCalls:
         if shape is None and offered.narrowed:
             raise BadRequest(CHOICE, NOT_NARROWED)
         if shape is None and offered.inputs:
-            raise BadRequest(TOOLS, NO_INPUTS)
+            raise BadRequest(offered.places[min(offered.inputs)].rpartition(".")[0], NO_INPUTS)
         functions = self._callable(shape) if shape else {}
         if shape is None or not functions:
             return ToolSyntax(self.form, asked)

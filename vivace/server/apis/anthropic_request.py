@@ -46,6 +46,7 @@ CLEAR_THINKING = "clear_thinking_20251015"
 BLOCKS = "text, document, tool_use, tool_result, thinking and redacted_thinking"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 CLIENT_TOOL = re.compile(r"(?:bash|text_editor|computer|memory)_\d+")
+OF_CHATS = "name, description and input_schema stand in the tool itself here; leave type out"
 OF_CLIENTS = (
     "only Anthropic's models know how it is called; leave type out, and describe it with name, "
     "description and input_schema"
@@ -137,7 +138,7 @@ def add_block(found: ChatMessages, role: str, block: ContentBlock, turn: str, pl
             name = needed(block.name, f"{place}.name")
             call = FunctionCall(name=name, arguments=block.input or {})
             one = ToolCall(function=call, id=needed(block.id, f"{place}.id"), type="function")
-            found.add_call(one, turn)
+            found.add_call(one, turn, place)
         case "thinking":
             found.add_thought(needed(block.thinking, f"{place}.thinking"), turn)
         case "redacted_thinking":
@@ -241,6 +242,7 @@ def read_tool(tool: ToolParam, index: int) -> dict[str, Any]:
     place = f"tools[{index}]"
     if tool.type not in (None, "custom"):
         reason = OF_CLIENTS if CLIENT_TOOL.fullmatch(tool.type) else OF_SERVERS
+        reason = OF_CHATS if tool.type == "function" else reason
         raise BadRequest(f"{place}.type", f"{abbreviate(tool.type)!r}: {reason}")
     name = needed(tool.name, f"{place}.name")
     if tool.input_schema is None:

@@ -11,6 +11,7 @@ from vivace.requests.schema import ContentPart, Message, ToolCall
 from vivace.server.apis.chat_run import renamed
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
+_CALL = re.compile(r"\.tool_calls\[(\d+)\](?:\.(?:function|custom))?")
 _TOOL = re.compile(r"tools\[(\d+)\](?:\.(?:function|custom))?")
 
 
@@ -27,6 +28,8 @@ class ChatMessages:
     places: list[str] = field(default_factory=list)
     _thoughts: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     """of the message with that number: what `join_thoughts` puts behind its own"""
+    _calls: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
+    """where a call stands, by the numbers of its message and among the calls of that"""
 
     def message(self, role: str, place: str) -> Message:
         """The last one if it is of this role, which says more then; else a new one."""
@@ -60,19 +63,23 @@ class ChatMessages:
             message.reasoning_content = "".join((message.reasoning_content or "", *parts))
         self._thoughts.clear()
 
-    def add_call(self, call: ToolCall, place: str) -> None:
-        """Of the assistant."""
+    def add_call(self, call: ToolCall, place: str, at: str = "") -> None:
+        """Of the assistant, in what stands at `place`; `at`: of the call itself, if it is not all
+        of that."""
         message = self.message("assistant", place)
-        if message.tool_calls is None:
-            message.tool_calls = [call]
-        else:
-            message.tool_calls.append(call)
+        message.tool_calls = message.tool_calls or []
+        self._calls[len(self.messages) - 1, len(message.tool_calls)] = at or place
+        message.tool_calls.append(call)
 
     def rename(self, name: str) -> str:
         """The field of the body that the chat path knows by another name."""
         found = _MESSAGE.match(name)
         if found is not None and int(found[1]) < len(self.places):
-            return self.places[int(found[1])] + name[found.end() :]
+            number, rest = int(found[1]), name[found.end() :]
+            call = _CALL.match(rest)
+            if call is not None and (number, int(call[1])) in self._calls:
+                return self._calls[number, int(call[1])] + rest[call.end() :]
+            return self.places[number] + rest
         if (found := _TOOL.match(name)) is not None:
             index, places = int(found[1]), self.tool_places
             place = places[index] if index < len(places) else f"tools[{index}]"

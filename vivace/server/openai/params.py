@@ -107,7 +107,8 @@ def openai_names(limit: str = "max_tokens") -> Iterator[None]:
     except BadRequest as error:
         field = error.field.removeprefix("sampling_params").lstrip(".")
         names = {**RENAMED, "max_new_tokens": limit}
-        raise error.of_field(names.get(field, field)) from None
+        reason = error.reason.replace("max_new_tokens", limit)
+        raise error.of_field(names.get(field, field), reason) from None
 
 
 def request_id(request: RidField, index: int, count: int, fallback: str) -> str:
