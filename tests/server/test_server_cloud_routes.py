@@ -78,7 +78,10 @@ def test_vertex(server: Running, instances: list[dict[str, Any]]) -> None:
         ({"instances": [{"input_ids": [1]}, {"input_ids": [999]}]}, "instances[1].input_ids"),
         ({"instances": [{"text": "a", "image_data": "x"}]}, "instances[0].image_data"),
         ({"instances": [{"text": "a", "regex": "a+"}]}, "instances[0].regex"),
-        ({"instances": [{"text": "a"}], "response_format": {"type": "text"}}, "response_format"),
+        (
+            {"instances": [{"text": "a"}], "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
         ({"instances": [{"text": "a"}], "parameters": {"stream": True}}, "parameters.stream"),
         (
             {"instances": [{"text": "a"}], "parameters": {"sampling_params": {"top_p": 7}}},
