@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -111,6 +112,7 @@ def test_ollama_gets_arguments_as_an_object() -> None:
         ('{"a": "\\', {}),
         ('{"a', {}),
         ('{"a": "}],", "b": [', {"a": "}],", "b": []}),
+        ('{"a": [1, "b", "c, \\"d, ', {"a": [1, "b"]}),
     ],
 )
 def test_what_is_whole_of_an_object(text: str, whole: Any) -> None:
@@ -132,3 +134,11 @@ def test_every_beginning_has_a_whole_part(value: Any, data: Any) -> None:
     assert list(found) == list(value)[: len(found)]
     if place == len(text):
         assert found == value
+
+
+@pytest.mark.parametrize("part", ["[],", '"a",', "1,", '\\"', "{", "[{", "\\n"])
+def test_a_long_one_takes_no_time(part: str) -> None:
+    for begin in ('{"a": [', '{"a": "'):
+        started = time.process_time()
+        whole_part(begin + part * 200_000)
+        assert time.process_time() - started < 0.3

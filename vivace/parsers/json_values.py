@@ -12,10 +12,12 @@ from vivace.parsers.reader import NotACall, Steps, TextReader, Write
 STRING = re.compile(r'[^"\\]*')
 SCALAR = re.compile(r"[\w.+\-]*")
 ANY_STRING = r'"(?:[^"\\]++|\\.)*+"'
+WHOLE_STRING = re.compile(ANY_STRING, re.DOTALL)
 BETWEEN_BRACKETS = re.compile(rf'(?:[^"{{}}\[\]]++|{ANY_STRING})*+', re.DOTALL)
-TO_LAST_COMMA = re.compile(rf'(?:[^"]|{ANY_STRING})*(?=,)', re.DOTALL)
-WHOLE_STRING = re.compile(rf"\s*,?\s*({ANY_STRING}\s*:\s*)?{ANY_STRING}\s*\Z", re.DOTALL)
+LAST_VALUE = re.compile(rf"\s*,?\s*({ANY_STRING}\s*:\s*)?{ANY_STRING}\s*\Z", re.DOTALL)
 MEMBER_NAME = 1
+MARKS, MOST_MARKS = '"[]{}\\', 1 << 14
+"""of a text that is looked at for what is whole of it: 20 ms"""
 MAX_NAME = 256
 """Characters of a name or a key."""
 
@@ -94,6 +96,8 @@ def read_string(reader: TextReader, limit: int = MAX_NAME) -> Steps[str]:
 def whole_part(text: str) -> str:
     """What is whole of a JSON object that ends too early, closed; a text that is no beginning of
     one gives what is none either."""
+    if sum(map(text.count, MARKS)) > MOST_MARKS:
+        return ""
     closers, at, kept = list[str](), 0, 0
     while True:
         plain = BETWEEN_BRACKETS.match(text, at)
@@ -106,9 +110,11 @@ def whole_part(text: str) -> str:
             return ""
         at += 1
         kept = at
-    if (before := TO_LAST_COMMA.match(text, kept)) is not None:
-        kept = before.end()
-    last = WHOLE_STRING.match(text, kept)
+    at = kept
+    while (quote := text.find('"', at)) >= 0 and (string := WHOLE_STRING.match(text, quote)):
+        kept, at = max(kept, text.rfind(",", at, quote)), string.end()
+    kept = max(kept, text.rfind(",", at, len(text) if quote < 0 else quote))
+    last = LAST_VALUE.match(text, kept)
     if last is not None and (last[MEMBER_NAME] or closers[-1:] == ["]"]):  # it is a value
         kept = last.end()
     return text[:kept] + "".join(reversed(closers))
