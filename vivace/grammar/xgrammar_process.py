@@ -15,13 +15,8 @@ from vivace.protocol.constraints import Constraint
 
 def begin_trials(message: bytearray) -> tuple[Answer, TrialLimits]:
     begin = msgspec.msgpack.decode(message, type=BeginTrials)
-    vocabulary = TokenVocabulary(
-        tokens=begin.tokens,
-        special_ids=begin.special_ids,
-        special_texts=begin.special_texts,
-        eos_ids=begin.eos_ids,
-        encode=lambda text: [],  # nothing is forced here
-    )
+    known = msgspec.structs.asdict(begin.vocabulary)
+    vocabulary = TokenVocabulary(**known, encode=lambda text: [])  # nothing is forced here
     compiler = XGrammarCompiler(vocabulary, begin.form)
 
     def answer(constraint: Constraint) -> TriedGrammar:

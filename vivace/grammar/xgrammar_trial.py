@@ -13,13 +13,19 @@ LIMITS = TrialLimits(cpu_seconds=3.0, memory=1 << 30)
 """It goes through the vocabulary of the model for every place of a grammar."""
 
 
-class BeginTrials(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message."""
+class SentVocabulary(msgspec.Struct, frozen=True):
+    """Of `TokenVocabulary` what is data."""
 
     tokens: list[bytes]
     special_ids: list[int]
     special_texts: dict[str, int]
     eos_ids: list[int]
+
+
+class BeginTrials(msgspec.Struct, frozen=True):
+    """The first message."""
+
+    vocabulary: SentVocabulary
     form: JsonFormat
     limits: TrialLimits
 
@@ -34,14 +40,8 @@ class XGrammarTrial:
     def __init__(
         self, vocabulary: TokenVocabulary, form: JsonFormat, limits: TrialLimits = LIMITS
     ) -> None:
-        begin = BeginTrials(
-            tokens=list(vocabulary.tokens),
-            special_ids=list(vocabulary.special_ids),
-            special_texts=dict(vocabulary.special_texts),
-            eos_ids=list(vocabulary.eos_ids),
-            form=form,
-            limits=limits,
-        )
+        sent = msgspec.convert(vocabulary, SentVocabulary, from_attributes=True)
+        begin = BeginTrials(sent, form, limits)
         self.process = LimitedProcess(MODULE, begin, limits)
 
     def check(self, constraint: Constraint) -> None:
