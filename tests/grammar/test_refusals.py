@@ -47,7 +47,7 @@ OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
-        ({"properties": {"a": {"not": {}}}}, "properties.a.not"),
+        ({"properties": {"a": {"not": {"const": 1}}}}, "properties.a.not"),
         ({"properties": {"not": {"uniqueItems": True}}}, "properties.not.uniqueItems"),
         ({"anyOf": [{}, {"if": {}, "then": {}}]}, "anyOf.1.if"),
         ({"items": {"type": "string", "format": "iri-reference"}}, "items.format"),
@@ -112,7 +112,7 @@ OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
         ({"enum": [-(2**63)]}, "enum: a number"),  # ends the process that compiles it
         ({"const": 123456789.123456789}, "const: a number"),
         (False, "false"),
-        ({"x-guidance": {"lenient": True}, "not": {}}, "not"),
+        ({"x-guidance": {"lenient": True}, "not": {"const": 1}}, "not"),
         ("{", "JSON"),
         ("[1]", "object"),
         ("3", "object"),

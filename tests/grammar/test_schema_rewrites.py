@@ -114,6 +114,13 @@ def test_many_such_arrays_are_refused() -> None:
         ),
         ("json-pointer", "|/|/a/0|/a~0~1|//", "a|/~|/~2|#/a"),
         ("relative-json-pointer", "0|1/a|0#|12/a~1", "|01|-1|/a|0##|1a"),
+        ("base64", "|YQ==|YWI=|YWJj|+/+/", "Y|YQ|YQ=|a-b_|YWJj="),
+        ("base64url", "|YWJj|a-b_", "YQ==|+/+/|Y"),
+        (
+            "uuid4",
+            "12345678-1234-4234-8234-123456789abc|ABCDEF00-1234-4234-B234-123456789ABC",
+            "12345678-1234-1234-8234-123456789abc|12345678-1234-4234-7234-123456789abc|",
+        ),
     ],
 )
 def test_formats(format: str, good: str, bad: str) -> None:

@@ -165,7 +165,7 @@ def test_formats(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
         ({"format": {"value": "a"}}, "'missing' is none of const_string"),
         ({"format": {"type": "sequence", "elements": []}}, "format.elements"),
         ({"format": {"type": "sequence", "elements": [ANY, schema(1)]}}, "elements.0"),
-        ({"format": tag("<", schema({"not": {}}), ">")}, "not"),
+        ({"format": tag("<", schema({"not": {"const": 1}}), ">")}, "not"),
         ({"format": tag("<", schema(3), ">")}, "format.content.json_schema"),
         ({"format": tag("<", schema({}), 1)}, "format.end"),
         ({"format": {"type": "regex", "pattern": "("}}, "pattern: unclosed"),

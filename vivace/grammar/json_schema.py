@@ -45,9 +45,9 @@ def check_schema(schema: Any, place: str = "") -> None:
         _check_size(copy, before)
     check_keywords(schema, place)
     fit_numbers(schema, place)
-    fit_patterns(schema, place)
     simplify(schema)
     rewrite(schema)
+    fit_patterns(schema, place)
     endless = never_ends(schema)
     if endless is not None:
         raise GrammarError(

@@ -223,15 +223,17 @@ class _NamedParts:
 
     def _as_pointer(self, path: Path) -> str:
         if path not in self._written:
-            parts = [str(part).replace("~", "~0").replace("/", "~1") for part in path]
-            self._written[path] = "#" + "".join(
-                ["/" + quote(part, safe=IN_POINTERS) for part in parts]
-            )
+            self._written[path] = as_pointer(path)
         pointer = self._written[path]
         self.room -= len(pointer)
         if self.room < 0:
             raise GrammarError("its references by $anchor or $id lead to names that are too long")
         return pointer
+
+
+def as_pointer(path: Path) -> str:
+    parts = [str(part).replace("~", "~0").replace("/", "~1") for part in path]
+    return "#" + "".join(["/" + quote(part, safe=IN_POINTERS) for part in parts])
 
 
 def _absolute(base: str, ref: str) -> tuple[str, str] | None:
