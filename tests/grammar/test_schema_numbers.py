@@ -52,7 +52,8 @@ def test_numbers_are_inside_of_their_bounds(
     except GrammarError as error:
         assert "float range" not in str(error)
         return
-    validator = jsonschema.Draft202012Validator(schema)
+    exact = json.loads(json.dumps(schema), parse_float=Decimal)  # 0.01 is less than its double
+    validator = jsonschema.Draft202012Validator(exact)
     for text in _texts([bound for _, bound in bounds]):
         ids = [*text.encode(), EOS]
         if start.copy().accept(ids) == len(ids):
@@ -88,3 +89,13 @@ def test_numbers_without_a_bound_of_the_library_are_refused(bounds: dict[str, An
     with pytest.raises(GrammarError, match=keyword) as caught:
         schema_matcher({"items": {"type": "number", **bounds}})
     assert str(caught.value).startswith(f"items.{keyword}: ")
+
+
+@pytest.mark.parametrize("bound", [10**17, 2**53, 38e16])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_strict_bounds_of_whole_numbers_in_another_part(bound: float, sign: int) -> None:
+    key = "exclusiveMaximum" if sign > 0 else "exclusiveMinimum"
+    start = schema_matcher({"type": "integer", "allOf": [{key: sign * bound}]})
+    for value, fits in ((bound, False), (bound - 1000, True), (bound + 1000, False)):
+        ids = [*str(sign * int(value)).encode(), EOS]
+        assert (start.copy().accept(ids) == len(ids)) == fits, value

@@ -105,7 +105,9 @@ def _whole(bound: int, strict: bool) -> tuple[Decimal, bool]:
 def _any(bound: Number, strict: bool) -> tuple[Decimal, bool]:
     """The same of all numbers: the library has those bounds whose shortest spelling this is."""
     if isinstance(bound, int):
-        double = _next_inside(bound, beyond=False)
+        # of whole numbers, as others may ask for, one less would be no double
+        beyond = strict and abs(bound) >= ALL_WHOLE
+        double = _next_inside(bound, beyond)
         strict, bound = strict and double == bound, double
         exact = Decimal(repr(float(bound))) == bound
     else:
