@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import base64
 import binascii
+from typing import Any
 
 import pytest
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fairness import run_now
+from vivace.frontend.fairness import Work, run_now
 from vivace.requests.answer_rules import message_text
-from vivace.requests.input_files import SLICE, file_text
+from vivace.requests.input_files import SLICE, read_file
 from vivace.requests.prompts import template_messages
 from vivace.requests.schema import ContentPart, FileContent, Message
+from vivace.server.apis.responses_request import read_input
+from vivace.server.apis.responses_schema import InputItem, ItemPart, ResponsesRequest
+from vivace.server.apis.server_tools import ToolOffer
 
 TEXTS = [b"", b"a", b"\xef\xbb\xbfa", "äöü€😀\n".encode() * 3, bytes(3), b"a\xff", "€".encode()[:2]]
 DATA = [
@@ -54,7 +58,7 @@ def test_a_file_says_the_same_however_it_is_cut(
     wanted = read_whole(data)
     for head in ("", "data:text/plain;base64,", "DATA:TEXT/PLAIN;BASE64,"):
         try:
-            found = file_text(FileContent(file_data=head + data, filename="f"), "file")
+            found = run_now(read_file(FileContent(file_data=head + data, filename="f"), "file"))
         except BadRequest:
             assert wanted is None
         else:
@@ -66,13 +70,19 @@ def test_a_part_is_what_its_type_says_wherever_it_is_read() -> None:
     kinds = [ContentPart(type="text", text="a", file=file), ContentPart(type="file", file=file)]
     message = Message(role="assistant", content=kinds)
     (shown,) = run_now(template_messages([message]))
-    assert message_text(message) == "".join(part["text"] for part in shown["content"]) == "ab"
+    assert (
+        run_now(message_text(message)) == "".join(part["text"] for part in shown["content"]) == "ab"
+    )
 
 
 def test_others_have_their_turn_while_a_large_file_is_read() -> None:
     data = base64.b64encode(b"a" * (3 << 20)).decode()
     parts = [ContentPart(type="file", file=FileContent(file_data=data))]
-    work = template_messages([Message(role="user", content=parts)])
-    assert sum(1 for _ in work) > len(data) / SLICE
+    message = Message(role="user", content=parts)
+    item = InputItem(role="user", content=[ItemPart(type="input_file", file_data=data)])
+    asked = ResponsesRequest(input=[item])
+    works: list[Work[Any]] = [template_messages([message]), message_text(message)]
+    for work in [*works, read_input(asked, [], ToolOffer())]:
+        assert sum(1 for _ in work) >= len(data) / SLICE
     (message,) = run_now(template_messages([Message(role="user", content=parts)]))
     assert message["content"] == [{"type": "text", "text": "a" * (3 << 20)}]

@@ -136,7 +136,8 @@ def read_chat(
         offered = offered_tools(call)
         text = render(frontend, call, offered)
         tokens.append(known_tokenizer(frontend).encode(text, add_special_tokens=False))
-        rules.append(answer_rules(syntax, call, offered, text, body_constraint(call)))
+        asked = body_constraint(call)
+        rules.append(run_now(answer_rules(syntax, call, offered, text, asked)))
     given = spread(settings, len(tokens), batch=batch)
     sampling = [with_constraint(one, each) for one, each in zip(given, rules, strict=True)]
     rest = {name: value for name, value in options.items() if name not in OWN}

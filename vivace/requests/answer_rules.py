@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from vivace.frontend.fairness import run_now
+from vivace.frontend.fairness import Work
 from vivace.parsers.parser import ParseOptions
 from vivace.protocol.constraints import Constraint
 from vivace.protocol.messages import FINISH_STOP, Finish
@@ -55,11 +55,13 @@ def answer_rules(
     offered: OfferedTools,
     prompt: str,
     asked: Constraint | None,
-) -> AnswerRules:
+) -> Work[AnswerRules]:
     """`prompt`: the rendered text; `asked`: what the content of an answer has to obey. Raises
     BadRequest."""
     parallel = params.parallel_tool_calls is not False
-    beginning = message_text(params.messages[-1]) if params.continue_final_message else ""
+    beginning = ""
+    if params.continue_final_message:
+        beginning = yield from message_text(params.messages[-1])
     inside = syntax.form.inside(prompt, beginning)
     wanted = ToolCalls(offered=offered, form=syntax.form, parallel=parallel).syntax(asked)
     limit = read_thinking_limit(params)
@@ -81,12 +83,14 @@ def answer_rules(
     )
 
 
-def message_text(message: Message) -> str:
+def message_text(message: Message) -> Work[str]:
     """All text of a message, as its prompt has it."""
     if isinstance(message.content, str):
         return message.content
-    parts = message.content or ()
-    return "".join(run_now(part_text(part, "content")) for part in parts)
+    texts: list[str] = []
+    for part in message.content or ():
+        texts.append((yield from part_text(part, "content")))
+    return "".join(texts)
 
 
 def is_cut(finish: Finish | None) -> bool:

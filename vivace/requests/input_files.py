@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from vivace.frontend.errors import BadRequest
-from vivace.frontend.fairness import Work, run_now
+from vivace.frontend.fairness import Work
 from vivace.frontend.fields import abbreviate
 
 DATA, BASE64 = "data:", "base64"
@@ -37,11 +37,6 @@ class FilePart(Protocol):
     filename: str | None
     file_id: Any
     file_url: Any
-
-
-def file_text(part: FilePart, place: str) -> str:
-    """`read_file`, all of it now."""
-    return run_now(read_file(part, place))
 
 
 def read_file(part: FilePart, place: str) -> Work[str]:

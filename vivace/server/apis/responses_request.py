@@ -12,7 +12,7 @@ from vivace.frontend.errors import BadRequest
 from vivace.frontend.fairness import Work
 from vivace.frontend.fields import NO_TEXT, abbreviate, refuse_part
 from vivace.parsers.answer import new_call_id
-from vivace.requests.input_files import file_text
+from vivace.requests.input_files import read_file
 from vivace.requests.limits import ENTRIES
 from vivace.requests.schema import ContentPart, CustomCall, FunctionCall, Message, ToolCall
 from vivace.requests.tools import ALLOWED
@@ -84,20 +84,20 @@ def read_input(
     if not params.input:
         raise BadRequest("input", "must not be empty")
     for number, item in enumerate(params.input):
-        add_item(found, item, f"input[{number}]", offer)
+        yield from add_item(found, item, f"input[{number}]", offer)
         yield
     found.join_thoughts()
     return found
 
 
-def add_item(found: ChatMessages, item: InputItem, place: str, offer: ToolOffer) -> None:
+def add_item(found: ChatMessages, item: InputItem, place: str, offer: ToolOffer) -> Work[None]:
     """One item; what the assistant thought, said and called in a row is one message."""
     match item.type:
         case None | Item.MESSAGE:
             role = needed(item.role, f"{place}.role")
             if role not in ROLES:
                 raise BadRequest(f"{place}.role", f"must be one of {', '.join(ROLES)}")
-            add_said(found, role, item, place)
+            yield from add_said(found, role, item, place)
         case Item.CALL:
             name = needed(item.name, f"{place}.name")
             call = FunctionCall(name=name, arguments=item.arguments)
@@ -112,10 +112,11 @@ def add_item(found: ChatMessages, item: InputItem, place: str, offer: ToolOffer)
             found.add_call(ToolCall(custom=called, id=identity, type=CUSTOM), place)
         case Item.CALL_OUTPUT | Item.CUSTOM_OUTPUT:
             identity = needed(item.call_id, f"{place}.call_id")
-            output = "\n".join(texts(item.output, f"{place}.output"))
+            output = "\n".join((yield from texts(item.output, f"{place}.output")))
             found.add(Message(role="tool", content=output, tool_call_id=identity), place)
         case Item.REASONING:
-            thought = "\n".join(texts(item.content or item.summary or "", f"{place}.content"))
+            said = yield from texts(item.content or item.summary or "", f"{place}.content")
+            thought = "\n".join(said)
             if thought:
                 found.add_thought(thought, place)
         case Item.SERVER_CALL:
@@ -137,8 +138,8 @@ def add_server_call(found: ChatMessages, item: InputItem, place: str, offer: Too
     found.add(result, place)
 
 
-def add_said(found: ChatMessages, role: str, item: InputItem, place: str) -> None:
-    parts = texts(item.content, f"{place}.content")
+def add_said(found: ChatMessages, role: str, item: InputItem, place: str) -> Work[None]:
+    parts = yield from texts(item.content, f"{place}.content")
     if role == "assistant":
         for text in parts:
             found.add_text(role, text, place)
@@ -149,7 +150,7 @@ def add_said(found: ChatMessages, role: str, item: InputItem, place: str) -> Non
         found.add(Message(role=role, content=content), place)
 
 
-def texts(parts: str | list[ItemPart] | None, place: str) -> list[str]:
+def texts(parts: str | list[ItemPart] | None, place: str) -> Work[list[str]]:
     """BadRequest for parts that are no text."""
     if parts is None:
         raise BadRequest(place, "is required")
@@ -158,7 +159,7 @@ def texts(parts: str | list[ItemPart] | None, place: str) -> list[str]:
     found: list[str] = []
     for index, part in enumerate(parts):
         if part.type == FILE:
-            found.append(file_text(part, f"{place}[{index}]"))
+            found.append((yield from read_file(part, f"{place}[{index}]")))
             continue
         if part.type not in TEXTS:
             raise refuse_part(part.type, f"{place}[{index}]", f"{FILE}, {', '.join(TEXTS)}")

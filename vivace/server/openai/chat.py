@@ -63,7 +63,8 @@ async def answer_chat(
     tokenizer = context.tokenizer("messages")
     offered = offered_tools(params)
     text = await chat_text(context, params.messages, params, offered)
-    rules = answer_rules(context.syntax, params, offered, text, body_constraint(params))
+    work = answer_rules(context.syntax, params, offered, text, body_constraint(params))
+    rules = await context.slicer.run(work)
     parsing = ChatParsing(rules) if rules.parses else None
     with text_named("messages"):
         tokens = await context.frontend.encode(text, add_special_tokens=False)
