@@ -68,6 +68,16 @@ def test_names_that_are_said_twice_are_refused(more: dict[str, Any]) -> None:
         schema_matcher({"type": "object", "propertyNames": {"pattern": "^a"}, **more})
 
 
+def test_names_are_written_up_to_a_number_of_characters() -> None:
+    """Each place that refers to them has an expression of its own."""
+    enum = [f"{number:060}" for number in range(100)]
+    one = {"type": "object", "propertyNames": {"$ref": "#/$defs/names"}}
+    schema = {"$defs": {"names": {"enum": enum}}, "properties": {"a": one}}
+    assert schema_matcher(schema)
+    with pytest.raises(GrammarError, match="propertyNames"):
+        schema_matcher({**schema, "properties": {name: dict(one) for name in "abcd"}})
+
+
 # --- choices ----------------------------------------------------------------------------------
 
 X = {"type": "object", "properties": {"k": {"const": "x"}, "n": {"type": "integer"}}}

@@ -22,7 +22,7 @@ PLAIN = (str, int, float, bool, type(None))
 FEW = {"boolean": (False, True), "null": (None,)}
 """types with few values"""
 MAX_INLINED = 20_000
-"""values of choices"""
+"""values of choices, and characters of expressions for names"""
 NAMING = frozenset(("properties", "patternProperties"))
 STANDARD = frozenset(
     "date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri iri "
@@ -47,9 +47,9 @@ def rewrite(schema: Any) -> None:
             del one["not"]
             one["enum"] = []
         names = _followed(one.get("propertyNames"), schema)[1]
-        if NAMING.isdisjoint(one) and (pattern := names_pattern(names)):
-            one["patternProperties"] = {pattern: one.get("additionalProperties", True)}
-            one["additionalProperties"] = False
+        if NAMING.isdisjoint(one) and 0 < len(pattern := names_pattern(names)) < room:
+            room, others = room - len(pattern), one.get("additionalProperties", True)
+            one |= {"patternProperties": {pattern: others}, "additionalProperties": False}
             del one["propertyNames"]
         if "oneOf" in one:
             room = _inline(one, schema, room)
