@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 from grammar_kit import BACKEND, SIZE, VOCABULARY
+from llguidance import LLParserLimits
 
 from vivace.grammar.backend import LIBRARY_FAILED, JsonFormat, PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
 from vivace.grammar.joint_matcher import STUCK
-from vivace.grammar.llguidance_backend import LLGuidanceBackend
+from vivace.grammar.llguidance_backend import SIZES, LLGuidanceBackend, SizeLimits
 from vivace.grammar.matcher_cache import MOST_MATCHERS, MOST_TOKENS, MatcherCache
 from vivace.grammar.processor import GrammarLogitsProcessor
 from vivace.grammar.replay import SLICE
@@ -254,7 +255,11 @@ def test_answers_do_not_count_in_the_limits_of_others(
 class RowsTogether:
     """Rows of one constraint that begin with other letters, which the state of each remembers."""
 
-    def __init__(self, rows: int, monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
+    def __init__(
+        self, rows: int, monkeypatch: pytest.MonkeyPatch, text: str = "", /, **limits: int
+    ) -> None:
+        self.told: dict[int, tuple[int, str] | None] = {}
+        """of rows that could not go on"""
         monkeypatch.setattr("vivace.grammar.llguidance_backend.MAX_LEXER_STATES", 300)
         for name, limit in limits.items():
             monkeypatch.setattr(f"vivace.grammar.processor.{name}", limit)
@@ -265,7 +270,9 @@ class RowsTogether:
         compiler = GrammarCompiler(lambda: LLGuidanceBackend(VOCABULARY, JsonFormat()))
         self.processor = GrammarLogitsProcessor(TorchSampling(reads=True), histories, compiler)
         self.firsts = [ord("a") + row % 20 for row in range(rows)]
-        text = "|".join(f"{one}[xy{one}]{{900}}" for one in map(chr, sorted({*self.firsts})))
+        text = text or "|".join(
+            f"{one}[xy{one}]{{900}}" for one in map(chr, sorted({*self.firsts}))
+        )
         sampling = SamplingParams(temperature=0.9, constraint=Constraint(kind=REGEX, text=text))
         for row in range(rows):
             self.processor.joined(row, msgspec.structs.replace(join([1], sampling), row=row))
@@ -277,6 +284,7 @@ class RowsTogether:
         self.processor.apply(logits, entries, np.arange(len(self.every)))
         stuck = self.every[~logits.isfinite().any(1).numpy()].tolist()
         told = [self.processor.why_stuck(row) for row in stuck]
+        self.told |= dict(zip(stuck, told, strict=True))
         self.every = np.setdiff1d(self.every, stuck)
         for row in stuck:
             self.processor.left(row)
@@ -308,6 +316,27 @@ def test_a_step_has_room_for_some_rows_of_a_large_group(monkeypatch: pytest.Monk
     rows = RowsTogether(8, monkeypatch, MOST_REPLAYED=100)
     told = [status for place in range(60) for status in rows.draw(place)]
     assert set(told) == {503} and len(rows.every) >= 2
+
+
+def test_work_of_one_row_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the lexer whose fuel that has used up, each time that they get another one."""
+
+    def limits(kind: str, sizes: SizeLimits = SIZES) -> LLParserLimits:
+        return LLParserLimits(initial_lexer_fuel=sizes.fuel, step_lexer_fuel=1000)
+
+    monkeypatch.setattr("vivace.grammar.llguidance_backend.parser_limits", limits)
+    rows = RowsTogether(12, monkeypatch, "[b-z][xy]*|a(?:.{0,400}x){9}")
+    assert [status for place in range(20) for status in rows.draw(place)] == [400]
+    assert list(rows.told) == [0] and "too many expressions" in str(rows.told[0])
+
+
+def test_rows_that_get_no_other_matcher_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not known which of them is to blame."""
+    monkeypatch.setattr("vivace.grammar.llguidance_backend.QUICK_CHARACTERS", 1)
+    for count, status in ((3, 503), (1, 400)):
+        rows = RowsTogether(count, monkeypatch)
+        told = [status for place in range(400) if len(rows.every) for status in rows.draw(place)]
+        assert told == [status] * count
 
 
 class WatchedMatcher:
@@ -350,8 +379,9 @@ class FailedMatcher(WatchedMatcher):
         ("parser error: Too many items (limit 10000; mask)", 400, "left-recursive", 2),
         ("lexer error: too many states: 20001 >= 20000", 503, "try again", 2),
         ("parser error: fuel", 400, "maxLength", 2),
-        ("lexer error: too many expressions constructed", 400, "constants", 2),
+        ("lexer error: too many expressions constructed", 503, "try again", 2),
         (f"{LIBRARY_FAILED}: assertion failed", 500, LIBRARY_FAILED, 2),
+        (f"{LIBRARY_FAILED}: of a lock: PoisonError {{ .. }}", 503, "try again", 2),
     ],
 )
 def test_a_grammar_is_compiled_anew_where_it_is_to_blame(

@@ -60,10 +60,16 @@ class JsonFormat:
         return WHITESPACE if self.whitespace_pattern is None else self.whitespace_pattern
 
 
-SHARED_LIMIT = "too many states"
-"""is in the error of a matcher at a limit for which those of its copies count, too"""
+SHARED_LIMITS = "lexer error: ", "PoisonError"
+"""in the error of a matcher at a limit for which those of its copies count, too (states, fuel), and
+of the copies of one at which the library has failed, since that had their lexer then"""
 LIBRARY_FAILED = "the grammar library failed"
 """begins the error of a matcher whose library has; its constraint may be as it should"""
+
+
+def is_shared(error: str) -> bool:
+    """Whether another answer may be to blame."""
+    return any(said in error for said in SHARED_LIMITS)
 
 
 class GrammarMatcher(Protocol):

@@ -50,6 +50,9 @@ COST_OF_REMAINDER = 8
 """of each that a number may leave: `multipleOf` has a state for it, which takes no fuel"""
 MAX_LEXER_STATES = 20_000
 """of a matcher and its copies together, 1 to 2 KB each"""
+MOST_UNFUELED = 128
+"""tokens that matchers of one lexer accept together until one has a mask: only with that does the
+library give the lexer its fuel again, and a row that draws what it likes best may need none"""
 MULTIPLE_OF = re.compile(r'multipleOf\\*"\s*:\s*(\d*)\.?(\d*)(?:[eE][+-]?(\d+))?')
 """in the text of a grammar, which may stand in a string of another one"""
 MAX_POWER = 9
@@ -173,6 +176,14 @@ class QuickStart:
     cost: int
 
 
+@dataclass
+class LexerUse:
+    """Of a matcher and its copies."""
+
+    unfueled: int = 0
+    """tokens that they have accepted since it got fuel"""
+
+
 class LLGuidanceMatcher:
     """`LLMatcher` refuses the end where it has stopped by itself: here it may follow, and more."""
 
@@ -181,9 +192,11 @@ class LLGuidanceMatcher:
         matcher: LLMatcher,
         quick: QuickStart | None,
         eos_ids: frozenset[int],
+        lexer: LexerUse | None = None,
     ) -> None:
         """`quick`: how another one is made; None: that takes long"""
         self.handle, self._quick, self._eos_ids = matcher, quick, eos_ids
+        self._lexer = lexer or LexerUse()
 
     @property
     def ended(self) -> bool:
@@ -221,14 +234,26 @@ class LLGuidanceMatcher:
         return list(takewhile(lambda token: token not in self._eos_ids, tokens))
 
     def accept(self, tokens: list[int]) -> int:
-        count = self.handle.try_consume_tokens(tokens)
+        count = 0
+        while count < len(tokens) and (
+            taken := self._consume(tokens[count : count + MOST_UNFUELED])
+        ):
+            count += taken
         if count == len(tokens) or not self.ended or self.error:
             return count
         ends = takewhile(self._eos_ids.__contains__, tokens[count:])
         return count + sum(1 for _ in ends)
 
+    def _consume(self, tokens: list[int]) -> int:
+        count = self.handle.try_consume_tokens(tokens)
+        self._lexer.unfueled += count
+        if self._lexer.unfueled >= MOST_UNFUELED:
+            self._lexer.unfueled = 0
+            self.handle.deep_copy().compute_bitmask()  # what is wrong with that mask is not asked
+        return count
+
     def copy(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self.handle.deep_copy(), self._quick, self._eos_ids)
+        return LLGuidanceMatcher(self.handle.deep_copy(), self._quick, self._eos_ids, self._lexer)
 
     @property
     def cost(self) -> int:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from vivace.errors import StepRefused
 from vivace.grammar.backend import (
-    SHARED_LIMIT,
     GrammarError,
     GrammarMatcher,
     LibraryFault,
     PlacedMatcher,
+    is_shared,
 )
 from vivace.grammar.compiled import Key, content_key
 from vivace.grammar.compiler import GrammarCompiler
@@ -91,7 +91,7 @@ class ConstrainedRow:
 
     @property
     def at_limit(self) -> bool:
-        return SHARED_LIMIT in self.matcher.error
+        return is_shared(self.matcher.error)
 
     def go_on(self, tokens: list[int]) -> None:
         self.matcher.accept(tokens)
@@ -302,9 +302,14 @@ class GrammarLogitsProcessor:
         constraint = state.constraint
         if error != STUCK:  # of that the answer is to blame
             self._compiler.forget(constraint)
-        own = SHARED_LIMIT not in error or state.renewals == MOST_RENEWALS
+        own = not is_shared(error) or (
+            state.renewals == MOST_RENEWALS and (state.matcher.cost > 0 or self._alone(state))
+        )
         status, told = explain_stuck(error) if own else (503, NO_ROOM)
         return status, f"{constraint.field or constraint.kind}: {told}"
+
+    def _alone(self, row: ConstrainedRow) -> bool:
+        return sum(one.content == row.content for one in self._rows.values()) == 1
 
     def _with_drafts(self, entries: Entries, masks: np.ndarray) -> np.ndarray:
         """Those masks; where entries stand behind drafts a copy that has theirs."""
@@ -326,7 +331,7 @@ class GrammarLogitsProcessor:
                 else:
                     behind.append((matcher.copy(), place))
         self._compiler.fill(behind, masks)
-        alike = {content[place] for one, place in behind if SHARED_LIMIT in one.error}
+        alike = {content[place] for one, place in behind if is_shared(one.error)}
         for _, place in behind:
             if content[place] in alike:
                 masks[place] = NOTHING  # as in `_take`
