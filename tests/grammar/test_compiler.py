@@ -23,9 +23,8 @@ from vivace.grammar.backend import (
     GrammarUnavailable,
     LibraryFault,
 )
-from vivace.grammar.compile_queue import SMALL, SMALL_FIRST
 from vivace.grammar.compile_threads import MAX_SECONDS, PATIENCE, SpentTime, watch_thread
-from vivace.grammar.compiler import MAX_CPU_SECONDS, GrammarCompiler
+from vivace.grammar.compiler import MAX_CPU_SECONDS, SMALL, GrammarCompiler
 from vivace.grammar.replay import SLICE, replay
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, Constraint
 from vivace.protocol.messages import Request, SamplingParams
@@ -321,22 +320,26 @@ def test_clients_take_turns_and_who_has_left_costs_nothing() -> None:
     assert backend.compiled == ["a", "now", "z", "d"]
 
 
-def test_small_constraints_come_before_large_ones_which_have_turns_all_the_same() -> None:
-    """Sixty large ones kept the smallest waiting for minutes."""
-    backend = SlowBackend()
+def test_no_small_constraint_waits_for_a_large_one() -> None:
+    """Its thread is as little urgent as that of the large ones."""
+    large, urgency = "x{1}" + "a?" * (SMALL // 2), dict[str, int]()
+
+    class LargeBackend(SlowBackend):
+        def compile(self, constraint: Constraint) -> GrammarMatcher:
+            urgency[constraint.text] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+            if constraint.text == large:
+                return super().compile(constraint)
+            return BACKEND.compile(constraint)
+
+    backend = LargeBackend()
     compiler = GrammarCompiler(lambda: backend)
-    long = [f"{text}{{1}}" + "a?" * (SMALL // 2) for text in "xyz"]
-    small = [f"{text}{digit}" for text in "ab" for digit in range(SMALL_FIRST)]
-    living = [request(text, client=1) for text in ["first", *long, *small]]
-    gates = [compiler.gate(one) for one in living]
-    assert backend.begun.wait(20)
+    compiler.matcher(Constraint(kind=REGEX, text="first"))
+    waiting = compiler.gate(behind := request(large, client=1))
+    assert waiting is not None and backend.begun.wait(20)
+    compiler.matcher(Constraint(kind=REGEX, text="ab"))
+    assert not waiting.is_open() and behind
     backend.go.set()
-    while not all(gate is None or gate.is_open() for gate in gates):
-        time.sleep(0.01)
-    small, order = ["first", *small], backend.compiled
-    first, second = small[:SMALL_FIRST], small[SMALL_FIRST : 2 * SMALL_FIRST]
-    rest = small[2 * SMALL_FIRST :]
-    assert order == [*first, long[0], *second, long[1], *rest, long[2]]
+    assert urgency["ab"] == urgency[large] == 19 != urgency["first"]
 
 
 def test_tokens_that_were_resumed_must_obey() -> None:

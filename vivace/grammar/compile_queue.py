@@ -1,5 +1,4 @@
-"""What waits for the thread that compiles: clients take turns, so nobody is behind a crowd, and
-small constraints come before large ones."""
+"""What waits for a thread that compiles: clients take turns, so nobody is behind a crowd."""
 
 from __future__ import annotations
 
@@ -13,20 +12,12 @@ from vivace.grammar.backend import GrammarMatcher
 
 URGENT = None
 """instead of a client: a step waits for it"""
-SMALL = 8192
-"""characters: most compile in milliseconds, and those of more in up to seconds"""
-SMALL_FIRST = 8
-"""small ones, before a large one that waits: whatever comes, it has its turn"""
-Turns = dict[int, deque["CompileJob"]]
-"""by client; the first one is next"""
 
 
 @dataclass(frozen=True)
 class CompileJob:
     make: Callable[[], GrammarMatcher]
     made: Future[GrammarMatcher]
-    characters: int = 0
-    """of the constraint"""
 
     @property
     def waits(self) -> bool:
@@ -40,39 +31,26 @@ class CompileQueue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._urgent: deque[CompileJob] = deque()
-        self._small, self._large = Turns(), Turns()
-        self._passed = 0
-        """small ones since a large one had its turn"""
+        self._turns: dict[int, deque[CompileJob]] = {}
+        """by client; the first one is next"""
 
     def put(self, job: CompileJob, client: int | None) -> None:
         """Also again, for another client: it is compiled when the first one's turn comes."""
         with self._lock:
-            if client is None:
-                self._urgent.append(job)
-            else:
-                turns = self._small if job.characters <= SMALL else self._large
-                turns.setdefault(client, deque()).append(job)
+            jobs = self._urgent if client is None else self._turns.setdefault(client, deque())
+            jobs.append(job)
 
     def next(self) -> CompileJob | None:
         with self._lock:
             while self._urgent:
                 if (job := self._urgent.popleft()).waits:
                     return job
-            both = (self._small, self._large)
-            for turns in reversed(both) if self._passed >= SMALL_FIRST else both:
-                if (job := _take(turns)) is not None:
-                    self._passed = self._passed + 1 if turns is self._small else 0
+            while self._turns:
+                client = next(iter(self._turns))
+                jobs = self._turns.pop(client)
+                job = jobs.popleft()
+                if jobs:
+                    self._turns[client] = jobs  # behind the others
+                if job.waits:
                     return job
         return None
-
-
-def _take(turns: Turns) -> CompileJob | None:
-    while turns:
-        client = next(iter(turns))
-        jobs = turns.pop(client)
-        job = jobs.popleft()
-        if jobs:
-            turns[client] = jobs  # behind the others
-        if job.waits:
-            return job
-    return None

@@ -1,5 +1,5 @@
-"""The threads that compile: one that is less urgent than streams, and where a machine leaves that
-one no time, another that is as urgent as they are."""
+"""Threads that compile: one that is less urgent than streams, and where a machine leaves that one
+no time, another that is as urgent as they are."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from vivace.grammar.compile_queue import CompileJob, CompileQueue
 from vivace.grammar.compiled import Compiled
 from vivace.grammar.limits import STACK
 
-THREADS = 1
-"""that compile: two leave less of the cores, and of the interpreter, to steps"""
 MAX_SECONDS = 30.0
 """by the clock: behind these the machine is to blame, and the request may come again"""
 PATIENCE = 3.0
@@ -52,9 +50,11 @@ def watch_thread() -> Callable[[], SpentTime]:
 class CompileThreads:
     """Jobs in the order of their queue."""
 
-    def __init__(self, between: Callable[[], None], watch: Watch) -> None:
-        """`between`: called before and behind each job"""
-        self._between, self._watch = between, watch
+    def __init__(
+        self, begin: Callable[[], None], between: Callable[[], None], watch: Watch
+    ) -> None:
+        """`begin`: called by the usual thread before each job; `between`: before and behind each"""
+        self._begin, self._between, self._watch = begin, between, watch
         self.ring: Callable[[], None] = lambda: None
         """called when a job is done, and when one takes long: the engine may be asleep"""
         self._queue = CompileQueue()
@@ -65,14 +65,10 @@ class CompileThreads:
         self._urgent: threading.Thread | None = None
 
     def submit(
-        self,
-        make: Callable[[], GrammarMatcher],
-        made: Compiled,
-        client: int | None,
-        characters: int = 0,
+        self, make: Callable[[], GrammarMatcher], made: Compiled, client: int | None
     ) -> None:
-        """For a thread, when it is the client's turn. `characters`: of the constraint."""
-        self._queue.put(CompileJob(make, made, characters), client)
+        """For a thread, when it is the client's turn."""
+        self._queue.put(CompileJob(make, made), client)
         self._threads.submit(self._work)
         if self._stuck:
             self._begin_urgent(None)
@@ -96,7 +92,7 @@ class CompileThreads:
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
         """Begun with the first constraint."""
-        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+        threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         with deep_stack():
             threads.submit(self._work)
         return threads
@@ -107,6 +103,7 @@ class CompileThreads:
         while (job := self._queue.next()) is not None:
             if job.made.set_running_or_notify_cancel():
                 self._usual = job
+                self._begin()
                 self._finish(job)
                 self._usual = None
             self._between()

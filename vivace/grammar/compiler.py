@@ -39,6 +39,8 @@ from vivace.protocol.constraints import REGEX, Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
 log = logging.getLogger("vivace.grammar")
+SMALL = 8192
+"""characters: most compile in milliseconds, and those of more in up to seconds"""
 MAX_CPU_SECONDS = 5.0
 """of the thread's own processor time for one grammar, behind a trial with its own limit"""
 RETRY_SECONDS = 5.0
@@ -47,8 +49,27 @@ TOOL_PLACE = re.compile(r"tools\[\d+\].{0,256}?(?=: )", re.DOTALL)
 ANY_CONSTRAINT = Constraint(kind=REGEX, text="a")
 
 
+class LazyBackend:
+    """What is made with the first constraint, the backend and its processes, is as urgent as
+    streams: where they keep the only core busy, what is less so gets a hundredth of it."""
+
+    def __init__(self, create: Callable[[], GrammarBackend]) -> None:
+        self._create, self._lock = create, threading.Lock()
+        self.made: GrammarBackend | None = None
+
+    def find(self) -> GrammarBackend:
+        with self._lock:
+            self.made = self.made or self._create()
+            return self.made
+
+    def begin_job(self) -> None:
+        """In a thread that may be less urgent."""
+        if self.made is not None:
+            be_less_urgent()
+
+
 class GrammarCompiler:
-    """Matchers by content. `backend` is made in a thread, when the first constraint comes, or
+    """Matchers by content. The backend is made in a thread, when the first constraint comes, or
     before (`prepare`): it reads the vocabulary."""
 
     def __init__(
@@ -58,44 +79,47 @@ class GrammarCompiler:
         room: int = LIVING_BYTES,
     ) -> None:
         """`room`: bytes of the grammars of living requests"""
-        self._create_backend = create_backend
-        self._backend: GrammarBackend | None = None
-        self._lock = threading.Lock()
-        """of the backend, while it is made"""
+        self._backend = LazyBackend(create_backend)
         self._compiled = CompiledGrammars(room)
-        self._threads = CompileThreads(self._compiled.let_go, watch)
+        self._small, self._large = (
+            CompileThreads(self._backend.begin_job, self._compiled.let_go, watch) for _ in range(2)
+        )
+        """by constraints, so that no small one waits for a large one"""
         self.matcher_cache = MatcherCache()
 
     def wake_with(self, ring: Callable[[], None]) -> None:
         """`ring` is called, from any thread, when a grammar is compiled."""
-        self._threads.ring = ring
+        self._small.ring = self._large.ring = ring
 
     def prepare(self) -> None:
         """Begin to read the vocabulary, so that the first answer need not wait for it."""
-        self._threads.submit(partial(self._compile, ANY_CONSTRAINT), Compiled(), URGENT)
+        self._small.submit(partial(self._compile, ANY_CONSTRAINT), Compiled(), URGENT)
 
     def gate(self, request: Request) -> GrammarGate | None:
         """What a request waits for before its grammar can be obeyed. None: nothing."""
         constraint = request.sampling.constraint
         if constraint is None:
             return None
+        threads = self._find_threads(constraint)
         try:
             made = compiled = self._compiled.hold(constraint)
         except GrammarUnavailable as error:
             made = Compiled()
             made.set_exception(error)
-            return GrammarGate(constraint, made, self._threads)
-        size = len(constraint.text)
+            return GrammarGate(constraint, made, threads)
         if not compiled.done():
             make = partial(self._compile, copied(constraint))
-            self._threads.submit(make, compiled, request.client, size)
+            threads.submit(make, compiled, request.client)
         if request.resumed:
             made = Compiled()
             weakref.finalize(constraint, made.cancel).atexit = False  # nobody waits any more
             follow = partial(self._resume, copied(constraint), compiled, request.resumed)
-            self._threads.submit(follow, made, request.client, size)
-        gate = GrammarGate(constraint, made, self._threads)
+            threads.submit(follow, made, request.client)
+        gate = GrammarGate(constraint, made, threads)
         return None if gate.is_open() and gate.refusal is None else gate
+
+    def _find_threads(self, constraint: Constraint) -> CompileThreads:
+        return self._small if len(constraint.text) <= SMALL else self._large
 
     def _resume(
         self, constraint: Constraint, start: Compiled, tokens: Sequence[int]
@@ -109,9 +133,10 @@ class GrammarCompiler:
         """At the start of an answer; compiled here and now if it is not known. GrammarError."""
         compiled = self._compiled.find(constraint)
         if not compiled.done():
-            self._threads.submit(partial(self._compile, copied(constraint)), compiled, URGENT)
+            threads = self._find_threads(constraint)
+            threads.submit(partial(self._compile, copied(constraint)), compiled, URGENT)
             wait([compiled], PATIENCE + ALARM_SLACK)
-            self._threads.hurry()
+            threads.hurry()
         return compiled.result().copy()
 
     def forget(self, constraint: Constraint, instead: GrammarMatcher | None = None) -> None:
@@ -124,30 +149,16 @@ class GrammarCompiler:
 
     def fill(self, matchers: Sequence[PlacedMatcher], masks: np.ndarray) -> None:
         """As `GrammarBackend.fill`."""
-        assert self._backend is not None, "it made the matchers"
-        self._backend.fill(matchers, masks)
+        self._backend.find().fill(matchers, masks)
 
     def _compile(self, constraint: Constraint) -> GrammarMatcher:
         try:
-            if self._backend is None:
-                return self._begin(constraint)
-            return self._backend.compile(constraint)
+            return self._backend.find().compile(constraint)
         except GrammarError:
             raise
         except BaseException:  # the next one may have more luck
             self._compiled.forget(constraint)
             raise
-
-    def _begin(self, constraint: Constraint) -> GrammarMatcher:
-        """With the first constraint. What is made once, the backend and its processes, is as urgent
-        as streams: where they keep the only core busy, what is less so gets a hundredth of it."""
-        with self._lock:
-            if self._backend is None:
-                self._backend = self._create_backend()
-        try:
-            return self._backend.compile(constraint)
-        finally:
-            be_less_urgent()
 
 
 def copied(constraint: Constraint) -> Constraint:
