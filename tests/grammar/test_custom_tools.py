@@ -170,6 +170,9 @@ def test_terminals_without_end_end_with_the_input(name: str, said: str) -> None:
 
 
 BACK = "start: line\nline: %s\nREST: /[\\s\\S]+/\nALL: /x(?s:.)*/\n"
+BACK += 'SAME: REST\nOTHER: "b" SAME\nANY: "b" (/[\\s\\S]/*\n  | ALL)\nMAY: "b" REST?\n'
+BACK += "DOT: /(?s)b.+/\n"
+BACK += 'SOME: "b"\n  | REST\nONE: /[\\s\\S]/\nBOTH: REST & /[ab]+/\n'
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
@@ -179,6 +182,8 @@ BACK = "start: line\nline: %s\nREST: /[\\s\\S]+/\nALL: /x(?s:.)*/\n"
         ('"a" line REST | REST', False),
         ('"a" line | /b.*/s', False),
         ('"a" line | ALL', False),
+        *((f'"a" line | {name}', False) for name in ("SAME", "OTHER", "ANY", "MAY", "DOT")),
+        *((f'"a" line | {name}', True) for name in ("SOME", "ONE", "ONE+", "BOTH")),
         ('"a" line | REST?', True),
         ('"a" line | REST | "."', True),
         ('"a" line | /b.*/', True),

@@ -8,6 +8,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 
 from vivace.grammar.backend import GrammarError
 
@@ -35,16 +36,15 @@ _REFERENCES = re.compile(
 """what may have an @ in it that refers to nothing; and what does"""
 _NOTHING_NEEDED = re.compile(r"[*?]|\{\s*(?:0\s*)?(?:,.*)?\}|~\s*0.*")
 """repeats that may be none; of `{0,3}`, `{,3}`, not of `{3,}`"""
-_HEAD_OF_TERMINAL = re.compile(
-    r"^([A-Z_][A-Z0-9_]*)(?:\.-?\d+)?[ \t]*:(.*)(?!\n\s*\|)$", re.MULTILINE
-)
-"""of one line"""
 _ALL = (
     r"\[(?:\\s\\S|\\S\\s|\\d\\D|\\D\\d|\\w\\W|\\W\\w)\]|\((?:\?:)?(?:\.\|\\n|\\n\|\.)\)|\(\?s:\.\)"
 )
+_MANY = r"[*+]|\{\d+,\}"
 _TAKES_ALL = re.compile(
-    rf"/(?:[^|\\]|\\.)*?(?:(?:{_ALL})(?:[*+]|\{{\d+,\}})|\(\?s:\.[*+]\))/[imux]*"
-    rf"|/(?:[^|\\]|\\.)*?(?:{_ALL}|\.)(?:[*+]|\{{\d+,\}})/[imux]*s[imsux]*",
+    rf"/(?:[^|\\]|\\.)*?(?:(?:{_ALL})(?:{_MANY})|\(\?s:\.[*+]\))/[imux]*"
+    rf"|/(?:[^|\\]|\\.)*?(?:{_ALL}|\.)(?:{_MANY})/[imux]*s[imsux]*"
+    rf"|/\(\?[imux]*s[imsux]*\)(?:[^|\\]|\\.)*?\.(?:{_MANY})/[imux]*"
+    rf"|/(?:(?:{_ALL})/[imux]*|\./[imux]*s[imsux]*)(?:{_MANY})",
     re.DOTALL,
 )
 """an expression that goes on with whatever comes"""
@@ -53,7 +53,7 @@ _ATTRIBUTES = rf'(?:{_STRING.pattern}|[^"\]\n])*'
 _ENDS_ITSELF = re.compile(r"\s*(?:stop|suffix|lazy|max_tokens)\b")
 """an attribute of a rule by which whatever it takes has an end"""
 _HEAD = re.compile(
-    rf"^[?!]?([a-z_][\w-]*)(?:\[({_ATTRIBUTES})\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE
+    rf"^[?!]?([A-Za-z_][\w-]*)(?:\[({_ATTRIBUTES})\])?(?:\.-?\d+)?[ \t]*:", re.MULTILINE
 )
 
 
@@ -92,30 +92,16 @@ def check_ends(lark: str) -> None:
 def check_input_ends(lark: str) -> None:
     """Raises GrammarError for a grammar behind which nothing can come, since a terminal takes that,
     too: a lexer takes as much as it can, and does not go back."""
-    greedy = _find_greedy(lark)
-    if has_no_finite_text(lark, lambda text: text in greedy or bool(_TAKES_ALL.fullmatch(text))):
+    if has_no_finite_text(lark, lambda text: bool(_TAKES_ALL.fullmatch(text))):
         raise GrammarError(
             "never ends: each text of it has a terminal that takes whatever comes, as /[\\s\\S]+/, "
             "and so the end of the input, too; use a regex, or write what it may not take"
         )
 
 
-def _find_greedy(lark: str) -> frozenset[str]:
-    """Terminals that take whatever comes, as far as that is clear."""
-    greedy = set[str]()
-    for name, body in _HEAD_OF_TERMINAL.findall(lark):
-        try:
-            words = [text for _, text in _tokens(body, 0, len(body))]
-        except UnreadGrammar:
-            continue
-        if words and _TAKES_ALL.fullmatch(words[-1]) and not {"|", "&", "~"} & set(words):
-            greedy.add(name)
-    return frozenset(greedy)
-
-
 def has_no_finite_text(lark: str, is_endless: Callable[[str], bool] = lambda _: False) -> bool:
-    """Of a grammar in Lark's syntax. Where that is not clear: False. `is_endless`: of a terminal,
-    or its name."""
+    """Of a grammar in Lark's syntax. Where that is not clear: False. `is_endless`: of a text or an
+    expression."""
     try:
         return START in _EndSearch(_read_rules(lark, is_endless)).without_end()
     except (UnreadGrammar, RecursionError):
@@ -171,7 +157,7 @@ class _EndSearch:
 
 
 def _read_rules(lark: str, is_endless: Callable[[str], bool]) -> dict[str, ChoiceOfItems]:
-    """Those in small letters: what they refer to. Words in capitals are expressions, which end."""
+    """What they refer to, terminals among them: of these what is not read ends."""
     heads = list(_HEAD.finditer(lark))
     ends = [*[head.start() for head in heads], len(lark)][1:]
     rules: dict[str, ChoiceOfItems] = {}
@@ -179,27 +165,36 @@ def _read_rules(lark: str, is_endless: Callable[[str], bool]) -> dict[str, Choic
         if head[1] in rules:
             raise UnreadGrammar
         attributes = _STRING.sub("", head[2] or "").split(",")
-        ended = any(map(_ENDS_ITSELF.match, attributes))
-        rules[head[1]] = _read_choice(
-            lark, head.end(), end, (lambda _: False) if ended else is_endless
-        )
+        if any(map(_ENDS_ITSELF.match, attributes)):
+            rules[head[1]] = ChoiceOfItems()
+            continue
+        tokens, is_terminal = _tokens(lark, head.end(), end), head[1].isupper()
+        try:
+            rules[head[1]] = _read_choice(tokens, is_endless, is_terminal)
+        except UnreadGrammar:
+            if not is_terminal:
+                raise
     return rules
 
 
 def _read_choice(
-    lark: str, place: int, end: int, is_endless: Callable[[str], bool]
+    tokens: Iterator[tuple[str, str]], is_endless: Callable[[str], bool], is_terminal: bool
 ) -> ChoiceOfItems:
-    """The body of a rule; a line that is not continued by `|` ends it."""
+    """The body of a rule; a line that is not continued by `|` ends it. Where a terminal may have
+    something, its lexer goes on with that."""
     whole = ChoiceOfItems()
     open_groups = [(whole, "")]
-    for kind, text in _tokens(lark, place, end):
+    for (_, before), (kind, text) in pairwise(chain([("", "")], tokens)):
         choice, closing = open_groups[-1]
         sequence = choice.sequences[-1]
-        if kind == "name" and text[0].islower():
+        if kind == "name":
             sequence.append(text)
+        elif kind == "repeat" and is_terminal:
+            if is_endless(before + text):
+                sequence[-1] = ChoiceOfItems([])
         elif kind == "repeat" and sequence and _NOTHING_NEEDED.fullmatch(text):
             sequence[-1] = ChoiceOfItems([[]])
-        elif kind in ("text", "value", "name"):
+        elif kind in ("text", "value"):
             sequence.append(ChoiceOfItems([] if is_endless(text) else [[]]))
         elif text == "|":
             choice.sequences.append([])
@@ -209,7 +204,7 @@ def _read_choice(
             open_groups.append((group, ")" if text == "(" else "]"))
         elif text and text == closing:
             open_groups.pop()
-            if text == "]":
+            if text == "]" and not is_terminal:
                 open_groups[-1][0].sequences[-1][-1] = ChoiceOfItems([[]])
         elif kind == "mark":
             raise UnreadGrammar
@@ -226,9 +221,6 @@ def _tokens(lark: str, place: int, end: int) -> Iterator[tuple[str, str]]:
         place = found.end()
         if found.lastgroup in ("options", "value"):
             place = _skip_value(lark, place)
-        rest = lark[place : place + 1]
-        if found.lastgroup == "name" and found[0].isupper() and rest == ":":
-            return  # expressions follow
         if found.lastgroup not in ("space", "line", "skipped", "options", "alias"):
             yield found.lastgroup, found[0]
 
