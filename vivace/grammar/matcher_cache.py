@@ -7,7 +7,6 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 
 from vivace.grammar.backend import GrammarMatcher
@@ -19,13 +18,8 @@ MOST_TOKENS = 1 << 18
 MOST_MATCHERS = 16
 """each has an automaton of its own, up to tens of megabytes, and the text of its constraint"""
 
-Place = tuple[str, str, bytes]
-
-
-@dataclass(frozen=True)
-class CachedMatcher:
-    matcher: GrammarMatcher
-    tokens: int
+Place = tuple[str, str, int, bytes]
+"""a constraint, and how many tokens of which answer"""
 
 
 class MatcherCache:
@@ -33,7 +27,7 @@ class MatcherCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Place, CachedMatcher] = OrderedDict()
+        self._kept: OrderedDict[Place, GrammarMatcher] = OrderedDict()
         self._tokens = 0
 
     def keep(self, constraint: Constraint, tokens: Sequence[int], matcher: GrammarMatcher) -> None:
@@ -44,7 +38,7 @@ class MatcherCache:
         place = find_place(constraint, tokens)
         with self._lock:
             self._remove(place)
-            self._kept[place] = CachedMatcher(matcher, len(tokens))
+            self._kept[place] = matcher
             self._tokens += len(tokens)
             while self._tokens > MOST_TOKENS or len(self._kept) > MOST_MATCHERS:
                 self._remove(next(iter(self._kept)))
@@ -55,16 +49,15 @@ class MatcherCache:
             return None
         place = find_place(constraint, tokens)
         with self._lock:
-            found = self._remove(place)
-        return found and found.matcher
+            return self._remove(place)
 
-    def _remove(self, place: Place) -> CachedMatcher | None:
+    def _remove(self, place: Place) -> GrammarMatcher | None:
         found = self._kept.pop(place, None)
         if found is not None:
-            self._tokens -= found.tokens
+            self._tokens -= place[2]
         return found
 
 
 def find_place(constraint: Constraint, tokens: Sequence[int]) -> Place:
     digest = blake2b(array("i", tokens).tobytes(), digest_size=16).digest()
-    return constraint.kind, constraint.text, digest
+    return constraint.kind, constraint.text, len(tokens), digest
