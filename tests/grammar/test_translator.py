@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,26 @@ def test_a_process_that_somebody_kills_is_replaced(translator: TranslatorProcess
         second = thread.submit(ask).result()
         assert os.getpriority(os.PRIO_PROCESS, second) == own
     assert not Path(f"/proc/{second}").exists(), "each thread's ends with it"
+
+
+MANY = " | ".join(f'"w{number}"' for number in range(600))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "limit"),
+    [
+        (REGEX, "a{90000}", "expressions"),
+        (REGEX, "x|a{90000}", ""),
+        (EBNF, f'root ::= "before" ({MANY})', "row"),
+        (EBNF, f'root ::= "x" | {MANY}', ""),
+        (REGEX, "a[a&&b]", "nothing"),
+    ],
+)
+def test_what_comes_to_a_limit_with_every_beginning_is_refused(
+    translator: TranslatorProcess, kind: str, text: str, limit: str
+) -> None:
+    with pytest.raises(GrammarError, match=limit) if limit else nullcontext():
+        translator.translate(Constraint(kind=kind, text=text))
 
 
 PANICKED_AT = 'start: %regex {"substring_chunks": [""]}'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from math import lcm
@@ -56,6 +56,8 @@ library give the lexer its fuel again, and a row that draws what it likes best m
 MULTIPLE_OF = re.compile(r'multipleOf\\*"\s*:\s*(\d*)\.?(\d*)(?:[eE][+-]?(\d+))?')
 """in the text of a grammar, which may stand in a string of another one"""
 MAX_POWER = 9
+NOTHING_FITS = "NoExtensionBias"
+"""is the error of a matcher whose mask would be empty"""
 PANIC = "panic: "
 """of the library, which it catches; a line of what was wrong and its backtrace follow"""
 CHARACTER = r'[^"\\\x00-\x1F\x7F]'
@@ -134,7 +136,7 @@ class LLGuidanceBackend:
         makers = [partial(_match, tokenizer, grammar, constraint.kind) for grammar in grammars]
         matchers = [
             LLGuidanceMatcher(
-                make(SIZES), _find_quick(make, grammar) if renews else None, self._eos_ids
+                make(SIZES), _find_quick(make, grammar) if renews else SharedLexer(), self._eos_ids
             )
             for make, grammar in zip(makers, grammars, strict=True)
         ]
@@ -142,7 +144,7 @@ class LLGuidanceBackend:
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
         if (error := first_error(matchers)).startswith(LIBRARY_FAILED):
             raise LibraryFault(f"{error}; write it in other words")
-        if error:
+        if error and error != NOTHING_FITS:
             raise GrammarError(explain(constraint, error))
         if not mask.any():
             raise GrammarError("nothing can ever obey it")
@@ -168,18 +170,14 @@ class LLGuidanceBackend:
             matcher.clear_if_stuck(masks[place])
 
 
-@dataclass(frozen=True)
-class QuickStart:
-    """How another matcher of a grammar is made in a step."""
-
-    make: Callable[[], LLMatcher]
-    cost: int
-
-
 @dataclass
-class LexerUse:
+class SharedLexer:
     """Of a matcher and its copies."""
 
+    make: Callable[[], LLMatcher] | None = None
+    """another matcher of the grammar, with one of its own; None: that takes long"""
+    cost: int = 0
+    """of that"""
     unfueled: int = 0
     """tokens that they have accepted since it got fuel"""
 
@@ -187,16 +185,8 @@ class LexerUse:
 class LLGuidanceMatcher:
     """`LLMatcher` refuses the end where it has stopped by itself: here it may follow, and more."""
 
-    def __init__(
-        self,
-        matcher: LLMatcher,
-        quick: QuickStart | None,
-        eos_ids: frozenset[int],
-        lexer: LexerUse | None = None,
-    ) -> None:
-        """`quick`: how another one is made; None: that takes long"""
-        self.handle, self._quick, self._eos_ids = matcher, quick, eos_ids
-        self._lexer = lexer or LexerUse()
+    def __init__(self, matcher: LLMatcher, lexer: SharedLexer, eos_ids: frozenset[int]) -> None:
+        self.handle, self._lexer, self._eos_ids = matcher, lexer, eos_ids
 
     @property
     def ended(self) -> bool:
@@ -204,7 +194,7 @@ class LLGuidanceMatcher:
 
     @property
     def error(self) -> str:
-        said = self.handle.get_error()
+        said = self.handle.get_error().removesuffix("\n<non-verbose/>")
         if not said.startswith(PANIC):
             return said
         return f"{LIBRARY_FAILED}: {said.removeprefix(PANIC).splitlines()[0]:.200}"
@@ -249,22 +239,22 @@ class LLGuidanceMatcher:
         self._lexer.unfueled += count
         if self._lexer.unfueled >= MOST_UNFUELED:
             self._lexer.unfueled = 0
-            self.handle.deep_copy().compute_bitmask()  # what is wrong with that mask is not asked
+            self.handle.compute_bitmask()
         return count
 
     def copy(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self.handle.deep_copy(), self._quick, self._eos_ids, self._lexer)
+        return LLGuidanceMatcher(self.handle.deep_copy(), self._lexer, self._eos_ids)
 
     @property
     def cost(self) -> int:
-        return self._quick.cost if self._quick else 0
+        return self._lexer.cost
 
     def fresh(self) -> LLGuidanceMatcher | None:
         """The library's copies have one lexer, with what it knows and its limits."""
-        if self._quick is None:
+        made = self._lexer.make and self._lexer.make()
+        if made is None or made.is_error():
             return None
-        made = self._quick.make()
-        return None if made.is_error() else LLGuidanceMatcher(made, self._quick, self._eos_ids)
+        return LLGuidanceMatcher(made, replace(self._lexer, unfueled=0), self._eos_ids)
 
 
 def parser_limits(kind: str, sizes: SizeLimits = SIZES) -> LLParserLimits:
@@ -304,18 +294,16 @@ def _match(tokenizer: LLTokenizer, grammar: str, kind: str, sizes: SizeLimits) -
     return LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits(kind, sizes))
 
 
-def _find_quick(make: Callable[[SizeLimits], LLMatcher], grammar: str) -> QuickStart | None:
-    """Where it takes little, as is tried: with how little fuel there is one."""
-    if len(grammar) > QUICK_CHARACTERS:
-        return None
-    size = len(grammar) + COST_OF_REMAINDER * count_remainders(grammar)
-    if size <= QUICK_COST:
+def _find_quick(make: Callable[[SizeLimits], LLMatcher], grammar: str) -> SharedLexer:
+    """Others are made where that takes little, as is tried: with how little fuel there is one."""
+    size = len(grammar) + COST_OF_REMAINDER * count_remainders(grammar[:QUICK_CHARACTERS])
+    if len(grammar) <= QUICK_CHARACTERS and size <= QUICK_COST:
         for sizes in QUICK_SIZES:
             tried = _behind_mask(make, sizes)
             tried.try_consume_tokens(tried.compute_ff_tokens())  # of which a mask says nothing
             if not tried.is_error():
-                return QuickStart(partial(_behind_mask, make, SIZES), size + sizes.fuel)
-    return None
+                return SharedLexer(partial(_behind_mask, make, SIZES), size + sizes.fuel)
+    return SharedLexer()
 
 
 def _behind_mask(make: Callable[[SizeLimits], LLMatcher], sizes: SizeLimits) -> LLMatcher:

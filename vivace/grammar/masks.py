@@ -25,3 +25,7 @@ def has_bit(mask: np.ndarray, token: int) -> bool:
 
 def set_bit(mask: np.ndarray, token: int) -> None:
     mask.view(np.uint32)[token // MASK_BITS] |= np.uint32(1 << token % MASK_BITS)
+
+
+def find_bits(mask: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()

@@ -36,9 +36,13 @@ NO_ROOM = (
 def explain_stuck(error: str) -> tuple[int, str]:
     """Of a matcher -> status and what its client is told. A failure of the library is none of the
     client's: it was compiled."""
-    reason = " ".join(error.split("\n<", 1)[0].split())[:MAX_REASON]
     if error.startswith(LIBRARY_FAILED):
-        return 500, f"cannot be obeyed any further: {reason}"
+        return 500, f"cannot be obeyed any further: {error}"
+    return 400, f"cannot be obeyed any further {explain_limit(error)}"
+
+
+def explain_limit(error: str) -> str:
+    """With what to change."""
     told = (remedy for said, remedy in REMEDIES if said.search(error))
-    remedy = next(told, "write it in other words")
-    return 400, f"cannot be obeyed any further ({reason}): {remedy}"
+    reason = " ".join(error.split())[:MAX_REASON]
+    return f"({reason}): {next(told, 'write it in other words')}"
