@@ -21,7 +21,13 @@ from vivace.config.time_slices import be_less_urgent
 from vivace.config.trial_process import frame, receive
 from vivace.grammar.backend import GrammarError, JsonFormat, LibraryFault
 from vivace.grammar.limited_child import serve
-from vivace.grammar.limited_process import CompilerFailure, TrialLimits, encode, read_answer
+from vivace.grammar.limited_process import (
+    CompilerFailure,
+    ProcessLink,
+    TrialLimits,
+    encode,
+    read_answer,
+)
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.source import GrammarDialect, translate
 from vivace.grammar.translator import TranslatedGrammar, TranslatorProcess
@@ -126,6 +132,23 @@ def test_a_panic_of_the_library_is_called_so_and_ends_nothing(
     with pytest.raises(LibraryFault, match="library"):
         translator.translate(Constraint(kind=kind, text=text))
     assert translator.process.pid == before
+
+
+def test_only_who_is_as_urgent_as_streams_has_the_first_answer_of_a_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which is as urgent, too: with each that is ended the next one would be."""
+    asked: list[bytes] = []
+    exchange = ProcessLink.exchange
+    monkeypatch.setattr(
+        ProcessLink, "exchange", lambda link, said: asked.append(said) or exchange(link, said)
+    )
+    trial = TranslatorProcess(DIALECT, LIMITS)
+    for less, count in ((False, 2), (True, 3)):
+        with ThreadPoolExecutor(1, initializer=be_less_urgent if less else None) as thread:
+            thread.submit(trial.translate, schema(PLAIN)).result()
+        assert len(asked) == count and asked[-1] == encode(schema(PLAIN))
+        asked.clear()
 
 
 def test_an_error_of_ours_ends_no_process_and_blames_nobody() -> None:

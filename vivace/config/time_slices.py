@@ -54,13 +54,17 @@ def be_less_urgent() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICEST)
 
 
+def is_less_urgent() -> bool:
+    """Of this thread."""
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == NICEST
+
+
 @contextlib.contextmanager
 def yield_often() -> Generator[None]:
     """This thread, if it is less urgent, lets others run every half a millisecond: however nice it
     is, it is due a hundredth of the time. Not while it keeps the interpreter's lock: others may
     wait for that. Who is as urgent as others keeps its share: yielding, it would get as little."""
-    nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    timer = start_yielding() if nice == NICEST else None
+    timer = start_yielding() if is_less_urgent() else None
     try:
         yield
     finally:

@@ -32,10 +32,10 @@ from vivace.grammar.compile_threads import (
     watch_thread,
 )
 from vivace.grammar.compiled import LIVING_BYTES, Compiled, CompiledGrammars
-from vivace.grammar.limited_process import LESS
+from vivace.grammar.limited_process import ANY_CONSTRAINT, LESS
 from vivace.grammar.matcher_cache import MatcherCache
 from vivace.grammar.replay import resume
-from vivace.protocol.constraints import REGEX, Constraint
+from vivace.protocol.constraints import Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
 log = logging.getLogger("vivace.grammar")
@@ -46,7 +46,6 @@ MAX_CPU_SECONDS = 5.0
 RETRY_SECONDS = 5.0
 TOOL_PLACE = re.compile(r"tools\[\d+\].{0,256}?(?=: )", re.DOTALL)
 """what a reason begins with that says itself which field is to blame"""
-ANY_CONSTRAINT = Constraint(kind=REGEX, text="a")
 
 
 class LazyBackend:

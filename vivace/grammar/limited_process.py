@@ -19,8 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from vivace.config.child_process import bare_environment, python_module
+from vivace.config.time_slices import is_less_urgent
 from vivace.config.trial_process import frame, receive
 from vivace.grammar.backend import LIBRARY_FAILED, GrammarError, GrammarUnavailable, LibraryFault
+from vivace.protocol.constraints import REGEX, Constraint
 
 MAX_FRAME = 64 << 20
 START_SECONDS = 60.0
@@ -28,6 +30,7 @@ START_SECONDS = 60.0
 ATTEMPTS = 2
 """Somebody may kill a process that is not to blame."""
 LESS = "allow fewer repetitions ({0,N}, maxLength, maxItems) and alternatives that begin alike"
+ANY_CONSTRAINT = Constraint(kind=REGEX, text="a")
 encode = msgspec.msgpack.Encoder().encode
 
 
@@ -87,6 +90,8 @@ class LimitedProcess:
             try:
                 if self._link is None:
                     self._link = self._starter.submit(self._start).result()
+                    if is_less_urgent():
+                        self._link.exchange(encode(ANY_CONSTRAINT))  # the first is as urgent
                 return read_answer(self._link.exchange(message))
             except (OSError, EOFError, subprocess.SubprocessError) as error:
                 self._judge(error)
