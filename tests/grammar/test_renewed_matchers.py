@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
 from grammar_kit import BACKEND, SIZE, VOCABULARY
 
-from vivace.grammar.backend import GrammarMatcher, JsonFormat
+from vivace.grammar.backend import JsonFormat
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.masks import mask_words
-from vivace.grammar.replay import follow, replay, resume
+from vivace.grammar.replay import follow, replay
 from vivace.protocol.constraints import JSON_SCHEMA, REGEX, Constraint
 
 SPLITTING = Constraint(kind=REGEX, text="[ab]*a[ab]{20}")
@@ -44,9 +43,6 @@ def test_an_answer_that_goes_on_is_not_refused_for_what_others_have_taken(
         others.fill(mask)
     assert others.error
     text = [*b"ba" * 30]
-    compiled = Future[GrammarMatcher]()
-    compiled.set_result(start)
-    assert not resume(compiled, text).error
     found = follow(start.copy(), text)
     assert found is not None and not found.error
 

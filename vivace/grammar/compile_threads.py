@@ -1,10 +1,11 @@
 """Threads that compile: one that is less urgent than streams, and where a machine leaves that one
-no time, another that is as urgent as they are."""
+no time, another that is as urgent as they are. Clients take turns, so nobody is behind a crowd."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -12,10 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from vivace.grammar.backend import GrammarError, GrammarMatcher
-from vivace.grammar.compile_queue import CompileJob, CompileQueue
 from vivace.grammar.compiled import Compiled
 from vivace.grammar.limits import STACK
 
+URGENT = None
+"""instead of a client: a step waits for it"""
 MAX_SECONDS = 30.0
 """by the clock: behind these the machine is to blame, and the request may come again"""
 PATIENCE = 3.0
@@ -45,6 +47,48 @@ def watch_thread() -> Callable[[], SpentTime]:
     clock = time.pthread_getcpuclockid(threading.get_ident())
     cpu, wall = time.clock_gettime(clock), time.monotonic()
     return lambda: SpentTime(cpu=time.clock_gettime(clock) - cpu, wall=time.monotonic() - wall)
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    make: Callable[[], GrammarMatcher]
+    made: Compiled
+
+    @property
+    def waits(self) -> bool:
+        """Nobody has begun it, and somebody wants it."""
+        return not (self.made.running() or self.made.done())
+
+
+class CompileQueue:
+    """Any thread calls it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._urgent: deque[CompileJob] = deque()
+        self._turns: dict[int, deque[CompileJob]] = {}
+        """by client; the first one is next"""
+
+    def put(self, job: CompileJob, client: int | None) -> None:
+        """Also again, for another client: it is compiled when the first one's turn comes."""
+        with self._lock:
+            jobs = self._urgent if client is None else self._turns.setdefault(client, deque())
+            jobs.append(job)
+
+    def next(self) -> CompileJob | None:
+        with self._lock:
+            while self._urgent:
+                if (job := self._urgent.popleft()).waits:
+                    return job
+            while self._turns:
+                client = next(iter(self._turns))
+                jobs = self._turns.pop(client)
+                job = jobs.popleft()
+                if jobs:
+                    self._turns[client] = jobs  # behind the others
+                if job.waits:
+                    return job
+        return None
 
 
 class CompileThreads:

@@ -22,11 +22,11 @@ from vivace.grammar.backend import (
     LibraryFault,
     PlacedMatcher,
 )
-from vivace.grammar.compile_queue import URGENT
 from vivace.grammar.compile_threads import (
     ALARM_SLACK,
     MAX_SECONDS,
     PATIENCE,
+    URGENT,
     CompileThreads,
     Watch,
     watch_thread,
@@ -34,7 +34,7 @@ from vivace.grammar.compile_threads import (
 from vivace.grammar.compiled import LIVING_BYTES, Compiled, CompiledGrammars
 from vivace.grammar.limited_process import ANY_CONSTRAINT, LESS
 from vivace.grammar.matcher_cache import MatcherCache
-from vivace.grammar.replay import resume
+from vivace.grammar.replay import follow
 from vivace.protocol.constraints import Constraint
 from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 
@@ -123,8 +123,9 @@ class GrammarCompiler:
     def _resume(
         self, constraint: Constraint, start: Compiled, tokens: Sequence[int]
     ) -> GrammarMatcher:
-        """Where the answer stands, for the row that it joins."""
-        found = resume(start, tokens)
+        """Where the answer stands, for the row that it joins. Raises what `start` failed with."""
+        if (found := follow(start.result().copy(), tokens)) is None:
+            raise GrammarError("is not obeyed by the tokens in resumed")
         self.matcher_cache.keep(constraint, tokens, found)
         return found
 

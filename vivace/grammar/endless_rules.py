@@ -221,6 +221,9 @@ def _tokens(lark: str, place: int, end: int) -> Iterator[tuple[str, str]]:
         place = found.end()
         if found.lastgroup in ("options", "value"):
             place = _skip_value(lark, place)
+        rest = lark[place : place + 1]
+        if found.lastgroup == "name" and found[0].isupper() and rest == ":":
+            return  # expressions follow
         if found.lastgroup not in ("space", "line", "skipped", "options", "alias"):
             yield found.lastgroup, found[0]
 

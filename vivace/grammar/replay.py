@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 
-from vivace.grammar.backend import GrammarError, GrammarMatcher
+from vivace.grammar.backend import GrammarMatcher
 
 SLICE = 256
 """tokens that are accepted at once: a third of a millisecond, in which libraries keep the
@@ -36,11 +35,3 @@ def follow(matcher: GrammarMatcher, tokens: Sequence[int]) -> GrammarMatcher | N
         return matcher
     other = matcher.fresh()
     return other if other is not None and replay(other, tokens) == len(tokens) else None
-
-
-def resume(start: Future[GrammarMatcher], tokens: Sequence[int]) -> GrammarMatcher:
-    """Behind an answer's first tokens. Raises GrammarError where they do not obey, and what `start`
-    failed with."""
-    if (found := follow(start.result().copy(), tokens)) is None:
-        raise GrammarError("is not obeyed by the tokens in resumed")
-    return found
