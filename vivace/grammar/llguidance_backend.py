@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from math import lcm
@@ -50,14 +50,9 @@ COST_OF_REMAINDER = 8
 """of each that a number may leave: `multipleOf` has a state for it, which takes no fuel"""
 MAX_LEXER_STATES = 20_000
 """of a matcher and its copies together, 1 to 2 KB each"""
-MOST_UNFUELED = 128
-"""tokens that matchers of one lexer accept together until one has a mask: only with that does the
-library give the lexer its fuel again, and a row that draws what it likes best may need none"""
 MULTIPLE_OF = re.compile(r'multipleOf\\*"\s*:\s*(\d*)\.?(\d*)(?:[eE][+-]?(\d+))?')
 """in the text of a grammar, which may stand in a string of another one"""
 MAX_POWER = 9
-NOTHING_FITS = "NoExtensionBias"
-"""is the error of a matcher whose mask would be empty"""
 PANIC = "panic: "
 """of the library, which it catches; a line of what was wrong and its backtrace follow"""
 CHARACTER = r'[^"\\\x00-\x1F\x7F]'
@@ -68,6 +63,11 @@ SLICES = (
 )
 """Tokens of one of these the library lets follow together where any text of it may. It has those of
 10 and 30 characters by itself; the others halve what the rest of a bounded string takes."""
+MOST_UNFUELED = 128
+"""tokens that matchers of one lexer accept together until one has a mask: only with that does the
+library give the lexer its fuel again, and a row that draws what it likes best may need none"""
+NOTHING_FITS = "NoExtensionBias"
+"""is the error of a matcher whose mask would be empty"""
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,8 @@ class LLGuidanceMatcher:
         made = self._lexer.make and self._lexer.make()
         if made is None or made.is_error():
             return None
-        return LLGuidanceMatcher(made, replace(self._lexer, unfueled=0), self._eos_ids)
+        lexer = SharedLexer(self._lexer.make, self._lexer.cost)
+        return LLGuidanceMatcher(made, lexer, self._eos_ids)
 
 
 def parser_limits(kind: str, sizes: SizeLimits = SIZES) -> LLParserLimits:
