@@ -297,7 +297,7 @@ def joint(*patterns: str) -> LLGuidanceBackend:
         def translate(self, constraint: Constraint) -> list[str]:
             return [LLMatcher.grammar_from_regex(pattern) for pattern in patterns]
 
-    return LLGuidanceBackend(VOCABULARY, JsonFormat(), translator=lambda _: Joined())
+    return LLGuidanceBackend(VOCABULARY, JsonFormat(), translator=Joined().translate)
 
 
 def test_an_answer_is_stuck_and_a_constraint_cannot_be_obeyed() -> None:

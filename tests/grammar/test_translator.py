@@ -171,6 +171,6 @@ def test_an_error_of_ours_ends_no_process_and_blames_nobody() -> None:
 
 
 def test_a_backend_obeys_what_the_process_made(translator: TranslatorProcess) -> None:
-    backend = LLGuidanceBackend(VOCABULARY, DIALECT.form, translator=lambda _: translator)
+    backend = LLGuidanceBackend(VOCABULARY, DIALECT.form, translator=translator.translate)
     text = spell(walk_randomly(backend.compile(schema(PLAIN)), np.random.default_rng(1), 60))
     assert json.loads(text)["a"] in ("x", "y")

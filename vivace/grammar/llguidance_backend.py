@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from math import lcm
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -84,45 +84,28 @@ OF_GRAMMARS = AmbiguityLimits(row=500, mask=10_000)
 """Ambiguous ones have ever more, and a mask takes the square of that: with 2000 half a second."""
 
 
-class Translator(Protocol):
-    """Makes llguidance's language of constraints."""
-
-    def translate(self, constraint: Constraint) -> list[str]:
-        """An answer obeys all of these. Raises GrammarError, GrammarUnavailable."""
-        ...
-
-
-class DirectTranslator:
-    """For constraints that are known to take little."""
-
-    def __init__(self, dialect: GrammarDialect) -> None:
-        self._dialect = dialect
-
-    def translate(self, constraint: Constraint) -> list[str]:
-        return translate(constraint, self._dialect)
-
-
 class LLGuidanceBackend:
     """`LLMatcher`s of one vocabulary. What it knows of the vocabulary takes a tenth of a second or
     more to make, so it is made when the first grammar comes. `threads`: that fill
-    masks; None: most of the cores."""
+    masks; None: most of the cores. `translator`: `translate` of source.py, by a process."""
 
     def __init__(
         self,
         vocabulary: TokenVocabulary,
         form: JsonFormat,
         threads: int | None = None,
-        translator: Callable[[GrammarDialect], Translator] = DirectTranslator,
+        translator: Callable[[Constraint], list[str]] | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._threads = threads
         self._executor: LLExecutor | None = None
-        self._translator = translator(GrammarDialect(form, vocabulary.special_texts))
+        dialect = GrammarDialect(form, vocabulary.special_texts)
+        self._translate = translator or partial(translate, dialect=dialect)
         self._eos_ids = frozenset(vocabulary.eos_ids)
         self._tokenizer: LLTokenizer | None = None
 
     def compile(self, constraint: Constraint) -> GrammarMatcher:
-        grammars = self._translator.translate(constraint)
+        grammars = self._translate(constraint)
         with yield_often():
             return self.build(constraint, grammars, renews=True)
 

@@ -31,7 +31,8 @@ def grammar_compiler(config: Config, *, checked: bool = False) -> GrammarCompile
 
     def create() -> GrammarBackend:
         from vivace.frontend.tokenizer import load_encoder
-        from vivace.grammar.llguidance_backend import DirectTranslator, LLGuidanceBackend
+        from vivace.grammar.llguidance_backend import LLGuidanceBackend
+        from vivace.grammar.source import GrammarDialect
         from vivace.grammar.thinking import ThinkingBackend
         from vivace.grammar.translator import TranslatorProcess
         from vivace.grammar.vocabulary import token_vocabulary
@@ -43,7 +44,8 @@ def grammar_compiler(config: Config, *, checked: bool = False) -> GrammarCompile
         ranks = requested_sizes(config).node_devices
         threads = platform_settings(config, ranks, owns_process=False).threads
         form = json_format(config)
-        translator = DirectTranslator if checked else TranslatorProcess
+        process = TranslatorProcess(GrammarDialect(form, vocabulary.special_texts))
+        translator = None if checked else process.translate
         answers = LLGuidanceBackend(vocabulary, form, threads, translator)
         if by_xgrammar:
             from vivace.grammar.xgrammar_backend import XGrammarBackend
