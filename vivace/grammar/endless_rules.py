@@ -214,6 +214,15 @@ def _read_choice(
 
 
 def _tokens(lark: str, place: int, end: int) -> Iterator[tuple[str, str]]:
+    for kind, text, behind in lark_tokens(lark, place, end):
+        if kind == "name" and text.isupper() and lark[behind : behind + 1] == ":":
+            return  # expressions follow
+        if kind not in ("space", "line", "skipped", "options", "alias"):
+            yield kind, text
+
+
+def lark_tokens(lark: str, place: int, end: int) -> Iterator[tuple[str, str, int]]:
+    """Each kind and text, and the place behind it. Raises UnreadGrammar."""
     while place < end:
         found = LARK_TOKEN.match(lark, place, end)
         if found is None or found.lastgroup is None:
@@ -221,11 +230,7 @@ def _tokens(lark: str, place: int, end: int) -> Iterator[tuple[str, str]]:
         place = found.end()
         if found.lastgroup in ("options", "value"):
             place = _skip_value(lark, place)
-        rest = lark[place : place + 1]
-        if found.lastgroup == "name" and found[0].isupper() and rest == ":":
-            return  # expressions follow
-        if found.lastgroup not in ("space", "line", "skipped", "options", "alias"):
-            yield found.lastgroup, found[0]
+        yield found.lastgroup, found[0], place
 
 
 def _skip_value(lark: str, place: int) -> int:

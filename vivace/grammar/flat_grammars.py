@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 from vivace.errors import is_panic
-from vivace.grammar.endless_rules import LARK_TOKEN, START, UnreadGrammar, check_input_ends
+from vivace.grammar.endless_rules import START, UnreadGrammar, check_input_ends, lark_tokens
 
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 """The library looks ahead as far as text is forced, which never ends behind `/a+/ "a"`: what is
@@ -113,12 +113,7 @@ def _begin(rules: dict[str, list[LarkToken]], name: str) -> list[LarkToken]:
 
 def _tokens(lark: str) -> Iterator[LarkToken]:
     """But for aliases and what separates. Raises UnreadGrammar for what no expression has."""
-    place = 0
-    while place < len(lark):
-        found = LARK_TOKEN.match(lark, place)
-        if found is None or found.lastgroup is None:
-            raise UnreadGrammar
-        kind, text, place = found.lastgroup, found[0], found.end()
+    for kind, text, _ in lark_tokens(lark, 0, len(lark)):
         if kind in ("options", "value") or (kind == "text" and text[0] in "<@"):
             raise UnreadGrammar
         if kind not in ("space", "line", "alias"):
