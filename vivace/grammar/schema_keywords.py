@@ -86,16 +86,20 @@ def subschemas(
 
 
 def all_schemas(root: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """`subschemas` of a whole one, and of what stands where only references lead (OpenAPI's
-    components)."""
-    seen = set[Path]()
+    """`subschemas` of a whole one, those that it uses first, and of what stands where only
+    references lead (OpenAPI's components)."""
+    seen: set[Path] = set()
     starts: list[tuple[Path, Any]] = [((), root)]
-    for start, value in starts:  # which grows
-        for path, one in subschemas(value, start, seen=seen):
-            seen.add(path)
-            yield path, one
-            target = pointed(root, str(one.get("$ref")))
-            starts += [target] if target and target[0] not in seen else []
+    for defined in (False, True):
+        walked: set[Path] = set()
+        for start, value in starts:  # which grows
+            for path, one in subschemas(value, start, defined=defined, seen=walked):
+                walked.add(path)
+                if path not in seen:
+                    seen.add(path)
+                    yield path, one
+                    target = pointed(root, str(one.get("$ref")))
+                    starts += [target] if target and target[0] not in seen else []
 
 
 def spelled(place: str, path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,7 @@ import msgspec
 from vivace.grammar.backend import JsonFormat
 from vivace.grammar.flat_grammars import validate_grammar
 from vivace.grammar.json_schema import json_grammar
-from vivace.grammar.schema_keywords import spelled, subschemas
-from vivace.parsers.schema_types import Path, pointed
+from vivace.grammar.schema_keywords import all_schemas, spelled
 
 MAX_REASON = 400
 MOST_TRIALS = 20
@@ -164,30 +163,15 @@ def _blamed(
     schemas: Sequence[tuple[str, Any]], rule: RefusalRule, said: re.Match[str]
 ) -> str | None:
     for place, schema in schemas:
-        found = [path for path, value in keywords(schema) if rule.blames(said, path[-1], value)]
+        found = [
+            (*path, keyword)
+            for path, one in all_schemas(schema)
+            for keyword, value in one.items()
+            if rule.blames(said, keyword, value)
+        ]
         if found:
             return spelled(place, _guilty(schema, found, said))
     return None
-
-
-def keywords(schema: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Paths and values, first of what the schema uses: the library reads nothing else."""
-    for path, one in _used_first(schema):
-        yield from (((*path, keyword), held) for keyword, held in one.items())
-
-
-def _used_first(schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
-    seen: set[Path] = set()
-    used: dict[Path, Any] = {(): schema}
-    while used:  # which grows: whatever is referred to from there
-        start = next(iter(used))
-        for path, one in subschemas(used.pop(start), start, defined=False):
-            if path not in seen:
-                seen.add(path)
-                yield path, one
-                target = pointed(schema, str(one.get("$ref")))
-                used |= [target] if target and target[0] not in seen else []
-    yield from ((path, one) for path, one in subschemas(schema) if path not in seen)
 
 
 def _guilty(schema: Any, found: Sequence[tuple[Any, ...]], said: re.Match[str]) -> tuple[Any, ...]:
@@ -203,10 +187,7 @@ def _guilty(schema: Any, found: Sequence[tuple[Any, ...]], said: re.Match[str]) 
 
 def _said_without(schema: Any, paths: Sequence[tuple[Any, ...]]) -> str:
     copy: Any = msgspec.json.decode(msgspec.json.encode(schema))
-    for path in paths:
-        value = copy
-        for part in path[:-1]:
-            inside = isinstance(value, list) or part in value
-            value = value[part] if inside else {}  # what it stood in is taken off
-        value.pop(path[-1], None)
+    for path, one in [*all_schemas(copy)]:
+        if (*path, "oneOf") in paths:
+            del one["oneOf"]
     return validate_grammar(json_grammar(copy, JsonFormat()))
