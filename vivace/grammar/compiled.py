@@ -113,12 +113,10 @@ class CompiledGrammars:
     def _keep(self, key: Key, compiled: Compiled) -> None:
         self._kept[key] = compiled
         self._characters += len(key[1])
-        while len(self._kept) > 1 and self._too_many:
+        while len(self._kept) > KEPT or (
+            self._characters > KEPT_CHARACTERS and len(self._kept) > 1
+        ):
             self._take(next(iter(self._kept)))
-
-    @property
-    def _too_many(self) -> bool:
-        return len(self._kept) > KEPT or self._characters > KEPT_CHARACTERS
 
     def _drop(self, key: Key) -> None:
         if self._held.pop(key, None) is not None:

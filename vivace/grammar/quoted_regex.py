@@ -84,7 +84,8 @@ def quote_regex(pattern: str, flags: str = "") -> str:
             case "dot":
                 found.append(_spelled(text, ALL if scopes[-1] else ALL - {"\n"}))
             case "escape":
-                found.append(_quote_escape(text))
+                anchor = text[1] in _ANCHORS
+                found.append(text if anchor else _spelled(text, _class_members(text)))
             case "flags":
                 on, _, off = text[2:-1].partition("-")
                 if wrong := set(on) & OTHER_SYNTAX:
@@ -107,12 +108,6 @@ def quote_regex(pattern: str, flags: str = "") -> str:
             case _:
                 found.append(_spelled(text, {text} & ALL))
     return "".join(found)
-
-
-def _quote_escape(text: str) -> str:
-    if text[1] in _ANCHORS:
-        return text
-    return _spelled(text, _class_members(text))
 
 
 def set_parts(pattern: str) -> Iterator[tuple[str, frozenset[str] | None]]:

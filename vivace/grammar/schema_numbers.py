@@ -84,15 +84,12 @@ def _fit_bound(path: Path, schema: dict[str, Any], side: Side, place: str) -> Fi
         bound *= sign
         if isinstance(bound, float) and bound.is_integer():
             bound = int(bound)
-        found.append(_whole(bound, strict) if _is_whole(bound, integers) else _any(bound, strict))
+        whole = integers and isinstance(bound, int)
+        found.append(_whole(int(bound), strict) if whole else _any(bound, strict))
         if found[-1][0] >= LARGEST_INNER:
             reason = "cannot be enforced: so large a number can only be a bound on the other side"
             raise GrammarError(f"{spelled(place, (*path, key))}: {reason}")
     return FittedBound(schema, *max(found), integers) if found else None
-
-
-def _is_whole(bound: Number, integers: bool) -> TypeGuard[int]:
-    return integers and isinstance(bound, int)
 
 
 def _whole(bound: int, strict: bool) -> tuple[Decimal, bool]:

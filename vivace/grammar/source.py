@@ -119,10 +119,6 @@ def _explain_grammar(text: str, reason: str) -> str:
     return f"line {int(found[1]) - 1}, column {found[2]}: {told}" if _LARK.search(text) else told
 
 
-def _translate_schema(text: str, dialect: GrammarDialect) -> str:
-    return json_grammar(read_schema(text), dialect.form)
-
-
 def _translate_regex(text: str) -> str:
     from llguidance import LLMatcher
 
@@ -192,7 +188,7 @@ def _translate_tag(text: str, dialect: GrammarDialect) -> Iterator[str]:
 
 
 _TRANSLATIONS: dict[str, Callable[[str, GrammarDialect], str]] = {
-    JSON_SCHEMA: _translate_schema,
+    JSON_SCHEMA: lambda text, dialect: json_grammar(read_schema(text), dialect.form),
     REGEX: lambda text, _: _translate_regex(text),
     EBNF: lambda text, _: _translate_ebnf(text),
 }
