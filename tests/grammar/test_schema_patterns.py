@@ -80,6 +80,15 @@ def test_strings_fit_their_pattern(pattern: tuple[str, str], most: int | None) -
             assert good and "\0" in text, (pattern, text)
 
 
+@pytest.mark.parametrize("pattern", ['^[^"\n]$', r"^[^\\\n]$", r'^([^"\n\\]|[^"\n])$'])
+def test_sets_without_line_breaks_have_no_quotes(pattern: str) -> None:
+    for value in ['"', "\\", "a"]:
+        good = re.search(pattern, value) is not None
+        assert _may_be(schema_matcher({"pattern": pattern}), value) == good
+        names = {"patternProperties": {pattern: {}}, "additionalProperties": False}
+        assert _may_be(schema_matcher({"type": "object", **names}), {value: 1}) == good
+
+
 def _may_be(start: GrammarMatcher | None, value: Any) -> bool:
     ids = [*json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f").encode(), EOS]
     return start is not None and start.copy().accept(ids) == len(ids)

@@ -1,5 +1,6 @@
-"""Patterns of schemas: a set with all control characters, but no quote or no backslash, the library
-takes for one with both. U+0000 is left out of such sets, so that they do not have all."""
+"""Patterns of schemas: a set with all control characters (but for line breaks), and no quote or no
+backslash, the library takes for one with both. U+0000 is left out of such sets, so that they do not
+have all."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from vivace.parsers.schema_types import Path
 
 NULL = "\0"
 QUOTES = frozenset('"\\')
+NOT_MET = QUOTES | {"\n"}
+"""which such a set may lack"""
 PATTERNS = "patternProperties"
 OTHERS = (
     "an expression that fits control characters, but no quote or no backslash, is enforced without "
@@ -53,7 +56,7 @@ def _meets_all(parts: list[Fits]) -> bool:
     """Whether some of these are together such a set: the library makes one of several."""
     for quote in QUOTES:
         without = [fits for fits in parts if fits is None or quote not in fits]
-        if None in without or frozenset[str]().union(*filter(None, without)) >= ALL - QUOTES:
+        if None in without or frozenset[str]().union(*filter(None, without)) >= ALL - NOT_MET:
             return True
     return False
 
