@@ -11,16 +11,13 @@ from typing import Any
 from vivace.grammar.schema_keywords import HOLDING, all_schemas, subschemas
 from vivace.grammar.schema_references import as_pointer
 from vivace.parsers.schema_strings import FORMATS, NOTES, names_pattern
-from vivace.parsers.schema_types import TYPES, Path, pointed, values
+from vivace.parsers.schema_types import TYPES, Path, different, listed_values, pointed, values
 
 MAX_CHOICES = 600
 """values times orders of different ones: all of five values, or two of eight"""
 MAX_CHOICES_TOGETHER = 1800
 """of all arrays of a schema: the library takes a tenth of a second for each of 600"""
 MAX_REFERENCES = 9
-PLAIN = (str, int, float, bool, type(None))
-FEW = {"boolean": (False, True), "null": (None,)}
-"""types with few values"""
 MAX_INLINED = 20_000
 """values of choices, and characters of expressions for names"""
 NAMING = frozenset(("properties", "patternProperties"))
@@ -57,12 +54,12 @@ def rewrite(schema: Any) -> None:
             choices += _list_orders(one, schema)
 
 
-def _followed(schema: Any, root: Any, *, alone: bool = True) -> tuple[Path, Any]:
+def _followed(schema: Any, root: Any) -> tuple[Path, Any]:
     """What it refers to, where that stands `alone`; without a path itself."""
     path = Path()
     for _ in range(MAX_REFERENCES):
         said = schema.keys() - NOTES if isinstance(schema, dict) else ()
-        if said == {"$ref"} or ("$ref" in said and not alone):
+        if said == {"$ref"}:
             path, schema = pointed(root, schema["$ref"]) or ((), None)
     return path, schema
 
@@ -90,7 +87,8 @@ def _inline(one: dict[str, Any], root: Any, room: int) -> int:
 def _list_orders(array: dict[str, Any], root: Any) -> int:
     """Beside its other keywords all arrays of different items, if these are few; of how many
     choices."""
-    few, most = _different(_values(array.get("items"), root)), array.get("maxItems", MAX_CHOICES)
+    few = different(listed_values(array.get("items"), root))
+    most = array.get("maxItems", MAX_CHOICES)
     if not isinstance(most, int) or "anyOf" in array or "prefixItems" in array:
         return 0
     if most <= 1 or "array" not in array.get("type", TYPES):
@@ -111,18 +109,3 @@ def _arrays(few: Sequence[Any], most: int) -> Iterator[dict[str, Any]]:
     for order in permutations(few, most):
         first = [{"const": value} for value in order]
         yield {"type": "array", "prefixItems": first, "items": False}
-
-
-def _values(items: Any, root: Any) -> Sequence[Any]:
-    """That a schema may have, if they are few and plain; it may forbid some of them."""
-    items = _followed(items, root, alone=False)[1]
-    if not isinstance(items, dict):
-        return ()
-    if (listed := items.get("enum", [items["const"]] if "const" in items else None)) is not None:
-        return listed if all(isinstance(one, PLAIN) for one in listed) else ()
-    return FEW.get(str(items.get("type")), ())
-
-
-def _different(listed: Sequence[Any]) -> list[Any]:
-    """As JSON has it: 1 and 1.0 are one number, which true is not."""
-    return list({(isinstance(value, bool), value): value for value in listed}.values())

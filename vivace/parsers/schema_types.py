@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -30,6 +30,9 @@ JSON_KINDS: Mapping[type, frozenset[str]] = {
     type(None): frozenset({"null"}),
 }
 """what a schema may call the type of a value that JSON had"""
+PLAIN = (str, int, float, bool, type(None))
+FEW: Mapping[str, Sequence[Any]] = {"boolean": (False, True), "null": (None,)}
+"""types with few values"""
 TYPE_NAMES = {kind: kind for kind in TYPES} | {
     "bool": "boolean",
     "dict": "object",
@@ -83,6 +86,25 @@ def read_kinds(schema: Any, root: Mapping[str, Any], left: int) -> tuple[set[str
             for key in UNIONS:
                 stack += one[key][:left] if isinstance(one.get(key), list) else ()
     return found, left
+
+
+def listed_values(schema: Any, root: Any) -> Sequence[Any]:
+    """That a schema may have, if they are few and plain; it may forbid some of them."""
+    for _ in range(LISTED):
+        if not isinstance(schema, Mapping):
+            break
+        if "const" in schema or "enum" in schema:
+            found = [schema["const"]] if "const" in schema else schema["enum"]
+            return found if all(isinstance(one, PLAIN) for one in found) else ()
+        if isinstance(kind := schema.get("type"), str) and kind in FEW:
+            return FEW[kind]
+        schema = pointed_value(root, str(schema.get("$ref")))
+    return ()
+
+
+def different(values: Iterable[Any]) -> list[Any]:
+    """As JSON has it: 1 and 1.0 are one number, which true is not."""
+    return list({(isinstance(value, bool), value): value for value in values}.values())
 
 
 def referred(schema: Any, root: Mapping[str, Any]) -> Any:
