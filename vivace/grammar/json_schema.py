@@ -13,7 +13,8 @@ from vivace.grammar.limits import MAX_DEPTH, MAX_VALUES
 from vivace.grammar.recursion import never_ends
 from vivace.grammar.schema_keywords import DATA, check_keywords, simplify
 from vivace.grammar.schema_numbers import fit_numbers
-from vivace.grammar.schema_patterns import fit_patterns
+from vivace.grammar.schema_objects import tells_names_apart
+from vivace.grammar.schema_patterns import ONE_WAY, fit_patterns
 from vivace.grammar.schema_references import separate_instances, use_pointers
 from vivace.grammar.schema_rewrites import rewrite
 
@@ -69,14 +70,17 @@ def json_grammar(schema: Any, form: JsonFormat) -> str:
 
     text = json.dumps(schema if isinstance(schema, dict) else {"allOf": [schema]})
     try:
-        return LLMatcher.grammar_from_json_schema(text, overrides=json_options(form))  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(text, overrides=json_options(form, schema))  # type: ignore[arg-type]
     except ValueError as error:
         raise GrammarError(f"has a number that is too large to be enforced ({error})") from error
 
 
-def json_options(form: JsonFormat) -> dict[str, Any]:
-    """Of the operator: a schema's own (x-guidance) count for nothing beside them."""
+def json_options(form: JsonFormat, schema: Any) -> dict[str, Any]:
+    """Of the operator: a schema's own (x-guidance) count for nothing beside them. `schema`: that
+    was checked."""
     return {
+        # the library takes "\u0061" for another name than "a"
+        "json_allowed_escapes": ONE_WAY if tells_names_apart(schema) else None,
         "item_separator": ",",
         "key_separator": ":",
         "whitespace_flexible": not form.compact,

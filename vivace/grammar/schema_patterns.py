@@ -10,16 +10,25 @@ from typing import Any
 from vivace.grammar.backend import GrammarError
 from vivace.grammar.quoted_regex import ALL, set_parts
 from vivace.grammar.schema_keywords import all_schemas, spelled
-from vivace.parsers.schema_types import Path
+from vivace.grammar.schema_objects import tells_names_apart
+from vivace.parsers.schema_types import Path, values
 
 NULL = "\0"
 QUOTES = frozenset('"\\')
 NOT_MET = QUOTES | {"\n"}
 """which such a set may lack"""
 PATTERNS = "patternProperties"
-OTHERS = (
+NO_NULL = (
     "an expression that fits control characters, but no quote or no backslash, is enforced without "
-    'U+0000; so others must be forbidden: add "additionalProperties": false'
+    "U+0000; so no property may have that in its name, and no two expressions may differ by it"
+)
+ONE_WAY = 'nrbtf\\"'
+"""what follows a backslash where each character has one spelling"""
+UNWRITTEN = frozenset(map(chr, (*range(32), 127))) - frozenset("\b\t\n\f\r")
+"""which has none then"""
+NO_CODE = (
+    "control characters cannot be written beside objects with other properties than those they "
+    'name: leave them out, or add "additionalProperties": false'
 )
 Fits = frozenset[str] | None
 """of a part of an expression, as `set_parts` has it"""
@@ -29,13 +38,20 @@ def fit_patterns(schema: Any, place: str) -> None:
     """In place. Raises GrammarError for what cannot be read, and where names with U+0000 would be
     taken for other ones."""
     read = [(path, _read(text, spelled(place, path))) for path, text in _patterns(schema)]
+    if tells_names_apart(schema):
+        for path in _unwritten(schema, read):
+            raise GrammarError(f"{spelled(place, path)}: {NO_CODE}")
     if not _meets_all([fits for _, parts in read for _, fits in parts]):
         return
     for path, one in all_schemas(schema):
         if "pattern" in one:
             one["pattern"] = _without_null(one["pattern"])
-        if PATTERNS in one:
-            _fit_names(one, spelled(place, (*path, PATTERNS)))
+        names = one.get(PATTERNS, {})
+        changed = {_without_null(name): held for name, held in names.items()}
+        if changed.keys() != names.keys():
+            if len(changed) < len(names) or any(NULL in name for name in one.get("properties", ())):
+                raise GrammarError(f"{spelled(place, (*path, PATTERNS))}: {NO_NULL}")
+            one[PATTERNS] = changed
 
 
 def _patterns(schema: Any) -> Iterator[tuple[Path, str]]:
@@ -50,6 +66,18 @@ def _read(pattern: str, place: str) -> list[tuple[str, Fits]]:
         return list(set_parts(pattern))
     except GrammarError as error:
         raise GrammarError(f"{place}: {error}") from error
+
+
+def _unwritten(schema: Any, read: list[tuple[Path, list[tuple[str, Fits]]]]) -> Iterator[Path]:
+    """The paths of what only such characters obey."""
+    for path, parts in read:
+        if any(fits and fits <= UNWRITTEN for _, fits in parts):
+            yield path
+    for path, one in all_schemas(schema):
+        for keyword in ("const", "enum"):
+            texts = (value for value in values(one.get(keyword)) if isinstance(value, str))
+            if not all(map(UNWRITTEN.isdisjoint, texts)):
+                yield *path, keyword
 
 
 def _meets_all(parts: list[Fits]) -> bool:
@@ -70,18 +98,3 @@ def _without_null(pattern: str) -> str:
 def _has_null(fits: Fits) -> bool:
     """And not both quotes beside it."""
     return fits is None or (NULL in fits and not fits >= QUOTES)
-
-
-def _fit_names(schema: dict[str, Any], place: str) -> None:
-    names: dict[str, Any] = schema[PATTERNS]
-    changed = {_without_null(name): one for name, one in names.items()}
-    if changed.keys() == names.keys():
-        return
-    others = schema.get("additionalProperties") is not False
-    if (
-        others
-        or len(changed) < len(names)
-        or any(NULL in one for one in schema.get("properties", ()))
-    ):
-        raise GrammarError(f"{place}: {OTHERS}")
-    schema[PATTERNS] = changed

@@ -71,7 +71,7 @@ class _TagRules:
     ) -> None:
         """`guarding`: with guards instead of what they guard"""
         self._guarding, self.guarded = guarding, False
-        self._options = json_options(form)
+        self._form = form
         self._to_lark, self._to_regex = to_lark, to_regex
         self._special = SpecialWords(special_ids)
         self.lines: list[str] = []
@@ -139,7 +139,8 @@ class _TagRules:
             raise GrammarError(f"{place}.style: only json can be enforced")
         check_schema(schema, schema_place(node, place))
         whole = schema if isinstance(schema, dict) else {"allOf": [schema]}
-        options = {key: value for key, value in self._options.items() if value is not None}
+        options = json_options(self._form, schema)
+        options = {key: value for key, value in options.items() if value is not None}
         return self._rule("%json " + json.dumps({**whole, "x-guidance": options}))
 
     def _regex(self, node: dict[str, Any], place: str, last: bool) -> str:
