@@ -69,7 +69,10 @@ OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
         ({"$schema": "http://json-schema.org/schema#"}, "$schema"),
         ({"$schema": "http://json-schema.org/draft-03/schema#", "disallow": "null"}, "draft 3"),
         ({"properties": {"a": {"$ref": "#/properties/a", "minLength": 1}}}, "properties.a.$ref: a"),
-        ({"properties": {"a": {}}, "minProperties": 1}, "minProperties: can"),
+        (
+            {"additionalProperties": {}, "properties": {"a": {}}, "minProperties": 1},
+            "minProperties: can",
+        ),
         ({"required": ["a", "a"], "minProperties": 3}, "minProperties: can be enforced only up to"),
         ({"patternProperties": {"^a": {}, "^ab": {}}}, "patternProperties: '^a' and '^ab'"),
         ({"properties": {"u": CHOICES, "v": OVERLAPPING}}, "properties.v.oneOf"),

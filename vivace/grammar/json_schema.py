@@ -13,7 +13,7 @@ from vivace.grammar.limits import MAX_DEPTH, MAX_VALUES
 from vivace.grammar.recursion import never_ends
 from vivace.grammar.schema_keywords import DATA, check_keywords, simplify
 from vivace.grammar.schema_numbers import fit_numbers
-from vivace.grammar.schema_objects import tells_names_apart
+from vivace.grammar.schema_objects import close_objects, tells_names_apart
 from vivace.grammar.schema_patterns import ONE_WAY, fit_patterns
 from vivace.grammar.schema_references import separate_instances, use_pointers
 from vivace.grammar.schema_rewrites import rewrite
@@ -45,6 +45,7 @@ def check_schema(schema: Any, place: str = "") -> None:
     for copy in separate_instances(schema, before):
         _check_size(copy, before)
     check_keywords(schema, place)
+    close_objects(schema)
     fit_numbers(schema, place)
     simplify(schema)
     rewrite(schema)
