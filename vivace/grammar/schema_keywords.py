@@ -90,16 +90,18 @@ def all_schemas(root: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
     references lead (OpenAPI's components)."""
     seen: set[Path] = set()
     starts: list[tuple[Path, Any]] = [((), root)]
-    for defined in (False, True):
-        walked: set[Path] = set()
+    while starts:
+        later: list[tuple[Path, Any]] = []
         for start, value in starts:  # which grows
-            for path, one in subschemas(value, start, defined=defined, seen=walked):
-                walked.add(path)
-                if path not in seen:
-                    seen.add(path)
-                    yield path, one
-                    target = pointed(root, str(one.get("$ref")))
-                    starts += [target] if target and target[0] not in seen else []
+            for path, one in subschemas(value, start, defined=False, seen=seen):
+                seen.add(path)
+                yield path, one
+                if "$ref" in one and (target := pointed(root, str(one["$ref"]))):
+                    starts += [target] if target[0] not in seen else []
+                for key in DEFINITIONS:
+                    if isinstance(held := one.get(key), dict):
+                        later += [((*path, key, name), inner) for name, inner in held.items()]
+        starts = later
 
 
 def spelled(place: str, path: Path) -> str:
