@@ -222,6 +222,17 @@ def test_a_required_parameter_that_is_not_listed_obeys_what_others_do(name: str)
     assert accepts(name, schema, "3") and not accepts(name, schema, '"x"')
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
+@pytest.mark.parametrize(
+    ("said", "open"),
+    [({}, False), ({"required": ["a"]}, True)]
+    + [({"additionalProperties": others}, others is not False) for others in (True, {}, False)],
+)
+def test_parameters_are_those_that_are_listed(name: str, said: Any, open: bool) -> None:
+    schema = {"type": "object", "properties": {"b": {"type": "null"}}, **said}
+    assert accepts(name, schema, "3") is open
+
+
 def accepts_in_own_words(name: str, schema: Any, text: str) -> bool:
     """The value of a text."""
     written = json.dumps(text, ensure_ascii=False)

@@ -166,7 +166,8 @@ def read_parameters(
     if not isinstance(properties, Mapping) or not isinstance(required, list | tuple):
         raise NotWritable(place, "properties must be an object, required a list")
     found: list[Parameter] = []
-    more, wanted = schema.get("additionalProperties", True), frozenset(map(str, required))
+    wanted = frozenset(map(str, required))
+    more = schema.get("additionalProperties", not properties or not wanted <= properties.keys())
     for name in dict.fromkeys((*properties, *map(str, required))):
         inner, at = properties.get(name, more), f"{place}.properties.{name[:MAX_NAME]}"
         if inner is False and name not in wanted:
