@@ -55,7 +55,7 @@ def rewrite(schema: Any) -> None:
 
 
 def _followed(schema: Any, root: Any) -> tuple[Path, Any]:
-    """What it refers to, where that stands `alone`; without a path itself."""
+    """What it refers to, where that stands alone; without a path itself."""
     path = Path()
     for _ in range(MAX_REFERENCES):
         said = schema.keys() - NOTES if isinstance(schema, dict) else ()
