@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from itertools import takewhile
 from math import lcm
@@ -50,7 +51,7 @@ COST_OF_REMAINDER = 8
 """of each that a number may leave: `multipleOf` has a state for it, which takes no fuel"""
 MAX_LEXER_STATES = 20_000
 """of a matcher and its copies together, 1 to 2 KB each"""
-MULTIPLE_OF = re.compile(r'multipleOf\\*"\s*:\s*(\d*)\.?(\d*)(?:[eE][+-]?(\d+))?')
+MULTIPLE_OF = re.compile(r'multipleOf\\*"\s*:\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)')
 """in the text of a grammar, which may stand in a string of another one"""
 MAX_POWER = 9
 PANIC = "panic: "
@@ -300,17 +301,13 @@ def _behind_mask(make: Callable[[SizeLimits], LLMatcher], sizes: SizeLimits) -> 
 
 def count_remainders(grammar: str) -> int:
     """By all its `multipleOf`, at most: some of these may become a common multiple."""
-    numbers = MULTIPLE_OF.findall(grammar)
-    if not numbers:
-        return 0
-    powers = [min(int(power or 0), MAX_POWER) for _, _, power in numbers]
+    found = [Decimal(number).as_tuple() for number in MULTIPLE_OF.findall(grammar)]
+    powers = [min(int(number.exponent), MAX_POWER) for number in found]
     wholes = [
-        int(whole + part or 0) * 10**power
-        for (whole, part, _), power in zip(numbers, powers, strict=True)
+        int("".join(map(str, number.digits))) * 10 ** (power - min(powers))
+        for number, power in zip(found, powers, strict=True)
     ]
-    places = max(len(part) + power for (_, part, _), power in zip(numbers, powers, strict=True))
-    common = lcm(*filter(None, wholes)) * (10**places if len(numbers) > 1 else 1)
-    return len(numbers) * common
+    return len(found) * lcm(*filter(None, wholes))
 
 
 def _tokenizer(vocabulary: TokenVocabulary) -> LLTokenizer:

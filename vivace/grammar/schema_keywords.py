@@ -150,11 +150,12 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for keyword in ("$dynamicRef", "$recursiveRef"):
         if keyword in schema:
             yield keyword, OUTERMOST
+    least, kinds = schema.get("minProperties"), schema.get("type", "object")
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         yield "required", "must be a list of names of properties, beside properties"
-    elif may_repeat(schema, len(set(required))):
-        yield "minProperties", REPEATED
+    elif isinstance(least, int) and least > len(set(required)) + 1 and "object" in kinds:
+        yield "minProperties", REPEATED  # one name, given twice, could count for two
     for keyword in filter(VALUES.__contains__, schema):
         value, (kinds, told) = schema[keyword], VALUES[keyword]
         if type(value) not in kinds or (keyword in LEAST and value < LEAST[keyword]):
@@ -169,12 +170,6 @@ def _held(keyword: str, value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, list):
         return enumerate(value) if keyword in IN_LISTS else ()
     return value.items() if keyword in IN_MAPS and isinstance(value, dict) else ()
-
-
-def may_repeat(schema: dict[str, Any], named: int) -> bool:
-    """Whether one name, given twice, could count for two of those that an object must have."""
-    least, kinds = schema.get("minProperties"), schema.get("type", "object")
-    return isinstance(least, int) and least > named + 1 and "object" in kinds
 
 
 def simplify(schema: Any) -> None:

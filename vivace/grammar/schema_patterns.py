@@ -91,10 +91,6 @@ def _meets_all(parts: list[Fits]) -> bool:
 
 def _without_null(pattern: str) -> str:
     return "".join(
-        rf"[{text}&&[^\x00]]" if _has_null(fits) else text for text, fits in set_parts(pattern)
+        rf"[{text}&&[^\x00]]" if fits is None or (NULL in fits and not fits >= QUOTES) else text
+        for text, fits in set_parts(pattern)
     )
-
-
-def _has_null(fits: Fits) -> bool:
-    """And not both quotes beside it."""
-    return fits is None or (NULL in fits and not fits >= QUOTES)

@@ -7,9 +7,10 @@ All this is asked about what llguidance enforces: it is well-formed, neither too
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from vivace.grammar.schema_keywords import DEFINITIONS
 from vivace.grammar.tag_forms import read_kind
 
 _NOTES = frozenset(
@@ -80,12 +81,8 @@ def enforces(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return schema is True
     parts = _parts(schema)
-    return parts is not None and all(map(enforces, [*parts, *_definitions(schema)]))
-
-
-def _definitions(schema: Mapping[str, Any]) -> Iterator[Any]:
-    for name in ("$defs", "definitions"):
-        yield from schema.get(name, {}).values()
+    defined = [one for name in DEFINITIONS for one in schema.get(name, {}).values()]
+    return parts is not None and all(map(enforces, [*parts, *defined]))
 
 
 def _parts(schema: Mapping[str, Any]) -> Sequence[Any] | None:
