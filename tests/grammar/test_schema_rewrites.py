@@ -350,3 +350,16 @@ def test_instances_that_are_referred_to_have_limits() -> None:
         deep = {"not": deep}
     with pytest.raises(GrammarError, match="deeper"):
         obeys(JSON_SCHEMA, {"const": deep, "anyOf": [{"$ref": "#/const"}]}, "1")
+
+
+@pytest.mark.parametrize("name", ["a", "enum", "const", "default", "examples", "properties"])
+@pytest.mark.parametrize("keyword", ["$defs", "properties", "patternProperties", "components"])
+def test_names_of_keywords_name_schemas_as_others_do(keyword: str, name: str) -> None:
+    deep: Any = {}
+    for _ in range(110):
+        deep = {"items": deep}
+    schema = {keyword: {name: deep}}
+    with pytest.raises(GrammarError, match="deeper"):
+        obeys(JSON_SCHEMA, schema, "1")
+    with pytest.raises(GrammarError, match="minLength"):
+        obeys(JSON_SCHEMA, {"$ref": f"#/{keyword}/{name}", keyword: {name: {"minLength": ""}}}, "1")

@@ -11,7 +11,7 @@ import msgspec
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.limits import MAX_DEPTH, MAX_VALUES
 from vivace.grammar.recursion import never_ends
-from vivace.grammar.schema_keywords import DATA, check_keywords, simplify
+from vivace.grammar.schema_keywords import check_keywords, simplify
 from vivace.grammar.schema_numbers import fit_numbers
 from vivace.grammar.schema_objects import close_objects, tells_names_apart
 from vivace.grammar.schema_patterns import ONE_WAY, fit_patterns
@@ -92,13 +92,11 @@ def json_options(form: JsonFormat, schema: Any) -> dict[str, Any]:
 
 
 def walk(schema: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Every value with its path, but for what stands in instances (`DATA`), the schema first."""
+    """Every value with its path, the schema first."""
     stack: list[tuple[tuple[str | int, ...], Any]] = [((), schema)]
     while stack:
         path, value = stack.pop()
         yield path, value
-        if isinstance(value, dict):
-            keys = [key for key in value if key not in DATA or path[-1:] == ("properties",)]
-            stack += [((*path, key), value[key]) for key in reversed(keys)]
-        elif isinstance(value, list):
-            stack += [((*path, i), value[i]) for i in reversed(range(len(value)))]
+        if isinstance(value, dict | list):
+            held = list(value.items() if isinstance(value, dict) else enumerate(value))
+            stack += [((*path, key), one) for key, one in reversed(held)]
