@@ -4,7 +4,7 @@ that say nothing."""
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -42,6 +42,8 @@ WITHOUT_PREFIXES = ("draft-04", "draft-06", "draft-07", "2019-09")
 
 
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+MOST_COUNT = (1 << 32) - 1
+"""that the library reads: no answer has more"""
 SCHEMA, NO_SCHEMA = (dict, bool), 'must be a schema, such as {"type": "string"}'
 VALUES: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(COUNTS, ((int,), "must be a whole number from 0 on, without a point")),
@@ -160,16 +162,11 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
         value, (kinds, told) = schema[keyword], VALUES[keyword]
         if type(value) not in kinds or (keyword in LEAST and value < LEAST[keyword]):
             yield keyword, told
-        for name, one in _held(keyword, value):
+        listed = enumerate(value) if isinstance(value, list) and keyword in IN_LISTS else ()
+        mapped = value.items() if isinstance(value, dict) and keyword in IN_MAPS else ()
+        for name, one in (*listed, *mapped):
             if type(one) not in SCHEMA:
                 yield f"{keyword}.{name}", NO_SCHEMA
-
-
-def _held(keyword: str, value: Any) -> Iterable[tuple[Any, Any]]:
-    """What a list or map of schemas has in it."""
-    if isinstance(value, list):
-        return enumerate(value) if keyword in IN_LISTS else ()
-    return value.items() if keyword in IN_MAPS and isinstance(value, dict) else ()
 
 
 def simplify(schema: Any) -> None:
@@ -181,6 +178,7 @@ def simplify(schema: Any) -> None:
             value.pop("additionalItems", None)  # the library would leave out the others
         if isinstance(ref := value.get("$ref"), str):
             value["$ref"] = quote(ref, safe=IN_URIS)
+        value |= {key: min(value[key], MOST_COUNT) for key in COUNTS if key in value}
         if value.get("uniqueItems") is False:
             del value["uniqueItems"]
         for keyword in ("unevaluatedItems", "unevaluatedProperties"):
