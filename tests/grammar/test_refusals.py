@@ -114,6 +114,11 @@ OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
         ({"enum": [1, 2**53 + 1]}, "enum: a number"),
         ({"enum": [-(2**63)]}, "enum: a number"),  # ends the process that compiles it
         ({"const": 123456789.123456789}, "const: a number"),
+        *(
+            ({"items": {"multipleOf": number}}, "items.multipleOf: cannot be enforced: its digits")
+            for number in (1 << 24, 99999.9, 1e-22, 1 << 32, 2**53 + 1, 1e300, 10**400)
+        ),
+        ({"$defs": {"a": {"multipleOf": 1 << 24}}}, "$defs.a.multipleOf: cannot"),
         (False, "false"),
         ({"x-guidance": {"lenient": True}, "not": {"const": 1}}, "not"),
         ("{", "JSON"),

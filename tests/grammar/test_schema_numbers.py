@@ -60,6 +60,34 @@ def test_numbers_are_inside_of_their_bounds(
             assert validator.is_valid(json.loads(text, parse_float=Decimal)), (schema, text)
 
 
+@pytest.mark.parametrize("numbers", [(4, 6), (0.5, 0.03), (65537, 65539), (70_000,) * 2])
+@pytest.mark.parametrize("key", ["allOf", "anyOf", "$ref"])
+def test_common_multiples_are_those_of_all(numbers: tuple[Any, ...], key: str) -> None:
+    """Of large ones the library had only the last 32 bits."""
+    first, second = ({"multipleOf": number} for number in numbers)
+    schema = {"allOf": [first, second]} if key == "allOf" else {**first, key: [second]}
+    if key == "$ref":
+        schema = {"items": {**first, key: "#/$defs/x"}, "$defs": {"x": second}}
+    try:
+        start = schema_matcher(schema)
+    except GrammarError as error:
+        assert "multipleOf" in str(error) and numbers[0] > 100
+        return
+    judge = jsonschema.Draft202012Validator(json.loads(json.dumps(schema), parse_float=Decimal))
+    for text in (*map(str, range(1, 40)), "1.5", "0.03", "0.3", "262147", "4295229443"):
+        text = f"[{text}]" if key == "$ref" else text
+        ids = [*text.encode(), EOS]
+        found = start.copy().accept(ids) == len(ids)
+        assert found == judge.is_valid(json.loads(text, parse_float=Decimal)), text
+
+
+@pytest.mark.parametrize("most", [2**32 - 1, 2**32, 2**53 + 1, 2**64, 10**30])
+@pytest.mark.parametrize("keyword", ["maxLength", "maxItems", "maxProperties"])
+def test_no_count_is_too_large(keyword: str, most: int) -> None:
+    start = schema_matcher({"items": {keyword: most}})
+    assert start.accept([*b'["a",[1],{"a":2}]', EOS]) == 18
+
+
 @pytest.mark.parametrize(
     ("bounds", "good", "bad"),
     [

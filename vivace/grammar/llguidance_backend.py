@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import partial
 from itertools import takewhile
 from math import lcm
@@ -25,6 +24,7 @@ from vivace.grammar.backend import (
 )
 from vivace.grammar.joint_matcher import first_error, joint_matcher
 from vivace.grammar.masks import mask_words
+from vivace.grammar.schema_numbers import coefficient
 from vivace.grammar.source import GrammarDialect, explain, translate
 from vivace.protocol.constraints import EBNF, Constraint
 
@@ -301,12 +301,9 @@ def _behind_mask(make: Callable[[SizeLimits], LLMatcher], sizes: SizeLimits) -> 
 
 def count_remainders(grammar: str) -> int:
     """By all its `multipleOf`, at most: some of these may become a common multiple."""
-    found = [Decimal(number).as_tuple() for number in MULTIPLE_OF.findall(grammar)]
-    powers = [min(int(number.exponent), MAX_POWER) for number in found]
-    wholes = [
-        int("".join(map(str, number.digits))) * 10 ** (power - min(powers))
-        for number, power in zip(found, powers, strict=True)
-    ]
+    found = [coefficient(float(number)) for number in MULTIPLE_OF.findall(grammar)]
+    most = max((places for _, places in found), default=0)
+    wholes = [whole * 10 ** min(most - places, MAX_POWER) for whole, places in found]
     return len(found) * lcm(*filter(None, wholes))
 
 

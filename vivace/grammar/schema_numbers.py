@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
-from math import floor, inf, nextafter
+from math import floor, inf, lcm, nextafter
 from typing import Any, TypeGuard
 
 from vivace.grammar.backend import GrammarError
-from vivace.grammar.schema_keywords import all_schemas, spelled
+from vivace.grammar.schema_keywords import DEFINITIONS, HOLDING, all_schemas, spelled
 from vivace.parsers.schema_types import Path
 
 ALL_WHOLE = 1 << 53
@@ -25,9 +25,12 @@ LOWER: Side = ("minimum", "exclusiveMinimum", 1)
 UPPER: Side = ("maximum", "exclusiveMaximum", -1)
 BOUNDS: tuple[Side, ...] = (LOWER, UPPER)
 """the inclusive and the exclusive keyword; the sign with which it is a lower one"""
-KEYWORDS = frozenset(
-    ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "const", "enum")
-)
+MULTIPLE = "multipleOf"
+KEYWORDS = frozenset((*LOWER[:2], *UPPER[:2], "const", "enum", MULTIPLE))
+MOST_REMAINDERS = 1 << 18
+"""of a `multipleOf` without its last zeros; four times as many of one that is divided by 4"""
+COMMON = HOLDING - {"allOf", "anyOf", "oneOf", *DEFINITIONS} | {MULTIPLE}
+"""keywords that may meet others of the same value"""
 Number = int | float
 
 
@@ -49,6 +52,33 @@ def fit_numbers(schema: Any, place: str) -> None:
             if not all(map(_is_exact, _numbers(one.get(keyword)))):
                 reason = "a number with so many digits cannot be enforced; use a string, or bounds"
                 raise GrammarError(f"{spelled(place, (*path, keyword))}: {reason}")
+    merged = any(
+        len([*one.get("allOf", ()), *({"anyOf", "oneOf", "$ref"} & one.keys())])
+        > COMMON.isdisjoint(one)
+        for _, one in all_schemas(schema)
+    )
+    _check_multiples(held, merged, place)
+
+
+def _check_multiples(held: Sequence[tuple[Path, Any]], merged: bool, place: str) -> None:
+    """`merged`: two may become a common one, of which the library has the square in 32 bits."""
+    found = [(path, *coefficient(one[MULTIPLE])) for path, one in held if MULTIPLE in one]
+    most, common = max((places for _, _, places in found), default=0), 1
+    for path, whole, places in found:
+        common = lcm(common, whole * 10 ** (most - places)) if merged else 1
+        rest = int(str(whole).rstrip("0"))
+        large = whole >= 1 << 32 or rest // min(rest & -rest, 4) > MOST_REMAINDERS
+        if large or common >= 1 << 16:
+            reason = "cannot be enforced: its digits, or those of a common multiple, are too many"
+            raise GrammarError(f"{spelled(place, (*path, MULTIPLE))}: {reason}")
+
+
+def coefficient(number: Number) -> tuple[int, int]:
+    """A number without its point, as the library finds it, and how many digits were behind."""
+    value, places = float(min(number, 1e300)), 0
+    while value % 1:
+        value, places = value * 10, places + 1
+    return int(value), places
 
 
 @dataclass(frozen=True)
