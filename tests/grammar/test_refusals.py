@@ -119,6 +119,8 @@ OVERLAPPING = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
             for number in (1 << 24, 99999.9, 1e-22, 1 << 32, 2**53 + 1, 1e300, 10**400)
         ),
         ({"$defs": {"a": {"multipleOf": 1 << 24}}}, "$defs.a.multipleOf: cannot"),
+        ({"const": "x" * 125_000}, "shorten its constants"),
+        ({"enum": ["\U0001f600" * 30_000]}, "shorten its constants"),
         (False, "false"),
         ({"x-guidance": {"lenient": True}, "not": {"const": 1}}, "not"),
         ("{", "JSON"),

@@ -38,7 +38,7 @@ LIMITS = TrialLimits(cpu_seconds=0.3, wall_seconds=250.0, memory=256 << 20)
 PATTERNS = [{"type": "string", "pattern": f"(a|b)*a(a|b){{{count}}}"} for count in range(1, 40)]
 BOMBS = {
     "doubles with each pattern": (JSON_SCHEMA, {"allOf": PATTERNS}),
-    "a state for each remainder": (JSON_SCHEMA, {"type": "integer", "multipleOf": 999983}),
+    "a state for each remainder": (JSON_SCHEMA, {"type": "integer", "multipleOf": 262139}),
 }
 PLAIN: dict[str, Any] = {
     "type": "object",

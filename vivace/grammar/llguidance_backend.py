@@ -26,6 +26,7 @@ from vivace.grammar.joint_matcher import first_error, joint_matcher
 from vivace.grammar.masks import mask_words
 from vivace.grammar.schema_numbers import coefficient
 from vivace.grammar.source import GrammarDialect, explain, translate
+from vivace.grammar.stuck_answers import explain_stuck
 from vivace.protocol.constraints import EBNF, Constraint
 
 if TYPE_CHECKING:
@@ -126,10 +127,15 @@ class LLGuidanceBackend:
         ]
         matcher = joint_matcher(matchers)
         matcher.fill(mask)  # what is only found at the first step belongs to the request, too
+        tried = [one.copy() for one in matchers]
+        for one in tried:
+            one.accept(one.forced()[:1])  # of a constant, which may be too long
         if (error := first_error(matchers)).startswith(LIBRARY_FAILED):
             raise LibraryFault(f"{error}; write it in other words")
         if error and error != NOTHING_FITS:
             raise GrammarError(explain(constraint, error))
+        if error := first_error(tried):
+            raise GrammarError(explain_stuck(error)[1])
         if not mask.any():
             raise GrammarError("nothing can ever obey it")
         return matcher

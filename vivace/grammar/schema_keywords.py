@@ -39,8 +39,6 @@ IN_URIS = "#/%:?@!$&'()*+,;=~"
 ANYTHING = (True, {})
 WITHOUT_PREFIXES = ("draft-04", "draft-06", "draft-07", "2019-09")
 """drafts that have no `prefixItems`"""
-
-
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 MOST_COUNT = (1 << 32) - 1
 """that the library reads: no answer has more"""

@@ -187,11 +187,9 @@ class _NamedParts:
                 if not isinstance(ref, str) or (key != "$ref" and "$ref" in one):
                     continue
                 target = self._find(self._base(path), ref)
-                if (
-                    self._undated
-                    and "$id" in one
-                    and self._find_beside(path, ref) not in (None, target)
-                ):
+                # in drafts 6 and 7 an `$id` beside a reference is nothing
+                base = self._base(path[:-1]) if path else ""
+                if self._undated and "$id" in one and self._find(base, ref) not in (None, target):
                     if is_pointer(ref):  # which would be followed from the outermost one
                         one["$ref"] = self._base(path) + ref
                     continue  # who wrote it has to say of which draft it is
@@ -203,10 +201,6 @@ class _NamedParts:
         for _, one in self._parts:
             for key in (*ANCHORS, "$recursiveAnchor", "$id"):
                 one.pop(key, None)
-
-    def _find_beside(self, path: Path, ref: str) -> Path | None:
-        """Where a reference leads in drafts 6 and 7, for which an `$id` beside it is nothing."""
-        return self._find(self._base(path[:-1]) if path else "", ref)
 
     def _find(self, base: str, ref: str) -> Path | None:
         """Where the schema stands that a reference is to, below the `$id` that it stands below."""
