@@ -80,7 +80,7 @@ def test_no_spelling_makes_a_name_fit_no_pattern(spelled: str) -> None:
 def test_values_have_no_code_where_names_must_not() -> None:
     """All texts of a schema are spelled alike: what has to be written so is refused there."""
     assert obeys(JSON_SCHEMA, TEXT, r'"\u001b"') and obeys(JSON_SCHEMA, A, '{"a":1}')
-    named = {"properties": {"a": TEXT}}
+    named: dict[str, Any] = {"properties": {"a": TEXT}}
     assert obeys(JSON_SCHEMA, named, r'{"a":"\u001b\n"}')
     named["additionalProperties"] = True
     assert obeys(JSON_SCHEMA, named, r'{"a":"\n\t\"\\","b":"\r\b\f"}')

@@ -52,7 +52,7 @@ def fit_numbers(schema: Any, place: str) -> None:
             if not all(map(_is_exact, _numbers(one.get(keyword)))):
                 reason = "a number with so many digits cannot be enforced; use a string, or bounds"
                 raise GrammarError(f"{spelled(place, (*path, keyword))}: {reason}")
-    merged = any(
+    merged = any(MULTIPLE in one for _, one in held) and any(
         len([*one.get("allOf", ()), *({"anyOf", "oneOf", "$ref"} & one.keys())])
         > COMMON.isdisjoint(one)
         for _, one in all_schemas(schema)

@@ -30,7 +30,7 @@ def close_objects(root: Any) -> None:
             seen.add(id(part))
             joined += chain.from_iterable(_groups(part, root))
     for one in schemas:
-        if id(one) not in seen and _names_all(one, root):
+        if one.get("properties") and id(one) not in seen and _names_all(one, root):
             one["additionalProperties"] = False
 
 
@@ -49,8 +49,8 @@ def _joined(schema: Mapping[str, Any], root: Any) -> list[Any]:
 
 
 def _names_all(schema: Mapping[str, Any], root: Any) -> bool:
-    """Whether it names properties, and whatever is said of the value is about these."""
-    names, parts = schema.get("properties", {}), [schema]
+    """Whether whatever is said of the value is about properties that it names."""
+    names, parts = schema["properties"], [schema]
     for part in parts:  # which grows
         if not isinstance(part, dict):
             continue
@@ -63,7 +63,7 @@ def _names_all(schema: Mapping[str, Any], root: Any) -> bool:
         ):
             return False
         parts += chain.from_iterable(_groups(part, root))
-    return bool(names)
+    return True
 
 
 def _are_apart(choices: Sequence[Any], root: Any) -> bool:
