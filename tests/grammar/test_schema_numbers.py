@@ -60,6 +60,17 @@ def test_numbers_are_inside_of_their_bounds(
             assert validator.is_valid(json.loads(text, parse_float=Decimal)), (schema, text)
 
 
+@pytest.mark.parametrize("bound", [2**53, 10**17, -(10**17), 1e17])
+@pytest.mark.parametrize("keyword", ["exclusiveMinimum", "exclusiveMaximum"])
+def test_large_bounds_are_strict_for_integers_of_another_schema(keyword: str, bound: float) -> None:
+    if (keyword == "exclusiveMinimum") != (bound > 0):
+        bound = -bound
+    start = schema_matcher({"type": "integer", "allOf": [{keyword: bound}]})
+    for number, good in ((int(bound), False), (2 * int(bound), True)):
+        ids = [*str(number).encode(), EOS]
+        assert (start.copy().accept(ids) == len(ids)) is good
+
+
 @pytest.mark.parametrize("numbers", [(4, 6), (0.5, 0.03), (65537, 65539), (70_000,) * 2])
 @pytest.mark.parametrize("key", ["allOf", "anyOf", "$ref"])
 def test_common_multiples_are_those_of_all(numbers: tuple[Any, ...], key: str) -> None:
