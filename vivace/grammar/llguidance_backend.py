@@ -134,7 +134,7 @@ class LLGuidanceBackend:
             raise LibraryFault(f"{error}; write it in other words")
         if error and error != NOTHING_FITS:
             raise GrammarError(explain(constraint, error))
-        if error := first_error(tried):
+        if (error := first_error(tried)) and error != NOTHING_FITS:
             raise GrammarError(explain_stuck(error)[1])
         if not mask.any():
             raise GrammarError("nothing can ever obey it")
