@@ -142,10 +142,17 @@ def test_what_names_properties_has_no_others(schema: dict[str, Any], text: str) 
     assert may_be(inside, f"[{text}]") and not may_be(inside, f'[{text[:-1]},"z":1}}]')
 
 
+@pytest.mark.parametrize("beside", [{}, {"type": "object"}, {"title": "NoArguments"}])
+def test_no_properties_are_all_that_there_are(beside: dict[str, Any]) -> None:
+    """Tools that take nothing are described so."""
+    start = schema_matcher({"properties": {}, **beside})
+    assert may_be(start, "{}") and not may_be(start, '{"a":1}')
+    assert may_be(schema_matcher({"properties": {}, "minProperties": 1}), '{"a":1}')
+
+
 LEFT_OPEN: list[dict[str, Any]] = [
     {},
     {"type": "object"},
-    {"properties": {}},
     {**A, "additionalProperties": True},
     {**A, "required": ["b"]},
     {**A, "required": ["a"], "minProperties": 2},

@@ -30,7 +30,7 @@ def close_objects(root: Any) -> None:
             seen.add(id(part))
             joined += chain.from_iterable(_groups(part, root))
     for one in schemas:
-        if one.get("properties") and id(one) not in seen and _names_all(one, root):
+        if "properties" in one and id(one) not in seen and _names_all(one, root):
             one["additionalProperties"] = False
 
 
