@@ -8,10 +8,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-from grammar_kit import EOS, schema_matcher
+from grammar_kit import EOS, obeys, schema_matcher
 
 from vivace.grammar.backend import GrammarError
 from vivace.grammar.schema_rewrites import MAX_INLINED
+from vivace.protocol.constraints import JSON_SCHEMA
 
 VALUES = [1, "a", None, {"a": 1}, {"k": "x"}, {"k": "x", "n": 1}, {"k": "y"}, {"k": "y", "n": {}}]
 VALUES += [{"k": "z", "n": None}, {"k": "y", "n": {"k": "x", "n": 1}}, {"n": 1}, {"n": None}]
@@ -159,3 +160,19 @@ def test_a_format_that_names_its_pattern(name: str) -> None:
 def test_a_format_of_json_schema_says_more_than_its_pattern(name: str) -> None:
     with pytest.raises(GrammarError, match=name):
         schema_matcher({"type": "string", "format": name, "pattern": "^a+$"})
+
+
+@pytest.mark.parametrize(
+    "note",
+    [{"nullable": True}, {"deprecated": True}, {"x-order": 3}, {"readOnly": False, "title": "up"}],
+)
+def test_a_note_beside_a_reference_that_comes_back(note: dict[str, Any]) -> None:
+    """OpenAPI's generators write these beside every reference."""
+    tree = {"type": "object", "properties": {"v": {"type": "integer"}, "up": {"$ref": "#", **note}}}
+    assert obeys(JSON_SCHEMA, tree, '{"v":1,"up":{"v":2,"up":{}}}')
+    assert not obeys(JSON_SCHEMA, tree, '{"v":1,"up":{"v":"x"}}')
+
+
+def test_what_a_note_holds_can_be_referred_to() -> None:
+    schema = {"$ref": "#/x-kinds/a", "x-kinds": {"a": {"type": "integer"}}}
+    assert obeys(JSON_SCHEMA, schema, "3") and not obeys(JSON_SCHEMA, schema, '"a"')

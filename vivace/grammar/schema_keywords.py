@@ -25,6 +25,8 @@ DESCRIBING = frozenset(
     ("binary", "byte", "color", "directory-path", "file-path", "json-string", "password", "path")
 )
 """formats of OpenAPI and pydantic that tell a reader what a text is, and assert nothing"""
+IDLE = frozenset(("deprecated", "readOnly", "writeOnly", "nullable", "example", "contentEncoding"))
+"""which assert nothing; the library takes them for more that is said beside a reference"""
 WRAPPING = {"name", "description", "schema", "strict"}
 """of what response_format has a schema in"""
 OUTERMOST = (
@@ -176,6 +178,9 @@ def simplify(schema: Any) -> None:
             value.pop("additionalItems", None)  # the library would leave out the others
         if isinstance(ref := value.get("$ref"), str):
             value["$ref"] = quote(ref, safe=IN_URIS)
+            for key in [key for key in value if key in IDLE or key.startswith("x-")]:
+                if not isinstance(value[key], dict | list):  # which something may refer to
+                    del value[key]
         value |= {key: min(value[key], MOST_COUNT) for key in COUNTS if key in value}
         if value.get("uniqueItems") is False:
             del value["uniqueItems"]
