@@ -433,6 +433,26 @@ def test_living_requests_have_room_for_so_much() -> None:
     backend.go.set()
 
 
+def test_who_lives_needs_room_though_others_begin_anew() -> None:
+    """An automaton that was forgotten is there until nobody has it."""
+    backend = SlowBackend()
+    backend.go.set()
+    compiler = GrammarCompiler(lambda: backend, room=100 * module.BYTES)
+    compiler.gate(old := request("a" * 60))
+    assert old.sampling.constraint is not None
+    compiler.forget(old.sampling.constraint)
+    refused = compiler.gate(new := request("a" * 60))
+    assert refused is not None and refused.is_open() and refused.refusal is not None
+    del old
+    compiler.gate(newer := request("a" * 60))
+    refused = compiler.gate(request("b" * 60))
+    assert refused is not None and refused.is_open() and refused.refusal is not None
+    assert new and newer
+    compiler.gate(last := request("b" * 40))
+    compiler.matcher(Constraint(kind=REGEX, text="b" * 40))
+    assert "b" * 40 in backend.compiled and last
+
+
 def test_what_living_requests_need_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many they are; and then as others are."""
     backend = SlowBackend()

@@ -82,10 +82,10 @@ class CompiledGrammars:
         return found
 
     def forget(self, constraint: Constraint) -> None:
-        """Who comes next has it compiled anew."""
+        """Who comes next has it compiled anew; those that live have what they had."""
         with self._lock:
             key = content_key(constraint)
-            self._drop(key)
+            self._held.pop(key, None)
             self._take(key)
 
     def replace(self, constraint: Constraint, matcher: GrammarMatcher) -> None:
@@ -105,8 +105,11 @@ class CompiledGrammars:
             while self._gone:
                 key, held = self._gone.popleft()
                 held.requests -= 1
-                if not held.requests and self._held.get(key) is held:
-                    self._drop(key)
+                if held.requests:
+                    continue
+                self._living -= len(key[1])
+                if self._held.get(key) is held:
+                    del self._held[key]
                     if not held.compiled.cancel():
                         self._keep(key, held.compiled)
 
@@ -117,10 +120,6 @@ class CompiledGrammars:
             self._characters > KEPT_CHARACTERS and len(self._kept) > 1
         ):
             self._take(next(iter(self._kept)))
-
-    def _drop(self, key: Key) -> None:
-        if self._held.pop(key, None) is not None:
-            self._living -= len(key[1])
 
     def _take(self, key: Key) -> Compiled | None:
         found = self._kept.pop(key, None)
