@@ -61,6 +61,17 @@ def test_what_other_programs_write_into_files(tmp_path: Path) -> None:
     assert (gemini.transport, gemini.timeout, gemini.ignored) == ("http", 5, ("trust",))
 
 
+def test_members_that_do_nothing_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "tools.json"
+    entries: Any = {
+        "command": {"command": "x", "cwd": "", "headers": {"K": "v"}},
+        "url": {"url": "http://x/mcp", "cwd": "/srv", "args": ["-v"], "headers": {"K": "v\tä"}},
+    }
+    path.write_text(json.dumps({"servers": entries}))
+    command, url = named(str(path))
+    assert (command.cwd, command.ignored, url.ignored) == (None, ("headers",), ("cwd", "args"))
+
+
 @pytest.mark.parametrize(
     ("value", "word"),
     [
@@ -100,6 +111,9 @@ def test_refusals(value: str, word: str) -> None:
         ('{"mcpServers": {"a, b": {"command": "x"}}}', "label"),
         ('{"mcpServers": {"a": {"url": "x"}}}', "url"),
         ('{"mcpServers": {"a": {"type": "ws", "url": "http://x"}}}', "ws"),
+        ('{"mcpServers": {"a": {"url": "http://x", "headers": {"K": "v\\r\\nX: y"}}}}', "header"),
+        ('{"mcpServers": {"a": {"url": "http://x", "headers": {"K\\n": "v"}}}}', "header"),
+        ('{"mcpServers": {"a": {"url": "http://x", "headers": {"": "v"}}}}', "header"),
         ('{"x": ' + "[" * 100_000, "recursion"),
     ],
 )

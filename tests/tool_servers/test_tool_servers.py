@@ -355,6 +355,8 @@ def is_running(pid: int) -> bool:
         (command(words=("/no/such/program",)), "correct"),
         (command(words=(sys.executable, "-c", "raise SystemExit('no key')")), "key"),
         (command(cwd="/no/such/folder"), "folder"),
+        (command(cwd="x" * 5000), "long"),
+        (command(cwd="~nobody-has-this-name/x"), "home"),
         (ToolServerSpec(label="x", transport="sse", url="http://127.0.0.1:1/sse"), "refused"),
         (ToolServerSpec(label="x", transport="http", url="http://127.0.0.1:1/mcp"), "refused"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -40,6 +39,7 @@ REFUSED = {
     ),
 }
 PLACEHOLDER = re.compile(r"\$\{(?:input|env|command|config|workspaceFolder|userHome)[:}]")
+HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+: [^\x00-\x08\x0a-\x1f\x7f]*", re.ASCII)
 MOST_SECONDS = 3600
 """Cline's limit of a `timeout`: larger ones are Gemini CLI's, in milliseconds."""
 
@@ -171,17 +171,21 @@ def read_entry(where: str, label: str, given: dict[str, Any]) -> ToolServerSpec:
     texts = (*words, entry.cwd or "", url, *entry.env.values(), *entry.headers.values())
     if PLACEHOLDER.search("\n".join(texts)):
         raise ConfigError(f"{where}: ${{...}} is not filled in; write the value in its place")
+    for name, value in entry.headers.items():
+        if HEADER.fullmatch(f"{name}: {value}") is None:
+            raise ConfigError(f"{where}.headers: {name!r:.80} is no header of one line; correct it")
+    ignored = IGNORED | {"headers"} if entry.url is None else IGNORED | {"args", "env", "cwd"}
     spec = ToolServerSpec(
         label=label,
         transport="stdio",
         timeout=seconds and seconds / (1000 if seconds > MOST_SECONDS else 1),
-        ignored=tuple(name for name in given if name in IGNORED),
+        ignored=tuple(name for name in given if name in ignored),
     )
     if entry.command is not None:
         if not entry.command or any("\0" in text for text in (*texts, *entry.env)):
             raise ConfigError(f"{where}.command: is empty, or has a NUL character in it")
-        folder, env = entry.cwd and str(Path(entry.cwd).expanduser()), secrets(entry.env)
-        return dataclasses.replace(spec, command=words, env=env, cwd=folder)
+        env = secrets(entry.env)
+        return dataclasses.replace(spec, command=words, env=env, cwd=entry.cwd or None)
     check_url(f"{where}.url", url)
     chosen = (
         transport_by_path(url) if entry.type is None else "sse" if entry.type == "sse" else "http"

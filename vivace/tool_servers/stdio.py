@@ -170,8 +170,7 @@ async def open_stdio(
     spec: ToolServerSpec, listener: Listener, limits: ToolLimits
 ) -> StdioTransport:
     """Start the command of a server, without a shell. Raises ToolServerError."""
-    if spec.cwd is not None and not Path(spec.cwd).is_dir():  # else told of the command
-        raise ToolServerError(f"cwd: {spec.cwd} is no folder")
+    folder = find_folder(spec.cwd)
     given = {name: value.reveal() for name, value in spec.env.items()}
     loop = asyncio.get_running_loop()
     try:
@@ -179,7 +178,7 @@ async def open_stdio(
             lambda: StdioTransport(listener, limits),
             *spec.command,
             env={**environment_of_others(), **given},
-            cwd=spec.cwd,
+            cwd=folder,
             start_new_session=True,
             preexec_fn=begin_other_program(),
         )
@@ -187,3 +186,17 @@ async def open_stdio(
         reason = error.strerror if isinstance(error, OSError) else error
         raise ToolServerError(f"{spec.command[0]} cannot be started: {reason}") from None
     return protocol
+
+
+def find_folder(cwd: str | None) -> Path | None:
+    """Where a command runs. Raises ToolServerError, since the system would tell of the command."""
+    if cwd is None:
+        return None
+    try:
+        folder = Path(cwd).expanduser()
+        if folder.is_dir():
+            return folder
+        reason = "is no folder"
+    except (OSError, RuntimeError) as error:  # of ~ without a home
+        reason = f"cannot be used: {error.strerror if isinstance(error, OSError) else error}"
+    raise ToolServerError(f"cwd: {cwd[:200]} {reason}")
