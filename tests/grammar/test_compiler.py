@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from vivace.grammar.backend import (
 )
 from vivace.grammar.compile_threads import MAX_SECONDS, PATIENCE, SpentTime, watch_thread
 from vivace.grammar.compiler import MAX_CPU_SECONDS, SMALL, GrammarCompiler
+from vivace.grammar.limits import STACK
 from vivace.grammar.replay import SLICE, replay
 from vivace.protocol.constraints import EBNF, JSON_SCHEMA, REGEX, Constraint
 from vivace.protocol.messages import Request, SamplingParams
@@ -200,6 +202,46 @@ def test_what_gets_no_processor_is_made_again_as_urgently_as_streams() -> None:
     assert compiler.matcher(Constraint(kind=REGEX, text="last")).accept([*b"last"]) == 4
     names = [name.rpartition("_")[0] or name for name in threads]
     assert names[:4] == ["grammar", "grammar", "grammar-urgent", "grammar-urgent"]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_threads_begin_with_much_stack_whatever_else_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two that are begun again at once, for a small and a large constraint."""
+    sizes, both, go = list[int](), threading.Barrier(2), threading.Event()
+    start, before = threading.Thread.start, threading.stack_size()
+
+    def start_slowly(thread: threading.Thread) -> None:
+        if thread.name == "grammar-urgent":
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.5)
+            sizes.append(threading.stack_size())
+        start(thread)
+
+    class StarvedBackend:
+        fill = BACKEND.fill
+
+        def compile(self, constraint: Constraint) -> GrammarMatcher:
+            if threading.current_thread().name != "grammar-urgent" and len(constraint.text) > 1:
+                assert go.wait(20)
+            return BACKEND.compile(constraint)
+
+    watch = Watch()
+    compiler = GrammarCompiler(StarvedBackend, watch)
+    compiler.matcher(Constraint(kind=REGEX, text="a"))
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
+    waiting = [request(text) for text in ("bc", "x{1}" + "a?" * (SMALL // 2))]
+    gates = [compiler.gate(one) for one in waiting]
+    watch.spent = SpentTime(cpu=0.1, wall=PATIENCE + 0.2)
+    opened = [False]
+    while not all(opened):
+        opened = [
+            gate is None or gate.is_open() for gate in gates
+        ]  # each hurries what it waits for
+        time.sleep(0.01)
+    go.set()
+    assert sizes == [STACK, STACK] and threading.stack_size() == before
 
 
 def test_a_failure_leaves_no_garbage() -> None:

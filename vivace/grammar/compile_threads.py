@@ -95,10 +95,16 @@ class CompileThreads:
     """Jobs in the order of their queue."""
 
     def __init__(
-        self, begin: Callable[[], None], between: Callable[[], None], watch: Watch
+        self,
+        begin: Callable[[], None],
+        between: Callable[[], None],
+        watch: Watch,
+        starting: threading.Lock,
     ) -> None:
-        """`begin`: called by the usual thread before each job; `between`: before and behind each"""
+        """`begin`: called by the usual thread before each job; `between`: before and behind each;
+        `starting`: of all that begin such threads"""
         self._begin, self._between, self._watch = begin, between, watch
+        self._starting = starting
         self.ring: Callable[[], None] = lambda: None
         """called when a job is done, and when one takes long: the engine may be asleep"""
         self._queue = CompileQueue()
@@ -137,7 +143,7 @@ class CompileThreads:
     def _threads(self) -> ThreadPoolExecutor:
         """Begun with the first constraint."""
         threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        with deep_stack():
+        with deep_stack(self._starting):
             threads.submit(self._work)
         return threads
 
@@ -193,11 +199,17 @@ class CompileThreads:
         """Make what the usual thread makes, and what waits while that is stuck there: each in a
         thread of its own, since the process that tries a constraint is as urgent for one only."""
         if job is not None:
-            run_apart(partial(self._make_again, job))
+            self._run_apart(partial(self._make_again, job))
         while self._stuck and (following := self._queue.next()) is not None:
             if following.made.set_running_or_notify_cancel():
-                run_apart(partial(self._finish, following))
+                self._run_apart(partial(self._finish, following))
             self._between()
+
+    def _run_apart(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, daemon=True, name="grammar-urgent")
+        with deep_stack(self._starting):
+            thread.start()
+        thread.join()
 
     def _make_again(self, job: CompileJob) -> None:
         """What is wrong with the machine, the usual thread finds out."""
@@ -213,19 +225,13 @@ class CompileThreads:
         self.ring()
 
 
-def run_apart(work: Callable[[], None]) -> None:
-    thread = threading.Thread(target=work, daemon=True, name="grammar-urgent")
-    with deep_stack():
-        thread.start()
-    thread.join()
-
-
 @contextmanager
-def deep_stack() -> Generator[None]:
+def deep_stack(starting: threading.Lock) -> Generator[None]:
     """How much stack the next thread gets is the process's to say, so it is said while that
-    begins."""
-    before = threading.stack_size(STACK)
-    try:
-        yield
-    finally:
-        threading.stack_size(before)
+    begins, and by one at a time: another one would take it back, or leave it."""
+    with starting:
+        before = threading.stack_size(STACK)
+        try:
+            yield
+        finally:
+            threading.stack_size(before)

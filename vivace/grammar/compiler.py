@@ -80,9 +80,8 @@ class GrammarCompiler:
         """`room`: bytes of the grammars of living requests"""
         self._backend = LazyBackend(create_backend)
         self._compiled = CompiledGrammars(room)
-        self._small, self._large = (
-            CompileThreads(self._backend.begin_job, self._compiled.let_go, watch) for _ in range(2)
-        )
+        parts = (self._backend.begin_job, self._compiled.let_go, watch, threading.Lock())
+        self._small, self._large = CompileThreads(*parts), CompileThreads(*parts)
         """by constraints, so that no small one waits for a large one"""
         self.matcher_cache = MatcherCache()
 
