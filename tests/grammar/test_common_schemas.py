@@ -109,6 +109,11 @@ def test_what_tells_choices_apart_is_required_of_them() -> None:
     assert start.copy().accept([*b'{"n":1}', EOS]) < 8, "it is either"
 
 
+@pytest.mark.parametrize("told", [None, {}, {"propertyName": ["k"]}, {"propertyName": {}}])
+def test_a_discriminator_that_names_no_property_says_nothing(told: Any) -> None:
+    check({"oneOf": [{"properties": {"k": {"const": "x"}}}], "discriminator": told}, VALUES)
+
+
 @pytest.mark.parametrize("discriminator", [{}, {"discriminator": {"propertyName": "k"}}])
 def test_references_that_overlap_are_refused(discriminator: dict[str, Any]) -> None:
     schema = {

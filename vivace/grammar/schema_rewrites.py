@@ -69,7 +69,7 @@ def _inline(one: dict[str, Any], root: Any, room: int) -> int:
     exclude each other. What tells these apart (OpenAPI's discriminator) an object needs. `room`:
     for values; what is left of it."""
     told = one.pop("discriminator", None)
-    name = told.get("propertyName") if isinstance(told, dict) else None
+    name = str(told.get("propertyName")) if isinstance(told, dict) else None
     for index, choice in enumerate(one["oneOf"]):
         path, target = _followed(choice, root)
         known = room > 0 and path and isinstance(target, dict) and "oneOf" not in target
