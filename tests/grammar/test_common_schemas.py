@@ -111,10 +111,33 @@ def test_what_tells_choices_apart_is_required_of_them() -> None:
 
 @pytest.mark.parametrize("told", [None, {}, {"propertyName": ["k"]}, {"propertyName": {}}])
 def test_a_discriminator_that_names_no_property_says_nothing(told: Any) -> None:
-    check({"oneOf": [{"properties": {"k": {"const": "x"}}}], "discriminator": told}, VALUES)
+    open_one = {"properties": {"k": {"const": "x"}}, "additionalProperties": True}
+    check({"oneOf": [open_one], "discriminator": told}, VALUES)
 
 
-@pytest.mark.parametrize("discriminator", [{}, {"discriminator": {"propertyName": "k"}}])
+NONE = {"type": "object", "additionalProperties": False}
+TOLD = {"discriminator": {"propertyName": "k"}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [X, NONE], **TOLD},
+        {"oneOf": [X, {"propertyNames": {"maxLength": 0}}], **TOLD},
+        {"oneOf": [{"oneOf": [X, {"type": "null"}], **TOLD}, NONE]},
+        {"oneOf": [{"oneOf": [X, {"type": "null"}], **TOLD}, NONE], **TOLD},
+        {"oneOf": [{"type": "object", "properties": {"k": X}}, NONE], "anyOf": [{"oneOf": [X]}]},
+        {"oneOf": [X, {**X, "properties": {"k": {"enum": ["x", "y"]}}}], **TOLD},
+    ],
+)
+def test_what_a_tag_would_take_off_one_choice_does_not_become_anothers(
+    schema: dict[str, Any],
+) -> None:
+    with pytest.raises(GrammarError, match="overlap"):
+        schema_matcher(schema)
+
+
+@pytest.mark.parametrize("discriminator", [{}, TOLD])
 def test_references_that_overlap_are_refused(discriminator: dict[str, Any]) -> None:
     schema = {
         "oneOf": [{"$ref": "#/$defs/a"}, {"type": "integer"}],

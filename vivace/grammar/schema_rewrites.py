@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from itertools import islice, permutations
 from math import perm
@@ -21,35 +20,36 @@ MAX_REFERENCES = 9
 MAX_INLINED = 20_000
 """values of choices, and characters of expressions for names"""
 NAMING = frozenset(("properties", "patternProperties"))
-STANDARD = frozenset(
+STANDARD_FORMATS = frozenset(
     "date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri iri "
     "uri-reference iri-reference uuid regex uri-template json-pointer relative-json-pointer".split()
 )
-"""formats of JSON Schema"""
 
 
 def rewrite(schema: Any) -> None:
     """In place; what it finds no other words for it leaves, to be refused."""
     choices, room = 0, MAX_INLINED
+    # what a choice no longer allows, another one might alone, but not where all are told apart
+    apart = all(_find_tag(one, schema) for _, one in all_schemas(schema) if "oneOf" in one)
     for _, one in all_schemas(schema):
         kind = str(one.get("format"))
         if kind in FORMATS and "pattern" not in one:
             one["pattern"] = f"^{FORMATS[kind]}$"
             del one["format"]
-        elif "pattern" in one and kind not in STANDARD:
+        elif "pattern" in one and kind not in STANDARD_FORMATS:
             one.pop("format", None)  # the name of that pattern
-        if (denied := one.get("not", ())) is False:
+        denied = one.get("not", ())
+        if denied is True or (isinstance(denied, dict) and denied.keys() <= NOTES):
+            one["enum"], denied = [], False
+        if denied is False:
             del one["not"]
-        elif denied is True or (isinstance(denied, dict) and denied.keys() <= NOTES):
-            del one["not"]
-            one["enum"] = []
         names = _followed(one.get("propertyNames"), schema)[1]
         if NAMING.isdisjoint(one) and 0 < len(pattern := names_pattern(names)) < room:
             room, others = room - len(pattern), one.get("additionalProperties", True)
             one |= {"patternProperties": {pattern: others}, "additionalProperties": False}
             del one["propertyNames"]
         if "oneOf" in one:
-            room = _inline(one, schema, room)
+            room = _inline(one, schema, room, _find_tag(one, schema) if apart else "")
         if one.get("uniqueItems") is True and choices < MAX_CHOICES_TOGETHER:
             choices += _list_orders(one, schema)
 
@@ -64,12 +64,25 @@ def _followed(schema: Any, root: Any) -> tuple[Path, Any]:
     return path, schema
 
 
-def _inline(one: dict[str, Any], root: Any, room: int) -> int:
+def _find_tag(one: dict[str, Any], root: Any) -> str:
+    """The property that tells choices apart (OpenAPI's discriminator), if it does; else empty."""
+    told = one.get("discriminator")
+    name = str(told.get("propertyName")) if isinstance(told, dict) else ""
+    tags = list[Any]()
+    for choice in one["oneOf"]:
+        target = _followed(choice, root)[1]
+        kinds = target.get("type", TYPES) if isinstance(target, dict) else TYPES
+        if "object" in kinds:
+            held = target.get("properties", {}) if kinds == "object" else {}
+            tags += (few := different(listed_values(held.get(name), root)))
+            name = name if few else ""
+    return name if len(different(tags)) == len(tags) else ""
+
+
+def _inline(one: dict[str, Any], root: Any, room: int, tag: str) -> int:
     """Instead of references as choices, what these are to: the library does not see whether others
-    exclude each other. What tells these apart (OpenAPI's discriminator) an object needs. `room`:
-    for values; what is left of it."""
-    told = one.pop("discriminator", None)
-    name = str(told.get("propertyName")) if isinstance(told, dict) else None
+    exclude each other. A `tag` these need. `room`: for values; what is left of it."""
+    one.pop("discriminator", None)
     for index, choice in enumerate(one["oneOf"]):
         path, target = _followed(choice, root)
         known = room > 0 and path and isinstance(target, dict) and "oneOf" not in target
@@ -79,14 +92,13 @@ def _inline(one: dict[str, Any], root: Any, room: int) -> int:
                 if not HOLDING.isdisjoint(inner):  # which may lead back
                     inner.clear()
                     inner["$ref"] = as_pointer(place)
-        if isinstance(choice, dict) and name in choice.get("properties", ()):
-            one["required"] = list(dict.fromkeys([*one.get("required", ()), name]))
+        if tag:
+            choice["required"] = list(dict.fromkeys([*choice.get("required", ()), tag]))
     return room
 
 
 def _list_orders(array: dict[str, Any], root: Any) -> int:
-    """Beside its other keywords all arrays of different items, if these are few; of how many
-    choices."""
+    """Beside its keywords all arrays of different items, if these are few; of how many choices."""
     few = different(listed_values(array.get("items"), root))
     most = array.get("maxItems", MAX_CHOICES)
     if not isinstance(most, int) or "anyOf" in array or "prefixItems" in array:
@@ -94,18 +106,11 @@ def _list_orders(array: dict[str, Any], root: Any) -> int:
     if most <= 1 or "array" not in array.get("type", TYPES):
         del array["uniqueItems"]
         return 0
-    most = min(most, len(few))
-    choices = len(few) * perm(len(few), most)
+    choices = len(few) * perm(len(few), most := min(most, len(few)))
     if not 0 < choices <= MAX_CHOICES:
         return 0
     del array["uniqueItems"]
-    others = {"type": [kind for kind in TYPES if kind != "array"]}
-    array["anyOf"] = [others, *_arrays(few, most)]
+    orders = [[{"const": value} for value in order] for order in permutations(few, most)]
+    fitting = [{"type": "array", "prefixItems": order, "items": False} for order in orders]
+    array["anyOf"] = [{"type": [kind for kind in TYPES if kind != "array"]}, *fitting]
     return choices
-
-
-def _arrays(few: Sequence[Any], most: int) -> Iterator[dict[str, Any]]:
-    """With as many of the first items as there may be."""
-    for order in permutations(few, most):
-        first = [{"const": value} for value in order]
-        yield {"type": "array", "prefixItems": first, "items": False}
