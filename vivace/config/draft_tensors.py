@@ -95,13 +95,12 @@ def stored_so(wanted: Shapes, found: Mapping[str, StoredTensor]) -> Shapes:
 
 
 def check_whole_model(draft: DraftModel) -> None:
-    """Of a smaller model: files that are cut, or of another one. Raises SourceError."""
+    """Of a smaller model: files that are cut, or of another one, or a head. Raises SourceError."""
     source, facts = draft.source, draft.facts
-    if source.format != "safetensors":
-        return
-    found = read_headers(source.files)
-    plain = checkpoint_quantization(source) is None
-    if plain and not facts.tied and EMBEDDING in found:
+    found = read_headers(source.files) if source.format == "safetensors" else {}
+    if "fc.weight" in name_head_tensors(found).values():
+        raise SourceError(f"{source.path}: a head, no model; use --speculative-algorithm EAGLE")
+    if checkpoint_quantization(source) is None and not facts.tied and EMBEDDING in found:
         check_shapes(source.path, found, [(OUTPUT, (facts.vocabulary, facts.hidden_size))])
 
 

@@ -39,9 +39,10 @@ def check_architecture(source: ModelSource) -> None:
     Cheap, so that it can be asked before any process is started.
     """
     name = read_class_name(source)
-    if "Eagle" in name:
+    if kind := next((one for one in ("Eagle3", "Eagle", "NextN") if one in name), None):
         raise SourceError(
-            f"{source.path}: {name} is a head, which --speculative-draft-model-path names"
+            f"{source.path}: {name} only drafts for a model: give that with --model-path, and this "
+            f"with --speculative-draft-model-path and --speculative-algorithm {kind.upper()}"
         )
     if name not in ARCHITECTURES:
         raise SourceError(
