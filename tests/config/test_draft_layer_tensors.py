@@ -98,6 +98,14 @@ def test_the_start_and_a_check_say_the_same(toys: dict[str, Path], tmp_path: Pat
     refused(tmp_path, lost, "[48, 64]", str(tmp_path), "NGRAM")
 
 
+def test_numbers_of_another_type_are_refused(toys: dict[str, Path], tmp_path: Path) -> None:
+    saved = rewrite(toys["beside"], tmp_path)
+    counts = {"mtp.fc.weight": saved["mtp.fc.weight"].to(torch.int32)}
+    save_file({**saved, **counts}, tmp_path / "model.safetensors")
+    write_byte_tokenizer(tmp_path)
+    refused(tmp_path, "mtp.fc.weight", "I32", "BF16")
+
+
 def test_an_index_names_files_that_lack_a_tensor(toys: dict[str, Path], tmp_path: Path) -> None:
     saved = load_file(toys["beside"] / "model.safetensors")
     lost, parts = "mtp.layers.0.self_attn.q_proj.weight", ("one.safetensors", "two.safetensors")

@@ -16,6 +16,7 @@ from vivace.checkpoint.weight_files import INDEX_FILE
 
 STEM = "model."
 MAP = "d2t"
+FLOATS = ("F32", "BF16", "F16", "F64")
 LAYER, MIDLAYER = "layers.0.", "midlayer."
 
 
@@ -117,10 +118,11 @@ def check_shapes(
                 f"config.json asks for, of the shape {list(shape)}; fetch the draft again, or use "
                 "NGRAM"
             )
-        if found.shape != shape:
+        if found.shape != shape or found.kind not in FLOATS:
             raise SourceError(
-                f"{found.label} has the shape {list(found.shape)}, config.json and the model need "
-                f"{list(shape)}; use a draft that was made for it, or fetch it again"
+                f"{found.label} is {found.kind} of the shape {list(found.shape)}, config.json and "
+                f"the model need {list(shape)} of {' or '.join(FLOATS)}; use a draft that was made "
+                "for it, or fetch it again"
             )
 
 
