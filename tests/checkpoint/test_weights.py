@@ -65,6 +65,15 @@ def test_a_missing_bias_is_asked_for_by_the_configuration(
     assert "quantized" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["A_log", "gate.e_score_correction_bias"])
+def test_what_stands_beside_is_not_in_its_place(name: str, tmp_path: Path) -> None:
+    """A module's own numbers are missing, its parts are there."""
+    found = {**tensors(), "mixer.dt_bias": torch.zeros(2), "mixer.gate.weight": torch.zeros(2, 2)}
+    with pytest.raises(CheckpointError, match="missing") as caught:
+        opened(write_single(tmp_path, found)).take(f"mixer.{name}", (2,))
+    assert "fetch it again" in str(caught.value) and "quantized" not in str(caught.value)
+
+
 def test_an_output_layer_that_may_be_shared(tmp_path: Path) -> None:
     found = tensors()
     del found["lm_head.weight"]

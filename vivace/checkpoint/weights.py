@@ -186,7 +186,7 @@ class TrackedWeights:
 
     def _missing(self, name: str) -> CheckpointError:
         """Says what stands in its place: other tools store matrices in parts of other names."""
-        stem = name.rpartition(".")[0] + "."
+        stem = name.removesuffix("weight").removesuffix("bias")
         beside = sorted(one for one in self._names if one.startswith(stem))
         advice = (
             "fetch it again; there is, for example, "
