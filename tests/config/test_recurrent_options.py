@@ -82,6 +82,20 @@ def test_the_ratio_divides_the_pool(model: Path) -> None:
     assert capacity.rows < 20 and "--mamba-full-memory-ratio" in told["max_running_requests"]
 
 
+def test_who_lowers_requests_says_what_each_has(model: Path) -> None:
+    flags = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 8}
+    few = {"mamba_full_memory_ratio": 0.001, "max_running_requests": 100}
+    told = list[str]()
+    for asked in (few, {**few, **flags}, {**few, "disable_radix_cache": True}):
+        worker = build_worker(configured(model, **asked), silent, share=600 << 20)
+        reasons = {one.field: one.reason for one in worker.capacity.rewrites}
+        told.append(reasons["max_running_requests"])
+    plain, drafting, bare = told
+    assert "has 3 states of" in plain and "behind" not in plain
+    assert "has 10 states of" in drafting and "(7 behind drafts)" in drafting
+    assert "has 2 states of" in bare
+
+
 def test_help_says_what_the_default_is(model: Path) -> None:
     (known,) = (one.help for one in all_options() if one.name == STATES)
     assert "one for each running request and --mamba-track-interval tokens of the pool" in known

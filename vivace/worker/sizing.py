@@ -293,9 +293,12 @@ def _ratio_rewrites(demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
 
 
 def _row_rewrites(asked: Demand, demand: Demand, size: PoolSize) -> Iterator[Rewrite]:
+    count = 2 + demand.drafts + (asked.saved_states != 0)
+    drafts = f" ({demand.drafts} behind drafts)" if demand.drafts else ""
     share = (
-        f"states of {_gib(demand.state_bytes)} may take {demand.state_ratio:g} "
-        f"(--mamba-full-memory-ratio) times what KV has of {_gib(_budget(demand))}"
+        f"a running request has {count} states of {_gib(demand.state_bytes)}{drafts}, and all may "
+        f"take {demand.state_ratio:g} (--mamba-full-memory-ratio) times what KV has of "
+        f"{_gib(_budget(demand))} (--mem-fraction-static)"
     )
     saved = sum(group.pages for group in size.others if group.state)
     if asked.saved_states and asked.saved_states != saved:
@@ -328,8 +331,7 @@ def _memory_text(demand: Demand, fraction: float) -> str:
 def _states_text(demand: Demand) -> str:
     if not demand.state_bytes:
         return ""
-    count = count_slots(demand.rows, demand.drafts, 0)
-    size = _gib(demand.state_bytes)
+    count, size = count_slots(demand.rows, demand.drafts, 0), _gib(demand.state_bytes)
     return f", with {count} states of {size} (--max-running-requests {demand.rows})"
 
 
