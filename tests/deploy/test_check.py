@@ -95,6 +95,18 @@ def test_one_command_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert places(newest, capsys)["abbreviated-flag"] == "mixed --cuda-graph-bs"
 
 
+@pytest.mark.parametrize("flag", ["--model-path", "--speculative-algorithm=NGRAM"])
+def test_flags_of_a_server_belong_behind_dashes(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([flag, "m"])
+    said = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2 and f"vivace check -- vivace serve {flag}" in said
+    assert main(["--", flag, "m"]) == 2
+    assert "begin it with `vivace serve`" in " ".join(capsys.readouterr().err.split())
+
+
 def test_vivace_itself_is_a_target(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["vivace", "serve", "--device", "cpu", "--port", "30000"]
     assert main(["--target", "vivace", "--", *command]) == 0

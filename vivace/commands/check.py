@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from vivace.arguments import ArgumentParser
 from vivace.config.process_environment import process_environment
@@ -47,7 +47,9 @@ def main(words: Sequence[str]) -> int:
     """Exit code, the same in every format. 0: no errors; 1: errors (with --suggest, those that are
     left with its values); 2: the input cannot be read."""
     own, command = split_command(words)
-    chosen = parser().parse_args(own)
+    chosen, stray = parser().parse_known_args(own)
+    if stray:
+        refuse_stray(stray)
     return exit_code(PROGRAM, lambda: run(chosen, command))
 
 
@@ -134,7 +136,20 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
     return list(words[:at]), list(words[at + 1 :])
 
 
-def parser() -> argparse.ArgumentParser:
+def refuse_stray(words: Sequence[str]) -> NoReturn:
+    """Exit because of words that are none of ours; a server's are its command's."""
+    from vivace.config.config import all_options
+
+    served = {flag for option in all_options() for flag in option.flags}
+    if taken := [word for word in words if word.partition("=")[0] in served]:
+        parser().error(
+            f"{taken[0]} is a flag of a server; its command comes behind --: "
+            f"{PROGRAM} -- vivace serve {taken[0]} .."
+        )
+    parser().refuse(words)
+
+
+def parser() -> ArgumentParser:
     made = ArgumentParser(
         prog=PROGRAM,
         description="Checks a deployment file, launch scripts, or one command (after --).",

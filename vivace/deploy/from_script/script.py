@@ -395,5 +395,6 @@ def import_command(words: Sequence[str]) -> LoadedDeployment:
     assignments = [f"{name}={value}" for name, value in assigned.items()]
     collect(COMMAND, " ".join([*assignments, shlex.join(rest)]), found)
     if not found.servers and not found.benchmarks:
-        raise ScriptError(f"{shlex.join(words)[:200]!r} starts no server, router or benchmark")
+        said = f"{shlex.join(words)[:200]!r} starts no server, router or benchmark"
+        raise ScriptError(f"{said}; begin it with `vivace serve` or sglang.launch_server")
     return finish_import(found, COMMAND)
