@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from vivace.deploy.case import Case
 from vivace.deploy.catalogue.flags import tables
 from vivace.deploy.from_script.programs import DEFAULT_PORT
-from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case
+from vivace.deploy.load_case import LoadedDeployment, Overrides, build_case, open_command
 from vivace.deploy.memory.plan import plans
 from vivace.deploy.render.compose import render_compose
 from vivace.deploy.render.kubernetes import render_kubernetes
@@ -84,6 +84,20 @@ def test_halves_are_compared_whatever_their_values_are(value: Any) -> None:
     for name in TRANSFER:
         deployment.roles["decode"].flags[name.replace("_", "-")] = value
     judge(make_case(deployment))
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "nan", "x", "", "1e400", "9" * 20])
+@pytest.mark.parametrize(
+    "flag", ["mamba-full-memory-ratio", "mem-fraction-static", "speculative-num-steps"]
+)
+@pytest.mark.parametrize("topk", ["1", "2"])
+def test_sizes_are_planned_whatever_their_flags_say(flag: str, value: str, topk: str) -> None:
+    drafts = f"--speculative-algorithm NEXTN --speculative-eagle-topk {topk} --{flag}"
+    command = open_command([*f"vivace serve --tp-size 4 {drafts}".split(), value])
+    sizes = Overrides(model="qwen3-next-80b-a3b", hardware="h200", input=4096, output=512)
+    found = build_case(command, sizes)
+    assert any(flag in one.text for one in judge(found).findings)
+    list(plans(found))
 
 
 @settings(max_examples=150, deadline=None)

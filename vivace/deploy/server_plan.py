@@ -133,6 +133,11 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
         value = self.value(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
+    def ratio(self, name: str) -> float | None:
+        """None: not given, or no number that one can be."""
+        value = self.value(name)
+        return float(value) if isinstance(value, int | float) and 0 < value < 1e9 else None
+
     def has(self, name: str) -> bool:
         return name in self.given and self.given[name][1] is not False
 
@@ -239,10 +244,10 @@ class ServerPlan(msgspec.Struct, frozen=True, dict=True):
             return 1
         steps = self.number("speculative_num_steps")
         if self.number("speculative_eagle_topk") == 1 and steps is not None:
-            return steps + 1
+            return max(1, steps + 1)
         topk, algorithm = self.number("speculative_eagle_topk") or 1, self.speculative_algorithm
         most = default_draft_tokens(algorithm, steps, topk)
-        return self.number("speculative_num_draft_tokens") or most
+        return max(1, self.number("speculative_num_draft_tokens") or most)
 
     @property
     def dispatch_tokens(self) -> int | None:

@@ -162,10 +162,8 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
     name, _ = weight_precision(server, case.deployment.model.quantization, model)
     context = int(device.context_gib * GIB)
     parts = [MemoryPart("runtime", context, "context", "driver, contexts")] if context else []
-    given = server.value("mem_fraction_static")
-    fraction = (
-        float(given) if isinstance(given, int | float) else default_fraction(server, device, case)
-    )
+    given = server.ratio("mem_fraction_static")
+    fraction = default_fraction(server, device, case) if given is None else given
     static = int(device.usable_bytes * fraction)
     stage = fullest_stage(model, server, PRECISIONS[name], static)
     held, draft = weights(model, server, PRECISIONS[name], stage), describe_draft(server)
@@ -185,7 +183,7 @@ def plan_role(case: Case, server: ServerPlan) -> MemoryPlan | None:
         page=server.page_tokens(case.platform),
         token_bytes=token_bytes(model, server, stage, draft),
         state_bytes=state_bytes(model, server, stage),
-        state_ratio=float(server.value("mamba_full_memory_ratio") or 0.9) if model.linear else 0.0,
+        state_ratio=(server.ratio("mamba_full_memory_ratio") or 0.9) if model.linear else 0.0,
         groups=server.parallelism.attention_dp,
         max_total_tokens=server.max_total_tokens,
         running=concurrent_requests(server, case.load),
