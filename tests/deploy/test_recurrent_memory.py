@@ -92,7 +92,7 @@ def test_requests_whose_states_have_no_room_are_told_as_sizing_lowers_them(ratio
     plan = plan_role(case, case.servers[0])
     assert plan is not None and case.model is not None and case.model.linear is not None
     (told,) = (one for one in judge(case).findings if one.rule == "states-fit")
-    fit = int(re.search(r"for (\d+)$", told.text)[1])
+    fit = int(re.findall(r"for (\d+)$", told.text)[0])
     demand = Demand(
         free_bytes=plan.usable,
         available_bytes=plan.usable,
@@ -111,3 +111,17 @@ def test_requests_whose_states_have_no_room_are_told_as_sizing_lowers_them(ratio
     kept = build_case(command, Overrides(hardware="h200"))
     assert not [one for one in judge(kept).findings if one.rule == "states-fit"]
     assert plan.room == pytest.approx(size.pages * 16, rel=0.05)
+
+
+def test_what_is_told_to_give_is_for_all_groups() -> None:
+    flags = "--mem-fraction-static 0.8 --dp-size 4 --enable-dp-attention --max-running-requests"
+    told = 8000
+    for remaining in (1, 0):
+        command = open_command(f"{PUBLISHED} {flags} {told}".split())
+        findings = judge(build_case(command, Overrides(hardware="h200"))).findings
+        issues = [one for one in findings if one.rule == "states-fit"]
+        assert len(issues) == remaining
+        for one in issues:
+            told = int(re.findall(r"--max-running-requests (\d+)", one.remedy)[0])
+            least = int(re.findall(r"for (\d+)$", one.text)[0])
+            assert told == 4 * least

@@ -532,6 +532,13 @@ LOAD_PAIRS = {
         mixed(),
         "mixed --mem-fraction-static",
     ),
+    "states-fit": Pair(
+        mixed(model={"name": "qwen3-next"}, flags={"max-running-requests": 4096}),
+        mixed(model={"name": "qwen3-next"}, flags={"max-running-requests": 64}),
+        "mixed --max-running-requests",
+        "256",
+        target="vivace",
+    ),
     "total-tokens": flags(
         {"max-total-tokens": 90000000},
         {"max-total-tokens": 1000},

@@ -333,9 +333,9 @@ def states_fit(server: ServerPlan, case: Case) -> Iterator[Issue]:
         text = f"{asked} running requests need {gib(asked * plan.state_bytes)} of states"
         remedy = "a larger --mamba-full-memory-ratio (less KV) or --mem-fraction-static"
         room = f"{plan.state_ratio:g} times what KV has is {gib(plan.state_room)}, for {fit}"
-        yield Issue(
-            "max_running_requests", f"{text}: {room}", f"--max-running-requests {fit}, {remedy}"
-        )
+        text += " in each group" * (plan.groups > 1)
+        lower = f"--max-running-requests {fit * plan.groups}"
+        yield Issue("max_running_requests", f"{text}: {room}", f"{lower}, {remedy}")
 
 
 @server_rule("total-tokens", "note", "max_total_tokens", "remove it", source=PLANNED, needs=WEIGHTS)
