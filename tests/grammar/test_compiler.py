@@ -244,6 +244,30 @@ def test_threads_begin_with_much_stack_whatever_else_begins(
     assert sizes == [STACK, STACK] and threading.stack_size() == before
 
 
+def test_a_thread_that_is_done_is_not_stuck() -> None:
+    """What comes when it has just told so is not for a thread as urgent as streams."""
+    threads, held = list[str](), list[Any]()
+
+    class NamingBackend:
+        fill = BACKEND.fill
+
+        def compile(self, constraint: Constraint) -> GrammarMatcher:
+            threads.append(threading.current_thread().name.rpartition("_")[0])
+            return BACKEND.compile(constraint)
+
+    compiler = GrammarCompiler(NamingBackend)
+
+    def ring() -> None:
+        if not held:
+            held.append(request("second"))
+            held.append(compiler.gate(held[0]))
+
+    compiler.wake_with(ring)
+    compiler.matcher(Constraint(kind=REGEX, text="first"))
+    compiler.matcher(Constraint(kind=REGEX, text="second"))
+    assert threads == ["grammar", "grammar"]
+
+
 def test_a_failure_leaves_no_garbage() -> None:
     errors: list[weakref.ref[GrammarUnavailable]] = []
 

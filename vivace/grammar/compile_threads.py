@@ -155,7 +155,6 @@ class CompileThreads:
                 self._usual = job
                 self._begin()
                 self._finish(job)
-                self._usual = None
             self._between()
 
     def _finish(self, job: CompileJob) -> None:
@@ -168,9 +167,11 @@ class CompileThreads:
                 alarm.daemon = True
                 alarm.start()
             made = job.make()
+            self._leave(job)
             with suppress(InvalidStateError):  # the other thread was quicker
                 job.made.set_result(made)
         except BaseException as error:
+            self._leave(job)
             with suppress(InvalidStateError):
                 job.made.set_exception(error)
         finally:
@@ -179,6 +180,11 @@ class CompileThreads:
             self._spent.pop(job.made, None)
             del job  # it has an error, whose frames would have it
             self.ring()
+
+    def _leave(self, job: CompileJob) -> None:
+        """Before it is done: the thread would seem to be stuck there."""
+        if self._usual is job:
+            self._usual = None
 
     # -- the urgent one ----------------------------------------------------------------------------
 
