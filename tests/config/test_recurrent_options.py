@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_head_toys import HEADS, HIDDEN, RECURRENT, VOCABULARY, ReferenceNextn
+from draft_head_toys import RECURRENT_MODEL, ReferenceNextn
 from served_toy import write_byte_tokenizer, write_toy_llama
 from toy_models import make
 
@@ -21,12 +21,6 @@ from vivace.launch.configure import configure
 from vivace.models.facts import read_facts
 from vivace.worker.build import build_worker
 
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": HIDDEN,
-    "num_attention_heads": HEADS,
-    "head_dim": 16,
-}
 STATES = "max_mamba_cache_size"
 
 
@@ -37,8 +31,7 @@ def silent(stage: str, fraction: float) -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recurrent")
-    shape = {**SHAPE, "num_hidden_layers": 4, **RECURRENT}
-    ReferenceNextn(make("Qwen3Next", folder, **shape), folder)
+    ReferenceNextn(make("Qwen3Next", folder, **RECURRENT_MODEL), folder)
     write_byte_tokenizer(folder)
     return folder
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from draft_head_toys import HEADS, HIDDEN, RECURRENT, VOCABULARY, ReferenceNextn
+from draft_head_toys import HIDDEN, RECURRENT_MODEL, ReferenceNextn
 from safetensors.torch import load_file
 from served_toy import write_byte_tokenizer
 from toy_models import make
@@ -20,13 +20,6 @@ from vivace.launch.configure import configure
 from vivace.worker.build import build_worker
 from vivace.worker.sizing import Demand, count_slots, size_pool
 
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": HIDDEN,
-    "num_attention_heads": HEADS,
-    "head_dim": 16,
-    "num_hidden_layers": 4,
-}
 ROWS = 3
 NEXTN = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "2")
 
@@ -34,7 +27,7 @@ NEXTN = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "2")
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recurrent")
-    ReferenceNextn(make("Qwen3Next", folder, **SHAPE, **RECURRENT), folder)
+    ReferenceNextn(make("Qwen3Next", folder, **RECURRENT_MODEL), folder)
     write_byte_tokenizer(folder)
     return folder
 

@@ -261,6 +261,15 @@ RECURRENT: dict[str, Any] = {
     "shared_expert_intermediate_size": 24,
 }
 """settings of "Qwen3Next": layers with states, of which every fourth attends"""
+RECURRENT_MODEL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    **RECURRENT,
+}
+"""the least of one that has both kinds of layers"""
 NEXTN: dict[str, dict[str, Any]] = {
     "Glm4Moe": MIXTURE,
     "DeepseekV3": {**MIXTURE, **LATENT},

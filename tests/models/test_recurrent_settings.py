@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_head_toys import HEADS, HIDDEN, RECURRENT, VOCABULARY, ReferenceNextn
+from draft_head_toys import RECURRENT_MODEL, ReferenceNextn
 from fp8_toys import CONFIG, by_blocks, widen
 from paged_model import PagedModel, load
 from quantized_toys import change_config
@@ -24,14 +24,6 @@ from vivace.deploy.own_checks import why_model_refused
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": HIDDEN,
-    "num_attention_heads": HEADS,
-    "head_dim": 16,
-    "num_hidden_layers": 4,
-    **RECURRENT,
-}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 IDS = [5, 9, 33, 7, 200, 17, 41, 3, 250, 11, 12, 13]
 OLDER = {"rope_theta": 1e6, "partial_rotary_factor": 0.5, "rope_scaling": None}
@@ -56,7 +48,7 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 def written(folder: Path, settings: dict[str, Any], instead: dict[str, Any]) -> Any:
     """The model of transformers, with a layer for drafts in its files."""
-    model = make("Qwen3Next", folder, **{**SHAPE, **settings})
+    model = make("Qwen3Next", folder, **{**RECURRENT_MODEL, **settings})
     ReferenceNextn(model, folder)
     write_byte_tokenizer(folder)
     config = {**json.loads((folder / "config.json").read_text()), **instead}
