@@ -101,6 +101,7 @@ class Sequence:
         "ready_drafts",
         "received",
         "request",
+        "reserved_len",
         "retractions",
         "row",
         "scheduled_len",
@@ -175,6 +176,8 @@ class Sequence:
         self.computed_len = 0
         self.scheduled_len = 0
         self.prefill_len = 0
+        self.reserved_len = 0
+        """tokens that there is memory for"""
         self.page_limit = 0
         """a decode span at `scheduled_len >= page_limit` needs a page first, has fewer drafts, or
         is not planned"""
@@ -210,6 +213,14 @@ class Sequence:
         if self.logprob_start < self.num_prompt_tokens:
             known = self.logprob_start
         return min(known - 1, self.hidden_state_start)
+
+    def reserve(self) -> None:
+        """Memory for nearly as many tokens again. By itself a list grows by an eighth, and copying
+        that often was a third of what drafts cost the scheduler."""
+        known = len(self.tokens)
+        self.reserved_len = min(max(2 * known - 4, known), self.max_len)
+        self.tokens += [0] * (self.reserved_len - known)
+        del self.tokens[known:]  # a list that is half full keeps its memory
 
     def accept(self, drawn: list[int]) -> Finish | None:
         """Append drawn tokens; the reason when one of them ends the sequence."""

@@ -132,7 +132,10 @@ class Pages:
     def update_limit(self, sequence: Sequence) -> None:
         assert sequence.lease is not None
         room, most = len(sequence.lease.pages) * self.page_size, sequence.max_len - 1
-        sequence.page_limit = (room if room < most else most) - self.drafts
+        places = room if room < most else most
+        sequence.page_limit = places - self.drafts
+        if places > sequence.reserved_len:
+            sequence.reserve()
 
     def room(self, sequence: Sequence) -> int:
         """Positions that its pages have a place for."""
