@@ -155,7 +155,8 @@ def share_text(config: Config, capacity: Capacity) -> str:
 def limits_text(capacity: Capacity, engines: int) -> str:
     longest = min(capacity.context, capacity.tokens)
     where = " in each engine" if engines > 1 else ""
-    return f"{capacity.rows:,} requests at once{where}, {longest:,} tokens each"
+    requests = "1 request" if capacity.rows == 1 else f"{capacity.rows:,} requests"
+    return f"{requests} at once{where}, {longest:,} tokens each"
 
 
 def device_text(config: Config, capacity: Capacity) -> str:
