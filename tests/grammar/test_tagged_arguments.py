@@ -225,7 +225,7 @@ def test_a_required_parameter_that_is_not_listed_obeys_what_others_do(name: str)
 @pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
 @pytest.mark.parametrize(
     ("said", "open"),
-    [({}, False), ({"required": ["a"]}, True)]
+    [({}, False), ({"properties": {}}, False), ({"required": ["a"]}, True)]
     + [({"additionalProperties": others}, others is not False) for others in (True, {}, False)],
 )
 def test_parameters_are_those_that_are_listed(name: str, said: Any, open: bool) -> None:

@@ -167,7 +167,8 @@ def read_parameters(
         raise NotWritable(place, "properties must be an object, required a list")
     found: list[Parameter] = []
     wanted = frozenset(map(str, required))
-    more = schema.get("additionalProperties", not properties or not wanted <= properties.keys())
+    closed = "properties" in schema and wanted <= properties.keys()
+    more = schema.get("additionalProperties", not closed)
     for name in dict.fromkeys((*properties, *map(str, required))):
         inner, at = properties.get(name, more), f"{place}.properties.{name[:MAX_NAME]}"
         if inner is False and name not in wanted:
