@@ -101,6 +101,30 @@ def test_ollama_gets_arguments_as_an_object() -> None:
         assert len(streamed) == 1 and lines[-1]["done_reason"] == "length"
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_a_text_of_stop_cuts_a_call_as_a_limit_does(name: str) -> None:
+    """A client that reads tool_calls would make it with half of its arguments."""
+    inside = {
+        "hermes": '{"name": "look", "arguments": {"city": "Paris", "days": 3}}',
+        "qwen3_coder": "<function=look>\n<parameter=city>\nParis\n</parameter>\n</function>",
+    }[name]
+    call = f"<tool_call>\n{inside}\n</tool_call>"
+    tools = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
+    engine = ScriptedEngine(script=lambda _: [*call.encode(), EOS])
+    with running_server(ServerSettings(tool_call_parser=name), engine) as server:
+        for stop, reason in (("ris", "stop"), ("</tool_call>", "tool_calls"), ("!", "tool_calls")):
+            body = {"messages": HI, "tools": tools, "stop": stop, "max_tokens": 200}
+            whole = ask(server, "/v1/chat/completions", body).json["choices"][0]
+            text = ask(server, "/v1/chat/completions", {**body, "stream": True}).text
+            last = [json.loads(event)["choices"] for event in events(text)[:-1]][-1][0]
+            assert whole["message"]["tool_calls"] and whole["finish_reason"] == reason
+            assert last["finish_reason"] == reason
+        own = [{"name": "look", "input_schema": SCHEMA}]
+        body = {"messages": HI, "tools": own, "stop_sequences": ["ris"], "max_tokens": 200}
+        told = ask(server, "/v1/messages", body).json
+        assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", "ris")
+
+
 @pytest.mark.parametrize(
     ("text", "whole"),
     [

@@ -142,6 +142,14 @@ def whole_characters(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
+def is_object(text: str) -> bool:
+    """Whether it is a whole JSON object, nested no deeper than can be read."""
+    try:
+        return isinstance(parse(text), dict)
+    except NotJson:
+        return False
+
+
 def object_text(text: str) -> str:
     """Arguments as an object: {} for nothing or null, and what a string holds that some models
     write, the JSON text of an object. Anything else stays as it is."""

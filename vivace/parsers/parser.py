@@ -220,11 +220,6 @@ class AnswerParser:
         self._calls_only = options.calls_only
 
     @property
-    def calls(self) -> int:
-        """that have begun"""
-        return self._writer.calls
-
-    @property
     def thinking(self) -> bool:
         """The last text was reasoning, or will be."""
         return self._writer.thinking

@@ -19,6 +19,7 @@ from vivace.parsers.events import (
     ReasoningText,
     gather,
 )
+from vivace.parsers.json_values import is_object
 from vivace.parsers.parser import SLICE, AnswerParser
 from vivace.protocol.messages import FINISH_STOP, Finish
 from vivace.requests.answer_rules import AnswerRules, is_cut
@@ -68,7 +69,8 @@ class ChatParsing:
         message.content, message.reasoning_content = found.content, found.reasoning or None
         if found.calls:
             message.tool_calls = [shown_call(call) for call in found.calls]
-            choice.finish_reason = with_calls(choice.finish_reason)
+            if ends_by_calls(output.finish, found.calls[-1]):
+                choice.finish_reason = FINISH_TOOL_CALLS
         return reasoning
 
 
@@ -127,6 +129,8 @@ class ParsedChunks(ChunkEncoder):
         super().__init__(context, index, b"delta")
         self._parser = parser
         self._counter = counter
+        self._call: list[AnswerEvent] = []
+        """the events of the last one"""
 
     def encode_text(self, text: str, tokens: list[int], count: int) -> bytes | None:
         if not self._text_only:
@@ -155,14 +159,21 @@ class ParsedChunks(ChunkEncoder):
         events = self._parser.push(text)
         reasoning = self._counter.count(tokens, self._parser)
         self._context.usage.note_reasoning(self._index, reasoning)
+        return self._deltas(events)
+
+    def _deltas(self, events: list[AnswerEvent]) -> list[bytes]:
+        for event in events:
+            if isinstance(event, CallStart):
+                self._call = [event]
+            elif isinstance(event, CallArguments):
+                self._call.append(event)
         return [encode_delta(event) for event in events]
 
     def _events(self, output: RequestOutput, logprobs: bytes) -> bytes:
         data = self._begin()
         deltas = self._parse(output.text, output.tokens)
         if output.finish is not None:
-            rest = self._parser.finish(cut=is_cut(output.finish))
-            deltas += [encode_delta(event) for event in rest]
+            deltas += self._deltas(self._parser.finish(cut=is_cut(output.finish)))
         ids = b""
         if self._context.token_ids and output.tokens:
             ids = b',"token_ids":' + encode(output.tokens)
@@ -176,9 +187,10 @@ class ParsedChunks(ChunkEncoder):
         return data
 
     def _finish(self, finish: Finish) -> Finish:
-        if not self._parser.calls:
+        calls = gather(self._call).calls
+        if not calls or not ends_by_calls(finish, calls[0]):
             return finish
-        return msgspec.structs.replace(finish, type=with_calls(finish.type))
+        return msgspec.structs.replace(finish, type=FINISH_TOOL_CALLS)
 
     def _logprobs(self, output: RequestOutput) -> Work[bytes]:
         if not self._context.logprobs or not output.logprobs:
@@ -186,9 +198,12 @@ class ParsedChunks(ChunkEncoder):
         return bytes((yield from encoded_chat_logprobs(output.logprobs, self._context.tokenizer)))
 
 
-def with_calls(finish: str | None) -> str | None:
-    """Why an answer with calls ended."""
-    return FINISH_TOOL_CALLS if finish == FINISH_STOP else finish
+def ends_by_calls(finish: Finish | None, last: ParsedCall) -> bool:
+    """Whether an answer ended with this call, which neither a limit nor a text of `stop` has cut
+    off. Where an input is cut nobody can tell."""
+    if finish is None or finish.type != FINISH_STOP:
+        return False
+    return last.custom or not isinstance(finish.matched, str) or is_object(last.arguments)
 
 
 def encode_delta(event: AnswerEvent) -> bytes:
