@@ -349,7 +349,17 @@ def test_models_in_anthropics_form(server: Running) -> None:
     assert ask(server, "/v1/models/toy", method="GET", headers=headers).json == model
     missing = ask(server, "/v1/models/other", method="GET", headers=headers)
     assert missing.status == 404 and missing.json["error"]["type"] == "not_found_error"
+    for method, path in (("POST", "/v1/models"), ("GET", "/v1/files"), ("POST", "/v1/complete")):
+        answer = ask(server, path, method=method, headers=headers)
+        assert answer.status in (404, 405) and answer.json["type"] == "error", path
     assert ask(server, "/v1/models/toy", method="GET").json["object"] == "model"
+
+
+def test_who_has_no_key_is_told_in_anthropics_form() -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    with running_server(ServerSettings(api_keys=("secret",))) as server:
+        answer = ask(server, "/v1/models", method="GET", headers=headers)
+        assert answer.status == 401 and answer.json["error"]["type"] == "authentication_error"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from vivace.frontend.frontend import Frontend
 from vivace.protocol.shared_memory import SharedMemory
 from vivace.requests.answer_syntax import answer_syntax
 from vivace.server.access import Access, BrowserPolicy, Keys
+from vivace.server.apis.anthropic import anthropic_error
+from vivace.server.apis.anthropic_models import VERSION
 from vivace.server.context import CONTEXT, BodyBudget, Context, PendingRequests, StartQueue
 from vivace.server.http import (
     AccessLog,
@@ -119,7 +121,8 @@ def make_app(
     )
     prefixes = ("", settings.root_path) if settings.root_path else ("",)
     forms = {prefix + route.path: route.errors for prefix in prefixes for route in routes}
-    app = web.Application(middlewares=[guard(context, with_folders(forms))], client_max_size=0)
+    middleware = guard(context, with_folders(forms), {VERSION: anthropic_error})
+    app = web.Application(middlewares=[middleware], client_max_size=0)
     app[CONTEXT] = context
     if link is not None:
         app.on_startup.append(link.open)

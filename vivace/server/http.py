@@ -313,10 +313,11 @@ def error_form(forms: Mapping[str, ErrorForm], path: str) -> ErrorForm:
 
 
 def guard(
-    context: Context, forms: Mapping[str, ErrorForm]
+    context: Context, forms: Mapping[str, ErrorForm], told: Mapping[str, ErrorForm]
 ) -> Callable[..., Awaitable[web.StreamResponse]]:
     """The middleware: every answer, also to an unknown path, leaves in one form and is counted.
-    `forms`: of paths, and of folders for what is unknown in them."""
+    `forms`: of paths, and of folders for what is unknown in them; `told`: of requests with a
+    header, whatever their path."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handle) -> web.StreamResponse:
@@ -329,6 +330,7 @@ def guard(
         status = CLIENT_LEFT
         try:
             form = error_form(forms, endpoint or request.path)
+            form = next((told[name] for name in told if name in request.headers), form)
             response = await outcome(context, request, handler, form)
             status = response.status
             return response

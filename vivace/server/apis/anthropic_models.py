@@ -8,11 +8,10 @@ import msgspec
 from aiohttp import web
 
 from vivace.server import model_info
-from vivace.server.apis.anthropic import anthropic_error
 from vivace.server.body import Body
 from vivace.server.context import Context
 from vivace.server.openai.params import is_served, not_found
-from vivace.server.responses import error_response, json_response
+from vivace.server.responses import json_response
 
 VERSION = "anthropic-version"
 """The header that says whose client asks: theirs send it always, others never."""
@@ -48,7 +47,7 @@ async def show_model(context: Context, request: web.Request, body: Body) -> web.
         return await model_info.show_model(context, request, body)
     model = request.match_info["model"]
     if not is_served(context, model):
-        return error_response(not_found(context, model), anthropic_error)
+        raise not_found(context, model)
     return json_response(anthropic_model(context))
 
 
