@@ -23,7 +23,7 @@ from vivace.server.apis import vertex
 from vivace.server.classify import ClassifyRequest
 from vivace.server.openai import schema as openai
 from vivace.server.openai.embeddings import EMBEDDING_REFUSED, EmbeddingRequest
-from vivace.server.rerank import RERANK_REFUSED, RerankRequest
+from vivace.server.rerank import RERANK_REFUSED, RankedDocument, RerankRequest
 from vivace.server.scores import SCORE_REFUSED, ScoreRequest
 from vivace.server.tokens import OF_CONVERSATIONS
 
@@ -703,6 +703,12 @@ BODIES: dict[type[msgspec.Struct], Body] = {
     ),
     RerankRequest: Body(
         "/v1/rerank", {"query": "a", "documents": ["b"], "rid": "r"}, RERANK, RERANK_REFUSED
+    ),
+    RankedDocument: Body(
+        "/v1/rerank",
+        {"query": "a", "documents": [{"text": "b"}]},
+        {"text": [Effect("bc", "b", "engine")]},
+        place=("documents", 0),
     ),
     openai.StreamOptions: Body(
         "/v1/chat/completions",

@@ -97,6 +97,10 @@ def test_clients_of_others_get_their_own_form(server: Running) -> None:
     ] == [(one["index"], one["score"], one["document"]) for one in mine[:2]]
     tokens = sum(one["meta_info"]["prompt_tokens"] for one in mine)
     assert answer["usage"]["total_tokens"] == tokens
+    objects = [{"text": one, "title": "x"} for one in RERANK["documents"]]
+    for path in ("/v1/rerank", "/v2/rerank"):
+        named = ask(server, path, {**RERANK, "documents": objects, "return_documents": False})
+        assert named.status == 200 and sent(server, 3) == sent(server, 6)[:3]
     bare = ask(server, "/v2/rerank", {**RERANK, "return_documents": False}).json["results"]
     assert len(bare) == 3 and not any("document" in one for one in bare)
 
@@ -116,8 +120,8 @@ def test_a_template_that_was_written_for_it() -> None:
         ("query", ""), ("query", " "), ("query", None), ("query", 5), ("query", ["a"]),
         ("query", "x" * CONTEXT), ("documents", []), ("documents", None), ("documents", "a"),
         ("documents", [""]), ("documents", ["a", 5]), ("documents", ["a"] * 2049),
-        ("documents", ["x" * CONTEXT]), ("documents", [{"text": "a"}]), ("instruct", 5),
-        ("instruct", "x" * CONTEXT),
+        ("documents", ["x" * CONTEXT]), ("documents", [{"text": ""}]),
+        ("documents", [{"title": "a"}]), ("instruct", 5), ("instruct", "x" * CONTEXT),
         ("top_n", 0), ("top_n", -1), ("top_n", "x"), ("return_documents", "x"),
     ],
 )  # fmt: skip

@@ -33,11 +33,17 @@ from vivace.server.responses import encode_list, json_response
 from vivace.server.scores import encode, labeled_inputs, own_names, read_scores
 
 
+class RankedDocument(msgspec.Struct, kw_only=True):
+    """A document as Cohere's clients have it."""
+
+    text: str
+
+
 class RerankRequest(msgspec.Struct, kw_only=True):
     """POST /v1/rerank."""
 
     query: str
-    documents: PerPrompt[str]
+    documents: PerPrompt[str | RankedDocument]
     instruct: str | None = None
     """The task, for models that are asked in words."""
     top_n: int | None = None
@@ -103,12 +109,13 @@ async def rerank_v2(context: Context, http: web.Request, body: Body) -> web.Stre
 
 
 async def ranked(context: Context, http: web.Request, body: Body) -> tuple[list[RerankResult], int]:
-    """(the documents that are wanted, the tokens of all prompts)"""
+    """(the documents that are wanted, equal ones in their order; the tokens of all prompts)"""
     arrival = time.monotonic()
     params = await READER.read(context, body)
-    check(context, params)
+    documents = [one if isinstance(one, str) else one.text for one in params.documents]
+    check(context, params, documents)
     ask = pairs if scores_pairs(context.served) else questions
-    inputs, read = await ask(context, params)
+    inputs, read = await ask(context, params, documents)
     with own_names():
         requests = await prepare_requests(
             context, http, body, params, inputs, stream=False, arrival=arrival
@@ -120,14 +127,22 @@ async def ranked(context: Context, http: web.Request, body: Body) -> tuple[list[
         answer.add(output)
         metas.append(answer.body(lists=False)["meta_info"])
     tokens = sum(output.prompt_tokens for output in outputs)
-    return best_first(params, list(read(outputs)), metas), tokens
+    scores = list(read(outputs))
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    best = [
+        RerankResult(score=scores[index], index=index, meta_info=metas[index])
+        for index in order[: params.top_n]
+    ]
+    for result in best if params.return_documents else ():
+        result.document = documents[result.index]
+    return best, tokens
 
 
 ReadScores = Callable[[Sequence[RequestOutput]], Iterable[float]]
 
 
 async def questions(
-    context: Context, params: RerankRequest
+    context: Context, params: RerankRequest, documents: list[str]
 ) -> tuple[Iterator[PromptInput], ReadScores]:
     """What a model that generates is asked, and how its answers are read."""
     context.require_task(Generate)
@@ -137,7 +152,7 @@ async def questions(
     judgment = Judgment(tokenizer.chat, params.query, params.instruct)
     rendered = await tokenizer.chat.render_async(judgment.messages, variables=judgment.variables)
     await check_frame(context, params, judgment.texts(rendered, [""]))
-    texts = judgment.texts(rendered, params.documents)
+    texts = judgment.texts(rendered, documents)
     prompts = await encode(context, texts, "documents", special=False)
     labels = [yes_and_no(tokenizer)] * len(prompts)
     inputs = labeled_inputs(params, prompts, labels, "documents")
@@ -145,7 +160,7 @@ async def questions(
 
 
 async def pairs(
-    context: Context, params: RerankRequest
+    context: Context, params: RerankRequest, documents: list[str]
 ) -> tuple[Iterator[PromptInput], ReadScores]:
     """What a cross-encoder reads, and what its numbers mean."""
     served, tokenizer = context.served, context.tokenizer("query")
@@ -154,10 +169,10 @@ async def pairs(
     with text_named("query"):
         alone = await context.frontend.encode(params.query)
         check_prompt(alone, served, field="query", room=0)
-    for index, document in enumerate(params.documents):
+    for index, document in enumerate(documents):
         with text_named(f"documents[{index}]"):
             bounded(document, served, None)
-    both = [(params.query, document) for document in params.documents]
+    both = [(params.query, document) for document in documents]
     prompts = await asyncio.to_thread(tokenizer.encode_pairs, both, served.pair_step)
     inputs = pair_inputs(served, prompts, params.rid)
     return inputs, lambda outputs: read_pair_scores(served, outputs)
@@ -168,12 +183,12 @@ def read_pair_scores(served: ServedModel, outputs: Sequence[RequestOutput]) -> I
         yield pair_score(served, read_vector(output).numbers())
 
 
-def check(context: Context, params: RerankRequest) -> None:
+def check(context: Context, params: RerankRequest, documents: list[str]) -> None:
     """Refuse what this endpoint cannot do."""
     check_model(context, params.model)
     refuse_unsupported(params, RERANK_REFUSED)
-    check_texts(params.query, params.documents)
-    check_count(context, params.documents, "documents")
+    check_texts(params.query, documents)
+    check_count(context, documents, "documents")
     if params.top_n is not None and params.top_n < 1:
         raise BadRequest("top_n", "must be at least 1")
 
@@ -183,19 +198,3 @@ async def check_frame(context: Context, params: RerankRequest, frame: list[str])
     field = "instruct" if len(params.instruct or "") > len(params.query) else "query"
     for tokens in await encode(context, frame, field, special=False):
         check_prompt(tokens, context.served, field=field)
-
-
-def best_first(
-    params: RerankRequest, scores: Sequence[float], metas: Sequence[dict[str, Any]]
-) -> list[RerankResult]:
-    """The results that are wanted; equal ones in the order of the documents."""
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])
-    return [
-        RerankResult(
-            score=scores[index],
-            index=index,
-            document=params.documents[index] if params.return_documents else None,
-            meta_info=metas[index],
-        )
-        for index in order[: params.top_n]
-    ]
