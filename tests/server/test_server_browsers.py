@@ -44,6 +44,10 @@ ATTACKS: dict[str, dict[str, str]] = {
 ACTING = {
     "link": {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"},
     "browser that says nothing": {"User-Agent": BROWSER},
+    "browser with a type of its own": {
+        "User-Agent": BROWSER,
+        "Content-Type": "application/octet-stream",
+    },
     "text": {"Content-Type": "text/plain"},
     "form": {"Content-Type": "application/x-www-form-urlencoded"},
     "upload": {"Content-Type": "multipart/form-data; boundary=x"},

@@ -102,6 +102,8 @@ def _unauthorized(reason: str) -> HTTPError:
 
 
 ANY = "*"
+UNNAMED = "application/octet-stream"
+"""The type of a body that has none, which clients such as aiohttp's say, too."""
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 OWN_SITES = ("same-origin", "none")
 """Sec-Fetch-Site of a page of this server, and of what the user typed"""
@@ -237,12 +239,10 @@ class BrowserPolicy:
 
     def _sends_json(self, request: web.Request, reads_body: bool) -> bool:
         """Whether it says so, which a page of another origin cannot; HTTPError for other bodies."""
-        if "Content-Type" not in request.headers:
-            return False
         kind = request.content_type
         if kind == "application/json" or kind.endswith("+json"):
             return True
-        if not reads_body or not request.can_read_body:
+        if kind == UNNAMED or not reads_body or not request.can_read_body:
             return False
         raise HTTPError(
             415,
