@@ -264,6 +264,8 @@ def test_a_call_or_the_json_that_is_asked_for() -> None:
         made = answer(found, rng, f"{thought}<tool_call>")
         check(read(found, made)[2])
         assert json.loads(read(found, answer(found, rng, f"{thought}{{"))[1]) == {"n": 1}
+    alone = syntax("hermes", required=("look",)).constraint
+    assert syntax("hermes", asked=asked, required=("look",)).constraint == alone  # there is no text
 
 
 def test_constraints_that_say_two_things_are_refused() -> None:

@@ -15,6 +15,7 @@ from vivace.parsers.schema_types import kinds
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
 from vivace.requests.argument_schemas import NotWritable, said
 from vivace.requests.call_formats import CalledFunction, CallFormats, Functions, can_call
+from vivace.requests.response_format import FORMAT
 from vivace.requests.tools import OfferedTools
 
 ANY_OBJECT = {"type": "object"}
@@ -82,7 +83,7 @@ class ToolCalls:
         return ToolSyntax(self.form, tag_constraint(form, asked.field))
 
     def _required(self, asked: Constraint | None) -> ToolSyntax:
-        if asked is not None:
+        if asked is not None and not asked.field.startswith(FORMAT):  # which is of text
             reason = f"does not go with {asked.field} where it wants a call; leave one of them out"
             raise BadRequest(CHOICE, reason)
         offered, shape = self.offered, self.form.shape
