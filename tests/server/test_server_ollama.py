@@ -253,8 +253,17 @@ def test_capabilities_are_those_of_the_parsers(
     tools: str | None, reasoning: str | None, found: list[str]
 ) -> None:
     settings = ServerSettings(tool_call_parser=tools, reasoning_parser=reasoning)
-    with running_server(settings) as server:
+    tokenizer = make_tokenizer("{{ tools }}{{ messages }}")
+    with running_server(settings, tokenizer=tokenizer) as server:
         assert ask(server, "/api/show", {"model": MODEL}).json["capabilities"] == found
+
+
+def test_a_model_that_is_told_of_no_tools_says_so() -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    settings = ServerSettings(tool_call_parser="hermes")
+    with running_server(settings, tokenizer=make_tokenizer(template)) as server:
+        shown = ask(server, "/api/show", {"model": MODEL}).json
+        assert shown["capabilities"] == ["completion"]
 
 
 def test_embeddings() -> None:

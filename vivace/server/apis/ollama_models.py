@@ -93,7 +93,7 @@ def list_capabilities(context: Context) -> list[str]:
     syntax = context.syntax
     tokenizer = context.frontend.tokenizer
     more = {
-        "tools": syntax.finds_calls,
+        "tools": syntax.finds_calls and syntax.tells_tools,
         "insert": tokenizer is not None and middle_tokens(tokenizer) is not None,
         "thinking": syntax.finds_reasoning,
     }
