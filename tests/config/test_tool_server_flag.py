@@ -52,11 +52,13 @@ def test_what_other_programs_write_into_files(tmp_path: Path) -> None:
     entries: Any = {
         "cline": {"command": "x", "cwd": "/srv", "timeout": 90, "autoApprove": ["look"]},
         "gemini": {"type": "streamableHttp", "url": "http://x/mcp", "timeout": 5000, "trust": True},
+        "roo": {"command": "x", "args": ["$1", "{x}"], "alwaysAllow": [], "disabledTools": []},
         "off": {"disabled": True, "envFile": ".env", "anything": 1},
     }
     path = tmp_path / "tools.json"
-    path.write_text(json.dumps({"mcpServers": entries}))
-    cline, gemini = named(str(path))
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps({"mcpServers": entries}).encode())
+    cline, gemini, roo = named(str(path))
+    assert (roo.command, roo.ignored) == (("x", "$1", "{x}"), ("alwaysAllow",))
     assert (cline.cwd, cline.timeout, cline.ignored) == ("/srv", 90, ("autoApprove",))
     assert (gemini.transport, gemini.timeout, gemini.ignored) == ("http", 5, ("trust",))
 
@@ -102,12 +104,15 @@ def test_refusals(value: str, word: str) -> None:
         ('{"mcpServers": {"a": {"command": "x\\u0000"}}}', "NUL"),
         ('{"mcpServers": {"a": {"command": "x", "shell": true}}}', "remove"),
         ('{"mcpServers": {"a": {"command": "x", "envFile": ".env"}}}', "envFile"),
-        ('{"mcpServers": {"a": {"command": "x", "disabledTools": []}}}', "allowed_tools"),
+        ('{"mcpServers": {"a": {"command": "x", "disabledTools": ["b"]}}}', "allowed_tools"),
         ('{"mcpServers": {"a": {"httpUrl": "http://x"}}}', "url"),
         ('{"mcpServers": {"a": {"command": "x", "timeout": 0}}}', "timeout"),
         ('{"mcpServers": {"a": {"command": "x", "cwd": "\\u0000"}}}', "NUL"),
         ('{"servers": {"a": {"command": "x", "env": {"A": "${input:key}"}}}}', "filled"),
         ('{"servers": {"a": {"command": "${workspaceFolder}/x"}}}', "filled"),
+        ('{"mcpServers": {"a": {"url": "http://x", "headers": {"K": "B ${KEY}"}}}}', "filled"),
+        ('{"mcpServers": {"a": {"command": "x", "args": ["${HOME:-/tmp}"]}}}', "filled"),
+        ('{"servers": {"a": {"command": "x"}}, // mine\n}', "comments"),
         ('{"mcpServers": {"a, b": {"command": "x"}}}', "label"),
         ('{"mcpServers": {"a": {"url": "x"}}}', "url"),
         ('{"mcpServers": {"a": {"type": "ws", "url": "http://x"}}}', "ws"),

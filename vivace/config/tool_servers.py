@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -26,8 +27,6 @@ MOST_SERVERS = 32
 MOST_BYTES = 1 << 20
 SSE = "/sse"
 """end of the paths of servers that speak the older of the two protocols over HTTP"""
-
-
 IGNORED = frozenset(("autoApprove", "alwaysAllow", "trust", "description", "name", "icon"))
 """members about the programs that have such files"""
 REFUSED = {
@@ -38,7 +37,8 @@ REFUSED = {
         "is not done here; requests say allowed_tools",
     ),
 }
-PLACEHOLDER = re.compile(r"\$\{(?:input|env|command|config|workspaceFolder|userHome)[:}]")
+PLACEHOLDER = re.compile(r"\$\{\w+[:}]")
+"""`${input:key}` (VS Code), `${KEY}`, `${KEY:-other}` (Claude Code)"""
 HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+: [^\x00-\x08\x0a-\x1f\x7f]*", re.ASCII)
 MOST_SECONDS = 3600
 """Cline's limit of a `timeout`: larger ones are Gemini CLI's, in milliseconds."""
@@ -141,11 +141,13 @@ def read_server_file(path: str) -> Iterator[ToolServerSpec]:
     """The servers of a file. Raises ConfigError."""
     where = f"{FLAG} {path}"
     try:
-        file = msgspec.json.decode(read_file(path, MOST_BYTES), type=ServerFile)
+        text = read_file(path, MOST_BYTES).removeprefix(BOM_UTF8)
+        file = msgspec.json.decode(text, type=ServerFile)
     except OSError as error:
         raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: {error}") from None
+        plain = "; remove comments and trailing commas" if "malformed" in str(error) else ""
+        raise ConfigError(f"{where}: {error}{plain}") from None
     lists = {"mcpServers": file.mcp_servers, "servers": file.servers}
     if not any(lists.values()):
         raise ConfigError(f"{where}: has neither mcpServers nor servers")
@@ -158,10 +160,10 @@ def read_server_file(path: str) -> Iterator[ToolServerSpec]:
 def read_entry(where: str, label: str, given: dict[str, Any]) -> ToolServerSpec:
     check_label(where, label)
     for name in given:
-        if name in REFUSED:
+        if name in REFUSED and given[name]:
             raise ConfigError(f"{where}.{name}: {REFUSED[name]}")
     try:
-        known = {name: value for name, value in given.items() if name not in IGNORED}
+        known = {name: given[name] for name in given if name not in IGNORED | REFUSED.keys()}
         entry = msgspec.convert(known, ServerEntry)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}; correct or remove it") from None
