@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_kit import EOS, Running, ScriptedEngine, ask, documents, events, running_server
 
+from vivace.frontend.errors import BadRequest
+from vivace.frontend.fairness import run_now
 from vivace.parsers.formats import JSON_CALLS
 from vivace.parsers.json_values import whole_part
 from vivace.parsers.parser import AnswerParser, ParseOptions, TextParserFormat
 from vivace.protocol.messages import Request
+from vivace.requests.prompts import read_arguments
 from vivace.server.settings import ServerSettings
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -83,6 +86,33 @@ def test_a_cut_call_is_a_call_to_anthropic_streamed_or_not() -> None:
             assert known is None or json.loads(whole_part("".join(parts))) == known
             assert whole["stop_reason"] == "max_tokens"
             assert sent[-2]["delta"]["stop_reason"] == "max_tokens"
+
+
+def test_a_cut_call_may_be_sent_back() -> None:
+    """Agents do, with an error in the place of a result; a stored response has it anyway."""
+    tools = [{"type": "function", "name": "look", "parameters": SCHEMA}]
+    body = {"tools": tools, "tool_choice": "required", "input": "hi", "max_output_tokens": 52}
+    with running_server(engine=ScriptedEngine(script=said)) as server:
+        cut = ask(server, "/v1/responses", body).json
+        (call,) = cut["output"]
+        assert (call["status"], call["arguments"]) == ("incomplete", '{"city": "Paris", "d')
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "cut"}
+        for more in (
+            {"previous_response_id": cut["id"], "input": [result]},
+            {"input": [{"role": "user", "content": "hi"}, call, result]},
+        ):
+            answer = ask(server, "/v1/responses", {"max_output_tokens": 2, **more})
+            assert answer.status == 200, answer.text
+
+
+@pytest.mark.parametrize("rest", ["", ', "text": "' + "a, " * 100, ', "more": [' + "1, " * 9000])
+def test_what_is_whole_of_a_cut_call_is_shown_to_the_template(rest: str) -> None:
+    given = '{"city": "Paris"' + rest
+    arguments, _ = run_now(read_arguments(given, "here"))
+    assert arguments["city"] == "Paris" and "text" not in arguments
+    for wrong in ("city=Paris", '{"a" 1}', "{'a': 1}", '{"a": 1, x}'):
+        with pytest.raises(BadRequest, match="JSON"):
+            run_now(read_arguments(wrong, "here"))
 
 
 def test_ollama_gets_arguments_as_an_object() -> None:

@@ -19,6 +19,7 @@ from vivace.frontend.frontend import Frontend
 from vivace.frontend.served_model import ServedModel
 from vivace.frontend.validation import SamplingChecks, build_logprobs, check_prompt, samples
 from vivace.parsers.inputs import INPUT
+from vivace.parsers.json_values import whole_part
 from vivace.protocol.messages import LogprobOptions, Request, SamplingParams
 from vivace.protocol.tasks import GENERATE, HIDDEN, Task
 from vivace.requests.input_files import read_file
@@ -228,10 +229,9 @@ class RankedParams(Protocol):
 
 def wanted_rank(params: RankedParams) -> WantedRank | None:
     """The engine that is asked for; `data_parallel_rank` is the older name."""
-    if params.routed_dp_rank is not None:
-        return WantedRank("routed_dp_rank", params.routed_dp_rank)
-    if params.data_parallel_rank is not None:
-        return WantedRank("data_parallel_rank", params.data_parallel_rank)
+    for name in ("routed_dp_rank", "data_parallel_rank"):
+        if (rank := getattr(params, name)) is not None:
+            return WantedRank(name, rank)
     return None
 
 
@@ -351,8 +351,7 @@ def part_text(part: ContentPart, place: str) -> Work[str]:
 
 def template_call(call: ToolCall, field: str) -> Work[tuple[dict[str, Any], int]]:
     """(a past call, how many values its arguments hold, at most)"""
-    shown: dict[str, Any] = {"type": FUNCTION}
-    shown |= {key: value for key in ("id", "index") if (value := getattr(call, key)) is not None}
+    shown = {key: value for key in ("id", "index") if (value := getattr(call, key)) is not None}
     match call:
         case ToolCall(type="custom", custom=CustomCall() as custom):
             name, arguments, values = custom.name, {INPUT: custom.input}, 1
@@ -365,7 +364,7 @@ def template_call(call: ToolCall, field: str) -> Work[tuple[dict[str, Any], int]
         case _:
             reason = f"{abbreviate(call.type)!r}: past calls are of type function or custom"
             raise BadRequest(f"{field}.type", reason)
-    return {**shown, "function": {"name": name, "arguments": arguments}}, values
+    return {"type": FUNCTION, **shown, FUNCTION: {"name": name, "arguments": arguments}}, values
 
 
 def read_arguments(given: str | dict[str, Any] | None, field: str) -> Work[tuple[Any, int]]:
@@ -383,10 +382,12 @@ def read_arguments(given: str | dict[str, Any] | None, field: str) -> Work[tuple
             arguments = yield from decode_document(data, scan)
         else:
             arguments = msgspec.json.decode(data)
-    except BadRequest as error:
-        raise error.of_field(field) from None
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        raise BadRequest(field, "is not valid JSON") from None
+    except (BadRequest, msgspec.DecodeError, ValueError, RecursionError) as error:
+        yield
+        whole = whole_part(given)
+        if whole not in ("", given):  # of a call that was cut off
+            return (yield from read_arguments(whole, field))
+        raise BadRequest(field, getattr(error, "reason", "is not valid JSON")) from None
     if not isinstance(arguments, dict):
         raise BadRequest(field, f"must be the text of a JSON object, not of {json_type(arguments)}")
     return arguments, values
