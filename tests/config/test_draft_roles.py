@@ -20,6 +20,7 @@ from served_toy import write_byte_tokenizer, write_toy_llama
 from toy_models import make
 
 from vivace.config.parsing import from_arguments
+from vivace.deploy.own_checks import why_model_refused
 from vivace.errors import CannotStart
 from vivace.launch.configure import configure
 
@@ -63,3 +64,22 @@ def test_what_only_drafts_is_not_served(draft: str, folder: Path) -> None:
     said = refusal(model_path=str(folder / draft))
     assert "--model-path" in said
     assert said.endswith(f"--speculative-algorithm {ALGORITHM[draft]}")
+
+
+@pytest.mark.parametrize("algorithm", ["NEXTN", "EAGLE"])
+@pytest.mark.parametrize("served", ["Llama", "Glm4Moe", "Qwen3Next"])
+def test_layers_of_another_class_are_refused(
+    folder: Path, served: str, algorithm: str, tmp_path: Path
+) -> None:
+    """Though they are as wide and have as many tokens: what they said would be wrong every time."""
+    model = folder / "model"
+    if served in NEXTN:
+        model = tmp_path
+        shape = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_attention_heads": HEADS}
+        make(served, model, **shape, **NEXTN[served])
+        write_byte_tokenizer(model)
+    flags = {"speculative_algorithm": algorithm, "speculative_draft_model_path": str(folder)}
+    assert "trained" in refusal(model_path=str(model), **flags)
+    options = from_arguments(model_path=str(model), **flags)
+    (found,) = why_model_refused(options, layout_known=True, steps_known=True)
+    assert "trained" in found

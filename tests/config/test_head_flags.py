@@ -290,7 +290,9 @@ def test_layers_for_drafts_that_were_saved_alone_or_dropped(tmp_path: Path) -> N
             assert (draft.head.behind, draft.head.first_layer) == (1, first)
     other = rewrite(exported, tmp_path / "other", architectures=["Glm4MoeForCausalLMNextN"])
     assert other
-    refused(asked(whole, "NEXTN", tmp_path / "other"), "exported")
+    refused(asked(whole, "NEXTN", tmp_path / "other"), "Glm4Moe")
+    rewrite(exported, tmp_path / "wide", hidden_size=32)
+    refused(asked(whole, "NEXTN", tmp_path / "wide"), "hidden")
     rewrite(whole, tmp_path / "dropped", lambda name: None if ".layers.2." in name else name)
     write_byte_tokenizer(tmp_path / "dropped")
     refused({"model_path": str(tmp_path / "dropped"), "speculative_algorithm": "NEXTN"}, "eh_proj")

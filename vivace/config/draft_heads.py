@@ -194,35 +194,36 @@ def exported_layer(source: ModelSource, facts: ModelFacts) -> DraftModel:
     """The layer for multi-token prediction that was saved alone, as SGLang's export_deepseek_nextn
     does it: layer 0 of a model of 1. `facts`: of the served model, whose shapes it has. Raises
     SourceError."""
-    stem = read_class(source).removesuffix(EXPORTED)
-    if stem != facts.architecture:
-        raise SourceError(
-            f"{source.place('architectures')} is {stem}{EXPORTED}: the model is of "
-            f"{facts.architecture}; use the layer that was exported of it"
-        )
     given = ConfigFields(source.config, source.place, source.advice)
-    for key, wanted in (("hidden_size", facts.hidden_size), ("vocab_size", facts.vocabulary)):
-        if (found := given.get(key, Integer(1, MOST), wanted)) != wanted:
-            raise SourceError(
-                f"{source.place(key)} is {found}, the model's is {wanted}; use the layer that was "
-                "exported of it"
-            )
+    own = replace(
+        facts,
+        draft_layers=1,
+        hidden_size=given.get("hidden_size", Integer(1, MOST), facts.hidden_size),
+        vocabulary=given.get("vocab_size", Integer(1, MOST), facts.vocabulary),
+    )
+    read = replace(source, config={**source.config, "architectures": [facts.architecture]})
     head = HeadShape(vocabulary=facts.vocabulary, behind=1)
+    check_shapes(draft := DraftModel(source=read, facts=own, head=head), facts)
     check_layer_tensors(source, facts, head)
-    read = replace(source, config={**source.config, "architectures": [stem]})
-    return DraftModel(source=read, facts=replace(facts, draft_layers=1), head=head)
+    return draft
 
 
-def is_exported(source: ModelSource) -> bool:
-    return read_class(source).endswith(EXPORTED)
+def check_layer_class(source: ModelSource, facts: ModelFacts) -> None:
+    """Whether a layer for multi-token prediction was made for such a model. Raises SourceError."""
+    if (found := read_class(source)).removesuffix(EXPORTED) != facts.architecture:
+        raise SourceError(
+            f"{source.place('architectures')} is {found!r}, the model is of {facts.architecture}: "
+            "such a layer drafts for what it was trained with; use the model's own, or NGRAM"
+        )
 
 
 def has_layers(source: ModelSource) -> bool:
     """Whether a checkpoint is of a whole model with such layers, or of one of these alone, and
     not of a head."""
-    family = FAMILIES.get(read_class(source))
+    family = FAMILIES.get(found := read_class(source))
     beside = family is not None and bool(family.draft_stem)
-    return is_exported(source) or beside or bool(source.config.get("num_nextn_predict_layers"))
+    behind = bool(source.config.get("num_nextn_predict_layers"))
+    return found.endswith(EXPORTED) or beside or behind
 
 
 def read_taps(fields: ConfigFields, source: ModelSource, layers: int) -> tuple[int, ...]:

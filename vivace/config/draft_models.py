@@ -10,12 +10,14 @@ from vivace.checkpoint.vocabulary import differing, read_words
 from vivace.checkpoint.weight_files import SHARDED
 from vivace.config.config import Config, DraftModel, ModelContext, Options, ResolveContext
 from vivace.config.draft_heads import (
+    EXPORTED,
     check_family,
+    check_layer_class,
     check_shapes,
     exported_layer,
     has_layers,
     head_behind,
-    is_exported,
+    read_class,
     read_head,
 )
 from vivace.config.draft_tensors import check_whole_model
@@ -85,7 +87,8 @@ def locate_draft(
 
 def locate_layers(options: Options, source: ModelSource, facts: ModelFacts) -> DraftModel:
     """Those for multi-token prediction of another checkpoint. Raises SourceError, ConfigError."""
-    if is_exported(source):
+    check_layer_class(source, facts)
+    if read_class(source).endswith(EXPORTED):
         return exported_layer(source, facts)
     check_architecture(source)
     each = options.speculative.enable_multi_layer_eagle
