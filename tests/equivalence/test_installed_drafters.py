@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -62,6 +63,17 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path, name: str) -> None:
     model = write_toy_llama(tmp_path / "toy")
     with pytest.raises(ConfigError, match=name):
         build_engine(model, PLAIN, speculative_algorithm=name)
+
+
+@pytest.mark.parametrize("test_aid", ["", "0.5"])
+def test_stages_hear_of_n_grams_only(test_aid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one would compute other tokens than the last one verifies."""
+    algorithm = "NGRAM" if test_aid else "LAST"
+    if test_aid:
+        monkeypatch.setenv("VIVACE_TEST_DRAFTS", test_aid)
+    options = parse(["--speculative-algorithm", algorithm, "--pp-size", "2"], dict(os.environ))
+    with pytest.raises(ConfigError, match="stage"):
+        configure(options)
 
 
 def test_a_node_tells_of_the_package() -> None:

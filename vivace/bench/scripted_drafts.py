@@ -33,10 +33,10 @@ from vivace.bench.output_speed import (
 from vivace.bench.record import write_figures
 from vivace.bench.repeating_prompts import repeating_prompts
 from vivace.bench.tokenizer import TokenCodec
+from vivace.config.draft_flags import SCRIPTED
 from vivace.config.process_environment import variable_set
 from vivace.engine.executor import Executor
 
-SCRIPTED = "VIVACE_TEST_DRAFTS"
 ALWAYS_WRONG = "0"
 
 

@@ -11,6 +11,7 @@ from vivace.config.errors import ConfigError
 from vivace.config.speculative import SpeculativeOptions
 from vivace.config.token_map import refuse_pickles
 
+SCRIPTED = "VIVACE_TEST_DRAFTS"
 MULTI_LAYER = "enable_multi_layer_eagle"
 OF_ALL = (
     "speculative_algorithm",
@@ -85,10 +86,11 @@ def speculation(options: Options) -> list[str]:
         asked.speculative_algorithm, ()
     ):
         refuse_pickles(asked.speculative_token_map)
-    if drafts_by_model(options) and (stages := options.parallel.pp_size or 1) > 1:
+    sent = asked.speculative_algorithm == NGRAM and not options.environment.get(SCRIPTED)
+    if not sent and (stages := options.parallel.pp_size or 1) > 1:
         raise ConfigError(
-            f"--pp-size {stages}: drafts of a model need what the first stage knows and the last "
-            "one computes; use --tp-size, or --speculative-algorithm NGRAM"
+            f"--pp-size {stages}: the first stage must know what the last one drafts, and hears of "
+            "n-grams only; use --tp-size, or --speculative-algorithm NGRAM"
         )
     return served_as_draft(options)
 

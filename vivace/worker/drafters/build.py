@@ -11,6 +11,7 @@ import torch
 from vivace.checkpoint.open import open_weights
 from vivace.checkpoint.tensor_headers import name_head_tensors
 from vivace.checkpoint.weights import EMBEDDING, OUTPUT
+from vivace.config.draft_flags import SCRIPTED
 from vivace.config.draft_models import draft_config
 from vivace.config.drafts import EAGLE3, NGRAM, branches, most_breadth
 from vivace.config.errors import ConfigError
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-SCRIPTED = "VIVACE_TEST_DRAFTS"
 
 
 class LoadDraft(Protocol):
