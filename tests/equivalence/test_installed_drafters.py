@@ -17,6 +17,23 @@ from vivace.launch.node_hello import describe_drafter
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "speculative.md"
 PLAIN = Setting(batch=4, chunk=64, radix="on", depth=1, page=16)
 
+ODD = """
+from vivace.worker.drafter import NoDrafter
+
+class Odd(NoDrafter):
+    def __init__(self, width):
+        self.width = width
+
+class Shy(Odd):
+    def attach(self, place):
+        raise RuntimeError("not today")
+
+def give_object(config): return object()
+def give_narrow(config): return Odd(0)
+def give_words(config): return Odd("many")
+def give_shy(config): return Shy(3)
+"""
+
 
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +46,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (about / "entry_points.txt").write_text(
         "[vivace.drafters]\nLAST = last_token:build\nBROKEN = last_token:nothing\n"
         "BOOM = boom:build\nFAILS = fails:build\nTWIN = last_token:build\n"
+        "OBJECT = odd:give_object\nNARROW = odd:give_narrow\nWORDS = odd:give_words\n"
+        "SHY = odd:give_shy\n"
     )
+    (tmp_path / "odd.py").write_text(ODD)
     (tmp_path / "boom.py").write_text("raise RuntimeError('not today')\n")
     (tmp_path / "fails.py").write_text("def build(config):\n    return config.nothing\n")
     about = tmp_path / "another-2.0.dist-info"
@@ -49,6 +69,16 @@ def test_the_example_drafts(tmp_path: Path) -> None:
     assert drafting.accept_rate() is not None
 
 
+def test_one_that_fails_when_it_is_attached_costs_drafts_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = write_toy_llama(tmp_path / "toy")
+    plain = build_engine(model, PLAIN).run(toy_requests(8, stream=False))
+    shy = build_engine(model, PLAIN, speculative_algorithm="SHY", speculative_fixed_width=True)
+    assert shy.run(toy_requests(8, stream=False)) == plain
+    assert "not today" in caplog.text and shy.accept_rate() is None
+
+
 def test_names_are_those_of_installed_packages(tmp_path: Path) -> None:
     config = configure(parse(["--speculative-algorithm", "LAST"], {}))
     assert config.draft_width == 3 and config.draft is None
@@ -58,7 +88,7 @@ def test_names_are_those_of_installed_packages(tmp_path: Path) -> None:
         parse(["--speculative-algorithm", "last_token:build"], {})
 
 
-@pytest.mark.parametrize("name", ["BROKEN", "BOOM", "FAILS", "TWIN"])
+@pytest.mark.parametrize("name", ["BROKEN", "BOOM", "FAILS", "TWIN", "OBJECT", "NARROW", "WORDS"])
 def test_what_cannot_be_loaded_is_named(tmp_path: Path, name: str) -> None:
     model = write_toy_llama(tmp_path / "toy")
     with pytest.raises(ConfigError, match=name):

@@ -175,12 +175,24 @@ def load_drafter(config: Config) -> Drafter:
     build = load_installed(DRAFTERS, name)
     try:
         drafter: Drafter = build(config)
+        members = (*Drafter.__annotations__, *vars(Drafter))
+        lacking = [one for one in members if one[0] != "_" and not hasattr(drafter, one)]
     except CannotStart:
         raise
     except Exception as error:  # it is other people's code
         raise ConfigError(
             f"--speculative-algorithm {name}: its package fails: {type(error).__name__}: {error}"
         ) from error
+    if lacking:
+        raise ConfigError(
+            f"--speculative-algorithm {name}: its package gives a {type(drafter).__name__} without "
+            f"{', '.join(lacking)}; correct it: a class that extends NoDrafter has all of that"
+        )
+    if not isinstance(drafter.width, int) or drafter.width < 1:
+        raise ConfigError(
+            f"--speculative-algorithm {name}: its package's width is {drafter.width!r}; correct "
+            "it: that is how many tokens it proposes, at least 1"
+        )
     if drafter.width < config.draft_width:
         raise ConfigError(
             f"--speculative-algorithm {name} proposes {drafter.width} tokens at most: give "

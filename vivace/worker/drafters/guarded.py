@@ -55,7 +55,10 @@ class GuardedDrafter:
         return self._drafter.text_bytes
 
     def attach(self, place: DrafterPlace) -> None:
-        self._drafter.attach(place)
+        if self._vocabulary is None:  # without its own layers it is of no use
+            self._drafter.attach(place)
+        else:
+            self._run(lambda: self._drafter.attach(place), None)
         self.nbytes = self._drafter.nbytes
 
     def update(self, plan: StepPlan) -> None:
