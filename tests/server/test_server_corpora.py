@@ -67,6 +67,7 @@ def test_what_is_no_corpus_is_refused(
     before = engine.commands.copy()
     answer = ask(server, PATH, body)
     assert answer.status == 400 and field in answer.json["param"]
+    assert answer.json["message"].startswith(answer.json["param"])
     assert not any(isinstance(one, AddCorpus) for one in engine.commands[len(before) :])
 
 

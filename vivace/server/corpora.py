@@ -94,8 +94,7 @@ async def encode_texts(context: Context, texts: list[str]) -> array[int]:
             for ids in encoded:
                 append(found, ids, "documents")
     except BadRequest as error:
-        error.field = "documents"
-        raise
+        raise error.of_field("documents") from None
     return found
 
 
