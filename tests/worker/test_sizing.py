@@ -17,7 +17,13 @@ from msgspec import structs
 from vivace.config.parallel import ExpertOptions, ParallelOptions
 from vivace.platforms.groups import SingleRank
 from vivace.worker.build import longest_request
-from vivace.worker.rank_sizes import agree, size_together, windows_of_all
+from vivace.worker.rank_sizes import (
+    agree,
+    own_share,
+    share_memory,
+    size_together,
+    windows_of_all,
+)
 from vivace.worker.sizing import (
     DEFAULT_MAX_BYTES,
     GIB,
@@ -25,8 +31,6 @@ from vivace.worker.sizing import (
     Demand,
     SizingError,
     WindowDemand,
-    own_share,
-    share_memory,
     size_pool,
 )
 
@@ -103,6 +107,14 @@ def test_logits_of_drafts_are_kept_free():
     assert (
         size_pool(demand(draft_logits=logits, **modest)).pages == size_pool(demand(**modest)).pages
     )
+
+
+def test_rows_whose_logits_leave_no_room_are_named():
+    with pytest.raises(SizingError, match="logits") as caught:
+        size_pool(demand(rows=256, draft_logits=1 << 26))
+    assert "64.25 GiB for activations" in str(caught.value)
+    assert "--max-running-requests" in str(caught.value)
+    assert size_pool(demand(rows=16, draft_logits=1 << 26)).rows == 16
 
 
 def test_cached_prefixes_take_as_much_as_one_longest_request_unless_a_size_is_asked_for():
@@ -397,6 +409,7 @@ def recurrent(**changes):
         {"state_ratio": 0.2},
         {"static_fraction": 0.95},
         {"static_fraction": 0.82, "drafts": 4},
+        {"drafts": 3, "draft_logits": 1 << 24},
     ],
 )
 def test_large_states_leave_room_for_tokens(changes):
@@ -418,6 +431,14 @@ def test_large_states_leave_room_for_tokens(changes):
     assert told(fit).get("max_mamba_cache_size") == asked_states
 
 
+def test_rows_are_as_many_as_have_room_beside_their_own_logits():
+    """Not as would have it beside those of all rows that were asked for."""
+    fit = size_pool(recurrent(rows=256, drafts=3, draft_logits=1 << 26))
+    assert fit.rows == size_pool(recurrent(rows=fit.rows, drafts=3, draft_logits=1 << 26)).rows > 8
+    more = size_pool(recurrent(rows=fit.rows + 1, drafts=3, draft_logits=1 << 26))
+    assert more.rows == fit.rows
+
+
 def test_one_request_gets_its_states_whatever_the_ratio():
     fit = size_pool(recurrent(state_ratio=0.001))
     assert (fit.rows, fit.others[0].pages) == (1, 0)
@@ -429,6 +450,20 @@ def test_states_that_do_not_fit_are_named():
     assert "7 states of 75.38 MiB (--max-running-requests 1)" in str(caught.value)
     least = float(re.search(r"works is ([\d.]+)", str(caught.value))[1])
     assert size_pool(recurrent(static_fraction=least, drafts=3)).rows == 1
+
+
+@pytest.mark.parametrize("rows", [1, 256])
+@pytest.mark.parametrize("state_bytes", [1000, 1 << 20])
+@pytest.mark.parametrize("ratio", [0.9, 1000.0])
+def test_the_fraction_that_is_said_to_work_does(rows, state_bytes, ratio):
+    """Neither rows nor saved states take what the least pool needs."""
+    asked = {"free_bytes": GIB, "available_bytes": GIB, "weight_bytes": 100 << 20, "page_size": 64}
+    asked |= {"kv_bytes_per_token": 200_000, "row_bytes": 1 << 20, "rows": rows}
+    asked |= {"state_bytes": state_bytes, "state_ratio": ratio}
+    with pytest.raises(SizingError, match="works") as caught:
+        size_pool(recurrent(static_fraction=0.01, **asked))
+    least = float(re.search(r"works is ([\d.]+)", str(caught.value))[1])
+    assert size_pool(recurrent(static_fraction=least, **asked)).pages
 
 
 def test_a_stage_without_states_counts_as_many_as_the_others():

@@ -48,15 +48,13 @@ from vivace.worker.hidden_states import HiddenStatesHead
 from vivace.worker.layout import join_ranks
 from vivace.worker.model_runner import ModelRunner, RunnableModel
 from vivace.worker.pooling.steps import pooling_head
-from vivace.worker.rank_sizes import size_together, windows_of_all
+from vivace.worker.rank_sizes import own_share, share_memory, size_together, windows_of_all
 from vivace.worker.rows import RowStates
 from vivace.worker.sizing import (
     Demand,
     PoolSize,
     WindowDemand,
     count_slots,
-    own_share,
-    share_memory,
 )
 from vivace.worker.stage_heads import HeadsElsewhere
 from vivace.worker.step_inputs import StepInputs

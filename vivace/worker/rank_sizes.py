@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from vivace.models.loading import ReportProgress
 from vivace.platforms.groups import Group
+from vivace.platforms.platform import Platform
 from vivace.worker.sizing import Demand, PoolSize, most_pages, size_pool
 
 NOTHING = 1 << 62
@@ -54,3 +55,15 @@ def agree(demand: Demand, group: Group) -> Demand:
             for window, nbytes in zip(demand.windows, windows, strict=True)
         ),
     )
+
+
+def share_memory(platform: Platform, workers: int, share: int, group: Group) -> tuple[int, int]:
+    """(bytes for each worker, `share` of rank 0, which alone is told one): what every rank has"""
+    (least,) = group.minimum([-share])
+    (free,) = group.minimum([own_share(platform, workers, -least)])
+    return free, -least
+
+
+def own_share(platform: Platform, workers: int, share: int) -> int:
+    available = platform.available_bytes()
+    return min(share, available) if share else available // workers

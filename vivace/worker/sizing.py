@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from vivace.errors import CannotStart
 from vivace.protocol.messages import STATE_INTERVAL, CacheGroup, Rewrite
-
-if TYPE_CHECKING:
-    from vivace.platforms.groups import Group
-    from vivace.platforms.platform import Platform
 
 GIB = 1 << 30
 DEFAULT_SHARE = 0.25
@@ -145,6 +142,11 @@ class Demand:
         return low
 
     @property
+    def fewest_pages(self) -> int:
+        """of the first group, with which there is any use"""
+        return -(-min(MIN_POOL_TOKENS, self.context) // self.page_size)
+
+    @property
     def room(self) -> int:
         """Most that KV can take: what is free now, and what was free less the weights. Weights
         that are pages of a mapped file count as available now, and others may have come since."""
@@ -186,7 +188,7 @@ def size_pool(demand: Demand) -> PoolSize:
     wanted = _wanted_pages(demand)
     pages = allowed if wanted is None else min(allowed, wanted)
     tokens = pages * page
-    if pages < 1 or tokens < min(MIN_POOL_TOKENS, demand.context):
+    if pages < demand.fewest_pages:
         raise SizingError(_too_small(demand, allowed))
     context = _context(demand, tokens)
     fixed = demand.static_fraction is not None or demand.max_total_tokens is not None
@@ -212,13 +214,22 @@ def fit_states(demand: Demand) -> Demand:
     ratio divides the pool, as in SGLang. One row in any case."""
     if not demand.state_bytes:
         return demand
-    share = _budget(demand) * demand.state_ratio / (1 + demand.state_ratio)
-    most, asked = int(share) // demand.state_bytes, demand.saved_states
-    rows = demand.rows
-    while rows > 1 and count_slots(rows, demand.drafts, _least(rows, asked)) > most:
-        rows -= 1
-    saved = _least(max(0, most - count_slots(rows, demand.drafts, 0)), asked)
-    return replace(demand, rows=rows, saved_states=saved)
+    further = range(2, demand.rows + 1)
+    rows = 1 + bisect_left(further, True, key=lambda n: not _rows_fit(replace(demand, rows=n)))
+    most = _most_states(fit := replace(demand, rows=rows)) - count_slots(rows, demand.drafts, 0)
+    return replace(fit, saved_states=_least(max(0, most), demand.saved_states))
+
+
+def _rows_fit(demand: Demand) -> bool:
+    needed = count_slots(demand.rows, demand.drafts, _least(demand.rows, demand.saved_states))
+    return needed <= _most_states(demand)
+
+
+def _most_states(demand: Demand) -> int:
+    """In their share, and beside the least pool there is any use of."""
+    budget, least = _budget(demand), replace(demand, state_bytes=0).pool_bytes(demand.fewest_pages)
+    share = budget * demand.state_ratio / (1 + demand.state_ratio)
+    return min(int(share), budget - least) // demand.state_bytes
 
 
 def _least(count: int, limit: int | None) -> int:
@@ -343,28 +354,27 @@ def _fixed_text(demand: Demand) -> str:
 
 def _too_small(demand: Demand, allowed: int) -> str:
     """What is wrong, and what would help: the smallest fraction, or other numbers."""
-    wanted = min(MIN_POOL_TOKENS, demand.context)
     page, requested = demand.page_size, demand.max_total_tokens
-    if requested is not None and requested // page * page < wanted:
-        least = -(-wanted // page) * page
+    least = demand.fewest_pages * page
+    if requested is not None and requested // page < demand.fewest_pages:
         return (
             f"--max-total-tokens {requested}: the smallest KV pool is {least} tokens "
             f"(pages of {page}); give {least} or more, or leave it out"
         )
-    fewest = -(-wanted // page)
-    need = demand.pool_bytes(fewest)
+    need = demand.pool_bytes(demand.fewest_pages)
     if demand.static_fraction is not None and need <= demand.room:
         memory = _memory_text(demand, demand.static_fraction)
     else:
         workers, flags = demand.workers, "--data-parallel-size, --tensor-parallel-size"
         share = "" if workers == 1 else f" for each of {workers} workers ({flags})"
+        drafts = f" and the logits of {demand.rows} rows' drafts" if demand.draft_logits else ""
         memory = (
             f"{_gib(demand.free_bytes)} were free{share} before loading, less "
-            f"{_fixed_text(demand)}, {_gib(max(0, demand.room))} are left for KV"
-            f"{_states_text(demand)}"
+            f"{_fixed_text(demand)} and {_gib(demand.reserve)} for activations{drafts}, "
+            f"{_gib(max(0, demand.room))} are left for KV{_states_text(demand)}"
         )
     return (
-        f"the KV pool would hold {allowed * page} tokens: {memory}, and {fewest * page} tokens "
+        f"the KV pool would hold {allowed * page} tokens: {memory}, and {least} tokens "
         f"take {_gib(need)}. {_remedy(demand, need)}"
     )
 
@@ -377,6 +387,8 @@ def _remedy(demand: Demand, need: int) -> str:
             "more of it holds longer and more requests"
         )
     smaller = ", lower --page-size" if demand.page_size > MIN_POOL_TOKENS else ""
+    if demand.rows > 1 and (demand.row_bytes or demand.draft_logits):
+        smaller += ", lower --max-running-requests"
     return f"Free memory (or raise the container's limit){smaller}, or choose a smaller model"
 
 
@@ -386,15 +398,3 @@ def _gib(count: int) -> str:
 
 def _kib(count: int) -> str:
     return f"{count / 1024:.3g} KiB"
-
-
-def share_memory(platform: Platform, workers: int, share: int, group: Group) -> tuple[int, int]:
-    """(bytes for each worker, `share` of rank 0, which alone is told one): what every rank has"""
-    (least,) = group.minimum([-share])
-    (free,) = group.minimum([own_share(platform, workers, -least)])
-    return free, -least
-
-
-def own_share(platform: Platform, workers: int, share: int) -> int:
-    available = platform.available_bytes()
-    return min(share, available) if share else available // workers
