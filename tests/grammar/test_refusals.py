@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grammar_kit import BACKEND, SIZE, VOCABULARY, obeys
+from grammar_kit import BACKEND, SIZE, VOCABULARY, obeys, schema_matcher
 
 from vivace.errors import CannotStart
 from vivace.grammar.backend import GrammarError
@@ -170,6 +170,18 @@ def test_recursion_with_an_end_is_fine() -> None:
     }
     BACKEND.compile(Constraint(kind=JSON_SCHEMA, text=json.dumps(tree)))
     BACKEND.compile(Constraint(kind=JSON_SCHEMA, text=json.dumps(INFINITE)))
+
+
+@pytest.mark.parametrize("endless", [INFINITE["$defs"]["a"], {"$ref": "#/$defs/a"}])
+def test_no_answer_enters_what_never_ends(endless: Any) -> None:
+    """It might leave it out, or take another choice."""
+    choice = {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}
+    named = {"b": {"$ref": "#/$defs/a"}, "c": choice}
+    schema = {"type": "object", "properties": named, "$defs": {"a": endless}}
+    matcher = schema_matcher(schema)
+    assert obeys(JSON_SCHEMA, schema, '{"c":null}') and obeys(JSON_SCHEMA, schema, "{}")
+    assert matcher.copy().accept([*b'{"b"']) == 2
+    assert matcher.accept([*b'{"c":{']) == 5
 
 
 def nested(depth: int) -> Any:

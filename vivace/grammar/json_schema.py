@@ -10,7 +10,7 @@ import msgspec
 
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.limits import MAX_DEPTH, MAX_VALUES
-from vivace.grammar.recursion import never_ends
+from vivace.grammar.recursion import forbid_endless
 from vivace.grammar.schema_keywords import check_keywords, simplify
 from vivace.grammar.schema_numbers import fit_numbers
 from vivace.grammar.schema_objects import close_objects, tells_names_apart
@@ -50,8 +50,7 @@ def check_schema(schema: Any, place: str = "") -> None:
     simplify(schema)
     rewrite(schema)
     fit_patterns(schema, place)
-    endless = never_ends(schema)
-    if endless is not None:
+    if endless := forbid_endless(schema):
         raise GrammarError(
             f"{before}{endless}: recurses for ever, nothing finite obeys it; make a property on "
             "the way optional, or allow null"
