@@ -154,6 +154,30 @@ def test_schemas_in_tags_are_named_as_the_client_wrote_them() -> None:
     assert refusal(STRUCTURAL_TAG, {"format": form}).startswith("format.elements.0.json_schema.if:")
 
 
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"propertyNames": {"pattern": "("}}, "propertyNames"),
+        ({"propertyNames": {"pattern": "(?x)a"}}, "propertyNames.pattern"),
+        ({"propertyNames": {"enum": ["a"]}, "additionalProperties": {"if": {}}}, "additionalProp"),
+        ({"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}, "$defs.a.properties.b.format"),
+        ({"oneOf": [{"$ref": "#named"}, {"type": "null"}]}, "$defs.a.properties.b.format"),
+        ({"format": "uuid4", "pattern": "("}, "pattern"),
+        (
+            {"prefixItems": [{"uniqueItems": True, "items": {"enum": [1]}}, {"uniqueItems": True}]},
+            "prefixItems.1",
+        ),
+    ],
+)
+def test_places_are_those_of_schemas_as_they_were_written(schema: Any, place: str) -> None:
+    """The library gets other words for some."""
+    named = {"$anchor": "named", "properties": {"b": {"format": "none"}}}
+    schema |= {"$defs": {"a": named}} if "oneOf" in schema else {}
+    assert refusal(JSON_SCHEMA, schema).startswith(place)
+    tag = {"structures": [{"begin": "<a>", "schema": schema, "end": ""}], "triggers": ["<a>"]}
+    assert refusal(STRUCTURAL_TAG, tag).startswith(f"structures.0.schema.{place}")
+
+
 def test_what_no_keyword_is_to_blame_for_is_told_with_its_schema_alone() -> None:
     """And not with rules of ours that stand around it."""
     chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(900)}

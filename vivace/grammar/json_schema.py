@@ -23,15 +23,20 @@ ANY = "$$ANY$$"
 
 
 def read_schema(text: str) -> Any:
-    """A schema, checked for sizes. Raises GrammarError."""
+    """As the library has it. Raises GrammarError."""
+    schema = decode_schema(text)
+    check_schema(schema)
+    return schema
+
+
+def decode_schema(text: str) -> Any:
+    """As it is written. Raises GrammarError."""
     if text == ANY:
         return {}
     try:
-        schema = msgspec.json.decode(text.encode("utf-8", "surrogatepass"))
+        return msgspec.json.decode(text.encode("utf-8", "surrogatepass"))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise GrammarError(f"is no JSON: {error}") from error
-    check_schema(schema)
-    return schema
 
 
 def check_schema(schema: Any, place: str = "") -> None:
@@ -48,8 +53,8 @@ def check_schema(schema: Any, place: str = "") -> None:
     close_objects(schema)
     fit_numbers(schema, place)
     simplify(schema)
-    rewrite(schema)
     fit_patterns(schema, place)
+    rewrite(schema)
     if endless := forbid_endless(schema):
         raise GrammarError(
             f"{before}{endless}: recurses for ever, nothing finite obeys it; make a property on "

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from vivace.grammar.backend import GrammarError
+from vivace.parsers.schema_strings import FORMATS
 from vivace.parsers.schema_types import MAX_REFERENCE, TYPE_NAMES, TYPES, Path, is_pointer, pointed
 
 IN_ONE = (
@@ -25,6 +26,10 @@ DESCRIBING = frozenset(
     ("binary", "byte", "color", "directory-path", "file-path", "json-string", "password", "path")
 )
 """formats of OpenAPI and pydantic that tell a reader what a text is, and assert nothing"""
+STANDARD_FORMATS = frozenset(
+    "date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri iri "
+    "uri-reference iri-reference uuid regex uri-template json-pointer relative-json-pointer".split()
+)
 IDLE = frozenset(("deprecated", "readOnly", "writeOnly", "nullable", "example", "contentEncoding"))
 """which assert nothing; the library takes them for more that is said beside a reference"""
 WRAPPING = {"name", "description", "schema", "strict"}
@@ -170,8 +175,8 @@ def _wrong(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def simplify(schema: Any) -> None:
-    """Take keywords off that hold for every instance, which the library might refuse, and write
-    references as URIs are written."""
+    """Take keywords off that hold for every instance, which the library might refuse, write
+    references as URIs are written, and formats as patterns."""
     older = any(name in named_draft(schema) for name in WITHOUT_PREFIXES)
     for _, value in all_schemas(schema):
         if "prefixItems" in value and not older:
@@ -189,5 +194,9 @@ def simplify(schema: Any) -> None:
                 del value[keyword]
         if value.get("propertyNames") in (*ANYTHING, {"type": "string"}):
             del value["propertyNames"]
-        if value.get("format") in DESCRIBING:
+        kind = value.get("format")
+        if kind in FORMATS and "pattern" not in value:
+            value["pattern"] = f"^{FORMATS[kind]}$"
             del value["format"]
+        elif kind in DESCRIBING or ("pattern" in value and kind not in STANDARD_FORMATS):
+            value.pop("format", None)  # the name of that pattern

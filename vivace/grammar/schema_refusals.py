@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,10 @@ import msgspec
 
 from vivace.grammar.backend import JsonFormat
 from vivace.grammar.flat_grammars import validate_grammar
-from vivace.grammar.json_schema import json_grammar
+from vivace.grammar.json_schema import check_schema, json_grammar
 from vivace.grammar.schema_keywords import all_schemas, spelled
+from vivace.grammar.schema_references import use_pointers
+from vivace.parsers.schema_types import Path, pointed
 
 MAX_REASON = 400
 MOST_TRIALS = 20
@@ -106,16 +109,8 @@ RULES = (
         lambda said, keyword, value: keyword == PATTERNS and said[1] in value,
         "{0!r:.60} and {1!r:.60} fit the same names, which cannot be enforced",
     ),
-    RefusalRule(
-        NO_EXPRESSION,
-        _has_expression,
-        "cannot be enforced: {0:.200}",
-    ),
-    RefusalRule(
-        ANCHORS,
-        _has_expression,
-        f"cannot be enforced: {NO_ANCHORS}",
-    ),
+    RefusalRule(NO_EXPRESSION, _has_expression, "cannot be enforced: {0:.200}"),
+    RefusalRule(ANCHORS, _has_expression, f"cannot be enforced: {NO_ANCHORS}"),
     RefusalRule(
         re.compile(r"(Unable) to determine if regex is empty: .*"),
         _has_expression,
@@ -134,21 +129,42 @@ RULES = (
 )
 
 
-def explain_refusal(schemas: Sequence[tuple[str, Any]], reason: str) -> str:
-    """What the library says, with the place it is about. `schemas`: those in question, each with
-    its own place."""
-    return explain_blamed(schemas, reason) or " ".join(reason.split())[:MAX_REASON]
-
-
-def explain_blamed(schemas: Sequence[tuple[str, Any]], reason: str) -> str | None:
-    """The same; None where it is about none of them."""
+def explain_blamed(schemas: Sequence[tuple[str, Any]], reason: str) -> str:
+    """What the library says, with the place it is about; empty where that is in none of the
+    schemas, which are as a client has them, each with its own place."""
     text = " ".join(reason.split())
     found = [(rule, said) for rule in RULES if (said := rule.said.search(text))]
+    read = [(place, schema, _as_read(schema, place)) for place, schema in schemas if found]
     for rule, said in found:
-        if (place := _blamed(schemas, rule, said)) is not None:
-            told = rule.told.format(*(group.strip() for group in said.groups()))
-            return f"{place}: {told}"
-    return None
+        for place, schema, words in read:
+            if path := _blamed(words, rule, said):
+                told = rule.told.format(*(group.strip() for group in said.groups()))
+                return f"{spelled(place, _written_path(path, schema))}: {told}"
+    return ""
+
+
+def _as_read(schema: Any, place: str) -> Any:
+    """In the words that the library gets."""
+    words = deepcopy(schema)
+    check_schema(words, place)
+    use_pointers(schema)
+    return words
+
+
+def _written_path(path: Path, schema: Any) -> Path:
+    """Where a client has what stands there in other words."""
+    found, value, rest = Path(), schema, list(path)
+    while rest:
+        if isinstance(value, dict) and rest[0] not in value:
+            if rest[0] == PATTERNS and "propertyNames" in value:
+                rest[:2] = ["additionalProperties" if rest[1:] else "propertyNames"]
+            elif target := pointed(schema, str(value.get("$ref"))):
+                found, value = target
+        held: Any = dict(enumerate(value)) if isinstance(value, list) else value
+        if not isinstance(held, dict) or rest[0] not in held:
+            break
+        found, value = (*found, rest[0]), held[rest.pop(0)]
+    return found or path
 
 
 def explain_expression(reason: str) -> str:
@@ -159,22 +175,18 @@ def explain_expression(reason: str) -> str:
     return NO_ANCHORS if ANCHORS.search(text) else text[:MAX_REASON]
 
 
-def _blamed(
-    schemas: Sequence[tuple[str, Any]], rule: RefusalRule, said: re.Match[str]
-) -> str | None:
-    for place, schema in schemas:
-        found = [
-            (*path, keyword)
-            for path, one in all_schemas(schema)
-            for keyword, value in one.items()
-            if rule.blames(said, keyword, value)
-        ]
-        if found:
-            return spelled(place, _guilty(schema, found, said))
-    return None
+def _blamed(schema: Any, rule: RefusalRule, said: re.Match[str]) -> Path:
+    """The path of a keyword; empty: none of the schema."""
+    found = [
+        (*path, keyword)
+        for path, one in all_schemas(schema)
+        for keyword, value in one.items()
+        if rule.blames(said, keyword, value)
+    ]
+    return _guilty(schema, found, said) if found else ()
 
 
-def _guilty(schema: Any, found: Sequence[tuple[Any, ...]], said: re.Match[str]) -> tuple[Any, ...]:
+def _guilty(schema: Any, found: Sequence[Path], said: re.Match[str]) -> Path:
     """Of several choices that may be to blame, the first with which alone it is refused, too."""
     size = len(msgspec.json.encode(schema))
     if found[0][-1] != "oneOf" or len(found) * size > MOST_TRIED_BYTES:
@@ -185,7 +197,7 @@ def _guilty(schema: Any, found: Sequence[tuple[Any, ...]], said: re.Match[str]) 
     return found[0]
 
 
-def _said_without(schema: Any, paths: Sequence[tuple[Any, ...]]) -> str:
+def _said_without(schema: Any, paths: Sequence[Path]) -> str:
     copy: Any = msgspec.json.decode(msgspec.json.encode(schema))
     for path, one in [*all_schemas(copy)]:
         if (*path, "oneOf") in paths:

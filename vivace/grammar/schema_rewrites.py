@@ -9,7 +9,7 @@ from typing import Any
 
 from vivace.grammar.schema_keywords import HOLDING, all_schemas, subschemas
 from vivace.grammar.schema_references import as_pointer
-from vivace.parsers.schema_strings import FORMATS, NOTES, names_pattern
+from vivace.parsers.schema_strings import NOTES, names_pattern
 from vivace.parsers.schema_types import TYPES, Path, different, listed_values, pointed, values
 
 MAX_CHOICES = 600
@@ -20,10 +20,6 @@ MAX_REFERENCES = 9
 MAX_INLINED = 20_000
 """values of choices, and characters of expressions for names"""
 NAMING = frozenset(("properties", "patternProperties"))
-STANDARD_FORMATS = frozenset(
-    "date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri iri "
-    "uri-reference iri-reference uuid regex uri-template json-pointer relative-json-pointer".split()
-)
 
 
 def rewrite(schema: Any) -> None:
@@ -32,12 +28,6 @@ def rewrite(schema: Any) -> None:
     # what a choice no longer allows, another one might alone, but not where all are told apart
     apart = all(_find_tag(one, schema) for _, one in all_schemas(schema) if "oneOf" in one)
     for _, one in all_schemas(schema):
-        kind = str(one.get("format"))
-        if kind in FORMATS and "pattern" not in one:
-            one["pattern"] = f"^{FORMATS[kind]}$"
-            del one["format"]
-        elif "pattern" in one and kind not in STANDARD_FORMATS:
-            one.pop("format", None)  # the name of that pattern
         denied = one.get("not", ())
         if denied is True or (isinstance(denied, dict) and denied.keys() <= NOTES):
             one["enum"], denied = [], False

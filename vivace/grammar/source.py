@@ -11,14 +11,13 @@ from typing import Any
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.endless_rules import check_ends
 from vivace.grammar.flat_grammars import NO_FORCING, validate_grammar
-from vivace.grammar.json_schema import check_schema, json_grammar, read_schema
+from vivace.grammar.json_schema import check_schema, decode_schema, json_grammar, read_schema
 from vivace.grammar.schema_refusals import (
     MAX_REASON,
     MOST_TRIALS,
     MOST_TRIED_BYTES,
     explain_blamed,
     explain_expression,
-    explain_refusal,
 )
 from vivace.grammar.structural_tag import tag_grammars
 from vivace.grammar.tag_forms import read_structural_tag, tag_schemas, tag_texts
@@ -63,7 +62,8 @@ def explain(constraint: Constraint, reason: str) -> str:
     """What the library says of its translation -> what the client is told."""
     match constraint.kind:
         case kind if kind == JSON_SCHEMA:
-            return explain_refusal([("", read_schema(constraint.text))], reason)
+            told = explain_blamed([("", decode_schema(constraint.text))], reason)
+            return told or explain_expression(reason)
         case kind if kind == STRUCTURAL_TAG:
             return _explain_tag(read_structural_tag(constraint.text), reason)
         case kind if kind == REGEX:

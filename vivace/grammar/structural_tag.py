@@ -216,12 +216,11 @@ class _TagRules:
         return self._rule(" ".join(terms))
 
     def _choice(self, node: dict[str, Any], place: str, last: bool) -> str:
-        elements = node_list(node, "elements", place)
-        terms = [
-            self.part(element, f"{place}.elements.{index}", last=last)
-            for index, element in enumerate(elements)
-        ]
-        return self._rule(" | ".join(terms))
+        return self._any(self._list(node, "elements", place, last=last))
+
+    def _list(self, node: dict[str, Any], key: str, place: str, *, last: bool) -> list[str]:
+        listed = node_list(node, key, place)
+        return [self.part(one, f"{place}.{key}.{i}", last=last) for i, one in enumerate(listed)]
 
     def _tag(self, node: dict[str, Any], place: str, last: bool) -> str:
         begin = self._frame(node_text(node, "begin", place))
@@ -250,7 +249,7 @@ class _TagRules:
             raise GrammarError(f"{place}: triggered_tags must end the answer")
         first: list[str] = []
         if needed:
-            first = [self.part(tag, f"{place}.tags.{i}", last=False) for i, tag in enumerate(tags)]
+            first = self._list(node, "tags", place, last=False)
             if once:
                 return self._any(first)
         if not all(isinstance(trigger, str) and trigger for trigger in triggers):
@@ -278,12 +277,9 @@ class _TagRules:
         return self._rule(f"{self._text_until(trigger, text)} {self._any(inside)}")
 
     def _separated_tags(self, node: dict[str, Any], place: str, last: bool) -> str:
-        tags = node_list(node, "tags", place)
         separator = self._frame(node_text(node, "separator", place))
         once = bool(node.get("stop_after_first", False))
-        one = self._any(
-            [self.part(tag, f"{place}.tags.{i}", last=False) for i, tag in enumerate(tags)]
-        )
+        one = self._any(self._list(node, "tags", place, last=False))
         several = one if once else self._rule(f"{one} ({separator} {one})*")
         return several if node.get("at_least_one", False) else self._rule(f"{several}?")
 

@@ -33,8 +33,6 @@ def names_pattern(names: Any) -> str:
         return ""
     if said <= {"minLength", "maxLength"}:
         return rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
-    if said == {"format"} and names["format"] in FORMATS:
-        return f"^{FORMATS[names['format']]}$"
     if said in ({"enum"}, {"const"}):
         listed = [one for one in names.get("enum", [names.get("const")]) if isinstance(one, str)]
         return f"^({'|'.join(map(re.escape, listed))})$" if listed else ""
