@@ -141,7 +141,7 @@ MESSAGES: dict[str, dict[str, Any]] = {
         "role": "assistant",
         "tool_calls": calls(["{}", {}, "[1]"]),
     },
-    "tool_calls[0].function.arguments": {"role": "assistant", "tool_calls": calls(["{"])},
+    "tool_calls[0].function.arguments": {"role": "assistant", "tool_calls": calls(["x"])},
     "tool_calls[0].type": {"role": "assistant", "tool_calls": calls(["{}"], type="x")},
     "tool_calls[0].custom": {"role": "assistant", "tool_calls": calls(["{}"], type="custom")},
     "tool_calls[0].id": {"role": "assistant", "tool_calls": calls(["{}"], id=7)},
