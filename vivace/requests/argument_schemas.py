@@ -28,12 +28,7 @@ OF_OTHERS = frozenset(
     )
 )
 REFERRING = ("$ref", "$dynamicRef", "$recursiveRef")
-OF_ALL = frozenset(
-    (
-        *("type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
-        *REFERRING,
-    )
-)
+OF_ALL = frozenset("type enum const anyOf oneOf allOf not if then else".split()).union(REFERRING)
 """keywords that say something; what is none of these only describes"""
 SAYING = OF_ALL | OF_STRINGS | OF_OTHERS
 OF_ARGUMENTS = frozenset(("type", "properties", "required", "additionalProperties"))
