@@ -190,6 +190,20 @@ def test_every_beginning_has_a_whole_part(value: Any, data: Any) -> None:
         assert found == value
 
 
+def test_no_past_call_holds_up_the_others() -> None:
+    """What follows a call that is no JSON is looked at all at once, so not what is longest."""
+    for part in ('", "', "x", " ", "{", '": '):
+        work, slowest = read_arguments('{"a": "b"' + part * (8 << 20), "here"), 0.0
+        with pytest.raises(BadRequest, match="here"):
+            while True:
+                started = time.process_time()
+                try:
+                    next(work)
+                finally:
+                    slowest = max(slowest, time.process_time() - started)
+        assert slowest < 0.2
+
+
 @pytest.mark.parametrize("part", ["[],", '"a",', "1,", '\\"', "{", "[{", "\\n"])
 def test_a_long_one_takes_no_time(part: str) -> None:
     for begin in ('{"a": [', '{"a": "'):

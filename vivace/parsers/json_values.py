@@ -16,8 +16,8 @@ WHOLE_STRING = re.compile(ANY_STRING, re.DOTALL)
 BETWEEN_BRACKETS = re.compile(rf'(?:[^"{{}}\[\]]++|{ANY_STRING})*+', re.DOTALL)
 LAST_VALUE = re.compile(rf"\s*,?\s*({ANY_STRING}\s*:\s*)?{ANY_STRING}\s*\Z", re.DOTALL)
 MEMBER_NAME = 1
-MARKS, MOST_MARKS = '"[]{}\\', 1 << 14
-"""of a text that is looked at for what is whole of it: 20 ms"""
+MARKS, MOST_MARKS, LONGEST = '"[]{}\\', 1 << 14, 1 << 18
+"""of a text, and its characters, that is looked at for what is whole of it: 20 ms"""
 MAX_NAME = 256
 """Characters of a name or a key."""
 
@@ -96,7 +96,7 @@ def read_string(reader: TextReader, limit: int = MAX_NAME) -> Steps[str]:
 def whole_part(text: str) -> str:
     """What is whole of a JSON object that ends too early, closed; a text that is no beginning of
     one gives what is none either."""
-    if sum(map(text.count, MARKS)) > MOST_MARKS:
+    if len(text) > LONGEST or sum(map(text.count, MARKS)) > MOST_MARKS:
         return ""
     closers, at, kept = list[str](), 0, 0
     while True:
