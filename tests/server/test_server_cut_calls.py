@@ -153,6 +153,11 @@ def test_a_text_of_stop_cuts_a_call_as_a_limit_does(name: str) -> None:
         body = {"messages": HI, "tools": own, "stop_sequences": ["ris"], "max_tokens": 200}
         told = ask(server, "/v1/messages", body).json
         assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", "ris")
+        item = {"type": "function", "name": "look", "parameters": SCHEMA}
+        for stop, status in (("ris", "incomplete"), ("!", "completed")):
+            body = {"input": "hi", "tools": [item], "stop": stop, "max_output_tokens": 200}
+            (one,) = ask(server, "/v1/responses", body).json["output"]
+            assert (one["type"], one["status"]) == ("function_call", status)
 
 
 @pytest.mark.parametrize(

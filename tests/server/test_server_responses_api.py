@@ -279,7 +279,8 @@ def test_items_of_any_stream_are_whole_and_in_order(
 ) -> None:
     sent = deltas(news)
     data = [chunk(delta) for delta in sent]
-    data += [chunk({}, finish_reason="stop"), b"data: [DONE]\n\n"]
+    reason = "tool_calls" if any("tool_calls" in delta for delta in sent) else "stop"
+    data += [chunk({}, finish_reason=reason), b"data: [DONE]\n\n"]
     params = ResponsesRequest(input="hi")
     converter = ResponseEvents(begin_response(params, "resp_1", "toy", store=False))
     parts = data if apart else [b"".join(data)]

@@ -215,7 +215,8 @@ class ResponseEvents:
             yield from self._fail(server_error(ABORTED_ANSWER))
             return
         cut = reason == "length"
-        yield from self._items.close("incomplete" if cut else "completed")
+        half = reason == "stop" and self._call is not None  # a text of `stop` was in the call
+        yield from self._items.close("incomplete" if cut or half else "completed")
         if cut:
             yield from self.end(cut=True)
         elif not self.calls and (self._asks_client or not self.refused_calls):
