@@ -12,11 +12,9 @@ from typing import Any
 
 from vivace.grammar.schema_keywords import DEFINITIONS
 from vivace.grammar.tag_forms import read_kind
+from vivace.parsers.schema_strings import NOTES
 
-_NOTES = frozenset(
-    "title description default examples deprecated readOnly writeOnly $comment $schema $defs "
-    "definitions".split()
-)
+_NOTES = NOTES | {"deprecated", "readOnly", "writeOnly", "$schema", *DEFINITIONS}
 """keywords that nothing has to obey"""
 _BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 _KEYWORDS: dict[str, frozenset[str]] = {
@@ -30,15 +28,7 @@ _KEYWORDS: dict[str, frozenset[str]] = {
 }
 """what is enforced beside each type"""
 _TAG_KINDS = frozenset(
-    (
-        "const_string",
-        "json_schema",
-        "sequence",
-        "or",
-        "tag",
-        "triggered_tags",
-        "tags_with_separator",
-    )
+    "const_string json_schema sequence or tag triggered_tags tags_with_separator".split()
 )
 _EXACT = 1 << 53
 """larger numbers lose digits"""
