@@ -386,9 +386,10 @@ def test_clients_take_turns_and_who_has_left_costs_nothing() -> None:
     assert backend.compiled == ["a", "now", "z", "d"]
 
 
-def test_no_small_constraint_waits_for_a_large_one() -> None:
-    """Its thread is as little urgent as that of the large ones."""
-    large, urgency = "x{1}" + "a?" * (SMALL // 2), dict[str, int]()
+@pytest.mark.parametrize("large", ["x{1}" + "a?" * (SMALL // 2), '"multipleOf": 0.99971'])
+def test_no_quick_constraint_waits_for_one_that_takes_long(large: str) -> None:
+    """Its thread is as little urgent as that of the others."""
+    urgency = dict[str, int]()
 
     class LargeBackend(SlowBackend):
         def compile(self, constraint: Constraint) -> GrammarMatcher:

@@ -41,6 +41,8 @@ from vivace.protocol.messages import FINISH_ABORT, Finish, Request
 log = logging.getLogger("vivace.grammar")
 SMALL = 8192
 """characters: most compile in milliseconds, and those of more in up to seconds"""
+LONG_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*[0.]*[1-9][\d.]{4}')
+"""in one that takes up to seconds however short it is"""
 MAX_CPU_SECONDS = 5.0
 """of the thread's own processor time for one grammar, behind a trial with its own limit"""
 RETRY_SECONDS = 5.0
@@ -117,7 +119,9 @@ class GrammarCompiler:
         return None if gate.is_open() and gate.refusal is None else gate
 
     def _find_threads(self, constraint: Constraint) -> CompileThreads:
-        return self._small if len(constraint.text) <= SMALL else self._large
+        text = constraint.text
+        quick = len(text) <= SMALL and LONG_MULTIPLE.search(text) is None
+        return self._small if quick else self._large
 
     def _resume(
         self, constraint: Constraint, start: Compiled, tokens: Sequence[int]
