@@ -192,7 +192,15 @@ def test_a_format_of_json_schema_says_more_than_its_pattern(name: str) -> None:
 
 @pytest.mark.parametrize(
     "note",
-    [{"nullable": True}, {"deprecated": True}, {"x-order": 3}, {"readOnly": False, "title": "up"}],
+    [
+        *(
+            {"nullable": True},
+            {"deprecated": True},
+            {"x-order": 3},
+            {"readOnly": False, "title": ""},
+        ),
+        *({"example": {"v": 1}}, {"x-kinds": ["a"]}, {"markdownDescription": "*up*"}),
+    ],
 )
 def test_a_note_beside_a_reference_that_comes_back(note: dict[str, Any]) -> None:
     """OpenAPI's generators write these beside every reference."""

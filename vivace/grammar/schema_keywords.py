@@ -30,8 +30,6 @@ STANDARD_FORMATS = frozenset(
     "date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri iri "
     "uri-reference iri-reference uuid regex uri-template json-pointer relative-json-pointer".split()
 )
-IDLE = frozenset(("deprecated", "readOnly", "writeOnly", "nullable", "example", "contentEncoding"))
-"""which assert nothing; the library takes them for more that is said beside a reference"""
 WRAPPING = {"name", "description", "schema", "strict"}
 """of what response_format has a schema in"""
 OUTERMOST = (
@@ -65,6 +63,12 @@ VALUES: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(IN_MAPS, ((dict,), "must be an object: names and their schemas")),
 }
 """types of a keyword's value, and what is told where it has another"""
+BESIDE_REFERENCES = VALUES.keys() | set(
+    "type const required uniqueItems minContains maxContains dependentRequired dependencies "
+    "$schema $id $anchor $dynamicAnchor $recursiveAnchor $dynamicRef $recursiveRef "
+    "discriminator".split()
+)
+"""keywords that are more than notes, for which the library takes whatever stands there"""
 LEAST = {**dict.fromkeys(COUNTS, 0), "multipleOf": 5e-324}
 
 
@@ -178,13 +182,15 @@ def simplify(schema: Any) -> None:
     """Take keywords off that hold for every instance, which the library might refuse, write
     references as URIs are written, and formats as patterns."""
     older = any(name in named_draft(schema) for name in WITHOUT_PREFIXES)
-    for _, value in all_schemas(schema):
+    targets = [pointed(schema, str(one["$ref"])) for _, one in all_schemas(schema) if "$ref" in one]
+    led = {path[:n] for path, _ in filter(None, targets) for n in range(1, len(path) + 1)}
+    for path, value in all_schemas(schema):
         if "prefixItems" in value and not older:
             value.pop("additionalItems", None)  # the library would leave out the others
         if isinstance(ref := value.get("$ref"), str):
             value["$ref"] = quote(ref, safe=IN_URIS)
-            for key in [key for key in value if key in IDLE or key.startswith("x-")]:
-                if not isinstance(value[key], dict | list):  # which something may refer to
+            for key in value.keys() - BESIDE_REFERENCES:
+                if (*path, key) not in led:
                     del value[key]
         value |= {key: min(value[key], MOST_COUNT) for key in COUNTS if key in value}
         if value.get("uniqueItems") is False:
