@@ -12,7 +12,6 @@ from vivace.parsers.schema_types import pointed_value, referred
 
 MAX_WORK = 200_000
 """values that are looked at"""
-OBJECT, ARRAY = "object", "array"
 
 
 def forbid_endless(schema: Any) -> str:
@@ -68,10 +67,10 @@ class _FiniteSearch:
             return True
         kinds = schema.get("type")
         kinds = {kinds} if isinstance(kinds, str) else set(kinds or ())
-        if not kinds or kinds - {OBJECT, ARRAY}:
+        ends = {"object": self._object_ends, "array": self._array_ends}
+        if not kinds or kinds - ends.keys():
             return True
-        object_ends = OBJECT in kinds and self._object_ends(schema)
-        return object_ends or (ARRAY in kinds and self._array_ends(schema))
+        return any(ends[kind](schema) for kind in kinds)
 
     def _object_ends(self, schema: dict[str, Any]) -> bool:
         known: dict[str, Any] = schema.get("properties", {})

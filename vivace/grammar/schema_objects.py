@@ -10,8 +10,7 @@ from vivace.grammar.schema_keywords import all_schemas
 from vivace.parsers.schema_types import TYPES, different, listed_values, pointed_value, referred
 
 NAMING = frozenset(("properties", "required", "minProperties", "maxProperties"))
-OTHERS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
-SAYING = frozenset((*OTHERS, "const", "enum"))
+SAYING = {"additionalProperties", "patternProperties", "unevaluatedProperties", "const", "enum"}
 """more that is said of properties"""
 MOST_PARTS = 100
 """that say something of the same value"""

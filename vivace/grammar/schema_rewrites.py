@@ -19,7 +19,6 @@ MAX_CHOICES_TOGETHER = 1800
 MAX_REFERENCES = 9
 MAX_INLINED = 20_000
 """values of choices, and characters of expressions for names"""
-NAMING = frozenset(("properties", "patternProperties"))
 
 
 def rewrite(schema: Any) -> None:
@@ -34,7 +33,8 @@ def rewrite(schema: Any) -> None:
         if denied is False:
             del one["not"]
         names = _followed(one.get("propertyNames"), schema)[1]
-        if NAMING.isdisjoint(one) and 0 < len(pattern := names_pattern(names)) < room:
+        named = "properties" in one or "patternProperties" in one
+        if not named and 0 < len(pattern := names_pattern(names)) < room:
             room, others = room - len(pattern), one.get("additionalProperties", True)
             one |= {"patternProperties": {pattern: others}, "additionalProperties": False}
             del one["propertyNames"]
