@@ -162,6 +162,7 @@ def test_schemas_in_tags_are_named_as_the_client_wrote_them() -> None:
         ({"propertyNames": {"enum": ["a"]}, "additionalProperties": {"if": {}}}, "additionalProp"),
         ({"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}, "$defs.a.properties.b.format"),
         ({"oneOf": [{"$ref": "#named"}, {"type": "null"}]}, "$defs.a.properties.b.format"),
+        ({"oneOf": [{"$ref": "#/$defs/c"}, {"type": "null"}]}, "$defs.a.properties.b.format"),
         ({"format": "uuid4", "pattern": "("}, "pattern"),
         (
             {"prefixItems": [{"uniqueItems": True, "items": {"enum": [1]}}, {"uniqueItems": True}]},
@@ -172,7 +173,7 @@ def test_schemas_in_tags_are_named_as_the_client_wrote_them() -> None:
 def test_places_are_those_of_schemas_as_they_were_written(schema: Any, place: str) -> None:
     """The library gets other words for some."""
     named = {"$anchor": "named", "properties": {"b": {"format": "none"}}}
-    schema |= {"$defs": {"a": named}} if "oneOf" in schema else {}
+    schema |= {"$defs": {"c": {"$ref": "#/$defs/a"}, "a": named}} if "oneOf" in schema else {}
     assert refusal(JSON_SCHEMA, schema).startswith(place)
     tag = {"structures": [{"begin": "<a>", "schema": schema, "end": ""}], "triggers": ["<a>"]}
     assert refusal(STRUCTURAL_TAG, tag).startswith(f"structures.0.schema.{place}")

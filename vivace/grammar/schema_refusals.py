@@ -15,7 +15,7 @@ from vivace.grammar.flat_grammars import validate_grammar
 from vivace.grammar.json_schema import check_schema, json_grammar
 from vivace.grammar.schema_keywords import all_schemas, spelled
 from vivace.grammar.schema_references import use_pointers
-from vivace.parsers.schema_types import Path, pointed
+from vivace.parsers.schema_types import MAX_STEPS, Path, pointed
 
 MAX_REASON = 400
 MOST_TRIALS = 20
@@ -154,16 +154,18 @@ def _as_read(schema: Any, place: str) -> Any:
 def _written_path(path: Path, schema: Any) -> Path:
     """Where a client has what stands there in other words."""
     found, value, rest = Path(), schema, list(path)
-    while rest:
-        if isinstance(value, dict) and rest[0] not in value:
-            if rest[0] == PATTERNS and "propertyNames" in value:
-                rest[:2] = ["additionalProperties" if rest[1:] else "propertyNames"]
-            elif target := pointed(schema, str(value.get("$ref"))):
-                found, value = target
+    for _ in range(len(path) + MAX_STEPS):
         held: Any = dict(enumerate(value)) if isinstance(value, list) else value
-        if not isinstance(held, dict) or rest[0] not in held:
+        if not rest or not isinstance(held, dict):
             break
-        found, value = (*found, rest[0]), held[rest.pop(0)]
+        if rest[0] in held:
+            found, value = (*found, rest[0]), held[rest.pop(0)]
+        elif rest[0] == PATTERNS and "propertyNames" in held:
+            rest[:2] = ["additionalProperties" if rest[1:] else "propertyNames"]
+        elif target := pointed(schema, str(held.get("$ref"))):
+            found, value = target
+        else:
+            break
     return found or path
 
 
