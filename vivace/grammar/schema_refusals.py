@@ -134,21 +134,17 @@ def explain_blamed(schemas: Sequence[tuple[str, Any]], reason: str) -> str:
     schemas, which are as a client has them, each with its own place."""
     text = " ".join(reason.split())
     found = [(rule, said) for rule in RULES if (said := rule.said.search(text))]
-    read = [(place, schema, _as_read(schema, place)) for place, schema in schemas if found]
+    read = list[tuple[str, Any, Any]]()
+    for place, schema in schemas if found else ():
+        check_schema(words := deepcopy(schema), place)
+        use_pointers(schema)
+        read.append((place, schema, words))
     for rule, said in found:
         for place, schema, words in read:
             if path := _blamed(words, rule, said):
                 told = rule.told.format(*(group.strip() for group in said.groups()))
                 return f"{spelled(place, _written_path(path, schema))}: {told}"
     return ""
-
-
-def _as_read(schema: Any, place: str) -> Any:
-    """In the words that the library gets."""
-    words = deepcopy(schema)
-    check_schema(words, place)
-    use_pointers(schema)
-    return words
 
 
 def _written_path(path: Path, schema: Any) -> Path:
