@@ -207,6 +207,8 @@ def test_a_note_beside_a_reference_that_comes_back(note: dict[str, Any]) -> None
     tree = {"type": "object", "properties": {"v": {"type": "integer"}, "up": {"$ref": "#", **note}}}
     assert obeys(JSON_SCHEMA, tree, '{"v":1,"up":{"v":2,"up":{}}}')
     assert not obeys(JSON_SCHEMA, tree, '{"v":1,"up":{"v":"x"}}')
+    tree["properties"]["up"] = {"anyOf": [{"$ref": "#"}, {"type": "null"}], **note}
+    assert obeys(JSON_SCHEMA, tree, '{"v":1,"up":{"v":2,"up":null}}')
 
 
 def test_what_a_note_holds_can_be_referred_to() -> None:

@@ -63,12 +63,12 @@ VALUES: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(IN_MAPS, ((dict,), "must be an object: names and their schemas")),
 }
 """types of a keyword's value, and what is told where it has another"""
-BESIDE_REFERENCES = VALUES.keys() | set(
+NO_NOTES = VALUES.keys() | set(
     "type const required uniqueItems minContains maxContains dependentRequired dependencies "
-    "$schema $id $anchor $dynamicAnchor $recursiveAnchor $dynamicRef $recursiveRef "
+    "id $id $schema $anchor $dynamicAnchor $recursiveAnchor $dynamicRef $recursiveRef "
     "discriminator".split()
 )
-"""keywords that are more than notes, for which the library takes whatever stands there"""
+"""what the library is to see beside references and choices: any other keyword is one to it there"""
 LEAST = {**dict.fromkeys(COUNTS, 0), "multipleOf": 5e-324}
 
 
@@ -189,7 +189,8 @@ def simplify(schema: Any) -> None:
             value.pop("additionalItems", None)  # the library would leave out the others
         if isinstance(ref := value.get("$ref"), str):
             value["$ref"] = quote(ref, safe=IN_URIS)
-            for key in value.keys() - BESIDE_REFERENCES:
+        if not value.keys().isdisjoint(("$ref", "anyOf", "oneOf", "allOf")):
+            for key in value.keys() - NO_NOTES:
                 if (*path, key) not in led:
                     del value[key]
         value |= {key: min(value[key], MOST_COUNT) for key in COUNTS if key in value}
