@@ -394,7 +394,9 @@ def test_a_layer_for_each_draft(target: Path, tmp_path: Path, heads: dict[str, P
         ("map.json", "[true]", "299"),
         ("map.json", "{", "JSON"),
         ("map.safetensors", "[1]", "map"),
-        ("missing/map.json", None, "file"),
+        ("missing/map.json", None, "such"),
+        (".", None, "folder"),
+        ("a" * 300, None, "long"),
     ],
 )
 def test_a_token_map_is_read_before_weights(

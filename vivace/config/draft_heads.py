@@ -259,8 +259,7 @@ def ascending(taps: tuple[int, ...], layers: int) -> bool:
 
 def check_family(algorithm: str | None, facts: ModelFacts) -> None:
     """Whether the served model is one that heads draft for. Raises ConfigError."""
-    third = algorithm == EAGLE3
-    if facts.decoder is None or (third and facts.architecture in OTHER_RESIDUALS):
+    if facts.decoder is None or (algorithm == EAGLE3 and facts.architecture in OTHER_RESIDUALS):
         raise ConfigError(
             f"--speculative-algorithm {algorithm}: heads do not draft for {facts.architecture} "
             "here; use NGRAM or STANDALONE"

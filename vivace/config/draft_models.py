@@ -184,10 +184,7 @@ def kernels_of_draft(options: Options, context: ResolveContext) -> list[str]:
 
 def check_vocabulary(context: ModelContext, draft: DraftModel) -> list[str]:
     own, target = draft.facts.vocabulary, context.facts.vocabulary
-    words, others = (
-        read_words(context.source.tokenizer_path),
-        read_words(draft.source.tokenizer_path),
-    )
+    words, others = (read_words(each.source.tokenizer_path) for each in (context, draft))
     where = f"{PATH} {draft.source.path}"
     remedy = f"use a draft with the tokenizer of {context.source.path}"
     if not (words and others):

@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from vivace.checkpoint.json_files import read_value
 from vivace.config.errors import ConfigError
+from vivace.files import FileTooLarge, read_file
 
 FLAG = "--speculative-token-map"
 LARGEST = 1 << 26
@@ -21,8 +22,11 @@ def read_token_map(name: str, vocabulary: int) -> tuple[int, ...]:
     SourceError, ConfigError."""
     refuse_pickles(name)
     path = Path(name).expanduser()
-    if not path.is_file() or path.stat().st_size > LARGEST:
-        raise ConfigError(f"{FLAG} {name}: not a file of at most {LARGEST >> 20} MiB")
+    try:
+        read_file(path, LARGEST)
+    except (OSError, FileTooLarge) as error:
+        text = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{FLAG} {name}: {text}; name a file of token ids") from None
     found = read_tensor(path) if path.suffix == ".safetensors" else read_value(path, LARGEST)
     ids = cast("list[Any]", found) if isinstance(found, list) else []
     if not ids or any(type(one) is not int or not 0 <= one < vocabulary for one in ids):
