@@ -135,6 +135,10 @@ def test_drafts_have_states_that_are_sized(model: Path) -> None:
         ({"max_mamba_cache_size": 0}, "max-mamba-cache-size"),
         ({"mamba_track_interval": 0}, "mamba-track-interval"),
         (
+            {"speculative_algorithm": "NGRAM", "speculative_ngram_min_bfs_breadth": 2},
+            "speculative-ngram-min-bfs-breadth 1",
+        ),
+        (
             {"speculative_algorithm": "NGRAM", "speculative_ngram_max_bfs_breadth": 4},
             "speculative-ngram-max-bfs-breadth 1",
         ),

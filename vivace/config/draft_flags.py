@@ -12,7 +12,6 @@ from vivace.config.speculative import SpeculativeOptions
 from vivace.config.token_map import refuse_pickles
 
 SCRIPTED = "VIVACE_TEST_DRAFTS"
-MULTI_LAYER = "enable_multi_layer_eagle"
 OF_ALL = (
     "speculative_algorithm",
     "speculative_fixed_width",
@@ -33,7 +32,7 @@ OF_MODELS = (
     "speculative_draft_model_quantization",
     "speculative_num_steps",
     "speculative_eagle_topk",
-    MULTI_LAYER,
+    "enable_multi_layer_eagle",
 )
 NAMES = tuple(field.name for field in fields(SpeculativeOptions))
 OF_NGRAMS = tuple(name for name in NAMES if name.startswith("speculative_ngram_"))

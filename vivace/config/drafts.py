@@ -161,8 +161,10 @@ def tree_flag(options: Slices) -> str:
     """What asks for trees; empty: drafts are chains."""
     if drafts_by_model(options) and (topk := branches(options)) > 1:
         return f"--speculative-eagle-topk {topk}"
-    breadth = most_breadth(options)
-    if options.speculative.speculative_algorithm == NGRAM and breadth > 1:
+    asked, breadth = options.speculative, most_breadth(options)
+    if asked.speculative_algorithm == NGRAM and breadth > 1:
+        if asked.speculative_ngram_max_bfs_breadth is None:
+            return f"--speculative-ngram-min-bfs-breadth {asked.speculative_ngram_min_bfs_breadth}"
         return f"--speculative-ngram-max-bfs-breadth {breadth}"
     return ""
 
@@ -179,8 +181,7 @@ def draft_tree(options: Slices) -> tuple[int, int] | None:
 
 
 def most_breadth(options: Slices) -> int:
-    """Ways on of n-grams. SGLang's default is not one: who says no more than the least relies on
-    that."""
+    """Ways on of n-grams. Who gives no more than the least relies on SGLang's default."""
     asked = options.speculative
     if asked.speculative_ngram_max_bfs_breadth is None:
         return NGRAM_BREADTH if asked.speculative_ngram_min_bfs_breadth > 1 else 1
