@@ -182,8 +182,9 @@ def simplify(schema: Any) -> None:
     """Take keywords off that hold for every instance, which the library might refuse, write
     references as URIs are written, and formats as patterns."""
     older = any(name in named_draft(schema) for name in WITHOUT_PREFIXES)
-    targets = [pointed(schema, str(one["$ref"])) for _, one in all_schemas(schema) if "$ref" in one]
-    led = {path[:n] for path, _ in filter(None, targets) for n in range(1, len(path) + 1)}
+    refs = {str(one["$ref"]) for _, one in all_schemas(schema) if "$ref" in one}
+    targets = filter(None, (pointed(schema, ref) for ref in refs))
+    led = {path[:n] for path, _ in targets for n in range(1, len(path) + 1)}
     for path, value in all_schemas(schema):
         if "prefixItems" in value and not older:
             value.pop("additionalItems", None)  # the library would leave out the others
