@@ -110,10 +110,8 @@ def takes_own_layers(options: Options) -> bool:
     """A layer behind the last one of a whole model drafts: the served one's, where no path is
     given."""
     asked = options.speculative
-    without = asked.speculative_draft_model_path is None
-    return asked.speculative_algorithm == NEXTN or (
-        asked.speculative_algorithm == EAGLE and without
-    )
+    alone = asked.speculative_draft_model_path is None
+    return asked.speculative_algorithm in ((NEXTN, EAGLE) if alone else (NEXTN,))
 
 
 def draft_models(options: Options, context: ModelContext) -> list[str]:
