@@ -78,12 +78,9 @@ def speculation(options: Options) -> list[str]:
     if asked.speculative_algorithm is None:
         return []
     if options.model.is_embedding:
-        raise ConfigError(
-            "--speculative-algorithm with --is-embedding: nothing is drawn; leave it out"
-        )
-    if asked.speculative_token_map and "speculative_token_map" in READ.get(
-        asked.speculative_algorithm, ()
-    ):
+        raise ConfigError("--is-embedding draws nothing: leave --speculative-algorithm out")
+    read = READ.get(asked.speculative_algorithm, ())
+    if asked.speculative_token_map and "speculative_token_map" in read:
         refuse_pickles(asked.speculative_token_map)
     sent = asked.speculative_algorithm == NGRAM and not options.environment.get(SCRIPTED)
     if not sent and (stages := options.parallel.pp_size or 1) > 1:

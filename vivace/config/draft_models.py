@@ -92,8 +92,7 @@ def locate_layers(options: Options, source: ModelSource, facts: ModelFacts) -> D
         return exported_layer(source, facts)
     check_architecture(source)
     each = options.speculative.enable_multi_layer_eagle
-    draft = head_behind(source, read_facts(source), each=each)
-    check_shapes(draft, facts)
+    check_shapes(draft := head_behind(source, read_facts(source), each=each), facts)
     return draft
 
 

@@ -73,11 +73,15 @@ def branches(options: Slices) -> int:
 
 
 def affordable_capacity(options: Slices, context: ResolveContext) -> int:
-    """Tokens of the shared tree of n-grams, for each engine of a machine alike. One may take half a
-    node (48 bytes) and half the room for what only one text said behind it, where all texts fork at
-    every second token."""
-    nbytes = 28 + 2 * (options.speculative.speculative_ngram_branch_length + 3)
+    """Tokens of the shared tree of n-grams, for each engine of a machine alike."""
+    nbytes = token_bytes(options.speculative.speculative_ngram_branch_length)
     return max(1, int(context.platform.memory_bytes * CAPACITY_SHARE / nbytes))
+
+
+def token_bytes(depth: int) -> int:
+    """That a token of the shared tree may take: half a node (48) and half the room for what only
+    one text said behind it, where all texts fork at every second token."""
+    return 28 + 2 * (depth + 3)
 
 
 def drafts_by_model(options: Slices) -> bool:
