@@ -174,7 +174,7 @@ def test_what_is_made_once_is_as_urgent_as_streams_and_the_rest_is_less() -> Non
 @pytest.mark.usefixtures("hasty")
 def test_what_gets_no_processor_is_made_again_as_urgently_as_streams() -> None:
     """And what waits behind it, while the usual thread is stuck there."""
-    go, threads = threading.Event(), list[str]()
+    begun, go, threads = threading.Event(), threading.Event(), list[str]()
 
     class StarvedBackend:
         fill = BACKEND.fill
@@ -182,6 +182,7 @@ def test_what_gets_no_processor_is_made_again_as_urgently_as_streams() -> None:
         def compile(self, constraint: Constraint) -> GrammarMatcher:
             threads.append(threading.current_thread().name)
             if constraint.text == "slow" and len(threads) == 2:
+                begun.set()
                 assert go.wait(20)
             return BACKEND.compile(constraint)
 
@@ -191,6 +192,7 @@ def test_what_gets_no_processor_is_made_again_as_urgently_as_streams() -> None:
     bell = rung(compiler)
     gate = compiler.gate(request("slow"))
     assert gate is not None and not gate.is_open()
+    assert begun.wait(20)
     watch.spent = SpentTime(cpu=0.1, wall=PATIENCE + 0.2)
     while not gate.is_open():
         bell.wait(0.1)
@@ -363,7 +365,7 @@ def test_a_thread_is_watched_from_others() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert begun.wait(20)
+    assert begun.wait(3), (threads, gate._made if hasattr(gate, "_made") else gate)
     spent = watched[0]()
     assert 0.01 <= spent.cpu <= spent.wall + 0.01
     over.set()
