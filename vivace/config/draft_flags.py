@@ -78,7 +78,7 @@ def speculation(options: Options) -> list[str]:
     if asked.speculative_algorithm is None:
         return []
     if options.model.is_embedding:
-        raise ConfigError("--is-embedding draws nothing: leave --speculative-algorithm out")
+        raise ConfigError("--is-embedding: nothing is drawn; leave --speculative-algorithm out")
     read = READ.get(asked.speculative_algorithm, ())
     if asked.speculative_token_map and "speculative_token_map" in read:
         refuse_pickles(asked.speculative_token_map)
