@@ -33,6 +33,13 @@ struct PackArgs {
 
 namespace VV_ISA {
 
+// A product of its own, by one thread.
+inline void run_within(const Op* linear, const Int8LinearArgs& args, Scratch& scratch) {
+    scratch.kept = Scratch::NOTHING;
+    const int64_t chunks = linear->chunks(&args, WITHIN);
+    for (int64_t i = 0; i < chunks; ++i) linear->run(&args, i, WITHIN, scratch);
+}
+
 VV_INLINE int valid_columns(const LinearArgs& a, int64_t panel) {
     const int64_t left = a.n - panel * 16;
     return left < 16 ? (int)left : 16;

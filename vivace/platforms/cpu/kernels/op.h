@@ -9,10 +9,13 @@
 
 namespace vivace {
 
-// Memory of one thread that grows and is never given back; contents do not survive a chunk.
+// Memory of one thread that grows and is never given back. Contents do not survive a chunk, or only to the next
+// chunks of the same call: `kept` is what the operation says of them, and NOTHING when a call begins.
 struct Scratch {
+    static constexpr int64_t NOTHING = -1;
     void* data = nullptr;
     size_t size = 0;
+    int64_t kept = NOTHING;
     void* get(size_t bytes);
 };
 

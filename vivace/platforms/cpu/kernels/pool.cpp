@@ -189,6 +189,7 @@ void Pool::take_part(Scratch& scratch) {
         const int64_t chunks = progress.chunks;
         if (chunks <= 0) continue;
         int64_t finished = 0;
+        scratch.kept = Scratch::NOTHING;
         for (int64_t chunk; (chunk = progress.next.fetch_add(1, std::memory_order_relaxed)) < chunks; ++finished)
             call.op->run(call.args, chunk, threads_, scratch);
         if (finished) progress.done.fetch_add(finished, std::memory_order_acq_rel);
