@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -40,11 +41,14 @@ for number, usual in (
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported and collected (700 MB) stays: no later collection of garbage looks at it,
-    which would take half a second each time."""
+    which would take half a second each time. Whichever of the processes side by side reads a file
+    of tests first keeps it compiled for the others, whatever PYTHONDONTWRITEBYTECODE says."""
     gc.disable()
+    usual, sys.dont_write_bytecode = sys.dont_write_bytecode, False
     try:
         return (yield)
     finally:
+        sys.dont_write_bytecode = usual
         gc.collect()
         gc.freeze()
         gc.enable()
