@@ -14,7 +14,7 @@ SCALAR = re.compile(r"[\w.+\-]*")
 ANY_STRING = r'"(?:[^"\\]++|\\.)*+"'
 WHOLE_STRING = re.compile(ANY_STRING, re.DOTALL)
 BETWEEN_BRACKETS = re.compile(rf'(?:[^"{{}}\[\]]++|{ANY_STRING})*+', re.DOTALL)
-LAST_VALUE = re.compile(rf"\s*,?\s*({ANY_STRING}\s*:\s*)?{ANY_STRING}\s*\Z", re.DOTALL)
+LAST_VALUE = re.compile(rf"\s*+,?\s*+({ANY_STRING}\s*:\s*)?{ANY_STRING}\s*\Z", re.DOTALL)
 MEMBER_NAME = 1
 MARKS, MOST_MARKS, LONGEST = '"[]{}\\', 1 << 14, 1 << 18
 """of a text, and its characters, that is looked at for what is whole of it: 20 ms"""
@@ -95,7 +95,7 @@ def read_string(reader: TextReader, limit: int = MAX_NAME) -> Steps[str]:
 
 def whole_part(text: str) -> str:
     """What is whole of a JSON object that ends too early, closed; a text that is no beginning of
-    one gives what is none either."""
+    one, or has more behind it, gives what is none either."""
     if len(text) > LONGEST or sum(map(text.count, MARKS)) > MOST_MARKS:
         return ""
     closers, at, kept = list[str](), 0, 0
@@ -110,6 +110,8 @@ def whole_part(text: str) -> str:
             return ""
         at += 1
         kept = at
+    if not closers:
+        return text  # nothing of it is missing
     at = kept
     while (quote := text.find('"', at)) >= 0 and (string := WHOLE_STRING.match(text, quote)):
         kept, at = max(kept, text.rfind(",", at, quote)), string.end()
