@@ -112,6 +112,8 @@ def test_refusals(value: str, word: str) -> None:
         ('{"servers": {"a": {"command": "${workspaceFolder}/x"}}}', "filled"),
         ('{"mcpServers": {"a": {"url": "http://x", "headers": {"K": "B ${KEY}"}}}}', "filled"),
         ('{"mcpServers": {"a": {"command": "x", "args": ["${HOME:-/tmp}"]}}}', "filled"),
+        ('{"mcpServers": {"a": {"command": "x", "args": ["${user_config.key}"]}}}', "filled"),
+        ('{"servers": {"a": {"command": "bin${/}x"}}}', "filled"),
         ('{"servers": {"a": {"command": "x"}}, // mine\n}', "comments"),
         ('{"mcpServers": {"a, b": {"command": "x"}}}', "label"),
         ('{"mcpServers": {"a": {"url": "x"}}}', "url"),

@@ -37,8 +37,8 @@ REFUSED = {
         "is not done here; requests say allowed_tools",
     ),
 }
-PLACEHOLDER = re.compile(r"\$\{\w+[:}]")
-"""`${input:key}` (VS Code), `${KEY}`, `${KEY:-other}` (Claude Code)"""
+PLACEHOLDER = re.compile(r"\$\{[^{}\n]+\}")
+"""`${input:key}`, `${/}` (VS Code), `${KEY:-other}` (Claude Code), `${user_config.key}`"""
 HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+: [^\x00-\x08\x0a-\x1f\x7f]*", re.ASCII)
 MOST_SECONDS = 3600
 """Cline's limit of a `timeout`: larger ones are Gemini CLI's, in milliseconds."""
