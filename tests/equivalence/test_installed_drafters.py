@@ -28,10 +28,14 @@ class Shy(Odd):
     def attach(self, place):
         raise RuntimeError("not today")
 
+class Late(Shy):  # nobody can ask it before it is attached
+    text_bytes = corpora = nbytes = property(lambda self: self.numbers)
+
 def give_object(config): return object()
 def give_narrow(config): return Odd(0)
 def give_words(config): return Odd("many")
 def give_shy(config): return Shy(3)
+def give_late(config): return Late(3)
 """
 
 
@@ -47,7 +51,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "[vivace.drafters]\nLAST = last_token:build\nBROKEN = last_token:nothing\n"
         "BOOM = boom:build\nFAILS = fails:build\nTWIN = last_token:build\n"
         "OBJECT = odd:give_object\nNARROW = odd:give_narrow\nWORDS = odd:give_words\n"
-        "SHY = odd:give_shy\n"
+        "SHY = odd:give_shy\nLATE = odd:give_late\n"
     )
     (tmp_path / "odd.py").write_text(ODD)
     (tmp_path / "boom.py").write_text("raise RuntimeError('not today')\n")
@@ -69,12 +73,13 @@ def test_the_example_drafts(tmp_path: Path) -> None:
     assert drafting.accept_rate() is not None
 
 
+@pytest.mark.parametrize("name", ["SHY", "LATE"])
 def test_one_that_fails_when_it_is_attached_costs_drafts_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = write_toy_llama(tmp_path / "toy")
     plain = build_engine(model, PLAIN).run(toy_requests(8, stream=False))
-    shy = build_engine(model, PLAIN, speculative_algorithm="SHY", speculative_fixed_width=True)
+    shy = build_engine(model, PLAIN, speculative_algorithm=name, speculative_fixed_width=True)
     assert shy.run(toy_requests(8, stream=False)) == plain
     assert "not today" in caplog.text and shy.accept_rate() is None
 

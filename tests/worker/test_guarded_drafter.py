@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from toy_model import Driver, toy_worker
 
@@ -126,3 +128,23 @@ def test_one_of_several_ranks_raises_what_it_raised():
     drafter = GuardedDrafter(FailingDrafter(3, "ready", 0), alone=False)
     with pytest.raises(MemoryError, match="room"):
         drafter.ready([0])
+
+
+def missing(self) -> Any:
+    raise AttributeError("never")
+
+
+class Reticent(NoDrafter):
+    width = 3
+    text_bytes = nbytes = cast("Any", property(missing))
+
+    @property
+    def corpora(self) -> dict[str, int]:
+        return missing(self)
+
+
+def test_numbers_that_it_cannot_tell_end_nothing():
+    """/server_info asks for them."""
+    drafter = GuardedDrafter(Reticent(), 97)
+    drafter.attach(cast("Any", None))
+    assert (drafter.nbytes, drafter.text_bytes, drafter.corpora) == (0, 0, {})

@@ -175,8 +175,9 @@ def load_drafter(config: Config) -> Drafter:
     build = load_installed(DRAFTERS, name)
     try:
         drafter: Drafter = build(config)
-        members = (*Drafter.__annotations__, *vars(Drafter))
-        lacking = [one for one in members if one[0] != "_" and not hasattr(drafter, one)]
+        members = (one for one in (*Drafter.__annotations__, *vars(Drafter)) if one[0] != "_")
+        known = {*dir(type(drafter)), *dir(drafter)}  # some can be read once it is attached
+        lacking = [one for one in members if one not in known]
     except CannotStart:
         raise
     except Exception as error:  # it is other people's code

@@ -21,7 +21,7 @@ from vivace.worker.step_input import StepInput
 logger = logging.getLogger("vivace.worker")
 
 T = TypeVar("T")
-FAILED = "the drafter has failed: there are no drafts until the engine restarts"
+FAILED = "the drafter failed: there are no drafts until the engine restarts"
 
 
 class GuardedDrafter:
@@ -46,20 +46,20 @@ class GuardedDrafter:
         self.trees, self.reports_ready = drafter.trees, drafter.reports_ready
         self.reads_tokens = drafter.reads_tokens
         self.layers, self._drafter, self._vocabulary = drafter.layers, drafter, vocabulary
-        self.nbytes, self.row_numbers = drafter.nbytes, drafter.row_numbers
+        self.nbytes, self.row_numbers = 0, drafter.row_numbers
         self.undivided = drafter.undivided
         self._failed, self._alone = False, alone
 
     @property
     def text_bytes(self) -> int:
-        return self._drafter.text_bytes
+        return self._show(lambda: self._drafter.text_bytes, 0)
 
     def attach(self, place: DrafterPlace) -> None:
         if self._vocabulary is None:  # without its own layers it is of no use
             self._drafter.attach(place)
         else:
             self._run(lambda: self._drafter.attach(place), None)
-        self.nbytes = self._drafter.nbytes
+        self.nbytes = self._show(lambda: self._drafter.nbytes, 0)
 
     def update(self, plan: StepPlan) -> None:
         self._run(lambda: self._drafter.update(plan), None)
@@ -99,7 +99,7 @@ class GuardedDrafter:
 
     @property
     def corpora(self) -> dict[str, int]:
-        return self._drafter.corpora
+        return self._show(lambda: self._drafter.corpora, {})
 
     def _change(self, call: Callable[[], str]) -> str:
         """What fails changes nothing, so it goes on without."""
@@ -114,13 +114,16 @@ class GuardedDrafter:
             return f"{type(error).__name__}: {error}"
 
     def _run(self, call: Callable[[], T], otherwise: T) -> T:
-        if self._failed:
-            return otherwise
+        return otherwise if self._failed else self._show(call, otherwise)
+
+    def _show(self, call: Callable[[], T], otherwise: T) -> T:
+        """Also of one that has failed."""
         try:
             return call()
         except Exception:
             if not self._alone:
                 raise
+            if not self._failed:
+                logger.exception("%s", FAILED)
             self._failed = True
-            logger.exception("the drafter failed: there are no drafts until the engine restarts")
             return otherwise
