@@ -10,7 +10,7 @@ import numpy as np
 from vivace.platforms.ngrams import NgramIndex
 
 MOST_PARTS = 64
-"""of a text: to take one out the index passes all that it has"""
+"""of a text, or twice as many that end with documents: to take one out the index passes all"""
 BOUNDARY = -1
 """stands behind each document"""
 
