@@ -219,8 +219,8 @@ def own_names(rename: Callable[[str], str]) -> Iterator[None]:
 
 
 def call_arguments(call: ResultCall) -> msgspec.Raw:
-    """The arguments of a call as an object, which clients of these APIs rely on: of one that a
-    limit has cut off what is whole, of what is none, or nests too deep to be read, {}."""
+    """The arguments of a call as an object, which clients of these APIs rely on: of one that
+    was cut off what is whole, of what is none, or nests too deep to be read, {}."""
     given = call.function.arguments or ""
     for text in (given, whole_part(given)):
         try:
