@@ -16,6 +16,7 @@ import pytest
 import torch
 from cached_toys import CONTEXT, VOCABULARY, CachedToy
 from delayed_platform import DelayedPlatform
+from scripted_trees import ScriptedTreeDrafter
 
 from vivace.engine.executor import InProcessExecutor
 from vivace.engine.loop import Loop
@@ -44,7 +45,7 @@ from vivace.protocol.tasks import GENERATE, POOLINGS, Embed, Generate, Task
 from vivace.worker.build import assemble
 from vivace.worker.drafter import NO_DRAFTS, Drafter
 from vivace.worker.drafters.ngram import Breadth, NgramDrafter
-from vivace.worker.drafters.scripted import ScriptedDrafter, ScriptedTreeDrafter
+from vivace.worker.drafters.scripted import ScriptedDrafter
 from vivace.worker.sizing import PoolSize
 from vivace.worker.worker import Worker
 

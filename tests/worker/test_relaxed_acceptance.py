@@ -12,6 +12,7 @@ import torch
 from delayed_platform import DelayedPlatform
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_trees import ScriptedTreeDrafter
 from test_delayed_steps import DeviceDrafter, delayed_answers
 from toy_model import VOCABULARY, Driver, toy_worker
 
@@ -23,7 +24,7 @@ from vivace.sampling.processors import Entries
 from vivace.sampling.sampler import ExactDraw, SamplingRows, uniforms
 from vivace.worker.drafters import relaxed
 from vivace.worker.drafters.relaxed import AcceptThresholds, RelaxedDraw, choose_draw
-from vivace.worker.drafters.scripted import ScriptedDrafter, ScriptedTreeDrafter
+from vivace.worker.drafters.scripted import ScriptedDrafter
 from vivace.worker.heads import SamplingSettings
 
 OPS = TorchSampling(reads=True)

@@ -8,11 +8,11 @@ from functools import cache
 import pytest
 import torch
 from drafted_rows import PROMPT, run_beside, run_row
+from scripted_trees import ScriptedTreeDrafter
 from toy_model import VOCABULARY
 
 from vivace.protocol.messages import LogprobOptions
 from vivace.protocol.tasks import Generate
-from vivace.worker.drafters.scripted import ScriptedTreeDrafter
 
 TREES = ("greedy", "sampled", "penalties", "minimum")
 """kinds of requests"""
