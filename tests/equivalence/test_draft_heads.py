@@ -45,7 +45,7 @@ from safetensors.torch import save_file
 from vivace.config.draft_heads import TAPPED
 from vivace.engine.drafts.widths import FixedWidth
 from vivace.engine.sequence import Sequence
-from vivace.worker.drafters import head_drafter, layered_drafter
+from vivace.worker.drafters import features, head_drafter
 from vivace.worker.drafters.head_drafter import HeadDrafter
 from vivace.worker.drafters.layered_drafter import LayeredDrafter
 from vivace.worker.drafters.passes import DraftPasses
@@ -271,7 +271,7 @@ def test_many_rows_that_asked_for_no_drafts_pass_no_head(
         return gather(self, rows, counts)
 
     monkeypatch.setattr(FixedWidth, "choose", first)
-    for kind in (head_drafter, layered_drafter):
+    for kind in (features, head_drafter):
         monkeypatch.setattr(kind, "FEW_ROWS", 0)
     monkeypatch.setattr(DraftPasses, "gather", watched)
     engine = build_engine(toys.model(head), PLAIN, **flags(toys, head, 2))

@@ -15,6 +15,7 @@ from toy_model import VOCABULARY, Driver, toy_worker
 
 from vivace.platforms.ops.platform import ReferencePlatform
 from vivace.platforms.platform import detect
+from vivace.platforms.rows import Spans
 from vivace.platforms.trees import accept_drafts
 from vivace.protocol.messages import LogprobOptions
 from vivace.sampling.sampler import BAD_NUMBERS
@@ -132,7 +133,19 @@ def test_a_span_is_bad_with_any_known_token(data):
     bad = data.draw(st.lists(st.booleans(), min_size=total, max_size=total))
     starts = np.cumsum([0, *counts])
     known = np.array(counts) - np.array(drafts or [0] * len(counts))
-    spans = SimpleNamespace(starts=starts, drafts=None if drafts is None else np.array(drafts))
+    ids, nothing = np.arange(len(counts)), torch.zeros(0, dtype=torch.int64)
+    spans = Spans(
+        rows=ids,
+        counts=np.array(counts),
+        starts=starts,
+        before=ids,
+        final=ids,
+        last=ids,
+        ahead=None,
+        entry_rows=nothing,
+        positions=nothing,
+        drafts=None if drafts is None else np.array(drafts),
+    )
     found = find_bad_spans(spans, torch.tensor(bad)).tolist()
     ends = starts[:-1] + known
     assert found == [any(bad[start:end]) for start, end in zip(starts[:-1], ends, strict=True)]

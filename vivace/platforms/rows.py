@@ -96,6 +96,11 @@ class Spans:
         """Every span is one token."""
         return len(self.rows) == self.starts[-1]
 
+    @property
+    def known(self) -> np.ndarray:
+        """[S] int64: how many of a span's tokens are no drafts"""
+        return self.counts if self.drafts is None else self.counts - self.drafts
+
 
 @dataclass(frozen=True, slots=True)
 class DraftPaths:

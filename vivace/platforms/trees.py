@@ -84,7 +84,7 @@ def lay_out_trees(columns: RowColumns, spans: Spans) -> DraftTrees:
     parents = torch.where((parents < -1) | (parents > before), before, parents) + 1
     depths, paths = _find_paths(parents)
     of_token = np.repeat(np.arange(len(spans.rows)), spans.counts)
-    known = spans.counts - spans.drafts
+    known = spans.known
     nodes = 1 + np.arange(len(of_token)) - np.repeat(spans.starts[:-1] + known, spans.counts)
     owner, node = upload(of_token, device), upload(np.maximum(nodes, 0), device)
     tokens = DraftPaths(depths[owner, node], paths[owner, node])

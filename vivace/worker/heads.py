@@ -313,9 +313,7 @@ def find_bad_spans(spans: Spans, bad_tokens: Tensor) -> Tensor:
     this also finds bad keys and values, in the middle of a prompt too. Drafts do not count: those
     behind which nothing can be drawn are refused.
     """
-    ends = spans.starts[1:]
-    if spans.drafts is not None:
-        ends = ends - spans.drafts
+    ends = spans.starts[:-1] + spans.known
     counts = torch.cat((bad_tokens.new_zeros(1, dtype=torch.int64), bad_tokens.cumsum(0)))
     before, after = (upload(at, bad_tokens.device) for at in (spans.starts[:-1], ends))
     return counts.index_select(0, after) > counts.index_select(0, before)

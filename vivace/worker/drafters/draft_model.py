@@ -148,7 +148,7 @@ class ModelDrafter(NoDrafter):
         self._done[rows] = known + self._search.propose(rows, counts, spans, *drawn)
 
     def follow(self, step: StepInput, spans: Spans, hidden: Tensor, taps: Sequence[Tensor]) -> None:
-        prompts = spans.counts if spans.drafts is None else spans.counts - spans.drafts
+        prompts = spans.known
         if not spans.flat and not self._unread.issuperset(spans.rows[prompts > 1].tolist()):
             self._passes.follow(step, self._own_ids(step.input_ids))
             whole = self._done[spans.rows] >= spans.before

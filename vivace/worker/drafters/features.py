@@ -57,6 +57,15 @@ class KeptFeatures:
         self.first[rows] = np.maximum(first, ends - self._most)
         self.end[rows] = ends
 
+    def choose(
+        self, rows: np.ndarray, counts: np.ndarray, known: np.ndarray, done: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(which of these rows a head can compute up to `known`, [n] bool; from where on each,
+        [n] int64). It has computed what is in front of `done`; `counts`: drafts that are wanted."""
+        first = np.maximum(np.minimum(done, known - 1), self.first[rows])
+        able = (first < known) & (self.end[rows] >= known)
+        return able & ((counts > 0) | (len(rows) <= FEW_ROWS)), first
+
     def find(self, rows: np.ndarray, first: np.ndarray, counts: np.ndarray) -> list[Tensor]:
         """Of so many positions of each of these rows from `first` on, [sum of counts, width]
         each."""

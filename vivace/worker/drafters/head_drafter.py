@@ -71,10 +71,7 @@ class HeadDrafter(NoDrafter):
 
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         known = download(columns.known)[rows].astype(np.int64) - 1  # inputs are the next tokens
-        computed = np.maximum(np.minimum(self._done[rows], known - 1), self._kept.first[rows])
-        able = (computed < known) & (self._kept.end[rows] >= known)
-        if len(rows) > FEW_ROWS:
-            able &= counts > 0
+        able, computed = self._kept.choose(rows, counts, known, self._done[rows])
         if not (counts[able] > 0).any():
             return
         rows, counts, known, computed = rows[able], counts[able], known[able], computed[able]
@@ -99,7 +96,7 @@ class HeadDrafter(NoDrafter):
     def follow(self, step: StepInput, spans: Spans, hidden: Tensor, taps: Sequence[Tensor]) -> None:
         features = taps or [hidden]
         rows, before, counts = spans.rows, spans.before, spans.counts
-        prompts = counts if spans.drafts is None else counts - spans.drafts
+        prompts = spans.known
         ends = np.bincount(spans.final, minlength=len(rows)) > 0
         if len(rows) <= FEW_ROWS:
             self._catch_up(rows, before, before + counts)

@@ -18,7 +18,7 @@ from vivace.platforms.host import download, upload
 from vivace.platforms.rows import RowColumns, Spans
 from vivace.protocol.step import StepPlan
 from vivace.worker.drafter import NoDrafter
-from vivace.worker.drafters.features import FEW_ROWS, KeptFeatures
+from vivace.worker.drafters.features import KeptFeatures
 from vivace.worker.drafters.heads import DraftHead
 from vivace.worker.drafters.passes import DraftPasses
 from vivace.worker.drafters.place import DrafterPlace
@@ -64,10 +64,7 @@ class LayeredDrafter(NoDrafter):
     def propose(self, columns: RowColumns, rows: np.ndarray, counts: np.ndarray) -> None:
         """All heads pass, also where fewer drafts are wanted: each needs KV of every position."""
         known = download(columns.known)[rows].astype(np.int64) - 1  # of the model's states
-        computed = np.maximum(np.minimum(self._done[rows], known - 1), self._kept.first[rows])
-        able = (computed < known) & (self._kept.end[rows] >= known)
-        if len(rows) > FEW_ROWS:
-            able &= counts > 0
+        able, computed = self._kept.choose(rows, counts, known, self._done[rows])
         if not (counts[able] > 0).any():
             return
         rows, known, computed = rows[able], known[able], computed[able]
@@ -88,7 +85,7 @@ class LayeredDrafter(NoDrafter):
 
     def follow(self, step: StepInput, spans: Spans, hidden: Tensor, taps: Sequence[Tensor]) -> None:
         rows, before, counts = spans.rows, spans.before, spans.counts
-        prompts = counts if spans.drafts is None else counts - spans.drafts
+        prompts = spans.known
         ends = np.bincount(spans.final, minlength=len(rows)) > 0
         if int(prompts.max()) > 1 or not ends.all():  # also a chunk of one token
             of_tokens = upload(np.repeat(rows, counts), hidden.device)
