@@ -142,6 +142,6 @@ def test_what_the_engine_refuses_is_named_as_the_body_has_it() -> None:
 def test_arguments_that_are_no_whole_object_are_one_to_clients(text: str) -> None:
     call = ResultCall(function=ResultFunction(name="look", arguments=text), id="1")
     found = msgspec.Raw(b"{}")
-    assert call_arguments(call) == found
+    assert call_arguments(text) == found
     assert call_block(call) == AnswerBlock(type="tool_use", id="1", name="look", input=found)
     assert show_call(call)["function"]["arguments"] == found

@@ -105,6 +105,23 @@ def test_a_cut_call_may_be_sent_back() -> None:
             assert answer.status == 200, answer.text
 
 
+@pytest.mark.parametrize("arguments", ['{"a": 1} x', "[1]", "{'a': 1}", "{,}"])
+def test_whatever_a_model_has_called_is_followed(arguments: str) -> None:
+    """The client cannot change what is stored."""
+    call = '<tool_call>{"name": "look", "arguments": ' + arguments + "}</tool_call>"
+    tools = [{"type": "function", "name": "look", "parameters": SCHEMA}]
+    engine = ScriptedEngine(script=lambda _: [*call.encode(), EOS])
+    with running_server(ServerSettings(tool_call_parser="hermes"), engine) as server:
+        body = {"tools": tools, "input": "hi", "max_output_tokens": 200}
+        first = ask(server, "/v1/responses", body).json
+        more: Any = {"previous_response_id": first["id"], "input": "go on"}
+        if first["output"][0]["type"] == "function_call":
+            named = {"call_id": first["output"][0]["call_id"], "output": "no"}
+            more["input"] = [{"type": "function_call_output", **named}]
+        answer = ask(server, "/v1/responses", {"max_output_tokens": 2, **more})
+        assert answer.status == 200, (first["output"], answer.text)
+
+
 @pytest.mark.parametrize("rest", ["", ', "text": "' + "a, " * 100, ', "more": [' + "1, " * 9000])
 def test_what_is_whole_of_a_cut_call_is_shown_to_the_template(rest: str) -> None:
     given = '{"city": "Paris"' + rest

@@ -133,7 +133,7 @@ def blocks(message: ResultMessage, thoughts: bool) -> Iterator[AnswerBlock]:
 
 
 def call_block(call: ResultCall) -> AnswerBlock:
-    name, found = call.function.name or "", call_arguments(call)
+    name, found = call.function.name or "", call_arguments(call.function.arguments or "")
     return AnswerBlock(type="tool_use", id=call.id or new_call_id(), name=name, input=found)
 
 

@@ -218,10 +218,9 @@ def own_names(rename: Callable[[str], str]) -> Iterator[None]:
         raise
 
 
-def call_arguments(call: ResultCall) -> msgspec.Raw:
-    """The arguments of a call as an object, which clients of these APIs rely on: of one that
-    was cut off what is whole, of what is none, or nests too deep to be read, {}."""
-    given = call.function.arguments or ""
+def call_arguments(given: str) -> msgspec.Raw:
+    """The arguments of a call as an object, which clients of these APIs and next turns rely on: of
+    one that was cut off what is whole, of what is none, or nests too deep to be read, {}."""
     for text in (given, whole_part(given)):
         try:
             msgspec.json.decode(text, type=dict[str, Any])

@@ -153,7 +153,8 @@ def show_response(message: ResultMessage, fields: dict[str, Any]) -> OllamaGener
 def show_call(call: ResultCall) -> dict[str, Any]:
     """A call with its arguments as an object."""
     name = call.function.name or ""
-    function = {"index": call.index or 0, "name": name, "arguments": call_arguments(call)}
+    arguments = call_arguments(call.function.arguments or "")
+    function = {"index": call.index or 0, "name": name, "arguments": arguments}
     return {"id": call.id, "function": function} if call.id else {"function": function}
 
 

@@ -17,7 +17,7 @@ from vivace.parsers.answer import new_call_id
 from vivace.requests.schema import CustomCall, FunctionCall, Message, ToolCall
 from vivace.requests.tools import ALLOWED, AllowedTools, ToolChoice
 from vivace.server.access import CLIENT
-from vivace.server.apis.chat_run import complete, own_names, run
+from vivace.server.apis.chat_run import call_arguments, complete, own_names, run
 from vivace.server.apis.event_log import COMMENT, EventLog, send
 from vivace.server.apis.item_events import ServerCall, encode_events
 from vivace.server.apis.response_items import Item
@@ -66,7 +66,8 @@ def turn_messages(items: Sequence[OutputItem], offer: ToolOffer) -> list[Message
     for item in items:
         text = "".join(part.text for part in item.content or ())
         if item.type == Item.CALL:
-            function = FunctionCall(name=item.name or "", arguments=item.arguments)
+            arguments = bytes(call_arguments(item.arguments or "")).decode()
+            function = FunctionCall(name=item.name or "", arguments=arguments)
             calls.append(ToolCall(function=function, id=item.call_id, type="function"))
         elif item.type == Item.CUSTOM_CALL:
             custom = CustomCall(name=item.name or "", input=item.input or "")
