@@ -119,3 +119,24 @@ def test_what_names_with_a_zero_would_get_is_not_left_open() -> None:
 def test_patterns_that_are_not_read_are_refused(pattern: str) -> None:
     with pytest.raises(GrammarError, match="pattern"):
         schema_matcher({"items": {"pattern": pattern}})
+
+
+BRACED = [
+    "^{a}$",
+    r"^\${{a}}$",
+    "^a{ 1}$",
+    "^a{1,2}{b$",
+    "^a{1}$",
+    r"^[{]\x{61}{2,}\p{L}$",
+    "^a{b,1}$",
+]
+
+
+@pytest.mark.parametrize("pattern", BRACED)
+def test_braces_that_repeat_nothing_are_characters(pattern: str) -> None:
+    judge = re.compile(pattern.replace(r"\x{61}", "a").replace(r"\p{L}", "[a-z]"))
+    braced = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}}
+    for text in ["{a}", "${{a}}", "a{ 1}", "a", "aa{b", "a{b", "{aab", "a{b,1}", "{a"]:
+        good = judge.search(text) is not None
+        assert _may_be(schema_matcher({"type": "string", "pattern": pattern}), text) == good
+        assert _may_be(schema_matcher({**braced, "additionalProperties": False}), {text: 1}) == good

@@ -37,6 +37,7 @@ VALUES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "string", "minLength": 2, "maxLength": 4}, ["ab", "ä\n2c"], ["a", "abcde"]),
     ({"type": "string", "pattern": "^[a-z]+$"}, ["abc"], ["a1", "A", ""]),
     ({"type": "string", "pattern": "[a-z]/\\d"}, ["Xa/1x"], ["a/"]),
+    ({"type": "string", "pattern": "^\\${{[a-z]{2}}}$"}, ["${{ab}}"], ["${ab}", "${{a}}"]),
     ({"type": "string", "format": "date"}, ["2024-02-29"], ["2023-02-29", "x", "2024-1-1"]),
     ({"type": "string", "format": "date-time"}, ["2024-02-29T10:00:00Z"], ["2024-02-29"]),
     ({"type": "string", "format": "email"}, ["a.b@c.de"], ["a", "@b"]),

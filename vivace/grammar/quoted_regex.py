@@ -33,11 +33,12 @@ for _ in range(4):
 _PART = re.compile(
     rf"(?P<set>{_SETS})|(?P<escape>{_ESCAPE})|(?P<dot>\.)"
     rf"|(?P<refused>\(\?#[^)]*\)?|\\\Z|{_SET})"
-    r"|(?P<flags>\(\?[a-zA-Z]*-?[a-zA-Z]*[:)])|(?P<group>\((?:\?P?<\w+>)?)|(?P<end>\))|(?P<other>.)",
+    r"|(?P<flags>\(\?[a-zA-Z]*-?[a-zA-Z]*[:)])|(?P<group>\((?:\?P?<\w+>)?)|(?P<end>\))"
+    r"|(?P<brace>\{(?!,|\d+(?:,\d*)?\}))|(?P<other>.)",
     re.DOTALL,
 )
 """`refused`: comments, which the library has not, a last backslash, a set without an end: as they
-stand"""
+stand; `brace`: one that repeats nothing"""
 _MEMBER = re.compile(rf"({_ESCAPE}|[^\\])(?:-({_ESCAPE}|[^\\\]]))?", re.DOTALL)
 NAMED = {
     **dict.fromkeys(("graph", "print", "punct"), frozenset('"\\')),
@@ -96,18 +97,20 @@ def quote_regex(pattern: str, flags: str = "") -> str:
                 else:
                     scopes.append(newline)
                 found.append(text)
-            case "group":
-                scopes.append(scopes[-1])
-                found.append(text)
-            case "end":
-                if len(scopes) > 1:
+            case "group" | "end" | "refused":
+                if part.lastgroup == "group":
+                    scopes.append(scopes[-1])
+                elif part.lastgroup == "end" and len(scopes) > 1:
                     scopes.pop()
-                found.append(text)
-            case "refused":
                 found.append(text)
             case _:
                 found.append(_spelled(text, {text} & ALL))
     return "".join(found)
+
+
+def literal_braces(pattern: str) -> str:
+    """For Rust's crate: in a schema's pattern `{` is a character where it repeats nothing."""
+    return _PART.sub(lambda part: "\\{" if part.lastgroup == "brace" else part[0], pattern)
 
 
 def set_parts(pattern: str) -> Iterator[tuple[str, frozenset[str] | None]]:
@@ -118,7 +121,9 @@ def set_parts(pattern: str) -> Iterator[tuple[str, frozenset[str] | None]]:
         if kind == "flags" and "x" in text.partition("-")[0]:
             raise GrammarError("an expression with the flag x cannot be enforced")
         if kind == "refused" and text.startswith("[") and "[" in text[1:]:
-            raise GrammarError("a set of characters has no end, or sets in it that are too deep")
+            raise GrammarError(
+                r"a set has no end, or sets in it that are too deep; \[ is a bracket"
+            )
         try:
             if kind == "set":
                 fits = _members(text)
@@ -191,13 +196,8 @@ def _character(text: str) -> str | None:
     if len(text) == 1:
         return text
     kind = text[1]
-    if (code := _code(text)) is not None:
-        return chr(code)
+    if code := CODE.fullmatch(text[1:]):
+        return chr(min(int(code[1], 16), 0x10FFFF))
     if kind in "dDwWsSpP":
         return None
     return CHARACTERS.get(kind, kind)
-
-
-def _code(text: str) -> int | None:
-    found = CODE.fullmatch(text[1:]) if text.startswith("\\") else None
-    return min(int(found[1], 16), 0x10FFFF) if found else None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.grammar.backend import GrammarError
-from vivace.grammar.quoted_regex import ALL, set_parts
+from vivace.grammar.quoted_regex import ALL, literal_braces, set_parts
 from vivace.grammar.schema_keywords import all_schemas, spelled
 from vivace.grammar.schema_objects import tells_names_apart
 from vivace.parsers.schema_types import Path, values
@@ -41,13 +41,12 @@ def fit_patterns(schema: Any, place: str) -> None:
     if tells_names_apart(schema):
         for path in _unwritten(schema, read):
             raise GrammarError(f"{spelled(place, path)}: {NO_CODE}")
-    if not _meets_all([fits for _, parts in read for _, fits in parts]):
-        return
+    without = _meets_all([fits for _, parts in read for _, fits in parts])
     for path, one in all_schemas(schema):
         if "pattern" in one:
-            one["pattern"] = _without_null(one["pattern"])
+            one["pattern"] = _fitted(one["pattern"], without)
         names = one.get(PATTERNS, {})
-        changed = {_without_null(name): held for name, held in names.items()}
+        changed = {_fitted(name, without): held for name, held in names.items()}
         if changed.keys() != names.keys():
             if len(changed) < len(names) or any(NULL in name for name in one.get("properties", ())):
                 raise GrammarError(f"{spelled(place, (*path, PATTERNS))}: {NO_NULL}")
@@ -89,8 +88,11 @@ def _meets_all(parts: list[Fits]) -> bool:
     return False
 
 
-def _without_null(pattern: str) -> str:
+def _fitted(pattern: str, without: bool) -> str:
+    """`without`: U+0000 in its sets."""
     return "".join(
-        rf"[{text}&&[^\x00]]" if fits is None or (NULL in fits and not fits >= QUOTES) else text
-        for text, fits in set_parts(pattern)
+        rf"[{text}&&[^\x00]]"
+        if without and (fits is None or (NULL in fits and not fits >= QUOTES))
+        else text
+        for text, fits in set_parts(literal_braces(pattern))
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vivace.grammar.quoted_regex import literal_braces
 from vivace.grammar.schema_keywords import DESCRIBING
 from vivace.grammar.tool_tags import (
     TagFormat,
@@ -227,7 +228,7 @@ def text_patterns(keyword: str, schema: Mapping[str, Any], place: str) -> Iterat
             raise NotWritable(at, f"must be a whole number from 0 to {MAX_LENGTH - 1}")
         yield f"(?s:.{{{value},}})" if keyword == "minLength" else f"(?s:.{{0,{value}}})"
     elif keyword == "pattern":
-        pattern = as_search(value) if isinstance(value, str) else None
+        pattern = as_search(literal_braces(value)) if isinstance(value, str) else None
         if pattern is None:
             raise NotWritable(at)
         yield pattern
