@@ -303,6 +303,14 @@ def test_rules_of_gbnf_are_told_apart_by_their_names(first: str, second: str) ->
     assert obeys(EBNF, text, "aabb") and not obeys(EBNF, text, "aab" + "a")
 
 
+def test_a_hyphen_may_have_a_backslash_as_in_xgrammar() -> None:
+    text = r'root ::= [+\-]? "\-" [^\-\]] "\\-"'
+    for answer in ("+-a\\-", "--a\\-", "-a\\-"):
+        assert obeys(EBNF, text, answer), answer
+    for answer in (",-a\\-", "+\\-a\\-", "+--\\-", "+-]\\-"):
+        assert not obeys(EBNF, text, answer), answer
+
+
 def test_a_pattern_of_the_operator_is_tried_at_the_start() -> None:
     check_whitespace(r"[ \n]?")
     with pytest.raises(CannotStart, match="unclosed"):

@@ -38,7 +38,7 @@ NO_START = "is no grammar: it has neither a rule start: (Lark) nor one root ::= 
 _AT = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _EXCERPT = re.compile(r"\n +\d+ \| ")
 """of the grammar, behind what is wrong with it"""
-_ESCAPED = re.compile(r"(?<!\\)\\u([0-9a-fA-F]{4})")
+_ESCAPED = re.compile(r"(?<!\\)\\(?:u([0-9a-fA-F]{4})|-)")
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ def _with_other_names(gbnf: str) -> str:
 
 
 def _written_out(escape: re.Match[str]) -> str:
-    """The converter makes other escapes of these than Lark has."""
-    character = chr(int(escape[1], 16))
-    return character if character.isalnum() else escape[0]
+    """The converter makes other escapes of these than Lark has, and refuses xgrammar's hyphen."""
+    character = chr(int(escape[1] or "2d", 16))
+    return character if character.isalnum() else escape[0].replace(r"\-", r"\x2d")
 
 
 def _translate_tag(text: str, dialect: GrammarDialect) -> Iterator[str]:
