@@ -279,6 +279,28 @@ def test_expressions_and_grammars_in_tags_are_told_by_their_place(part: Any, tol
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("max_tokens", 0, any_text()),
+        ("max_chars", 3, any_text()),
+        ("style", "qwen_xml", json_value({"type": "string"}, "")),
+        ("excludes", ["a"], json_value({"type": "string"}, "")),
+        ("max_whitespace_cnt", 1, json_value({"type": "object"}, "")),
+    ],
+)
+def test_what_xgrammar_has_in_formats_is_refused(key: str, value: Any, part: Any) -> None:
+    """Nothing of it is left out quietly, wherever texts stand."""
+    for whole, place in (
+        (sequence(part, constant("b")), "format.elements.0"),
+        ({"type": "tag", "begin": "a", "content": part, "end": "b"}, "format.content"),
+    ):
+        BACKEND.compile(Constraint(kind=STRUCTURAL_TAG, text=json.dumps({"format": whole})))
+        part[key] = value
+        assert refusal(STRUCTURAL_TAG, {"format": whole}).startswith(f"{place}.{key}: cannot")
+        del part[key]
+
+
+@pytest.mark.parametrize(
     "text",
     [
         '?start: sum\n?sum: "a" ("+" "a")*',

@@ -135,8 +135,7 @@ class _TagRules:
 
     def _schema(self, node: dict[str, Any], place: str, last: bool) -> str:
         schema = node.get("json_schema", True)
-        if node.get("style", "json") != "json":
-            raise GrammarError(f"{place}.style: only json can be enforced")
+        self._refuse_others(node, place, style="json", excludes=[], max_whitespace_cnt=None)
         check_schema(schema, schema_place(node, place))
         whole = schema if isinstance(schema, dict) else {"allOf": [schema]}
         options = json_options(self._form, schema)
@@ -163,14 +162,13 @@ class _TagRules:
 
     def _any_text(self, node: dict[str, Any], place: str, last: bool) -> str:
         if not (last or node.get("closed", False)):
-            raise GrammarError(
-                f"{place}: any_text must be followed by a constant text, or end the answer"
-            )
+            raise GrammarError(f"{place}: any_text must end the answer, or a constant text follow")
         return self._text_terminal(node, place)
 
     def _text_terminal(self, node: dict[str, Any], place: str, *, also: Sequence[str] = ()) -> str:
         """The terminal of any text without `excludes` (and `also`) in it, that obeys all `patterns`
         and is not `unlike`: expressions for the whole of it."""
+        self._refuse_others(node, place, max_tokens=None, max_chars=None)
         excluded = [*node_texts(node, "excludes", place), *also]
         patterns, unlike = node_texts(node, "patterns", place), node_texts(node, "unlike", place)
         self._foreign |= bool(unlike) or any(map(MAY_GO_ON.search, patterns))
@@ -190,6 +188,12 @@ class _TagRules:
             self._write(f"{self._texts[body]}: {body}")
         return self._texts[body]
 
+    def _refuse_others(self, node: dict[str, Any], place: str, **enforced: Any) -> None:
+        """Other values than these of what xgrammar has."""
+        for key, value in enforced.items():
+            if node.get(key, value) != value:
+                raise GrammarError(f"{place}.{key}: cannot be enforced; leave it out")
+
     def _expressions(self, node: dict[str, Any], key: str, place: str) -> list[str]:
         """Between slashes."""
         found: list[str] = []
@@ -202,8 +206,7 @@ class _TagRules:
 
     def _sequence(self, node: dict[str, Any], place: str, last: bool) -> str:
         elements = node_list(node, "elements", place)
-        terms: list[str] = []
-        text = ""
+        terms, text = list[str](), ""
         for index, element in enumerate(elements):
             at, rest = f"{place}.elements.{index}", elements[index + 1 :]
             if text:
@@ -247,11 +250,9 @@ class _TagRules:
         needed = bool(node.get("at_least_one", False))
         if not last and not (once and needed):
             raise GrammarError(f"{place}: triggered_tags must end the answer")
-        first: list[str] = []
-        if needed:
-            first = self._list(node, "tags", place, last=False)
-            if once:
-                return self._any(first)
+        first = self._list(node, "tags", place, last=False) if needed else []
+        if first and once:
+            return self._any(first)
         if not all(isinstance(trigger, str) and trigger for trigger in triggers):
             raise GrammarError(f"{place}.triggers: must hold texts that are not empty")
         triggers = list(dict.fromkeys(triggers))
@@ -301,8 +302,7 @@ class _TagRules:
     def _guarded_part(self, node: dict[str, Any], place: str, last: bool) -> str:
         """The guard alone where what it guards is one terminal, which its text is, too, then."""
         self._joined = self._flat(node, place)
-        if not self._joined:
-            self.guarded = True
+        self.guarded |= not self._joined
         chosen = "guard" if self._guarding or self._joined else "format"
         part = self.part(node.get(chosen), f"{place}.{chosen}", last=last)
         self._joined = ""
