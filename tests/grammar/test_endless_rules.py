@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from grammar_kit import compiled, obeys
 from hypothesis import given
@@ -38,6 +40,16 @@ def test_what_never_ends_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("text", "answer"), FINITE)
 def test_what_may_end_is_obeyed(text: str, answer: str) -> None:
     assert obeys(EBNF, text, answer)
+
+
+@pytest.mark.parametrize("answer", ["bcbc", "(bc)(b)", "abcd", "ac", "bc"])
+def test_a_rule_of_gbnf_leaves_the_next_one_what_it_needs(answer: str) -> None:
+    for text, whole in (
+        ("root ::= r {2,3}\nr ::= [bc]+ ", "[bc]{2,}"),
+        ('root ::= "a"? word end\nword ::= [a-z]+\nend ::= [a-d]', "a?[a-z]+[a-d]"),
+        ('root ::= r r\nr ::= "(" r? ")" | [bc]+ | "(" [bc]+ ")"', r"(?:\([bc]+\)|[bc]+){2}"),
+    ):
+        assert obeys(EBNF, text, answer) == (re.fullmatch(whole, answer) is not None), text
 
 
 @pytest.mark.parametrize(

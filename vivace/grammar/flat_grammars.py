@@ -37,6 +37,8 @@ def input_terminals(lark: str, prefix: str) -> list[str] | None:
 def flat_terminals(lark: str, prefix: str) -> list[str] | None:
     """Definitions of terminals, the whole grammar's first, whose name is `prefix` and 0; None where
     it has in it what expressions have not, is large, or is no grammar: the library says why."""
+    from llguidance import LLMatcher
+
     if len(lark) > MOST_CHARACTERS:
         return None
     try:
@@ -53,13 +55,8 @@ def flat_terminals(lark: str, prefix: str) -> list[str] | None:
     }
     lines = [_definition(name, rules[name], known) for name in known]
     flat = "\n".join([f"start: {known[START]}", *lines])
-    return lines if _is_read(lark) and _is_read(flat) else None
-
-
-def _is_read(lark: str) -> bool:
-    from llguidance import LLMatcher
-
-    return not validate_grammar(LLMatcher.grammar_from_lark(lark))
+    both = map(LLMatcher.grammar_from_lark, (lark, flat))
+    return None if any(map(validate_grammar, both)) else lines
 
 
 def validate_grammar(grammar: str) -> str:

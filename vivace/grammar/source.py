@@ -10,7 +10,7 @@ from typing import Any
 
 from vivace.grammar.backend import GrammarError, JsonFormat
 from vivace.grammar.endless_rules import check_ends
-from vivace.grammar.flat_grammars import NO_FORCING, validate_grammar
+from vivace.grammar.flat_grammars import NO_FORCING, flat_terminals, validate_grammar
 from vivace.grammar.json_schema import check_schema, decode_schema, json_grammar, read_schema
 from vivace.grammar.schema_refusals import (
     MAX_REASON,
@@ -153,7 +153,10 @@ def to_lark(text: str) -> str:
     except Exception as error:  # the converter raises plain ones
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise GrammarError(f"is no grammar in GBNF: {reason}") from error
-    return NO_FORCING + _OPTIONS.sub("", lark)
+    lark = _OPTIONS.sub("", lark)
+    # The converter's terminals take what the next one needs: in `a b`, where `a ::= [a-z]+`.
+    flat = None if is_lark else flat_terminals(lark, "FLAT_")
+    return NO_FORCING + ("\n".join(["start: FLAT_0", *flat]) if flat else lark)
 
 
 def _with_other_names(gbnf: str) -> str:
