@@ -31,8 +31,8 @@ def one_line_without_memory() -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise CannotStart(
-            f"there is not enough memory ({say(error)}). Free memory, lift the limit (`ulimit -v` "
-            "or `-u`, the container's) or take a smaller model"
+            f"there is not enough memory ({say(error)}). Free memory, lift the limit (`ulimit -v`, "
+            "`-d` or `-u`, the container's) or take a smaller model"
         ) from error
 
 

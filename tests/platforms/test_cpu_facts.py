@@ -57,10 +57,15 @@ def test_memory_of_the_first_cgroup_version(machine):
     assert facts.memory(machine(files)) == (2048000, 2000000)
 
 
-def test_memory_is_cut_to_what_this_process_may_map(machine, monkeypatch):
+@pytest.mark.parametrize(
+    ("limited", "pages"), [(resource.RLIMIT_AS, 100), (resource.RLIMIT_DATA, 20)]
+)
+def test_memory_is_cut_to_what_this_process_may_map(machine, monkeypatch, limited, pages):
     files = {"proc/self/statm": "100 50 30 1 0 20 0\n"}
-    mapped = 100 * os.sysconf("SC_PAGE_SIZE")
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (5_000_000, resource.RLIM_INFINITY))
+    mapped = pages * os.sysconf("SC_PAGE_SIZE")
+    endless = resource.RLIM_INFINITY
+    limits = {limited: (5_000_000, endless)}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits.get(which, (endless, endless)))
     assert facts.memory(machine(files)) == (5_000_000, 5_000_000 - mapped)
 
 

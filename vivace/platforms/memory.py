@@ -56,8 +56,8 @@ class LazyMemory:
             self._map = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise CannotStart(
-                f"{nbytes} bytes of memory: {error.strerror} (`ulimit -v`, or the system's "
-                "overcommit rules); --max-total-tokens with a smaller number takes less"
+                f"{nbytes} bytes of memory: {error.strerror} (`ulimit -v` or `-d`, or the "
+                "system's overcommit rules); --max-total-tokens with a smaller number takes less"
             ) from error
         if length > HUGE_PAGE:
             advice = mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE

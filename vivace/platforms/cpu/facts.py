@@ -70,7 +70,7 @@ def memory(root: Path = ROOT) -> tuple[int, int]:
     table = _meminfo(root)
     total = table.get("MemTotal", 0) or _sysconf_memory()
     available = table.get("MemAvailable", table.get("MemFree", total))
-    for limit, used in (*_cgroup_memory(root), *_address_space(root)):
+    for limit, used in (*_cgroup_memory(root), *_mapped(root)):
         total, available = min(total, limit), min(available, max(0, limit - used))
     return total, available
 
@@ -153,12 +153,14 @@ def _cgroup_memory(root: Path) -> Iterator[tuple[int, int]]:
                 yield limit, max(0, (_number(folder / in_use) or 0) - cached)
 
 
-def _address_space(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, mapped) of `ulimit -v`, and of a system that promises no more than it has."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        pages = _text(root / "proc/self/statm").split()
-        yield limit, int(pages[0]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
+def _mapped(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, mapped) of `ulimit -v` and `-d` (LimitDATA= of systemd), and of a system that
+    promises no more than it has."""
+    pages = _text(root / "proc/self/statm").split()
+    for which, place in ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5)):
+        limit, _ = resource.getrlimit(which)
+        if limit != resource.RLIM_INFINITY:
+            yield limit, int(pages[place]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
     if _number(root / "proc/sys/vm/overcommit_memory") == NEVER_OVERCOMMIT:
         table = _meminfo(root)
         yield table.get("CommitLimit", NO_LIMIT), table.get("Committed_AS", 0)
