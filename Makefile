@@ -40,7 +40,7 @@ coverage: $(VENV)/.test
 lint: $(VENV)/.lint site
 	$(VENV)/bin/ruff format --check $(SOURCES)
 	$(VENV)/bin/ruff check $(SOURCES)
-	$(VENV)/bin/pyright --threads 2 --pythonpath $(VENV)/bin/python
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 format: $(VENV)/.lint
 	$(VENV)/bin/ruff format $(SOURCES)
