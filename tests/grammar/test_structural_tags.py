@@ -268,6 +268,7 @@ def test_special_tokens_cannot_be_spelled() -> None:
         {"type": "definitions", "formats": [], "format": TAGS[0]},
         {"type": "any_text", "excludes": [1]},
         {"type": "any_text", "excludes": [""]},
+        {"type": "sequence", "elements": [ANY, {"type": "const_string", "value": ""}]},
     ],
 )
 def test_references_are_to_what_came_before(form: Any) -> None:

@@ -205,14 +205,14 @@ class _TagRules:
     # --- parts of parts -------------------------------------------------------------------------
 
     def _sequence(self, node: dict[str, Any], place: str, last: bool) -> str:
-        elements = node_list(node, "elements", place)
         terms, text = list[str](), ""
-        for index, element in enumerate(elements):
+        for index, element in enumerate(elements := node_list(node, "elements", place)):
             at, rest = f"{place}.elements.{index}", elements[index + 1 :]
+            fixed = rest and has_type(rest[0], "const_string") and rest[0].get("value") != ""
             if text:
                 terms.append(self._text_until(node_text(element, "value", at), text))
                 text = ""
-            elif has_type(element, ANY_TEXT) and rest and has_type(rest[0], "const_string"):
+            elif has_type(element, ANY_TEXT) and fixed:
                 text = self._text_terminal(element, at)
             else:
                 terms.append(self.part(element, at, last=last and not rest))
