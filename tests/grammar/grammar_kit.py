@@ -6,11 +6,15 @@ import json
 from typing import Any
 
 import numpy as np
+import torch
 
 from vivace.grammar.backend import GrammarMatcher, JsonFormat, TokenVocabulary
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.masks import mask_words
+from vivace.grammar.processor import GrammarLogitsProcessor
+from vivace.platforms.ops.sampling import TorchSampling
 from vivace.protocol.constraints import JSON_SCHEMA, Constraint
+from vivace.sampling.processors import Entries
 
 WORDS = [b'{"', b'":', b'": "', b'",', b'"}', b"]}", b"true", b"false", b"null", b"12", b" ", b"  "]
 WORDS += [b"abc", b"ab", b"\xc3\xa4", "ä€".encode(), b'"a"', b"[[", b"]]", b", ", b"\n  ", b"-1"]
@@ -52,6 +56,12 @@ def compiled(kind: str, what: Any) -> GrammarMatcher:
 
 def schema_matcher(schema: Any) -> GrammarMatcher:
     return compiled(JSON_SCHEMA, schema)
+
+
+def apply_masks(processor: GrammarLogitsProcessor, logits: torch.Tensor, entries: Entries) -> None:
+    """In place, as a sampler does."""
+    masks = processor.apply(logits, entries, np.arange(len(entries)))
+    TorchSampling(reads=True).argmax(logits, masks)
 
 
 def allowed(matcher: GrammarMatcher) -> np.ndarray:

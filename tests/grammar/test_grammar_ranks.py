@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from grammar_kit import SIZE, VOCABULARY
+from grammar_kit import SIZE, VOCABULARY, apply_masks
 
 from vivace.grammar.backend import JsonFormat, PlacedMatcher
 from vivace.grammar.compiler import GrammarCompiler
@@ -64,7 +64,7 @@ def run_rank(order: Order, drafts: int) -> list[list[bool]]:
         positions = torch.arange(1 + place, 2 + place + drafts).repeat(len(rows))
         entries = Entries(torch.from_numpy(entry_rows), positions, entry_rows)
         logits = torch.zeros(len(entry_rows), SIZE)
-        processor.apply(logits, entries, np.arange(len(entry_rows)))
+        apply_masks(processor, logits, entries)
         found.append(logits.isfinite().any(1).tolist())
         stuck = [row for row, goes in zip(rows, found[-1][:: 1 + drafts], strict=True) if not goes]
         for row in stuck:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from grammar_kit import BACKEND, SIZE, VOCABULARY
+from grammar_kit import BACKEND, SIZE, VOCABULARY, apply_masks
 from llguidance import LLParserLimits
 
 from vivace.grammar.backend import LIBRARY_FAILED, JsonFormat, PlacedMatcher
@@ -68,7 +68,7 @@ def join(
 def draw(processor: GrammarLogitsProcessor, logits: torch.Tensor) -> int:
     """The best token of one row."""
     entries = Entries(torch.zeros(1).long(), torch.ones(1).long(), np.zeros(1, np.int64))
-    processor.apply(logits, entries, np.zeros(1, np.int64))
+    apply_masks(processor, logits, entries)
     return int(logits[0].argmax())
 
 
@@ -110,7 +110,7 @@ def test_nothing_is_drawn_behind_a_draft_that_may_not_stand() -> None:
     processor.joined(0, join([1], SamplingParams(temperature=0.9, constraint=constraint)))
     logits = torch.zeros(2, SIZE)
     entries = Entries(torch.zeros(2).long(), torch.tensor([1, 2]), np.zeros(2, np.int64))
-    processor.apply(logits, entries, np.arange(2))
+    apply_masks(processor, logits, entries)
     assert logits[0].isfinite().any()
     assert not logits[1].isfinite().any()
 
@@ -153,7 +153,7 @@ def draw_behind(
     logits[range(len(places)), best[: len(places)]] = 1.0
     rows = np.zeros(len(places), np.int64)
     entries = Entries(torch.zeros(len(places)).long(), places, rows)
-    processor.apply(logits, entries, np.arange(len(places)))
+    apply_masks(processor, logits, entries)
     drawn, bad = logits.argmax(1).tolist(), (~logits.isfinite().any(1)).tolist()
     assert not bad[0], processor.why_stuck(0)
     count = 1
@@ -172,7 +172,7 @@ def test_a_row_that_joins_again_stands_behind_its_tokens(length: int) -> None:
     logits = torch.zeros(1, SIZE)
     logits[0, ord("a")] = 1.0
     entries = Entries(torch.zeros(1).long(), torch.ones(1).long(), np.zeros(1, np.int64))
-    processor.apply(logits, entries, np.zeros(1, np.int64))
+    apply_masks(processor, logits, entries)
     assert torch.isfinite(logits[0]).nonzero().flatten().tolist() == [ord("b")]
 
 
@@ -281,7 +281,7 @@ class RowsTogether:
         """Statuses of rows that cannot go on, which leave; the others draw a token."""
         logits, ones = torch.zeros(len(self.every), SIZE), torch.ones(len(self.every)).long()
         entries = Entries(torch.from_numpy(self.every), ones, self.every)
-        self.processor.apply(logits, entries, np.arange(len(self.every)))
+        apply_masks(self.processor, logits, entries)
         stuck = self.every[~logits.isfinite().any(1).numpy()].tolist()
         told = [self.processor.why_stuck(row) for row in stuck]
         self.told |= dict(zip(stuck, told, strict=True))

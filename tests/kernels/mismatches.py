@@ -37,7 +37,7 @@ from vivace.platforms.ops.elementwise import SwigluOai
 from vivace.platforms.ops.linear import Operands
 from vivace.platforms.ops.moe import ExpertSlots, Gate, Routes
 from vivace.platforms.ops.paged_cache import PagedCache
-from vivace.platforms.ops.sampling import Penalties, SamplingBatch, Truncations
+from vivace.platforms.ops.sampling import Penalties, SamplingBatch, TokenMasks, Truncations
 from vivace.platforms.ops.segments import Segments
 from vivace.platforms.ops.stored import Fp8Groups, Int8Rows, StoredBlocks, int8_rows
 from vivace.platforms.ops.table import reference_ops
@@ -417,13 +417,13 @@ CASES: dict[str, Case] = {
         },
         penalized,
     ),
-    "apply_token_bitmask": Case(
-        "apply_token_bitmask",
+    "argmax behind masks": Case(
+        "argmax",
         lambda: {
             "x": torch.ones(T, N), "entries": ids(T),
-            "mask": torch.ones(T, N // 32, dtype=torch.int32),
+            "bits": torch.ones(T, N // 32, dtype=torch.int32),
         },
-        lambda **a: SAMPLING.apply_token_bitmask(a["x"], a["entries"], a["mask"]),
+        lambda **a: SAMPLING.argmax(a["x"], TokenMasks(entries=a["entries"], bits=a["bits"])),
     ),
     "logsumexp": plain(
         "logsumexp", lambda **a: SAMPLING.logsumexp(a["x"], a["temperature"]),

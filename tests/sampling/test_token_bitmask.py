@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_sampler import native
 
-from vivace.platforms.ops.sampling import SamplingOps, TorchSampling
+from vivace.platforms.ops.sampling import SamplingOps, TokenMasks, TorchSampling
 
 KINDS: list[SamplingOps | str] = [TorchSampling(), TorchSampling(reads=True), native()]
 
@@ -52,5 +52,10 @@ def test_a_mask_leaves_what_is_allowed(
     for row, one in zip(entries, allowed, strict=True):
         wanted[row] = expected(logits[row], one)
     found = torch.from_numpy(logits.copy())
-    ops.apply_token_bitmask(found, torch.from_numpy(entries), torch.from_numpy(mask))
+    masks = TokenMasks(entries=torch.from_numpy(entries), bits=torch.from_numpy(mask))
+    tokens, bad = ops.argmax(found, masks)
     np.testing.assert_array_equal(found.numpy(), wanted)
+    best = [line.max() for line in wanted]
+    assert bad.tolist() == [not np.isfinite(one) for one in best]
+    good = np.isfinite(best)
+    assert tokens.numpy()[good].tolist() == wanted.argmax(1)[good].tolist()

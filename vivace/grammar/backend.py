@@ -69,7 +69,7 @@ LIBRARY_FAILED = "the grammar library failed"
 
 def is_shared(error: str) -> bool:
     """Whether another answer may be to blame."""
-    return any(said in error for said in SHARED_LIMITS)
+    return bool(error) and any(said in error for said in SHARED_LIMITS)
 
 
 class GrammarMatcher(Protocol):

@@ -184,6 +184,8 @@ class LLGuidanceMatcher:
 
     @property
     def error(self) -> str:
+        if not self.handle.is_error():
+            return ""
         said = self.handle.get_error().removesuffix("\n<non-verbose/>")
         if not said.startswith(PANIC):
             return said
@@ -211,7 +213,7 @@ class LLGuidanceMatcher:
         """As the mask has it, where the library knows what text follows: of its tokens the one that
         begins as the tokenizer would divide it."""
         tokens = self.handle.compute_ff_tokens()
-        return list(takewhile(lambda token: token not in self._eos_ids, tokens))
+        return list(takewhile(lambda token: token not in self._eos_ids, tokens)) if tokens else []
 
     def accept(self, tokens: list[int]) -> int:
         count = 0

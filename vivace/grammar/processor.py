@@ -28,7 +28,7 @@ from vivace.grammar.next_masks import NextMasks
 from vivace.grammar.replay import SLICE, follow, replay
 from vivace.grammar.stuck_answers import NO_ROOM, explain_stuck
 from vivace.platforms.host import HOST, download, upload
-from vivace.platforms.ops.sampling import SamplingOps
+from vivace.platforms.ops.sampling import SamplingOps, TokenMasks
 from vivace.platforms.rows import TokensByRow
 from vivace.protocol.constraints import Constraint
 from vivace.protocol.step import Join
@@ -75,6 +75,8 @@ class ConstrainedRow:
     """its last best token might follow without a mask"""
     renewals: int = 0
     """how often it got another matcher"""
+    found: GrammarMatcher | None = None
+    """what the future has brought, or the renewed one"""
 
     @property
     def known(self) -> int:
@@ -83,7 +85,9 @@ class ConstrainedRow:
 
     @property
     def matcher(self) -> GrammarMatcher:
-        return self.future.result()
+        if self.found is None:
+            self.found = self.future.result()
+        return self.found
 
     @property
     def content(self) -> Key:
@@ -91,7 +95,8 @@ class ConstrainedRow:
 
     @property
     def at_limit(self) -> bool:
-        return is_shared(self.matcher.error)
+        """Not known of one that is still built."""
+        return (self.found is not None or self.future.done()) and is_shared(self.matcher.error)
 
     def go_on(self, tokens: list[int]) -> None:
         self.matcher.accept(tokens)
@@ -168,10 +173,10 @@ class GrammarLogitsProcessor:
             self._masks.wait()
             self._compiler.matcher_cache.keep(gone.constraint, gone.answer, gone.matcher)
 
-    def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
+    def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> TokenMasks | None:
         places = self._find_masked(logits, entries, places)
         if not len(places):
-            return
+            return None
         index = upload(places, logits.device)
         picked = entries.select(places, index)
         matchers = {row: self._rows[row].matcher for row in picked.host_rows.tolist()}
@@ -183,7 +188,7 @@ class GrammarLogitsProcessor:
             matchers |= self._renew(stuck, matchers)
             masks, stuck = take(matchers)
         masks = self._with_drafts(picked, masks)
-        self._ops.apply_token_bitmask(logits, index, upload(masks, logits.device))
+        return TokenMasks(entries=index, bits=upload(masks, logits.device))
 
     def _take(
         self, matchers: Mapping[int, GrammarMatcher], rows: np.ndarray, words: int
@@ -191,10 +196,9 @@ class GrammarLogitsProcessor:
         """Masks, and which matchers have come to a limit that they share. Threads decide who does
         so first, with all behind it: here everybody does, so that ranks have the same."""
         masks = self._masks.take(matchers, rows, words)
-        known = {row: state for row, state in self._rows.items() if state.future.done()}
-        if not (alike := {one.content for one in known.values() if one.at_limit}):
+        if not (alike := {one.content for one in self._rows.values() if one.at_limit}):
             return masks, []
-        for row, state in known.items():
+        for row, state in self._rows.items():
             if state.content in alike:
                 self._masks.drop(row)
         masks = self._masks.take(matchers, rows, words)
@@ -256,7 +260,7 @@ class GrammarLogitsProcessor:
             matcher = start and start.copy()
             if matcher is not None and replay(matcher, state.answer) == len(state.answer):
                 found[row] = matcher
-                state.future = found_matcher(matcher)
+                state.found = matcher
                 self._masks.drop(row)
         return found
 
@@ -287,10 +291,10 @@ class GrammarLogitsProcessor:
 
     def _find_forced(self, row: ConstrainedRow) -> list[int]:
         """As many as the row has room for."""
-        if (stops := row.stops) is None:
+        if (stops := row.stops) is None or not (found := row.matcher.forced()):
             return []
         room = self._history.tokens.shape[1] - 1 - self._history.drafts - row.known
-        tokens = takewhile(lambda token: token not in stops, row.matcher.forced())
+        tokens = takewhile(lambda token: token not in stops, found)
         return list(tokens)[: min(room, MOST_FORCED)]
 
     def why_stuck(self, row: int) -> tuple[int, str] | None:

@@ -7,7 +7,7 @@ after a retraction, in any batch, and a row that is given up leaves nothing behi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vivace.platforms.host import upload
-from vivace.platforms.ops.sampling import Penalties, SamplingOps
+from vivace.platforms.ops.sampling import Penalties, SamplingOps, TokenMasks
 from vivace.platforms.rows import DraftPaths, TokensByRow
 from vivace.protocol.step import Join, StepPlan
 
@@ -89,10 +89,11 @@ class LogitsProcessor(Protocol):
         """A sequence enters a row, which was empty; whether it wants anything of this processor."""
         ...
 
-    def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> None:
+    def apply(self, logits: Tensor, entries: Entries, places: np.ndarray) -> TokenMasks | None:
         """Change, in place, the rows `places[m]` of logits[n, V] float32 of n entries, which are
         those of rows that want it. A row has several entries where drafts stand behind what it
-        knows; each sees the tokens before its own position. Waits for nothing."""
+        knows; each sees the tokens before its own position. Masks, which one of all may give, are
+        for what all have left. Waits for nothing."""
         ...
 
 
@@ -131,17 +132,14 @@ class LogitsProcessors:
                 state.left(row)
             wants[row] = False
 
-    def apply(self, logits: Tensor, entries: Entries) -> None:
-        """Change, in place, logits[n, V] float32 of n entries."""
-        for processor, places in self._choose(entries.host_rows):
-            processor.apply(logits, entries, places)
-
-    def _choose(self, rows: np.ndarray) -> Iterator[tuple[LogitsProcessor, np.ndarray]]:
-        """Each processor that entries of these rows want, and which of them."""
+    def apply(self, logits: Tensor, entries: Entries) -> TokenMasks | None:
+        """Change, in place, logits[n, V] float32 of n entries; masks for what is left."""
+        found: list[TokenMasks | None] = []
         for processor, wants in self._active:
-            places = np.flatnonzero(wants[rows])
+            places = np.flatnonzero(wants[entries.host_rows])
             if len(places):
-                yield processor, places
+                found.append(processor.apply(logits, entries, places))
+        return next(filter(None, found), None)
 
     def needs_tokens(self, rows: np.ndarray) -> bool:
         """Whether the host must know every token of one of these rows."""

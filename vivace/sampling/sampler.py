@@ -92,10 +92,9 @@ class Sampler:
         options: dict[int, LogprobOptions],
     ) -> SamplerOutput:
         """`logits[n, V]` float32 (overwritten) of n entries."""
-        if self._processors.rows:
-            self._processors.apply(logits, entries)
+        masks = self._processors.apply(logits, entries) if self._processors.rows else None
         wanted = int(np.bitwise_or.reduce(columns.features[entries.host_rows]))
-        tokens, bad = self._ops.argmax(logits)
+        tokens, bad = self._ops.argmax(logits, masks)
         if wanted & SAMPLED:
             tokens = self._sample_entries(logits, tokens, entries, columns)
         if not wanted & SCORED:

@@ -20,7 +20,7 @@ from vivace.platforms.cpu.native import (
     wrong,
 )
 from vivace.platforms.ops.elementwise import SwigluOai
-from vivace.platforms.ops.sampling import Penalties, SamplingBatch, TorchSampling
+from vivace.platforms.ops.sampling import Penalties, SamplingBatch, TokenMasks, TorchSampling
 
 
 class NativeOps:
@@ -222,22 +222,23 @@ class NativeSampling:
     """
 
     def __init__(self, kernels: Kernels) -> None:
-        self._argmax = kernels.operation("argmax", "q" * 6)
+        self._argmax = kernels.operation("argmax", "q" * 7)
         self._sample = kernels.operation("sample", "q" * 6)
         self._logsumexp = kernels.operation("logsumexp", "q" * 6)
         self._topk = kernels.operation("topk", "q" * 7)
         self._not_finite = kernels.operation("not_finite", "q" * 5)
         self._apply_penalties = kernels.operation("apply_penalties", "q" * 7)
-        self._apply_token_bitmask = kernels.operation("apply_token_bitmask", "q" * 6)
         self._settings = _Settings()
         reference = TorchSampling(reads=True)
         self.weights = reference.weights
         """by the reference: they are asked for with relaxed acceptance only"""
 
-    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, logits: Tensor, masks: TokenMasks | None = None) -> tuple[Tensor, Tensor]:
         rows, width, *given = table("argmax", logits)
         tokens, bad = torch.empty(rows, dtype=I64), torch.empty(rows, dtype=torch.bool)
-        self._argmax(rows, *given, width, tokens.data_ptr(), bad.data_ptr())
+        lines = None if masks is None else _find_lines(masks, rows, width)
+        address = 0 if lines is None else lines.ctypes.data
+        self._argmax(rows, *given, width, address, tokens.data_ptr(), bad.data_ptr())
         return tokens, bad
 
     def sample(self, logits: Tensor, entries: Tensor, batch: SamplingBatch) -> Tensor:
@@ -280,15 +281,6 @@ class NativeSampling:
             rows, *given, width, tokens.data_ptr(), longest, self._settings.pointer
         )
 
-    def apply_token_bitmask(self, logits: Tensor, entries: Tensor, mask: Tensor) -> None:
-        count, width, *given = table("apply_token_bitmask", logits)
-        (rows,) = sizes("apply_token_bitmask", "entries", entries, 1)
-        chosen = places("apply_token_bitmask", "entries", entries, rows, count)
-        chosen = np.ascontiguousarray(chosen)
-        words = -(-width // 32)
-        bits = block("apply_token_bitmask", "mask", mask, rows, words, dtype=torch.int32)
-        self._apply_token_bitmask(rows, *given, width, chosen.ctypes.data, bits)
-
     def logsumexp(self, logits: Tensor, temperature: Tensor) -> Tensor:
         rows, width, *given = table("logsumexp", logits)
         totals = torch.empty(rows)
@@ -308,6 +300,16 @@ class NativeSampling:
         bad = torch.empty(rows, dtype=torch.bool)
         self._not_finite(rows, *given, width, bad.data_ptr())
         return bad
+
+
+def _find_lines(masks: TokenMasks, rows: int, width: int) -> np.ndarray:
+    """[rows] int64: the address of each row's bits, 0 where it has none."""
+    (count,), words = sizes("argmax", "entries", masks.entries, 1), -(-width // 32)
+    bits = block("argmax", "bits", masks.bits, count, words, dtype=torch.int32)
+    lines = np.zeros(rows, np.int64)
+    chosen = places("argmax", "entries", masks.entries, count, rows)
+    lines[chosen] = bits + np.arange(count) * (words * masks.bits.element_size())
+    return lines
 
 
 class _Settings:

@@ -69,14 +69,27 @@ class Penalties:
     """no row knows more than that, which may be more than `context`"""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenMasks:
+    """What m rows of logits[n, V] may draw."""
+
+    entries: Tensor
+    """[m] int64: which rows, in ascending order"""
+    bits: Tensor
+    """[m, ceil(V / 32)] int32: token t is bit t % 32 of word t // 32"""
+
+
 class SamplingOps(Protocol):
     """A row's result depends on that row alone."""
 
-    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, logits: Tensor, masks: TokenMasks | None = None) -> tuple[Tensor, Tensor]:
         """logits[n, V] float32 -> (token ids [n] int64, rows without one [n] bool).
 
         The first of the largest. A row has none when a logit is NaN, or the largest is infinite;
         its id is some token of the vocabulary then.
+
+        Rows that have a mask are changed first, in place: -inf where its bit is not set. Where all
+        that is left is -inf it becomes 0: what an answer has to be goes before its least length.
         """
         ...
 
@@ -105,15 +118,6 @@ class SamplingOps(Protocol):
         """
         ...
 
-    def apply_token_bitmask(self, logits: Tensor, entries: Tensor, mask: Tensor) -> None:
-        """Change, in place, the rows `entries[m]` int64 of logits[n, V] float32: -inf where the bit
-        of mask[m, ceil(V / 32)] int32 is not set, token t being bit t % 32 of word t // 32.
-
-        Where all that is left is -inf it becomes 0: what an answer has to be goes before its
-        least length.
-        """
-        ...
-
     def logsumexp(self, logits: Tensor, temperature: Tensor) -> Tensor:
         """log(sum(exp(logits / temperature))), [n] float32, of logits[n, V] and [n] float32"""
         ...
@@ -138,7 +142,9 @@ class TorchSampling:
     def __init__(self, *, reads: bool = False) -> None:
         self._reads = reads
 
-    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, logits: Tensor, masks: TokenMasks | None = None) -> tuple[Tensor, Tensor]:
+        if masks is not None:
+            self._mask(logits, masks)
         best, tokens = logits.max(-1)
         return tokens, torch.isfinite(best).logical_not_()
 
@@ -158,17 +164,17 @@ class TorchSampling:
             chosen = _apply_penalties(_select(logits, entries[part]), penalties, part)
             logits.index_copy_(0, entries[part], chosen)
 
-    def apply_token_bitmask(self, logits: Tensor, entries: Tensor, mask: Tensor) -> None:
+    def _mask(self, logits: Tensor, masks: TokenMasks) -> None:
         if self._reads:
-            _mask_rows(logits, entries, mask)
+            _mask_rows(logits, masks)
             return
         size = max(1, PENALTY_ELEMENTS // logits.shape[1])
-        for first in range(0, len(entries), size):
-            part = slice(first, first + size)
-            allowed = unpack_bits(mask[part], logits.shape[1])
-            chosen = _select(logits, entries[part]).masked_fill(~allowed, -torch.inf)
+        for first in range(0, len(masks.entries), size):
+            entries = masks.entries[first : first + size]
+            allowed = unpack_bits(masks.bits[first : first + size], logits.shape[1])
+            chosen = _select(logits, entries).masked_fill(~allowed, -torch.inf)
             lost = (chosen.amax(-1) == -torch.inf).unsqueeze(1)
-            logits.index_copy_(0, entries[part], chosen.masked_fill_(lost & allowed, 0.0))
+            logits.index_copy_(0, entries, chosen.masked_fill_(lost & allowed, 0.0))
 
     def logsumexp(self, logits: Tensor, temperature: Tensor) -> Tensor:
         return (logits / temperature.unsqueeze(1)).logsumexp(-1)
@@ -189,11 +195,11 @@ def unpack_bits(mask: Tensor, count: int) -> Tensor:
     return bits.flatten(1)[:, :count].bool()
 
 
-def _mask_rows(logits: Tensor, entries: Tensor, mask: Tensor) -> None:
-    """`apply_token_bitmask` in the host's memory, without a copy of a row. (Operations of torch on
-    a single row wait for all its threads, which others keep from running.)"""
+def _mask_rows(logits: Tensor, masks: TokenMasks) -> None:
+    """In the host's memory, without a copy of a row. (Operations of torch on a single row wait for
+    all its threads, which others keep from running.)"""
     lines = logits.numpy()
-    for row, words in zip(entries.tolist(), mask.numpy(), strict=True):
+    for row, words in zip(masks.entries.tolist(), masks.bits.numpy(), strict=True):
         bits = np.unpackbits(words.view(np.uint8), count=lines.shape[1], bitorder="little")
         allowed, line = bits.view(np.bool_), lines[row]
         np.copyto(line, -np.inf, where=~allowed)

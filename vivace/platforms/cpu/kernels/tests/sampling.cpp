@@ -56,7 +56,7 @@ bool argmax(Suite& suite, Table table) {
     const auto reset = [&] { tokens.assign((size_t)table.rows, -1), bad.assign((size_t)table.rows, 7); };
     reset();
     Words words;
-    words.add(table.rows).add(table.numbers).add(table.stride).add(table.n).add(tokens).add(bad);
+    words.add(table.rows).add(table.numbers).add(table.stride).add(table.n).add((int64_t)0).add(tokens).add(bad);
     if (!suite.run("argmax", words, reset, [&] { return bytes_of(tokens); })) return false;
     for (int64_t r = 0; r < table.rows; ++r) {
         wanted.push_back(first_best(table.row(r), table.n));
@@ -320,12 +320,15 @@ bool mask(Suite& suite, Random& random, int64_t n) {
     before.row(7)[random.below(n)] = NOTHING, before.fill(9, -ENDLESS);
     const std::vector<int64_t> entries = {11, 1, 7, 9, 2, 3};
     const std::vector<uint32_t> bits = masks(random, rows, n);
+    std::vector<int64_t> lines((size_t)(2 * rows)), tokens(lines.size()), wanted;
+    std::vector<uint8_t> bad(lines.size()), spoilt;
+    for (int64_t r = 0; r < rows; ++r) lines[entries[r]] = (int64_t)(bits.data() + r * words);
     Words list;
-    list.add(rows).add(table.numbers).add(table.stride).add(n).add(entries).add(bits);
+    list.add(2 * rows).add(table.numbers).add(table.stride).add(n).add(lines).add(tokens).add(bad);
     const auto reset = [&] {
         std::copy(before.numbers.begin(), before.numbers.end(), table.numbers.begin());
     };
-    if (!suite.run("apply_token_bitmask", list, reset, [&] { return bytes_of(table.numbers); })) return false;
+    if (!suite.run("argmax", list, reset, [&] { return bytes_of(table.numbers); })) return false;
     for (int64_t r = 0; r < rows; ++r) {
         float* x = before.row(entries[r]);
         const auto allows = [&](int64_t i) { return bits[r * words + i / 32] >> (i % 32) & 1; };
@@ -337,7 +340,11 @@ bool mask(Suite& suite, Random& random, int64_t n) {
         for (int64_t i = 0; i < n && !some; ++i)
             if (allows(i)) x[i] = 0;
     }
-    return bytes_of(table.numbers) == bytes_of(before.numbers);
+    for (int64_t r = 0; r < 2 * rows; ++r) {
+        wanted.push_back(first_best(before.row(r), n));
+        spoilt.push_back(!std::isfinite(before.row(r)[wanted.back()]));
+    }
+    return bytes_of(table.numbers) == bytes_of(before.numbers) && tokens == wanted && bad == spoilt;
 }
 
 }  // namespace
@@ -359,6 +366,9 @@ void sampling(Suite& suite) {
         return true;
     };
     suite.op("argmax", [&](Random& random) {
+        for (int64_t n : WIDTHS)
+            for (int times = 0; times < 4; ++times)
+                if (!mask(suite, random, n)) return false;
         return tables(random, [&](Table table) { return argmax(suite, table); });
     });
     suite.op("sample", [&](Random& random) {
@@ -388,12 +398,6 @@ void sampling(Suite& suite) {
         for (int64_t n : WIDTHS)
             for (int times = 0; times < 4; ++times)
                 if (!penalize(suite, random, n)) return false;
-        return true;
-    });
-    suite.op("apply_token_bitmask", [&](Random& random) {
-        for (int64_t n : WIDTHS)
-            for (int times = 0; times < 4; ++times)
-                if (!mask(suite, random, n)) return false;
         return true;
     });
 }
