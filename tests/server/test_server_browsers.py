@@ -181,6 +181,22 @@ def test_a_route_without_body_takes_any_from_programs(server: Running) -> None:
         assert send(server, "POST", path, FORM, {}).status == 415
 
 
+def test_what_curl_calls_a_form_is_json(server: Running) -> None:
+    """Ollama's examples name no type; a page that says it is curl still says which page it is."""
+    asked = {"prompt": "a"}
+    for program in ("curl/8.5.0", "Wget/1.21.3"):
+        answer = send(server, "POST", "/tokenize", {**FORM, "User-Agent": program}, asked)
+        assert answer.status == 200, answer.text  # type: ignore[attr-defined]
+        for attack in ({"Origin": "null"}, ATTACKS["image"], {"Referer": "http://evil.example/"}):
+            headers = {**FORM, "User-Agent": program, **attack}
+            assert send(server, "POST", "/tokenize", headers, asked).status == 403
+    for program in (BROWSER, "libcurl/8.5", ""):
+        answer = send(server, "POST", "/tokenize", {**FORM, "User-Agent": program}, asked)
+        assert answer.status == 415
+    upload = {"Content-Type": "multipart/form-data; boundary=x", "User-Agent": "curl/8.5.0"}
+    assert send(server, "POST", "/tokenize", upload, asked).status == 415
+
+
 def test_one_slash_too_many(server: Running) -> None:
     for route, method, path in PLACES:
         if path == "/" or "{" in route.path:
@@ -266,11 +282,10 @@ def test_usual_clients(server: Running) -> None:
     post = urllib.request.Request(f"{server.url}/flush_cache", method="POST")
     assert urllib.request.urlopen(post, timeout=20).status == 200
     data = '{"text": "x", "sampling_params": {"max_new_tokens": 1}}'
-    for words, status in (([], "415"), (["-H", "Content-Type: application/json"], "200")):
+    for words in ([], ["-H", "Content-Type: application/json"]):
         command = ["curl", "-s", "-w", "%{http_code}", f"{server.url}/generate", *words, "-d", data]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=20)
-        assert done.stdout.endswith(status)
-        assert status == "200" or "-H 'Content-Type: application/json'" in done.stdout
+        assert done.stdout.endswith("200")
 
 
 STRANGE = (b"\xff\xfe", b"http://\xff", b"a\x80b", b"\xc3\xa9", b"\xed\xa0\x80", b"", b"x" * 9000)

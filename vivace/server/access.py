@@ -104,6 +104,9 @@ def _unauthorized(reason: str) -> HTTPError:
 ANY = "*"
 UNNAMED = "application/octet-stream"
 """The type of a body that has none, which clients such as aiohttp's say, too."""
+FORM = "application/x-www-form-urlencoded"
+FORM_SENDERS = "curl/", "Wget/"
+"""begin the User-Agent of programs that call any body a form, which no page can give itself"""
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 OWN_SITES = ("same-origin", "none")
 """Sec-Fetch-Site of a page of this server, and of what the user typed"""
@@ -244,10 +247,11 @@ class BrowserPolicy:
             return True
         if kind == UNNAMED or not reads_body or not request.can_read_body:
             return False
+        if kind == FORM and request.headers.get("User-Agent", "").startswith(FORM_SENDERS):
+            return False
         raise HTTPError(
             415,
-            f"the body comes as {kind!r}; send JSON with 'Content-Type: application/json' "
-            "(curl: -H 'Content-Type: application/json')",
+            f"the body comes as {kind!r}; send JSON with 'Content-Type: application/json'",
         )
 
 
