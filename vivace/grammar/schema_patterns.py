@@ -1,26 +1,28 @@
-"""Patterns of schemas: a set with all control characters (but for line breaks), and no quote or no
-backslash, the library takes for one with both. U+0000 is left out of such sets, so that they do not
-have all."""
+"""Patterns of schemas are expressions of ECMA-262. Here they become those of Rust's regex crate,
+which the library has, that fit nothing which ECMA-262, or Python's `re`, would not; refused is what
+these two read differently, or neither does.
+
+A set with all control characters (but for line breaks), and no quote or no backslash, the library
+takes for one with both. U+0000 is left out of such sets, so that they do not have all."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from vivace.grammar.backend import GrammarError
-from vivace.grammar.quoted_regex import ALL, literal_braces, set_parts
+from vivace.grammar.quoted_regex import ESCAPE, POSIX_CLASS, escaped_ones, regex_parts
 from vivace.grammar.schema_keywords import all_schemas, spelled
 from vivace.grammar.schema_objects import tells_names_apart
-from vivace.parsers.schema_types import Path, values
+from vivace.parsers.schema_types import values
 
-NULL = "\0"
-QUOTES = frozenset('"\\')
-NOT_MET = QUOTES | {"\n"}
-"""which such a set may lack"""
+NULL, QUOTES = "\0", frozenset('"\\')
 PATTERNS = "patternProperties"
 NO_NULL = (
-    "an expression that fits control characters, but no quote or no backslash, is enforced without "
-    "U+0000; so no property may have that in its name, and no two expressions may differ by it"
+    "no two expressions may mean the same, and no property may have U+0000 in its name: what fits "
+    "control characters, but no quote or no backslash, is enforced without that"
 )
 ONE_WAY = 'nrbtf\\"'
 """what follows a backslash where each character has one spelling"""
@@ -30,69 +32,128 @@ NO_CODE = (
     "control characters cannot be written beside objects with other properties than those they "
     'name: leave them out, or add "additionalProperties": false'
 )
-Fits = frozenset[str] | None
-"""of a part of an expression, as `set_parts` has it"""
+_SPACES = r"\t-\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_CLASSES = {
+    "d": ("0-9", r"\p{Nd}"),
+    "w": ("0-9A-Za-z_", r"\p{L}\p{N}_"),
+    "s": (_SPACES, rf"{_SPACES}\x1c-\x1f\x85\ufeff"),
+}
+"""what both take for one; what either does"""
+_LINE = r"[^\n\r\u2028\u2029]"
+_MEMBER = re.compile(rf"({ESCAPE}|.)(?:-({ESCAPE}|.))?", re.DOTALL)
+_KNOWN_ESCAPE = re.compile(r"\\(?:[BdDwWsSnrtfv]|[xU]\w+|u(?![dD][89a-fA-F]).+|[pP]\{.*)")
+_DOTS = re.compile("[iI\u0130\u0131\\-]")
+"""some or all of which Python takes for each other where case does not count"""
+_SPECIAL = frozenset(r"\.+*?()|[]{}^$-&~")
 
 
 def fit_patterns(schema: Any, place: str) -> None:
     """In place. Raises GrammarError for what cannot be read, and where names with U+0000 would be
     taken for other ones."""
-    read = [(path, _read(text, spelled(place, path))) for path, text in _patterns(schema)]
-    if tells_names_apart(schema):
-        for path in _unwritten(schema, read):
-            raise GrammarError(f"{spelled(place, path)}: {NO_CODE}")
-    without = _meets_all([fits for _, parts in read for _, fits in parts])
-    for path, one in all_schemas(schema):
-        if "pattern" in one:
-            one["pattern"] = _fitted(one["pattern"], without)
-        names = one.get(PATTERNS, {})
-        changed = {_fitted(name, without): held for name, held in names.items()}
-        if changed.keys() != names.keys():
-            if len(changed) < len(names) or any(NULL in name for name in one.get("properties", ())):
-                raise GrammarError(f"{spelled(place, (*path, PATTERNS))}: {NO_NULL}")
-            one[PATTERNS] = changed
-
-
-def _patterns(schema: Any) -> Iterator[tuple[Path, str]]:
-    for path, one in all_schemas(schema):
-        if "pattern" in one:
-            yield (*path, "pattern"), one["pattern"]
-        yield from (((*path, PATTERNS), name) for name in one.get(PATTERNS, ()))
-
-
-def _read(pattern: str, place: str) -> list[tuple[str, Fits]]:
-    try:
-        return list(set_parts(pattern))
-    except GrammarError as error:
-        raise GrammarError(f"{place}: {error}") from error
-
-
-def _unwritten(schema: Any, read: list[tuple[Path, list[tuple[str, Fits]]]]) -> Iterator[Path]:
-    """The paths of what only such characters obey."""
-    for path, parts in read:
-        if any(fits and fits <= UNWRITTEN for _, fits in parts):
-            yield path
-    for path, one in all_schemas(schema):
+    unwritten = UNWRITTEN if tells_names_apart(schema) else frozenset[str]()
+    for path, one in [*all_schemas(schema)]:
+        at = spelled(place, path) + "." * bool(place or path)
         for keyword in ("const", "enum"):
             texts = (value for value in values(one.get(keyword)) if isinstance(value, str))
-            if not all(map(UNWRITTEN.isdisjoint, texts)):
-                yield *path, keyword
+            if not all(map(unwritten.isdisjoint, texts)):
+                raise GrammarError(f"{at}{keyword}: {NO_CODE}")
+        if "pattern" in one:
+            one["pattern"] = fitted_pattern(one["pattern"], unwritten, f"{at}pattern")
+        if names := one.get(PATTERNS):
+            at += PATTERNS
+            fitted = {fitted_pattern(key, unwritten, f"{at}.{key}"): names[key] for key in names}
+            if len(fitted) < len(names) or NULL in "".join(one.get("properties", ())):
+                raise GrammarError(f"{at}: {NO_NULL}")
+            one[PATTERNS] = fitted
 
 
-def _meets_all(parts: list[Fits]) -> bool:
-    """Whether some of these are together such a set: the library makes one of several."""
-    for quote in QUOTES:
-        without = [fits for fits in parts if fits is None or quote not in fits]
-        if None in without or frozenset[str]().union(*filter(None, without)) >= ALL - NOT_MET:
-            return True
-    return False
+def fitted_pattern(pattern: str, unwritten: frozenset[str] = frozenset(), at: str = "") -> str:
+    """Raises GrammarError, also for what only characters fit that are `unwritten`."""
+    found = ""
+    try:
+        for kind, text, rust in _rust_parts(pattern):
+            fits = _fits(kind, text)
+            if fits and fits <= unwritten:
+                raise GrammarError(NO_CODE)
+            found += rf"[{rust}&&[^\x00]]" if NULL in fits and not fits >= QUOTES else rust
+    except GrammarError as error:
+        raise GrammarError(f"{at}: {error}") from error
+    return found
 
 
-def _fitted(pattern: str, without: bool) -> str:
-    """`without`: U+0000 in its sets."""
-    return "".join(
-        rf"[{text}&&[^\x00]]"
-        if without and (fits is None or (NULL in fits and not fits >= QUOTES))
-        else text
-        for text, fits in set_parts(literal_braces(pattern))
-    )
+def _fits(kind: str, text: str) -> frozenset[str]:
+    """Of characters that are escaped; where that is not known a set without quotes."""
+    try:
+        return escaped_ones(kind, text)
+    except GrammarError:
+        return frozenset("\0\t")
+
+
+def rust_pattern(pattern: str) -> str:
+    """In the syntax of Rust's regex crate. Raises GrammarError."""
+    return "".join(rust for _, _, rust in _rust_parts(pattern))
+
+
+def _rust_parts(pattern: str) -> Iterator[tuple[str, str, str]]:
+    """Kind and text of each, with the classes of ECMA-262, and how Rust's crate has it."""
+    before = ""
+    for kind, text, flags in regex_parts(pattern):
+        rust = text
+        match kind:
+            case "set" | "escape":
+                text = _set(text, "i" in flags) if kind == "set" else _one(text)
+                kind = kind if len(text) > 1 else "other"
+                rust = re.sub(r"\\(.)", partial(_class, negated=text.startswith("[^")), text)
+            case "dot":
+                rust = text if "s" in flags else _LINE
+            case "brace":
+                rust = r"\{"
+            case "refused":
+                raise GrammarError(f"{text[:40]} has no end, or is a comment; in sets ] is \\]")
+            case "repeat" if before in ("repeat", "anchor"):
+                raise GrammarError(f"{text[:40]} cannot repeat that; put it in a group, as (?:a*)+")
+            case _:
+                pass
+        before = kind
+        yield kind, text, rust
+
+
+def _set(text: str, any_case: bool) -> str:
+    begin = "[^" if text.startswith("[^") else "["
+    inner = text[len(begin) : -1]
+    if inner.startswith("]"):
+        raise GrammarError(rf"{text[:40]} begins with a bracket; write \], or [\s\S] for any")
+    if re.search(POSIX_CLASS, inner):
+        raise GrammarError(f"{text[:40]} has a class of POSIX; write A-Za-z for [:alpha:]")
+    dots = "i\u0130\u0131" if any_case and begin == "[^" and _DOTS.search(inner) else ""
+    return f"{begin}{dots}{_MEMBER.sub(_member, inner)}]"
+
+
+def _member(found: re.Match[str]) -> str:
+    """Of a set: one, or a range; where an end is a class the hyphen is a character."""
+    ends = [one for one in found.groups() if one]
+    several = any(one[0] == "\\" and one[1] in "dDwWsSpP" for one in ends)
+    return (r"\-" if several else "-").join(_one(one, r"\x08") for one in ends)
+
+
+def _one(text: str, backspace: str = r"\b") -> str:
+    r"""A character, or an escape; `backspace`: what \b is."""
+    if text in (r"\b", r"\0"):
+        return backspace if text == r"\b" else r"\x00"
+    if _KNOWN_ESCAPE.fullmatch(text):
+        return text
+    one = text[len(text) > 1 :]
+    if len(one) > 1 or (one != text and one.isascii() and one.isalnum()):
+        raise GrammarError(
+            rf"{text[:40]} is not read alike everywhere; write a character as itself or as \u0041, "
+            "and the ends as ^ and $"
+        )
+    return "\\" * (one in _SPECIAL) + one
+
+
+def _class(found: re.Match[str], negated: bool) -> str:
+    """`negated`: in a set that is; what is left out is as much as either takes for one."""
+    if (kind := found[1].lower()) not in _CLASSES:
+        return found[0]
+    without = found[1].isupper()
+    return f"[{'^' * without}{_CLASSES[kind][negated != without]}]"

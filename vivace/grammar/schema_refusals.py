@@ -14,6 +14,7 @@ from vivace.grammar.backend import JsonFormat
 from vivace.grammar.flat_grammars import validate_grammar
 from vivace.grammar.json_schema import check_schema, json_grammar
 from vivace.grammar.schema_keywords import all_schemas, spelled
+from vivace.grammar.schema_patterns import PATTERNS, fitted_pattern
 from vivace.grammar.schema_references import use_pointers
 from vivace.parsers.schema_types import MAX_STEPS, Path, pointed
 
@@ -21,7 +22,6 @@ MAX_REASON = 400
 MOST_TRIALS = 20
 MOST_TRIED_BYTES = 128 << 10
 """of all trials"""
-PATTERNS = "patternProperties"
 NO_RESOURCE = re.compile(r"Resource '([^']*)' is not present")
 
 
@@ -158,6 +158,8 @@ def _written_path(path: Path, schema: Any) -> Path:
             found, value = (*found, rest[0]), held[rest.pop(0)]
         elif rest[0] == PATTERNS and "propertyNames" in held:
             rest[:2] = ["additionalProperties" if rest[1:] else "propertyNames"]
+        elif found[-1:] == (PATTERNS,):
+            rest[0] = next((one for one in held if fitted_pattern(one) == rest[0]), "")
         elif target := pointed(schema, str(held.get("$ref"))):
             found, value = target
         else:

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.grammar.quoted_regex import literal_braces
+from vivace.grammar.backend import GrammarError
 from vivace.grammar.schema_keywords import DESCRIBING
+from vivace.grammar.schema_patterns import rust_pattern
 from vivace.grammar.tool_tags import (
     TagFormat,
     any_text,
@@ -228,11 +229,13 @@ def text_patterns(keyword: str, schema: Mapping[str, Any], place: str) -> Iterat
             raise NotWritable(at, f"must be a whole number from 0 to {MAX_LENGTH - 1}")
         yield f"(?s:.{{{value},}})" if keyword == "minLength" else f"(?s:.{{0,{value}}})"
     elif keyword == "pattern":
-        pattern = as_search(literal_braces(value)) if isinstance(value, str) else None
-        if pattern is None:
-            raise NotWritable(at)
-        yield pattern
+        try:
+            if not isinstance(value, str) or (pattern := as_search(value)) is None:
+                raise NotWritable(at)
+            yield rust_pattern(pattern)
+        except GrammarError as error:
+            raise NotWritable(at, str(error)) from error
     elif str(value) in FORMATS:
-        yield FORMATS[str(value)]
+        yield rust_pattern(FORMATS[str(value)])
     elif str(value) not in DESCRIBING:
         raise NotWritable(at, f"{IN_TAGS}, or write a pattern")
