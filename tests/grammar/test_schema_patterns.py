@@ -121,6 +121,13 @@ def test_what_is_wrong_below_a_pattern_is_told_with_its_name() -> None:
     assert r"items.patternProperties.^\d$.not:" in str(caught.value)
 
 
+def test_references_lead_below_expressions_that_are_written_in_other_words() -> None:
+    list_or_null = {"type": ["array", "null"], "items": {"$ref": "#/patternProperties/%5E%5Cd$"}}
+    start = schema_matcher({"patternProperties": {r"^\d$": list_or_null}, "type": "object"})
+    assert _may_be(start, {"1": [[None]]})
+    assert not _may_be(start, {"1": [[1]]})
+
+
 def test_expressions_that_mean_the_same_are_refused() -> None:
     with pytest.raises(GrammarError, match="same"):
         schema_matcher({"patternProperties": {r"^\d$": {"type": "null"}, "^[0-9]$": {}}})

@@ -17,7 +17,8 @@ IN_ONE = (
     *("contains", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "contentSchema"),
 )
 IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-IN_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+PATTERNS = "patternProperties"
+IN_MAPS = ("properties", PATTERNS, "$defs", "definitions", "dependentSchemas")
 HOLDING = frozenset((*IN_ONE, *IN_LISTS, *IN_MAPS))
 DEFINITIONS = ("$defs", "definitions")
 DATA = ("const", "enum", "default", "examples")

@@ -14,12 +14,11 @@ from typing import Any
 
 from vivace.grammar.backend import GrammarError
 from vivace.grammar.quoted_regex import ESCAPE, POSIX_CLASS, escaped_ones, regex_parts
-from vivace.grammar.schema_keywords import all_schemas, spelled
+from vivace.grammar.schema_keywords import PATTERNS, all_schemas, spelled
 from vivace.grammar.schema_objects import tells_names_apart
 from vivace.parsers.schema_types import values
 
 NULL, QUOTES = "\0", frozenset('"\\')
-PATTERNS = "patternProperties"
 NO_NULL = (
     "no two expressions may mean the same, and no property may have U+0000 in its name: what fits "
     "control characters, but no quote or no backslash, is enforced without that"
@@ -112,8 +111,6 @@ def _rust_parts(pattern: str) -> Iterator[tuple[str, str, str]]:
                 raise GrammarError(f"{text[:40]} has no end, or is a comment; in sets ] is \\]")
             case "repeat" if before in ("repeat", "anchor"):
                 raise GrammarError(f"{text[:40]} cannot repeat that; put it in a group, as (?:a*)+")
-            case _:
-                pass
         before = kind
         yield kind, text, rust
 

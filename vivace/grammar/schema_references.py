@@ -15,7 +15,7 @@ import msgspec
 
 from vivace.grammar.backend import GrammarError
 from vivace.grammar.limits import MAX_TEXTS, MAX_VALUES
-from vivace.grammar.schema_keywords import DATA, IN_MAPS, all_schemas, named_draft
+from vivace.grammar.schema_keywords import DATA, IN_MAPS, PATTERNS, all_schemas, named_draft
 from vivace.parsers.schema_types import Path, is_pointer, pointed, values
 
 ANCHORS = ("$anchor", "$dynamicAnchor")
@@ -84,13 +84,14 @@ def use_pointers(schema: Any, most: int = MOST_WRITTEN) -> int:
 
 
 def separate_instances(schema: Any, before: str) -> Iterator[Any]:
-    """In place: what a `$ref` leads to within an instance is copied to `$defs`, and it leads there:
-    schemas are written in other words, and what instances are is not. The copies. Raises
-    GrammarError, which begins as `before` says, where these have too many values."""
+    """In place: what a `$ref` leads to within an instance, or below an expression, is copied to
+    `$defs`, and it leads there: schemas and expressions are written in other words, instances are
+    not. The copies. Raises GrammarError, as `before` begins, where these have too many values."""
     copies, left = dict[Path, str](), MAX_VALUES
     for _, one in all_schemas(schema):
         path, value = pointed(schema, str(one.get("$ref"))) or ((), None)
-        if not (keyword := _instance_keyword(path)) or not isinstance(value, dict):
+        keyword = _instance_keyword(path) or PATTERNS * (PATTERNS in path)
+        if not keyword or not isinstance(value, dict):
             continue
         if path not in copies:
             left -= sum(1 for _ in islice(values(value), left + 1))

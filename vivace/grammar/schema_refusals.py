@@ -13,8 +13,8 @@ import msgspec
 from vivace.grammar.backend import JsonFormat
 from vivace.grammar.flat_grammars import validate_grammar
 from vivace.grammar.json_schema import check_schema, json_grammar
-from vivace.grammar.schema_keywords import all_schemas, spelled
-from vivace.grammar.schema_patterns import PATTERNS, fitted_pattern
+from vivace.grammar.schema_keywords import PATTERNS, all_schemas, spelled
+from vivace.grammar.schema_patterns import fitted_pattern
 from vivace.grammar.schema_references import use_pointers
 from vivace.parsers.schema_types import MAX_STEPS, Path, pointed
 
