@@ -32,6 +32,7 @@ REFUSED = [
     f"{DRAFT} {{toy}} --pp-size 2",
     f"{NGRAM} --is-embedding",
     f"{NGRAM} --speculative-ngram-min-match-window-size 13",
+    f"{NGRAM} --speculative-ngram-external-corpus-path nofile --skip-tokenizer-init",
     f"{NGRAM} --speculative-accept-threshold-acc 0.5 --enable-deterministic-inference",
     "--speculative-algorithm EAGLE3 --speculative-draft-model-path {toy}",
     "--speculative-algorithm NEXTN --speculative-token-map hot.pt",
@@ -40,6 +41,8 @@ IDLE = [
     f"{NGRAM} --speculative-num-steps 5 --speculative-token-map nofile",
     f"{DRAFT} {{toy}} --speculative-ngram-capacity 5",
     "--speculative-num-steps 5",
+    f"{NGRAM} --speculative-ngram-external-corpus-path {{toy}}/config.json "
+    "--speculative-ngram-external-sam-budget 0",
 ]
 
 

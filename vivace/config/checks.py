@@ -19,7 +19,7 @@ from vivace.config.config import (
 )
 from vivace.config.draft_flags import idle_drafts, match_windows, speculation
 from vivace.config.draft_models import draft_models, kernels_of_draft
-from vivace.config.drafts import corpus, relaxed_acceptance, settled_trees, trees
+from vivace.config.drafts import corpus, corpus_flags, relaxed_acceptance, settled_trees, trees
 from vivace.config.environment import switched_on
 from vivace.config.errors import ConfigError
 from vivace.config.expert_parallel import expert_parallel
@@ -309,6 +309,7 @@ PAIR_CHECKS: list[Callable[[Options], list[str]]] = [
     added_in_order,
     trees,
     match_windows,
+    corpus_flags,
     speculation,
     relaxed_acceptance,
     idle_drafts,

@@ -115,9 +115,7 @@ def takes_own_layers(options: Options) -> bool:
 
 def draft_models(options: Options, context: ModelContext) -> list[str]:
     """What must hold between the draft and the model."""
-    if not drafts_by_model(options):
-        return []
-    if context.draft is None:  # it does not lie on this machine
+    if context.draft is None:  # no model drafts, or it does not lie on this machine
         return []
     refuse_divided_head(options, context)
     notices = layers_of_drafts(options, context.draft)

@@ -12,6 +12,7 @@ from vivace.files import open_input
 
 STANDALONE = "STANDALONE"
 EAGLE, EAGLE3, NEXTN = "EAGLE", "EAGLE3", "NEXTN"
+CORPUS = "--speculative-ngram-external-corpus-path"
 NGRAM_BREADTH = 10
 """SGLang's default of --speculative-ngram-max-bfs-breadth"""
 CAPACITY_SHARE = 1 / 16
@@ -89,20 +90,24 @@ def drafts_by_model(options: Slices) -> bool:
     return options.speculative.speculative_algorithm in (STANDALONE, EAGLE, EAGLE3, NEXTN)
 
 
+def corpus_flags(options: Options) -> list[str]:
+    """What a file of texts needs beside it."""
+    path, budget = corpus_path(options), options.speculative.speculative_ngram_external_sam_budget
+    if path and options.model.skip_tokenizer_init:
+        raise ConfigError(f"{CORPUS} {path} needs the tokenizer: leave --skip-tokenizer-init out")
+    if path and budget == 0:
+        return [f"{CORPUS} {path} has no effect with --speculative-ngram-external-sam-budget 0"]
+    return []
+
+
 def corpus(options: Options, context: ResolveContext) -> list[str]:
     """Whether the file of texts can be read."""
-    if (path := corpus_path(options)) is None:
-        return []
-    flag = f"--speculative-ngram-external-corpus-path {path}"
-    if options.model.skip_tokenizer_init:
-        raise ConfigError(f"{flag} needs the tokenizer: leave --skip-tokenizer-init out")
+    path = corpus_path(options)
     try:
-        if not options.parallel.node_rank:  # the engine's node reads it for all ranks
+        if path and not options.parallel.node_rank:  # the engine's node reads it for all ranks
             os.close(open_input(path))
     except OSError as error:
-        raise ConfigError(f"{flag}: {error.strerror or error}; name a text file") from None
-    if options.speculative.speculative_ngram_external_sam_budget == 0:
-        return [f"{flag} has no effect with --speculative-ngram-external-sam-budget 0"]
+        raise ConfigError(f"{CORPUS} {path}: no text file: {error.strerror or error}") from None
     return []
 
 
@@ -203,5 +208,4 @@ def corpus_path(options: Slices) -> str | None:
 def draft_width(options: Options) -> int:
     """Most drafts behind the last known token of a request; after the rules."""
     asked = options.speculative
-    drafting = asked.speculative_algorithm is not None
-    return (asked.speculative_num_draft_tokens or 1) - 1 if drafting else 0
+    return (asked.speculative_num_draft_tokens or 1) - 1 if asked.speculative_algorithm else 0
