@@ -36,7 +36,7 @@ def test_documents_stand_apart(tokenizer: Tokenizer) -> None:
     ids = array("i", encode_documents(["ab", "", "a"], tokenizer, 6))
     a, b, *_ = tokenizer.encode("ab")
     assert ids.tolist() == [a, b, -1, -1, a, -1]
-    with pytest.raises(CorpusError, match="tokens"):
+    with pytest.raises(CorpusError, match="larger"):
         encode_documents(["ab", "", "a"], tokenizer, 5)
 
 

@@ -41,7 +41,9 @@ def read_line(line: bytes, place: str) -> str:
     try:
         found: Any = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise CorpusError(f"{place}: no JSON ({error})") from None
+        raise CorpusError(
+            f"{place}: no JSON ({error}); write each document as a line of JSON"
+        ) from None
     document = found.get("text") if isinstance(found, dict) else found
     if not isinstance(document, str):
         raise CorpusError(f'{place}: neither a string nor an object with a string as "text"')
@@ -56,7 +58,7 @@ def decode(data: bytes, place: str) -> str:
     try:
         return data.decode("utf-8-sig")  # without the mark that editors put in front
     except UnicodeDecodeError as error:
-        raise CorpusError(f"{place}: no UTF-8 ({error})") from None
+        raise CorpusError(f"{place}: no UTF-8 ({error}); save it as UTF-8") from None
 
 
 def encode_documents(documents: Iterable[str], tokenizer: Tokenizer, most: int) -> bytes:
@@ -66,5 +68,8 @@ def encode_documents(documents: Iterable[str], tokenizer: Tokenizer, most: int) 
         ids.extend(tokenizer.encode(document, add_special_tokens=False))
         ids.append(BOUNDARY)
         if len(ids) > most:
-            raise CorpusError(f"the documents have more than {most} tokens")
+            raise CorpusError(
+                f"the documents have more than {most} tokens; give fewer, or a larger "
+                "--speculative-ngram-external-corpus-max-tokens"
+            )
     return ids.tobytes()

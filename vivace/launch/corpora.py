@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from vivace.config.drafts import corpus_path
+from vivace.config.drafts import CORPUS, corpus_path
 from vivace.errors import CannotStart
 from vivace.protocol.workers import AddCorpus
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from vivace.engine.executor import Executor
     from vivace.models.loading import ReportProgress
 
-FLAG = "--speculative-ngram-external-corpus-path"
 CHECKED = 64 << 20
 """characters: to read so many takes less than a second"""
 
@@ -36,9 +35,9 @@ def check_corpus(config: Config) -> None:
             if read > CHECKED:
                 break
     except (OSError, CorpusError) as error:
-        raise CannotStart(f"{FLAG}: {error}") from None
+        raise CannotStart(f"{CORPUS}: {error}") from None
     if not read:
-        raise CannotStart(f"{FLAG} {path}: there is no text in it; name another file")
+        raise CannotStart(f"{CORPUS} {path}: there is no text in it; name another file")
 
 
 def add_corpus(
@@ -53,9 +52,9 @@ def add_corpus(
     report("Reading the corpus", 0.0)
     refused = tell_corpus(config, executor, path)
     if refused and not again:
-        raise CannotStart(f"{FLAG}{refused}")
+        raise CannotStart(f"{CORPUS}{refused}")
     if refused:
-        log.error("%s%s; this engine has no drafts from it", FLAG, refused)
+        log.error("%s%s; this engine has no drafts from it", CORPUS, refused)
 
 
 def tell_corpus(config: Config, executor: Executor, path: str) -> str:
