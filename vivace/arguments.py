@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vivace.errors import CANNOT_START, nearest
@@ -36,6 +36,19 @@ def whole_number(text: str) -> int:
     if len(text) > MAX_DIGITS:
         raise ValueError(f"{text[:20]}.. is too large: {len(text)} digits")
     return int(text)
+
+
+def number_between(low: int, high: int) -> Callable[[str], int]:
+    """The type of a whole number that has to lie there."""
+
+    def convert(text: str) -> int:
+        value = whole_number(text)
+        if low <= value <= high:
+            return value
+        limit = f"below {low}" if value < low else f"above {high}"
+        raise argparse.ArgumentTypeError(f"{text} is {limit}")
+
+    return convert
 
 
 def finite_number(text: str) -> float:

@@ -187,6 +187,7 @@ def test_a_short_context_is_told_before_anything_is_served(
     [
         *("--rounds 0", "--streams x", "--output-len 1", "--scripted 1.1", "--width 4"),
         "--scripted 0.6 --streams 4",
+        *("--random-input-len 1000000000000", "--seed 1_0", "--scripted 0.6 --width 64"),
     ],
 )
 def test_bad_flags_are_refused(flags: str) -> None:

@@ -61,9 +61,18 @@ def test_drafts_that_are_right_are_tokens(accepted: int | None, tokens: float) -
 
 
 @pytest.mark.parametrize(
-    "words", [["--drafts", "-1"], ["--drafts", "64"], ["--drafts", "4", "--accepted", "5"]]
+    "words",
+    [
+        ["--drafts", "-1"],
+        ["--drafts", "64"],
+        ["--drafts", "4", "--accepted", "5"],
+        ["--rows", "4", "0"],
+        ["--rows", "1" + "0" * 30],
+        ["--steps", "0"],
+        ["--page-size", "0"],
+    ],
 )
-def test_drafts_that_cannot_be_are_refused(words: list[str]) -> None:
+def test_numbers_that_cannot_be_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         main(words)
     assert refused.value.code == 2

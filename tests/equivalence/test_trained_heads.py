@@ -32,6 +32,7 @@ from tokenizers import Tokenizer
 from toy_models import make
 
 from vivace import cli
+from vivace.launch import transformers_process
 from vivace.platforms.cpu.facts import has_kernels
 from vivace.protocol.messages import Request, SamplingParams
 from vivace.train.draft import find_chats
@@ -322,6 +323,8 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "ranks": (["--tp-size", "2"], "--tp-size"),
     "engines": (["--dp-size", "2"], "one engine"),
     "another epoch": (["--epochs", "0"], "below 1"),
+    "more rows than an engine has": (["--rows", "65537"], "--rows"),
+    "a seed that torch does not take": (["--seed", str(1 << 63)], "--seed"),
     "given answers of texts": (["--text", "short.txt", "--answers", "given"], "messages"),
     "no number": (["--learning-rate", "nan"], "not a number"),
 }
@@ -500,11 +503,16 @@ def test_a_full_disk_is_noticed_first(
 
 @pytest.mark.parametrize("kind", ["Gemma2", "--model-impl"])
 def test_models_without_taps_are_refused(
-    toy: Trained, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+    toy: Trained,
+    tmp_path: Path,
+    kind: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     flags = list[str]()
     if kind.startswith("--"):
         flags, kind = [kind, "transformers"], "Llama"
+        monkeypatch.setattr(transformers_process, "facts_by_transformers", pytest.fail)
     else:
         make(kind, toy.folder / kind, **SHAPE)
         write_byte_tokenizer(toy.folder / kind)

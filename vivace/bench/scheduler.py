@@ -14,7 +14,6 @@ ratio is that of one machine at one time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -24,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from vivace.arguments import ArgumentParser, whole_number
+from vivace.arguments import ArgumentParser, number_between
 from vivace.engine.scheduler import Scheduler
 from vivace.engine.settings import EngineSettings
 from vivace.protocol.messages import Capacity, Request, SamplingParams
@@ -203,27 +202,27 @@ def _summary(shape: Shape, plans: list[float], commits: list[float], tokens: int
     return row
 
 
-def drafts_number(text: str) -> int:
-    value = whole_number(text)
-    if not 0 <= value <= MOST_DRAFTS:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0 to {MOST_DRAFTS}")
-    return value
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(
         prog="vivace bench scheduler",
         description="Time plan and commit of the scheduler in steady decoding, without a model.",
     )
-    parser.add_argument("--rows", type=int, nargs="+", default=[16, 64, 256, 1024])
-    parser.add_argument("--steps", type=int, default=300, help="measured steps per size")
-    parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument(
-        "--drafts", type=drafts_number, default=0, help="behind the token of each row"
+        "--rows", type=number_between(1, 1 << 16), nargs="+", default=[16, 64, 256, 1024]
+    )
+    parser.add_argument(
+        "--steps", type=number_between(1, 1 << 16), default=300, help="measured steps per size"
+    )
+    parser.add_argument("--page-size", type=number_between(1, 1 << 16), default=16)
+    parser.add_argument(
+        "--drafts",
+        type=number_between(0, MOST_DRAFTS),
+        default=0,
+        help="behind the token of each row",
     )
     parser.add_argument(
         "--accepted",
-        type=drafts_number,
+        type=number_between(0, MOST_DRAFTS),
         help="drafts of each row that are right, in steps with all; default: half",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")

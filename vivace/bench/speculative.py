@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vivace.arguments import ArgumentParser, whole_number
+from vivace.arguments import ArgumentParser, number_between, whole_number
 from vivace.bench.environment import host_facts, instruction_set
 from vivace.bench.errors import run_benchmark
 from vivace.bench.flags import refuse_misspelled, result_file, share
@@ -36,10 +36,13 @@ from vivace.bench.record import write_figures
 from vivace.bench.repeating_prompts import repeating_prompts
 from vivace.bench.scripted_drafts import measure_scripted, open_steps
 from vivace.bench.tokenizer import LocalCodec, TokenCodec, ordinary_ids
+from vivace.config.draft_sizes import MOST_TOKENS
 
 PROGRAM = "vivace bench speculative"
 DRAFT_FLAGS = "speculative_"
 DEFAULT_ALGORITHM = "NGRAM"
+MOST = 1 << 16
+"""streams, rounds and tokens"""
 HEADER = f"{'prompts':<12} {'streams':>7} {'plain':>9} {'drafts':>9} {'ratio':>7}  accepted"
 
 
@@ -167,12 +170,17 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         "server's (see `vivace flags`), for example --speculative-algorithm (default: NGRAM).",
         allow_abbrev=False,
     )
-    add = parser.add_argument
+    add, positive = parser.add_argument, number_between(1, MOST)
     add("--rounds", type=positive, default=5, help="of which medians are taken (default: 5)")
     add("--streams", type=positive, default=32, help="at once (default: 32)")
-    add("--output-len", type=answer_length, default=128, help="of an answer (default: 128)")
+    add(
+        "--output-len",
+        type=number_between(SHORTEST_ANSWER, MOST),
+        default=128,
+        help="of an answer (default: 128)",
+    )
     add("--random-input-len", type=positive, default=128, help="(default: 128)")
-    add("--seed", type=int, default=0, help="of random prompts (default: 0)")
+    add("--seed", type=whole_number, default=0, help="of random prompts (default: 0)")
     add(
         "--scripted",
         type=share,
@@ -180,7 +188,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         help="instead: of drafts that are right so often (0 to 1) the speed-up beside what the "
         "times of steps allow",
     )
-    add("--width", type=positive, default=3, help="drafts of a step of --scripted (default: 3)")
+    add(
+        "--width",
+        type=number_between(1, MOST_TOKENS - 1),
+        default=3,
+        help="drafts of a step of --scripted (default: 3)",
+    )
     add("--output-file", type=result_file, help="write the figures as JSON")
     args, words = parser.parse_known_args(argv)
     refuse_misspelled(parser, words)
@@ -191,17 +204,3 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         if getattr(args, name) != parser.get_default(name):
             parser.error(f"--{name.replace('_', '-')} has no effect {without} --scripted")
     return args, words
-
-
-def positive(text: str) -> int:
-    value = whole_number(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return value
-
-
-def answer_length(text: str) -> int:
-    value = whole_number(text)
-    if value < SHORTEST_ANSWER:
-        raise argparse.ArgumentTypeError(f"{text} is below {SHORTEST_ANSWER}")
-    return value

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from vivace.commands import help_text, unknown_word
-from vivace.errors import CANNOT_START, exit_code
+from vivace.errors import CANNOT_START, CannotStart, exit_code
 
 KINDS = {"draft": "an EAGLE3 head that drafts for a model, from the model's own answers"}
 ENGINE_FLAGS = ("--disable-radix-cache",)
@@ -41,6 +41,10 @@ def run(asked: argparse.Namespace, others: Sequence[str]) -> int:
         program="vivace train draft",
     )
     one_engine(options, "training")
+    if options.model.model_impl == "transformers":  # else it asks for the package first
+        raise CannotStart(
+            "--model-impl transformers: heads do not draft for its classes; leave it out"
+        )
     config = configure(options)
     from vivace.train.draft import train_draft
 

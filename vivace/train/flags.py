@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from vivace.arguments import ArgumentParser, finite_number, named_path, whole_number
+from vivace.arguments import ArgumentParser, finite_number, named_path, number_between
 from vivace.bench.flags import refuse_misspelled
 from vivace.train.prompts import GENERATED, GIVEN
+
+MOST_ROWS = 1 << 16
+"""of --max-running-requests"""
 
 EPILOG = """All other flags are those of `vivace serve`. Without --prompts and --text the head
 learns from the model's answers to prompts that the package brings.
@@ -18,23 +21,6 @@ learns from the model's answers to prompts that the package brings.
 Ctrl-C saves what is there; the same command goes on with it."""
 
 
-def positive(text: str) -> int:
-    value = whole_number(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return value
-
-
-def between(low: int, high: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        value = whole_number(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not from {low} to {high}")
-        return value
-
-    return convert
-
-
 def positive_number(text: str) -> float:
     value = finite_number(text)
     if value <= 0:
@@ -43,7 +29,7 @@ def positive_number(text: str) -> float:
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    add = parser.add_argument
+    add, positive = parser.add_argument, number_between(1, 1 << 40)
     add("--output", type=named_path, required=True, metavar="DIR", help="the head's, which is made")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
@@ -62,19 +48,34 @@ def add_flags(parser: ArgumentParser) -> None:
         help="to prompts: the model's own, or those in the file (default: %(default)s)",
     )
     add("--tokens", type=positive, default=320_000, help="to learn from at most (%(default)s)")
-    add("--sequence-length", type=between(16, 1 << 20), default=256, help="(default: %(default)s)")
+    add(
+        "--sequence-length",
+        type=number_between(16, 1 << 20),
+        default=256,
+        help="(default: %(default)s)",
+    )
     add(
         "--draft-vocab-size",
         type=positive,
         help="tokens that the head may say (8 for each number of a hidden state)",
     )
-    add("--steps", type=between(1, 16), default=3, help="drafts it learns to make (%(default)s)")
+    add(
+        "--steps",
+        type=number_between(1, 16),
+        default=3,
+        help="drafts it learns to make (%(default)s)",
+    )
     add("--epochs", type=positive, default=6, help="at most (default: %(default)s)")
     add("--max-minutes", type=positive_number, help="of everything together; default: no limit")
     add("--learning-rate", type=positive_number, default=1e-3, help="(default: %(default)s)")
     add("--batch", type=positive, default=4, help="sequences of a step (default: %(default)s)")
-    add("--rows", type=positive, default=64, help="answers computed at once (%(default)s)")
-    add("--seed", type=whole_number, default=0, help="(default: %(default)s)")
+    add(
+        "--rows",
+        type=number_between(1, MOST_ROWS),
+        default=64,
+        help="answers computed at once (%(default)s)",
+    )
+    add("--seed", type=number_between(0, (1 << 63) - 1), default=0, help="(default: %(default)s)")
     add("--keep-states", action="store_true", help="do not delete what was collected")
 
 
