@@ -99,6 +99,7 @@ def test_a_draft_lies_where_its_model_does(named: str, toy: Path) -> None:
     found = [(each.flag, named in each.text) for each in worst(words)]
     assert found == [("--speculative-draft-model-path", True)] * (not named.startswith("org"))
     assert worst(["--model-path", "org/model", *words[2:]]) == []
+    assert [(each.flag, named in each.text) for each in worst(words[2:])] == found  # the embedded
 
 
 @pytest.mark.parametrize("algorithm", ["NEXTN", "EAGLE"])

@@ -136,6 +136,7 @@ def said_of_model(
     path = model.model_path
     if (path and not lies_here(Path(path))) or model.model_impl == "transformers":
         return
+    here = path is not None
     try:
         source = locate(
             path,
@@ -144,6 +145,7 @@ def said_of_model(
             tokenizer_path=model.tokenizer_path,
             overrides=model.json_model_override_args,
         )
+        here = True
         facts = read_served_facts(source)
         draft = locate_draft_here(options, source, facts)
         context = ModelContext(source=source, facts=facts, draft=draft)
@@ -157,7 +159,7 @@ def said_of_model(
         if model.is_embedding or facts.pooled is not None:
             read_pooler(source, facts)
     except (CannotStart, OSError) as error:
-        if path is not None or isinstance(error, ConfigError):  # else: it is not installed here
+        if here or isinstance(error, ConfigError):  # else: the embedded one is not installed
             yield StartMessage(cause(error), True)
 
 
