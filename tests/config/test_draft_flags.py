@@ -318,6 +318,7 @@ def test_a_check_refuses_what_the_start_refuses(target: Path, tmp_path: Path) ->
         ({"speculative_ngram_match_type": "LAST"}, "BFS"),
         ({"speculative_ngram_external_corpus_path": "/nowhere/a.txt"}, "nowhere"),
         ({"speculative_ngram_external_corpus_path": "/dev/null"}, "regular"),
+        ({"speculative_ngram_external_corpus_path": ""}, "text"),
         (
             {"speculative_ngram_external_corpus_path": __file__, "skip_tokenizer_init": True},
             "tokenizer",

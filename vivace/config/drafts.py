@@ -104,7 +104,7 @@ def corpus(options: Options, context: ResolveContext) -> list[str]:
     """Whether the file of texts can be read."""
     path = corpus_path(options)
     try:
-        if path and not options.parallel.node_rank:  # the engine's node reads it for all ranks
+        if path is not None and not options.parallel.node_rank:  # that node tells all ranks
             os.close(open_input(path))
     except OSError as error:
         raise ConfigError(f"{CORPUS} {path}: no text file: {error.strerror or error}") from None
