@@ -57,14 +57,15 @@ MULTIPLE_OF = re.compile(r'multipleOf\\*"\s*:\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3
 MAX_POWER = 9
 PANIC = "panic: "
 """of the library, which it catches; a line of what was wrong and its backtrace follow"""
-CHARACTER = r'[^"\\\x00-\x1F\x7F]'
+CHARACTER = r'[^"\\\x00-\x1F\x7F\u2028\u2029]'
+"""that both strings and `.` of a schema's pattern have"""
 SLICES = (
     r"[\x20\x0A\x0D\x09]+",
     *(f"{CHARACTER}{{1,{most}}}" for most in (6, 8, 10, 12, 15, 20, 30)),
     f"{CHARACTER}+",
 )
-"""Tokens of one of these the library lets follow together where any text of it may. It has those of
-10 and 30 characters by itself; the others halve what the rest of a bounded string takes."""
+"""Tokens of one of these the library lets follow together where any text of it may. It would have
+those of 10 and 30 characters by itself; the others halve what the end of a bounded string takes."""
 MOST_UNFUELED = 128
 """tokens that matchers of one lexer accept together until one has a mask: only with that does the
 library give the lexer its fuel again, and a row that draws what it likes best may need none"""
