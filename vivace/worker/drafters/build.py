@@ -186,7 +186,7 @@ def load_drafter(config: Config) -> Drafter:
         ) from error
     if lacking:
         raise ConfigError(
-            f"--speculative-algorithm {name}: its package gives a {type(drafter).__name__} without "
+            f"--speculative-algorithm {name}: the {type(drafter).__name__} of its package has no "
             f"{', '.join(lacking)}; correct it: a class that extends NoDrafter has all of that"
         )
     if not isinstance(drafter.width, int) or drafter.width < 1:
