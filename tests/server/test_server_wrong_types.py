@@ -7,13 +7,12 @@ import copy
 import json
 import typing
 from collections.abc import Iterator
-from contextlib import closing
-from http.client import HTTPConnection
 from typing import Any
 
 import msgspec
 import pytest
 from field_cases import BODIES, Body
+from pipelined_requests import post_all
 from server_kit import CONTEXT, Running, ScriptedEngine, make_tokenizer, prose, refusal
 from server_kit import running_server as start
 from test_server_every_field import ACCEPTED, SAMPLING_BODY, TEMPLATE, structs_in
@@ -78,16 +77,12 @@ def test_any_value_is_taken_or_refused_by_name(
     server: Running, body: Body, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     found: list[str] = []
-    headers = {"Content-Type": "application/json"}
-    client = HTTPConnection("127.0.0.1", server.port, timeout=30)
-    with closing(client):
-        for path in same_body_routes(body):
-            for value in VALUES:
-                client.request("POST", path, with_value(body, name, value), headers)
-                answer = client.getresponse()
-                problem = wrong(answer.status, answer.read().decode(), body, name, value)
-                if problem:
-                    found.append(f"{path} {name}={str(value)[:60]!r}: {problem}")
+    bodies = [with_value(body, name, value) for value in VALUES]
+    for path in same_body_routes(body):
+        answers = post_all(server.port, [(path, one) for one in bodies])
+        for value, (status, text) in zip(VALUES, answers, strict=True):
+            if problem := wrong(status, text, body, name, value):
+                found.append(f"{path} {name}={str(value)[:60]!r}: {problem}")
     assert not found, "\n".join(found)
     # This server has one node: what watches connections between nodes is another test's thread.
     own = [record for record in caplog.records if record.name != "vivace.launch.silent_peers"]
