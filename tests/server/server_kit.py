@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import threading
 from array import array
@@ -85,8 +86,14 @@ def make_tokenizer(
         core.post_processor = processors.TemplateProcessing(
             single="<bos> $A", special_tokens=[("<bos>", BOS)]
         )
-    chat = ChatTemplate(TemplateSet(sources={"default": template}))
-    return Tokenizer(core, eos_ids=[EOS], bos_id=BOS, chat=chat)
+    return Tokenizer(core, eos_ids=[EOS], bos_id=BOS, chat=load_template(template))
+
+
+@functools.cache
+def load_template(template: str) -> ChatTemplate:
+    """Loaded and tried out once: each server starts a process for it with its first conversation,
+    if it has any."""
+    return ChatTemplate(TemplateSet(sources={"default": template}))
 
 
 Script = Callable[[Request], list[int]]
