@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
 import numpy as np
 import torch
 
-from vivace.grammar.backend import GrammarMatcher, JsonFormat, TokenVocabulary
+from vivace.grammar.backend import GrammarBackend, GrammarMatcher, JsonFormat, TokenVocabulary
 from vivace.grammar.llguidance_backend import LLGuidanceBackend
 from vivace.grammar.masks import mask_words
 from vivace.grammar.processor import GrammarLogitsProcessor
@@ -52,6 +53,16 @@ BACKEND = backend()
 def compiled(kind: str, what: Any) -> GrammarMatcher:
     text = what if isinstance(what, str) else json.dumps(what)
     return BACKEND.compile(Constraint(kind=kind, text=text))
+
+
+@functools.cache
+def compile_once(backend: GrammarBackend, constraint: Constraint) -> GrammarMatcher:
+    return backend.compile(constraint)
+
+
+def next_answer(backend: GrammarBackend, constraint: Constraint) -> GrammarMatcher:
+    """What `compile` gives, for the many answers of one constraint."""
+    return compile_once(backend, constraint).fresh() or backend.compile(constraint)
 
 
 def schema_matcher(schema: Any) -> GrammarMatcher:

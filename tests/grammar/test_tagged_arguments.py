@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from grammar_kit import EOS, SIZE, VOCABULARY, allowed, backend, encode, spell
+from grammar_kit import EOS, SIZE, VOCABULARY, allowed, backend, encode, next_answer, spell
 
 from vivace.frontend.errors import BadRequest
 from vivace.grammar.backend import GrammarMatcher
@@ -89,7 +89,7 @@ def asked(name: str, schemas: dict[str, Any], **wanted: Any) -> ToolCalls:
 def strict(name: str, schemas: dict[str, Any]) -> GrammarMatcher:
     found = asked(name, schemas, strict=frozenset(schemas)).syntax(None)
     assert found.constraint is not None
-    return BACKEND.compile(found.constraint)
+    return next_answer(BACKEND, found.constraint)
 
 
 def way(name: str) -> CallSyntax:

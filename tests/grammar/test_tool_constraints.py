@@ -19,6 +19,7 @@ from grammar_kit import (
     allowed,
     backend,
     encode,
+    next_answer,
     spell,
     walk_randomly,
 )
@@ -79,7 +80,7 @@ def syntax(
 def matcher(found: ToolSyntax, text: str = "") -> GrammarMatcher:
     """In the state behind `text`."""
     assert found.constraint is not None
-    created = BACKEND.compile(found.constraint)
+    created = next_answer(BACKEND, found.constraint)
     tokens = encode(text)
     assert created.accept(tokens) == len(tokens), (text, found.constraint.text)
     return created
