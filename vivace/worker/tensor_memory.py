@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -38,7 +38,7 @@ def memory_blocks(root: object) -> set[HeldBytes]:
     left: list[object] = [root]
     while left:
         one = left.pop()
-        if id(one) in seen:
+        if one is None or isinstance(one, (str, int, float, type)) or id(one) in seen:
             continue
         seen.add(id(one))
         if isinstance(one, Tensor):
@@ -61,19 +61,15 @@ def memory_block(tensor: Tensor) -> HeldBytes:
 
 
 def members(one: object) -> Iterable[object]:
+    """Attributes of objects of this package; functions and everything foreign are leaves."""
     if isinstance(one, nn.Module):
         return [*one.parameters(), *one.buffers()]
     if isinstance(one, dict):
         return one.values()
     if isinstance(one, list | tuple):
         return one
-    if is_dataclass(one) and not isinstance(one, type):
+    if type(one).__module__.startswith("vivace.") and hasattr(one, "__dict__"):
+        return vars(one).values()
+    if is_dataclass(one):
         return [getattr(one, field.name) for field in fields(one)]
-    return ours(one)
-
-
-def ours(one: Any) -> Iterable[object]:
-    """Attributes of objects of this package; functions and everything foreign are leaves."""
-    if isinstance(one, type) or not type(one).__module__.startswith("vivace."):
-        return ()
-    return vars(one).values() if hasattr(one, "__dict__") else ()
+    return ()
