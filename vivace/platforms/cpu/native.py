@@ -92,7 +92,7 @@ class Kernels:
             raise ValueError(f"{len(operations)} operations; a call has {MOST_AT_ONCE} at most")
         numbers = [self._checked(name, layout) for name, layout in operations]
         packing = struct.Struct("=" + "".join(layout for _, layout in operations))
-        ends = np.cumsum([8 * len(layout) for _, layout in operations]).tolist()
+        ends = [8 * sum(len(one[1]) for one in operations[:n]) for n in range(1, len(numbers) + 1)]
         pack, run, context = packing.pack, self._library.vv_run, self._context
         together, count = struct.pack(f"={len(numbers)}q", *numbers), len(numbers)
 
